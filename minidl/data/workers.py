@@ -23,11 +23,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import IO, Any, NamedTuple, Self
 
-from minidl.data.records import DataError
-
 _HEAD = struct.Struct("<Q")
 _AHEAD = 2  # items for each worker that are taken before their results are asked for
-_ERRORS: dict[str, type[Exception]] = {"DataError": DataError, "MemoryError": MemoryError, "OSError": OSError}
+_ERRORS: dict[str, type[Exception]] = {"MemoryError": MemoryError, "OSError": OSError}
 _START = "import sys; sys.path[:] = {path!r}; from minidl.data.workers import main; main()"
 
 
@@ -92,8 +90,8 @@ class Workers:
     def map(self, job: Job, items: Iterable[Message]) -> Iterator[Message]:
         """The results of a job for each item, in order.
 
-        Raises what the job raised: DataError, MemoryError and OSError as such, others as RuntimeError with their
-        traceback; WorkerError when a process cannot be started or was ended.
+        Raises what the job raised: minidl's own errors, MemoryError and OSError as such, others as RuntimeError with
+        their traceback; WorkerError when a process cannot be started or was ended.
         """
         self.start()
         if self._threads is None:
@@ -151,7 +149,9 @@ class _Process:
         failed = answer.values.get("failed")
         if failed is None:
             return Message(answer.values["values"], answer.buffers)
-        raise _ERRORS.get(failed["kind"], RuntimeError)(*failed["arguments"])
+        module, _, kind = failed["kind"].rpartition(":")
+        error = getattr(importlib.import_module(module), kind) if module else _ERRORS.get(kind, RuntimeError)
+        raise error(*failed["arguments"])
 
     def kill(self) -> None:
         self._popen.kill()
@@ -193,13 +193,15 @@ def _answer(asked: Message) -> Message:
         job: Job = getattr(importlib.import_module(module), name)
         values, buffers = job(Message(asked.values["values"], asked.buffers))
         return Message({"values": values}, buffers)
-    except (DataError, MemoryError) as error:
-        failed = {"kind": type(error).__name__, "arguments": [str(error)]}
+    except MemoryError as error:
+        failed = {"kind": "MemoryError", "arguments": [str(error)]}
     except OSError as error:
         file = None if error.filename is None else str(error.filename)
         failed = {"kind": "OSError", "arguments": [str(error)] if error.errno is None else [*error.args[:2], file]}
-    except Exception:  # noqa: BLE001 (raised in the process that asked)
+    except Exception as error:  # noqa: BLE001 (raised in the process that asked)
         failed = {"kind": "RuntimeError", "arguments": [traceback.format_exc()]}
+        if type(error).__module__.startswith("minidl."):
+            failed = {"kind": f"{type(error).__module__}:{type(error).__name__}", "arguments": [str(error)]}
     return Message({"failed": failed})
 
 

@@ -74,17 +74,12 @@ def gpus() -> int:
 
 
 def only(gpu: int) -> dict[str, str]:
-    """The variable that shows a process one of the GPUs that this one sees; that one itself where there is one.
-
-    Raises DataError where this process does not see so many.
-    """
-    given = os.environ.get("CUDA_VISIBLE_DEVICES", str(gpu))
+    """The variable that shows a process one of the GPUs that this one sees; those are shared where they are fewer."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return {"CUDA_VISIBLE_DEVICES": str(gpu)}
     seen = [name.strip() for name in given.split(",")]
-    if "CUDA_VISIBLE_DEVICES" not in os.environ or len(seen) == 1:
-        return {"CUDA_VISIBLE_DEVICES": given}
-    if gpu >= len(seen):
-        raise DataError(f"LOCAL_RANK is {gpu}, and CUDA_VISIBLE_DEVICES={given}: start at most {len(seen)} processes")
-    return {"CUDA_VISIBLE_DEVICES": seen[gpu]}
+    return {"CUDA_VISIBLE_DEVICES": seen[gpu % len(seen)]}
 
 
 def again() -> list[str]:

@@ -13,20 +13,18 @@ import numpy as np
 from minidl.data.records import Pictures
 from minidl.data.workers import Message, Workers
 from minidl.distributed import workers
-from minidl.training import device
-from minidl.training.errors import ConfigError, DamagedError, RunError
+from minidl.training.device import prepare, processes
+from minidl.training.errors import ConfigError, DamagedError
 from minidl.training.saved_run import SavedRun, finished_run, saved_settings
 from minidl.training.tasks import TASKS
-
-_ERRORS: dict[str, type[Exception]] = {each.__name__: each for each in (ConfigError, DamagedError, RunError)}
 
 
 class Spread:
     """`count` processes, each with a GPU of its own; for one, none is started."""
 
-    def __init__(self, run: SavedRun, device_name: str, count: int) -> None:
+    def __init__(self, run: SavedRun, device: str, count: int) -> None:
         self.processes = Workers(count, [workers.only(gpu) for gpu in range(count)], "--devices")
-        self._run = {"run": str(run.folder), "identity": run.identity, "device": device_name}
+        self._run = {"run": str(run.folder), "identity": run.identity, "device": device}
 
     def begin(self) -> None:
         """Start the processes, and let them read the model. Raises WorkerError."""
@@ -49,54 +47,36 @@ class Spread:
         asked = (_packed(features, *piece, {**self._run, "width": width}) for pieces in ends for piece in pieces)
         answers = self.processes.map(answered, asked)
         for pieces in ends:
-            yield np.concatenate([_read(next(answers), width) for _ in pieces])
+            found = [np.frombuffer(part, np.float32) for _ in pieces for part in next(answers).buffers]
+            yield np.concatenate(found).reshape(-1, width)
 
 
-def spread(run: SavedRun, devices: int | str, device_name: str) -> Spread:
+def spread(run: SavedRun, devices: int | str, device: str) -> Spread:
     """The processes for --devices. Raises ConfigError for more than there are, and under torchrun."""
     place = workers.place()
     if place is not None and place.world > 1:
         raise ConfigError("this command starts its processes itself: give --devices, without torchrun")
-    return Spread(run, device_name, device.processes(devices, device_name))
+    return Spread(run, device, processes(devices, device))
 
 
 def ready(asked: Message) -> Message:
     """A process's job, after which it has the model."""
-    return _told(lambda: _predictor(**asked.values).model and [])
+    _ = _predictor(**asked.values).model
+    return Message({})
 
 
 def answered(asked: Message) -> Message:
     """A process's job: the outputs of some inputs."""
-    values = {name: asked.values[name] for name in ("run", "identity", "device")}
+    from minidl.training.forward import saved_outputs
 
-    def outputs() -> list[np.ndarray]:
-        from minidl.training.forward import saved_outputs
-
-        return list(saved_outputs(_predictor(**values).model, _unpacked(asked), asked.values["width"]))
-
-    return _told(outputs)
-
-
-def _told(work: Any) -> Message:
-    try:
-        return Message({}, work())
-    except tuple(_ERRORS.values()) as error:
-        return Message({"error": [type(error).__name__, str(error)]})
-
-
-def _read(answer: Message, width: int) -> np.ndarray:
-    if "error" in answer.values:
-        name, text = answer.values["error"]
-        raise _ERRORS[name](text)
-    return np.concatenate([np.frombuffer(part, np.float32) for part in answer.buffers]).reshape(-1, width)
+    predictor = _predictor(*(asked.values[name] for name in ("run", "identity", "device")))
+    return Message({}, list(saved_outputs(predictor.model, _unpacked(asked), asked.values["width"])))
 
 
 @functools.cache
 def _predictor(run: str, identity: str, device: str) -> Any:
     """The run in this process."""
-    from minidl.training import device as devices
-
-    devices.prepare(device, "minidl.training.forward")
+    prepare(device, "minidl.training.forward")
     saved = finished_run(Path(run))
     if saved.identity != identity:
         raise DamagedError(f"{run} was replaced by another run while it was read; run the command again")

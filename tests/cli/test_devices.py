@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 import minidl
 from minidl.data import workers as workers_of_data
 from minidl.data.records import Pictures
-from minidl.data.workers import Message
+from minidl.data.workers import Message, Workers
 from minidl.distributed import workers
 from minidl.generation import generate, sharing
 from minidl.generation.config import Generate
@@ -24,7 +24,6 @@ from minidl.models import dcgan
 from minidl.training import forward, spread
 from minidl.training.device import processes
 from minidl.training.errors import ConfigError, DamagedError
-from minidl.training.saved_run import finished_run
 from tests.cli.conftest import start, wait_for
 
 
@@ -286,7 +285,6 @@ def test_what_a_process_is_asked_comes_as_it_was():
 
 
 def test_a_process_that_finds_another_run_is_told(text_run):
-    run = finished_run(text_run[0])
-    other = spread.ready(Message({"run": str(run.folder), "identity": "0", "device": "auto"}))
-    with pytest.raises(DamagedError, match="was replaced by another run while it was read"):
-        spread._read(other, 3)
+    asked = Message({"run": str(text_run[0]), "identity": "0", "device": "auto"})
+    with Workers(2) as processes, pytest.raises(DamagedError, match="was replaced by another run while it was read"):
+        processes.later(spread.ready, asked)()
