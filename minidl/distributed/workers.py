@@ -141,7 +141,8 @@ class _One:
     def _pass_on(self, pipe: IO[str], name: str) -> None:
         with pipe:
             for line in pipe:
-                if line.strip() and line.strip() != _INTERRUPTED:
+                # What was printed before an error may be read after it: the streams are two.
+                if line.strip() not in ("", _INTERRUPTED) and not self.last.startswith(_ERROR):
                     self.last = line.strip()
                 # An error is told once, when the others have ended.
                 if not self.quiet and not line.startswith((_ERROR, _INTERRUPTED)):
@@ -161,7 +162,7 @@ class _One:
                 os.killpg(self.popen.pid, signal.SIGKILL)
             self.popen.wait()
             for thread in self._threads:
-                thread.join(1.0)
+                thread.join(5.0)  # what has left its group may hold the pipe open
         return self.popen.returncode
 
     def ending(self) -> str:
