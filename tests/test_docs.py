@@ -51,6 +51,9 @@ def check(words):
     """Fails for a command that cannot be run as it stands."""
     if words[0] == "minidl":
         check_minidl(words)
+    elif words[0] == "torchrun":
+        assert words[words.index("-m") + 1] == "minidl"
+        check_minidl(words[words.index("-m") + 1 :])
     elif words[0] == "make":
         target = next(word for word in words[1:] if "=" not in word)
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), shlex.join(words)

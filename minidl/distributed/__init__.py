@@ -1,0 +1,1 @@
+"""Several GPUs and hosts. Importing this imports neither torch nor Triton."""
