@@ -84,6 +84,7 @@ class Training(Settings):
     val_split: Annotated[fields.Share, Field(description="Share of your own data for validation. Default: 0.1.")] = None
     test_split: Annotated[fields.Share, Field(description="Share of your own data for the test. Default: 0.2.")] = None
     seed: fields.Seed = 0
+    shards: fields.Shards = None
     precision: str | None
 
     @property
