@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 from typing import Any
 
 import typer
@@ -61,6 +62,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
 
 def _train_together(kind: str, given: dict[str, Any], profiling: Profiling) -> None:
     """As one of several processes: the first reads the flags and writes the run, the others follow it."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of lost connections one sentence is said
     group = device.prepare(given.get("device", "auto"), "minidl.distributed.group").init()
     group.check_same(version=environment.code(), command=json.dumps(given, default=str, sort_keys=True))
     told = None

@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ TIMEOUT = 600.0  # seconds that a process waits for the others
 _EACH = 0.25  # seconds between looks at the store
 _ANSWER = 1.5  # seconds in which processes that are there say so
 _GRACE = 5.0  # seconds in which a process ends by itself after another one has failed
-_FAILED, _ASKED, _TOLD = "failed", "asked", "told"
+_FAILED, _ASKED, _SEEN, _TOLD = "failed", "asked", "seen", "told"
 
 
 class Group:
@@ -93,19 +93,28 @@ class Group:
         """
         if self._store is None:
             return message, code
-        own = {"rank": self.rank, "message": message, "code": code}
+        own, text = {"rank": self.rank, "message": message, "code": code}, None
         try:
             if isinstance(error, LostError) and not self._store.check([_FAILED]):
                 own = {"rank": None, "message": f"error: {self._lost(str(error))}", "code": 1}
             note = json.loads(self._store.compare_set(_FAILED, "", json.dumps(own)))
-            text = self._text(note)
-            if not self.leads:
-                end = time.monotonic() + _ANSWER
-                while time.monotonic() < end and not self._store.check([_TOLD]):
-                    time.sleep(_EACH / 5)
-            return (text if self._store.add(_TOLD, 1) == 1 else None), note["code"]
-        except RuntimeError:  # the store went with the first process
-            return (message if not isinstance(error, LostError) else f"error: lost the other processes: {error}"), code
+            text, code = message if note["message"] == message else self._text(note), note["code"]
+            self._store.add(_SEEN, 1)
+            if self.leads:  # the store may go with it
+                first = self._store.add(_TOLD, 1) == 1
+                self._wait(lambda: self._store.add(_SEEN, 0) == self.size)
+            else:
+                self._wait(lambda: self._store.check([_TOLD]))
+                first = self._store.add(_TOLD, 1) == 1
+            return (text if first else None), code
+        except RuntimeError:  # the store has gone with the first process
+            gone = f"error: process 0 ended without a word (killed?); {error}"
+            return (gone if isinstance(error, LostError) else message) if text is None else None, code
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        end = time.monotonic() + _ANSWER
+        while not ready() and time.monotonic() < end:
+            time.sleep(_EACH / 5)
 
     def _text(self, note: dict[str, Any]) -> str:
         rank, message = note["rank"], str(note["message"])
