@@ -80,7 +80,7 @@ def nodes(first: int, end: int, count: int) -> list[tuple[int, int]]:
     if end == count:
         end = most  # the others are not there
     found = []
-    while first < end:
+    while first < min(end, count):
         size = min(first & -first or most, 1 << (end - first).bit_length() - 1)
         found.append((first, size))
         first += size

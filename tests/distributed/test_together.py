@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,14 @@ def found(tmp_path_factory):
         )
         for rank in range(SIZES[-1])
     ]  # fmt: skip
-    said = [process.communicate(timeout=240)[0] for process in processes]
+    try:
+        while any(process.poll() is None for process in processes) and not any(p.poll() for p in processes):
+            time.sleep(0.1)
+    finally:
+        for process in processes:
+            if any(p.poll() for p in processes):
+                process.kill()
+        said = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(said)
     return {
         (size, rank): json.loads((folder / f"found-{size}-{rank}.json").read_text())
