@@ -85,7 +85,7 @@ class Adversaries:
         self._share.fill_(1.0 - min(DECAY, (1.0 + self.steps) / (10.0 + self.steps)))
         z = ops.randn(self.batch_size, self.generator.latent)
         rows = self.shards.rows(self.batch_size)
-        losses, believed = self._train(*x, *(z if len(x) == 1 else z[own.start : own.stop] for own in rows))
+        losses, believed = self._train(*x, *(z if self.shards.count == 1 else z[own.start : own.stop] for own in rows))
         return losses, believed
 
     def _both(self, *parts: Tensor) -> tuple[torch.Tensor, torch.Tensor]:

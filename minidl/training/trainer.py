@@ -223,7 +223,9 @@ class BaseTrainer(ABC):
         if self._fetch(always=True) is None:
             raise DivergedError(f"no loss in epoch {progress.epoch + 1} is finite", self._figures.remedy)
         if not self.group.leads:
-            self.progress = type(progress).from_saved(self.group.told(None, "the end of an epoch"))
+            saved, state = self.group.told(None, "the end of an epoch")
+            self.progress = type(progress).from_saved(saved)
+            random.set_state(state)
             return False
         outcome = self._judge()
         seconds = round(time.monotonic() - started, 3)
@@ -235,7 +237,7 @@ class BaseTrainer(ABC):
         )  # fmt: skip
         files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
         self.display.epoch(progress.epoch, self.epochs, outcome.text, seconds, outcome.star)
-        self.group.told(asdict(progress), "the end of an epoch")
+        self.group.told([asdict(progress), random.get_state()], "the end of an epoch")
         return outcome.best
 
     def _is_to_stop(self, interrupts: Interrupts) -> bool:

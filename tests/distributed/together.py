@@ -3,10 +3,12 @@
     python together.py FOLDER RANK PORT PORT PORT PORT
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import torch
 import torch.distributed as dist
 from scipy import sparse
 
-from minidl import distributed, models, nn, ops, optim, random
+from minidl import distributed, nn, ops, optim, random
 from minidl.data import Augment, Batches, ImageBatches, Pictures
 from minidl.distributed import group
 from minidl.distributed.parallel import DataParallel
@@ -23,6 +25,7 @@ from minidl.distributed.parts import cut
 from minidl.tensors import Tensor
 from minidl.training.adversaries import Adversaries
 from minidl.training.display import Display
+from minidl.training.errors import Interrupted
 from minidl.training.loop import Judgement, Learner, Trainer
 
 ROWS, BATCH, EPOCHS = 21, 16, 2  # the last batch has fewer examples than there are shards
@@ -40,13 +43,15 @@ def text(draw):
 
 
 def pictures(draw):
-    model = models.SmallCNN(1, (8, 8), 3)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2, act="relu"), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.3), nn.Linear(36, 3)
+    )
     some = Pictures(draw.integers(0, 256, (ROWS, 8, 8, 1), dtype=np.uint8), (128.0,), (64.0,))
     return model, ImageBatches(some, draw.integers(0, 3, ROWS), BATCH, 1, augment=Augment(shift=1)), ops.cross_entropy
 
 
-def trainer(make, folder, epochs):
-    """A trainer whose every epoch is the best. Only the first process may judge and write."""
+def trainer(make, folder, stops=False):
+    """A trainer whose every epoch is the best, or which is stopped in the first. Only the first process may judge."""
     random.manual_seed(0)
     model, batches, loss = make(np.random.default_rng(0))
     optimizer = optim.AdamW(model.parameters(), lr=0.02)
@@ -55,18 +60,20 @@ def trainer(make, folder, epochs):
 
     def validate():
         assert group.current().leads
+        if stops:
+            os.kill(os.getpid(), signal.SIGTERM)
         return Judgement({"loss": 1.0, "drawn": ops.rand(1).item()}, 1.0, 0.0)
 
     learner = Learner(
         model, optimizer, schedule, batches, lambda x, y: loss(model(x), y), validate, parallel=parallel
     )  # fmt: skip
     folder.mkdir(exist_ok=True, parents=True)
-    return Trainer(learner, folder, epochs, 0, Display(quiet=True), {"config": {"seed": 0}}, "minidl", False)
+    return Trainer(learner, folder, EPOCHS, 0, Display(quiet=True), {"config": {"seed": 0}}, "minidl", False)
 
 
 def trained(make, folder, before):
     """Weights and losses after all epochs; of a run that goes on where `before` ended, if that is given."""
-    run = trainer(make, folder, EPOCHS)
+    run = trainer(make, folder)
     if before is not None:
         if group.current().leads:
             shutil.copytree(before, folder, dirs_exist_ok=True)
@@ -80,12 +87,9 @@ def trained(make, folder, before):
 def adversaries():
     random.manual_seed(0)
     settings = {"latent": 4, "channels": 1, "size": (8, 8), "width": 4, "layers": 2, "kernel": 5}
-    both = Adversaries(settings, 12, 1e-3, 0, captured=False, shards=distributed.shards(5))
-    x = torch.linspace(-1, 1, 12 * 64).reshape(12, 1, 8, 8)
-    figures = []
-    for _ in range(2):
-        rows = both.shards.rows(12)
-        figures += both.step(*(Tensor(x[own.start : own.stop]) for own in rows))
+    both = Adversaries(settings, 6, 1e-3, 0, captured=False, shards=distributed.shards(4))
+    x = torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8)
+    figures = both.step(*(Tensor(x[own.start : own.stop]) for own in both.shards.rows(6)))
     return digest([*figures, *both.weights().values()])
 
 
@@ -136,7 +140,8 @@ def main():
             "pictures": trained(pictures, folder / f"pictures-{size}", None),
             "adversaries": adversaries(),
         }
-        trainer(text, folder / f"part-{size}", 1).run()  # which as many processes and one go on with
+        with contextlib.suppress(Interrupted):  # one more process goes on with it
+            trainer(text, folder / f"part-{size}", stops=True).run()
         (folder / f"found-{size}-{rank}.json").write_text(json.dumps(found))
         if size > 1:
             group.current().gathered(None, "the end")
