@@ -114,7 +114,8 @@ class Widths:
         return found if found >= channels else 0
 
 
-def _widths() -> Widths | None:
+def widths() -> Widths | None:
+    """The notes of the call under way, None outside of one."""
     under_way = call()
     if under_way is None:
         return None
@@ -168,12 +169,12 @@ class JoinLater(Later):
 
     def _known(self) -> int:
         """How many channels the last call joined to these in the end, 0 where that is not known."""
-        widths = _widths()
-        if widths is None:
+        noted = widths()
+        if noted is None:
             return 0
         if not self.again:
-            self.number = widths.begun(self.shape[1])
-        return widths.known(self.number, self.shape[1])
+            self.number = noted.begun(self.shape[1])
+        return noted.known(self.number, self.shape[1])
 
     def _with_room(self, known: int) -> Room:
         """The room of the first part, or a new one with it: where there was none, where it is full, and where

@@ -197,9 +197,15 @@ def _told(model: nn.Module, reasons: dict[nn.Module, Any]) -> Report:
         if isinstance(module, Layer):
             lines.append(Line(name, kind, *(("block", in_blocks[name]) if name in in_blocks else ("operator", ""))))
         elif isinstance(module, Fused):
-            lines.append(Line(name or "(the model)", kind, "blocks", f"{len(module._minidl_blocks)}"))
+            lines.append(Line(name or "(the model)", kind, "blocks", _parts(module)))
         elif why and (why != "a module of torch"):
             lines.append(Line(name or "(the model)", kind, "torch", why))
     if launch.INTERPRETED:
         lines.append(Line("", "", "", "kernels are interpreted, which is for tests"))
     return Report(lines)
+
+
+def _parts(module: Fused) -> str:
+    """How many blocks a module has, and its scaled sums."""
+    blocks, sums = module._minidl_blocks, module._minidl_sums
+    return ", ".join([f"{len(blocks)}"] * bool(blocks or not sums) + [str(each) for each in sums])

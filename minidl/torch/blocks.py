@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minidl.torch import activations, convolution
+from minidl.torch import activations, convolution, rows
 from minidl.torch import normalisation as norms
 from minidl.torch.activations import from_output
 from minidl.torch.layers import (
@@ -22,6 +22,7 @@ from minidl.torch.layers import (
     Conv3d,
     ConvTranspose1d,
     ConvTranspose2d,
+    LayerNorm,
     Linear,
     _BatchNorm,
     _Conv,
@@ -135,6 +136,16 @@ def _fits(layer: Any, norm: Any, x: Any, added: Any) -> bool:
         weight: Any = layer.weight
         return list(added.shape) == convolution.sizes(x, weight, layer._minidl_settings())
     return layer is None and bool(added.shape == x.shape)
+
+
+def lowered(norm: Any, x: torch.Tensor) -> torch.Tensor:
+    """A layer norm that layers under autocast alone read: its result is rounded to their dtype as it is written."""
+    if isinstance(norm, LayerNorm) and ready(x) and torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        if x.dtype != torch.float64:
+            return rows.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps, dtype)
+    made: torch.Tensor = norm(x)
+    return made
 
 
 def apart(layer: Any, norm: Any, name: str | None, slope: float, x: Any, added: Any) -> Any:

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from minidl.torch import blocks
+from minidl.torch import blocks, joining
 
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
+_JOINS = (torch.cat, torch.concat, torch.concatenate)
 _ACTS: dict[Any, str] = {
     F.relu: "relu", torch.relu: "relu", F.relu6: "relu6", torch.sigmoid: "sigmoid", F.sigmoid: "sigmoid",
     torch.tanh: "tanh", F.tanh: "tanh", F.silu: "silu", F.mish: "mish", F.hardswish: "hardswish",
@@ -77,7 +78,39 @@ def rewrite(graph: fx.Graph, root: nn.Module, ours: Callable[[nn.Module], bool])
             called.update([str(each.target)] if each.op == "call_module" else [])
         layer, norm = (None if each is None else str(each.target) for each in (chain.layer, chain.norm))
         found.append(Block(layer, norm, *chain.act, chain.added is not None))
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in _JOINS and _for_norms(node):
+            node.target = joining.cat
+        elif _is(node, (nn.LayerNorm,), modules) and ours(modules[str(node.target)]) and _for_layers(node, modules):
+            called.update(str(each.target) for each in (node, *node.users) if each.op == "call_module")
+            with graph.inserting_before(node):
+                made = graph.call_function(blocks.lowered, (graph.get_attr(str(node.target)), node.args[0]))
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
     return found, called
+
+
+def _for_layers(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether nothing but products and convolutions reads a result, which autocast rounds for them."""
+    kinds = blocks.LAYERS
+    for user in node.users:
+        in_block = user.target is blocks.block and user.args[4] is node and user.args[5] is not node
+        layer = user.args[0] if in_block else None
+        if not _is(user, kinds, modules) and not (
+            isinstance(layer, fx.Node) and type(modules[str(layer.target)]) in kinds
+        ):
+            return False
+    return bool(node.users)
+
+
+def _for_norms(node: fx.Node) -> bool:
+    """Whether nothing but blocks that begin with a batch norm reads what is joined."""
+    if len(node.args) != 2 or node.kwargs:
+        return False
+    return all(
+        user.target is blocks.block and user.args[0] is None and user.args[4] is node and user.args[5] is not node
+        for user in node.users
+    )
 
 
 def _chain(node: fx.Node, modules: dict[str, nn.Module], taken: set[fx.Node]) -> _Chain | None:
@@ -101,7 +134,7 @@ def _chain(node: fx.Node, modules: dict[str, nn.Module], taken: set[fx.Node]) ->
         act = known
         _take(nodes, after)
     made = _Chain(layer, norm, added, act, tuple(nodes))
-    return made if len(nodes) > 1 and not _changes_between(made, modules) else None
+    return made if len(nodes) > 1 and not _changes_between(made.nodes, modules) else None
 
 
 def _take(nodes: list[fx.Node], node: Any) -> tuple[fx.Node, fx.Node | None]:
@@ -147,11 +180,11 @@ def _act(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str | None, floa
     return None
 
 
-def _changes_between(chain: _Chain, modules: dict[str, nn.Module]) -> bool:
+def _changes_between(nodes: tuple[fx.Node, ...], modules: dict[str, nn.Module]) -> bool:
     """Whether something else is changed in place between the first and the last node: what the block reads later."""
-    node = chain.nodes[0].next
-    while node is not chain.nodes[-1]:
-        if node not in chain.nodes and _in_place(node, modules):
+    node = nodes[0].next
+    while node is not nodes[-1]:
+        if node not in nodes and _in_place(node, modules):
             return True
         node = node.next
     return False

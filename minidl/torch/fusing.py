@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NoReturn
 from unittest import mock
@@ -21,6 +22,7 @@ from torch.nn.modules import module as all_modules
 from torch.utils import checkpoint
 
 from minidl import later
+from minidl.torch import shortcuts
 from minidl.torch.chains import Block, has_hooks, rewrite
 from minidl.torch.layers import Accelerated
 
@@ -35,11 +37,27 @@ class Fused(Accelerated):
     """The base of classes made for modules with such a forward."""
 
     _minidl_blocks: ClassVar[tuple[Block, ...]]
+    _minidl_sums: ClassVar[tuple[shortcuts.Sum, ...]]
+
+
+class _Proxy(fx.Proxy):
+    """One that records `+=` and the like as they are: torch's own has `+` for it."""
+
+
+def _recorded(change: Any) -> Any:
+    return lambda self, other: self.tracer.create_proxy("call_function", change, (self, other), {})
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"):
+    setattr(_Proxy, f"__{_name}__", _recorded(getattr(operator, _name)))
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return not inlined(m)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
 
 def inlined(module: nn.Module) -> bool:
@@ -74,12 +92,13 @@ def fuse(module: nn.Module, ours: Callable[[nn.Module], bool]) -> tuple[type[Fus
     if str(graph) != str(other):
         return None, "its forward depends on training"
     found, called = rewrite(graph, module, ours)
-    if not found:
+    sums, dropped = shortcuts.rewrite(graph, module)
+    if not (found or sums):
         return None, NOTHING
     code = graph.python_code("self")
     names = dict(code.globals)
     exec(compile(code.src, f"<minidl.torch: {type(module).__name__}>", "exec"), names)  # noqa: S102 (of torch.fx)
-    return _class(module, names["forward"], found, called), ""
+    return _class(module, names["forward"], called | dropped, _minidl_blocks=tuple(found), _minidl_sums=tuple(sums)), ""
 
 
 def _state(module: nn.Module) -> Any:
@@ -121,7 +140,7 @@ def _refused(*_: Any, **__: Any) -> NoReturn:
     raise RuntimeError("it uses checkpoints, which a trace would leave out")
 
 
-def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], called: set[str]) -> type[Fused]:
+def _class(module: nn.Module, forward: Callable[..., Any], called: set[str], **members: Any) -> type[Fused]:
     """A class of a module whose forward is the traced one where that is the same, else its own."""
     own: Any = type(module)
     names = _names(module)
@@ -148,7 +167,7 @@ def _class(module: nn.Module, forward: Callable[..., Any], found: list[Block], c
                 return own.forward(self, *args)
         return forward(self, *args)
 
-    return _made(Fused, own, fused, _minidl_blocks=tuple(found))
+    return _made(Fused, own, fused, **members)
 
 
 def whole(module: nn.Module) -> type[Accelerated]:

@@ -19,6 +19,7 @@ _ROWS: dict[str, tuple[tuple[int, ...], int]] = {
     "bias_act": ((0,), 1), "linear": ((0,), 1), "convolution": ((0, 4), 1), "batch_norm_inference": ((0, 3), 1),
     "max_pool2d": ((0,), 2), "max_pool2d_backward": ((0, 1), 1), "avg_pool2d": ((0,), 1),
     "avg_pool2d_backward": ((0,), 1), "adaptive_avg_pool2d": ((0,), 1), "adaptive_avg_pool2d_backward": ((0,), 1),
+    "scaled_sum": ((0, 2, 3), 1),
 }  # fmt: skip
 
 

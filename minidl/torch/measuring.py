@@ -143,16 +143,23 @@ def _captured(call: Callable[[], None]) -> Callable[[], None]:
             call()
 
     torch.cuda.synchronize()
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin()
-            try:
-                calls()
-            finally:
-                graph.capture_end()
+        graph = _graph(calls)
     except RuntimeError:
         torch.cuda.synchronize()
+        # torch's generator of random numbers is still being captured then, until a capture ends well.
+        _graph(lambda: torch.zeros(1, device="cuda"))
         return calls
     graph.replay()
     return graph.replay
+
+
+def _graph(run: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin()
+        try:
+            run()
+        finally:
+            graph.capture_end()
+    return graph

@@ -31,6 +31,7 @@ _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 Gradients = tuple[torch.Tensor | None, ...]
 # What autocast makes of tensors: torch's two lists.
 LOWER, FLOAT32 = "the dtype of autocast", "float32"
+RESULT = "float32 for the result alone"
 NAMES: list[str] = []  # of all operators, in the order of their definition
 
 
@@ -51,7 +52,7 @@ def operator(
     backward  (ctx, *gradients of the results) -> those of the arguments; without it a gradient is refused when it is
               asked for
     cast      under autocast the tensors among these arguments get LOWER or FLOAT32, as torch has it for what they
-              stand for
+              stand for; RESULT: the tensors stay, and the argument that is the result's dtype is float32 if it is None
     replay    the function does nothing but what `runtime.replay` can launch again
     """
 
@@ -201,6 +202,8 @@ def _autocast(run: Any, device: str, to: str, which: Sequence[int]) -> Callable[
         given = list(args)
         for index in which:
             value = given[index] if index < len(given) else None
+            if to == RESULT and value is None and given[0].dtype != torch.float64:
+                given[index] = dtype
             if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64:
                 given[index] = value.to(dtype)
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):

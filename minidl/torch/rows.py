@@ -12,7 +12,7 @@ from minidl.kernels import row_norm as norms
 from minidl.kernels import softmax as kernels
 from minidl.ops.loss import named_reduction
 from minidl.torch.activations import _as
-from minidl.torch.registry import FLOAT32, accumulator, operator
+from minidl.torch.registry import FLOAT32, RESULT, accumulator, operator
 
 
 def _fake_softmax(x: Any, *_: Any) -> torch.Tensor:
@@ -119,18 +119,20 @@ def _rows(x: torch.Tensor, dims: int, groups: int) -> tuple[torch.Tensor, norms.
     return norms.groups(x, groups) if groups else norms.layers(x, dims)
 
 
-def _order(x: Any, groups: Any) -> torch.Tensor:
+def _order(x: Any, groups: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """As results of norms lie: group norms keep an order that is dense, others give contiguous ones."""
     last = groups and x.dim() > 2 and x.shape[1] > 1 and x.shape[2:].numel() > 1 and not x.is_contiguous()
     if last and x.movedim(1, -1).is_contiguous():
-        return torch.empty_like(x)
-    return x.new_empty(x.shape)
+        return torch.empty_like(x, dtype=dtype)
+    return x.new_empty(x.shape, dtype=dtype)
 
 
-def _fake_norm(x: Any, weight: Any, bias: Any, dims: Any, groups: Any, eps: Any, rms: Any) -> tuple[torch.Tensor, ...]:
+def _fake_norm(
+    x: Any, weight: Any, bias: Any, dims: Any, groups: Any, eps: Any, rms: Any, dtype: Any
+) -> tuple[torch.Tensor, ...]:
     count = x.shape[0] * groups if groups else _number(x.shape[: x.dim() - dims])
     vector = x.new_empty(count, dtype=accumulator(x.dtype))
-    return _order(x, groups), vector, torch.empty_like(vector)
+    return _order(x, groups, dtype), vector, torch.empty_like(vector)
 
 
 def _number(sizes: Any) -> Any:
@@ -141,7 +143,7 @@ def _number(sizes: Any) -> Any:
 
 
 def _save_norm(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, ctx.dims, ctx.groups, _, ctx.rms = inputs
+    x, weight, bias, ctx.dims, ctx.groups, _, ctx.rms, _ = inputs
     _, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
     ctx.save_for_backward(x, weight, bias, mean, rstd)
@@ -150,28 +152,29 @@ def _save_norm(ctx: Any, inputs: Any, output: Any) -> None:
 def _norm_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
     wanted = list(ctx.needs_input_grad[:3])
     found = iter(row_norm_backward(dy, *ctx.saved_tensors, ctx.dims, ctx.groups, ctx.rms, wanted))
-    return *(next(found) if want else None for want in wanted), *[None] * 4
+    return *(next(found) if want else None for want in wanted), *[None] * 5
 
 
 @operator(
-    "row_norm(Tensor x, Tensor? weight, Tensor? bias, int dims, int groups, float eps, bool rms) -> "
-    "(Tensor, Tensor, Tensor)",
-    _fake_norm, save=_save_norm, backward=_norm_gradients, cast=(FLOAT32, (0, 1, 2)), replay=True,
+    "row_norm(Tensor x, Tensor? weight, Tensor? bias, int dims, int groups, float eps, bool rms, "
+    "ScalarType? dtype) -> (Tensor, Tensor, Tensor)",
+    _fake_norm, save=_save_norm, backward=_norm_gradients, cast=(RESULT, (7,)), replay=True,
 )  # fmt: skip
 def _row_norm(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, dims: int, groups: int, eps: float,
-    rms: bool,
+    rms: bool, dtype: torch.dtype | None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """The result, and mean and rstd of rows; `dims` last dimensions of x are a row, or one of so many groups is."""
+    """The result, and mean and rstd of rows; `dims` last dimensions of x are a row, or one of so many groups is. The
+    result has x's dtype or the one given, weight and bias may have another."""
     x, seen = _rows(x, dims, groups)
     weight, bias = (None if t is None else t.reshape(-1) for t in (weight, bias))
-    return tuple(norms.forward(x, seen, weight, bias, eps, rms))
+    return tuple(norms.forward(x, seen, weight, bias, eps, rms, dtype))
 
 
 def _fake_norm_backward(
     dy: Any, x: Any, weight: Any, bias: Any, mean: Any, rstd: Any, dims: Any, groups: Any, rms: Any, wanted: Any
 ) -> list[torch.Tensor]:
-    made = _order(x, groups), *(x.new_empty(0 if t is None else t.shape) for t in (weight, bias))
+    made = _order(x, groups), *(x if t is None else torch.empty_like(t) for t in (weight, bias))
     return [each for each, want in zip(made, wanted, strict=True) if want]
 
 
@@ -187,7 +190,13 @@ def row_norm_backward(
     x, seen = _rows(x, dims, groups)
     flat = None if weight is None else weight.reshape(-1)
     dx, *others = norms.backward(dy, x, seen, flat, mean, rstd, rms, wanted)
-    found = [dx, *(t if t is None else t.view_as(given) for t, given in zip(others, (weight, bias), strict=True))]
+    found = [
+        dx,
+        *(
+            t if t is None else t.view_as(given).to(given.dtype)
+            for t, given in zip(others, (weight, bias), strict=True)
+        ),
+    ]
     return [each for each in found if each is not None]
 
 
@@ -200,10 +209,10 @@ def _dims(op: str, x: torch.Tensor, normalized_shape: Sequence[int] | int) -> in
 
 def layer_norm(
     input: torch.Tensor, normalized_shape: Sequence[int] | int, weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None, eps: float = 1e-5,
+    bias: torch.Tensor | None = None, eps: float = 1e-5, dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """torch.nn.functional.layer_norm."""
-    return _row_norm(input, weight, bias, _dims("layer_norm", input, normalized_shape), 0, eps, False)[0]
+    """torch.nn.functional.layer_norm, in another dtype where one is given."""
+    return _row_norm(input, weight, bias, _dims("layer_norm", input, normalized_shape), 0, eps, False, dtype)[0]
 
 
 def rms_norm(
@@ -212,7 +221,7 @@ def rms_norm(
 ) -> torch.Tensor:  # fmt: skip
     """torch.nn.functional.rms_norm."""
     eps = torch.finfo(input.dtype).eps if eps is None else eps
-    return _row_norm(input, weight, None, _dims("rms_norm", input, normalized_shape), 0, eps, True)[0]
+    return _row_norm(input, weight, None, _dims("rms_norm", input, normalized_shape), 0, eps, True, None)[0]
 
 
 def group_norm(
@@ -222,4 +231,4 @@ def group_norm(
     """torch.nn.functional.group_norm."""
     if input.dim() < 2 or num_groups < 1 or input.shape[1] % num_groups:
         raise ValueError(f"group_norm: input {list(input.shape)} cannot be shared out to num_groups {num_groups}")
-    return _row_norm(input, weight, bias, 0, num_groups, eps, False)[0]
+    return _row_norm(input, weight, bias, 0, num_groups, eps, False, None)[0]

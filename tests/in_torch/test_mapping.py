@@ -14,6 +14,7 @@ from tests.in_torch.test_operators import CASES, _randn
 NAMES = (
     "conv2d with a sum", "conv_transpose2d", "batch norm, inference", "conv norm", "max pool", "avg pool",
     "adaptive avg pool", "linear, gelu", "bias act", "softmax", "cross entropy", "linear cross entropy", "rms norm",
+    "scaled sum", "scaled sum of rows and examples",
 )  # fmt: skip
 
 

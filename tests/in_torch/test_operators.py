@@ -11,6 +11,7 @@ import minidl.torch as mt
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.torch import registry
+from minidl.torch.scaling import _scaled_sum
 
 _DEVICE = default_device()
 
@@ -27,6 +28,10 @@ def _conv_norm(x, w, gamma, beta, added):
 
     settings = [1, 1], [1, 1, 1, 1], [1, 1], [0, 0], 1, False
     return conv_norm(x, w, None, added, gamma, beta, None, None, None, 0.1, 1e-5, *settings, "relu", 0.0)[0]
+
+
+def _scaled(x, scale, added):
+    return _scaled_sum(x, scale, torch.arange(x.shape[0], dtype=x.dtype, device=x.device), added, 2)
 
 
 _ROWS, _OFFSETS = torch.tensor([4, 0, 2, 4, 4, 1], device=_DEVICE), torch.tensor([0, 2, 2], device=_DEVICE)
@@ -129,6 +134,16 @@ CASES = {
         lambda x, b: F.leaky_relu(x + b, 0.2),
         lambda: (_randn(3, 2, 5), _randn(5)),
     ),
+    "scaled sum": (
+        lambda x, scale, added: _scaled_sum(x, scale, None, added, 1),
+        lambda x, scale, added: x * scale[:, None, None] + added,
+        lambda: (_randn(3, 4, 2, 2, last=True), _randn(4), _randn(3, 4, 2, 2)),
+    ),
+    "scaled sum of rows and examples": (
+        _scaled,
+        lambda x, scale, added: x * scale * torch.arange(x.shape[0], device=x.device)[:, None, None] + added,
+        lambda: (_randn(2, 3, 4), _randn(4), _randn(2, 3, 4)),
+    ),
     "softmax": (lambda x: mt.softmax(x, 1), lambda x: F.softmax(x, 1), lambda: (_randn(2, 4, 3),)),
     "log softmax": (
         lambda x: mt.log_softmax(x, 1),
@@ -187,7 +202,7 @@ CASES = {
 CHECKED = (
     "conv2d with a sum", "conv_transpose2d", "batch norm", "batch norm, inference", "conv norm",
     "max pool", "avg pool", "adaptive avg pool", "linear", "linear, gelu", "softmax", "cross entropy",
-    "linear cross entropy", "linear cross entropy of each", "embedding bag", "rms norm", "group norm",
+    "linear cross entropy", "linear cross entropy of each", "embedding bag", "rms norm", "group norm", "scaled sum",
 )  # fmt: skip
 
 

@@ -77,11 +77,15 @@ class Normed(NamedTuple):
 
 @replayed
 def forward(
-    x: torch.Tensor, rows: Rows, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, rms: bool = False
-) -> Normed:
-    """The normalised rows of what `layers` or `groups` gave; weight and bias have one number for each channel."""
+    x: torch.Tensor, rows: Rows, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, rms: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> Normed:  # fmt: skip
+    """The normalised rows of what `layers` or `groups` gave; weight and bias have one number for each channel.
+
+    They may be of another dtype than x, and so may the result, which has x's without `out_dtype`.
+    """
     R, L = rows.count, rows.L
-    y = torch.empty_like(x)
+    y = torch.empty_like(x, dtype=out_dtype)
     mean, rstd = (torch.empty(R, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2))
     if x.numel() == 0:
         return Normed(y, mean, rstd)
@@ -109,18 +113,22 @@ def backward(
     rms: bool = False,
     needs: Sequence[bool] = (True, True, True),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dweight, dbias), None for what is not needed; x as `layers` or `groups` gave it, dy in its shape."""
+    """(dx, dweight, dbias), None for what is not needed; x as `layers` or `groups` gave it, dy in its shape.
+
+    dx has x's dtype, the others the weight's, or x's without one.
+    """
     need_x, need_w, need_b = needs
+    of_vectors = x.dtype if weight is None else weight.dtype
     G, L = rows.groups, rows.L
     dx = torch.empty_like(x) if need_x else None
     if x.numel() == 0:
         dw, db = (
-            torch.zeros(G * rows.channels, dtype=x.dtype, device=x.device) if need else None
+            torch.zeros(G * rows.channels, dtype=of_vectors, device=x.device) if need else None
             for need in (need_w, need_b)
         )
         return dx, dw, db
     if dy.stride() != x.stride():
-        dy = torch.empty_like(x).copy_(dy)
+        dy = torch.empty_like(x, dtype=dy.dtype).copy_(dy)
     weight = _dense(weight)
     tile = launch.tile("row_norm_grad", x.dtype, M=rows.images, N=L)
     meta = {"RMS": rms, "SPREAD": rows.spread, "ACC": launch.acc(x.dtype)}
@@ -130,7 +138,7 @@ def backward(
     dw = db = g = gv = None
     if by_channel:
         g, gv = _sums(dy, x, rows, None, mean, rstd, meta, channels=True)
-        dw, db = (reduce.sum_rows(s, x.dtype) if need else None for s, need in ((gv, need_w), (g, need_b)))
+        dw, db = (reduce.sum_rows(s, of_vectors) if need else None for s, need in ((gv, need_w), (g, need_b)))
         g, gv = (_over_groups(s, rows, weight) for s in (g, gv))
     elif not fits and need_x:
         g, gv = _sums(dy, x, rows, weight, mean, rstd, meta, channels=False)
@@ -148,7 +156,7 @@ def backward(
             L, rows.S, rows.channels, *rows.strides, per, WHOLE=fits, **meta, **tile.options,
         )  # fmt: skip
     if layer:
-        dw, db = (None if part is None else reduce.sum_rows(part, x.dtype) for part in parts)
+        dw, db = (None if part is None else reduce.sum_rows(part, of_vectors) for part in parts)
     return dx, dw, db
 
 

@@ -12,7 +12,20 @@ from typing import Any
 import torch
 
 from minidl import optim
-from minidl.kernels import activation, average, bias_act, conv, crops, elementwise, float8, gemm, images, mixing, norm
+from minidl.kernels import (
+    activation,
+    average,
+    bias_act,
+    conv,
+    crops,
+    elementwise,
+    float8,
+    gemm,
+    images,
+    mixing,
+    norm,
+    scaled_sum,
+)
 from minidl.kernels import random as random_kernels
 from minidl.kernels.conv import depthwise_rows, few_outputs, plan, volume
 from minidl.kernels.conv import float8 as float8_products
@@ -69,6 +82,7 @@ def workloads(name: str = "") -> list[Workload]:
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
         Workload("moving averages", ("elementwise",), FLOATS, _averages),
         Workload("rows apart", ("bias_act_grad", *NORM), FLOATS, _apart),
+        Workload("scaled sums", ("bias_act", "bias_act_grad"), FLOATS, _scaled_sums),
         Workload("fused", ("norm", "norm_sums", "norm_handed", "elementwise", "dropout"), FLOATS, _fused),
         Workload("pictures", ("images",), FLOATS, _pictures),
         Workload("random numbers", ("random",), FLOATS, _random),
@@ -458,6 +472,19 @@ def _apart(dtype: torch.dtype) -> Calls:
         yield f"{what}, gradient", partial(norm.normalise_grad, x, x, found, *affine, "relu", True, so_far=x)
         rows = x.movedim(1, -1)
         yield f"{what}, copied and summed", partial(bias_act.bias_act_grad, rows, rows, None, None)
+
+
+def _scaled_sums(dtype: torch.dtype) -> Calls:
+    """What is scaled in its own dtype, what it is added to in that and in float32, as under autocast."""
+    for N, other in itertools.product((96, 77), {dtype, torch.promote_types(dtype, torch.float32)}):
+        x, added, scale = torch.zeros(8, 49, N, dtype=dtype), torch.zeros(8, 49, N, dtype=other), torch.ones(N)
+        for factor in (None, torch.ones(8)):
+            what = f"{N} channels, {other}{'' if factor is None else ', examples dropped'}"
+            yield what, partial(scaled_sum.scaled_sum, x, scale.to(other), factor, added)
+            back = partial(scaled_sum.scaled_sum_grad, added, x, scale.to(other), factor)
+            yield f"{what}, gradient", back
+            yield f"{what}, gradient of the scale", partial(back, want_x=False)
+            yield f"{what}, gradient of x", partial(back, want_scale=False)
 
 
 def _averages(dtype: torch.dtype) -> Calls:

@@ -1,0 +1,164 @@
+"""A residual in one pass over memory: x scaled by channel and by example, added to another tensor, and its gradients.
+
+    y[m, n]     = added[m, n] + x[m, n] scale[n] factor[m // R]
+    dx[m, n]    = dy[m, n] factor[m // R] scale[n]
+    dscale[n]   = sum over m of x[m, n] dy[m, n] factor[m // R], in a fixed order          dadded = dy
+
+    x, added, dy  [..., N]  float16 | bfloat16 | float32 | float64, each its own; rows contiguous (else copied)
+    scale         [N]       floating
+    factor        [F]       floating, or none: M = F R rows; 0 or 1 / (1 - p) for an example of stochastic depth
+
+Products are rounded in the order of torch's separate kernels, in the accumulator's type of the dtypes' promotion: with
+all in that type y and dx have torch's bits. Each program of the gradient loops over a band of rows, so that dscale has
+few partial sums. Tiles are those of `bias_act`, which reads and writes alike.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels import reduce
+from minidl.kernels.bias_act import _rows
+from minidl.runtime import check, early, launch
+from minidl.runtime.early import wait
+from minidl.runtime.replay import replayed
+
+
+@triton.jit
+def scaled_sum_kernel(
+    p_x, p_scale, p_factor, p_added, p_y, M, N, R, s_x, s_added,
+    HAS_FACTOR: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    wait(EARLY)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    o_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_n = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_m, m_n = o_m < M, o_n < N
+    m_mn = m_m[:, None] & m_n[None, :]
+    b_y = tl.load((p_x + o_m * s_x)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
+    b_y *= tl.load(p_scale + o_n, mask=m_n, other=0).to(ACC)[None, :]
+    if HAS_FACTOR:
+        b_y *= tl.load(p_factor + o_m // R, mask=m_m, other=0).to(ACC)[:, None]
+    b_y += tl.load((p_added + o_m * s_added)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)
+    tl.store((p_y + o_m * N)[:, None] + o_n[None, :], b_y.to(p_y.dtype.element_ty), mask=m_mn)
+
+
+@triton.jit
+def scaled_sum_grad_kernel(
+    p_dy, p_x, p_scale, p_factor, p_dx, p_partial, M, N, R, s_dy, s_x, band,
+    HAS_FACTOR: tl.constexpr, WANT_X: tl.constexpr, WANT_SCALE: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dx, and what each band of rows adds to dscale: partial[bands, N]."""
+    wait(EARLY)
+    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_n = o_n < N
+    start = tl.program_id(1).to(tl.int64) * band
+    end = tl.minimum(start + band, M)
+    b_dscale = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    if WANT_X:
+        b_scale = tl.load(p_scale + o_n, mask=m_n, other=0).to(ACC)[None, :]  # [1, BLOCK_N]
+    for m in range(0, band, BLOCK_M):
+        o_m = start + m + tl.arange(0, BLOCK_M)
+        m_m = o_m < end
+        m_mn = m_m[:, None] & m_n[None, :]
+        b_dy = tl.load((p_dy + o_m * s_dy)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
+        if HAS_FACTOR:
+            b_dy *= tl.load(p_factor + o_m // R, mask=m_m, other=0).to(ACC)[:, None]
+        if WANT_X:
+            tl.store((p_dx + o_m * N)[:, None] + o_n[None, :], (b_dy * b_scale).to(p_dx.dtype.element_ty), mask=m_mn)
+        if WANT_SCALE:
+            b_x = tl.load((p_x + o_m * s_x)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
+            b_dscale += b_x * b_dy
+    if WANT_SCALE:
+        tl.store(p_partial + tl.program_id(1).to(tl.int64) * N + o_n, tl.sum(b_dscale, axis=0), mask=m_n)
+
+
+@replayed
+def scaled_sum(x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None, added: torch.Tensor) -> torch.Tensor:
+    """added + x * scale * factor, in x's shape, contiguous, in the dtype that torch promotes all to.
+
+    x, added [..., N], scale [N], factor [F] for F equal runs of rows, or None; dtypes may differ.
+    Raises ValueError for shapes or devices that do not fit, TypeError for dtypes that are not floating.
+    """
+    _check("scaled_sum", x, scale, factor, added=added)
+    dtype = promoted(x, scale, factor, added)
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    rows, others = _rows(x), _rows(added)
+    M, N = rows.shape
+    tile = launch.tile("bias_act", x.dtype, M=M, N=N)
+    grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"]),)
+    launch.run(
+        scaled_sum_kernel, grid, rows, scale.contiguous(), None if factor is None else factor.contiguous(), others, y,
+        M, N, _run(M, factor), rows.stride(0), others.stride(0),
+        HAS_FACTOR=factor is not None, ACC=launch.acc(dtype), enable_fp_fusion=False, **early.options(), **tile.options,
+    )  # fmt: skip
+    return y
+
+
+@replayed
+def scaled_sum_grad(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    factor: torch.Tensor | None,
+    *,
+    want_x: bool = True,
+    want_scale: bool = True,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(dx, dscale) for y = added + x * scale * factor, of which only those wanted are computed.
+
+    dy, x [..., N], the others as in `scaled_sum`. dx is contiguous in x's dtype, dscale [N] in scale's.
+    Raises ValueError for shapes or devices that do not fit, TypeError for dtypes that are not floating.
+    """
+    _check("scaled_sum_grad", x, scale, factor, dy=dy)
+    if not (want_x or want_scale):
+        return None, None
+    dtype = promoted(x, scale, factor, dy)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if want_x else None
+    rows_dy, rows_x = _rows(dy), _rows(x)
+    M, N = rows_x.shape
+    tile = launch.tile("bias_act_grad", x.dtype, M=M, N=N)
+    tiles_n = launch.cdiv(N, tile["BLOCK_N"])
+    band = reduce.band(M, tiles_n, tile["BLOCK_M"])
+    bands = launch.cdiv(M, band)
+    partial = torch.empty(bands, N, dtype=launch.acc_torch(dtype), device=x.device) if want_scale else None
+    launch.run(
+        scaled_sum_grad_kernel, (tiles_n, bands), rows_dy, rows_x, scale.contiguous(),
+        None if factor is None else factor.contiguous(), dx, partial,
+        M, N, _run(M, factor), rows_dy.stride(0), rows_x.stride(0), band,
+        HAS_FACTOR=factor is not None, WANT_X=want_x, WANT_SCALE=want_scale, ACC=launch.acc(dtype),
+        **early.options(), **tile.options,
+    )  # fmt: skip
+    return dx, None if partial is None else reduce.sum_rows(partial, out_dtype=scale.dtype)
+
+
+def promoted(*tensors: torch.Tensor | None) -> torch.dtype:
+    """What torch promotes tensors of one or more dimensions to."""
+    (dtype, *others) = (t.dtype for t in tensors if t is not None)
+    for other in others:
+        dtype = torch.promote_types(dtype, other)
+    return dtype
+
+
+def _run(rows: int, factor: torch.Tensor | None) -> int:
+    """How many rows have a factor in common."""
+    return 1 if factor is None else max(rows // max(len(factor), 1), 1)
+
+
+def _check(op: str, x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None, **other: torch.Tensor) -> None:
+    check.floating(op, x=x, scale=scale, factor=factor, **other)
+    ((name, alike),) = other.items()
+    if alike.shape != x.shape or x.dim() == 0 or scale.shape != x.shape[-1:]:
+        raise ValueError(
+            f"{op}: x has shape {list(x.shape)}, {name} {list(alike.shape)}, scale {list(scale.shape)}; expected "
+            "[..., N] of both and [N]"
+        )
+    rows = math.prod(x.shape[:-1])
+    if factor is not None and (factor.dim() != 1 or (rows and (len(factor) == 0 or rows % len(factor)))):
+        raise ValueError(f"{op}: factor has shape {list(factor.shape)}, expected [F] with F a divisor of {rows} rows")
+    for each, tensor in (("scale", scale), ("factor", factor), (name, alike)):
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(f"{op}: {each} is on {tensor.device} and x is on {x.device}; move one of them with .to()")
