@@ -113,7 +113,7 @@ def errors() -> Iterator[None]:
     """Turns errors into one sentence on standard error and an exit code; SIGTERM acts as Ctrl-C."""
     from minidl.data.records import DataError
     from minidl.data.workers import WorkerError
-    from minidl.distributed.errors import DistributedError
+    from minidl.distributed.started import DistributedError
 
     came: list[int] = []
     try:

@@ -10,11 +10,12 @@ from typing import Any
 
 import typer
 
-from minidl import compilers, distributed, phases
+from minidl import compilers, phases
 from minidl.cli.common import Group, examples
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
 from minidl.data.workers import available
+from minidl.distributed import started
 from minidl.training import device, environment, helpers, runs, saved_run
 from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
@@ -41,7 +42,7 @@ def add_to(app: typer.Typer) -> None:
 def _train(kind: str, given: dict[str, Any]) -> None:
     phases.begin()
     profiling = taken(given, Profiling)
-    if distributed.is_started():
+    if started.is_started():
         _train_together(kind, given, profiling)
         return
     check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
@@ -65,13 +66,13 @@ def _train_together(kind: str, given: dict[str, Any], profiling: Profiling) -> N
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of lost connections one sentence is said
     group = device.prepare(given.get("device", "auto"), "minidl.distributed.group").init()
     group.check_same(version=environment.code(), command=json.dumps(given, default=str, sort_keys=True))
-    told = None
+    config = told = None
     if group.leads:
         check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
         config = runs.settings(kind, given)
         runs.check_not_data(vars(config), trace=profiling.trace)
         if config.shards is None and not (config.resume and (config.out / "config.json").exists()):
-            config = config.model_copy(update={"shards": distributed.USUAL})
+            config = config.model_copy(update={"shards": started.USUAL})
         done = runs.finished_report(config)
         told = [config.identity(), done is None]
         if done is not None and not config.quiet:

@@ -16,7 +16,6 @@ Importing this package imports neither torch nor Triton: the names below are loa
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,18 +26,11 @@ if TYPE_CHECKING:
     from minidl.distributed.sums import all_reduce_fixed as all_reduce_fixed
     from minidl.distributed.sums import broadcast as broadcast
 
-USUAL = 8  # shards where several processes start
-
 _HOMES = {
     "DataParallel": "parallel", "Shards": "parts", "all_reduce_fixed": "sums", "broadcast": "sums", "init": "group",
     "shards": "parts",
 }  # fmt: skip
 __all__ = ["DataParallel", "all_reduce_fixed", "broadcast", "init", "shards"]
-
-
-def is_started() -> bool:
-    """Whether torchrun, or who does as it does, has started this process as one of several."""
-    return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def __getattr__(name: str) -> Any:

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
-from minidl.distributed import is_started
-from minidl.distributed.errors import DistributedError, LostError
+from minidl.distributed.started import DistributedError, LostError, is_started
 from minidl.runtime import launch
 
 TIMEOUT = 600.0  # seconds that a process waits for the others
@@ -183,10 +184,10 @@ def init(timeout: float = TIMEOUT) -> Group:
         torch.cuda.set_device(local)
     limit = dt.timedelta(seconds=timeout)
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=limit))  # type: ignore[no-untyped-call]
+        store, rank, size = next(rendezvous("env://", timeout=limit))
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError, TimeoutError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise DistributedError(f"the processes cannot meet at {where}: {str(error).splitlines()[0]}") from None
-    _joined.append(Group(rank, size, dist.PrefixStore("minidl", store)))
+    _joined.append(Group(rank, size, PrefixStore("minidl", store)))
     return current()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class DataParallel:
         parts = [
             [tensor[rows.start : rows.stop] for tensor in batch] for rows in self.shards.rows(len(batch[0])) if rows
         ]
-        return self.step(len(batch[0]), [lambda part=part: loss(*part) for part in parts])[0]
+        return self.step(len(batch[0]), [partial(loss, *part) for part in parts])[0]
 
     def step(self, rows: int, works: Sequence[Callable[[], Given]], scale: Tensor | None = None) -> list[Tensor]:
         """As a call, of a batch of so many rows: `works` compute this process's shards, those that have examples.
@@ -66,7 +67,7 @@ class DataParallel:
         Each gives a scalar, or with it the values that are returned averaged in its place. `scale`: as that of
         backward(). Raises RuntimeError for a parameter that has a gradient first in a later step.
         """
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        trained: list[Tensor] = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if self.shards.count == 1:
             return _plain(trained, works[0], scale)
         own, stream = self.shards.rows(rows), random.get_state()["stream"]
@@ -116,7 +117,9 @@ class DataParallel:
             if figures is not None and any(u and id(p) not in expected for p, u in zip(trained, used, strict=True)):
                 raise RuntimeError("a parameter has a gradient, and had none in the first step of this DataParallel")
             return
-        shapes = None if figures is None else [[str(f.dtype).removeprefix("torch."), list(f.shape)] for f in figures]
+        shapes: Any = (
+            None if figures is None else [[str(f.dtype).removeprefix("torch."), list(f.shape)] for f in figures]
+        )
         if launch.runs():
             others = current().gathered([used, moved, shapes], "the first step")
             used, moved = ([any(each) for each in zip(*(o[i] for o in others), strict=True)] for i in (0, 1))

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from minidl.distributed import USUAL
-from minidl.distributed.errors import DistributedError
 from minidl.distributed.group import current
+from minidl.distributed.started import USUAL, DistributedError
 from minidl.kernels import tree
 
 

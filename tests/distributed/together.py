@@ -1,6 +1,6 @@
 """One of four processes that compute the same things as one, as two, as three and as four; see test_together.
 
-    python together.py FOLDER RANK PORT PORT PORT PORT
+python together.py FOLDER RANK PORT PORT PORT PORT
 """
 
 import contextlib
