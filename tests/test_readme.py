@@ -136,12 +136,13 @@ def test_the_property_tests_are_found():
     assert int(found) >= int(re.search(r"^=+ (\d+) passed in ", page, re.MULTILINE)[1])
 
 
-def test_the_python_example_runs(tmp_path):
-    (block,) = blocks(README, "python")
+def test_the_python_examples_run(tmp_path):
+    block, in_torch = blocks(README, "python")
     (tmp_path / "runs").mkdir()  # as `make demo` does
     printed = run([sys.executable, "-c", block.text], tmp_path)
     assert 0 < float(printed) < 0.1
     assert (tmp_path / "runs" / "graph.svg").read_text().startswith(("<svg", "<?xml"))
+    assert "0 + 1 + relu" in run([sys.executable, "-c", in_torch.text], tmp_path)
 
 
 def test_the_layout_is_that_of_the_package():

@@ -257,13 +257,12 @@ def recorded(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Ten
     return wanted
 
 
-def sizes_of(op: str, x: Tensor, weight: Tensor, channels: str, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes of image and kernel along the axes. Raises ValueError for other ranks, sizes of 0 and bad groups.
-
-    channels: what the weight's first two sizes are.
-    """
-    axes = axes_in(op)
+def sizes_of(op: str, x: Any, weight: Any, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes of image and kernel along the axes. Raises ValueError for other ranks, sizes of 0, bad groups and channels
+    that do not fit."""
+    axes, transposed = axes_in(op), "transpose" in op
     if x.ndim != axes + 2 or weight.ndim != axes + 2:
+        channels = "C, M / groups" if transposed else "M, C / groups"
         raise ValueError(
             f"{op}: input has shape {list(x.shape)}, weight {list(weight.shape)}; expected [N, C, {SHAPES[axes]}] and "
             f"weight [{channels}, {KERNELS[axes]}]"
@@ -274,6 +273,16 @@ def sizes_of(op: str, x: Tensor, weight: Tensor, channels: str, groups: int) -> 
     size, kernel = tuple(x.shape[2:]), tuple(weight.shape[2:])
     if 0 in kernel or 0 in size:
         raise ValueError(f"{op}: an image of {size} with a kernel of {kernel}: neither may have a size of 0")
+    first, second = weight.shape[:2]
+    if first % groups or x.shape[1] != (first if transposed else second * groups):
+        expected = (
+            f"its channels to be weight's first size, {first}, and a multiple of groups"
+            if transposed
+            else f"its channels to be groups * {second} and weight's {first} outputs a multiple of groups"
+        )
+        raise ValueError(
+            f"{op}: input has {x.shape[1]} channels, weight {list(weight.shape)}, groups {groups}; expected {expected}"
+        )
     return size, kernel
 
 
@@ -282,7 +291,7 @@ def axes_in(op: str) -> int:
     return int(op[-2])
 
 
-def check_vectors(op: str, channels: int, **vectors: Tensor | None) -> None:
+def check_vectors(op: str, channels: int, **vectors: Any) -> None:
     """Raises ValueError unless bias and scale have a value per output channel."""
     for name, vector in vectors.items():
         if vector is not None and list(vector.shape) != [channels]:
@@ -299,13 +308,7 @@ def axes_of(
     op: str, x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int
 ) -> tuple[Axis, ...]:
     """The axes for x [N, C, ...] and weight [M, C / groups, ...]. Raises ValueError if they do not fit."""
-    size, kernel = sizes_of(op, x, weight, "M, C / groups", groups)
-    channels, M = x.shape[1], weight.shape[0]
-    if channels != weight.shape[1] * groups or M % groups:
-        raise ValueError(
-            f"{op}: input has {channels} channels, weight {list(weight.shape)}, groups {groups}; expected its channels "
-            f"to be groups * {weight.shape[1]} and weight's {M} outputs a multiple of groups"
-        )
+    size, kernel = sizes_of(op, x, weight, groups)
     axes = len(size)
     strides, dilations = numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes)
     return _axes(op, size, kernel, strides, _padding(op, padding, kernel, strides, dilations), dilations)

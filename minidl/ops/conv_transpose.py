@@ -88,12 +88,7 @@ def axes_of(
     op: str, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, output_padding: Pair, groups: int, dilation: Pair
 ) -> tuple[Axis, ...]:
     """The axes of the convolution whose input gradient this is. Raises ValueError if x and weight do not fit."""
-    size, kernel = sizes_of(op, x, weight, "C, M / groups", groups)
-    if x.shape[1] != weight.shape[0] or x.shape[1] % groups:
-        raise ValueError(
-            f"{op}: input has {x.shape[1]} channels, weight {list(weight.shape)}, groups {groups}; expected its "
-            f"channels to be weight's first size, {weight.shape[0]}, and a multiple of groups"
-        )
+    size, kernel = sizes_of(op, x, weight, groups)
     return _axes(op, size, kernel, *check_settings(op, stride, padding, output_padding, dilation))
 
 

@@ -7,8 +7,11 @@ any kernel module. A value of TRITON_INTERPRET set by the user is obeyed.
 
 import os
 import sys
+from importlib import metadata
 
 import torch
+
+OLDEST = 3, 6  # of Triton
 
 
 def _choose_where_kernels_run() -> None:
@@ -22,4 +25,15 @@ def _choose_where_kernels_run() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def _check_version() -> None:
+    """Before an older one fails at whatever it has not."""
+    try:
+        found = metadata.version("triton")
+    except metadata.PackageNotFoundError:  # a build of another name
+        return
+    if tuple(map(int, found.split(".")[:2])) < OLDEST:
+        raise ImportError(f"minidl needs Triton 3.6 or newer, this is {found}; call pip install --upgrade triton")
+
+
 _choose_where_kernels_run()
+_check_version()

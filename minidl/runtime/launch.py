@@ -34,6 +34,10 @@ NO_BFLOAT16 = (
     "bfloat16 is not supported on the CPU (Triton's interpreter computes it wrongly): "
     "use float32 or float16, or a CUDA device"
 )
+NO_CPU = (
+    "kernels are compiled for CUDA in this process; move it with .to('cuda'), or set TRITON_INTERPRET=1 before "
+    "starting Python to run on the CPU"
+)
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
 if INTERPRETED:
@@ -168,10 +172,7 @@ def _check_place(kernel: Any, args: tuple[Any, ...]) -> torch.device | None:
         if INTERPRETED and tensor.dtype == torch.bfloat16:
             raise TypeError(NO_BFLOAT16)
         if not INTERPRETED and device.type != "cuda":
-            raise TypeError(
-                f"{kernel.__name__}: got a tensor on {device}, but kernels are compiled for CUDA in this process; "
-                "move it with .to('cuda'), or set TRITON_INTERPRET=1 before starting Python to run on the CPU"
-            )
+            raise TypeError(f"{kernel.__name__}: got a tensor on {device}, but {NO_CPU}")
     return device
 
 
@@ -215,7 +216,12 @@ def target() -> str:
 
 @functools.cache
 def device_target() -> str:
-    """That of the device in use. Raises RuntimeError for one that is too old."""
+    """That of the device in use. Raises RuntimeError for one that is too old, and where there is none."""
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "kernels are compiled for CUDA in this process, and torch finds no CUDA device; set TRITON_INTERPRET=1 "
+            "before starting Python to run on the CPU"
+        )
     capability = torch.cuda.get_device_capability()
     if capability < (8, 0):
         raise RuntimeError(f"minidl needs compute capability 8.0 or above, this device has {capability}")

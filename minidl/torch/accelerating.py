@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from minidl.runtime import launch
@@ -83,6 +82,8 @@ def accelerate(model: nn.Module, example: Any = None, fuse: bool = True) -> nn.M
     for module in _outermost(model):
         if not isinstance(module, Accelerated) and any(isinstance(m, NORMS) for m in ours):
             module.__class__ = fusing.whole(module)
+        if isinstance(module, Accelerated) and not isinstance(module, Layer):
+            type(module)._minidl_folds = fusing.pairs(module)
     _reports[model] = _told(model, {**reasons, **untraced})
     return model
 
@@ -91,12 +92,21 @@ def restore(model: nn.Module) -> nn.Module:
     """The same model as torch has it: what `accelerate` changed is undone."""
     for module in model.modules():
         if isinstance(module, Accelerated):
-            if vars(module).pop("_minidl_lay", False):
-                with torch.no_grad():
-                    module.weight.data = module.weight.data.contiguous()  # type: ignore[operator]
-            module.__class__ = module._minidl_torchs  # type: ignore[assignment]
+            weight = module._parameters.get("weight")  # not one that a parametrization computes
+            if vars(module).pop("_minidl_lay", False) and weight is not None:
+                weight.data = weight.data.contiguous()
+            module.__class__ = _torchs(type(module))
     _reports.pop(model, None)
     return model
+
+
+def _torchs(kind: Any) -> Any:
+    """torch's class of one of ours, or one like those that torch (parametrizations, FSDP) has made from ours."""
+    if "_minidl_torchs" in vars(kind):
+        return kind._minidl_torchs
+    bases = tuple(_torchs(base) if hasattr(base, "_minidl_torchs") else base for base in kind.__bases__)
+    members = {name: each for name, each in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+    return type(kind)(kind.__name__, bases, members)
 
 
 def report(model: nn.Module) -> Report:

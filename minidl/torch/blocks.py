@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from minidl.torch import activations, convolution, rows
+from minidl.torch import activations, convolution, folds, rows
 from minidl.torch import normalisation as norms
 from minidl.torch.activations import from_output
 from minidl.torch.layers import (
@@ -28,7 +28,7 @@ from minidl.torch.layers import (
     _Conv,
     ready,
 )
-from minidl.torch.registry import act_of
+from minidl.torch.registry import act_of, may_want
 
 Act = tuple[str | None, float]
 
@@ -75,11 +75,12 @@ def _leaky(slope: float) -> Act | None:
 
 def block(
     layer: Any, norm: Any, name: str | None, slope: float, x: torch.Tensor,
-    added: torch.Tensor | None,
+    added: torch.Tensor | None, in_place: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """act(norm(layer(x)) + added), all but x as far as it is given."""
+    """act(norm(layer(x)) + added), all but x as far as it is given; in_place: the sum has the dtype of what it is added
+    to."""
     if not _fits(layer, norm, x, added):
-        return apart(layer, norm, name, slope, x, added)
+        return apart(layer, norm, name, slope, x, added, in_place)
     if added is not None and not from_output(name) and torch.is_grad_enabled():
         # The gradient needs what the activation is of.
         return activations._bias_act(block(layer, norm, None, 0.0, x, added), None, name, slope)
@@ -89,20 +90,21 @@ def block(
         how: Any = name if name is None else act_of(name, slope)
         if isinstance(layer, Linear):
             return activations.linear(x, layer.weight, layer.bias, how)
-        return convolution.convolved(x, layer.weight, layer.bias, layer._minidl_settings(), how, None, added)
+        weight = _of(layer, "weight")
+        return convolution.convolved(x, weight, layer.bias, layer._minidl_settings(weight), how, None, added)
     return _conv_norm(layer, norm, name, slope, x, added)
 
 
 def _conv_norm(conv: Any, norm: Any, name: str | None, slope: float, x: torch.Tensor, added: Any) -> torch.Tensor:
-    settings, affine = conv._minidl_settings(), (_of(norm, "weight"), _of(norm, "bias"))
-    weight, bias = _of(conv, "weight"), _of(conv, "bias")
+    affine, weight, bias = (_of(norm, "weight"), _of(norm, "bias")), _of(conv, "weight"), _of(conv, "bias")
+    settings = conv._minidl_settings(weight)
     if norm._minidl_of_batch:
         tensors = x, weight, bias, added, *affine
         return norms.conv_norm(*tensors, *norm._minidl_moved(), *settings, name, slope)[0]
-    if torch.is_grad_enabled() and _wanted(x, weight, bias, added, *affine):
+    if may_want(x, weight, bias, added, *affine):
         return norm._minidl_normalised(conv(x), added, name, slope)
-    buffers = norm._buffers
-    scale, shift = norms.folded(x, buffers["running_mean"], buffers["running_var"], bias, *affine, norm.eps)
+    buffers, made = norm._buffers, folds.part(conv) if torch.compiler.is_compiling() else None
+    scale, shift = made or norms.folded(x, buffers["running_mean"], buffers["running_var"], bias, *affine, norm.eps)
     return convolution.convolution(x, weight, shift, scale, added, *settings, name, slope)
 
 
@@ -110,10 +112,6 @@ def _of(module: nn.Module, name: str) -> Any:
     """A parameter. (nn.Module's own way there takes 0.6 us, ten times as long.)"""
     found = module._parameters.get(name, module)
     return getattr(module, name) if found is module else found
-
-
-def _wanted(*tensors: torch.Tensor | None) -> bool:
-    return any(t is not None and t.requires_grad for t in tensors)
 
 
 def _fits(layer: Any, norm: Any, x: Any, added: Any) -> bool:
@@ -126,15 +124,18 @@ def _fits(layer: Any, norm: Any, x: Any, added: Any) -> bool:
         return False
     if layer is not None and not isinstance(layer, Linear) and x.dim() != layer.weight.dim():
         return False
+    if norm is not None and norm._minidl_empty(x):
+        return False
     if added is None:
         return True
     if not ready(added) or added.device != x.device:
         return False
-    if added.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+    kind, lowered = x.device.type, layer is not None and x.dtype != torch.float64
+    if added.dtype != (torch.get_autocast_dtype(kind) if lowered and torch.is_autocast_enabled(kind) else x.dtype):
         return False
     if isinstance(layer, _Conv):
         weight: Any = layer.weight
-        return list(added.shape) == convolution.sizes(x, weight, layer._minidl_settings())
+        return list(added.shape) == convolution.sizes(x, weight, layer._minidl_settings(weight))
     return layer is None and bool(added.shape == x.shape)
 
 
@@ -148,9 +149,12 @@ def lowered(norm: Any, x: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def apart(layer: Any, norm: Any, name: str | None, slope: float, x: Any, added: Any) -> Any:
+def apart(
+    layer: Any, norm: Any, name: str | None, slope: float, x: Any, added: Any, in_place: bool = False
+) -> Any:  # fmt: skip
     """The same, one layer after another."""
     y = x if layer is None else layer(x)
     y = y if norm is None else norm(y)
-    y = y if added is None else y + added
+    if added is not None:
+        y = y.add_(added) if in_place else y + added
     return _TORCHS[name](y, slope)

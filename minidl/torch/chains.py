@@ -48,6 +48,7 @@ class _Chain(NamedTuple):
     norm: fx.Node | None
     added: fx.Node | None
     act: tuple[str | None, float]
+    in_place: bool  # the sum, which then has the dtype of what is before it
     nodes: tuple[fx.Node, ...]
 
 
@@ -71,7 +72,8 @@ def rewrite(graph: fx.Graph, root: nn.Module, ours: Callable[[nn.Module], bool])
         first, final = chain.nodes[0], chain.nodes[-1]
         with graph.inserting_before(final):
             parts = [None if each is None else graph.get_attr(str(each.target)) for each in (chain.layer, chain.norm)]
-            made = graph.call_function(blocks.block, (*parts, *chain.act, first.args[0], chain.added))
+            given = (*parts, *chain.act, first.args[0], chain.added, chain.in_place)
+            made = graph.call_function(blocks.block, given)
         final.replace_all_uses_with(made)
         for each in reversed(chain.nodes):
             graph.erase_node(each)
@@ -126,15 +128,17 @@ def _chain(node: fx.Node, modules: dict[str, nn.Module], taken: set[fx.Node]) ->
     act: tuple[str | None, float] = (None, 0.0)
     sums = norm is not None or _is(layer, (nn.Conv2d,), modules)
     other = _other(after, nodes[-1]) if sums and after not in taken else None
+    in_place = False
     if other is not None:
         added = other
-        _, after = _take(nodes, after)
+        summed, after = _take(nodes, after)
+        in_place = summed.target in (operator.iadd, "add_")
     known = None if after is None or after in taken else _act(after, modules)
     if known is not None:
         act = known
         _take(nodes, after)
-    made = _Chain(layer, norm, added, act, tuple(nodes))
-    return made if len(nodes) > 1 and not _changes_between(made.nodes, modules) else None
+    made = _Chain(layer, norm, added, act, in_place, tuple(nodes))
+    return made if len(nodes) > 1 and not _changes_between(made.nodes, modules, norm) else None
 
 
 def _take(nodes: list[fx.Node], node: Any) -> tuple[fx.Node, fx.Node | None]:
@@ -180,11 +184,14 @@ def _act(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str | None, floa
     return None
 
 
-def _changes_between(nodes: tuple[fx.Node, ...], modules: dict[str, nn.Module]) -> bool:
-    """Whether something else is changed in place between the first and the last node: what the block reads later."""
+def _changes_between(nodes: tuple[fx.Node, ...], modules: dict[str, nn.Module], norm: fx.Node | None = None) -> bool:
+    """Whether something else is changed in place between the first and the last node: what the block reads later; or
+    the running statistics of its batch norm move."""
+    moved = None if norm is None else modules[str(norm.target)]
     node = nodes[0].next
     while node is not nodes[-1]:
-        if node not in nodes and _in_place(node, modules):
+        again = node.op == "call_module" and modules[str(node.target)] is moved
+        if node not in nodes and (again or _in_place(node, modules)):
             return True
         node = node.next
     return False

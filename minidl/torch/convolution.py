@@ -43,17 +43,21 @@ def sizes(x: torch.Tensor, weight: torch.Tensor, settings: Any) -> list[Any]:
 
 
 class Convolved:
-    """A convolution of tensors and settings: its kind, its geometry, and tensors as the kernels have their shapes."""
+    """A convolution of tensors and settings: its kind, its geometry, and tensors as the kernels have their shapes.
 
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor, settings: Any) -> None:
+    Raises ValueError for shapes that do not fit: kernels read what they are told is there."""
+
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, settings: Any, **vectors: torch.Tensor | None) -> None:
         stride, padding, dilation, output_padding, groups, transposed = settings
-        axes = x.dim() - 2
+        axes = weight.dim() - 2
+        op = f"conv{'_transpose' if transposed else ''}{axes}d"
+        size, kernel = of_images.sizes_of(op, x, weight, groups)
+        of_images.check_vectors(op, weight.shape[1] * groups if transposed else weight.shape[0], **vectors)
         self.kind = KINDS[axes, transposed]
         at = _place(weight) if axes == 1 else 0
         self.at = at
         self.geometry = _geometry(
-            transposed, tuple(x.shape[2:]), tuple(weight.shape[2:]), tuple(stride), tuple(padding), tuple(dilation),
-            tuple(output_padding), groups, at,
+            transposed, size, kernel, tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), groups, at
         )  # fmt: skip
 
     def up(self, x: torch.Tensor) -> torch.Tensor:
@@ -148,12 +152,14 @@ def convolution(
 ) -> torch.Tensor:  # fmt: skip
     *settings, name, slope = more
     how = act_of(name, slope)
-    made = Convolved(x, weight, settings)
+    made = Convolved(x, weight, settings, bias=bias, scale=scale)
     if added is None:
         return made.forward(x, weight, bias, how, scale=scale)[0]
     if made.kind is of_images.Conv2d:
         return made.forward(x, weight, bias, how, scale=scale, added=added)[0]
     y, _ = made.forward(x, weight, bias, None, scale=scale)
+    if added.shape != y.shape:
+        raise ValueError(f"convolution: added has shape {list(added.shape)}, expected {list(y.shape)}")
     return elementwise.add_act(y, added, how)
 
 
@@ -205,6 +211,8 @@ def _settings(
     op: str, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int, output_padding: Any
 ) -> Settings:
     axes = of_images.axes_in(op)
+    if len(kernel) != axes:
+        raise ValueError(f"{op}: weight has {len(kernel) + 2} dimensions, expected {axes + 2}")
     if output_padding is not None:
         strides, pads, ends, dilations = transposed_settings(op, stride, padding, output_padding, dilation)
         return tuple(strides), tuple(p for p in pads for _ in "ab"), tuple(dilations), tuple(ends), groups, True

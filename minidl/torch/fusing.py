@@ -12,6 +12,8 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NoReturn
 from unittest import mock
@@ -22,7 +24,7 @@ from torch.nn.modules import module as all_modules
 from torch.utils import checkpoint
 
 from minidl import later
-from minidl.torch import shortcuts
+from minidl.torch import folds, shortcuts
 from minidl.torch.chains import Block, has_hooks, rewrite
 from minidl.torch.layers import Accelerated
 
@@ -53,11 +55,28 @@ for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "
 
 
 class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return not inlined(m)
+    """Raises RuntimeError for what a forward computes in another mode than that of its call, which a trace forgets."""
+
+    proxy_buffer_attributes = True  # a forward may change them, or choose by their values
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modes = _modes()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if _modes() != self._modes:
+            raise RuntimeError("it changes whether gradients are recorded, which a trace would leave out")
+        return super().create_node(*args, **kwargs)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return not inlined(m)
+
+
+def _modes() -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
 
 def inlined(module: nn.Module) -> bool:
@@ -71,24 +90,28 @@ def fuse(module: nn.Module, ours: Callable[[nn.Module], bool]) -> tuple[type[Fus
     why = _unable(module)
     if why:
         return None, why
-    before, state = dict(vars(module)), _state(module)
+    before, state, drawn = dict(vars(module)), _state(module), _random_state()
     try:
-        graph = _traced(module)
+        with torch.enable_grad():
+            graph = _traced(module)
         training = module.training
         module.training = not training
         try:
-            other = _traced(module)
+            with torch.no_grad():
+                other = _traced(module)
         finally:
             module.training = training
     except Exception as error:  # noqa: BLE001 (whatever forward does with what has no values)
         return None, f"torch.fx cannot trace it: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     finally:
-        changed = _state(module) != state
+        changed, draws = _state(module) != state, _drawn_since(drawn)
         for name in vars(module).keys() - before:
             del vars(module)[name]
         vars(module).update(before)
     if changed:
         return None, "its forward changes what the module holds"
+    if draws:
+        return None, "its forward draws random numbers, which a trace would fix"
     if str(graph) != str(other):
         return None, "its forward depends on training"
     found, called = rewrite(graph, module, ours)
@@ -101,10 +124,34 @@ def fuse(module: nn.Module, ours: Callable[[nn.Module], bool]) -> tuple[type[Fus
     return _class(module, names["forward"], called | dropped, _minidl_blocks=tuple(found), _minidl_sums=tuple(sums)), ""
 
 
+def _random_state() -> tuple[Any, ...]:
+    """That of Python, and torch's of the CPU and the GPU."""
+    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return random.getstate(), torch.get_rng_state(), on_gpu
+
+
+def _drawn_since(state: tuple[Any, ...]) -> bool:
+    """Whether random numbers were drawn since; they are drawn again."""
+    of_python, of_torch, on_gpu = state
+    now = _random_state()
+    same = now[0] == of_python and torch.equal(now[1], of_torch) and (on_gpu is None or torch.equal(now[2], on_gpu))
+    if not same:
+        random.setstate(of_python)
+        torch.set_rng_state(of_torch)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
+    return not same
+
+
 def _state(module: nn.Module) -> Any:
-    """What a module holds, and how long its lists and the like are."""
-    held = vars(module).items()
-    return {name: (id(each), len(each) if isinstance(each, list | dict | set) else 0) for name, each in held}
+    """What a module holds, how long its lists and the like are, and how often its tensors were changed."""
+
+    def of(each: Any) -> int:
+        if isinstance(each, torch.Tensor) and not each.is_inference():
+            return each._version
+        return len(each) if isinstance(each, list | dict | set) else 0
+
+    return {name: (id(each), of(each)) for name, each in vars(module).items()}
 
 
 def _unable(module: nn.Module) -> str:
@@ -149,11 +196,13 @@ def _class(module: nn.Module, forward: Callable[..., Any], called: set[str], **m
     read = [name for name in names - {"training"} if name in vars(module) and type(vars(module)[name]) in kinds]
     built = _built(module)
     numbers = tuple((name, vars(module)[name]) for name in sorted(read))
-    listed = "isinstance" in names
+    listed = bool(names & {"isinstance", "is_tensor"})
 
     def fused(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or all_modules._has_any_global_hook() or (listed and any(isinstance(a, torch.Tensor) for a in args)):
+        if kwargs or any(a is None for a in args) or all_modules._has_any_global_hook():
             return own.forward(self, *args, **kwargs)
+        if listed and any(isinstance(a, torch.Tensor) for a in args):
+            return own.forward(self, *args)
         for path in watched:
             each = self
             for part in path:
@@ -170,6 +219,18 @@ def _class(module: nn.Module, forward: Callable[..., Any], called: set[str], **m
     return _made(Fused, own, fused, **members)
 
 
+def pairs(module: nn.Module) -> tuple[folds.Pair, ...]:
+    """The convolutions and batch norms of all blocks in a module, but for those that are in several."""
+    found: list[tuple[str, str]] = []
+    for name, each in module.named_modules():
+        if isinstance(each, Fused):
+            prefix = f"{name}." if name else ""
+            found += [(prefix + b.layer, prefix + b.norm) for b in each._minidl_blocks if b.layer and b.norm]
+    counts = Counter(module.get_submodule(path) for pair in set(found) for path in pair)
+    alone = (pair for pair in dict.fromkeys(found) if all(counts[module.get_submodule(path)] == 1 for path in pair))
+    return tuple(folds.Pair(*pair) for pair in alone)
+
+
 def whole(module: nn.Module) -> type[Accelerated]:
     """A class of a module whose forward is its own, and within which all batch norms are folded at once."""
     own: Any = type(module)
@@ -180,13 +241,14 @@ def _made(base: type[Accelerated], own: Any, forward: Callable[..., Any], **memb
     @functools.wraps(own.forward)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return forward(self, *args, **kwargs)
+            return folds.traced(self, kind._minidl_folds, lambda: forward(self, *args, **kwargs))
         with later.deferring(self):
             return forward(self, *args, **kwargs)
 
     members |= {"forward": call, "_minidl_torchs": own}
     members |= {"__module__": own.__module__, "__qualname__": own.__qualname__}
-    return type(own.__name__, (base, own), members)
+    kind: Any = type(own.__name__, (base, own), members)
+    return kind
 
 
 def _built(module: nn.Module) -> Any:

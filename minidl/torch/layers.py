@@ -41,12 +41,16 @@ class Accelerated(nn.Module):
     """
 
     _minidl_torchs: ClassVar[type[nn.Module]]
+    _minidl_folds: ClassVar[tuple[Any, ...]] = ()  # of an outermost one: what a trace of it folds at once
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         vars(made).update(copy.deepcopy(vars(self), memo))
         return made
+
+    def __prepare_scriptable__(self) -> Any:
+        raise NotImplementedError("torch.jit.script takes no modules of minidl; call minidl.torch.restore(model) first")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return copyreg._reconstructor, (self._minidl_torchs, object, None), vars(self)  # type: ignore[attr-defined]
@@ -73,16 +77,15 @@ class _Conv(Layer):
             return f"padding_mode {module.padding_mode!r}"
         return ""
 
-    def _minidl_settings(self: Any) -> Settings:
+    def _minidl_settings(self: Any, weight: torch.Tensor) -> Settings:
         """What operators are given."""
-        return convolution.settings_of(
-            self._minidl_op, self.weight, self.stride, self.padding, self.dilation, self.groups
-        )
+        return convolution.settings_of(self._minidl_op, weight, self.stride, self.padding, self.dilation, self.groups)
 
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
-        if not ready(input) or input.dim() != self.weight.dim():
+        if not ready(input) or input.dim() != len(self.kernel_size) + 2:
             return self._minidl_torchs.forward(self, input)
-        return convolution.convolved(input, self.weight, self.bias, self._minidl_settings(), None)
+        weight = self.weight  # once: a parametrization computes it, and may change with each time
+        return convolution.convolved(input, weight, self.bias, self._minidl_settings(weight), None)
 
 
 class Conv1d(_Conv, nn.Conv1d):
@@ -107,10 +110,9 @@ class Conv3d(_Conv, nn.Conv3d):
 
 
 class _ConvTranspose(_Conv):
-    def _minidl_settings(self: Any) -> Settings:
-        return convolution.settings_of(
-            self._minidl_op, self.weight, self.stride, self.padding, self.dilation, self.groups, self.output_padding
-        )
+    def _minidl_settings(self: Any, weight: torch.Tensor) -> Settings:
+        how = self.stride, self.padding, self.dilation, self.groups, self.output_padding
+        return convolution.settings_of(self._minidl_op, weight, *how)
 
     def forward(self: Any, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
         if output_size is not None:
@@ -138,6 +140,10 @@ class _BatchNorm(Layer):
         """Whether statistics are those of the batch."""
         return self.training or (self._buffers["running_mean"] is None and self._buffers["running_var"] is None)
 
+    def _minidl_empty(self, x: torch.Tensor) -> bool:
+        """Whether there is nothing to have statistics of, which torch lets pass."""
+        return self._minidl_of_batch and x.numel() == 0
+
     def _minidl_moved(self: Any) -> tuple[Any, ...]:
         """The running statistics, their counter, momentum and eps of a call that uses those of the batch."""
         if not self.track_running_stats or not self.training or self.running_mean is None:
@@ -151,7 +157,7 @@ class _BatchNorm(Layer):
         self: Any, x: torch.Tensor, added: torch.Tensor | None, act: str | None, slope: float
     ) -> Any:
         """act(batch norm of x + added)."""
-        if not ready(x):
+        if not ready(x) or self._minidl_empty(x):
             assert added is None
             assert act is None
             return self._minidl_torchs.forward(self, x)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minidl.kernels import linear_cross_entropy as kernels
-from minidl.torch.registry import LOWER, accumulator, operator
+from minidl.torch.registry import LOWER, accumulator, may_want, operator
 from minidl.torch.rows import cross_entropy_backward
 
 _OPTIONS = "Tensor? bias, Tensor? weight, int ignore_index, str reduction, float label_smoothing"
@@ -34,9 +34,9 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
     if any(ctx.needs_input_grad[2:5:2]):
         raise ValueError("minidl::linear_cross_entropy: target and weight get no gradient; pass them detached")
     _, *grads, divisor = output
-    ctx.mark_non_differentiable(*grads, divisor)
+    ctx.mark_non_differentiable(divisor)  # grads stay differentiable, so that a second derivative is refused
     ctx.of_each, ctx.dtype = ctx.options[1] == "none", x.dtype
-    if not ctx.of_each and made != _wanted(ctx):
+    if not ctx.of_each and any(want and not kept for want, kept in zip(_wanted(ctx), made, strict=True)):
         raise ValueError("minidl::linear_cross_entropy: gradients need to be wanted")
     ctx.save_for_backward(*((x, w, target, bias, weight) if ctx.of_each else (*grads, divisor)))
 
@@ -106,8 +106,7 @@ def linear_cross_entropy(
     one = input.dim() == 1
     x, t = (input.unsqueeze(0), target.unsqueeze(0)) if one else (input, target)
     given = x, linear_weight, linear_bias
-    now = torch.is_grad_enabled() and reduction != "none"
-    wanted = [now and each is not None and each.requires_grad for each in given]
+    wanted = [reduction != "none" and each is not None and may_want(each) for each in given]
     index = -100 if ignore_index is None else ignore_index
     wide = torch.is_autocast_enabled(input.device.type)
     how = linear_bias, weight, index, reduction, label_smoothing, wide, wanted

@@ -275,7 +275,7 @@ def _conv_norm(
     x: torch.Tensor, conv_weight: torch.Tensor, conv_bias: Any, added: Any, weight: Any, bias: Any, *more: Any
 ) -> tuple[torch.Tensor, ...]:
     *moved, _, _, _, _, _, _, name, slope = more
-    made = Convolved(x, conv_weight, more[5:11])
+    made = Convolved(x, conv_weight, more[5:11], bias=conv_bias)
     values = sizes(x, conv_weight, more[5:11])
     few = added is None and moved[3] is not None and values[0] * _product(values[2:]) <= alone.MOST
     hands_on = made.kind is Conv2d and not few and values[0] > 0

@@ -9,7 +9,7 @@ import torch
 from minidl.kernels import pool as kernels
 from minidl.kernels.pool import Pair, Windows
 from minidl.runtime.check import pair
-from minidl.torch.registry import last, operator
+from minidl.torch.registry import last, may_want, operator
 
 SETTINGS = "int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
 
@@ -157,7 +157,7 @@ def max_pool2d(
     kernel = pair(op, "kernel_size", kernel_size, 1)
     step = kernel if stride is None else pair(op, "stride", stride, 1)
     settings = list(kernel), list(step), list(pair(op, "padding", padding, 0)), list(pair(op, "dilation", dilation, 1))
-    keep = torch.is_grad_enabled() and input.requires_grad
+    keep = may_want(input)
     one = input.dim() == 3
     y = _max_pool2d(input.unsqueeze(0) if one else input, *settings, ceil_mode, keep)[0]
     return y.squeeze(0) if one else y

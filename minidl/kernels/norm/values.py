@@ -46,7 +46,14 @@ def normalise(
     act: Activation,
     added: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """act((x - mean) rstd weight + bias + added), in x's shape and dtype, channels-last."""
+    """act((x - mean) rstd weight + bias + added), in x's shape and dtype, channels-last.
+
+    Raises ValueError for what is added of another shape or device.
+    """
+    if added is not None and (added.shape != x.shape or added.device != x.device):
+        raise ValueError(
+            f"batch_norm: added is {list(added.shape)} on {added.device}, expected {list(x.shape)} on {x.device}"
+        )
     name, slope = activation.parse(act)
     rows = apart_rows(x)
     M, C = rows.shape
