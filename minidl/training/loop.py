@@ -105,7 +105,8 @@ class Trainer(BaseTrainer):
         super().__init__(folder, epochs, display, state, hint, captured, figures)
         self.learner, self.patience, self.steps = learner, patience, len(learner.batches)
         self.progress = Progress()
-        self._taken: Callable[..., torch.Tensor] | None = None
+        # By the number of inputs: of few examples, some shards may have none.
+        self._taken: dict[int, Callable[..., torch.Tensor]] = {}
 
     @property
     def model(self) -> nn.Module:
@@ -161,9 +162,8 @@ class Trainer(BaseTrainer):
         for epoch in learner.begins:
             if epoch < self.epochs:
                 learner.ready(epoch)
-                step = self._new_step()
                 for place in sorted({0, self.steps - 1}):
-                    rehearsal.rehearse(step, *next(self._inputs(learner.batches, epoch, place)))
+                    rehearsal.rehearse(self._new_step(), *next(self._inputs(learner.batches, epoch, place)))
         learner.model.eval()
         rehearsal.rehearse(learner.rehearse or learner.validate)
 
@@ -192,7 +192,7 @@ class Trainer(BaseTrainer):
         try:
             super()._train(interrupts)
         finally:
-            self._taken = None  # and the memory of the graphs with it
+            self._taken.clear()  # and the memory of the graphs with them
 
     def _new_step(self) -> Callable[..., torch.Tensor]:
         return capture(self._step, shapes=2) if self.captured else self._step
@@ -228,14 +228,14 @@ class Trainer(BaseTrainer):
     def _steps(self) -> Iterator[torch.Tensor]:
         progress, learner = self.progress, self.learner
         if progress.epoch in learner.begins:
-            self._taken = None  # before another is made
+            self._taken.clear()  # before others are made
         learner.ready(progress.epoch)
-        if self._taken is None:
-            self._taken = self._new_step()
         for inputs in self._inputs(learner.batches, progress.epoch, progress.step):
             if learner.average is not None:
                 learner.average.prepare(progress.steps + 1)
-            loss = self._taken(*inputs)
+            if len(inputs) not in self._taken:
+                self._taken[len(inputs)] = self._new_step()
+            loss = self._taken[len(inputs)](*inputs)
             learner.schedule.step()
             yield loss
 
