@@ -177,7 +177,9 @@ def init(timeout: float = TIMEOUT) -> Group:
     backend = "gloo"
     if not launch.INTERPRETED:
         backend, local, count = "cpu:gloo,cuda:nccl", int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local >= count:
+        if count == 1:
+            local = 0  # the one that this process is shown; NCCL refuses one that several have
+        elif local >= count:
             raise DistributedError(f"there is no GPU {local} for this process: this host has {count}")
         if not dist.is_nccl_available():
             raise DistributedError("this torch has no NCCL, which moves the tensors of GPUs")
