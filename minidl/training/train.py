@@ -149,7 +149,8 @@ def _fit(
             memory.guarded(run, experiment.batch_size, trainer.attempt if group.size == 1 else None, share, smaller)
         if not group.leads:
             return {}
-        report = {**experiment.report(trainer, described["device"]), **again}
+        together = {"shards": config.shards, "processes": group.size} if config.shards else {}
+        report = {**experiment.report(trainer, described["device"]), **together, **again}
     with phases.timed("write"):
         files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
     plotted = None
