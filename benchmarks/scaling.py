@@ -21,6 +21,7 @@ from pathlib import Path
 SHARDS = 8
 STEPS = 20
 SPEED = (("resnet50", 256, (1.97, 3.9)), ("resnet50", 64, (1.9, 3.7)), ("small_cnn", 4096, (1.9, 3.7)))
+BITS = (("small_cnn", 512), ("resnet50", 64))
 SUMS = (2**18, 25_600_000)
 
 
@@ -211,7 +212,7 @@ class _Measured:
             self.torch.cuda.synchronize()
 
     def _all_bits(self) -> None:
-        for name, images in (("small_cnn", 512), ("resnet50", 64)):
+        for name, images in BITS[:1] if self.given.small else BITS:
             step, model = self._sharded(name, 16 if self.given.small else images)
             for _ in range(3 if self.given.small else STEPS):
                 loss = step()

@@ -64,7 +64,7 @@ def current() -> Phases:
 
 def begin() -> Phases:
     """A command begins."""
-    _commands[:] = [Phases(0.0 if _commands else _age())]
+    _commands[:] = [Phases(0.0 if _commands else age())]
     return _commands[-1]
 
 
@@ -80,7 +80,7 @@ def table(seconds: dict[str, float]) -> str:
     return "\n".join([f"{'phase':<10}{'time':>11}{'share':>7}", *lines]) + "\n"
 
 
-def _age() -> float:
+def age() -> float:
     """Seconds since this process was started; 0 where the system does not say."""
     try:
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

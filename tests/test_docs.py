@@ -53,6 +53,9 @@ def check(words):
         words = words[words.index("-m") + 1 :]
     if words[0] == "minidl":
         check_minidl(words)
+    elif words[0] == "torchrun":
+        assert words[words.index("-m") + 1] == "minidl"
+        check_minidl(words[words.index("-m") + 1 :])
     elif words[0] == "make":
         target = next(word for word in words[1:] if "=" not in word)
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), shlex.join(words)

@@ -45,6 +45,8 @@ def _evaluate(given: dict[str, Any]) -> None:
 def _evaluate_generator(config: Evaluate, given: dict[str, Any], around: AbstractContextManager[None]) -> None:
     if config.text_column or config.label_column:
         raise ConfigError("--text-column and --label-column are for text runs")
+    if config.devices != 1:
+        raise ConfigError("--devices is for runs that answer: the pictures of a generator take a second")
     model = str(config.run) if _is_built_in(config.run) else str(config.run.absolute())
     wanted = EvaluateGan(model=model, data=config.data, json_file=config.json_file, **given)
     work = device.prepare(config.device, "minidl.generation.evaluate")

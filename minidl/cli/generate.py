@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+import typer
 
 from minidl import compilers
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
+from minidl.distributed import workers
+from minidl.generation import folder, sharing
 from minidl.generation.config import Generate
 from minidl.training import device, environment
+from minidl.training.errors import ConfigError, Interrupted
 from minidl.training.outputs import check_different
 
 
@@ -16,6 +22,20 @@ def _generate(given: dict[str, Any]) -> None:
     profiling = taken(given, Profiling)
     config = Generate(**given)
     check_different(latents=config.latents, trace=profiling.trace)
+    place, count = workers.place(), 1
+    if place is not None:
+        os.environ |= workers.only(place.local)
+    else:
+        there = device.processes(config.devices, config.device)
+        count = there if config.latents is not None else min(there, config.total())
+        if count == 1 and config.devices != 1 and not config.quiet:
+            few = "the one picture" if there > 1 else "no more than one GPU to use"
+            typer.echo(f"note: --devices {config.devices} takes one process: there is {few}")
+    if (count > 1 or place is not None) and (profiling.profile or profiling.trace):
+        raise ConfigError("--profile and --trace are of one process: leave out --devices")
+    if count > 1 and config.devices != "auto":
+        _by_processes(config, count)
+        return
     with compilers.ready("generate", config.device):
         work = device.prepare(config.device, "minidl.generation.generate")
         from minidl.runtime import launch
@@ -23,7 +43,20 @@ def _generate(given: dict[str, Any]) -> None:
         if launch.INTERPRETED:
             environment.fix_threads(environment.wanted_threads())
         with profiled(profiling, config.out / "trace.json"):
-            work.generate(config)
+            chosen = work.generate(config, count)
+    if chosen > 1:
+        _by_processes(config, chosen)
+
+
+def _by_processes(config: Generate, count: int) -> None:
+    def left() -> str:
+        seeds = config.all_seeds() if config.interpolate is None else ()
+        return sharing.left(folder.staged_in(config.out), seeds)
+
+    try:
+        workers.run(workers.again(), count, restarts=1, first=True, left=left)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; {left()}".removesuffix("; ")) from None
 
 
 add_to = command("generate", Generate, _generate, Profiling)

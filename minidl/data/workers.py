@@ -23,11 +23,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import IO, Any, NamedTuple, Self
 
-from minidl.data.records import DataError
-
 _HEAD = struct.Struct("<Q")
 _AHEAD = 2  # items for each worker that are taken before their results are asked for
-_ERRORS: dict[str, type[Exception]] = {"DataError": DataError, "MemoryError": MemoryError, "OSError": OSError}
+_ERRORS: dict[str, type[Exception]] = {"MemoryError": MemoryError, "OSError": OSError}
 _START = "import sys; sys.path[:] = {path!r}; from minidl.data.workers import main; main()"
 
 
@@ -54,11 +52,12 @@ def available() -> int:
 class Workers:
     """`count` processes that run jobs, which are functions of modules; one is this process itself.
 
-    Used as a context manager: at its end the processes are ended, too.
+    Used as a context manager: at its end the processes are ended, too. `variables` are set in the environment of each,
+    `flag` gives their number.
     """
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, variables: Sequence[dict[str, str]] = (), flag: str = "--workers") -> None:
+        self.count, self.variables, self.flag = count, variables or [{}] * count, flag
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         self._processes: list[_Process] = []
         self._threads: ThreadPoolExecutor | None = None
@@ -76,13 +75,13 @@ class Workers:
     def start(self) -> None:
         """Start the processes now, so that they are ready when `map` needs them. Raises WorkerError."""
         if self.count > 1 and self._threads is None:
-            for _ in range(self.count):
+            for variables in self.variables:
                 try:
-                    process = _Process()
+                    process = _Process(variables, self.flag)
                 except OSError as error:
                     raise WorkerError(
                         f"{self.count} worker processes cannot be started: {error.strerror or error}; run the command "
-                        "again with fewer --workers"
+                        "again with fewer {self.flag}"
                     ) from None
                 self._processes.append(process)
                 self._idle.put(process)
@@ -91,8 +90,8 @@ class Workers:
     def map(self, job: Job, items: Iterable[Message]) -> Iterator[Message]:
         """The results of a job for each item, in order.
 
-        Raises what the job raised: DataError, MemoryError and OSError as such, others as RuntimeError with their
-        traceback; WorkerError when a process cannot be started or was ended.
+        Raises what the job raised: minidl's own errors, MemoryError and OSError as such, others as RuntimeError with
+        their traceback; WorkerError when a process cannot be started or was ended.
         """
         self.start()
         if self._threads is None:
@@ -126,13 +125,15 @@ class Workers:
 class _Process:
     """One worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: dict[str, str], flag: str) -> None:
+        self.flag = flag
         # Inherited: a terminal sends Ctrl-C to the worker, too, which would print a traceback while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-c", _START.format(path=sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
+                [sys.executable, "-c", _START.format(path=sys.path)], env={**os.environ, **variables},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -148,7 +149,9 @@ class _Process:
         failed = answer.values.get("failed")
         if failed is None:
             return Message(answer.values["values"], answer.buffers)
-        raise _ERRORS.get(failed["kind"], RuntimeError)(*failed["arguments"])
+        module, _, kind = failed["kind"].rpartition(":")
+        error = getattr(importlib.import_module(module), kind) if module else _ERRORS.get(kind, RuntimeError)
+        raise error(*failed["arguments"])
 
     def kill(self) -> None:
         self._popen.kill()
@@ -164,7 +167,7 @@ class _Process:
         how = f"by {names.get(-code, f'signal {-code}')}" if code < 0 else f"with exit code {code}"
         return (
             f"a worker process was ended {how}, as by the system where memory runs out; run the command again, with "
-            "fewer --workers if it happens again"
+            f"fewer {self.flag} if it happens again"
         )
 
 
@@ -190,13 +193,15 @@ def _answer(asked: Message) -> Message:
         job: Job = getattr(importlib.import_module(module), name)
         values, buffers = job(Message(asked.values["values"], asked.buffers))
         return Message({"values": values}, buffers)
-    except (DataError, MemoryError) as error:
-        failed = {"kind": type(error).__name__, "arguments": [str(error)]}
+    except MemoryError as error:
+        failed = {"kind": "MemoryError", "arguments": [str(error)]}
     except OSError as error:
         file = None if error.filename is None else str(error.filename)
         failed = {"kind": "OSError", "arguments": [str(error)] if error.errno is None else [*error.args[:2], file]}
-    except Exception:  # noqa: BLE001 (raised in the process that asked)
+    except Exception as error:  # noqa: BLE001 (raised in the process that asked)
         failed = {"kind": "RuntimeError", "arguments": [traceback.format_exc()]}
+        if type(error).__module__.startswith("minidl."):
+            failed = {"kind": f"{type(error).__module__}:{type(error).__name__}", "arguments": [str(error)]}
     return Message({"failed": failed})
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
-from minidl.training.fields import Data, Device, JsonFile, Quiet, Workers, is_number
+from minidl.training.fields import Data, Device, Devices, JsonFile, Quiet, Workers, is_number
 from minidl.training.settings import UTF8, Expected, Settings, Written
 
 BUILT_IN = ("mnist",)  # models
@@ -87,6 +87,7 @@ class Generate(Settings):
         "minidl generate --seeds 0-63,100 --truncation 1.5 --out pictures",
         "minidl generate --interpolate 3 17 --steps 12 --grid 1x12 --out walk",
         "minidl generate --seeds 0-9999 --format zip --out archive",
+        "minidl generate --count 1000000 --format npy --devices all --out million",
         "minidl generate --model runs/gan --count 1000 --format npy --out arrays",
         "minidl generate --latents latents.txt --out pictures",
     )
@@ -141,6 +142,7 @@ class Generate(Settings):
     batch_size: Annotated[_Count, Field(description="Pictures in flight. Default: what suits the memory.")] = None
     precision: Precision = "float32"
     device: Device = "auto"
+    devices: Devices = 1
     overwrite: Annotated[bool, Field(description="Replace the pictures that an earlier command made.")] = False
     quiet: Quiet = False
 

@@ -23,6 +23,7 @@ MANIFEST = "images.json"
 FORMAT, VERSION = "minidl-images", 1
 _STAGED = ".new-pictures"  # in the folder, until all of them are made
 _BEGUN = re.compile(rf"\.{re.escape(MANIFEST)}\..*{re.escape(storage.PART)}")  # what a killed process left at its end
+_SHARED = re.compile(r"plan\.json|made-[0-9]+\.txt|grid\.rows")  # of `sharing`
 _NAME = re.compile(r"((seed|step|latent)-[0-9]+|grid)\.(png|jpg|webp|bmp)|images\.(npy|zip)")
 
 
@@ -45,10 +46,18 @@ def check(folder: Path, overwrite: bool) -> set[str]:
     return _written(folder)
 
 
+def staged_in(folder: Path) -> Path:
+    """Where the new pictures of a folder are made."""
+    return folder / _STAGED
+
+
 @contextmanager
-def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any]) -> Iterator[Path]:
-    """An empty folder for the files that `manifest` names: they are in `folder`, in the place of the old ones, when the
-    block has ended. Where it does not end, all is as it was.
+def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any], kept: bool | None = None) -> Iterator[Path]:
+    """A folder for the files that `manifest` names: they are in `folder`, in the place of the old ones, when the block
+    has ended. Where it does not end, all is as it was.
+
+    The folder is empty. Where `kept` is given it stays when the block does not end; if it is True, so does what an
+    earlier block has left there.
 
     Raises ConfigError where another process writes there, or where a new file has the name of one that no earlier
     command made; OSError.
@@ -63,7 +72,8 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any]) -> Iterato
                     f"--out {folder} has a {name} that {MANIFEST} does not list: move it, or give another folder"
                 )
         staged = folder / _STAGED
-        _discard(staged)
+        if not kept:
+            _discard(staged)
         for path in folder.iterdir():
             if _BEGUN.fullmatch(path.name):
                 path.unlink(missing_ok=True)
@@ -71,8 +81,10 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any]) -> Iterato
             files.make_folder(staged, parents=True)
             yield staged
             _change_places(folder, staged, old, manifest)
+            kept = None
         finally:
-            _discard(staged)
+            if kept is None:
+                _discard(staged)
             if made:
                 with contextlib.suppress(OSError):  # it is not empty: the pictures are there
                     folder.rmdir()
@@ -88,7 +100,7 @@ def _is_begun(path: Path) -> bool:
 def _is_ours(name: str) -> bool:
     """Whether files of this name are made in the inner folder."""
     unfinished = name.startswith(".") and name.endswith(storage.PART)
-    return unfinished or name == MANIFEST or _NAME.fullmatch(name) is not None
+    return unfinished or name == MANIFEST or any(form.fullmatch(name) for form in (_NAME, _SHARED))
 
 
 def _change_places(folder: Path, staged: Path, old: set[str], manifest: dict[str, Any]) -> None:

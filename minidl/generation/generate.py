@@ -1,75 +1,116 @@
-"""`minidl generate`: from seeds, a walk or a file of latents to pictures in a folder.
-
-The folder has a picture for each latent, or a file of all of them, a grid where one is asked for, and images.json,
-which says what made them. A picture is named after its seed alone, as seed-000003.png, or after its place in a walk or
-a file of latents: the same picture has the same name whichever others are made with it.
-"""
+"""`minidl generate`: from seeds, a walk or a file of latents to pictures in a folder (see `writing`), by one process or
+by several (see `sharing`)."""
 
 from __future__ import annotations
 
-import math
+import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from minidl.compilers import Progress
+from minidl import phases
 from minidl.data import encoding
-from minidl.data.workers import Job, Message, Workers, available
-from minidl.generation import folder, latents, output, passes
+from minidl.distributed import workers
+from minidl.distributed.workers import Place
+from minidl.generation import folder, latents, passes, sharing, writing
 from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
-from minidl.training import environment, files, samples, saved_run
+from minidl.training import saved_run
 from minidl.training.display import Display
 from minidl.training.errors import ConfigError, RunError
 from minidl.training.outputs import cannot_write
-from minidl.version import __version__
 
-_DIGITS = 6  # of the number in a name, at least
-_TOGETHER, _TOGETHER_BYTES = 64, 2**20  # pictures, and their pixels, that a worker gets at a time
-_MANY, _EACH = 2**23, 1500  # bytes of pixels, and what a picture takes besides: for fewer, processes start too slowly
+_MEASURED = 0.5  # seconds of making pictures after which --devices auto chooses
 
 
-def generate(config: Generate) -> None:
-    """Make the pictures. Raises ConfigError and DataError for what cannot be made, RunError for a model that cannot
-    be read and a folder that cannot be written, WorkerError when a process that makes files is ended."""
-    folder.check(config.out, config.overwrite)
+class _Spread(Exception):  # noqa: N818  (a choice, not an error)
+    """So many processes make the rest sooner than this one."""
+
+
+def generate(config: Generate, most: int = 1) -> int:
+    """Make the pictures, or this process's part of them. For --devices auto, `most` processes can be had: when more
+    than one pay for the rest, what is made stays, and their number is returned; else 1.
+
+    Raises ConfigError and DataError for what cannot be made, RunError for a model that cannot be read and a folder that
+    cannot be written, WorkerError when a process that makes files is ended.
+    """
+    place = workers.place() or sharing.ALONE
+    first = place.rank == 0
+    if first:
+        folder.check(config.out, config.overwrite)
     loaded = load(config.model, config.precision)
     _check_format(config, loaded)
-    if not config.quiet:
+    if first and not config.quiet:
         saved_run.tell(loaded.notes)
-    if config.latents is not None:
-        z = latents.read(config.latents, loaded.latent)
-        names: Sequence[Any] = range(len(z))
-        if config.grid is not None and len(z) > config.grid[0] * config.grid[1]:
-            grid_too_small(config.grid, len(z))
-    elif config.interpolate is not None:
-        ends = latents.from_seeds(config.interpolate, loaded.latent, config.truncation)
-        z = latents.walk(ends[0], ends[1], config.total())
-        names = range(len(z))
-    else:
-        names = config.all_seeds()
-        z = latents.from_seeds(names, loaded.latent, config.truncation)
-    facts, entries, display = _facts(config, loaded), _entries(config, names), Display(config.quiet)
+    names, z_of = _asked(config, loaded)
+    wanted, count = writing.Files.of(config, loaded, names), len(names)
+    display, started = Display(config.quiet or not first), time.perf_counter()
     try:
-        with folder.replaced(config.out, config.overwrite, _manifest(config, loaded, facts, entries)) as staged:
-            started = time.perf_counter()
+        with contextlib.ExitStack() as block:
+            part, staged = _part(wanted, place, most, block)
+            if part is not None and first and (there := part.done()):
+                display.note(f"{there:,} of {count:,} images are there already")
+            made = _parts(config, loaded, z_of(np.arange(count) if part is None else part.mine))
+            if part is not None and most > 1:
+                made = _paced(made, len(part.mine), most, display)
             with display.counted("images") as progress:
-                progress(0, len(z))
-                if config.format == "npy":
-                    _write_array(staged, _parts(config, loaded, z), loaded, len(z), progress)
-                else:
-                    _write_pictures(config, staged, _parts(config, loaded, z), loaded, facts, entries, progress)
-            seconds = time.perf_counter() - started
+                wanted.write(staged, made, part, lambda done: progress(done, count))
+                while part is not None and first and not part.all_are_done():
+                    progress(part.done(), count)
+                    time.sleep(sharing.POLL)
+            if part is not None and first:
+                wanted.finish(staged)
+    except _Spread as choice:
+        return int(choice.args[0])
     except OSError as error:
         raise RunError(cannot_write(config.out, error)) from None
-    what = "1 image" if len(z) == 1 else f"{len(z):,} images"
+    seconds = time.perf_counter() - started
+    what = "1 image" if count == 1 else f"{count:,} images"
     size = f"{loaded.size[0]}x{loaded.size[1]}{'' if loaded.channels == 1 else 'x' + str(loaded.channels)}"
-    speed = f"{seconds:.1f} s, {len(z) / max(seconds, 1e-9):,.1f} images/s"
+    speed = f"{seconds:.1f} s, {count / max(seconds, 1e-9):,.1f} images/s"
     display.note(f"{what} of {size} in {config.out} by model {loaded.name} ({loaded.sha256[:12]}): {speed}")
+    return 1
+
+
+def _asked(config: Generate, loaded: Loaded) -> tuple[Sequence[int], Callable[[np.ndarray], np.ndarray]]:
+    """The seed, or the place, of each picture, and what makes the latents of those of some numbers."""
+    if config.latents is not None:
+        z = latents.read(config.latents, loaded.latent)
+        if config.grid is not None and len(z) > config.grid[0] * config.grid[1]:
+            grid_too_small(config.grid, len(z))
+        return range(len(z)), lambda at: z[at]
+    seeds = config.all_seeds()
+    if config.interpolate is None:
+        return seeds, lambda at: latents.from_seeds([seeds[i] for i in at.tolist()], loaded.latent, config.truncation)
+    ends = latents.from_seeds(seeds, loaded.latent, config.truncation)
+    walk = latents.walk(ends[0], ends[1], config.total())
+    return range(len(walk)), lambda at: walk[at]
+
+
+def _part(
+    wanted: writing.Files, place: Place, most: int, block: contextlib.ExitStack
+) -> tuple[sharing.Part | None, Path]:
+    """This process's part, None for all of what nobody has begun, and the folder of new pictures, until the block
+    ends."""
+    config, staged = wanted.config, folder.staged_in(wanted.config.out)
+    if place.world == 1 and most == 1 and sharing.read(staged) is None:
+        return None, block.enter_context(folder.replaced(config.out, config.overwrite, wanted.manifest()))
+    about = wanted.about()
+    run, _met = sharing.run_of(place)
+    names = [] if config.format == "npy" else [*map(wanted.file, wanted.names)]
+    if place.rank > 0:
+        part = sharing.join(staged, place, run, about)
+    else:
+        old = sharing.read(staged)
+        kept = old is not None and old["about"] == about
+        block.enter_context(folder.replaced(config.out, config.overwrite, wanted.manifest(), kept))
+        part = sharing.begin(staged, place, run, about, names, wanted.rows(staged))
+    block.callback(part.close)
+    if names:
+        part.clear(names)
+    return part, staged
 
 
 def _check_format(config: Generate, loaded: Loaded) -> None:
@@ -97,129 +138,26 @@ def _parts(config: Generate, loaded: Loaded, z: np.ndarray) -> Iterator[np.ndarr
         yield part
 
 
-def _write_array(staged: Path, parts: Iterable[np.ndarray], loaded: Loaded, count: int, progress: Progress) -> None:
-    shape, dtype = (count, loaded.channels, *loaded.size), np.dtype(loaded.dtype_name)
-    with output.array_file(staged / "images.npy", shape, dtype) as write:
-        done = 0
-        for part in parts:
-            write(part)
-            done += len(part)
-            progress(done, count)
-
-
-def _write_pictures(
-    config: Generate, staged: Path, parts: Iterable[np.ndarray], loaded: Loaded, facts: dict[str, Any],
-    entries: list[dict[str, Any]], progress: Progress
-) -> None:  # fmt: skip
-    """Files of pictures, made by workers while the generator makes the next pictures; an archive is written here."""
-    shape = *loaded.size, loaded.channels
-    kind = "png" if config.format == "zip" else config.format
-    together = max(1, min(_TOGETHER, _TOGETHER_BYTES // math.prod(shape)))
-    shared = {"shape": shape, "kind": kind, "text": _texts(facts), "folder": str(staged)}
-    sheet = None if config.grid is None else np.zeros((config.grid[0] * config.grid[1], *shape), np.uint8)
-
-    def asked() -> Iterator[Message]:
-        done = 0
-        for part in parts:
-            pictures = output.pixels(part)
-            if sheet is not None:
-                sheet[done : done + len(pictures)] = pictures
-            for some in np.split(pictures, range(together, len(pictures), together)):
-                names, texts = _own(entries[done : done + len(some)])
-                yield Message({**shared, "names": names, "texts": texts}, [some])
-                done += len(some)
-
-    few = len(entries) * (_EACH + math.prod(shape)) < _MANY
-    job: Job = encoding.write
-    into: AbstractContextManager[output.Save | None] = nullcontext()
-    if config.format == "zip":
-        job, into = encoding.encode, output.into_archive(staged / "images.zip")
-    written = 0
-    with Workers(1 if few else config.workers or available()) as workers, into as save:
-        for found in workers.map(job, asked()):
-            if save is not None:
-                save(found.values["names"], found.buffers)
-            written += len(found.values["names"])
-            progress(written, len(entries))
-    files.flush_folder(staged)
-    if sheet is not None and config.grid is not None:
-        text = _texts({**facts, "seeds": _ranges(config, [entry.get("seed") for entry in entries])})
-        output.write_picture(staged / f"grid.{kind}", samples.grid(sheet, config.grid[1]), text)
-
-
-def _manifest(config: Generate, loaded: Loaded, facts: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The content of images.json."""
-    whole = [{"file": f"images.{config.format}"}] if config.format in ("npy", "zip") else []
-    manifest = {
-        "format": folder.FORMAT,
-        "version": folder.VERSION,
-        **facts,
-        "device": environment.device_name(),
-        "shape": [loaded.channels, *loaded.size],
-        "files": [*whole, *entries],
-        "grid": None,
-    }
-    if config.grid is not None:
-        manifest["grid"] = {"file": f"grid.{config.format}", "rows": config.grid[0], "columns": config.grid[1]}
-    return manifest
-
-
-def _facts(config: Generate, loaded: Loaded) -> dict[str, Any]:
-    """What all pictures of a command share, for images.json and the metadata of each."""
-    facts: dict[str, Any] = {
-        "minidl": __version__,
-        "model": loaded.name,
-        "model_sha256": loaded.sha256,
-        "precision": config.precision,
-    }
-    if config.truncation is not None:
-        facts["truncation"] = config.truncation
-    if config.interpolate is not None:
-        facts["interpolate"] = list(config.interpolate)
-    if config.latents is not None:
-        facts["latents"] = str(config.latents)
-        facts["latents_sha256"] = output.sha256(config.latents)
-    return facts
-
-
-def _entries(config: Generate, names: Sequence[Any]) -> list[dict[str, Any]]:
-    """A record per picture: its file, or its name in an archive (none in an array), and its seed, or its place in a
-    walk or a file."""
-    kind = "seed" if config.latents is None else "latent"
-    if config.interpolate is not None:
-        kind = "step"
-    if config.format == "npy":
-        return [{kind: name} for name in names]
-    place, suffix = ("member", "png") if config.format == "zip" else ("file", config.format)
-    return [{place: f"{kind}-{name:0{_DIGITS}}.{suffix}", kind: name} for name in names]
-
-
-def _ranges(config: Generate, names: Sequence[Any]) -> str:
-    """Seeds as --seeds takes them; the ends of a walk as "A to B"; "" for latents of a file."""
-    if config.latents is not None:
-        return ""
-    if config.interpolate is not None:
-        return " to ".join(map(str, config.interpolate))
-    runs: list[list[int]] = []
-    for seed in names:
-        if runs and seed == runs[-1][1] + 1:
-            runs[-1][1] = seed
+def _paced(parts: Iterator[np.ndarray], count: int, most: int, display: Display) -> Iterator[np.ndarray]:
+    """The parts; raises _Spread once it has been measured that more processes pay for the rest of `count`."""
+    given, waited, began, start = 0, 0.0, 0.0, 0.0
+    asked = time.perf_counter()
+    for part in parts:
+        now = time.perf_counter()
+        if given == 0:  # it is not measured: it takes compiling with it
+            start, began = phases.age(), now
         else:
-            runs.append([seed, seed])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def _texts(facts: dict[str, Any]) -> dict[str, str]:
-    """The metadata that all pictures have."""
-    texts = {
-        name: " ".join(map(str, value)) if isinstance(value, list) else str(value)
-        for name, value in facts.items()
-        if name != "minidl"
-    }
-    return {"Software": f"minidl {__version__}", **texts}
-
-
-def _own(entries: list[dict[str, Any]]) -> tuple[list[str], list[dict[str, str]]]:
-    """The names of pictures, and the metadata that each has of its own."""
-    place, kind = entries[0]
-    return [entry[place] for entry in entries], [{kind: str(entry[kind])} for entry in entries]
+            waited += now - asked
+        yield part
+        asked, given = time.perf_counter(), given + len(part)
+        if waited and asked - began > _MEASURED:
+            rest, each = count - given, (asked - began) / given
+            chosen = sharing.processes(rest, each, waited / given, start, most)
+            why = f"the rest takes one {rest * each:.1f} s, of which its GPU {rest * waited / given:.1f} s"
+            display.note(f"--devices auto: {chosen} of {most}: {why}, and others start in {start:.1f} s")
+            if chosen > 1:
+                raise _Spread(chosen)
+            break
+    else:
+        display.note(f"--devices auto: 1 of {most}: all are made before others would have begun")
+    yield from parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -56,15 +57,22 @@ def into_archive(path: Path) -> Iterator[Save]:
         yield save
 
 
+def array_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    """The beginning of a .npy file."""
+    file = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, described)
+    return file.getvalue()
+
+
 @contextmanager
 def array_file(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[Callable[[np.ndarray], object]]:
     """Writes the next rows of a .npy file of float arrays [N, ...]; it appears under its name when it is whole.
 
     Raises OSError naming it.
     """
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     with storage.whole(path) as file:
-        np.lib.format.write_array_header_1_0(file, header)
+        file.write(array_header(shape, dtype))
         yield lambda part: file.write(np.ascontiguousarray(part).tobytes())
 
 

@@ -132,6 +132,7 @@ class Evaluate(Settings):
     label_column: fields.LabelColumn = None
     json_file: Annotated[fields.JsonFile, Field(alias="json", description="Also write the scores to this file.")] = None
     device: fields.Device = "auto"
+    devices: fields.AllDevices = 1
 
     @model_validator(mode="after")
     def _check_data(self) -> Self:
@@ -179,6 +180,7 @@ class Predict(Settings):
     top: Annotated[int, Field(ge=1, le=10**6, description="Number of labels listed per answer.")] = 3
     workers: fields.Workers = None
     device: fields.Device = "auto"
+    devices: fields.AllDevices = 1
 
     @model_validator(mode="after")
     def _check_inputs(self) -> Self:

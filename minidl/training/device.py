@@ -9,11 +9,14 @@ import os
 from typing import Any
 
 from minidl import compilers, imports
+from minidl.distributed import workers
 from minidl.training import helpers
 from minidl.training.errors import ConfigError
 
 _VARIABLE = "TRITON_INTERPRET"
+_ON = ("1", "true", "on", "yes", "y")
 _TILES = "MINIDL_TILES"
+_MOST = 64  # processes that interpret
 
 
 def choose(device: str) -> None:
@@ -23,7 +26,7 @@ def choose(device: str) -> None:
     when MINIDL_TILES names invalid tile tables or estimates.
     """
     given = os.environ.get(_VARIABLE)
-    interpret = given is not None and given.lower() in ("1", "true", "on", "yes", "y")
+    interpret = given is not None and given.lower() in _ON
     if device == "cpu":
         if given is not None and not interpret:
             raise ConfigError(f"--device cpu interprets kernels, but {_VARIABLE}={given} is set: unset it")
@@ -39,6 +42,20 @@ def choose(device: str) -> None:
             devices.check()
         except tables.TableError as error:
             raise ConfigError(f"{error.filename}: {error.strerror}") from None
+
+
+def processes(devices: int | str, device: str) -> int:
+    """How many processes --devices asks for, each with a GPU of its own; for auto the most. Without torch.
+
+    Without a GPU a number is taken as it is, and all is 1. Raises ConfigError for more than there are.
+    """
+    interpreted = device == "cpu" or os.environ.get(_VARIABLE, "0").lower() in _ON
+    there = 0 if interpreted or devices == 1 else workers.gpus()
+    if isinstance(devices, str):
+        return max(1, there)
+    if devices > (there or _MOST):
+        raise ConfigError(f"--devices is {devices}, expected at most {there or _MOST}" + " GPUs" * bool(there))
+    return devices
 
 
 def prepare(device: str, module: str) -> Any:

@@ -40,6 +40,15 @@ def parse_size(text: str) -> tuple[int, int]:
     return size
 
 
+def parse_devices(text: str) -> int | str:
+    """A number of devices, all or auto. Raises ConfigError."""
+    if text in ("all", "auto"):
+        return text
+    if not is_number(text) or int(text) == 0:
+        raise ConfigError(f"--devices is {shorten(text)}, expected {_DEVICES.text}, from 1 on")
+    return int(text)
+
+
 def is_number(text: str) -> bool:
     """Whether this is a non-negative whole number of at most 9 digits."""
     return text.isascii() and text.isdecimal() and len(text) < 10
@@ -78,6 +87,19 @@ Size = Annotated[
 Part = Annotated[str | None, Field(min_length=1), UTF8, Expected("a file or a folder", utf8=_RECORDED)]
 Share = Annotated[float | None, Field(gt=0, lt=1), Expected("a share between 0 and 1")]
 Device = Annotated[Literal["auto", "cuda", "cpu"], Field(description="auto, cuda or cpu (Triton's interpreter).")]
+_DEVICES = Expected("a number of devices, all or auto")
+Devices = Annotated[
+    Annotated[int, Field(ge=1)] | Literal["all", "auto"],
+    Field(description="GPUs that share the work: a number, all, or auto (as many as it pays for)."),
+    _DEVICES,
+    Written(str, parse_devices),
+]
+AllDevices = Annotated[
+    Annotated[int, Field(ge=1)] | Literal["all"],
+    Field(description="GPUs that share the work: a number or all."),
+    Expected("a number of devices or all"),
+    Written(str, parse_devices),
+]
 Quiet = Annotated[bool, Field(description="Show errors only.")]
 Workers = Annotated[
     int | None,

@@ -74,6 +74,12 @@ def _size(features: Any, width: int) -> int:
     return size
 
 
+def batch_and_part(features: Any, width: int) -> tuple[int, int]:
+    """Inputs of a batch, and of a part of `outputs`."""
+    size = _size(features, width)
+    return size, -(-_PART_VALUES // (size * width)) * size
+
+
 def rehearse(model: nn.Module, features: Any, width: int = 1) -> None:
     """In a rehearsal, the launches of `outputs`: those of its first and of its last batch."""
     size, count = _size(features, width), int(features.shape[0])

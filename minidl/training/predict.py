@@ -14,6 +14,7 @@ from minidl.training import files, helpers, inputs, memory
 from minidl.training.config import Evaluate, Predict
 from minidl.training.errors import DamagedError
 from minidl.training.saved_run import SavedRun, finished_run, own_data, saved_settings, tell
+from minidl.training.spread import spread
 from minidl.training.task import Predictor
 from minidl.training.tasks import TASKS
 
@@ -80,12 +81,14 @@ def reading(config: Predict) -> Iterator[Reading]:
     from minidl.training import lines
 
     run = finished_run(config.run)
-    with Workers(config.workers or available()) as workers:
+    shared = spread(run, config.devices, config.device)
+    with Workers(config.workers or available()) as workers, shared.processes:
         if _is_much(config):
+            shared.begin()
             workers.start()
             for _ in range(workers.count):
                 workers.later(lines.nothing, Message({}))
-        predictor = helpers.in_thread(lambda: replace(_of_documents(run), workers=workers))
+        predictor = helpers.in_thread(lambda: replace(_of_documents(run), workers=workers, devices=shared))
         prepared = _prepared(predictor, config)
         there = config.inputs or config.file is not None
         yield Reading(run, predictor, helpers.one_ahead(prepared) if there else prepared)
@@ -148,22 +151,22 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
 
     Raises DataError for data that does not fit the run, such as an unknown label.
     """
-    from minidl.training.forward import saved_outputs
-
     # Read once: in the meantime, another command may put another run into the folder.
     run = finished_run(config.run)
-    predictor, task = _with_model(run, lambda: _of_documents(run)), TASKS[run.kind]
-    predictor.check_columns(config)
-    with memory.used_for("the data", "less data"):
-        if config.data is not None and config.data not in task.data_sets:
-            features, truth, source = predictor.labelled(config)
-        else:
-            dataset = own_data(run) if config.data is None else task.read(config.data)
-            features, truth = predictor.test(dataset, config)
-            source = {"name": config.data or run.config.get("test") or run.config["data"], "part": "test split"}
-    source = {**source, "examples": len(truth)}
-    targets = predictor.targets
-    found = targets.found(saved_outputs(predictor.model, features, targets.outputs))
+    shared, task = spread(run, config.devices, config.device), TASKS[run.kind]
+    with shared.processes:
+        predictor = _with_model(run, lambda: replace(_of_documents(run), devices=shared))
+        predictor.check_columns(config)
+        with memory.used_for("the data", "less data"):
+            if config.data is not None and config.data not in task.data_sets:
+                features, truth, source = predictor.labelled(config)
+            else:
+                dataset = own_data(run) if config.data is None else task.read(config.data)
+                features, truth = predictor.test(dataset, config)
+                source = {"name": config.data or run.config.get("test") or run.config["data"], "part": "test split"}
+        source = {**source, "examples": len(truth)}
+        targets = predictor.targets
+        found = targets.found(predictor.outputs(features))
     scores = targets.evaluation(truth, found)
     report = {"task": targets.task, "data": source["name"], "run": str(config.run), "source": source, **scores}
     if config.json_file is not None:

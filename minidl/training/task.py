@@ -147,12 +147,14 @@ class Experiment(ABC):
 class Predictor(ABC):
     """The features that a finished run makes of inputs, which needs no torch, and its model's answers.
 
-    `own` are the run's files, `workers` the processes that prepare many inputs.
+    `own` are the run's files, `workers` the processes that prepare many inputs, `devices` those that share the model's
+    work, if it is shared.
     """
 
     config: Any
     own: RunFiles
     workers: Workers = field(default=Workers(1), kw_only=True)
+    devices: Any = field(default=None, kw_only=True)  # a `spread.Spread`, which knows the tasks
     argument: ClassVar[str] = ""  # what an argument is taken as, where it is not the name of a file
     fixed: ClassVar[str] = ""  # why an evaluation chooses no columns
 
@@ -165,6 +167,17 @@ class Predictor(ABC):
     @abstractmethod
     def model(self) -> nn.Module:
         """The model with its weights. Raises DamagedError."""
+
+    def outputs(self, features: Any) -> Iterator[np.ndarray]:
+        """`forward.saved_outputs` of the model, shared out where there is more than a batch."""
+        from minidl.training import forward
+
+        width = self.targets.outputs
+        shared = self.devices is not None and self.devices.processes.count > 1
+        if not shared or features.shape[0] <= forward.batch_and_part(features, width)[0]:
+            return forward.saved_outputs(self.model, features, width)
+        found: Iterator[np.ndarray] = self.devices.outputs(features, width)
+        return found
 
     @abstractmethod
     def chunks(self, config: Predict) -> Iterable[Any]:

@@ -20,7 +20,7 @@ from PIL import Image
 
 import minidl
 from minidl.data import workers
-from minidl.generation import generate, output, passes
+from minidl.generation import generate, output, passes, writing
 from minidl.models import dcgan
 from tests.cli.conftest import environment
 from tests.cli.test_generate import contents, refused
@@ -55,7 +55,7 @@ def drawn(monkeypatch):
 
     monkeypatch.setattr(passes, "images", images)
     monkeypatch.setattr(generate.latents, "from_seeds", lambda seeds, latent, _: np.zeros((len(seeds), latent)))
-    monkeypatch.setattr(generate, "_MANY", 0)
+    monkeypatch.setattr(writing, "_MANY", 0)
     return taken
 
 
@@ -278,7 +278,7 @@ KILLED = """
 import sys, time
 from tests.cli import test_many_pictures as many
 from minidl.cli import app
-from minidl.generation import generate, passes
+from minidl.generation import passes, writing
 
 def images(model, latents, *_):
     for start in range(0, len(latents), many.PART):
@@ -287,7 +287,7 @@ def images(model, latents, *_):
             time.sleep(60)
         yield many.floats(start, many.PART)
 
-passes.images, generate._MANY = images, 0
+passes.images, writing._MANY = images, 0
 app(sys.argv[1:])
 """
 

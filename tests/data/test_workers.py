@@ -87,10 +87,10 @@ def test_a_signal_without_a_name(monkeypatch):
 def test_processes_that_cannot_be_started_are_told(monkeypatch):
     made = []
 
-    def process():
+    def process(*given):
         if made:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        made.append(Process())
+        made.append(Process(*given))
         return made[0]
 
     Process = workers._Process

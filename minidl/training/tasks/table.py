@@ -181,10 +181,7 @@ class TablePredictor(Predictor):
 
         `unknown` names the columns with a category that training never saw, where there are some.
         """
-        from minidl.training.forward import saved_outputs
-
-        parts = saved_outputs(self.model, features, self.targets.outputs)
-        found = self.targets.answers(parts, top)
+        found = self.targets.answers(self.outputs(features), top)
         unknown = self.schema.unknown(records)
         return [{**answer, "unknown": names} if names else answer for answer, names in zip(found, unknown, strict=True)]
 

@@ -198,7 +198,8 @@ real_loads = {type(task): type(task).load for task in TASKS.values()}
 _STUBS = {
     **{f"{kind.__module__}.{kind.__name__}.load": _load for kind in real_loads},
     "minidl.training.train.train": lambda *a, **k: {},
-    "minidl.generation.generate.generate": lambda config: None,
+    "minidl.generation.generate.generate": lambda *_: 1,
+    "minidl.distributed.workers.run": lambda *_, **__: None,
     "minidl.generation.evaluate.evaluate": lambda config: (_ for _ in ()).throw(ConfigError("takes time")),
     "minidl.cli.tune._tune": lambda *a: None,
     "minidl.training.environment.fix_threads": lambda count: None,

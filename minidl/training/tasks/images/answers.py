@@ -80,10 +80,7 @@ class PictureClassifier(Predictor):
 
     def answers(self, paths: list[Path], features: Pictures, top: int) -> list[dict[str, Any]]:
         """One answer per file: its path, label, probability and the `top` best labels."""
-        from minidl.training.forward import saved_outputs
-
-        parts = saved_outputs(self.model, features, self.targets.outputs)
-        ranked = self.targets.answers(parts, top)
+        ranked = self.targets.answers(self.outputs(features), top)
         return [{"file": str(path), **answer} for path, answer in zip(paths, ranked, strict=True)]
 
     def before_fault(self, paths: list[Path]) -> Iterable[list[Path]]:

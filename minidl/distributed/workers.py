@@ -1,0 +1,207 @@
+"""The processes of one command on one host, each with torchrun's environment: started, watched, and ended together.
+
+    RANK, LOCAL_RANK    the number of the process, from 0 on
+    WORLD_SIZE          how many there are, LOCAL_WORLD_SIZE on this host
+    MASTER_ADDR, _PORT  where they can meet
+    MINIDL_RUN          letters that no other start has
+
+None outlives the one that started them, however that ended: Linux kills them with it. Each is a group of its own, so
+that Ctrl-C reaches them through that one alone, and that what they have started ends with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, NamedTuple
+
+from minidl.data.records import DataError
+from minidl.data.workers import WorkerError
+
+RUN = "MINIDL_RUN"
+_POLL, _PATIENCE = 0.02, 10.0  # seconds between two looks; until those that were asked to end are killed
+_ERROR, _INTERRUPTED = "error: ", "interrupted"  # how the last line of a command that has judged itself begins
+# prctl's PR_SET_PDEATHSIG; a parent that has ended before is told by its number.
+_START = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.getppid() == int(sys.argv[1]) or os._exit(1); "
+    "os.execvp(sys.argv[2], sys.argv[2:])"
+)
+
+
+class Place(NamedTuple):
+    """What a process is among those of its command."""
+
+    rank: int
+    world: int
+    local: int
+    local_world: int
+
+
+def place(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """The place that torchrun, or `run`, has given this process; None where it is alone. Raises DataError for variables
+    that do not belong together."""
+    if "WORLD_SIZE" not in environment or "RANK" not in environment:
+        return None
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    usual = dict(zip(names, ("", "", environment["RANK"], environment["WORLD_SIZE"]), strict=True))
+    texts = [environment.get(name, usual[name]) for name in names]
+    if not all(text.isascii() and text.isdecimal() and len(text) < 10 for text in texts):
+        found = ", ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True))
+        raise DataError(f"{found}: expected whole numbers, as torchrun sets them; unset them for one process")
+    rank, world, local, local_world = map(int, texts)
+    if not (rank < world and local < local_world <= world):
+        raise DataError(f"RANK={rank} of WORLD_SIZE={world}, LOCAL_RANK={local} of {local_world}: no such place")
+    return Place(rank, world, local, local_world)
+
+
+def gpus() -> int:
+    """How many GPUs CUDA gives this process, asked without torch."""
+    count = ctypes.c_int()
+    with contextlib.suppress(OSError, AttributeError):
+        cuda = ctypes.CDLL("libcuda.so.1")
+        if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0:
+            return count.value
+    return 0
+
+
+def only(gpu: int) -> dict[str, str]:
+    """The variable that shows a process one of the GPUs that this one sees; those are shared where they are fewer."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return {"CUDA_VISIBLE_DEVICES": str(gpu)}
+    seen = [name.strip() for name in given.split(",")]
+    return {"CUDA_VISIBLE_DEVICES": seen[gpu % len(seen)]}
+
+
+def again() -> list[str]:
+    """The command line of this process, which is one of minidl."""
+    return [sys.executable, "-m", "minidl", *sys.argv[1:]]
+
+
+def run(
+    command: Sequence[str], count: int, restarts: int = 0, first: bool = False, left: Callable[[], str] = lambda: ""
+) -> None:
+    """Run a command in `count` processes until all have done their work, and pass on what they print.
+
+    When one fails the others are ended. One that is killed or crashes is started anew, each up to `restarts` times; not
+    one whose last line says what is wrong. With `first`, all is done when the first process has ended well.
+
+    Raises DataError for an exit code of 2, else WorkerError with the rank, how it ended, and its last line; `left` adds
+    what is left to do.
+    """
+    variables = {**os.environ, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), RUN: secrets.token_hex(8)}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port())}
+    ones: list[_One] = []
+    begun = [0] * count
+    try:
+        ones.extend(_One(command, rank, variables) for rank in range(count))
+        while any(one.popen.returncode != 0 for one in ones[: 1 if first else count]):
+            time.sleep(_POLL)
+            for rank, one in enumerate(ones):
+                if one.running or one.ended() == 0 or (first and ones[0].popen.returncode == 0):
+                    continue
+                if one.last.startswith(_ERROR) or begun[rank] >= restarts:
+                    _end(ones)
+                    one.tell(left())
+                begun[rank] += 1
+                print(f"note: {one.ending()}; it is started anew", file=sys.stderr, flush=True)
+                ones[rank] = _One(command, rank, variables)
+    except OSError as error:
+        raise WorkerError(f"{count} processes cannot be started: {error.strerror or error}; give fewer") from None
+    finally:
+        _end(ones)
+
+
+class _One:
+    """One process."""
+
+    def __init__(self, command: Sequence[str], rank: int, variables: dict[str, str]) -> None:
+        self.rank, self.last, self.quiet = rank, "", False
+        # Its progress bar needs the terminal itself.
+        own = None if rank == 0 and sys.stdout.isatty() else subprocess.PIPE
+        self.popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *command],
+            env={**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}, process_group=0,
+            stdin=subprocess.DEVNULL, stdout=own, stderr=subprocess.PIPE, encoding="utf-8", errors="backslashreplace",
+        )  # fmt: skip
+        pipes = [(self.popen.stdout, "stdout"), (self.popen.stderr, "stderr")]
+        self._threads = [threading.Thread(target=self._pass_on, args=pipe, daemon=True) for pipe in pipes if pipe[0]]
+        for thread in self._threads:
+            thread.start()
+
+    def _pass_on(self, pipe: IO[str], name: str) -> None:
+        with pipe:
+            for line in pipe:
+                # What was printed before an error may be read after it: the streams are two.
+                if line.strip() not in ("", _INTERRUPTED) and not self.last.startswith(_ERROR):
+                    self.last = line.strip()
+                # An error is told once, when the others have ended.
+                if not self.quiet and not line.startswith((_ERROR, _INTERRUPTED)):
+                    with contextlib.suppress(OSError, ValueError):
+                        print(line, end="", file=getattr(sys, name), flush=True)
+
+    @property
+    def running(self) -> bool:
+        # It stays a zombie, so that no other group gets its number.
+        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return self.popen.returncode is None and os.waitid(os.P_PID, self.popen.pid, look) is None
+
+    def ended(self) -> int:
+        """Its exit code, once it and what it has started are ended and what it has printed is read."""
+        if self.popen.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.popen.pid, signal.SIGKILL)
+            self.popen.wait()
+            for thread in self._threads:
+                thread.join(5.0)  # what has left its group may hold the pipe open
+        return self.popen.returncode
+
+    def ending(self) -> str:
+        """How it ended."""
+        code = self.popen.returncode
+        names = {number.value: number.name for number in signal.Signals}
+        how = f"was ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
+        return f"process {self.rank} {how}" + (f" (its last line: {self.last})" if self.last else "")
+
+    def tell(self, left: str) -> None:
+        """Raises what `run` does."""
+        more = f"; {left}" if left else ""
+        if self.popen.returncode == 2 and self.last.startswith(_ERROR):
+            raise DataError(self.last.removeprefix(_ERROR) + more)
+        raise WorkerError(self.ending() + more)
+
+
+def _end(ones: Sequence[_One]) -> None:
+    """End all: each is asked, and killed if it takes too long or Ctrl-C comes again."""
+    try:
+        for one in ones:
+            if one.running:
+                one.quiet = one.rank > 0
+                os.kill(one.popen.pid, signal.SIGTERM)
+        end = time.monotonic() + _PATIENCE
+        while any(one.running for one in ones) and time.monotonic() < end:
+            time.sleep(_POLL)
+    finally:
+        for one in ones:
+            one.ended()
+
+
+def _port() -> int:
+    """A port that nobody uses: MASTER_PORT where it is set. Raises DataError for one in use."""
+    given = os.environ.get("MASTER_PORT", "0")
+    with socket.socket() as tried:
+        try:
+            tried.bind(("127.0.0.1", int(given)))
+        except (OSError, ValueError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or "not a number of a port"
+            raise DataError(f"MASTER_PORT is {given}: {why}; unset it, and a free one is taken") from None
+        return int(tried.getsockname()[1])
