@@ -15,8 +15,9 @@ from minidl.cli.common import Group, examples
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
 from minidl.data.workers import available
-from minidl.distributed import started
+from minidl.distributed import started, workers
 from minidl.training import device, environment, helpers, runs, saved_run
+from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
 
@@ -42,8 +43,14 @@ def add_to(app: typer.Typer) -> None:
 def _train(kind: str, given: dict[str, Any]) -> None:
     phases.begin()
     profiling = taken(given, Profiling)
-    if started.is_started():
-        _train_together(kind, given, profiling)
+    place = workers.place()
+    if place is not None and place.world > 1:
+        _train_together(kind, given, profiling, place)
+        return
+    count = device.processes(given.get("devices", 1), given.get("device", "auto"))
+    if count > 1:
+        # With all its checks: the first of these processes makes them.
+        workers.run(workers.again(), count, first=True)
         return
     check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
     config = runs.settings(kind, given)
@@ -61,8 +68,12 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         _run(kind, config, profiling)
 
 
-def _train_together(kind: str, given: dict[str, Any], profiling: Profiling) -> None:
+def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, place: workers.Place) -> None:
     """As one of several processes: the first reads the flags and writes the run, the others follow it."""
+    there = 0 if given.get("device") == "cpu" else workers.gpus()
+    if 0 < there < place.local_world:
+        raise ConfigError(f"{place.local_world} processes of this host have {there} GPUs: start one for each")
+    os.environ |= workers.only(place.local)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of lost connections one sentence is said
     group = device.prepare(given.get("device", "auto"), "minidl.distributed.group").init()
     group.check_same(version=environment.code(), command=json.dumps(given, default=str, sort_keys=True))

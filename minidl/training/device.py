@@ -85,12 +85,11 @@ def prepare(device: str, module: str) -> Any:
 
 
 def _wake_driver() -> None:
-    """Make the context of the GPU that torch will use: the first, or that of this process's number on its host. What
-    fails is left to torch."""
+    """Make the context of the first GPU that this process may use, which is torch's. What fails is left to torch."""
     with contextlib.suppress(OSError, AttributeError):
         cuda = ctypes.CDLL("libcuda.so.1")
-        device, context, number = ctypes.c_int(), ctypes.c_void_p(), int(os.environ.get("LOCAL_RANK", "0"))
-        if cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), number) == 0:
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        if cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0:
             cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 

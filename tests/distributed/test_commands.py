@@ -42,15 +42,18 @@ def alone(*arguments):
     return subprocess.run([sys.executable, "-m", "minidl", *arguments], env=ALONE, check=True, capture_output=True)
 
 
-def test_torchrun_gives_the_model_that_one_process_gives(tmp_path):
+def test_several_processes_give_the_model_that_one_gives(tmp_path):
+    """Started by torchrun and by --devices."""
     more = "--epochs", "1", "--quiet"
     by = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "minidl"]
     ran = subprocess.run([*by, *command(tmp_path / "a", *more)], env=ALONE, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == ""
     alone(*command(tmp_path / "b", *more, "--shards", "8"))
+    alone(*command(tmp_path / "c", *more, "--devices", "3"))
     for file in ("model.safetensors", "config.json"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+        contents = {(tmp_path / folder / file).read_bytes() for folder in "abc"}
+        assert len(contents) == 1
 
 
 @pytest.mark.parametrize(
