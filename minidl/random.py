@@ -10,9 +10,10 @@ read from the device (`numbered_by`), so that the graph draws the same numbers a
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -87,6 +88,23 @@ def numbered_by(key: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         _thread.key = None
+
+
+@contextlib.contextmanager
+def rows(first: int, count: int) -> Iterator[None]:
+    """A context in which this thread works on `count` rows of a batch, from row `first` on: tensors of as many rows, or
+    of a multiple, have the numbers that these rows of the whole batch would have."""
+    before, _thread.rows = getattr(_thread, "rows", (0, 1)), (first, count)
+    try:
+        yield
+    finally:
+        _thread.rows = before
+
+
+def place(shape: Sequence[int]) -> int:
+    """How many elements of the whole batch come before a tensor of this shape, see `rows`; 0 outside of it."""
+    first, count = getattr(_thread, "rows", (0, 1))
+    return first * (math.prod(shape) // count) if shape and shape[0] % count == 0 else 0
 
 
 def _checked(name: str, value: int) -> int:

@@ -49,6 +49,8 @@ def check_minidl(words):
 
 def check(words):
     """Fails for a command that cannot be run as it stands."""
+    if words[0] == "torchrun":
+        words = words[words.index("-m") + 1 :]
     if words[0] == "minidl":
         check_minidl(words)
     elif words[0] == "torchrun":

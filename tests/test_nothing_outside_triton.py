@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import minidl
 from minidl import models, nn, ops, optim
+from minidl.distributed.parallel import DataParallel
+from minidl.distributed.parts import Shards
 from minidl.kernels import images
 from minidl.runtime import launch
 from minidl.sparse.csr import CSR
@@ -30,7 +32,9 @@ VIEWS = {
     "alias", "as_strided", "detach", "expand", "permute", "select", "slice", "split", "split_with_sizes", "squeeze",
     "t", "transpose", "unbind", "unsqueeze", "view", "_reshape_alias", "_unsafe_view",
 }  # fmt: skip
-COPIES = {"clone", "copy_", "_to_copy", "cat", "stack", "index_copy_", "index_put_", "index_select"}
+COPIES = {
+    "clone", "copy_", "_to_copy", "cat", "stack", "index_copy_", "index_put_", "index_select", "_foreach_copy_",
+}  # fmt: skip
 STORAGE = ALLOCATION | FILLING | VIEWS | COPIES
 
 
@@ -100,6 +104,21 @@ def test_classifier(name):
     x, labels = Tensor(numbers(24, 20)), classes(24, 4)
     losses = steps(model, OPTIMIZERS[name](model.parameters()), lambda m: ops.cross_entropy(m(x), labels), count=4)
     assert losses[-1] < losses[0]
+
+
+def test_a_step_by_shards():
+    """With statistics of batches, which are joined as gradients are."""
+    minidl.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 16, act="relu"), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Linear(16, 4))
+    x, labels = Tensor(numbers(24, 20)), classes(24, 4)
+    parallel = DataParallel(model, Shards(5))
+    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
+    with StorageOnly():
+        for _ in range(4):
+            losses.append(parallel(lambda x, y: ops.cross_entropy(model(x), y), x, labels).detach())
+            optimizer.step()
+    assert losses[-1].item() < losses[0].item()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -113,35 +113,39 @@ def errors() -> Iterator[None]:
     """Turns errors into one sentence on standard error and an exit code; SIGTERM acts as Ctrl-C."""
     from minidl.data.records import DataError
     from minidl.data.workers import WorkerError
+    from minidl.distributed.started import DistributedError
 
     came: list[int] = []
     try:
         with terminated(came):
             yield
     except Interrupted as stop:
-        _fail(str(stop), 130)
+        _fail(str(stop) if _leads() else None, 130)
+    except DistributedError as error:
+        _fail(*_ended(error, f"error: {error}", 1))
     except (ConfigError, DataError, DamagedError) as error:
         if came and isinstance(error, DamagedError):  # torch took the signal for an error of what it read
             _fail("interrupted", 130)
-        _fail(f"error: {error}", 2)
+        _fail(*_ended(error, f"error: {error}", 2))
     except (RunError, WorkerError) as error:
-        _fail(f"error: {error}", 1)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        _fail(*_ended(error, f"error: {error}", 1))
+    except KeyboardInterrupt as error:
+        _fail(*_ended(error, "interrupted", 130))
     except OSError as error:
         if not error.filename and error.errno in (errno.EPIPE, errno.ENOSPC):
             raise typer.Exit(output_lost(error)) from None
         where = f"{error.filename}: " if error.filename else ""
-        _fail(f"error: {where}{error.strerror or error}", 1)
+        _fail(*_ended(error, f"error: {where}{error.strerror or error}", 1))
     except Exception as error:
         if came:
             _fail("interrupted", 130)
         short = memory.read(error)
         if short is None:
+            _ended(error, f"error: {type(error).__name__}: {error}", 1)
             raise
         # The frames that the error came through hold what has taken the memory.
         traceback.clear_frames(error.__traceback__)
-        _fail(f"error: {short}; {memory.advice(short)}", 1)
+        _fail(*_ended(error, f"error: {short}; {memory.advice(short)}", 1))
 
 
 def output_lost(error: OSError) -> int:
@@ -219,6 +223,19 @@ def _is_uninterrupted(frame: FrameType | None) -> bool:
     return False
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(message, err=True)
+def _leads() -> bool:
+    """Whether this process is alone, or the first of several."""
+    group = sys.modules.get("minidl.distributed.group")
+    return group is None or bool(group.current().leads)
+
+
+def _ended(error: BaseException, message: str, code: int) -> tuple[str | None, int]:
+    """What is to be said of an error, and the exit code; one of several processes speaks for all."""
+    group = sys.modules.get("minidl.distributed.group")
+    return (message, code) if group is None else group.current().failed(error, message, code)
+
+
+def _fail(message: str | None, code: int) -> NoReturn:
+    if message is not None:
+        typer.echo(message, err=True)
     raise typer.Exit(code) from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
 from typing import Any
 
 import typer
@@ -13,7 +15,9 @@ from minidl.cli.common import Group, examples
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
 from minidl.data.workers import available
-from minidl.training import device, helpers, runs, saved_run
+from minidl.distributed import started, workers
+from minidl.training import device, environment, helpers, runs, saved_run
+from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
 
@@ -39,6 +43,15 @@ def add_to(app: typer.Typer) -> None:
 def _train(kind: str, given: dict[str, Any]) -> None:
     phases.begin()
     profiling = taken(given, Profiling)
+    place = workers.place()
+    if place is not None and place.world > 1:
+        _train_together(kind, given, profiling, place)
+        return
+    count = device.processes(given.get("devices", 1), given.get("device", "auto"))
+    if count > 1:
+        # With all its checks: the first of these processes makes them.
+        workers.run(workers.again(), count, first=True)
+        return
     check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
     config = runs.settings(kind, given)
     runs.check_not_data(vars(config), trace=profiling.trace)
@@ -53,6 +66,36 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         if gpu and processors >= _MANY:  # without a GPU the network has the processors
             alongside.enter_context(helpers.ready(processors))
         _run(kind, config, profiling)
+
+
+def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, place: workers.Place) -> None:
+    """As one of several processes: the first reads the flags and writes the run, the others follow it."""
+    there = 0 if given.get("device") == "cpu" else workers.gpus()
+    if 0 < there < place.local_world:
+        raise ConfigError(f"{place.local_world} processes of this host have {there} GPUs: start one for each")
+    os.environ |= workers.only(place.local)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of lost connections one sentence is said
+    group = device.prepare(given.get("device", "auto"), "minidl.distributed.group").init()
+    group.check_same(version=environment.code(), command=json.dumps(given, default=str, sort_keys=True))
+    config = told = None
+    if group.leads:
+        check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
+        config = runs.settings(kind, given)
+        runs.check_not_data(vars(config), trace=profiling.trace)
+        if config.shards is None and not (config.resume and (config.out / "config.json").exists()):
+            config = config.model_copy(update={"shards": started.USUAL})
+        done = runs.finished_report(config)
+        told = [config.identity(), done is None]
+        if done is not None and not config.quiet:
+            typer.echo(done, nl=False)
+    identity, goes_on = group.told(told, "the settings")
+    if not goes_on:
+        return
+    if not group.leads:
+        settings = TASKS[kind].settings
+        own = {name: given[name] for name in settings.of_process().model_fields if name in given}
+        config, profiling = settings(**{**identity, **own}), Profiling()
+    _run(kind, config, profiling)
 
 
 def _run(kind: str, config: Any, profiling: Profiling) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,8 +82,8 @@ def _by_falling_count(counts: np.ndarray) -> torch.Tensor:
     return _indices(np.argsort(-counts, kind="stable"))
 
 
-class Epochs:
-    """The order in which each epoch visits the rows of a data split.
+class Epochs(ABC):
+    """The order in which each epoch visits the rows of a data split, and its batches.
 
     Raises ValueError when there are not as many targets as rows, a batch has no row, or the seed is negative.
     """
@@ -105,6 +106,35 @@ class Epochs:
         if not self.shuffle:
             return np.arange(len(self.targets))
         return epoch_order(len(self.targets), self.seed, epoch)
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Any, torch.Tensor]]:
+        """The batches of an epoch from a step on: (features, targets).
+
+        Starting at step s yields what the whole epoch yields after its first s batches.
+        """
+        return self._visit(epoch, self.order(epoch)[start_step * self.batch_size :], self.batch_size)
+
+    def sharded(
+        self, epoch: int, start_step: int, split: Callable[[int], Sequence[range]]
+    ) -> Iterator[tuple[int, list[tuple[Any, torch.Tensor]]]]:
+        """As `epoch`, but parts of each batch, and before them its number of rows.
+
+        `split` gives those of so many rows, in the order of falling lengths; a part of no rows is left out.
+        """
+        order = self.order(epoch)[start_step * self.batch_size :]
+        count, rest = divmod(len(order), self.batch_size)
+        whole, last = np.split(order, [count * self.batch_size])
+        whole = whole.reshape(count, self.batch_size)
+        streams = []
+        for rows, few in zip(split(self.batch_size), split(rest), strict=True):
+            own = np.concatenate([whole[:, rows.start : rows.stop].reshape(-1), last[few.start : few.stop]])
+            streams.append(self._visit(epoch, own, len(rows)) if rows else iter(()))
+        for size in [self.batch_size] * count + [rest] * (rest > 0):
+            yield size, [part for stream in streams if (part := next(stream, None)) is not None]
+
+    @abstractmethod
+    def _visit(self, epoch: int, order: np.ndarray, size: int) -> Iterator[tuple[Any, torch.Tensor]]:
+        """Batches of so many of the rows in this order, as the epoch has them."""
 
 
 class Batches(Epochs):
@@ -150,26 +180,21 @@ class Batches(Epochs):
             there = torch.tensor(held, device=device) if dense else ResidentRows(held, device)
             self._there = there, torch.tensor(self.targets, device=device)
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:
-        """The batches of an epoch from a step on: (features, targets).
-
-        Starting at step s yields what the whole epoch yields after its first s batches.
-        """
-        order = self.order(epoch)[start_step * self.batch_size :]
+    def _visit(self, epoch: int, order: np.ndarray, size: int) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:
         if self.device is None:
-            return self._made(order)
+            return self._made(order, size)
         if self._there is None:
-            return ahead((self._ready(x, y) for x, y in self._made(order)), self.device)
-        return self._picked(order)
+            return ahead((self._ready(x, y) for x, y in self._made(order, size)), self.device)
+        return self._picked(order, size)
 
-    def _picked(self, order: np.ndarray) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:
+    def _picked(self, order: np.ndarray, size: int) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:
         """Batches of a data set that is on the device."""
         assert self._there is not None
         features, targets = self._there
         index = torch.tensor(order, device=self.device)
-        parts = [index[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+        parts = [index[start : start + size] for start in range(0, len(order), size)]
         if isinstance(features, ResidentRows):
-            rows = features.batches(order, self.batch_size, self._room)
+            rows = features.batches(order, size, self._room)
             yield from ((x, targets.index_select(0, part)) for x, part in zip(rows, parts, strict=True))
         else:
             yield from ((features.index_select(0, part), targets.index_select(0, part)) for part in parts)
@@ -187,14 +212,14 @@ class Batches(Epochs):
         there = x.pad(*self._room(x.shape[0]), pinned=self.device.type == "cuda")
         return there, pinned(y, self.device)
 
-    def _made(self, order: np.ndarray) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:
+    def _made(self, order: np.ndarray, size: int) -> Iterator[tuple[CSR | torch.Tensor, torch.Tensor]]:
         """Batches on the CPU."""
         # Rows are gathered once: a batch is then a slice, which scipy cuts faster than it picks rows.
         features, targets = self.features[order], self.targets[order]
         dense = isinstance(features, np.ndarray)
-        for start in range(0, len(order), self.batch_size):
-            part = features[start : start + self.batch_size]
+        for start in range(0, len(order), size):
+            part = features[start : start + size]
             if not dense:
                 part.has_canonical_format = True  # as the whole is; scipy would look through every batch
             x = torch.from_numpy(part) if dense else csr_from_scipy(part)
-            yield x, torch.from_numpy(targets[start : start + self.batch_size])
+            yield x, torch.from_numpy(targets[start : start + size])

@@ -60,24 +60,22 @@ class ImageBatches(Epochs):
             self._pixels = self._put(np.ascontiguousarray(pictures.pixels))
         self._mean, self._std = (self._put(np.array(v, dtype=np.float32)) for v in (pictures.mean, pictures.std))
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The batches of an epoch from a step on, which are what the whole epoch yields after its first ones."""
-        order, augment = self.order(epoch), self.augment or Augment()
+    def _visit(self, epoch: int, order: np.ndarray, rows: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        augment, count = self.augment or Augment(), len(self.targets)
         own, size = self._host.shape[1:3], self.size(epoch)
         index, targets = self._put(order), self._put(self.targets[order])
         resized = size != own or augment.crop < 1
         changes = mixed = next_ones = None
         if resized:
-            changes = self._put(epoch_parts(len(order), own, augment, self.seed, epoch)[order])
+            changes = self._put(epoch_parts(count, own, augment, self.seed, epoch)[order])
         elif augment.shift or augment.flip:
-            changes = self._put(epoch_moves(len(order), augment, self.seed, epoch)[order])
+            changes = self._put(epoch_moves(count, augment, self.seed, epoch)[order])
         if augment.mixup or augment.cutmix:
-            found = epoch_mixes(len(order), size, augment, self.seed, epoch)
+            found = epoch_mixes(count, size, augment, self.seed, epoch)
             mixed = tuple(self._put(each[order]) for each in (found.share, found.box, found.part))
-            next_ones = self._next_ones(self.batch_size)
-        places = range(start_step * self.batch_size, len(order), self.batch_size)
-        parts = [slice(start, start + self.batch_size) for start in places]
-        for part, (pixels, picked) in zip(parts, self._pictures(order, index, parts), strict=True):
+            next_ones = self._next_ones(rows)
+        parts = [slice(start, start + rows) for start in range(0, len(order), rows)]
+        for part, (pixels, picked) in zip(parts, self._pictures(order, index, parts, rows), strict=True):
             how = self._mean, self._std, self.dtype, augment.replicate
             change = None if changes is None else changes[part]
             if resized and change is not None:
@@ -86,7 +84,7 @@ class ImageBatches(Epochs):
                 x = images.pick(pixels, picked, change, *how)
             y = targets[part]
             if mixed is not None:
-                whole = len(picked) == self.batch_size
+                whole = len(picked) == rows
                 partner = next_ones if whole and next_ones is not None else self._next_ones(len(picked))
                 share, box, own_part = (each[part] for each in mixed)
                 x = mixing.mix(x, partner, share, box)
@@ -106,14 +104,14 @@ class ImageBatches(Epochs):
         return size
 
     def _pictures(
-        self, order: np.ndarray, index: torch.Tensor, parts: Sequence[slice]
+        self, order: np.ndarray, index: torch.Tensor, parts: Sequence[slice], rows: int
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """For every batch, pixels on the device and the indices of its pictures in them."""
         if self._pixels is not None:
             for part in parts:
                 yield self._pixels, index[part]
             return
-        straight = self._put(np.arange(self.batch_size))
+        straight = self._put(np.arange(rows))
         copied = (pinned(torch.from_numpy(self._host[order[part]]), self._device) for part in parts)
         for (pixels,) in ahead(((pixels,) for pixels in copied), self._device):
             yield pixels, straight[: len(pixels)]

@@ -11,6 +11,7 @@ not on tiles, strides or the machine.
     randint    low + floor(word (high - low) / 2^32)
     dropout    x / (1 - p) where word >= p 2^32, else 0; the gradient is dropout of dy with the same seed and stream
 
+A tensor may be the part of a larger one that begins at its element `first`: it has the values that it has there.
 The stream number may be on the device (`DeviceStream`), so that a captured launch draws new numbers at every replay.
 
 float16 and bfloat16 values are the float32 ones rounded. Sums are not contracted with products, so uniform numbers
@@ -141,27 +142,30 @@ def normals_64(a, b, c, d):
     return normal_pair((bits_53(a, b) + 1.0) * (2.0**-53), quarter, rest)
 
 
-@triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low", "stream_high", "offset", "factor"])
+@triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low", "stream_high", "first", "offset", "factor"])
 def fill_kernel(
-    p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, offset, factor,
-    HAS_KEY: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
+    p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, first, offset, factor,
+    HAS_KEY: tl.constexpr, LEAD: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """y = offset + factor * random: for INTEGER two integers, else the bits of two float64."""
+    """y = offset + factor * random: for INTEGER two integers, else the bits of two float64.
+
+    y is a larger tensor's part from its element 4 first + LEAD on.
+    """
     seed_low, seed_high, stream_low, stream_high = halves(
         p_key, seed_low, seed_high, stream_low, stream_high, HAS_KEY
     )  # fmt: skip
     i = tl.program_id(0).to(tl.int64)
     o = i * BLOCK_N + tl.arange(0, BLOCK_N)
     if p_y.dtype.element_ty == tl.float64:
-        o_g = i * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        o_g = i * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2) + first.to(tl.int64) * 2
         a, b, c, d = words(seed_low, seed_high, stream_low, stream_high, o_g)
         if KIND == UNIFORM:
             b_u = tl.interleave(bits_53(a, b), bits_53(c, d)) * (2.0**-53)
         else:
-            first, second = normals_64(a, b, c, d)
-            b_u = tl.interleave(first, second)
+            n_0, n_1 = normals_64(a, b, c, d)
+            b_u = tl.interleave(n_0, n_1)
     else:
-        o_g = i * (BLOCK_N // 4) + tl.arange(0, BLOCK_N // 4)
+        o_g = i * (BLOCK_N // 4) + tl.arange(0, BLOCK_N // 4) + first
         a, b, c, d = words(seed_low, seed_high, stream_low, stream_high, o_g)
         if KIND == NORMAL:
             n_0, n_1 = normals_32(a, b)
@@ -176,7 +180,11 @@ def fill_kernel(
         if KIND == UNIFORM and p_y.dtype.element_ty != tl.float64:
             b_u = unit_24(b_u)
         b_y = from_bits(offset).to(ACC) + from_bits(factor).to(ACC) * b_u
-    tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=o < n)
+    m = o < n
+    if LEAD:
+        o -= LEAD
+        m = (o >= 0) & (o < n)
+    tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=m)
 
 
 @triton.jit
@@ -198,24 +206,29 @@ def normal_rows_kernel(p_y, p_seeds, rows, columns, BLOCK_R: tl.constexpr, BLOCK
     tl.store(p_y + o_r[:, None] * columns + o_n[None, :], b_y, mask=m)
 
 
-@triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low", "stream_high", "threshold", "scale"])
+@triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low", "stream_high", "first", "threshold", "scale"])
 def dropout_kernel(
-    p_x, p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, threshold, scale, C, P,
-    HAS_KEY: tl.constexpr, LAST: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
+    p_x, p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, first, threshold, scale, C, P,
+    HAS_KEY: tl.constexpr, LEAD: tl.constexpr, LAST: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """y = scale * x where the element's word is at least the threshold (its bits as int32), else 0.
 
-    Words are numbered as the elements of a contiguous tensor, also LAST, where x and y [N, C, P] lie as [N, P, C].
+    Words are numbered as the elements of a contiguous tensor, also LAST, where x and y [N, C, P] lie as [N, P, C];
+    x is a larger tensor's part from its element 4 first + LEAD on.
     """
     seed_low, seed_high, stream_low, stream_high = halves(
         p_key, seed_low, seed_high, stream_low, stream_high, HAS_KEY
     )  # fmt: skip
     i = tl.program_id(0).to(tl.int64)
     o = i * BLOCK_N + tl.arange(0, BLOCK_N)
-    o_g = i * (BLOCK_N // 4) + tl.arange(0, BLOCK_N // 4)
+    o_g = i * (BLOCK_N // 4) + tl.arange(0, BLOCK_N // 4) + first
     a, b, c, d = words(seed_low, seed_high, stream_low, stream_high, o_g)
     m_kept = interleave_4(a, b, c, d) >= threshold.to(tl.uint32, bitcast=True)
     m = o < n
+    if LEAD:
+        o -= LEAD
+        m = (o >= 0) & (o < n)
+        o = tl.where(m, o, 0)
     if LAST:
         row = o // P
         o = ((row // C) * P + o - row * P) * C + row % C
@@ -226,38 +239,42 @@ def dropout_kernel(
 
 def uniform(
     shape: Sequence[int], low: float, high: float, seed: int, stream: int | DeviceStream = 0,
-    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", first: int = 0,
 ) -> torch.Tensor:  # fmt: skip
     """A new tensor of numbers spread evenly over [low, high); rounding may reach high.
 
     Raises TypeError for an integer dtype, ValueError for bounds out of order or a seed or stream out of [0, 2^63).
     """
-    return uniform_(torch.empty(tuple(shape), dtype=dtype, device=device), low, high, seed, stream)
+    return uniform_(torch.empty(tuple(shape), dtype=dtype, device=device), low, high, seed, stream, first)
 
 
-def uniform_(t: torch.Tensor, low: float, high: float, seed: int, stream: int | DeviceStream = 0) -> torch.Tensor:
+def uniform_(
+    t: torch.Tensor, low: float, high: float, seed: int, stream: int | DeviceStream = 0, first: int = 0
+) -> torch.Tensor:
     """Fill t (any strides) as `uniform` does, and return it."""
     if not low <= high:
         raise ValueError(f"uniform: low is {low} and high is {high}, expected low <= high")
-    return _fill("uniform", t, seed, stream, UNIFORM, _bits(low), _bits(high - low))
+    return _fill("uniform", t, seed, stream, first, UNIFORM, _bits(low), _bits(high - low))
 
 
 def normal(
     shape: Sequence[int], mean: float, std: float, seed: int, stream: int | DeviceStream = 0,
-    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", first: int = 0,
 ) -> torch.Tensor:  # fmt: skip
     """A new tensor of normally distributed numbers.
 
     Raises TypeError for an integer dtype, ValueError for a negative std or a seed or stream out of [0, 2^63).
     """
-    return normal_(torch.empty(tuple(shape), dtype=dtype, device=device), mean, std, seed, stream)
+    return normal_(torch.empty(tuple(shape), dtype=dtype, device=device), mean, std, seed, stream, first)
 
 
-def normal_(t: torch.Tensor, mean: float, std: float, seed: int, stream: int | DeviceStream = 0) -> torch.Tensor:
+def normal_(
+    t: torch.Tensor, mean: float, std: float, seed: int, stream: int | DeviceStream = 0, first: int = 0
+) -> torch.Tensor:
     """Fill t (any strides) as `normal` does, and return it."""
     if not std >= 0:
         raise ValueError(f"normal: std is {std}, expected 0 or more")
-    return _fill("normal", t, seed, stream, NORMAL, _bits(mean), _bits(std))
+    return _fill("normal", t, seed, stream, first, NORMAL, _bits(mean), _bits(std))
 
 
 def normal_rows(seeds: Sequence[int], columns: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -286,6 +303,7 @@ def randint(
     seed: int,
     stream: int | DeviceStream = 0,
     device: torch.device | str = "cpu",
+    first: int = 0,
 ) -> torch.Tensor:
     """A new int64 tensor of integers from low to below high, each as likely to within (high - low) / 2^32.
 
@@ -294,15 +312,15 @@ def randint(
     if not low < high <= low + 2**31:
         raise ValueError(f"randint: low is {low} and high is {high}, expected low < high <= low + 2^31")
     t = torch.empty(tuple(shape), dtype=torch.int64, device=device)
-    return _fill("randint", t, seed, stream, INTEGER, low, high - low)
+    return _fill("randint", t, seed, stream, first, INTEGER, low, high - low)
 
 
-def dropout(x: torch.Tensor, p: float, seed: int, stream: int | DeviceStream = 0) -> torch.Tensor:
+def dropout(x: torch.Tensor, p: float, seed: int, stream: int | DeviceStream = 0, first: int = 0) -> torch.Tensor:
     """x / (1 - p), but 0 for a share p of the elements: a new tensor, channels-last if x is. Dropped NaN are 0 too.
 
     Which elements are kept depends on their places in x's shape alone, not in memory. The gradient is
-    `dropout(dy, p, seed, stream)`. Raises TypeError for an integer tensor, ValueError for p outside [0, 1] or a seed
-    or stream out of [0, 2^63).
+    `dropout(dy, p, seed, stream, first)`. Raises TypeError for an integer tensor, ValueError for p outside [0, 1] or a
+    seed or stream out of [0, 2^63).
     """
     check.floating("dropout", x=x)
     if not 0.0 <= p <= 1.0:
@@ -317,14 +335,14 @@ def dropout(x: torch.Tensor, p: float, seed: int, stream: int | DeviceStream = 0
     n = x.numel()
     tile = launch.tile("dropout", x.dtype, floor=4, N=n)
     launch.run(
-        dropout_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, y, n, *key,
+        dropout_kernel, (launch.cdiv(n + first % 4, tile["BLOCK_N"]),), x, y, n, *key, first // 4,
         _halves(threshold)[0], _bits(1.0 / (1.0 - p)), *((x.shape[1], x.shape[2:].numel()) if last else (1, 1)),
-        HAS_KEY=key[0] is not None, LAST=last, ACC=launch.acc(x.dtype), **tile.options,
+        HAS_KEY=key[0] is not None, LEAD=first % 4, LAST=last, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return y
 
 
-def _fill(op, t, seed, stream, kind, offset, factor):
+def _fill(op, t, seed, stream, first, kind, offset, factor):
     if kind is not INTEGER:
         check.floating(op, tensor=t)
     key = _key(op, seed, stream)
@@ -332,8 +350,9 @@ def _fill(op, t, seed, stream, kind, offset, factor):
     n = t.numel()
     tile = launch.tile("random", t.dtype, floor=4, N=n)
     launch.run(
-        fill_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), y, n, *key, offset, factor,
-        HAS_KEY=key[0] is not None, KIND=kind, ACC=launch.acc(t.dtype), enable_fp_fusion=False, **tile.options,
+        fill_kernel, (launch.cdiv(n + first % 4, tile["BLOCK_N"]),), y, n, *key, first // 4, offset, factor,
+        HAS_KEY=key[0] is not None, LEAD=first % 4, KIND=kind, ACC=launch.acc(t.dtype),
+        enable_fp_fusion=False, **tile.options,
     )  # fmt: skip
     if y is not t:
         return t.copy_(y)

@@ -148,6 +148,7 @@ def batch_norm(
         raise ValueError("batch_norm: momentum is None, which needs num_batches_tracked to count the batches")
     if training and buffers is not None:
         folds.forget()
+        torch.autograd.graph.increment_version([buffer for buffer in buffers if buffer is not None])
     if training and momentum is not None and alone.fits(like):
         return BatchNormAlone.apply(input, weight, bias, None, buffers, momentum, eps, act)
     if training:

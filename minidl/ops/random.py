@@ -20,13 +20,15 @@ __all__ = ["dropout", "dropout2d", "rand", "randint", "randn"]
 
 class Dropout(Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, p: float, seed: int, stream: int | kernels.DeviceStream) -> torch.Tensor:
-        ctx.options = p, seed, stream
-        return kernels.dropout(x, p, seed, stream)
+    def forward(
+        ctx: Any, x: torch.Tensor, p: float, seed: int, stream: int | kernels.DeviceStream, first: int
+    ) -> torch.Tensor:
+        ctx.options = p, seed, stream, first
+        return kernels.dropout(x, *ctx.options)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return kernels.dropout(dy, *ctx.options), None, None, None
+        return kernels.dropout(dy, *ctx.options), None, None, None, None
 
 
 def dropout(
@@ -42,7 +44,7 @@ def dropout(
     if not training or p == 0.0:
         return input
     key = random.key(seed)
-    return applied(lambda x: Dropout.apply(x, p, *key), input, inplace)
+    return applied(lambda x: Dropout.apply(x, p, *key, random.place(input.shape)), input, inplace)
 
 
 def dropout2d(
@@ -73,7 +75,8 @@ def rand(
     float16 and bfloat16 may round up to 1. Raises TypeError for an integer dtype, ValueError for a negative size.
     """
     where = device_of(device)
-    data = kernels.uniform(_sizes("rand", shape), 0.0, 1.0, *random.key(seed), dtype=dtype, device=where)
+    sizes = _sizes("rand", shape)
+    data = kernels.uniform(sizes, 0.0, 1.0, *random.key(seed), dtype=dtype, device=where, first=random.place(sizes))
     return Tensor(data, requires_grad)
 
 
@@ -86,7 +89,8 @@ def randn(
 ) -> Tensor:
     """A tensor of normally distributed numbers with mean 0 and standard deviation 1. Seeds and errors as `rand`."""
     where = device_of(device)
-    data = kernels.normal(_sizes("randn", shape), 0.0, 1.0, *random.key(seed), dtype=dtype, device=where)
+    sizes = _sizes("randn", shape)
+    data = kernels.normal(sizes, 0.0, 1.0, *random.key(seed), dtype=dtype, device=where, first=random.place(sizes))
     return Tensor(data, requires_grad)
 
 
@@ -98,7 +102,8 @@ def randint(
     Raises ValueError unless low < high <= low + 2^31, or for a negative size.
     """
     where = device_of(device)
-    return Tensor(kernels.randint(_sizes("randint", (size,)), low, high, *random.key(seed), device=where))
+    sizes = _sizes("randint", (size,))
+    return Tensor(kernels.randint(sizes, low, high, *random.key(seed), device=where, first=random.place(sizes)))
 
 
 def _sizes(op: str, shape: tuple[Any, ...]) -> tuple[int, ...]:

@@ -70,6 +70,7 @@ class _State:
     precision: str = "tf32x3"
     target: str | None = None
     instead: Callable[..., None] | None = None
+    runs: bool = True
     forced: dict[str, Tile] | None = None
     given: Mapping[str, tables.Table] | None = None
 
@@ -411,7 +412,12 @@ def record(recorder: Callable[..., None], target_: str | None = None) -> Abstrac
     For compiling offline: launchers run as usual on tensors of any device, and nothing is computed. Without a target,
     launches are those of this process.
     """
-    return _changed(processors, instead=recorder, target=target_)
+    return _changed(processors, instead=recorder, target=target_, runs=False)
+
+
+def runs() -> bool:
+    """Whether launches run, and are not only recorded."""
+    return _state.runs
 
 
 def recording() -> bool:

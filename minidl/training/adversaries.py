@@ -15,6 +15,7 @@ The gradient of the penalty needs no second derivatives. With u the direction of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ import torch
 from minidl import nn, ops, optim
 from minidl.autograd import no_grad
 from minidl.captured import capture
+from minidl.distributed.parallel import DataParallel
+from minidl.distributed.parts import Shards
 from minidl.kernels import random as random_kernels
 from minidl.kernels.average import Averages
 from minidl.models import Discriminator, Generator
@@ -41,12 +44,13 @@ class Adversaries:
     """The networks, their optimisers and the average, all made from `settings` and the process's random state.
 
     `settings` are the arguments of `Generator`. `step` trains on one batch, on a GPU as one CUDA graph unless
-    `captured` is False; `statistics` readies `average` for use.
+    `captured` is False, and by shards; `statistics` readies `average` for use.
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], batch_size: int, lr: float, seed: int, captured: bool = True
-    ) -> None:
+        self, settings: Mapping[str, Any], batch_size: int, lr: float, seed: int, captured: bool = True,
+        shards: Shards | None = None,
+    ) -> None:  # fmt: skip
         self.settings, self.lr, self.captured = settings, lr, captured
         self.generator = Generator(**settings)
         self.discriminator = Discriminator(**{name: value for name, value in settings.items() if name != "latent"})
@@ -60,16 +64,17 @@ class Adversaries:
         for optimizer in (self.generator_optimizer, self.discriminator_optimizer):
             optimizer.warns = False  # the loop counts skipped steps, and the report tells them
         self.batch_size, self.seed, self.steps = batch_size, seed, 0
-        ones, zeros = torch.ones(batch_size), torch.zeros(batch_size)
-        self._real = Tensor(ones.to(default_device()))
-        self._judged = Tensor(torch.cat([ones, zeros]).to(default_device()))
+        self.shards = shards or Shards(1)
+        self._of_generator = DataParallel(self.generator, self.shards, buffers=())
+        self._of_discriminator = DataParallel(self.discriminator, self.shards, buffers=self.generator.buffers())
+        self._labels = {rows: _labels(rows) for rows in set(map(len, self.shards.rows(batch_size)))}
         self._share = torch.zeros((), dtype=torch.float64, device=default_device())
         kept, followed = ([p.data for p in each.parameters()] for each in (self.average, self.generator))
         self._follow = Averages(kept, followed)
         self._train = capture(self._both) if captured else self._both
 
-    def step(self, x: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Train both networks on pictures [batch, C, H, W] with values from -1 to 1.
+    def step(self, *x: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Train both networks on pictures [batch, C, H, W] with values from -1 to 1, those of each of the shards.
 
         Returns, on the device and without waiting: the two losses [2], each a mean over its examples (the
         discriminator's over real and made ones together, half of the sum above, without the penalty), and the means [2]
@@ -78,31 +83,42 @@ class Adversaries:
         self.steps += 1
         # More in the first steps, so that the first weights are soon forgotten.
         self._share.fill_(1.0 - min(DECAY, (1.0 + self.steps) / (10.0 + self.steps)))
-        losses, believed = self._train(x, ops.randn(self.batch_size, self.generator.latent))
+        z = ops.randn(self.batch_size, self.generator.latent)
+        rows = self.shards.rows(self.batch_size)
+        losses, believed = self._train(*x, *(z if self.shards.count == 1 else z[own.start : own.stop] for own in rows))
         return losses, believed
 
-    def _both(self, x: Tensor, z: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # to lie as all that is made of it does
-        made = self.generator(z)
-        ahead = self._ahead(x)
-        logits = self.discriminator(ops.cat([x, made.detach(), x + ahead, x - ahead])).reshape(4, -1)
-        loss = ops.binary_cross_entropy_with_logits(logits[:2].flatten(0), self._judged)
-        self.discriminator_optimizer.zero_grad()
-        # Half of the sum above, as the loss is a mean over twice as many.
-        (loss + PENALTY / 4.0 * squared_slope(logits[2], logits[3])).backward()
+    def _both(self, *parts: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A step on the pictures of the shards and the latents of them."""
+        made: list[Tensor] = []
+        half = len(parts) // 2
+        judging = [partial(self._judged, x, z, made) for x, z in zip(parts[:half], parts[half:], strict=True)]
+        loss, believed = self._of_discriminator.step(self.batch_size, judging)
         self.discriminator_optimizer.step()
-        with no_grad():
-            believed = ops.mean(ops.sigmoid(logits[:2].detach()), 1)
 
         self.discriminator.requires_grad_(False)
-        opposed = ops.binary_cross_entropy_with_logits(self.discriminator(made), self._real)
-        self.generator_optimizer.zero_grad()
-        opposed.backward()
+        (opposed,) = self._of_generator.step(self.batch_size, [partial(self._opposed, each) for each in made])
         self.generator_optimizer.step()
         self.discriminator.requires_grad_(True)
 
         self._follow(self._share)
         return torch.stack([loss.data, opposed.data]), believed.data
+
+    def _judged(self, x: Tensor, z: Tensor, made: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """What the discriminator minimises, with its loss and what it believes; adds the pictures `made`."""
+        x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # to lie as all that is made of it does
+        made.append(self.generator(z))
+        ahead = self._ahead(x)
+        logits = self.discriminator(ops.cat([x, made[-1].detach(), x + ahead, x - ahead])).reshape(4, -1)
+        loss = ops.binary_cross_entropy_with_logits(logits[:2].flatten(0), self._labels[len(x)][1])
+        with no_grad():
+            believed = ops.mean(ops.sigmoid(logits[:2].detach()), 1)
+        # Half of the sum above, as the loss is a mean over twice as many.
+        return loss + PENALTY / 4.0 * squared_slope(logits[2], logits[3]), [loss, believed]
+
+    def _opposed(self, made: Tensor) -> Tensor:
+        """What the generator minimises."""
+        return ops.binary_cross_entropy_with_logits(self.discriminator(made), self._labels[len(made)][0])
 
     def _ahead(self, x: Tensor) -> Tensor:
         """The step of length REACH from each picture along which the discriminator's logit grows fastest."""
@@ -177,6 +193,12 @@ def squared_slope(beyond: Tensor, before: Tensor) -> Tensor:
     """mean |grad D(x)|^2, from D's logits [N] at REACH along the gradient from each x and as far against it."""
     slope = (beyond - before) / (2.0 * REACH)
     return ops.mean(slope * slope)
+
+
+def _labels(rows: int) -> tuple[Tensor, Tensor]:
+    """What is said of so many real pictures, and of them and as many made ones."""
+    ones, zeros = torch.ones(rows), torch.zeros(rows)
+    return Tensor(ones.to(default_device())), Tensor(torch.cat([ones, zeros]).to(default_device()))
 
 
 def latents(seeds: range, latent: int) -> Tensor:

@@ -23,6 +23,7 @@ class Session(Settings):
 
     out: Annotated[Path, AfterValidator(run_folder), Field(description="Folder of the run; created if it is missing.")]
     device: fields.Device = "auto"
+    devices: fields.AllDevices = 1
     resume: Annotated[bool, Field(description="Continue the run in --out with its settings.")] = False
     overwrite: Annotated[bool, Field(description="Replace the run in --out once this one is finished.")] = False
     quiet: fields.Quiet = False
@@ -84,6 +85,7 @@ class Training(Settings):
     val_split: Annotated[fields.Share, Field(description="Share of your own data for validation. Default: 0.1.")] = None
     test_split: Annotated[fields.Share, Field(description="Share of your own data for the test. Default: 0.2.")] = None
     seed: fields.Seed = 0
+    shards: fields.Shards = None
     precision: str | None
 
     @property

@@ -111,6 +111,15 @@ def tile_hash() -> str:
     return digest.hexdigest()
 
 
+def code() -> str:
+    """SHA-256 over the sources of minidl, and its version."""
+    digest = hashlib.sha256(__version__.encode())
+    folder = Path(__file__).parents[1]
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def check_threads() -> None:
     """Raises ConfigError for numbers of threads that the libraries cannot take: before they are loaded."""
     for name in _THREADS:

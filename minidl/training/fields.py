@@ -140,6 +140,15 @@ Seed = Annotated[
         ge=0, le=2**63 - 1, description="Determines initial weights, order of examples and all other random numbers."
     ),
 ]
+Shards = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        le=64,
+        description="Parts of a batch that are computed one by one: as many processes at most can share the training, "
+        "with the same result on any number of them. Default: 1, or 8 where several processes start.",
+    ),
+]
 Precision = Annotated[Literal["float32", "tf32"], Field(description="Precision of matrix products on a GPU:")]
 Hidden = Annotated[
     tuple[Annotated[int, Field(ge=1, le=65536)], ...],

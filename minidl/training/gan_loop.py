@@ -86,7 +86,8 @@ class GanTrainer(BaseTrainer):
     def run(self) -> GanProgress:
         """As `BaseTrainer.run`; then training.gif is written."""
         super().run()
-        samples.write_film(self.folder, self.progress.epoch)
+        if self.group.leads:
+            samples.write_film(self.folder, self.progress.epoch)
         return self.progress
 
     def attempt(self, size: int) -> None:
@@ -97,15 +98,19 @@ class GanTrainer(BaseTrainer):
 
     def rehearse(self) -> None:
         networks, generator = self.networks, self.networks.generator
-        shape = (networks.batch_size, generator.channels, *generator.size)
-        rehearsal.rehearse(networks.step, Tensor(torch.zeros(shape, device=default_device())))
+        shape = (generator.channels, *generator.size)
+        rows = map(len, networks.shards.rows(networks.batch_size))
+        parts = [Tensor(torch.zeros(each, *shape, device=default_device())) for each in rows]
+        rehearsal.rehearse(networks.step, *parts)
         rehearsal.rehearse(lambda: samples.draw(networks.statistics(), self.z))
 
     def _steps(self) -> Iterator[torch.Tensor]:
         left = self.steps - self.progress.step
         # The remaining pictures fill no batch; they take part in other epochs.
-        for x, _ in itertools.islice(self.batches.epoch(self.progress.epoch, self.progress.step), left):
-            yield torch.cat(self.networks.step(Tensor(x)))
+        split = self.networks.shards.rows
+        batches = self.batches.sharded(self.progress.epoch, self.progress.step, split)
+        for _, parts in itertools.islice(batches, left):
+            yield torch.cat(self.networks.step(*(Tensor(x) for x, _ in parts)))
 
     def _judge(self) -> Outcome:
         """The means of the figures, and samples/."""

@@ -13,6 +13,7 @@ bit for bit (on the same device, with the same versions, tile tables and number 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from minidl import nn, rehearsal
 from minidl.captured import capture
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
+from minidl.distributed.parallel import DataParallel
 from minidl.optim import Optimizer, Schedule
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
@@ -60,7 +62,8 @@ class Learner:
     `rehearse()` launches what `validate` does, see `rehearsal`; None: as far as that goes without values.
     `begins` are the epochs from which on a step is another one (0 is the first), and `enter(epoch)` readies the model
     for the steps of an epoch; None: in training mode. With an `average` that is what is judged and kept.
-    `sizes` are those (height, width) of pictures from an epoch on, for people, where they change.
+    `sizes` are those (height, width) of pictures from an epoch on, for people, where they change. With `parallel` a
+    step is taken by shards.
     """
 
     model: nn.Module
@@ -74,6 +77,7 @@ class Learner:
     enter: Callable[[int], None] | None = None
     average: Average | None = None
     sizes: Sequence[tuple[int, tuple[int, int]]] = ()
+    parallel: DataParallel | None = None
 
     def ready(self, epoch: int) -> None:
         """The model as the steps of an epoch have it."""
@@ -101,7 +105,8 @@ class Trainer(BaseTrainer):
         super().__init__(folder, epochs, display, state, hint, captured, figures)
         self.learner, self.patience, self.steps = learner, patience, len(learner.batches)
         self.progress = Progress()
-        self._taken: Callable[..., torch.Tensor] | None = None
+        # By the number of inputs: of few examples, some shards may have none.
+        self._taken: dict[int, Callable[..., torch.Tensor]] = {}
 
     @property
     def model(self) -> nn.Module:
@@ -137,7 +142,7 @@ class Trainer(BaseTrainer):
         Raises DamagedError when the best state is missing.
         """
         super().run()
-        best = self._best()
+        best = self._best() if self.group.leads else None
         if best is not None:
             weights.load(self.learner.model, best.weights, best.tensors)
             self._load_average(best)
@@ -150,17 +155,15 @@ class Trainer(BaseTrainer):
         self._figures.pending.clear()
         # The last epoch has the largest step.
         self.learner.ready(self.epochs - 1)
-        self._step(*_on_device(*next(iter(batches.epoch(self.epochs - 1)))))
+        self._step(*next(self._inputs(batches, self.epochs - 1, 0)))
 
     def rehearse(self) -> None:
         learner = self.learner
         for epoch in learner.begins:
             if epoch < self.epochs:
                 learner.ready(epoch)
-                step = self._new_step()
                 for place in sorted({0, self.steps - 1}):
-                    x, y = next(iter(learner.batches.epoch(epoch, place)))
-                    rehearsal.rehearse(step, *_on_device(x, y))
+                    rehearsal.rehearse(self._new_step(), *next(self._inputs(learner.batches, epoch, place)))
         learner.model.eval()
         rehearsal.rehearse(learner.rehearse or learner.validate)
 
@@ -189,7 +192,7 @@ class Trainer(BaseTrainer):
         try:
             super()._train(interrupts)
         finally:
-            self._taken = None  # and the memory of the graphs with it
+            self._taken.clear()  # and the memory of the graphs with them
 
     def _new_step(self) -> Callable[..., torch.Tensor]:
         return capture(self._step, shapes=2) if self.captured else self._step
@@ -206,12 +209,17 @@ class Trainer(BaseTrainer):
             )
         return best
 
-    def _step(self, x: CSR | Tensor, y: Tensor) -> torch.Tensor:
-        """Train on a batch; the loss."""
-        learner = self.learner
-        learner.optimizer.zero_grad()
-        loss = learner.loss(x, y)
-        loss.backward(learner.optimizer.loss_scale)
+    def _step(self, *inputs: Any) -> torch.Tensor:
+        """Train on a batch, as `_inputs` gives it; the loss."""
+        learner, scale = self.learner, self.learner.optimizer.loss_scale
+        if learner.parallel is None:
+            learner.optimizer.zero_grad()
+            loss = learner.loss(*inputs)
+            loss.backward(scale)
+        else:
+            size, *flat = inputs
+            works = [functools.partial(learner.loss, *flat[i : i + 2]) for i in range(0, len(flat), 2)]
+            loss = learner.parallel.step(size.shape[1], works, scale)[0]
         learner.optimizer.step()
         if learner.average is not None:
             learner.average.update()
@@ -220,16 +228,27 @@ class Trainer(BaseTrainer):
     def _steps(self) -> Iterator[torch.Tensor]:
         progress, learner = self.progress, self.learner
         if progress.epoch in learner.begins:
-            self._taken = None  # before another is made
+            self._taken.clear()  # before others are made
         learner.ready(progress.epoch)
-        if self._taken is None:
-            self._taken = self._new_step()
-        for x, y in learner.batches.epoch(progress.epoch, progress.step):
+        for inputs in self._inputs(learner.batches, progress.epoch, progress.step):
             if learner.average is not None:
                 learner.average.prepare(progress.steps + 1)
-            loss = self._taken(*_on_device(x, y))
+            if len(inputs) not in self._taken:
+                self._taken[len(inputs)] = self._new_step()
+            loss = self._taken[len(inputs)](*inputs)
             learner.schedule.step()
             yield loss
+
+    def _inputs(self, batches: Batches | ImageBatches, epoch: int, step: int) -> Iterator[tuple[Any, ...]]:
+        """What the steps of an epoch take: x and y; by shards, those of each, after an empty tensor that is as wide as
+        the whole batch has rows: a graph of other rows is another one."""
+        parallel = self.learner.parallel
+        if parallel is None:
+            yield from (_on_device(x, y) for x, y in batches.epoch(epoch, step))
+            return
+        for rows, parts in batches.sharded(epoch, step, parallel.shards.rows):
+            size = torch.empty(0, rows, device=default_device())
+            yield size, *(each for x, y in parts for each in _on_device(x, y))
 
     def _judge(self) -> Outcome:
         """Loss and validation. Raises DivergedError when the validation is not finite."""

@@ -78,8 +78,9 @@ def kept(epoch: int) -> str:
 
 
 def device(report: dict[str, Any]) -> str:
-    """Where the kernels ran."""
-    return "cpu (interpreted)" if report["device"] == "cpu" else str(report["device"])
+    """Where the kernels ran, and in how many processes if these were several."""
+    name = "cpu (interpreted)" if report["device"] == "cpu" else str(report["device"])
+    return name + (f", {report['processes']} processes" if report.get("processes", 1) > 1 else "")
 
 
 def columns(source: dict[str, Any]) -> str:

@@ -16,6 +16,8 @@ from minidl import nn, optim, phases, random
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.data.workers import Workers, available
+from minidl.distributed.parallel import DataParallel
+from minidl.distributed.parts import shards
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.training import helpers, memory, metrics, plots, reports, weights
@@ -131,6 +133,7 @@ class Supervised(Experiment):
             enter=None if course is None else functools.partial(course.enter, model),
             average=average,
             sizes=() if course is None else course.sizes,
+            parallel=None if config.shards is None else DataParallel(model, shards(config.shards)),
         )  # fmt: skip
 
     def _rehearse(self, model: nn.Module) -> None:

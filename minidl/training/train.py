@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from pydantic import Field
 
 from minidl import phases
 from minidl.data.saved import Checked, made
+from minidl.distributed.group import current
 from minidl.runtime import launch
 from minidl.training import environment, files, machine, manifest, memory, plots, runs
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
@@ -37,15 +38,25 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
 
     Raises DataError, ConfigError, RunError, Interrupted.
     """
-    task, display = TASKS[kind], Display(config.quiet)
+    group = current()
+    task, display = TASKS[kind], Display(config.quiet or not group.leads)
     try:
         if config.precision == "bfloat16" and launch.INTERPRETED:
             raise ConfigError(launch.NO_BFLOAT16.replace("use float32", "use --precision float32"))
         config = task.settled(config, dataset)
+        _check_shards(config)
         with memory.used_for("the features", "less data"), phases.timed("vectorise"):
             experiment = task.prepare(config, dataset)
         display.note(experiment.introduction)
         memory.check_networks(experiment.networks, config, experiment.scaled_by)
+        data_sha256 = next(task.fingerprints(dataset))
+        group.check_same(data=data_sha256)
+        if not group.leads:
+            # The run is written by the first process; the others read where it goes on.
+            identity, goes_on = group.told(None, "the start of the run")
+            return _fit(
+                task, config, experiment, identity, last_checkpoint(config, identity) if goes_on else None, display
+            )
         # Linux kills a process that takes more than its control group may; compiled kernels have the GPU's memory.
         with runs.writing(config), memory.within(machine.in_groups() if launch.INTERPRETED else None):
             if config.resume and (config.out / "config.json").exists():
@@ -57,7 +68,6 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
                     display.note(f"note: {name} was missing or changed and was rewritten from the data")
                 with resumable(config, kind):
                     return _fit(task, config, experiment, run.identity, checkpoint, display)
-            data_sha256 = next(task.fingerprints(dataset))
             identity = runs.start(config, kind, data_sha256, experiment.documents, experiment.model)
             with replacing(config, kind, display), resumable(config, kind):
                 return _fit(task, config, experiment, identity, None, display)
@@ -123,17 +133,24 @@ def last_checkpoint(config: Session, identity: str) -> Checkpoint | None:
 def _fit(
     task: Task, config: Any, experiment: Experiment, identity: str, checkpoint: Checkpoint | None, display: Display
 ) -> dict[str, Any]:
+    group = current()
+    if group.leads:
+        group.told([identity, checkpoint is not None], "the start of the run")
     described = _prepare(config, checkpoint, task.convolves)
+    group.check_same(environment=files.json_checksum({name: described[name] for name in environment.DECIDING}))
     state = {manifest.OF_RUN: identity, "config": config.identity(), "environment": described}
-    with experiment.alongside():
+    with experiment.alongside() if group.leads else nullcontext():
         trainer, again = _trainer(task, config, experiment, state, checkpoint, display)
         # A graph keeps the memory of its own that its first steps took outside of it.
         share = 0.5 if trainer.captured else 1.0
         smaller = memory.BATCH_SIZE if checkpoint is None else memory.NEW_RUN
         run = memory.used_for(f"a step of {experiment.batch_size:,} examples")(trainer.run)
         with phases.timed("train"):
-            memory.guarded(run, experiment.batch_size, trainer.attempt, share, smaller)
-        report = {**experiment.report(trainer, described["device"]), **again}
+            memory.guarded(run, experiment.batch_size, trainer.attempt if group.size == 1 else None, share, smaller)
+        if not group.leads:
+            return {}
+        together = {"shards": config.shards, "processes": group.size} if config.shards else {}
+        report = {**experiment.report(trainer, described["device"]), **together, **again}
     with phases.timed("write"):
         files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
     plotted = None
@@ -147,6 +164,20 @@ def _fit(
     runs.complete(config.out, identity, report, text)
     display.note("\n" + text, plotted, runs.finish(config.out), experiment.ending())
     return report
+
+
+def _check_shards(config: Any) -> None:
+    """Raises ConfigError for shards that the other settings have no room for."""
+    count = config.shards or 1
+    if config.batch_size < count:
+        raise ConfigError(f"--batch-size {config.batch_size} is less than --shards {count}: each shard has an example")
+    if count > 1 and getattr(config, "lazy", False):
+        raise ConfigError("--lazy updates the rows that a batch touches, which --shards does not know: leave one out")
+    if current().size > count:
+        raise ConfigError(
+            f"{current().size} processes are more than the {count} shards of the run: start at most {count}, or a new "
+            "run with more --shards"
+        )
 
 
 def _trainer(
@@ -186,7 +217,8 @@ def _prepare(config: Any, checkpoint: Checkpoint | None, convolves: bool) -> dic
     environment.fix_threads(threads)
     launch.set_float32_precision("tf32" if config.precision == "tf32" else "tf32x3")
     described = environment.describe(threads)
-    files.write_json(config.out / "environment.json", described)
+    if current().leads:
+        files.write_json(config.out / "environment.json", described)
     return described
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from minidl import nn, random
+from minidl.distributed.group import current
 from minidl.training import files
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints
 from minidl.training.display import Display
@@ -25,6 +26,7 @@ from minidl.training.progress import Place, restoring
 MOST_SKIPPED = 20  # consecutive skipped updates: the weights are intact, but nothing is learnt
 _FETCH_SECONDS = 0.5
 _MOST_PENDING = 1000
+_BETWEEN = 16  # steps on a GPU between two looks whether one of several processes is to stop
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -120,6 +122,7 @@ class BaseTrainer(ABC):
         self.folder, self.epochs, self.display = folder, epochs, display
         self.state, self.hint, self.captured = state, hint, captured
         self.checkpoints = Checkpoints(folder / FOLDER)
+        self.group = current()
         self._figures = figures
         self._started = time.monotonic()
 
@@ -198,7 +201,7 @@ class BaseTrainer(ABC):
         while not self.finished:
             best = self._epoch(interrupts)
             self._save(best)
-            if interrupts.requested:
+            if self._is_to_stop(interrupts):
                 raise self._interruption()
 
     def _epoch(self, interrupts: Interrupts) -> bool:
@@ -211,13 +214,19 @@ class BaseTrainer(ABC):
             progress.step += 1
             progress.steps += 1
             self.display.step(progress.step, self._fetch(always=False))
-            if interrupts.requested and progress.step < self.steps:
+            often = self.group.size == 1 or not self.captured or progress.step % _BETWEEN == 0
+            if progress.step < self.steps and often and self._is_to_stop(interrupts):
                 self._fetch(always=True)
                 progress.epoch_seconds = time.monotonic() - started
                 self._save()
                 raise self._interruption()
         if self._fetch(always=True) is None:
             raise DivergedError(f"no loss in epoch {progress.epoch + 1} is finite", self._figures.remedy)
+        if not self.group.leads:
+            saved, state = self.group.told(None, "the end of an epoch")
+            self.progress = type(progress).from_saved(saved)
+            random.set_state(state)
+            return False
         outcome = self._judge()
         seconds = round(time.monotonic() - started, 3)
         progress.epoch += 1
@@ -228,9 +237,16 @@ class BaseTrainer(ABC):
         )  # fmt: skip
         files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
         self.display.epoch(progress.epoch, self.epochs, outcome.text, seconds, outcome.star)
+        self.group.told([asdict(progress), random.get_state()], "the end of an epoch")
         return outcome.best
 
+    def _is_to_stop(self, interrupts: Interrupts) -> bool:
+        """Whether a signal came, to this process or another: all stop after the same step."""
+        return any(self.group.gathered(interrupts.requested, f"step {self.progress.steps}"))
+
     def _save(self, best: bool = False) -> None:
+        if not self.group.leads:
+            return
         self.progress.seconds = time.monotonic() - self._started
         weights, optimizer, more = self._parts()
         state = {**self.state, "progress": asdict(self.progress), **more, "generator": random.get_state()}

@@ -18,21 +18,21 @@ ALL = (
 
 # Scripts rely on these; adding one is fine, and then it is written here.
 FLAGS = {
-    "text": "--balance --batch-size --data --device --dropout --epochs --features --hidden --label-column "
+    "text": "--balance --batch-size --data --device --devices --dropout --epochs --features --hidden --label-column "
     "--label-smoothing --lazy --lr --max-features --min-df --ngrams --no-capture --no-plots --optimizer --out "
-    "--overwrite --patience --precision --profile --quiet --resume --schedule --seed --test --test-split --text-column "
-    "--trace --val-split --validation --warmup --weight-decay --workers",
-    "table": "--balance --batch-size --data --device --dropout --epochs --hidden --ignore --label-smoothing --lr "
-    "--missing --no-capture --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet "
-    "--resume --schedule --seed --target --task --test --test-split --trace --val-split --validation --warmup "
+    "--overwrite --patience --precision --profile --quiet --resume --schedule --seed --shards --test --test-split "
+    "--text-column --trace --val-split --validation --warmup --weight-decay --workers",
+    "table": "--balance --batch-size --data --device --devices --dropout --epochs --hidden --ignore --label-smoothing "
+    "--lr --missing --no-capture --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet "
+    "--resume --schedule --seed --shards --target --task --test --test-split --trace --val-split --validation --warmup "
     "--weight-decay --workers",
-    "images": "--balance --batch-size --cache --crop --cutmix --data --device --dropout --ema --epochs --flip --freeze "
-    "--init --label-smoothing --lr --mixup --model --no-capture --no-flip --no-freeze --no-plots --normalize "
-    "--optimizer --out --overwrite --patience --precision --profile --progressive --quiet --resume --schedule --seed "
-    "--shift --size --stem --test --test-split --trace --unfreeze --unfreeze-lr --val-split --validation --warmup "
-    "--weight-decay --workers",
-    "gan": "--batch-size --data --device --epochs --latent --lr --no-capture --no-plots --out --overwrite --precision "
-    "--profile --quiet --resume --seed --size --trace --width --workers",
+    "images": "--balance --batch-size --cache --crop --cutmix --data --device --devices --dropout --ema --epochs "
+    "--flip --freeze --init --label-smoothing --lr --mixup --model --no-capture --no-flip --no-freeze --no-plots "
+    "--normalize --optimizer --out --overwrite --patience --precision --profile --progressive --quiet --resume "
+    "--schedule --seed --shards --shift --size --stem --test --test-split --trace --unfreeze --unfreeze-lr --val-split "
+    "--validation --warmup --weight-decay --workers",
+    "gan": "--batch-size --data --device --devices --epochs --latent --lr --no-capture --no-plots --out --overwrite "
+    "--precision --profile --quiet --resume --seed --shards --size --trace --width --workers",
 }
 
 

@@ -13,6 +13,8 @@ from scipy import sparse
 
 from minidl import models, nn, ops, optim, random
 from minidl.data import Augment, Batches, ImageBatches, Pictures
+from minidl.distributed.parallel import DataParallel
+from minidl.distributed.parts import Shards
 from minidl.tensors import Tensor, default_device
 from minidl.training.adversaries import Adversaries
 from minidl.training.averages import Average
@@ -61,7 +63,7 @@ def half_pictures(draw):
 DATA = {"text": text, "table": table, "pictures": pictures, "pictures in float16": half_pictures}
 
 
-def trainer(make, folder, captured, epochs=EPOCHS):
+def trainer(make, folder, captured, epochs=EPOCHS, shards=None):
     """A trainer whose every epoch is the best; validation draws random numbers and runs the model."""
     random.manual_seed(0)
     model, batches, optimizer, loss = make(np.random.default_rng(0))
@@ -73,6 +75,8 @@ def trainer(make, folder, captured, epochs=EPOCHS):
         return Judgement({"loss": found, "drawn": ops.rand(1).item()}, 1.0, 0.0)
 
     learner = Learner(model, optimizer, schedule, batches, lambda x, y: loss(model(x), y), validate)
+    if shards is not None:
+        learner.parallel = DataParallel(model, Shards(shards))
     folder.mkdir(exist_ok=True)
     state = {"config": {"seed": 0}}
     return Trainer(learner, folder, epochs, 0, Display(quiet=True), state, "minidl", captured)
@@ -112,6 +116,16 @@ def test_a_captured_run_is_the_run_itself(graphs, tmp_path, make):
     assert end(captured) == end(plain)
     if make is half_pictures:
         assert plain.progress.skipped > 0
+
+
+@pytest.mark.parametrize("make", [text, table])
+def test_a_captured_run_by_shards_is_the_run_itself(graphs, tmp_path, make):
+    """Three shards; the last batch has two rows."""
+    plain = trainer(make, tmp_path / "plain", False, epochs=4, shards=3)
+    plain.run()
+    captured = trainer(make, tmp_path / "captured", True, epochs=4, shards=3)
+    captured.run()
+    assert end(captured) == end(plain)
 
 
 @pytest.mark.slow
@@ -162,17 +176,19 @@ def test_a_stopped_run_goes_on_with_or_without_capture(graphs, tmp_path, capture
     assert end(again) == end(whole)
 
 
-def test_a_captured_gan_trains_as_without(graphs):
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_captured_gan_trains_as_without(graphs, shards):
     settings = {"latent": 6, "channels": 1, "size": [8, 8], "width": 4, "layers": 2, "kernel": 4}
     results = []
     for captured in (False, True):
         random.manual_seed(0)
-        networks = Adversaries(settings, batch_size=6, lr=0.01, seed=0, captured=captured)
+        networks = Adversaries(settings, batch_size=6, lr=0.01, seed=0, captured=captured, shards=Shards(shards))
         shape, generator = (6, 1, 8, 8), torch.Generator().manual_seed(0)
         figures = []
         for _ in range(5):
             x = Tensor((2.0 * torch.rand(shape, generator=generator) - 1.0).to(default_device()))
-            figures.extend(part.tolist() for part in networks.step(x))
+            parts = [x] if shards == 1 else [x[:3], x[3:]]
+            figures.extend(part.tolist() for part in networks.step(*parts))
         results.append((figures, {name: value.tolist() for name, value in networks.weights().items()}))
     assert results[0] == results[1]
 

@@ -216,7 +216,7 @@ def test_a_gans_settings_follow_its_data():
     assert given.epochs == 3
     assert TrainGan(**given.identity(), out=Path("run")) == given
     assert given.identity().keys() == {
-        "data", "size", "latent", "width", "epochs", "batch_size", "lr", "seed", "precision",
+        "data", "size", "latent", "width", "epochs", "batch_size", "lr", "seed", "shards", "precision",
     }  # fmt: skip
 
 

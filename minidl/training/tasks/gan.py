@@ -59,6 +59,7 @@ class TrainGan(Session):
         64, 16, "Channels next to the picture; deeper layers have 2, 4 or 8 times as many."
     )
     seed: fields.Seed = 0
+    shards: fields.Shards = None
     precision: fields.Precision = "float32"
     plots: Annotated[bool, Field(description="Draw no curves; the grids of pictures are always made.")] = True
 
@@ -154,6 +155,7 @@ class GanExperiment(Experiment):
 
         from minidl import random
         from minidl.data import ImageBatches, Pictures
+        from minidl.distributed import shards
         from minidl.training import samples
         from minidl.training.adversaries import Adversaries, latents
         from minidl.training.gan_loop import GanTrainer
@@ -162,7 +164,9 @@ class GanExperiment(Experiment):
         assert config.lr is not None
         assert config.epochs is not None
         random.manual_seed(config.seed)
-        networks = Adversaries(self.model, self.batch_size, config.lr, config.seed, config.capture)
+        networks = Adversaries(
+            self.model, self.batch_size, config.lr, config.seed, config.capture, shards(config.shards or 1)
+        )
         middle = (MIDDLE,) * self.pixels.shape[3]
         pictures = Pictures(self.pixels, middle, middle)
         batches = ImageBatches(pictures, np.zeros(count, dtype=np.int64), self.batch_size, config.seed)

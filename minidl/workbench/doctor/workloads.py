@@ -25,6 +25,7 @@ from minidl.kernels import (
     mixing,
     norm,
     scaled_sum,
+    tree,
 )
 from minidl.kernels import random as random_kernels
 from minidl.kernels.conv import depthwise_rows, few_outputs, plan, volume
@@ -81,6 +82,7 @@ def workloads(name: str = "") -> list[Workload]:
         Workload("products of float8", ("conv_box", "conv_batch", "gemm"), float8.DTYPES, _float8_products),
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
         Workload("moving averages", ("elementwise",), FLOATS, _averages),
+        Workload("sums over shards", ("elementwise",), FLOATS, _trees),
         Workload("rows apart", ("bias_act_grad", *NORM), FLOATS, _apart),
         Workload("scaled sums", ("bias_act", "bias_act_grad"), FLOATS, _scaled_sums),
         Workload("fused", ("norm", "norm_sums", "norm_handed", "elementwise", "dropout"), FLOATS, _fused),
@@ -494,6 +496,14 @@ def _averages(dtype: torch.dtype) -> Calls:
     yield "moving averages in a wider type", lambda: average.Averages([wide], [y])(share)
 
 
+def _trees(dtype: torch.dtype) -> Calls:
+    rows, weight = torch.zeros(8, 1000, dtype=dtype), torch.ones(8, dtype=torch.float64)
+    parts = torch.zeros(2, 2, 512, dtype=launch.acc_torch(dtype))
+    yield "sum over eight shards", partial(tree.sum_rows, rows, range(8), 8, weight)
+    yield "a node in segments", partial(tree.sum_rows, rows[:2], (0, 1), 2, weight, parts[0, 0], 512, 1024)
+    yield "nodes of three processes", partial(tree.sum_rows, rows[:5], (0, 2, 3, 4, 6), 8, y=rows[6])
+
+
 def _random(dtype: torch.dtype) -> Calls:
     t = torch.zeros(300, 1000, dtype=dtype)
     yield "uniform", partial(random_kernels.uniform_, t, 0.0, 1.0, seed=1)
@@ -502,6 +512,8 @@ def _random(dtype: torch.dtype) -> Calls:
     recorded = random_kernels.DeviceStream(torch.zeros(2, dtype=torch.int64), 1)
     yield "normal, recorded", partial(random_kernels.normal_, t, 0.0, 1.0, seed=1, stream=recorded)
     yield "normal, rows", partial(random_kernels.normal_rows, range(300), 100)
+    yield "a part's normal", partial(random_kernels.normal_, t, 0.0, 1.0, seed=1, first=2001)
+    yield "a part's dropout", partial(random_kernels.dropout, t, 0.5, seed=1, stream=recorded, first=2002)
     yield "dropout, recorded", partial(random_kernels.dropout, t, 0.5, seed=1, stream=recorded)
 
 

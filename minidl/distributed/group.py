@@ -1,0 +1,195 @@
+"""The processes that train together: who they are, what their hosts tell each other, and how they end together.
+
+torch.distributed starts and connects them: NCCL moves tensors of GPUs, gloo those of the CPU and messages, which are
+JSON. A process that fails leaves a note in the store they have met at; the others end when they read it, or when a
+collective fails since a process is gone. One of them says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from minidl.distributed.started import DistributedError, LostError, is_started
+from minidl.runtime import launch
+
+TIMEOUT = 600.0  # seconds that a process waits for the others
+_EACH = 0.25  # seconds between looks at the store
+_ANSWER = 1.5  # seconds in which processes that are there say so
+_GRACE = 5.0  # seconds in which a process ends by itself after another one has failed
+_FAILED, _ASKED, _SEEN, _TOLD = "failed", "asked", "seen", "told"
+
+
+class Group:
+    """The processes of a training: `size` of them, this one of number `rank`. Without `init`, it is alone.
+
+    `last` is the name of the last exchange that it took part in.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
+        self.rank, self.size, self.last = rank, size, "the start"
+        self._store = store
+        if store is not None:
+            threading.Thread(target=self._watch, name="watch of other processes", daemon=True).start()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes and shows."""
+        return self.rank == 0
+
+    @contextlib.contextmanager
+    def exchanging(self, what: str) -> Iterator[None]:
+        """A block that waits for the other processes, in `what`. Raises LostError when one of them is gone."""
+        self.last = what
+        try:
+            yield
+        except (RuntimeError, TimeoutError) as error:
+            raise LostError(f"{what}: {str(error).splitlines()[0]}") from None
+
+    def gathered(self, value: Any, what: str) -> list[Any]:
+        """The JSON value of each process, by rank."""
+        if self.size == 1:
+            return [value]
+        text = json.dumps(value).encode()
+        with self.exchanging(what):
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+            dist.all_gather(sizes, torch.tensor([len(text)]))
+            lengths = [int(size) for size in sizes]
+            own = torch.zeros(max(lengths), dtype=torch.uint8)
+            own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            parts = [torch.zeros_like(own) for _ in range(self.size)]
+            dist.all_gather(parts, own)
+        return [json.loads(bytes(part[:length].tolist())) for part, length in zip(parts, lengths, strict=True)]
+
+    def told(self, value: Any, what: str) -> Any:
+        """The JSON value of the leading process."""
+        return self.gathered(value if self.leads else None, what)[0]
+
+    def check_same(self, **values: str) -> None:
+        """Raises DistributedError, naming the first thing and the first process, where processes differ."""
+        for rank, others in enumerate(self.gathered(values, "the comparison of the processes")):
+            for name, value in values.items():
+                if others[name] != value:
+                    there, here = (rank, self.rank) if rank > self.rank else (self.rank, rank)
+                    raise DistributedError(
+                        f"process {there} has another {name} than process {here}: start all processes with the same "
+                        "version of minidl, command and data"
+                    )
+
+    def failed(self, error: BaseException, message: str, code: int) -> tuple[str | None, int]:
+        """What this process is to say before it ends with an error, None if another one says it, and its exit code.
+
+        Leaves a note for the others, or reads theirs where they failed first.
+        """
+        if self._store is None:
+            return message, code
+        own, text = {"rank": self.rank, "message": message, "code": code}, None
+        try:
+            if isinstance(error, LostError) and not self._store.check([_FAILED]):
+                own = {"rank": None, "message": f"error: {self._lost(str(error))}", "code": 1}
+            note = json.loads(self._store.compare_set(_FAILED, "", json.dumps(own)))
+            text, code = message if note["message"] == message else self._text(note), note["code"]
+            self._store.add(_SEEN, 1)
+            if self.leads:  # the store may go with it
+                first = self._store.add(_TOLD, 1) == 1
+                self._wait(lambda: self._store.add(_SEEN, 0) == self.size)
+            else:
+                self._wait(lambda: self._store.check([_TOLD]))
+                first = self._store.add(_TOLD, 1) == 1
+            return (text if first else None), code
+        except RuntimeError:  # the store has gone with the first process
+            gone = f"error: process 0 ended without a word (killed?); {error}"
+            return (gone if isinstance(error, LostError) else message) if text is None else None, code
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        end = time.monotonic() + _ANSWER
+        while not ready() and time.monotonic() < end:
+            time.sleep(_EACH / 5)
+
+    def _text(self, note: dict[str, Any]) -> str:
+        rank, message = note["rank"], str(note["message"])
+        if rank in (None, 0):
+            return message
+        return f"error: process {rank}: {message.removeprefix('error: ')}"
+
+    def _lost(self, what: str) -> str:
+        """Which processes are gone, or where they are."""
+        self._store.set(_ASKED, "1")
+        self._store.set(f"at {self.rank}", self.last)
+        time.sleep(_ANSWER)
+        places = {
+            rank: self._store.get(f"at {rank}").decode() if self._store.check([f"at {rank}"]) else None
+            for rank in range(self.size)
+        }
+        gone = [rank for rank, at in places.items() if at is None]
+        if gone:
+            names = ", ".join(map(str, gone))
+            return f"process {names} of {self.size} ended without a word (killed?), the others were in {self.last}"
+        there = "; ".join(f"process {rank} in {at}" for rank, at in places.items())
+        return f"the processes wait for each other: {there} ({what})"
+
+    def _watch(self) -> None:
+        """Answers who asks where this process is, and ends it after another one has failed."""
+        answered = False
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            while not self._store.check([_FAILED]):
+                if not answered and self._store.check([_ASKED]):
+                    self._store.set(f"at {self.rank}", self.last)
+                    answered = True
+                time.sleep(_EACH)
+            note = json.loads(self._store.get(_FAILED))
+            time.sleep(_GRACE)
+            # Still here: it waits in an exchange that no error ends.
+            if self.leads and self._store.add(_TOLD, 1) == 1:
+                os.write(2, (self._text(note) + "\n").encode())
+            os._exit(note["code"])
+
+
+_alone = Group()
+_joined: list[Group] = []
+
+
+def current() -> Group:
+    """The group of this process."""
+    return _joined[-1] if _joined else _alone
+
+
+def init(timeout: float = TIMEOUT) -> Group:
+    """Join the processes that torchrun has started, once; a process that it has not started stays alone.
+
+    Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. On GPUs, each process uses the one of its number
+    on its host. `timeout` is how many seconds a process waits for others. Raises DistributedError when they cannot meet
+    or a host has fewer GPUs than processes.
+    """
+    if not is_started() or _joined:
+        return current()
+    backend = "gloo"
+    if not launch.INTERPRETED:
+        backend, local, count = "cpu:gloo,cuda:nccl", int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if count == 1:
+            local = 0  # the one that this process is shown; NCCL refuses one that several have
+        elif local >= count:
+            raise DistributedError(f"there is no GPU {local} for this process: this host has {count}")
+        if not dist.is_nccl_available():
+            raise DistributedError("this torch has no NCCL, which moves the tensors of GPUs")
+        torch.cuda.set_device(local)
+    limit = dt.timedelta(seconds=timeout)
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=limit))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    except (RuntimeError, ValueError, TimeoutError) as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise DistributedError(f"the processes cannot meet at {where}: {str(error).splitlines()[0]}") from None
+    _joined.append(Group(rank, size, PrefixStore("minidl", store)))
+    return current()

@@ -1,0 +1,89 @@
+"""Sums over all shards in one fixed tree: torch.distributed moves bytes, our kernel adds.
+
+Each process adds those nodes of the tree that lie in its shards, cuts them into as many segments as there are processes
+and sends each to its process, which adds the nodes of all in the order of the tree; the sums are gathered. As many
+bytes go round as in a ring all-reduce, and every value is added in the same order whatever the number of processes.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from minidl.distributed.group import current
+from minidl.distributed.parts import Shards, shards
+from minidl.kernels import tree
+from minidl.runtime import launch
+from minidl.tensors import Tensor
+
+# torch 2.13 has given it another name.
+_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_ALIGNED = 16  # values: segments begin at multiples of 16 bytes
+
+
+def all_reduce_fixed(rows: Tensor, of: Shards | None = None, weights: Tensor | None = None) -> Tensor:
+    """The sum over all shards of all processes, in one fixed order: rows [own shards, ...] -> [...], in its dtype.
+
+    Row i belongs to the i-th shard of this process, and `weights` [own shards] are factors of the rows. `of`: as
+    `shards()` by default. Every process must call it. Raises ValueError for another number of rows, LostError when a
+    process is gone.
+    """
+    of = of or shards()
+    if rows.shape[0] != len(of.own):
+        raise ValueError(f"all_reduce_fixed: {rows.shape[0]} rows, expected one for each of {len(of.own)} shards")
+    flat = rows.data.reshape(len(of.own), -1)
+    return Tensor(summed(flat, of, None if weights is None else weights.data).view(rows.shape[1:]))
+
+
+def broadcast(tensor: Tensor) -> Tensor:
+    """Give a tensor the values that it has in the first process, in place; every process must call it."""
+    share([tensor.data], "a broadcast")
+    return tensor
+
+
+def share(tensors: list[torch.Tensor], what: str) -> None:
+    """Give tensors the values of the first process."""
+    group = current()
+    if group.size == 1 or not launch.runs():
+        return
+    with group.exchanging(what):
+        for tensor in tensors:
+            held = tensor if tensor.is_contiguous() else tensor.contiguous()
+            if held.numel():
+                dist.broadcast(held.view(-1).view(torch.uint8), 0)
+            if held is not tensor:
+                tensor.copy_(held)
+
+
+def summed(x: torch.Tensor, of: Shards, weight: torch.Tensor | None = None, what: str = "a sum") -> torch.Tensor:
+    """x [own shards, n] -> [n], see `all_reduce_fixed`."""
+    leaves = tree.leaves(of.count)
+    if of.size == 1:
+        return tree.sum_rows(x, range(of.count), leaves, weight)
+    n = x.shape[1]
+    segment = -(-n // (of.size * _ALIGNED)) * _ALIGNED
+    nodes = [tree.nodes(own.start, own.stop, of.count) for own in of.all]
+    mine, wide = nodes[of.rank], launch.acc_torch(x.dtype)
+    parts = torch.empty(of.size, len(mine), segment, dtype=wide, device=x.device)
+    for place, (start, size) in enumerate(mine):
+        own = slice(start - of.own.start, min(start + size, of.own.stop) - of.own.start)
+        weights = None if weight is None else weight[own]
+        tree.sum_rows(x[own], range(len(x[own])), size, weights, parts[0, place], segment, len(mine) * segment)
+    there = torch.empty(sum(map(len, nodes)), segment, dtype=wide, device=x.device)
+    _send(there, [len(each) for each in nodes], parts, what)
+    starts = [start for each in nodes for start, _ in each]
+    found = tree.sum_rows(there, starts, leaves, y=torch.empty(segment, dtype=x.dtype, device=x.device))
+    whole = torch.empty(of.size * segment, dtype=x.dtype, device=x.device)
+    if launch.runs():
+        with current().exchanging(what):
+            _gather(whole.view(torch.uint8), found.view(torch.uint8))
+    return whole[:n]
+
+
+def _send(there: torch.Tensor, counts: list[int], parts: torch.Tensor, what: str) -> None:
+    """Exchange segments: parts[r] goes to process r, and there[...] are those that came, by rank, counts[r] each."""
+    if launch.runs():
+        each = there[0].nbytes
+        sizes = [count * each for count in counts], [parts[0].nbytes] * len(parts)
+        with current().exchanging(what):
+            dist.all_to_all_single(there.view(-1).view(torch.uint8), parts.view(-1).view(torch.uint8), *sizes)

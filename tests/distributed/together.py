@@ -1,0 +1,153 @@
+"""One of four processes that compute the same things as one, as two, as three and as four; see test_together.
+
+python together.py FOLDER RANK PORT PORT PORT PORT
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from scipy import sparse
+
+from minidl import distributed, nn, ops, optim, random
+from minidl.data import Augment, Batches, ImageBatches, Pictures
+from minidl.distributed import group
+from minidl.distributed.parallel import DataParallel
+from minidl.distributed.parts import cut
+from minidl.tensors import Tensor
+from minidl.training.adversaries import Adversaries
+from minidl.training.display import Display
+from minidl.training.errors import Interrupted
+from minidl.training.loop import Judgement, Learner, Trainer
+
+ROWS, BATCH, EPOCHS = 21, 16, 2  # the last batch has fewer examples than there are shards
+SHARDS = 8
+
+
+def digest(tensors):
+    return hashlib.sha256(b"".join(t.detach().contiguous().numpy().tobytes() for t in tensors)).hexdigest()[:16]
+
+
+def text(draw):
+    model = nn.Sequential(nn.SparseLinear(40, 16, act="relu"), nn.Dropout(0.5), nn.Linear(16, 3))
+    x = sparse.random(ROWS, 40, 0.2, format="csr", dtype=np.float32, random_state=0)
+    return model, Batches(x, draw.integers(0, 3, ROWS), BATCH, seed=1), ops.cross_entropy
+
+
+def pictures(draw):
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2, act="relu"), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.3), nn.Linear(36, 3)
+    )
+    some = Pictures(draw.integers(0, 256, (ROWS, 8, 8, 1), dtype=np.uint8), (128.0,), (64.0,))
+    return model, ImageBatches(some, draw.integers(0, 3, ROWS), BATCH, 1, augment=Augment(shift=1)), ops.cross_entropy
+
+
+def trainer(make, folder, stops=False):
+    """A trainer whose every epoch is the best, or which is stopped in the first. Only the first process may judge."""
+    random.manual_seed(0)
+    model, batches, loss = make(np.random.default_rng(0))
+    optimizer = optim.AdamW(model.parameters(), lr=0.02)
+    schedule = optim.CosineLR(optimizer, EPOCHS * len(batches), warmup=1)
+    parallel = DataParallel(model, distributed.shards(SHARDS))
+
+    def validate():
+        assert group.current().leads
+        if stops:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return Judgement({"loss": 1.0, "drawn": ops.rand(1).item()}, 1.0, 0.0)
+
+    learner = Learner(
+        model, optimizer, schedule, batches, lambda x, y: loss(model(x), y), validate, parallel=parallel
+    )  # fmt: skip
+    folder.mkdir(exist_ok=True, parents=True)
+    return Trainer(learner, folder, EPOCHS, 0, Display(quiet=True), {"config": {"seed": 0}}, "minidl", False)
+
+
+def trained(make, folder, before):
+    """Weights and losses after all epochs; of a run that goes on where `before` ended, if that is given."""
+    run = trainer(make, folder)
+    if before is not None:
+        if group.current().leads:
+            shutil.copytree(before, folder, dirs_exist_ok=True)
+        group.current().gathered(None, "the copy")
+        run.restore(run.checkpoints.last())
+    progress = run.run()
+    losses = [record["loss"] for record in progress.history]
+    return [digest(tensor for _, tensor in sorted(run.learner.model.state_dict().items())), losses]
+
+
+def adversaries():
+    random.manual_seed(0)
+    settings = {"latent": 4, "channels": 1, "size": (8, 8), "width": 4, "layers": 2, "kernel": 5}
+    both = Adversaries(settings, 6, 1e-3, 0, captured=False, shards=distributed.shards(4))
+    x = torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8)
+    figures = both.step(*(Tensor(x[own.start : own.stop]) for own in both.shards.rows(6)))
+    return digest([*figures, *both.weights().values()])
+
+
+def sums(size):
+    """Sums of rows that belong to shards, whoever has them."""
+    found = {}
+    draw = np.random.default_rng(0)
+    for count in (4, 5, 8, 13, 64):
+        for dtype in (torch.float16, torch.float32, torch.float64):
+            rows = torch.from_numpy(draw.normal(size=(count, 3, int(draw.integers(1, 60))))).to(dtype)
+            weights = torch.from_numpy(draw.random(count))
+            own = cut(count, size)[group.current().rank]
+            for factors in (None, Tensor(weights[own.start : own.stop])):
+                part = Tensor(rows[own.start : own.stop])
+                total = distributed.all_reduce_fixed(part, distributed.shards(count), factors)
+                found[f"{count} {dtype} {factors is not None}"] = digest([total.data])
+    return found
+
+
+def user_steps():
+    """The loop of a user, whose model has parameters that get no gradient, on whole batches."""
+    random.manual_seed(group.current().rank)  # the weights of the first process are taken
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+    model.unused = nn.Linear(2, 2)
+    parallel = distributed.DataParallel(model, distributed.shards(4))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    random.manual_seed(0)
+    for rows in (8, 3, 8):
+        x, y = (Tensor(torch.linspace(-1, 1, rows * n).reshape(rows, n)) for n in (6, 2))
+        loss = parallel(lambda x, y: ops.mse_loss(model[2](model[1](model[0](x))), y), x, y)
+        assert model.unused.weight.grad is None
+        optimizer.step()
+    return [digest(tensor for name, tensor in model.state_dict().items() if "unused" not in name), loss.item()]
+
+
+def main():
+    folder, rank, ports = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    for size, port in enumerate(ports, 1):
+        if rank >= size:
+            continue
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(size))
+        distributed.init(timeout=120)
+        before = folder / f"part-{size - 1}" if size > 1 else None
+        found = {
+            "sums": sums(size),
+            "user's steps": user_steps(),
+            "text": trained(text, folder / f"text-{size}", before),
+            "pictures": trained(pictures, folder / f"pictures-{size}", None),
+            "adversaries": adversaries(),
+        }
+        with contextlib.suppress(Interrupted):  # one more process goes on with it
+            trainer(text, folder / f"part-{size}", stops=True).run()
+        (folder / f"found-{size}-{rank}.json").write_text(json.dumps(found))
+        if size > 1:
+            group.current().gathered(None, "the end")
+            dist.destroy_process_group()
+            group._joined.clear()
+
+
+if __name__ == "__main__":
+    main()
