@@ -109,7 +109,7 @@ class Group:
                 first = self._store.add(_TOLD, 1) == 1
             return (text if first else None), code
         except RuntimeError:  # the store has gone with the first process
-            gone = f"error: process 0 ended without a word (killed?); {error}"
+            gone = f"error: process 0 of {self.size} ended without a word (killed?), the others were in {self.last}"
             return (gone if isinstance(error, LostError) else message) if text is None else None, code
 
     def _wait(self, ready: Callable[[], bool]) -> None:
