@@ -157,7 +157,7 @@ class _Memory(TorchDispatchMode):
         if written and name not in _SHAPES:
             lasting = any(target not in self.new for target in written)
             if lasting and (unknown or name not in _SETS):
-                return written[0] if len(written) == 1 else tuple(written)
+                return None if not func._schema.returns else written[0] if len(written) == 1 else tuple(written)
             for target in written:
                 if unknown:
                     self.unknown.add(target)

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import minidl
-from minidl import ops, rehearsal
+from minidl import nn, ops, optim, rehearsal
 from minidl.captured import capture
+from minidl.distributed import DataParallel, shards
 from minidl.runtime import ahead, launch
 from minidl.tensors import Tensor
 from minidl.training.compiling import compile_ahead
@@ -209,3 +210,23 @@ def test_a_step_compiles_nothing_after_it_was_compiled_ahead(tmp_path, monkeypat
 
 def test_only_kernels_that_another_process_can_import_become_jobs():
     assert not ahead.compilable(lambda: None)
+
+
+def test_a_step_by_shards_is_rehearsed():
+    """Its buffers are put back after each shard by an operation that returns nothing."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+    parallel, optimizer = DataParallel(model, shards(2)), optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, y):
+        works = [lambda x=x[i : i + 2], y=y[i : i + 2]: ops.cross_entropy(model(x), y) for i in (0, 2)]
+        loss = parallel.step(4, works)[0]
+        optimizer.step()
+        return loss
+
+    x, y = Tensor(torch.randn(4, 1, 4, 4)), Tensor(torch.tensor([0, 1, 2, 0]))
+    step(x, y)
+    before = [tensor.data.clone() for _, tensor in model.named_tensors()]
+    found = rehearsed(lambda: rehearsal.rehearse(step, x, y))
+    for (_, tensor), was in zip(model.named_tensors(), before, strict=True):
+        assert torch.equal(tensor.data, was)
+    assert found == launched(lambda: step(x, y))
