@@ -83,7 +83,20 @@ def _put_back(buffers: Iterable[torch.Tensor], before: list[torch.Tensor]) -> No
 
 def _times(unit: Unit, x: torch.Tensor) -> tuple[float, float]:
     """Microseconds of a call with our classes and with torch's, forward and, in training, back; modules are left as
-    they were."""
+    they were.
+
+    All of it is on one stream beside the others: gradients of leaves are added on the stream of their first use, which
+    a capture must not leave.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = _both(unit, x)
+    torch.cuda.current_stream().wait_stream(stream)
+    return found
+
+
+def _both(unit: Unit, x: torch.Tensor) -> tuple[float, float]:
     buffers = [buffer for module in unit.modules for buffer in module.buffers()]
     before = [buffer.clone() for buffer in buffers]
     kinds = [type(module) for module in unit.modules]
@@ -122,7 +135,7 @@ def _time(call: Callable[[], None]) -> float:
     nothing of its kernels.
     """
     cached = torch.is_autocast_cache_enabled()
-    # Each call casts weights, as each step does; and what the first calls cast is of another stream than a graph's.
+    # Each call casts weights, as each step does.
     torch.set_autocast_cache_enabled(False)
     try:
         for _ in range(3):
@@ -164,10 +177,9 @@ def _captured(call: Callable[[], None]) -> Callable[[], None]:
 
 def _graph(run: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        graph.capture_begin()
-        try:
-            run()
-        finally:
-            graph.capture_end()
+    graph.capture_begin()
+    try:
+        run()
+    finally:
+        graph.capture_end()
     return graph
