@@ -1,7 +1,5 @@
 """`minidl train` on several processes: by torchrun, with wrong uses, and with processes that are killed."""
 
-import os
-import random
 import signal
 import subprocess
 import sys
@@ -10,36 +8,10 @@ import time
 import pytest
 
 from minidl.runtime import launch
-from tests.distributed.test_together import free_ports
+from tests.trials import kills
+from tests.trials.kills import ALONE, alone, command, ended, start
 
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="processes on one GPU are for gloo")
-ALONE = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
-
-
-def command(out, *more):
-    return ["train", "table", "--data", "diabetes", "--batch-size", "64", "--no-plots", "--out", str(out), *more]
-
-
-def start(commands):
-    """A process for each command, of one training."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1)[0], "WORLD_SIZE": str(len(commands))}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", "minidl", *each], env={**ALONE, **place, "RANK": str(rank)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for rank, each in enumerate(commands)
-    ]  # fmt: skip
-
-
-def ended(processes):
-    """(exit codes, all that was said on standard error), once all have ended."""
-    said = [process.communicate(timeout=120)[1] for process in processes]
-    return [process.returncode for process in processes], "".join(said)
-
-
-def alone(*arguments):
-    return subprocess.run([sys.executable, "-m", "minidl", *arguments], env=ALONE, check=True, capture_output=True)
 
 
 def test_several_processes_give_the_model_that_one_gives(tmp_path):
@@ -89,33 +61,6 @@ def wait_for(path, seconds=90.0):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
 def test_killed_anywhere_and_resumed_on_another_number_gives_the_same_bits(tmp_path):
-    """Fifty kills of any process, at any moment; after each, another number of processes goes on."""
-    draw, kills, runs = random.Random(0), 0, 0
-    more = "--epochs", "12", "--quiet", "--shards", "4"
-    alone(*command(tmp_path / "alone", *more))
-    expected = (tmp_path / "alone" / "model.safetensors").read_bytes()
-    while kills < 50:
-        out = tmp_path / f"run-{runs}"
-        runs += 1
-        while not (out / "report.json").exists():
-            processes = start([command(out, *more, "--resume")] * draw.randint(1, 4))
-            before = out / "checkpoints" / "last.json"
-            was = before.stat().st_mtime_ns if before.exists() else 0
-            end = time.monotonic() + (draw.uniform(2, 8) if draw.random() < 0.25 else 60)
-            while time.monotonic() < end and any(process.poll() is None for process in processes):
-                if before.exists() and before.stat().st_mtime_ns != was:  # an epoch further: soon
-                    was, end = before.stat().st_mtime_ns, time.monotonic() + draw.uniform(0, 1.5)
-                time.sleep(0.02)
-            victim = draw.choice(processes)
-            if victim.poll() is None:
-                victim.kill()
-                kills += 1
-            patience = time.monotonic() + 20
-            while time.monotonic() < patience and any(process.poll() is None for process in processes):
-                time.sleep(0.05)
-            for process in processes:  # they have not met yet, and would wait for the victim; torchrun ends them, too
-                process.kill()
-            ended(processes)
-        assert (out / "model.safetensors").read_bytes() == expected
+    """A sample of `python -m tests.trials.kills`."""
+    kills.run(tmp_path, 2)
