@@ -215,7 +215,7 @@ class BaseTrainer(ABC):
             progress.steps += 1
             self.display.step(progress.step, self._fetch(always=False))
             often = self.group.size == 1 or not self.captured or progress.step % _BETWEEN == 0
-            if progress.step < self.steps and often and self._is_to_stop(interrupts):
+            if often and self._is_to_stop(interrupts) and progress.step < self.steps:
                 self._fetch(always=True)
                 progress.epoch_seconds = time.monotonic() - started
                 self._save()

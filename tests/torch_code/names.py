@@ -150,6 +150,8 @@ class Call:
         wants = tensor.requires_grad
         if self.framework == "exact" and data.dtype in FLOATS:
             data = data.double()
+        if self.framework == "minidl" and not wants and data.is_contiguous():
+            data = data.clone()  # a batch norm moves its running statistics, which torch has saved by then
         made = Tensor(data, wants) if self.framework == "minidl" else data.requires_grad_(wants)
         if wants:
             self.leaves.append(made)
