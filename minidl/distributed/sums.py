@@ -68,7 +68,7 @@ def summed(x: torch.Tensor, of: Shards, weight: torch.Tensor | None = None, what
     for place, (start, size) in enumerate(mine):
         own = slice(start - of.own.start, min(start + size, of.own.stop) - of.own.start)
         weights = None if weight is None else weight[own]
-        tree.sum_rows(x[own], range(len(x[own])), size, weights, parts[0, place], segment, len(mine) * segment)
+        tree.sum_rows(x[own], range(len(x[own])), size, weights, parts[:, place])
     there = torch.empty(sum(map(len, nodes)), segment, dtype=wide, device=x.device)
     _send(there, [len(each) for each in nodes], parts, what)
     starts = [start for each in nodes for start, _ in each]

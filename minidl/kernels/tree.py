@@ -19,6 +19,7 @@ import triton.language as tl
 from minidl.runtime import check, launch
 
 MOST = 64  # leaves
+BLOCK = 512  # values at most: of 64 rows, 1024 in float16 spill on sm_80
 
 
 @triton.constexpr_function
@@ -88,13 +89,12 @@ def nodes(first: int, end: int, count: int) -> list[tuple[int, int]]:
 
 
 def sum_rows(
-    x: torch.Tensor, starts: Sequence[int], size: int, weight: torch.Tensor | None = None,
-    y: torch.Tensor | None = None, segment: int | None = None, apart: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor, starts: Sequence[int], size: int, weight: torch.Tensor | None = None, y: torch.Tensor | None = None
+) -> torch.Tensor:
     """y [n], the sum of x [rows, n] as a node of `size` leaves; row i is the node that begins at leaf starts[i].
 
-    `weight` [rows] are factors of the rows. y is written as n / segment segments that begin `apart` values apart, if
-    they are asked for. Raises ValueError for more than MOST leaves.
+    `weight` [rows] are factors of the rows. y may be given, also as segments [., n / segments], rows of memory that lie
+    apart. Raises ValueError for more than MOST leaves.
     """
     check.floating("sum_rows", x=x)
     if not 1 <= size <= MOST or len(starts) != len(x):
@@ -102,10 +102,13 @@ def sum_rows(
     n = x.shape[1]
     if y is None:
         y = torch.empty(n, dtype=x.dtype, device=x.device)
-    tile = launch.tile("elementwise", x.dtype, N=n)
+    cut = y.dim() == 2
+    options = {**launch.tile("elementwise", x.dtype, N=n).options}
+    if not launch.INTERPRETED:
+        options["BLOCK_N"] = min(options["BLOCK_N"], BLOCK)
     launch.run(
-        tree_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, weight, y, n, x.stride(0), segment or n, apart,
-        SIZE=size, PRESENT=sum(1 << start for start in starts), HAS_WEIGHT=weight is not None, CUT=segment is not None,
-        ACC=launch.acc(x.dtype), enable_fp_fusion=False, **tile.options,
+        tree_kernel, (launch.cdiv(n, options["BLOCK_N"]),), x, weight, y, n, x.stride(0), y.shape[1] if cut else n,
+        y.stride(0) if cut else 0, SIZE=size, PRESENT=sum(1 << start for start in starts),
+        HAS_WEIGHT=weight is not None, CUT=cut, ACC=launch.acc(x.dtype), enable_fp_fusion=False, **options,
     )  # fmt: skip
     return y

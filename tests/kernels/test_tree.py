@@ -49,7 +49,7 @@ def test_nodes_are_added_by_anyone(count, data, dtype):
         for start, size in tree.nodes(first, end, count):
             rows = x[start : min(start + size, end)]
             node = torch.zeros(3, 2, segment, dtype=wide, device=x.device)
-            tree.sum_rows(rows, range(len(rows)), size, None, node[0, 1], segment, 2 * segment)
+            tree.sum_rows(rows, range(len(rows)), size, None, node[:, 1])
             assert not node[:, 0].any()
             starts.append(start)
             nodes.append(node[:, 1].reshape(-1)[:n])

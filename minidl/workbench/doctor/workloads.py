@@ -500,7 +500,7 @@ def _trees(dtype: torch.dtype) -> Calls:
     rows, weight = torch.zeros(8, 1000, dtype=dtype), torch.ones(8, dtype=torch.float64)
     parts = torch.zeros(2, 2, 512, dtype=launch.acc_torch(dtype))
     yield "sum over eight shards", partial(tree.sum_rows, rows, range(8), 8, weight)
-    yield "a node in segments", partial(tree.sum_rows, rows[:2], (0, 1), 2, weight, parts[0, 0], 512, 1024)
+    yield "a node in segments", partial(tree.sum_rows, rows[:2], (0, 1), 2, weight, parts[:, 0])
     yield "nodes of three processes", partial(tree.sum_rows, rows[:5], (0, 2, 3, 4, 6), 8, y=rows[6])
 
 
