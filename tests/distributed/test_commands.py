@@ -63,4 +63,4 @@ def wait_for(path, seconds=90.0):
 @pytest.mark.slow
 def test_killed_anywhere_and_resumed_on_another_number_gives_the_same_bits(tmp_path):
     """A sample of `python -m tests.trials.kills`."""
-    kills.run(tmp_path, 2)
+    kills.run(tmp_path, 1)
