@@ -37,9 +37,7 @@ class DataParallel:
     `buffers` are those that the steps change, by default the model's. With one shard, a step is a plain one.
     """
 
-    def __init__(
-        self, model: nn.Module, of: Shards | None = None, buffers: Iterable[Tensor] | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, model: nn.Module, of: Shards | None = None, buffers: Iterable[Tensor] | None = None) -> None:
         self.model, self.shards = model, of or shards()
         share([tensor.data for _, tensor in model.named_tensors()], "the first weights")
         self._buffers = [buffer.data for buffer in (model.buffers() if buffers is None else buffers)]

@@ -141,10 +141,10 @@ def _fits(layer: Any, norm: Any, x: Any, added: Any) -> bool:
 
 def lowered(norm: Any, x: torch.Tensor) -> torch.Tensor:
     """A layer norm that layers under autocast alone read: its result is rounded to their dtype as it is written."""
-    if isinstance(norm, LayerNorm) and ready(x) and torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        if x.dtype != torch.float64:
-            return rows.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps, dtype)
+    device = x.device.type
+    if isinstance(norm, LayerNorm) and ready(x) and x.dtype != torch.float64 and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        return rows.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps, dtype)
     made: torch.Tensor = norm(x)
     return made
 
