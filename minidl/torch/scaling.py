@@ -12,7 +12,7 @@ from torch import nn
 
 from minidl.kernels import scaled_sum as kernels
 from minidl.torch.layers import ready
-from minidl.torch.registry import operator
+from minidl.torch.registry import operator, transformed
 
 # Modules that multiply examples by 0 or 1 / (1 - p) in training: module and class, and what holds p.
 _DEPTHS = {("torchvision.ops.stochastic_depth", "StochasticDepth"): "p", ("timm.layers.drop", "DropPath"): "drop_prob"}
@@ -94,7 +94,7 @@ def scaled(scale: Any, x: Any, depth: nn.Module | None, added: Any, in_place: bo
 
 def _fits(depth: nn.Module) -> bool:
     """torch.vmap has rules of its own for random numbers."""
-    mapped = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    mapped = not torch.compiler.is_compiling() and transformed()
     return drops(depth) and not (mapped and depth.training)
 
 
