@@ -12,10 +12,10 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -79,13 +79,17 @@ def check_plot(path: Path | None) -> None:
 
 
 class _Errors(io.FileIO):
-    """Standard error: what cannot be written is dropped, as there is nowhere to say so."""
+    """Standard error: what cannot be written is dropped, as there is nowhere to say so.
+
+    No buffer stands before it: one would keep, and write again, what a signal's exception says nothing of.
+    """
 
     def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError:
-            return len(data)
+        left = memoryview(data)
+        with suppress(OSError):
+            while left:
+                left = left[super().write(left) or len(left) :]
+        return len(data)
 
 
 def prepare_streams() -> None:
@@ -104,7 +108,7 @@ def prepare_streams() -> None:
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
-        raw = io.BufferedWriter(_Errors(2, "w", closefd=False))
+        raw = cast(BinaryIO, _Errors(2, "w", closefd=False))
         sys.stderr = io.TextIOWrapper(raw, sys.stderr.encoding, "backslashreplace", line_buffering=True)
 
 
