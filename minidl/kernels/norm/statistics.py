@@ -276,7 +276,8 @@ def _join(
     moved = [dense(buffer) for buffer in old]
     launch.run(
         batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), first, shares, means, m2s, *found, *moved, batches,
-        M, C, band, bands, EPS=None if eps is None else float(eps), MOMENTUM=0.0 if momentum is None else momentum,
+        M, C, band, bands,
+        EPS=None if eps is None else float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
         RUNNING=buffers is not None, CUMULATIVE=momentum is None, HELD=bands <= tile["BLOCK_B"], **how, **tile.options,
     )  # fmt: skip
     copy_back(old, moved)
