@@ -150,7 +150,8 @@ Shards = Annotated[
     ),
 ]
 SyncBatchNorm = Annotated[
-    bool, Field(description="With --shards: batch norm's statistics are those of the whole batch, not of each shard.")
+    bool | None,
+    Field(description="With --shards: batch norm's statistics are those of the whole batch, not of each shard."),
 ]
 Precision = Annotated[Literal["float32", "tf32"], Field(description="Precision of matrix products on a GPU:")]
 Hidden = Annotated[

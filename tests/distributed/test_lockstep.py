@@ -7,9 +7,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minidl import distributed, nn, ops, random
+from minidl import distributed, nn, ops, optim, random
 from minidl.captured import capture
 from minidl.tensors import Tensor, default_device
+from tests.graphs import graphs, same_random
+
+__all__ = ["graphs", "same_random"]
 
 ROWS, SHARDS = 13, 5
 
@@ -187,7 +190,7 @@ def test_what_may_be_wrong():
 
 
 def test_threads_have_the_settings_of_the_one_that_waits():
-    """Modes of torch, grad mode, and what a captured step has set, which draws the numbers that it draws anyway."""
+    """Modes of torch, and whether it records."""
 
     class Functions(TorchFunctionMode):
         seen = 0
@@ -209,20 +212,36 @@ def test_threads_have_the_settings_of_the_one_that_waits():
     held = []
 
     def loss(x):
-        held.append((capture(lambda x: x)._step is not None, torch.is_grad_enabled()))
+        held.append(torch.is_grad_enabled())
         return ops.mean(model(x))
 
     with Functions(), Operations(), torch.no_grad():
         parallel(loss, x)
     assert Functions.seen
     assert Operations.seen
-    assert held == [(True, False)] * 4
-    step = capture(lambda x: parallel(lambda x: ops.mean(model(x)), x))
-    random.manual_seed(0)
-    losses = [step(x).item() for _ in range(6)]
-    random.manual_seed(0)
-    model.train()
-    assert losses == [parallel(lambda x: ops.mean(model(x)), x).item() for _ in range(6)]
+    assert held == [False] * 4
+
+
+def test_a_recorded_step_gives_what_the_step_gives(graphs):
+    """Threads record with the one that waits for them, and draw from the device the numbers that they draw anyway."""
+
+    def course(captured):
+        random.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.SyncBatchNorm(4), nn.Dropout(0.5), nn.Linear(4, 1))
+        parallel, optimizer = distributed.DataParallel(model, distributed.shards(4)), optim.SGD(model.parameters(), 0.1)
+
+        def step(x):
+            loss = parallel(lambda x: ops.mean(model(x) * model(x)), x)
+            optimizer.step()
+            return loss
+
+        taken = capture(step) if captured else step
+        losses = [taken(numbers(8, 3, seed=seed, dtype=torch.float32)).item() for seed in range(6)]
+        return losses, [tensor.clone() for tensor in model.state_dict().values()]
+
+    (losses, found), (expected, right) = course(True), course(False)
+    assert losses == expected
+    assert all(torch.equal(one, other) for one, other in zip(found, right, strict=True))
 
 
 def test_converted_modules_have_the_same_parameters_and_buffers():

@@ -57,6 +57,8 @@ def found(tmp_path_factory):
 
 def test_the_number_of_processes_changes_no_bit(found):
     """One test: the processes are started once, on whichever worker it runs."""
-    for what in ("sums", "user's steps", "text", "pictures", "adversaries"):
+    for what in found[1, 0]:
         for (size, rank), each in found.items():
             assert each[what] == found[1, 0][what], f"{what}: process {rank} of {size}"
+    for of in ("pictures", "adversaries"):
+        assert found[1, 0][of] != found[1, 0][f"{of}, joined statistics"]

@@ -60,7 +60,7 @@ class TrainGan(Session):
     )
     seed: fields.Seed = 0
     shards: fields.Shards = None
-    sync_batch_norm: fields.SyncBatchNorm = False
+    sync_batch_norm: fields.SyncBatchNorm = None
     precision: fields.Precision = "float32"
     plots: Annotated[bool, Field(description="Draw no curves; the grids of pictures are always made.")] = True
 
@@ -167,7 +167,7 @@ class GanExperiment(Experiment):
         random.manual_seed(config.seed)
         networks = Adversaries(
             self.model, self.batch_size, config.lr, config.seed, config.capture, shards(config.shards or 1),
-            config.sync_batch_norm,
+            bool(config.sync_batch_norm),
         )  # fmt: skip
         middle = (MIDDLE,) * self.pixels.shape[3]
         pictures = Pictures(self.pixels, middle, middle)

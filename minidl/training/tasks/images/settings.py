@@ -144,7 +144,7 @@ class TrainImages(Training, ImageSession):
             description="Judge and keep a moving average of the weights with this decay a step, such as 0.999.",
         ),
     ] = None
-    sync_batch_norm: fields.SyncBatchNorm = False
+    sync_batch_norm: fields.SyncBatchNorm = None
     epochs: fields.Epochs = 20
     batch_size: fields.BatchSize = 128
     lr: Annotated[
