@@ -190,7 +190,9 @@ def setup(app: Any) -> None:
             path.unlink()
         for path in Path(app.outdir).rglob("*.html"):
             text = path.read_text()
-            while (less := re.sub(r'<span class="(?:w|n|p|o|nn|nf|nc|pre|sig-paren)">([^<]*)</span>', r"\1", text)) != text:
+            while (
+                less := re.sub(r'<span class="(?:w|n|p|o|nn|nf|nc|pre|sig-paren)">([^<]*)</span>', r"\1", text)
+            ) != text:
                 text = less
             path.write_text(re.sub(r' title="Link to this (?:definition|heading)"', "", text))
 

@@ -5,16 +5,16 @@ the way to the loss or back. Once all of this process are there, their rows are 
 processes, and each goes on with the rows of all. So a shard is computed with the launches that it has anywhere.
 
 Threads are what Python can stop in the middle of a call. A thread takes over what belongs to the one that waits for it:
-modes, the place of its random numbers, device and stream. What all threads share (`Apart`) is exchanged as they take
-turns. All launches go to one stream, which may be recorded for a CUDA graph whichever thread makes them.
+modes, the place of its random numbers, device and stream. What all threads share is exchanged as they take turns. All
+launches go to one stream, which may be recorded for a CUDA graph whichever thread makes them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -35,9 +35,9 @@ T = TypeVar("T")
 _WHAT = "the sums of a batch norm"
 
 
-class Apart:
-    """What each shard has for itself in what all threads share: the next stream of random numbers, the gradients of
-    `trained` so far, and the data of `buffers`, of which `copies` has its own."""
+class Turns:
+    """The turns of a process's shards. Each has for itself what all threads share: the next stream of random numbers,
+    the gradients of `trained` so far, and the data of `buffers`, for which its own of `copies` stand in."""
 
     def __init__(
         self, step: UnderWay, trained: Sequence[Tensor], buffers: Sequence[Tensor], copies: Sequence[Any]
@@ -60,19 +60,24 @@ class Apart:
         self._grads[place] = [parameter._grad for parameter in self._trained]
 
 
+def in_turn(turns: Turns, works: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]:
+    """The places of this process's shards and what their works give, one after the other, each within its turn."""
+    for place, work in enumerate(works):
+        with turns.turn(place):
+            yield place, work()
+
+
 def lacks(of: Shards, rows: int) -> bool:
     """Whether a process has no example of so many rows; it is told what the others exchange."""
     return of.size > 1 and of.all[-1].start >= rows
 
 
 def in_step(
-    works: Sequence[Callable[[], T]], of: Shards, rows: int, shares: torch.Tensor,
-    turn: Callable[[int], contextlib.AbstractContextManager[object]],
-) -> Iterator[tuple[int, T]]:  # fmt: skip
-    """The places of this process's shards and what their works give, each within its `turn` once more.
+    turns: Turns, works: Sequence[Callable[[], T]], of: Shards, rows: int, shares: torch.Tensor
+) -> Iterator[tuple[int, T]]:
+    """As `in_turn`, of works that wait for each other, of a batch of which each of all shards has a share.
 
-    `shares` are those of all shards of the batch. Raises what a work raises, when all have ended, and RuntimeError for
-    works that meet at different batch norms.
+    Raises what a work raises, when all have ended, and RuntimeError for works that meet at different batch norms.
     """
     settings = _as_here()
 
@@ -87,7 +92,7 @@ def in_step(
         while works or told:
             met: list[torch.Tensor | None] = []
             for place, shard in enumerate(shards):
-                with turn(place):
+                with turns.turn(place):
                     met.append(shard.go_on(given))
             handed = _alike(met)
             if told:
@@ -102,9 +107,7 @@ def in_step(
     finally:
         for shard in shards:
             shard.end()
-    for place, shard in enumerate(shards):
-        with turn(place):
-            yield place, shard.result
+    yield from in_turn(turns, [shard.result for shard in shards])
 
 
 def _alike(met: Sequence[torch.Tensor | None]) -> tuple[int, str] | None:
@@ -125,56 +128,51 @@ class _EndedError(BaseException):
 class _Shard(Generic[T]):
     """A work in a thread of its own, which runs while `go_on` waits."""
 
-    result: T
-
     def __init__(self, work: Callable[[], T], rows: int, take_over: Callable[..., None]) -> None:
-        self._work, self._take_over = work, functools.partial(take_over, rows, self._meet)
-        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
-        self._handed: torch.Tensor | None = None
-        self._given: torch.Tensor | None = None
-        self._error: BaseException | None = None
-        self._ended = False
+        self._work, self._take_over, self._rows = work, take_over, rows
+        self._in: SimpleQueue[Any] = SimpleQueue()
+        self._out: SimpleQueue[Any] = SimpleQueue()
+        self._found: list[T] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def go_on(self, given: torch.Tensor | None) -> torch.Tensor | None:
+    def go_on(self, given: torch.Tensor | None) -> Any:
         """Run the work with the rows of all up to where it hands in the next one; None once it has ended."""
-        self._given = given
-        self._turn.release()
-        self._back.acquire()
-        if self._error is not None:
-            raise self._error
-        return self._handed
+        self._in.put(given)
+        met = self._out.get()
+        if isinstance(met, BaseException):
+            raise met
+        return met
 
     def end(self) -> None:
         """Let the thread end, wherever it is."""
-        self._ended = True
-        self._turn.release()
+        self._in.put(_EndedError())
         self._thread.join()
 
-    def _meet(self, row: torch.Tensor) -> torch.Tensor:
-        self._handed = row
-        self._back.release()
-        self._wait()
-        assert self._given is not None
-        return self._given
+    def result(self) -> T:
+        """What the work has given."""
+        return self._found[0]
 
-    def _wait(self) -> None:
-        self._turn.acquire()
-        if self._ended:
-            raise _EndedError
+    def _next(self) -> Any:
+        given = self._in.get()
+        if isinstance(given, _EndedError):
+            raise given
+        return given
+
+    def _meet(self, row: torch.Tensor) -> Any:
+        self._out.put(row)
+        return self._next()
 
     def _run(self) -> None:
         try:
-            self._wait()
-            self._take_over()
-            self.result = self._work()
+            self._next()
+            self._take_over(self._rows, self._meet)
+            self._found.append(self._work())
+            self._out.put(None)
         except _EndedError:
             pass
         except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
-            self._error = error
-        self._handed = None
-        self._back.release()
+            self._out.put(error)
 
 
 def _as_here() -> Callable[[], None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,9 +50,8 @@ class DataParallel:
         share([tensor.data for _, tensor in model.named_tensors()], "the first weights")
         self._buffers = list(model.buffers() if buffers is None else buffers)
         self._sync = sync_batch_norm
-        # Those that the shards of a stream change, in place of the model's; in step, those of a shard.
+        # Those that each shard changes, in place of the model's.
         self._copies: list[list[torch.Tensor]] = []
-        self._versions: list[list[int]] = []
         self._weights: dict[int, torch.Tensor] = {}
         # What the first step has found out, and for which parameters and modes of modules.
         self._known: tuple[list[int], list[bool]] = [], []
@@ -87,23 +86,27 @@ class DataParallel:
         if known != self._known:
             self._known, self._room = known, None
         own, stream, shares = self.shards.own, random.get_state()["stream"], self._shares(rows)
+        model_buffers = [buffer.data for buffer in self._buffers]
+        while len(self._copies) < len(own):  # not in the memory of a recording
+            self._copies.append([buffer.clone() for buffer in model_buffers])
+        for copies in self._copies[: len(works)]:
+            room.copy(copies, model_buffers)
+        versions = [[buffer._version for buffer in copies] for copies in self._copies]
         in_step = self._sync or any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules())
         step = room.UnderWay(self.shards, shares[own.start : own.stop], len(works), self._room, beside=not in_step)
         hooks = [parameter.register_post_accumulate_grad_hook(step.arrived) for parameter in trained]
-        model_buffers = [buffer.data for buffer in self._buffers]
         ranges = self.shards.rows(rows)
         parts = [partial(_computed, step, work, ranges[place], scale) for place, work in enumerate(works)]
+        turns = lockstep.Turns(step, trained, self._buffers, self._copies)
         try:
             if in_step:
                 step.early = not lockstep.lacks(self.shards, rows)
-                copies = [self._lent(place, model_buffers, len(own)) for place in range(len(works))]
-                apart = lockstep.Apart(step, trained, self._buffers, copies)
-                computed = lockstep.in_step(parts, self.shards, rows, shares, apart.turn)
+                computed = lockstep.in_step(turns, parts, self.shards, rows, shares)
             else:
-                computed = self._in_turn(step, parts, model_buffers)
-            for lane, figures in computed:
-                changed, versions = self._copies[lane], self._versions[lane]
-                moved = [buffer._version != was for buffer, was in zip(changed, versions, strict=True)]
+                computed = lockstep.in_turn(turns, parts)
+            for place, figures in computed:
+                changed = self._copies[place]
+                moved = [buffer._version != was for buffer, was in zip(changed, versions[place], strict=True)]
                 self._agree(step, trained, moved, figures)
                 step.close([*(changed[index] for index in self._moved), *figures])
         finally:
@@ -127,30 +130,6 @@ class DataParallel:
         if rows < self.shards.count:  # a process without an example has counted no batch
             share([model_buffers[index] for index in counts], "the counts of batches")
         return [Tensor(value) for value in others[len(self._moved) :]]
-
-    def _in_turn(
-        self, step: room.UnderWay, parts: Sequence[Callable[[], list[torch.Tensor]]], model_buffers: list[torch.Tensor]
-    ) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """The figures of one shard after the other, with the number of its stream, on which the block goes on."""
-        lanes = room.SIDE_BY_SIDE if launch.is_gpu(next(self.model.parameters()).device) else 1
-        stream = random.get_state()["stream"]
-        for place, part in enumerate(parts):
-            random.skip(stream - random.get_state()["stream"])
-            with step.shard(place) as lane:
-                self._lent(lane, model_buffers, lanes)
-                yield lane, part()
-
-    def _lent(self, lane: int, model_buffers: list[torch.Tensor], lanes: int) -> list[torch.Tensor]:
-        """Buffers with the values of the model's, which stand in for them while a shard of this lane runs."""
-        while len(self._copies) < lanes:  # not in the memory of a recording
-            self._copies.append([buffer.clone() for buffer in model_buffers])
-            self._versions.append([])
-        copies = self._copies[lane]
-        room.copy(copies, model_buffers)
-        for buffer, lent in zip(self._buffers, copies, strict=True):
-            buffer.data = lent
-        self._versions[lane] = [buffer._version for buffer in copies]
-        return copies
 
     def _shares(self, rows: int) -> torch.Tensor:
         """The share of a batch's examples that each of all shards has, float64 on the device."""

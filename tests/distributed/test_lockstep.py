@@ -185,7 +185,7 @@ def test_what_may_be_wrong():
         ops.sum(kept[0] * kept[0]).backward()
     with pytest.raises(ValueError, match=r"more than 1 value per channel .* input size \[1, 3\]"):
         parallel(lambda x: ops.sum(norm(model(x))), x[:1])
-    with pytest.raises(ValueError, match="SyncBatchNorm: process_group is given, expected None"):
+    with pytest.raises(TypeError, match="SyncBatchNorm: there is no argument 'process_group'"):
         nn.SyncBatchNorm(3, process_group=object())
 
 
