@@ -180,8 +180,8 @@ class Update:
         return order
 
     def _state(self, param: torch.Tensor, order: torch.memory_format) -> torch.Tensor:
-        kept = torch.full_like(param, self.initial, dtype=launch.acc_torch(param.dtype), memory_format=order)
-        return self._own(kept)
+        dtype = launch.acc_torch(param.dtype)
+        return self._own(torch.full_like(param, self.initial, dtype=dtype, memory_format=order))
 
     def _own(self, kept: torch.Tensor) -> torch.Tensor:
         return kept if self.part is None else self.part.of(kept).clone()

@@ -99,9 +99,9 @@ class Plans:
             slots.extend(self._slot(index, param, grad))
         if self._part is not None:
             own = [self._part.of(param) for param in params]
-            for index, (param, grad) in enumerate(zip(own, grads, strict=True)):
-                assert not isinstance(grad, Rows)
-                slots.extend(self._slot(index, param, None if grad is None else self._part.of(grad)))
+            parts = [self._part.of(grad) if isinstance(grad, torch.Tensor) else None for grad in grads]
+            for index, (param, grad) in enumerate(zip(own, parts, strict=True)):
+                slots.extend(self._slot(index, param, grad))
         in_graph = capturing(self._device)
         tiles = {dtype: _tiles(dtype, params, grads) for dtype in dict.fromkeys(param.dtype for param in params)}
         key = (slots, tiles)
