@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from scipy import sparse
@@ -155,6 +156,9 @@ def optimizer_of(name, shared):
     optimizer = make([{"params": some, "lr": 0.05}, {"params": others}], lr=0.02, **settings)
     if shared:
         assert distributed.shard_optimizer(optimizer) is optimizer
+        if group.current().size > 1:
+            with pytest.raises(ValueError, match=f"{name}: its state is shared out already"):
+                distributed.shard_optimizer(optimizer)
     optimizer.add_param_group({"params": last})
 
     def step(number):
