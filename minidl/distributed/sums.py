@@ -16,6 +16,8 @@ from minidl.kernels import tree
 from minidl.runtime import launch
 from minidl.tensors import Tensor
 
+# torch 2.13 has given it another name.
+gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 ALIGNED = 16  # values: segments begin at multiples of 16 bytes
 
 
@@ -74,15 +76,8 @@ def summed(x: torch.Tensor, of: Shards, weight: torch.Tensor | None = None, what
     whole = torch.empty(of.size * segment, dtype=x.dtype, device=x.device)
     if launch.runs():
         with current().exchanging(what):
-            gather(whole, found)
+            gather(whole.view(torch.uint8), found.view(torch.uint8))
     return whole[:n]
-
-
-def gather(whole: torch.Tensor, part: torch.Tensor) -> None:
-    """Put the parts of all processes, of one length, into `whole`, by rank."""
-    # torch 2.13 has given it another name.
-    take = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-    take(whole.view(-1).view(torch.uint8), part.view(torch.uint8))
 
 
 def _send(there: torch.Tensor, counts: list[int], parts: torch.Tensor, what: str) -> None:

@@ -1,13 +1,8 @@
-"""ZeRO-1: the state of an optimiser shared out. Rajbhandari et al., SC 2020.
-
-Each parameter is cut into a run of values for each process, which keeps the moments and float32 masters of its run, and
-updates it with gradients that all processes have. The runs of the parameters are gathered.
-"""
+"""ZeRO-1: the state of an optimiser shared out to the processes. Rajbhandari et al., SC 2020."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -43,24 +38,21 @@ def shard_optimizer(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-@dataclass(frozen=True)
 class _Part:
-    """See `kernels.update.Part`."""
+    """A run of values of each parameter, of which one of `size` processes keeps the moments and masters, and updates it
+    with gradients that all have."""
 
-    rank: int
-    size: int
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.first = rank, size, rank == 0
 
     def of(self, tensor: torch.Tensor, rank: int | None = None) -> torch.Tensor:
-        """That of a process, by default of this one."""
+        """The run of a process, by default of this one, in a tensor without gaps: a view [n]."""
         each, count = self._each(tensor), tensor.numel()
         start = min(count, each * (self.rank if rank is None else rank))
         return tensor.as_strided((min(each, count - start),), (1,), tensor.storage_offset() + start)
 
     def join(self, params: Sequence[torch.Tensor]) -> None:
+        """Give every process what the others have updated."""
         if not launch.runs():  # nothing unknown gets into the parameters
             return
         for dtype in dict.fromkeys(param.dtype for param in params):
@@ -69,12 +61,13 @@ class _Part:
             whole = own.new_empty(self.size, len(own))
             torch._foreach_copy_(*self._pairs(own, some, self.rank))
             with current().exchanging("the gathering of weights"):
-                gather(whole, own)
+                gather(whole.view(-1).view(torch.uint8), own.view(torch.uint8))
             for rank in range(self.size):
                 places, parts = self._pairs(whole[rank], some, rank)
                 torch._foreach_copy_(parts, places)
 
     def whole(self, part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """All runs on the CPU, lying as `like`: in the first process, the others get `like`."""
         own = part.new_zeros(self._each(like))
         own[: len(part)] = part
         found = own.new_empty(self.size, len(own)) if self.first else None

@@ -195,7 +195,7 @@ class Update:
         self._plan()
 
     def whole(self, index: int | None, kept: torch.Tensor) -> torch.Tensor:
-        """A state or master of a parameter as this lies, see `Part.whole`; what is of none as it is."""
+        """A state or master of a parameter as this lies, on the CPU if it is shared out; what is of none as it is."""
         if self.part is None or index is None:
             return kept
         shape, order = self.shapes[index][0], self._orders[index]

@@ -34,19 +34,13 @@ class Rows:
 
 
 class Part(Protocol):
-    """What one of several processes keeps of the states and updates of the parameters; `first`: it is the first one."""
+    """What one of several processes keeps of the states and updates of the parameters, see `distributed.zero`."""
 
-    @property
-    def first(self) -> bool: ...
+    first: bool
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Its part of the memory of a tensor without gaps, a view [n]."""
-
-    def whole(self, part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """On the CPU what all processes have parts of, lying as `like`; for the first, the others get `like`."""
-
-    def join(self, params: Sequence[torch.Tensor]) -> None:
-        """Give every process the parts of parameters that the others have updated."""
+    def of(self, tensor: torch.Tensor) -> torch.Tensor: ...
+    def whole(self, part: torch.Tensor, like: torch.Tensor) -> torch.Tensor: ...
+    def join(self, params: Sequence[torch.Tensor]) -> None: ...
 
 
 @dataclass(frozen=True)
