@@ -49,7 +49,7 @@ def report(**more):
         "task": "classification", "data": BAD, "device": "cpu", "seconds": 1234.56, "epochs": 2, "best_epoch": 2,
         "parameters": 12_345, "source": {"about": BAD}, "accuracy": 0.75, "macro_f1": 0.5,
         "baseline": {"majority": {"accuracy": 0.5, "macro_f1": 0.25}, "linear": {"method": BAD, "accuracy": 1.0}},
-        "per_class": [{"label": label, "precision": 1, "recall": 0.5, "f1": 0.25, "support": 4} for label in (BAD, "b")],
+        "per_class": [{"label": name, "precision": 1, "recall": 0.5, "f1": 0.25, "support": 4} for name in (BAD, "b")],
         "confusion": [[3, 1], [0, 4]], "phases": {"train": 2.0, "read": 1.0, "total": 3.0}, **more,
     }  # fmt: skip
 

@@ -27,7 +27,7 @@ TIMES = {
 
 def differences(one: Path, other: Path, leave_out: Collection[str] = ()) -> list[str]:
     """What is not the same in two run folders, a sentence each: tensors and pictures by their bytes, JSON by its values
-    without TIMES, the reports for people by what report.json says. Files of the names in `leave_out` are not looked at."""
+    without TIMES, the reports for people by what report.json says. Files named in `leave_out` are not looked at."""
     found = []
     names = [
         {str(path.relative_to(folder)) for path in folder.rglob("*")}.difference(leave_out) for folder in (one, other)
