@@ -24,6 +24,9 @@ class Session(Settings):
     out: Annotated[Path, AfterValidator(run_folder), Field(description="Folder of the run; created if it is missing.")]
     device: fields.Device = "auto"
     devices: fields.AllDevices = 1
+    zero: Annotated[
+        bool, Field(description="Share out the optimizer's state to the processes: less memory, the same result.")
+    ] = False
     resume: Annotated[bool, Field(description="Continue the run in --out with its settings.")] = False
     overwrite: Annotated[bool, Field(description="Replace the run in --out once this one is finished.")] = False
     quiet: fields.Quiet = False
