@@ -1,8 +1,6 @@
 """`minidl explain`: which terms of a text spoke for and against a label, and how much.
 
-With h = x W + b before the first activation and g the gradient of a label's logit in h, term j gives x_j (W_j . g), the
-gradient times the input. Between two bends of the network, which is linear there, these and a rest, which is what the
-biases give, add up to the logit; elsewhere the rest has what is not linear, too. It is always told.
+The values are those of `terms`; with the rest, which is always told, they add up to the logit.
 """
 
 from __future__ import annotations
@@ -12,18 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidl import autograd, ops
-from minidl.data.batches import csr_from_scipy
 from minidl.data.parsing import shorten
 from minidl.data.terms import Counted, count_texts
-from minidl.ops.activation import activated
-from minidl.tensors import Tensor, default_device
 from minidl.training import inputs
 from minidl.training.config import Explain
 from minidl.training.errors import ConfigError
 from minidl.training.predict import load
 from minidl.training.saved_run import finished_run
 from minidl.training.targets import probabilities
+from minidl.training.terms import logits, values
 
 _BAR = 24  # characters of the longest
 
@@ -54,30 +49,20 @@ def explain(config: Explain) -> Iterator[tuple[str, list[Spoken]]]:
             yield text, spoken(classifier, text, config.top)
 
 
-def spoken(classifier: Any, text: str, top: int, labels: Sequence[str] = ()) -> list[Spoken]:
-    """What spoke for the `top` most probable labels of a text, and for `labels`."""
+def spoken(classifier: Any, text: str, top: int) -> list[Spoken]:
+    """What spoke for the `top` most probable labels of a text."""
     features = classifier.features([text])
     names = _names(classifier.vectorizer, text)
-    first, *rest = classifier.model.eval()
-    x = csr_from_scipy(features).to(default_device())
-    h = Tensor(ops.sparse_linear(x, first.weight, first.bias).data).requires_grad_()
-    y = activated(h, first.act)
-    for layer in rest:
-        y = layer(y)
-    logits = y.data.double().cpu().numpy()[0]
-    shares = probabilities(y.data.float().cpu().numpy())[0]
-    best = list(np.argsort(-logits, kind="stable")[:top])
-    best += [place for place in map(classifier.targets.labels.index, labels) if place not in best]
-    rows = first.weight.data[features.indices.tolist()].double().cpu().numpy()
+    y = logits(classifier.model, features)[1].data
+    shares = probabilities(y.float().cpu().numpy())[0]
     found = []
-    for place in best:
-        (gradient,) = autograd.grad(y[0, int(place)], [h], retain_graph=True)
-        values = features.data.astype(np.float64) * (rows @ gradient.data.double().cpu().numpy()[0])
-        order = np.argsort(-values, kind="stable")
-        terms = [(names[features.indices[i]], float(values[i])) for i in order]
-        logit = float(logits[place])
-        label = classifier.targets.labels[place]
-        found.append(Spoken(label, float(shares[place]), logit, logit - float(values.sum()), terms))
+    for place in np.argsort(-y.double().cpu().numpy()[0], kind="stable")[:top]:
+        given = values(classifier.model, features, np.array([place]))
+        order = np.argsort(-given, kind="stable")
+        terms = [(names[features.indices[i]], float(given[i])) for i in order]
+        logit = float(y[0, int(place)])
+        rest = logit - float(given.sum())
+        found.append(Spoken(classifier.targets.labels[place], float(shares[place]), logit, rest, terms))
     return found
 
 

@@ -13,7 +13,7 @@ from minidl import phases
 from minidl.data.saved import Checked, made
 from minidl.distributed.group import current
 from minidl.runtime import launch
-from minidl.training import environment, files, machine, manifest, memory, plots, runs
+from minidl.training import environment, files, machine, manifest, memory, page, plots, runs
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
 from minidl.training.compiling import compile_ahead
 from minidl.training.config import Session
@@ -161,6 +161,11 @@ def _fit(
         plotted = plots.MISSING
     report.update(phases=phases.current().taken(), memory=memory.peaks())
     text = task.as_text(report)
+    with memory.used_for("the page", "less data"):
+        shown = page.as_html(
+            config.out, report, trainer.progress.history, config.identity(), described, experiment.mistakes(trainer)
+        )
+    files.write_text(config.out / page.FILE, shown)
     runs.complete(config.out, identity, report, text)
     display.note("\n" + text, plotted, runs.finish(config.out), experiment.ending())
     return report
@@ -171,8 +176,8 @@ def _check_shards(config: Any) -> None:
     count = config.shards or 1
     if config.batch_size < count:
         raise ConfigError(f"--batch-size {config.batch_size} is less than --shards {count}: each shard has an example")
-    if count > 1 and getattr(config, "lazy", False):
-        raise ConfigError("--lazy updates the rows that a batch touches, which --shards does not know: leave one out")
+    if (count > 1 or config.zero) and getattr(config, "lazy", False):
+        raise ConfigError("--lazy updates the rows that a batch touches, which --shards and --zero do not know")
     if count == 1 and getattr(config, "sync_batch_norm", None):
         raise ConfigError("--sync-batch-norm joins the shards of a batch: give --shards, such as 8, or leave it out")
     if current().size > count:

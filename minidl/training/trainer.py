@@ -245,10 +245,10 @@ class BaseTrainer(ABC):
         return any(self.group.gathered(interrupts.requested, f"step {self.progress.steps}"))
 
     def _save(self, best: bool = False) -> None:
+        weights, optimizer, more = self._parts()  # a state that is shared out comes from all processes
         if not self.group.leads:
             return
         self.progress.seconds = time.monotonic() - self._started
-        weights, optimizer, more = self._parts()
         state = {**self.state, "progress": asdict(self.progress), **more, "generator": random.get_state()}
         self.checkpoints.save(self.progress.steps, weights, optimizer, state, best)
 
