@@ -177,8 +177,8 @@ class UnderWay:
 
 @functools.cache
 def _streams(device: torch.device) -> list[Any]:
-    """One for sums and those for shards; a shard of several steps has the same one."""
-    return [torch.cuda.Stream(device) for _ in range(1 + SIDE_BY_SIDE)]
+    """One for sums and those for shards; a shard of several steps has the same one. None without a GPU."""
+    return [torch.cuda.Stream(device) for _ in range(1 + SIDE_BY_SIDE if device.type == "cuda" else 0)]
 
 
 def _dense(grad: Any, parameter: Tensor) -> torch.Tensor:
