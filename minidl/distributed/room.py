@@ -107,11 +107,11 @@ class UnderWay:
             stream.wait_stream(torch.cuda.current_stream())
 
     @contextlib.contextmanager
-    def shard(self, place: int) -> Iterator[int]:
-        """The block of a shard, on its stream; gives the number of that."""
-        self.place, lane = place, place % max(1, len(self._lanes))
-        with torch.cuda.stream(self._lanes[lane]) if self._lanes else contextlib.nullcontext():
-            yield lane
+    def shard(self, place: int) -> Iterator[None]:
+        """The block of a shard, on its stream."""
+        self.place = place
+        with torch.cuda.stream(self._lanes[place % len(self._lanes)]) if self._lanes else contextlib.nullcontext():
+            yield
 
     def backward(self, loss: Tensor, scale: Tensor | None) -> None:
         """Walk back from the loss of the shard that runs."""
