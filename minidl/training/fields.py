@@ -100,6 +100,10 @@ AllDevices = Annotated[
     Expected("a number of devices or all"),
     Written(str, parse_devices),
 ]
+Timeout = Annotated[
+    float,
+    Field(gt=0, le=10**6, description="Seconds that a process waits for the others before all give up."),
+]
 Quiet = Annotated[bool, Field(description="Show errors only.")]
 Workers = Annotated[
     int | None,
