@@ -75,7 +75,7 @@ def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, plac
     if 0 < there < place.local_world:
         raise ConfigError(f"{place.local_world} processes of this host have {there} GPUs: start one for each")
     os.environ |= workers.only(place.local)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of lost connections one sentence is said
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # of lost connections one sentence is said
     module = device.prepare(given.get("device", "auto"), "minidl.distributed.group")
     group = module.init(max(1.0, given.get("timeout", started.TIMEOUT)))  # the flag is checked by the first
     group.check_same(version=environment.code(), command=json.dumps(given, default=str, sort_keys=True))

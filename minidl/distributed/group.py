@@ -56,7 +56,8 @@ class Group:
         try:
             yield
         except (RuntimeError, TimeoutError) as error:
-            raise LostError(f"{what}: {str(error).splitlines()[0]}") from None
+            why = str(error).splitlines()[0].rpartition("] ")[2]  # gloo begins with the line of its source
+            raise LostError(f"{what}: {why}") from None
         self.waited += time.monotonic() - begun
         self._since = None
 
