@@ -103,7 +103,9 @@ class Group:
             if isinstance(error, LostError) and not self._store.check([_FAILED]):
                 own = {"rank": None, "message": f"error: {self._lost(str(error))}", "code": 1}
             note = json.loads(self._store.compare_set(_FAILED, "", json.dumps(own)))
-            text, code = message if note["message"] == message else self._text(note), note["code"]
+            # What the first process finds as well is of all.
+            same = self.leads and note["message"] == message
+            text, code = message if same else self._text(note), note["code"]
             self._store.add(_SEEN, 1)
             if self.leads:  # the store may go with it
                 first = self._store.add(_TOLD, 1) == 1
@@ -123,7 +125,7 @@ class Group:
 
     def _text(self, note: dict[str, Any]) -> str:
         rank, message = note["rank"], str(note["message"])
-        if rank in (None, 0):
+        if rank in (None, 0) or not message.startswith("error: "):
             return message
         return f"error: process {rank}: {message.removeprefix('error: ')}"
 
@@ -212,13 +214,12 @@ def _apart(store: Any, rank: int, size: int, limit: dt.timedelta) -> PrefixStore
         store.add(f"came {name}", 1)
         return PrefixStore(name, store)
     end = time.monotonic() + limit.total_seconds()
-    while store.add(f"came {word}", 0) < size - 1:
-        here = [other for other in range(1, size) if store.check([f"here {other}"])]
-        for other in here:
-            store.set(f"met {store.get(f'here {other}').decode()}", word)
+    while (came := store.add(f"came {word}", 0) + 1) < size:
+        for other in range(1, size):
+            if store.check([f"here {other}"]):
+                store.set(f"met {store.get(f'here {other}').decode()}", word)
         if time.monotonic() > end:
-            missing = ", ".join(str(other) for other in range(1, size) if other not in here) or "one that was there"
-            raise TimeoutError(f"process {missing} of {size} has not come within {limit.total_seconds():g} s")
+            raise TimeoutError(f"{came} of {size} processes have come within {limit.total_seconds():g} s")
         time.sleep(_EACH / 10)
     return PrefixStore(word, store)
 

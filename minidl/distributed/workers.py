@@ -94,7 +94,11 @@ def again() -> list[str]:
 
 
 def run(
-    command: Sequence[str], count: int, restarts: int = 0, first: bool = False, left: Callable[[], str] = lambda: "",
+    command: Sequence[str],
+    count: int,
+    restarts: int = 0,
+    first: bool = False,
+    left: Callable[[], str] = lambda: "",
     together: bool = False,
 ) -> None:
     """Run a command in `count` processes until all have done their work, and pass on what they print.
