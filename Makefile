@@ -1,6 +1,6 @@
 # Everything happens in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest sanitize mutation lint types compile-check compile-versions notebooks kernels-package results venv clean
+.PHONY: help demo test pytest sanitize mutation lint types compile-check compile-versions docs notebooks kernels-package results venv clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -71,6 +71,9 @@ compile-versions: $(VENV)/.installed-dev ## compile and interpret the kernels wi
 			-k "test_interpret or test_sanitize or (test_fixed_examples and float32)" || exit 1; \
 	done
 
+docs: $(VENV)/.installed-docs ## the site of the documentation, in docs/_build/html; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -d docs/_build/doctrees -b html docs docs/_build/html
+
 notebooks: $(VENV)/.installed-dev ## run the notebooks and write their .ipynb from the text sources
 	$(BIN)/python notebooks/run.py
 
@@ -106,6 +109,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -c constraints.txt -e ".[plots,notebooks]" --group test --group lint
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "Installing what makes the site into $(VENV)"
+	$(PIP) -c constraints.txt -e ".[plots,notebooks]" --group docs
+	@touch $@
+
 clean: ## remove the virtual environment, caches and build products; runs/ stays
-	rm -rf $(VENV) .venv-triton* dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-triton* dist build docs/_build docs/_pages .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

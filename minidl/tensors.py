@@ -379,6 +379,16 @@ class Tensor(Variable):
 
         return autograd.RemovableHandle(hooks, on_data)
 
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], object]) -> autograd.RemovableHandle:
+        """Call `hook` with this leaf during backward, as soon as `grad` has all that this walk back adds to it.
+
+        Returns a handle whose `remove()` takes the hook away. Raises RuntimeError for a tensor that an operation made,
+        or that requires no gradient.
+        """
+        if not self.requires_grad or self._edge_node() is not None:
+            raise RuntimeError("register_post_accumulate_grad_hook(): expected a leaf with requires_grad=True")
+        return autograd.RemovableHandle(self._after, hook)
+
     def retain_grad(self) -> None:
         """Also fill `grad` of this tensor, made by an operation, during backward."""
         self._check_not_taken("retain_grad")

@@ -104,8 +104,8 @@ class Variable:
     """A value and its place in the graph: the operation that made it, or the gradient that collects at a leaf."""
 
     __slots__ = (
-        "__weakref__", "_grad", "_held", "_hooks", "_index", "_later", "_node", "_requires_grad", "_slope", "_taken",
-        "name",
+        "__weakref__", "_after", "_grad", "_held", "_hooks", "_index", "_later", "_node", "_requires_grad", "_slope",
+        "_taken", "name",
     )  # fmt: skip
 
     def __init__(self, data: torch.Tensor) -> None:
@@ -118,6 +118,7 @@ class Variable:
         self._node: Node | None = None
         self._index = 0
         self._hooks: dict[int, Hook] = {}
+        self._after: dict[int, Callable[[Any], object]] = {}  # called once a leaf has all of its gradient
         self._requires_grad = False
 
     @property

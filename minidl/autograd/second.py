@@ -150,6 +150,8 @@ def _add_to_grad(leaf: Variable, grad: Variable) -> None:
     else:
         grad = grad.clone()  # type: ignore[attr-defined]  # two leaves may have been given the same
     leaf._grad, leaf._slope = grad.data, grad
+    for hook in list(leaf._after.values()):
+        hook(leaf)
 
 
 def _way(start: Edge, wanted: Collection[Edge] | None) -> tuple[list[Node], set[Edge]]:

@@ -222,6 +222,8 @@ def _to_leaf(leaf: Variable, grad: Grad, shared: bool, wanted: dict[Edge, Grad |
     if leaf._grad is None and shared and isinstance(grad, torch.Tensor):
         grad = grad.clone()
     leaf._grad = _add(leaf._grad, grad)
+    for after in list(leaf._after.values()):
+        after(leaf)
 
 
 def _add(old: Arrived, new: Grad) -> Grad:

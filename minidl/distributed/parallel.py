@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from minidl import nn, random
+from minidl.distributed import room
 from minidl.distributed.group import current
 from minidl.distributed.parts import Shards, shards
-from minidl.distributed.sums import share, summed
+from minidl.distributed.sums import share
 from minidl.later import settle_all
 from minidl.runtime import launch
-from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
 STREAMS = 2**20  # of random numbers that a step takes, however few it uses: a process may have no example of a batch
-_ALIGNED = 16  # values: each tensor begins at a multiple of 16 bytes
 
 # What one shard gives: a scalar for backward(), and what is to be averaged in its place.
 Given = Tensor | tuple[Tensor, Sequence[Tensor]]
@@ -34,19 +33,26 @@ class DataParallel:
     At the beginning all processes take the weights of the first. Each shard is computed by itself: batch norms take its
     statistics, a mean is over its examples. Gradients, buffers of floating numbers and losses become means over the
     shards, weighted by their examples. Random numbers are those of the examples' places in the whole batch.
-    `buffers` are those that the steps change, by default the model's. With one shard, a step is a plain one.
+    `buffers` are those that the steps change, by default the model's. Gradients are exchanged while backward goes on,
+    in buckets of `bucket_cap_mb` MB. With one shard, a step is a plain one. Raises ValueError for no room in a bucket.
     """
 
-    def __init__(self, model: nn.Module, of: Shards | None = None, buffers: Iterable[Tensor] | None = None) -> None:
-        self.model, self.shards = model, of or shards()
+    def __init__(
+        self, model: nn.Module, of: Shards | None = None, buffers: Iterable[Tensor] | None = None,
+        bucket_cap_mb: float = 25.0,
+    ) -> None:  # fmt: skip
+        if not bucket_cap_mb > 0:
+            raise ValueError(f"DataParallel: bucket_cap_mb is {bucket_cap_mb}, expected MB above 0")
+        self.model, self.shards, self._cap = model, of or shards(), 1e6 * bucket_cap_mb
         share([tensor.data for _, tensor in model.named_tensors()], "the first weights")
-        self._buffers = [buffer.data for buffer in (model.buffers() if buffers is None else buffers)]
+        self._buffers = list(model.buffers() if buffers is None else buffers)
+        # Those that the shards of a stream change, in place of the model's.
+        self._copies: list[list[torch.Tensor]] = []
         self._weights: dict[int, torch.Tensor] = {}
         # What the first step has found out, and for which parameters and modes of modules.
         self._known: tuple[list[int], list[bool]] = [], []
-        self._used: list[Tensor] = []
-        self._moved: list[torch.Tensor] = []
-        self._joined = _Joined([], torch.device("cpu"), 0)
+        self._room: room.Room | None = None
+        self._moved: list[int] = []
 
     def __call__(self, loss: Callable[..., Tensor], *batch: Tensor) -> Tensor:
         """The mean loss of a batch, whose gradients replace those of the parameters.
@@ -66,34 +72,63 @@ class DataParallel:
         backward(). Raises RuntimeError for a parameter that has a gradient first in a later step.
         """
         trained: list[Tensor] = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        if self.shards.count == 1:
-            return _plain(trained, works[0], scale)
-        own, stream = self.shards.rows(rows), random.get_state()["stream"]
-        before = [buffer.clone() for buffer in self._buffers] if len(works) > 1 else []
-        for place, work in enumerate(works):
-            if place:
-                random.skip(stream - random.get_state()["stream"])
-                _copy(self._buffers, before)
-            versions = [buffer._version for buffer in self._buffers]
-            with random.rows(own[place].start, len(own[place])):
-                figures = [value.data for value in _plain(trained, work, scale)]
-                settle_all()
-            moved = [buffer._version != was for buffer, was in zip(self._buffers, versions, strict=True)]
-            self._agree(trained, moved, figures)
-            grads = [_dense(parameter) for parameter in self._used]
-            _copy(self._joined.views(place), [*grads, *self._moved, *figures])
-        if not works:
-            self._agree(trained, [False] * len(self._buffers), None)
-        random.skip(stream + STREAMS - random.get_state()["stream"])
-        found = self._joined.means(self.shards, self._shares(rows), len(works))
         for parameter in trained:
             parameter.grad = None
-        for parameter in self._used:
-            parameter.grad = Tensor(next(found))
-        _copy(self._moved, [next(found) for _ in self._moved])
+        if self.shards.count == 1:
+            loss, values = _both(works[0]())
+            loss.backward(scale)
+            return values
+        known = [id(parameter) for parameter in trained], [module.training for module in self.model.modules()]
+        if known != self._known:
+            self._known, self._room = known, None
+        own, stream = self.shards.rows(rows), random.get_state()["stream"]
+        step = room.UnderWay(self.shards, self._shares(rows), len(works), self._room)
+        hooks = [parameter.register_post_accumulate_grad_hook(step.arrived) for parameter in trained]
+        model_buffers = [buffer.data for buffer in self._buffers]
+        try:
+            for place, work in enumerate(works):
+                random.skip(stream - random.get_state()["stream"])
+                with step.shard(place) as lane, random.rows(own[place].start, len(own[place])):
+                    changed = self._lent(lane, model_buffers)
+                    versions = [buffer._version for buffer in changed]
+                    loss, values = _both(work())
+                    step.backward(loss, scale)
+                    figures = [value.data for value in values]
+                    settle_all()
+                    moved = [buffer._version != was for buffer, was in zip(changed, versions, strict=True)]
+                    self._agree(step, trained, moved, figures)
+                    step.close([*(changed[index] for index in self._moved), *figures])
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for buffer, own_data in zip(self._buffers, model_buffers, strict=True):
+                buffer.data = own_data
+        if not works:
+            self._agree(step, trained, [False] * len(self._buffers), None)
+        random.skip(stream + STREAMS - random.get_state()["stream"])
+        step.finish()
+        assert self._room is not None
+        *gradients, others = step.sums
+        for used, found in zip(self._room.used, gradients, strict=True):
+            for parameter, gradient in zip(used, found, strict=True):
+                parameter.grad = Tensor(gradient)
+        room.copy([model_buffers[index] for index in self._moved], others[: len(self._moved)])
+        counts = [index for index, buffer in enumerate(model_buffers) if not buffer.is_floating_point()]
+        if works:
+            room.copy([model_buffers[index] for index in counts], [self._copies[0][index] for index in counts])
         if rows < self.shards.count:  # a process without an example has counted no batch
-            share([b for b in self._buffers if not b.is_floating_point()], "the counts of batches")
-        return [Tensor(value) for value in found]
+            share([model_buffers[index] for index in counts], "the counts of batches")
+        return [Tensor(value) for value in others[len(self._moved) :]]
+
+    def _lent(self, lane: int, model_buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Buffers with the values of the model's, which stand in for them while a shard of this stream runs."""
+        if not self._copies:  # not in the memory of a recording
+            lanes = room.SIDE_BY_SIDE if launch.is_gpu(next(self.model.parameters()).device) else 1
+            self._copies = [[buffer.clone() for buffer in model_buffers] for _ in range(lanes)]
+        room.copy(self._copies[lane], model_buffers)
+        for buffer, lent in zip(self._buffers, self._copies[lane], strict=True):
+            buffer.data = lent
+        return self._copies[lane]
 
     def _shares(self, rows: int) -> torch.Tensor:
         """The share of a batch's examples that each of the process's shards has, float64 on the device."""
@@ -103,18 +138,19 @@ class DataParallel:
             self._weights[rows] = torch.tensor(own, dtype=torch.float64).to(place)
         return self._weights[rows]
 
-    def _agree(self, trained: list[Tensor], moved: list[bool], figures: Sequence[torch.Tensor] | None) -> None:
+    def _agree(
+        self, step: room.UnderWay, trained: list[Tensor], moved: list[bool], figures: Sequence[torch.Tensor] | None
+    ) -> None:
         """Find out in the first step which parameters get gradients and which buffers change.
 
         Some processes may have no example in it (`figures` None), or take other branches of the model.
         """
-        known = [id(parameter) for parameter in trained], [module.training for module in self.model.modules()]
-        used = [parameter.raw_grad is not None for parameter in trained]
-        if known == self._known:
-            expected = set(map(id, self._used))
-            if figures is not None and any(u and id(p) not in expected for p, u in zip(trained, used, strict=True)):
+        given = set() if figures is None else set(step.given(trained))
+        if self._room is not None:
+            if not given <= self._room.of.keys():
                 raise RuntimeError("a parameter has a gradient, and had none in the first step of this DataParallel")
             return
+        used = [parameter in given for parameter in trained]
         shapes: Any = (
             None if figures is None else [[str(f.dtype).removeprefix("torch."), list(f.shape)] for f in figures]
         )
@@ -123,68 +159,18 @@ class DataParallel:
             used, moved = ([any(each) for each in zip(*(o[i] for o in others), strict=True)] for i in (0, 1))
             shapes = next(each for *_, each in others if each is not None)
         assert shapes is not None
-        self._known, self._used = known, [p for p, u in zip(trained, used, strict=True) if u]
-        self._moved = [b for b, m in zip(self._buffers, moved, strict=True) if m and b.is_floating_point()]
-        values: list[_Value] = [(t.dtype, t.shape, t.stride()) for t in [*(p.data for p in self._used), *self._moved]]
-        for dtype, shape in shapes:
-            values.append((getattr(torch, dtype), torch.Size(shape), torch.empty(shape, device="meta").stride()))
-        self._joined = _Joined(values, trained[0].device, len(self.shards.own))
+        self._moved = [i for i, m in enumerate(moved) if m and self._buffers[i].is_floating_point()]
+        values = [room.like(self._buffers[i].data) for i in self._moved]
+        values += [room.like(torch.empty(shape, dtype=getattr(torch, d), device="meta")) for d, shape in shapes]
+        step.room = self._room = room.Room(
+            [p for p, u in zip(trained, used, strict=True) if u],
+            values,
+            trained[0].device,
+            len(self.shards.own),
+            self._cap,
+        )
 
 
-def _plain(trained: Sequence[Tensor], work: Callable[[], Given], scale: Tensor | None) -> list[Tensor]:
-    """A step without shards, or that of one of them."""
-    for parameter in trained:
-        parameter.grad = None
-    given = work()
-    loss, values = given if isinstance(given, tuple) else (given, [given])
-    loss.backward(scale)
-    return list(values)
-
-
-def _copy(to: list[torch.Tensor], source: list[torch.Tensor]) -> None:
-    """Copy many tensors, in few launches."""
-    if to:
-        torch._foreach_copy_(to, source)
-
-
-_Value = tuple[torch.dtype, torch.Size, tuple[int, ...]]
-
-
-class _Joined:
-    """Room for some tensors of each shard, in one row per shard and dtype; `values` are their dtypes and strides."""
-
-    def __init__(self, values: Sequence[_Value], device: torch.device, rows: int) -> None:
-        ends: dict[torch.dtype, int] = {}
-        self._places: list[tuple[_Value, int]] = []
-        for value in values:
-            start = ends.get(value[0], 0)
-            self._places.append((value, start))
-            ends[value[0]] = start + -(-value[1].numel() // _ALIGNED) * _ALIGNED
-        self._tables = {dtype: torch.zeros(rows, end, dtype=dtype, device=device) for dtype, end in ends.items()}
-
-    def views(self, row: int) -> list[torch.Tensor]:
-        """The tensors of a row."""
-        return self._cut({dtype: table[row] for dtype, table in self._tables.items()})
-
-    def means(self, of: Shards, weight: torch.Tensor, filled: int) -> Iterator[torch.Tensor]:
-        """The weighted sums of the rows of all processes; of this one's so many are filled."""
-        sums = {}
-        for dtype, table in self._tables.items():
-            table[filled:].zero_()
-            sums[dtype] = summed(table, of, weight, "the sum of gradients")
-        return iter(self._cut(sums))
-
-    def _cut(self, rows: dict[torch.dtype, torch.Tensor]) -> list[torch.Tensor]:
-        found = []
-        for (dtype, shape, strides), start in self._places:
-            row = rows[dtype]
-            found.append(row.as_strided(shape, strides, row.storage_offset() + start))
-        return found
-
-
-def _dense(parameter: Tensor) -> torch.Tensor:
-    """The gradient of a parameter, zeros where it has none."""
-    grad: Any = parameter.raw_grad
-    if grad is None:
-        return torch.zeros_like(parameter.data)
-    return grad.dense() if isinstance(grad, RowGrad) else grad
+def _both(given: Given) -> tuple[Tensor, list[Tensor]]:
+    """What a shard gives, with the values to be averaged."""
+    return (given, [given]) if isinstance(given, Tensor) else (given[0], list(given[1]))
