@@ -23,6 +23,7 @@ COMMANDS = {
     "evaluate": "Score a finished run on its test split or on other data; a generator (a GAN run, or mnist) by its "
     "pictures.",
     "predict": "Answer each input with one JSON line: label, probability and the best labels, or the predicted number.",
+    "explain": "Show which terms of a text spoke for and against its labels, and how much each.",
     "generate": "Make pictures with a trained generator.",
     "bench": "Measure minidl and torch side by side on this GPU.",
     "tune": "Search faster tiles for this device and write tile tables.",

@@ -190,3 +190,25 @@ class Predict(Settings):
         if self.inputs and self.file is not None:
             raise ConfigError("give the inputs or --file, not both")
         return self
+
+
+class Explain(Settings):
+    """Show which terms of a text spoke for and against its labels, and how much each.
+
+    A term's value is the gradient of the label's logit times the term's weight in the text; the values and the rest,
+    which is what the biases give, add up to the logit. Standard input is read and explained line by line.
+    """
+
+    examples = (
+        'minidl explain runs/first "Open a socket and wait for clients"',
+        'minidl explain runs/mails "Your parcel has arrived" --top 3 --terms 5',
+        "cat lines.txt | minidl explain runs/first --json",
+    )
+    run: Annotated[Path, Positional(), Field(description="Folder of a finished text run.")]
+    texts: Annotated[
+        tuple[str, ...], Positional(), Field(strict=False, description="Texts; default: standard input."), REPEATED
+    ] = ()
+    top: Annotated[int, Field(ge=1, le=10**6, description="Number of labels explained for each text.")] = 2
+    terms: Annotated[int, Field(ge=1, le=10**6, description="Number of terms shown for each label.")] = 10
+    as_json: Annotated[bool, Field(alias="json", description="One JSON line for each text, with all terms.")] = False
+    device: fields.Device = "auto"

@@ -50,8 +50,8 @@ from minidl.training.tasks import TASKS
 from minidl.version import __version__
 
 _COMMON_FILES = (
-    CONFIG, "environment.json", "metrics.jsonl", manifest.MODEL, manifest.FILE, REPORT, "report.txt", "loss.png",
-    "scores.png",
+    CONFIG, "environment.json", "metrics.jsonl", manifest.MODEL, manifest.FILE, REPORT, "report.txt", "report.html",
+    "loss.png", "scores.png",
 )  # fmt: skip
 # The folders of a run, and which of the names in them are its own.
 _FOLDERS: dict[str, Callable[[str], bool]] = {

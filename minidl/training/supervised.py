@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minidl import nn, optim, phases, random
+from minidl import nn, optim, phases, random, rehearsal
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.data.workers import Workers, available
@@ -20,7 +20,7 @@ from minidl.distributed.parallel import DataParallel
 from minidl.distributed.parts import shards
 from minidl.runtime import launch
 from minidl.tensors import default_device
-from minidl.training import helpers, memory, metrics, plots, reports, weights
+from minidl.training import helpers, memory, metrics, plots, reports, terms, weights
 from minidl.training.averages import Average
 from minidl.training.display import Display
 from minidl.training.forward import outputs, rehearse
@@ -29,6 +29,7 @@ from minidl.training.manifest import RunFiles
 from minidl.training.targets import Classification, Found, Regression, Split
 from minidl.training.task import Experiment
 
+_SUREST, _TERMS = 20, 8  # mistakes on the page, and terms of each
 FEW_STEPS = 100  # fewer seldom learn much
 LOSS_SCALE = 2.0**16  # of float16, to begin with
 
@@ -55,7 +56,7 @@ class Supervised(Experiment):
     that `Batches` does not make.
     `draw(model, pictures, targets, found, title)` adds to the plots what the test split shows.
     `begin` changes the first weights of a model, `said` tells of it, and `course` is what changes during the training.
-    `network` says which one it is, where there is a choice.
+    `network` says which one it is, where there is a choice. `terms` are the names of the columns of texts.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Supervised(Experiment):
     begin: Callable[[nn.Module], object] | None = None
     said: str | None = None
     network: str | None = None
+    terms: Sequence[str] | None = None
     course: Course | None = None
     batch_size: int = field(init=False)
     _tested: tuple[Any, np.ndarray, Found] | None = field(default=None, init=False)
@@ -140,6 +142,8 @@ class Supervised(Experiment):
         features, truth = self.validation
         rehearse(model, features, self.targets.outputs)
         self.targets.rehearse(len(truth))
+        if self.terms is not None:
+            rehearsal.rehearse(lambda: terms.logits(model, features[:_SUREST]))
 
     def trainer(self, display: Display, state: dict[str, Any], hint: str) -> Trainer:
         config = self.config
@@ -209,13 +213,36 @@ class Supervised(Experiment):
         if self.draw is not None:
             self.draw(trainer.model, features, truth, found, title)
 
+    def mistakes(self, trainer: Trainer) -> list[dict[str, Any]]:
+        """The surest mistakes on the test split, with the terms that gave most for and against the answer."""
+        if self.terms is None:
+            return []
+        features, truth, found = self.tested(trainer.model)
+        assert found.sure is not None
+        wrong = np.flatnonzero(found.values != truth)
+        wrong = wrong[np.argsort(-found.sure[wrong], kind="stable")[:_SUREST]]
+        if len(wrong) == 0:
+            return []
+        chosen, labels, entries = features[wrong], self.targets.labels, []
+        given = terms.values(trainer.model, chosen, found.values[wrong])
+        for row, place in enumerate(wrong):
+            own = np.arange(chosen.indptr[row], chosen.indptr[row + 1])
+            most = own[np.argsort(-np.abs(given[own]), kind="stable")[:_TERMS]]
+            entries.append({
+                "true": labels[truth[place]], "predicted": labels[found.values[place]],
+                "probability": float(found.sure[place]),
+                "terms": [(self.terms[chosen.indices[i]], float(given[i])) for i in most],
+            })  # fmt: skip
+        return entries
+
     def tested(self, model: nn.Module) -> tuple[Any, np.ndarray, Found]:
         """(features, targets, what the trained model finds) of the test split."""
         if self._tested is None:
             with memory.used_for("the test split", "less data"), phases.timed("evaluate"):
                 features, truth = self.test()
                 parts = outputs(model, features, self.targets.outputs)
-                self._tested = features, truth, self.targets.found(parts, sure=self.draw is not None)
+                sure = self.draw is not None or self.terms is not None
+                self._tested = features, truth, self.targets.found(parts, sure)
         return self._tested
 
 

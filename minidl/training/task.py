@@ -138,6 +138,10 @@ class Experiment(ABC):
     def plot(self, trainer: Any, report: dict[str, Any]) -> None:
         """Draw the plots of the run; matplotlib is installed."""
 
+    def mistakes(self, trainer: Any) -> list[dict[str, Any]]:
+        """The surest mistakes on the test split, for `page`, where the features have names."""
+        return []
+
     def ending(self) -> str:
         """The last line shown: where the results are."""
         return f"the run is in {self.config.out}"

@@ -13,7 +13,7 @@ from minidl import phases
 from minidl.data.saved import Checked, made
 from minidl.distributed.group import current
 from minidl.runtime import launch
-from minidl.training import environment, files, machine, manifest, memory, plots, runs
+from minidl.training import environment, files, machine, manifest, memory, page, plots, runs
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
 from minidl.training.compiling import compile_ahead
 from minidl.training.config import Session
@@ -162,6 +162,11 @@ def _fit(
         plotted = plots.MISSING
     report.update(phases=phases.current().taken(), memory=memory.peaks())
     text = task.as_text(report)
+    with memory.used_for("the page", "less data"):
+        shown = page.as_html(
+            config.out, report, trainer.progress.history, config.identity(), described, experiment.mistakes(trainer)
+        )
+    files.write_text(config.out / page.FILE, shown)
     runs.complete(config.out, identity, report, text)
     display.note("\n" + text, plotted, runs.finish(config.out), experiment.ending())
     return report

@@ -39,7 +39,7 @@ def test_a_gan_run_has_its_files(gan_run):
     folder, _ = gan_run
     expected = {
         "config.json", "environment.json", "manifest.json", "metrics.jsonl", "model.safetensors", "report.json",
-        "report.txt", "checkpoints", "samples", "training.gif",
+        "report.txt", "report.html", "checkpoints", "samples", "training.gif",
     }  # fmt: skip
     if find_spec("matplotlib") is not None:
         expected |= {"curves.png"}

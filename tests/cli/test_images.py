@@ -76,7 +76,7 @@ def test_an_image_run_has_its_files(image_run):
     folder, _ = image_run
     expected = {
         "config.json", "environment.json", "manifest.json", "metrics.jsonl", "model.safetensors", "report.json",
-        "report.txt", "checkpoints", "labels.json", "pictures.json",
+        "report.txt", "report.html", "checkpoints", "labels.json", "pictures.json",
     }  # fmt: skip
     if find_spec("matplotlib") is not None:
         expected |= {"loss.png", "scores.png", "confusion.png", "mistakes.png", "filters.png"}

@@ -17,7 +17,8 @@ COMMON = {
 }  # fmt: skip
 ALWAYS = {
     "manifest.json",
-    "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "report.json", "report.txt", "checkpoints",
+    "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "report.json", "report.txt",
+    "report.html", "checkpoints",
 }  # fmt: skip
 
 

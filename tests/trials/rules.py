@@ -28,7 +28,13 @@ from tests.trials.world import ALBUMS, NAMES, QUESTIONS, SEEDS, Own, World
 KEYS = ("text", "table", "text-1", "table-1", "images", "gan-1", "gan")
 OWN = "its own"  # the key of the run that is there
 _REPLACED = 40  # operations on files that replacing a run adds
-_OPEN = ("report.json", "report.txt", "manifest.json", "model.safetensors")  # what a run gets when it is finished
+_OPEN = (
+    "report.json",
+    "report.txt",
+    "report.html",
+    "manifest.json",
+    "model.safetensors",
+)  # what a run gets when it is finished
 _SUFFIXES = (".json", ".jsonl", ".txt", ".safetensors")
 _LINKED = ("checkpoints", "samples", "model.safetensors", "metrics.jsonl", "config.json", "report.json")
 _OWN_PLACES = ("mine.txt", "checkpoints/mine.bin", "samples/mine.png", "model.bin", ".hidden")
@@ -203,7 +209,7 @@ class Machine(RuleBasedStateMachine):
             finished = w.look(place).finished or "report.json" in known.touched
             if finished and all((reference.folder / file).exists() for file in known.touched):
                 # Those with times in them are told by each other.
-                known.touched |= {"report.json", "report.txt", "manifest.json", "metrics.jsonl"}
+                known.touched |= {"report.json", "report.txt", "report.html", "manifest.json", "metrics.jsonl"}
                 known.touched |= {str(path.relative_to(reference.folder)) for path in reference.folder.glob("*/*.json")}
                 self.deed("repair", f"{name} gets its files back")
                 for file in known.touched:

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from minidl import phases
+from minidl.training import metrics
 from minidl.training.files import read_json, read_tensors
 from minidl.training.tasks import TASKS
 
@@ -26,7 +27,7 @@ TIMES = {
 
 def differences(one: Path, other: Path, leave_out: Collection[str] = ()) -> list[str]:
     """What is not the same in two run folders, a sentence each: tensors and pictures by their bytes, JSON by its values
-    without TIMES, report.txt by being what report.json says. Files of the names in `leave_out` are not looked at."""
+    without TIMES, the reports for people by what report.json says. Files named in `leave_out` are not looked at."""
     found = []
     names = [
         {str(path.relative_to(folder)) for path in folder.rglob("*")}.difference(leave_out) for folder in (one, other)
@@ -44,6 +45,8 @@ def differences(one: Path, other: Path, leave_out: Collection[str] = ()) -> list
 def _file_differences(name: str, one: Path, other: Path) -> list[str]:
     if name == "report.txt":
         return [f"{path} is not what report.json says" for path in (one, other) if not _is_told(path)]
+    if name == "report.html":
+        return [f"{path} does not have the figures of report.json" for path in (one, other) if not _has_figures(path)]
     if one.read_bytes() == other.read_bytes():
         return []
     if name.endswith(".safetensors"):
@@ -60,11 +63,20 @@ def _file_differences(name: str, one: Path, other: Path) -> list[str]:
 def _without_times_of_files(manifest: dict[str, object]) -> dict[str, object]:
     """The identity and the sums of files that have no times."""
     sums: dict[str, str] = manifest["files"]
-    return {**manifest, "files": {name: sums[name] for name in sums if name not in (*TIMES, "report.txt")}}
+    return {
+        **manifest,
+        "files": {name: sums[name] for name in sums if name not in (*TIMES, "report.txt", "report.html")},
+    }
 
 
 def _lines(path: Path) -> list[object]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _has_figures(path: Path) -> bool:
+    report, page = read_json(path.with_name("report.json")), path.read_text()
+    figures = [metrics.shown(name, report[name]) for name in metrics.TITLES if name in report]
+    return all(f"<b>{figure}</b>" in page for figure in (*figures, f"{report['seconds']:,.1f}"))
 
 
 def _is_told(path: Path) -> bool:

@@ -34,7 +34,7 @@ QUESTIONS = ("predict", "evaluate")
 _EXTRA = ("evaluation.json", "nearest.png")  # what evaluation adds to the run of a generator
 MARK = "replaced"
 # Files with times in them, or that other files are told by.
-_NOT_BYTES = ("report.txt", "report.json", "manifest.json", "training.gif", *_EXTRA)
+_NOT_BYTES = ("report.txt", "report.html", "report.json", "manifest.json", "training.gif", *_EXTRA)
 _STEP = re.compile(r"checkpoints/step-\d+\.safetensors")
 
 
@@ -317,7 +317,7 @@ class World:
         found = []
         leave_out = {*known.touched, "manifest.json"}
         if "report.json" in leave_out:
-            leave_out.add("report.txt")
+            leave_out |= {"report.txt", "report.html"}
         for wrong in differences(place, reference.folder, leave_out):
             rel = wrong.partition(" is in ")[0].partition(":")[0]
             if (place / rel).parent.is_symlink():

@@ -196,6 +196,7 @@ class TextTask(Task):
                 count, classes, config.hidden, config.dropout, device=device
             ),
             documents={**targets.documents, document: vectorizer.to_json()},
+            terms=getattr(vectorizer, "terms", None),
         )
 
     def predictor(self, config: TrainText, own: RunFiles) -> TextClassifier:

@@ -1,0 +1,27 @@
+"""`minidl explain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from minidl.cli.options import command
+from minidl.data.parsing import encoded
+from minidl.training import device
+from minidl.training.config import Explain
+
+
+def _explain(given: dict[str, Any]) -> None:
+    config = Explain(**given)
+    device.prepare(config.device, "minidl.training.forward")
+    from minidl.training import explain
+
+    for text, labels in explain.explain(config):
+        if config.as_json:
+            typer.echo(encoded(explain.as_json(text, labels)))
+        else:
+            typer.echo(explain.as_text(text, labels, config.terms), nl=False)
+
+
+add_to = command("explain", Explain, _explain)

@@ -1,0 +1,50 @@
+"""What each term of a text gives to a label, in a network whose first layer is sparse.
+
+With h = x W + b before the first activation and g the gradient of a label's logit in h, term j gives x_j (W_j . g), the
+gradient times the input. Between two bends of the network, which is linear there, these and a rest, which is what the
+biases give, add up to the logit; elsewhere the rest has what is not linear, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from minidl import ops
+from minidl.data.batches import csr_from_scipy
+from minidl.ops.activation import activated
+from minidl.tensors import Tensor, default_device
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+
+def logits(model: Any, features: csr_matrix) -> tuple[Tensor, Tensor]:
+    """(h, logits) of a `TextMLP` in evaluation mode: [N, hidden], a leaf, and [N, classes]."""
+    first, *rest = model.eval()
+    x = csr_from_scipy(features).to(default_device())
+    h = Tensor(ops.sparse_linear(x, first.weight, first.bias).data).requires_grad_()
+    y = activated(h, first.act)
+    for layer in rest:
+        y = layer(y)
+    return h, y
+
+
+def values(model: Any, features: csr_matrix, places: np.ndarray) -> np.ndarray:
+    """What each entry of the features [N, columns] gives to its row's logit number places[row]: float64 [entries]."""
+    h, y = logits(model, features)
+    seed = torch.zeros(y.shape, dtype=y.dtype)
+    seed[torch.arange(len(places)), torch.from_numpy(places)] = 1.0
+    y.backward(Tensor(seed.to(y.device)))
+    slopes, weight = _array(h.grad), next(iter(model)).weight
+    rows = _array(weight.data[torch.from_numpy(features.indices.astype(np.int64)).to(weight.device)])
+    sizes: Any = np.diff(features.indptr)
+    return features.data.astype(np.float64) * (rows * np.repeat(slopes, sizes, axis=0)).sum(1)
+
+
+def _array(tensor: Any) -> np.ndarray:
+    raw = tensor.data if isinstance(tensor, Tensor) else tensor
+    found: np.ndarray = raw.to(torch.float64).cpu().numpy()
+    return found

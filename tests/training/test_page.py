@@ -1,0 +1,119 @@
+"""report.html: well formed, whole in itself, and what it shows is text."""
+
+import html.parser
+import re
+
+from PIL import Image
+
+from minidl.training import page
+
+EMPTY = {"meta", "img", "path", "polyline"}
+BAD = "<script>alert(1)</script> & \udcff \"'"
+
+
+class _Read(html.parser.HTMLParser):
+    """The tags and text of a page; fails for tags that do not close as they opened."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.texts, self.links = [], set(), [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+        self.texts += [value for name, value in attrs if name in ("title", "alt", "aria-label")]
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in EMPTY:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def read(text):
+    found = _Read()
+    found.feed(text)
+    assert found.open == []
+    return found
+
+
+def report(**more):
+    return {
+        "task": "classification", "data": BAD, "device": "cpu", "seconds": 1234.56, "epochs": 2, "best_epoch": 2,
+        "parameters": 12_345, "source": {"about": BAD}, "accuracy": 0.75, "macro_f1": 0.5,
+        "baseline": {"majority": {"accuracy": 0.5, "macro_f1": 0.25}, "linear": {"method": BAD, "accuracy": 1.0}},
+        "per_class": [{"label": name, "precision": 1, "recall": 0.5, "f1": 0.25, "support": 4} for name in (BAD, "b")],
+        "confusion": [[3, 1], [0, 4]], "phases": {"train": 2.0, "read": 1.0, "total": 3.0}, **more,
+    }  # fmt: skip
+
+
+HISTORY = [
+    {"epoch": 1, "loss": 2.0, "validation": {"loss": 1.5, "accuracy": 0.25}, "lr": 0.1, "seconds": 1.0, "steps": 4},
+    {
+        "epoch": 2,
+        "loss": 1.0,
+        "validation": {"loss": float("nan"), "accuracy": 0.5},
+        "lr": 0.1,
+        "seconds": 1,
+        "steps": 8,
+    },
+]
+
+
+def test_all_of_a_run_is_there_and_nothing_but_text(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "mistakes.png")
+    mistakes = [{"true": BAD, "predicted": "b", "probability": 0.9, "terms": [(BAD, 1.25), ("word", -0.5)]}]
+    text = page.as_html(tmp_path, report(), HISTORY, {"lr": 0.1, "name": BAD}, {"torch": BAD}, mistakes)
+    found = read(text)
+    assert "script" not in found.tags
+    assert [link[:22] for link in found.links] == ["data:image/png;base64,"]
+    assert not re.search(r"https?://|url\(|@import", text)
+    whole = "\n".join(found.texts)
+    assert whole.count(BAD.replace("\udcff", "\\udcff")) >= 8
+    for shown in ("0.7500", "1,234.6", "12,345", "validation", "3 of 4", "+1.25", "-0.50", "2.00 s"):
+        assert shown in whole, shown
+    assert whole.count("loss over 2 epochs") == 1
+    text.encode()
+
+
+def test_many_classes_have_a_list_of_confusions(tmp_path):
+    many = [{"label": f"c{i}", "precision": 1, "recall": 1, "f1": 1, "support": i} for i in range(300)]
+    pairs = [{"true": "c1", "predicted": "c2", "count": 1_234}]
+    given = report(per_class=many, confusions=pairs)
+    del given["confusion"]
+    whole = "\n".join(read(page.as_html(tmp_path, given, HISTORY, {}, {})).texts)
+    assert "1,234" in whole
+    assert "The 200 most frequent of 300 classes." in whole
+    counts = [[0] * 70 for _ in range(70)]
+    counts[3][5] = 77
+    given = report(per_class=many[:70], confusion=counts)
+    whole = "\n".join(read(page.as_html(tmp_path, given, HISTORY, {}, {})).texts)
+    assert "What was taken for what most often" in whole
+    assert "77" in whole
+
+
+def test_other_runs(tmp_path):
+    """A generator's, with two counts of parameters and figures of its own; a number's; one of a single epoch."""
+    (tmp_path / "samples").mkdir()
+    Image.new("L", (4, 4)).save(tmp_path / "samples" / "epoch-001.png")
+    Image.new("L", (4, 4)).save(tmp_path / "training.gif")
+    generator = {
+        "task": "gan", "data": "digits", "device": "cpu", "seconds": 1.0, "epochs": 1,
+        "parameters": {"generator": 10, "discriminator": 20}, "source": {"name": "digits"},
+    }  # fmt: skip
+    records = [{"epoch": 1, "generator_loss": 0.5, "real": 0.75}]
+    found = read(page.as_html(tmp_path, generator, records, {}, {}))
+    assert len(found.links) == 2
+    assert {"generator loss", "real", "30"} <= set(found.texts)
+    number = report(r2=0.5, rmse=2.0, task="regression")
+    for name in ("accuracy", "macro_f1", "per_class", "confusion"):
+        del number[name]
+    number["baseline"] = {"mean": {"r2": 0.0, "rmse": 3.0}}
+    assert "0.5000" in "\n".join(read(page.as_html(tmp_path / "none", number, HISTORY[:1], {}, {})).texts)
