@@ -7,7 +7,7 @@ The work of a GPU stays the same, so many images; W GPUs take a batch of W times
 
     compute   a step on one GPU, measured (benchmarks/results/networks-nvidia-h200.json). Where it was measured for two
               numbers of images it is a + b x images, and k shards that run one after another take k a + b x images;
-              a step of one shard takes as long as one without shards.
+              where for one, a is taken as 0. A step of one shard takes as long as one without shards.
     exchange  the sums of W segments in float32 to every other GPU (all-to-all), and the results in bfloat16 to all
               (all-gather): what a GPU sends to its own host goes over NVLink, the rest over its network card, both at
               the same time, after a latency for each of W - 1 steps. The kernel that adds them reads and writes memory.

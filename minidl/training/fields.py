@@ -150,7 +150,7 @@ Shards = Annotated[
         ge=1,
         le=64,
         description="Parts of a batch that are computed one by one: as many processes at most can share the training, "
-        "with the same result on any number of them. Default: 1, or 8 where several processes start.",
+        "with the same result on any number of them. Default: 1, or 8 where several are started.",
     ),
 ]
 Precision = Annotated[Literal["float32", "tf32"], Field(description="Precision of matrix products on a GPU:")]
