@@ -24,6 +24,7 @@ COMMANDS = {
     "pictures.",
     "predict": "Answer each input with one JSON line: label, probability and the best labels, or the predicted number.",
     "explain": "Show which terms of a text spoke for and against its labels, and how much each.",
+    "compare": "Show finished runs side by side: scores, time, and the settings in which they differ.",
     "generate": "Make pictures with a trained generator.",
     "bench": "Measure minidl and torch side by side on this GPU.",
     "tune": "Search faster tiles for this device and write tile tables.",

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from minidl.distributed.parts import shards as shards
     from minidl.distributed.sums import all_reduce_fixed as all_reduce_fixed
     from minidl.distributed.sums import broadcast as broadcast
+    from minidl.distributed.zero import shard_optimizer as shard_optimizer
 
 _HOMES = {
     "DataParallel": "parallel", "Shards": "parts", "all_reduce_fixed": "sums", "broadcast": "sums", "init": "group",
-    "shards": "parts",
+    "shard_optimizer": "zero", "shards": "parts",
 }  # fmt: skip
-__all__ = ["DataParallel", "all_reduce_fixed", "broadcast", "init", "shards"]
+__all__ = ["DataParallel", "all_reduce_fixed", "broadcast", "init", "shard_optimizer", "shards"]
 
 
 def __getattr__(name: str) -> Any:

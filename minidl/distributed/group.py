@@ -40,7 +40,8 @@ class Group:
     def __init__(self, rank: int = 0, size: int = 1, store: Any = None, timeout: float = TIMEOUT) -> None:
         self.rank, self.size, self.last, self.waited = rank, size, "the start", 0.0
         self._store, self._timeout = store, timeout
-        self._since: float | None = None  # when the exchange began that it is in
+        self._place = "after the start"
+        self._since: float | None = None  # when it began to wait
         if store is not None:
             threading.Thread(target=self._watch, name="watch of other processes", daemon=True).start()
 
@@ -50,16 +51,26 @@ class Group:
         return self.rank == 0
 
     @contextlib.contextmanager
-    def exchanging(self, what: str) -> Iterator[None]:
-        """A block that waits for the other processes, in `what`. Raises LostError when one of them is gone."""
-        self.last, self._since = what, (begun := time.monotonic())
+    def waiting(self, what: str) -> Iterator[None]:
+        """A block that waits for the others, in `what`. Where it does not end, this process does, see `_watch`."""
+        self.last, self._place, self._since = what, f"in {what}", time.monotonic()
         try:
             yield
+            self._place = f"after {what}"
+        finally:
+            self._since = None
+
+    @contextlib.contextmanager
+    def exchanging(self, what: str) -> Iterator[None]:
+        """`waiting`, counted as such. Raises LostError when one of the others is gone."""
+        begun = time.monotonic()
+        try:
+            with self.waiting(what):
+                yield
         except (RuntimeError, TimeoutError) as error:
             why = str(error).splitlines()[0].rpartition("] ")[2]  # gloo begins with the line of its source
             raise LostError(f"{what}: {why}") from None
         self.waited += time.monotonic() - begun
-        self._since = None
 
     def gathered(self, value: Any, what: str) -> list[Any]:
         """The JSON value of each process, by rank."""
@@ -132,7 +143,7 @@ class Group:
     def _lost(self, what: str) -> str:
         """Which processes are gone, or where they are."""
         self._store.set(_ASKED, "1")
-        self._answer()
+        self._store.set(f"at {self.rank}", self._place)
         time.sleep(_ANSWER)
         places = {
             rank: self._store.get(f"at {rank}").decode() if self._store.check([f"at {rank}"]) else None
@@ -145,9 +156,6 @@ class Group:
         there = "; ".join(f"process {rank} {at}" for rank, at in places.items())
         return f"the processes wait for each other: {there} ({what})"
 
-    def _answer(self) -> None:
-        self._store.set(f"at {self.rank}", f"{'after' if self._since is None else 'in'} {self.last}")
-
     def _watch(self) -> None:
         """Answers who asks where this process is, and ends it after another one has failed, or when it waits in an
         exchange that no time-out ends: that of a captured step."""
@@ -155,7 +163,7 @@ class Group:
         with contextlib.suppress(RuntimeError):  # the store is gone
             while not self._store.check([_FAILED]):
                 if not answered and self._store.check([_ASKED]):
-                    self._answer()
+                    self._store.set(f"at {self.rank}", self._place)
                     answered = True
                 since = self._since
                 if since is not None and time.monotonic() > since + self._timeout + 2 * _GRACE:

@@ -17,8 +17,8 @@ from minidl.runtime import launch
 from minidl.tensors import Tensor
 
 # torch 2.13 has given it another name.
-_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_ALIGNED = 16  # values: segments begin at multiples of 16 bytes
+gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+ALIGNED = 16  # values: segments begin at multiples of 16 bytes
 
 
 def all_reduce_fixed(rows: Tensor, of: Shards | None = None, weights: Tensor | None = None) -> Tensor:
@@ -61,7 +61,7 @@ def summed(x: torch.Tensor, of: Shards, weight: torch.Tensor | None = None, what
     if of.size == 1:
         return tree.sum_rows(x, range(of.count), leaves, weight)
     n = x.shape[1]
-    segment = -(-n // (of.size * _ALIGNED)) * _ALIGNED
+    segment = -(-n // (of.size * ALIGNED)) * ALIGNED
     nodes = [tree.nodes(own.start, own.stop, of.count) for own in of.all]
     mine, wide = nodes[of.rank], launch.acc_torch(x.dtype)
     parts = torch.empty(of.size, len(mine), segment, dtype=wide, device=x.device)
@@ -76,7 +76,7 @@ def summed(x: torch.Tensor, of: Shards, weight: torch.Tensor | None = None, what
     whole = torch.empty(of.size * segment, dtype=x.dtype, device=x.device)
     if launch.runs():
         with current().exchanging(what):
-            _gather(whole.view(torch.uint8), found.view(torch.uint8))
+            gather(whole.view(torch.uint8), found.view(torch.uint8))
     return whole[:n]
 
 

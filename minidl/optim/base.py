@@ -165,7 +165,7 @@ class Optimizer(torch.optim.Optimizer):
         return {
             "weight_decay": own.decay, "nesterov": own.nesterov, "maximize": own.maximize,
             "dampening": own.dampened, "centered or amsgrad": own.third, "states": tuple(own.states),
-            "parameters": len(self._params), "iterations": own.newton,
+            "parameters": len(self._params), "iterations": own.newton, "shared out": own.part is not None,
         }  # fmt: skip
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -190,6 +190,8 @@ class Optimizer(torch.optim.Optimizer):
         self._update([param.data for param in self._params], grads)
         changed = [param.data for param, grad in zip(self._params, grads, strict=True) if grad is not None]
         torch.autograd.graph.increment_version(changed)
+        if self._update.part is not None:
+            self._update.part.join(changed)
         if not captured.recording():
             self._say_skipped()
         return loss
@@ -251,7 +253,10 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:  # type: ignore[override]
-        """What is kept beside each parameter, as torch has it; the tensors are the optimiser's own."""
+        """What is kept beside each parameter, as torch has it; the tensors are the optimiser's own.
+
+        Of a state that is shared out it is the part of this process.
+        """
         found = states.to_torch(self._update)
         return {param: found[index] for index, param in enumerate(self._params)}
 
@@ -261,7 +266,8 @@ class Optimizer(torch.optim.Optimizer):
         {"state": {parameter: {name: tensor}}, "param_groups": [...]}, which torch's optimiser of the same name loads,
         and "minidl": the class, the number of skipped steps, and "loss_scale" where there is one (the scale and the
         finite steps since it changed). State tensors are the optimiser's own: copy them to keep them. Waits for the
-        device.
+        device. Of a state that is shared out (`distributed.shard_optimizer`) every process must ask; the first gets all
+        of it, on the CPU, the others {}.
         """
         groups, first = [], 0
         for group in self.param_groups:
@@ -269,7 +275,9 @@ class Optimizer(torch.optim.Optimizer):
             groups.append({**group, "params": list(range(first, first + count))})
             first += count
         own = {"optimizer": type(self).__name__, **states.counters(self._update)}
-        return {"state": states.to_torch(self._update), "param_groups": groups, "minidl": own}
+        return self._given(
+            {"state": states.to_torch(self._update, self._update.whole), "param_groups": groups, "minidl": own}
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned, here or in torch; values are copied into the optimiser's memory.
@@ -291,13 +299,16 @@ class Optimizer(torch.optim.Optimizer):
         states.load_torch(self._update, [param.data for param in self._params], given)
         self._skips.known = self.skipped
 
+    def _given(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state if self._update.part is None or self._update.part.first else {}
+
     def flat_state(self) -> dict[str, Any]:
-        """The state as tensors and numbers with flat names, as safetensors and JSON can hold it.
+        """The state as tensors and numbers with flat names, as safetensors and JSON can hold it; as `state_dict`.
 
         The tensors are the optimiser's own. Names: "steps", "skipped", "<state>.<parameter>" (states as torch calls
         them, and "master"), "group.<group>.<number>", "loss_scale" where there is one, and "optimizer", the class.
         """
-        return states.to_flat(type(self).__name__, self._update, self.param_groups)
+        return self._given(states.to_flat(type(self).__name__, self._update, self.param_groups))
 
     def load_flat_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `flat_state` returned; as `load_state_dict`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,18 +23,21 @@ class Given:
     counters: Mapping[str, torch.Tensor]
 
 
-def to_torch(own: Update) -> dict[int, dict[str, Any]]:
-    """By parameter: its states, its steps (float32, on the CPU) and its master. Waits for the device."""
+def to_torch(
+    own: Update, read: Callable[[int, torch.Tensor], torch.Tensor] = lambda index, kept: kept
+) -> dict[int, dict[str, Any]]:
+    """By parameter: its states, its steps (float32, on the CPU) and its master, as `read` gives them. Waits for the
+    device."""
     steps = own.steps.to("cpu", torch.float32).unbind()
     found: dict[int, dict[str, Any]] = {}
     for index, step in enumerate(steps):
         kept: dict[str, Any] = {} if own.rule in _WITHOUT_STEP else {"step": step}
-        kept.update({name: tensors[index] for name, tensors in own.kept.items()})
+        kept.update({name: read(index, tensors[index]) for name, tensors in own.kept.items()})
         if own.rule == "sgd" and kept and float(step) == 0.0:
             kept["momentum_buffer"] = None  # as torch has it before the first step
         master = own.masters[index]
         if master is not None:
-            kept["master"] = master
+            kept["master"] = read(index, master)
         found[index] = kept
     return found
 
@@ -106,13 +109,13 @@ def load_torch(own: Update, params: Sequence[torch.Tensor], given: Given) -> Non
             if value is None:
                 tensors[index].fill_(own.initial)
             else:
-                tensors[index].copy_(value)
+                own.put(index, tensors[index], value)
         counted = own.rule not in _WITHOUT_STEP
         begun = float(kept.get("step", 0.0)) if counted else kept.get("momentum_buffer") is not None
         own.steps[index].fill_(int(begun))
         master = own.masters[index]
         if master is not None:
-            master.copy_(kept.get("master", param))
+            own.put(index, master, kept.get("master", param))
     own.skipped.zero_()
     for key, value in counters(own).items():
         if key in given.counters:
@@ -120,13 +123,17 @@ def load_torch(own: Update, params: Sequence[torch.Tensor], given: Given) -> Non
 
 
 def to_flat(name: str, own: Update, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """See `Optimizer.flat_state`. A dampening of 0 is left out, as before there was one."""
+    """See `Optimizer.flat_state`."""
+    return {**_settings(name, groups), **{key: own.whole(index, kept) for key, (index, kept) in _tensors(own).items()}}
+
+
+def _settings(name: str, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A dampening of 0 is left out, as before there was one."""
     found: dict[str, Any] = {"optimizer": name}
     for index, group in enumerate(groups):
         for key, value in of_groups.flat(name, group).items():
             if key != "dampening" or value != 0.0:
                 found[f"group.{index}.{key}"] = value
-    found.update(_tensors(own))
     return found
 
 
@@ -134,22 +141,22 @@ def load_flat(name: str, own: Update, groups: Sequence[dict[str, Any]], state: M
     """Copy what `to_flat` returned. Raises ValueError, before anything is changed."""
     if state.get("optimizer") != name:
         raise ValueError(f"{name}: the state is of {state.get('optimizer')!r}, expected {name!r}")
-    expected = to_flat(name, own, groups)
-    missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    tensors = _tensors(own)
+    expected = _settings(name, groups).keys() | tensors.keys()
+    missing, unknown = sorted(expected - state.keys()), sorted(state.keys() - expected)
     if missing or unknown:
         raise ValueError(
             f"{name}: the state does not fit these parameters: missing {', '.join(missing) or 'nothing'}, "
             f"unknown {', '.join(unknown) or 'nothing'}"
         )
-    tensors = _tensors(own)
-    for key, tensor in tensors.items():
-        given = state[key]
-        if not isinstance(given, torch.Tensor) or (given.shape, given.dtype) != (tensor.shape, tensor.dtype):
+    for key, (index, tensor) in tensors.items():
+        given, shape = state[key], tensor.shape if index is None else own.shapes[index][0]
+        if not isinstance(given, torch.Tensor) or (given.shape, given.dtype) != (shape, tensor.dtype):
             got = f"{given.dtype} {list(given.shape)}" if isinstance(given, torch.Tensor) else repr(given)
-            raise ValueError(f"{name}: state {key} is {got}, expected {tensor.dtype} {list(tensor.shape)}")
+            raise ValueError(f"{name}: state {key} is {got}, expected {tensor.dtype} {list(shape)}")
     numbers = [_read_numbers(name, state, index, group) for index, group in enumerate(groups)]
-    for key, tensor in tensors.items():
-        tensor.copy_(state[key])
+    for key, (index, tensor) in tensors.items():
+        own.put(index, tensor, state[key])
     for group, read in zip(groups, numbers, strict=True):
         group.update(read)
 
@@ -165,9 +172,11 @@ def _read_numbers(name: str, state: Mapping[str, Any], index: int, group: Mappin
     return read
 
 
-def _tensors(own: Update) -> dict[str, torch.Tensor]:
-    found = {"steps": own.steps, **counters(own)}
+def _tensors(own: Update) -> dict[str, tuple[int | None, torch.Tensor]]:
+    """By name the parameter, if it is of one, and what is kept."""
+    found: dict[str, tuple[int | None, torch.Tensor]] = {"steps": (None, own.steps)}
+    found.update({name: (None, tensor) for name, tensor in counters(own).items()})
     for name, tensors in own.kept.items():
-        found.update({f"{name}.{index}": tensor for index, tensor in enumerate(tensors)})
-    found.update({f"master.{i}": master for i, master in enumerate(own.masters) if master is not None})
+        found.update({f"{name}.{index}": (index, tensor) for index, tensor in enumerate(tensors)})
+    found.update({f"master.{i}": (i, master) for i, master in enumerate(own.masters) if master is not None})
     return found

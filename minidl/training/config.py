@@ -26,6 +26,9 @@ class Session(Settings):
     device: fields.Device = "auto"
     devices: fields.AllDevices = 1
     timeout: fields.Timeout = started.TIMEOUT
+    zero: Annotated[
+        bool, Field(description="Share out the optimizer's state to the processes: less memory, the same result.")
+    ] = False
     resume: Annotated[bool, Field(description="Continue the run in --out with its settings.")] = False
     overwrite: Annotated[bool, Field(description="Replace the run in --out once this one is finished.")] = False
     quiet: fields.Quiet = False
@@ -212,3 +215,26 @@ class Explain(Settings):
     terms: Annotated[int, Field(ge=1, le=10**6, description="Number of terms shown for each label.")] = 10
     as_json: Annotated[bool, Field(alias="json", description="One JSON line for each text, with all terms.")] = False
     device: fields.Device = "auto"
+
+
+class Compare(Settings):
+    """Show finished runs side by side: scores, time, and the settings in which they differ.
+
+    With --html also as a page with the curves of all runs.
+    """
+
+    examples = (
+        "minidl compare runs/first runs/second",
+        "minidl compare runs/* --html comparison.html",
+    )
+    runs: Annotated[
+        tuple[str, ...], Positional(), Field(strict=False, description="Folders of finished runs."),
+        REPEATED,
+    ]  # fmt: skip
+    html: Annotated[Path | None, Field(description="Also write a page for a browser to this file.")] = None
+
+    @model_validator(mode="after")
+    def _check_runs(self) -> Self:
+        if len(self.runs) < 2:
+            raise ConfigError(f"there is one run, {self.runs[0]}: give two or more to compare")
+        return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import html
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ _PICTURES = {
     "activations.png": "What the network looked at in them", "filters.png": "Filters of the first layer",
     "training.gif": "What the generator made, epoch by epoch",
 }  # fmt: skip
-_COLOURS = ("#2a78d6", "#c2541b", "#2f8f4e", "#8a4fbf")
+_COLOURS = ("#2a78d6", "#c2541b", "#2f8f4e", "#8a4fbf", "#b8860b", "#1b9aaa", "#d1477a", "#7a7f87")
 _STYLE = """
 :root { color-scheme: light dark; --fg: #1c1e21; --bg: #fff; --soft: #666; --line: #ddd; --card: #f5f6f8; }
 @media (prefers-color-scheme: dark) {
@@ -39,7 +40,8 @@ th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(-
 th:first-child, td:first-child, .words td { text-align: left; } .numbers { overflow-wrap: normal; }
 .matrix td { padding: 0; min-width: 1.6rem; height: 1.6rem; text-align: center; font-size: .75rem; }
 .matrix thead th { writing-mode: vertical-rl; text-align: left; padding: .2rem; font-weight: normal; }
-.charts { display: flex; flex-wrap: wrap; gap: 1rem; } svg { width: 30rem; max-width: 100%; height: auto; }
+.charts { display: flex; flex-wrap: wrap; gap: 1rem; } .chart { width: 30rem; max-width: 100%; }
+svg { width: 100%; height: auto; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft); } figure { margin: 1rem 0; }
 img { max-width: 100%; background: #fff; } figcaption, .soft { color: var(--soft); font-size: .9rem; }
 .bar { background: #2a78d6; height: .7rem; min-width: 1px; border-radius: .2rem; } td.holds { width: 40%; }
@@ -59,6 +61,28 @@ def as_html(
     parts = [f"<h1>{_text(title)}</h1>", *_head(report), *_scores(report), *_curves(report, history)]
     parts += [*_matrix(report), *_classes(report), *_mistakes(mistakes), *_pictures(folder), *_phases(report)]
     parts += [*_table_of("Settings", settings), *_table_of("Environment", environment)]
+    return _page(title, parts)
+
+
+def as_comparison(table: Sequence[Sequence[str]], histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """A page of runs side by side: a table, its first row the names, and curves of the records of each run's epochs."""
+    together: dict[str, dict[str, list[Any]]] = {}
+    for run, history in histories.items():
+        for chart, lines in _series(history).items():
+            for line, values in lines.items():
+                together.setdefault(f"{line} {chart}" if len(lines) > 1 else chart, {})[run] = values
+    charts = "".join(_chart(name, lines, None) for name, lines in together.items())
+    title = f"{len(histories)} runs"
+    return _page(title, [f"<h1>{title}</h1>", _table(table), f'<h2>Training</h2><div class="charts">{charts}</div>'])
+
+
+def parameters(report: Mapping[str, Any]) -> int:
+    """The parameters of all networks of a report."""
+    found = report["parameters"]
+    return int(sum(found.values()) if isinstance(found, Mapping) else found)
+
+
+def _page(title: str, parts: Sequence[str]) -> str:
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -75,9 +99,7 @@ def _text(value: Any) -> str:
 def _head(report: Mapping[str, Any]) -> Iterator[str]:
     shown = [(metrics.TITLES[name], metrics.shown(name, report[name])) for name in metrics.TITLES if name in report]
     shown += [("epochs", f"{report['epochs']:,}"), ("seconds of training", f"{report['seconds']:,.1f}")]
-    parameters = report["parameters"]
-    count = sum(parameters.values()) if isinstance(parameters, Mapping) else parameters
-    shown += [("parameters", f"{count:,}"), ("device", reports.device(dict(report)))]
+    shown += [("parameters", f"{parameters(report):,}"), ("device", reports.device(dict(report)))]
     cards = "".join(f'<div class="card">{_text(name)}<b>{_text(value)}</b></div>' for name, value in shown)
     yield f'<div class="cards">{cards}</div>'
     source = report["source"]
@@ -104,6 +126,15 @@ def _scores(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _curves(report: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A chart of each figure of the epochs; losses of training and validation share one."""
+    series = _series(history)
+    if series:
+        yield "<h2>Training</h2>"
+        charts = (_chart(name, lines, report.get("best_epoch")) for name, lines in series.items())
+        yield f'<div class="charts">{"".join(charts)}</div>'
+
+
+def _series(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[Any]]]:
+    """The figures of the epochs by chart and line."""
     series: dict[str, dict[str, list[Any]]] = {}
     for record in history:
         for name, value in record.items():
@@ -115,10 +146,7 @@ def _curves(report: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> 
                     series.setdefault(chart, {}).setdefault("validation", []).append(figure)
             elif name not in ("epoch", "steps", "seconds", "lr") and isinstance(value, int | float):
                 series.setdefault(name.replace("_", " "), {}).setdefault("", []).append(value)
-    if series:
-        yield "<h2>Training</h2>"
-        charts = (_chart(name, lines, report.get("best_epoch")) for name, lines in series.items())
-        yield f'<div class="charts">{"".join(charts)}</div>'
+    return series
 
 
 def _chart(name: str, lines: Mapping[str, Sequence[Any]], kept: int | None) -> str:
@@ -141,7 +169,7 @@ def _chart(name: str, lines: Mapping[str, Sequence[Any]], kept: int | None) -> s
     if kept:
         x = place(kept - 1, low).partition(",")[0]
         parts.append(f'<path d="M{x} 30V190" stroke="var(--soft)" stroke-dasharray="3"/>')
-    for (line, found), colour in zip(lines.items(), _COLOURS, strict=False):
+    for found, colour in zip(lines.values(), itertools.cycle(_COLOURS), strict=False):
         points = [(epoch, v) for epoch, v in enumerate(found) if v is not None and math.isfinite(v)]
         way = " ".join(place(*point) for point in points)
         shape = f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>'
@@ -150,12 +178,14 @@ def _chart(name: str, lines: Mapping[str, Sequence[Any]], kept: int | None) -> s
             across, down = place(epoch, value).split(",")
             said = f"<title>epoch {epoch + 1}: {value:.4g}</title>"
             parts.append(f'<circle cx="{across}" cy="{down}" r="3" fill="{colour}">{said}</circle>')
-        if line and len(lines) > 1:
-            parts.append(
-                f'<text x="{130 + 110 * list(lines).index(line)}" y="16" style="fill:{colour}">{_text(line)}</text>'
-            )
     label = f"{name} over {count} epochs, last {', '.join(f'{line[-1]}' for line in lines.values())}"
-    return f'<svg viewBox="0 0 440 215" role="img" aria-label="{_text(label)}">{"".join(parts)}</svg>'
+    keys = "".join(
+        f' <span style="color:{colour}">&#9632;&nbsp;{_text(line)}</span>'
+        for line, colour in zip(lines, itertools.cycle(_COLOURS), strict=False)
+        if line and len(lines) > 1
+    )
+    svg = f'<svg viewBox="0 0 440 215" role="img" aria-label="{_text(label)}">{"".join(parts)}</svg>'
+    return f'<div class="chart">{svg}<div class="soft">{keys}</div></div>'
 
 
 def _matrix(report: Mapping[str, Any]) -> Iterator[str]:

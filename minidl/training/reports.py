@@ -162,7 +162,7 @@ def _scores(report: dict[str, Any]) -> list[str]:
         title = _METHODS.get(key, key)
         method = f"{title}: {scores['method']}" if "method" in scores else title
         rows.append([method, *("-" if LEFT_OUT in scores else metrics.shown(name, scores[name]) for name in names)])
-    lines = _table(["test", *(metrics.TITLES[name] for name in names)], rows)
+    lines = table(["test", *(metrics.TITLES[name] for name in names)], rows)
     for key, scores in baseline.items():
         if LEFT_OUT in scores:
             lines += ["", f"{_METHODS.get(key, key)}: left out, as {scores[LEFT_OUT]}"]
@@ -187,10 +187,10 @@ def _classes(classes: Sequence[dict[str, Any]], elsewhere: str) -> list[str]:
         ]
         for entry in classes
     ]
-    return [*_table(["class", "precision", "recall", "F1", "examples"], rows), *rest]
+    return [*table(["class", "precision", "recall", "F1", "examples"], rows), *rest]
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table: the first column aligned left, the others right."""
     table = [titles, *rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(titles))]

@@ -18,6 +18,7 @@ from minidl.data.image_batches import ImageBatches
 from minidl.data.workers import Workers, available
 from minidl.distributed.parallel import DataParallel
 from minidl.distributed.parts import shards
+from minidl.distributed.zero import shard_optimizer
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.training import helpers, memory, metrics, plots, reports, terms, weights
@@ -126,6 +127,8 @@ class Supervised(Experiment):
         average = None if ema is None else Average(model, self.make_model(config, None), ema)
         judged = model if average is None else average.kept
         optimizer = make_optimizer(config, model)
+        if config.zero:
+            shard_optimizer(optimizer)
         return Learner(
             model, optimizer, make_schedule(config, optimizer, len(self.batches)), self.batches,
             loss=self.targets.criterion(model, self.train[1], config),

@@ -177,8 +177,8 @@ def _check_shards(config: Any) -> None:
     count = config.shards or 1
     if config.batch_size < count:
         raise ConfigError(f"--batch-size {config.batch_size} is less than --shards {count}: each shard has an example")
-    if count > 1 and getattr(config, "lazy", False):
-        raise ConfigError("--lazy updates the rows that a batch touches, which --shards does not know: leave one out")
+    if (count > 1 or config.zero) and getattr(config, "lazy", False):
+        raise ConfigError("--lazy updates the rows that a batch touches, which --shards and --zero do not know")
     if current().size > count:
         raise ConfigError(
             f"{current().size} processes are more than the {count} shards of the run: start at most {count}, or a new "

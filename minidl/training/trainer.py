@@ -233,7 +233,9 @@ class BaseTrainer(ABC):
             self._figures.pending.append(figures)
             progress.step += 1
             progress.steps += 1
-            self.display.step(progress.step, self._fetch(always=False))
+            with self.group.waiting(f"step {progress.steps}"):  # a recorded step has its exchanges inside
+                fetched = self._fetch(always=False)
+            self.display.step(progress.step, fetched)
             often = self.group.size == 1 or not self.captured or progress.step % _BETWEEN == 0
             if often and self._is_to_stop(interrupts) and progress.step < self.steps:
                 self._fetch(always=True)
@@ -267,10 +269,10 @@ class BaseTrainer(ABC):
         return any(self.group.gathered(interrupts.requested, f"step {self.progress.steps}"))
 
     def _save(self, best: bool = False) -> None:
+        weights, optimizer, more = self._parts()  # a state that is shared out comes from all processes
         if not self.group.leads:
             return
         self.progress.seconds = time.monotonic() - self._started
-        weights, optimizer, more = self._parts()
         state = {**self.state, "progress": asdict(self.progress), **more, "generator": random.get_state()}
         self.checkpoints.save(self.progress.steps, weights, optimizer, state, best)
 

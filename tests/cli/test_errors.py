@@ -56,6 +56,13 @@ def test_a_missing_column_is_told_with_those_there_are(command, texts, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("other", [("--shards", "4"), ("--zero",)])
+def test_a_lazy_optimizer_is_of_one_process(command, texts, tmp_path, other):
+    result = train(command, texts, tmp_path / "run", *SMALL, "--lazy", *other)
+    refused(result, "--lazy updates the rows that a batch touches, which --shards and --zero do not know")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_worker_that_is_killed_is_told(command, texts, tmp_path, monkeypatch):
     for module in (corpus, parts):
         monkeypatch.setattr(module, "PART", 1024)

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="processes on one
 
 
 def test_several_processes_give_the_model_that_one_gives(tmp_path):
-    """Started by torchrun and by --devices."""
+    """Started by torchrun, and by --devices with the optimizer's state shared out."""
     more = "--epochs", "1", "--quiet"
     by = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "minidl"]
     ran = subprocess.run([*by, *command(tmp_path / "a", *more)], env=ALONE, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == ""
     alone(*command(tmp_path / "b", *more, "--shards", "8"))
-    alone(*command(tmp_path / "c", *more, "--devices", "3"))
+    alone(*command(tmp_path / "c", *more, "--devices", "3", "--zero"))
     for file in ("model.safetensors", "config.json"):
         contents = {(tmp_path / folder / file).read_bytes() for folder in "abc"}
         assert len(contents) == 1

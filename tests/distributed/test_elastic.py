@@ -159,7 +159,7 @@ def test_one_without_memory_ends_all():
 def test_the_flag_decides_how_long_one_waits(tmp_path):
     """A process that is stopped says nothing of itself."""
     out = tmp_path / "run"
-    line = [sys.executable, "-m", "minidl", *command(out, "--epochs", "1000", "--devices", "2", "--timeout", "2")]
+    line = [sys.executable, "-m", "minidl", *command(out, "--epochs", "1000", "--devices", "2", "--timeout", "10")]
     begun = subprocess.Popen(line, env=ALONE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     processes = after_an_epoch(begun, out)
     os.kill(processes[1], signal.SIGSTOP)

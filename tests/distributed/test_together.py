@@ -57,6 +57,16 @@ def found(tmp_path_factory):
 
 def test_the_number_of_processes_changes_no_bit(found):
     """One test: the processes are started once, on whichever worker it runs."""
-    for what in ("sums", "user's steps", "text", "pictures", "adversaries"):
-        for (size, rank), each in found.items():
-            assert each[what] == found[1, 0][what], f"{what}: process {rank} of {size}"
+    alone = found[1, 0]
+    for (size, rank), each in found.items():
+        for what in ("sums", "user's steps", "text", "pictures", "adversaries", "checkpoint"):
+            assert each[what] == alone[what], f"{what}: process {rank} of {size}"
+        assert len(each["optimizers"]) == (15 if rank else 30)
+        for what, value in each["optimizers"].items():
+            assert value == alone["optimizers"][what], f"{what}: process {rank} of {size}"
+    for size in SIZES:
+        for name, whole in alone["bytes"].items():
+            held = [found[size, rank]["bytes"][name] for rank in range(size)]
+            # Parts begin at multiples of 16 values.
+            assert sum(held) == whole
+            assert max(held) < whole / size + 18 * 16 * 4, f"{name}: {size} processes"

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from scipy import sparse
@@ -24,12 +25,22 @@ from minidl.distributed.parallel import DataParallel
 from minidl.distributed.parts import cut
 from minidl.tensors import Tensor
 from minidl.training.adversaries import Adversaries
+from minidl.training.averages import Average
+from minidl.training.checkpoints import Checkpoints
 from minidl.training.display import Display
 from minidl.training.errors import Interrupted
 from minidl.training.loop import Judgement, Learner, Trainer
 
 ROWS, BATCH, EPOCHS = 21, 16, 2  # the last batch has fewer examples than there are shards
 SHARDS = 8
+OPTIMIZERS = {
+    "SGD": (optim.SGD, {"momentum": 0.9, "dampening": 0.1, "max_norm": 3.0}),
+    "RMSprop": (optim.RMSprop, {"momentum": 0.9, "centered": True}),
+    "Adagrad": (optim.Adagrad, {"initial_accumulator_value": 0.5, "lr_decay": 0.1}),
+    "Adam": (optim.Adam, {"amsgrad": True, "max_norm": 3.0, "weight_decay": 0.1}),
+    "AdamW": (optim.AdamW, {"loss_scale": 2.0**10, "max_norm": 3.0}),
+}  # fmt: skip
+SHAPES = [(37, 21), (7,), (), (0, 3), (4, 5, 3, 3), (300,)]
 
 
 def digest(tensors):
@@ -50,13 +61,17 @@ def pictures(draw):
     return model, ImageBatches(some, draw.integers(0, 3, ROWS), BATCH, 1, augment=Augment(shift=1)), ops.cross_entropy
 
 
-def trainer(make, folder, stops=False):
+def trainer(make, folder, stops=False, zero=False):
     """A trainer whose every epoch is the best, or which is stopped in the first. Only the first process may judge."""
     random.manual_seed(0)
     model, batches, loss = make(np.random.default_rng(0))
     optimizer = optim.AdamW(model.parameters(), lr=0.02)
     schedule = optim.CosineLR(optimizer, EPOCHS * len(batches), warmup=1)
     parallel = DataParallel(model, distributed.shards(SHARDS))
+    random.manual_seed(0)
+    average = Average(model, make(np.random.default_rng(0))[0], 0.5)
+    if zero:
+        distributed.shard_optimizer(optimizer)
 
     def validate():
         assert group.current().leads
@@ -65,15 +80,16 @@ def trainer(make, folder, stops=False):
         return Judgement({"loss": 1.0, "drawn": ops.rand(1).item()}, 1.0, 0.0)
 
     learner = Learner(
-        model, optimizer, schedule, batches, lambda x, y: loss(model(x), y), validate, parallel=parallel
+        model, optimizer, schedule, batches, lambda x, y: loss(model(x), y), validate,
+        average=average, parallel=parallel,
     )  # fmt: skip
     folder.mkdir(exist_ok=True, parents=True)
     return Trainer(learner, folder, EPOCHS, 0, Display(quiet=True), {"config": {"seed": 0}}, "minidl", False)
 
 
-def trained(make, folder, before):
+def trained(make, folder, before, zero=False):
     """Weights and losses after all epochs; of a run that goes on where `before` ended, if that is given."""
-    run = trainer(make, folder)
+    run = trainer(make, folder, zero=zero)
     if before is not None:
         if group.current().leads:
             shutil.copytree(before, folder, dirs_exist_ok=True)
@@ -81,13 +97,16 @@ def trained(make, folder, before):
         run.restore(run.checkpoints.last())
     progress = run.run()
     losses = [record["loss"] for record in progress.history]
-    return [digest(tensor for _, tensor in sorted(run.learner.model.state_dict().items())), losses]
+    averages = [tensor for tensor in run.model.state_dict().values() if tensor.is_floating_point()]
+    return [digest([*(t for _, t in sorted(run.learner.model.state_dict().items())), *averages]), losses]
 
 
 def adversaries():
     random.manual_seed(0)
     settings = {"latent": 4, "channels": 1, "size": (8, 8), "width": 4, "layers": 2, "kernel": 5}
     both = Adversaries(settings, 6, 1e-3, 0, captured=False, shards=distributed.shards(4))
+    distributed.shard_optimizer(both.generator_optimizer)
+    distributed.shard_optimizer(both.discriminator_optimizer)
     x = torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8)
     figures = both.step(*(Tensor(x[own.start : own.stop]) for own in both.shards.rows(6)))
     return digest([*figures, *both.weights().values()])
@@ -125,6 +144,82 @@ def user_steps():
     return [digest(tensor for name, tensor in model.state_dict().items() if "unused" not in name), loss.item()]
 
 
+def optimizer_of(name, shared):
+    """An optimiser of two groups, and a function that takes its step of a number with gradients of their own."""
+    make, settings = OPTIMIZERS[name]
+    dtypes = [torch.float16 if settings.get("loss_scale") and i % 2 else torch.float32 for i in range(len(SHAPES))]
+    params = [Tensor(values(i, shape).to(dtype)) for i, (shape, dtype) in enumerate(zip(SHAPES, dtypes, strict=True))]
+    params[4] = Tensor(params[4].data.to(memory_format=torch.channels_last))
+    for param in params:
+        param.requires_grad_()
+    some, others, last = params[:2], params[2:-1], params[-1:]
+    optimizer = make([{"params": some, "lr": 0.05}, {"params": others}], lr=0.02, **settings)
+    if shared:
+        assert distributed.shard_optimizer(optimizer) is optimizer
+        if group.current().size > 1:
+            with pytest.raises(ValueError, match=f"{name}: its state is shared out already"):
+                distributed.shard_optimizer(optimizer)
+    optimizer.add_param_group({"params": last})
+
+    def step(number):
+        scale = 1.0 if optimizer.loss_scale is None else optimizer.loss_scale.item()
+        for i, param in enumerate(params):
+            param.grad = None
+            if (i + number) % 4:  # the others miss this step
+                grad = scale * values(100 * number + i, SHAPES[i])
+                param.grad = Tensor(grad.to(param.dtype).contiguous(memory_format=order(param)))
+        if number == 2 and optimizer.loss_scale is not None:  # it is skipped
+            params[0].grad.data[0, 0] = torch.inf
+        optimizer.step()
+
+    return optimizer, params, step
+
+
+def values(seed, shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def order(param):
+    return torch.channels_last if param.ndim == 4 else torch.contiguous_format
+
+
+def optimizers(folder, size):
+    """What each optimiser makes in five steps: its parameters, and its state in the first process. The last two steps
+    begin with what one process fewer saved, with the state shared out and not. And the bytes that are kept."""
+    found, held, leads = {}, {}, group.current().leads
+    for name in OPTIMIZERS:
+        optimizer, params, step = optimizer_of(name, shared=True)
+        for number in range(3):
+            step(number)
+        saved = {"torch": optimizer.state_dict(), "flat": optimizer.flat_state()}
+        if leads:
+            files = Checkpoints(folder / f"{name}-{size}")
+            files.save(3, {str(i): param.data for i, param in enumerate(params)}, saved, {}, best=False)
+            files.wait()
+        else:
+            assert saved == {"torch": {}, "flat": {}}
+        kept = (value for each in optimizer.state.values() for key, value in each.items() if key != "step")
+        held[name] = sum(tensor.untyped_storage().nbytes() for tensor in kept)
+        for form, shared in (("torch", True), ("flat", True), ("flat", False)):
+            optimizer, params, step = optimizer_of(name, shared)
+            group.current().gathered(None, "the saving")
+            before = Checkpoints(folder / f"{name}-{max(1, size - 1)}").last()
+            state = before.optimizer[form]
+            if form == "torch":
+                state["state"] = {int(key): kept for key, kept in state["state"].items()}  # JSON has strings
+            optimizer.load_state_dict(state)
+            for i, param in enumerate(params):
+                param.data.copy_(before.weights[str(i)])
+            step(3)
+            step(4)
+            found[f"{name} {form} {shared}"] = digest(p.data for p in params), optimizer.grad_norm.item()
+            flat = optimizer.flat_state()
+            if leads:
+                tensors = {key: value for key, value in flat.items() if isinstance(value, torch.Tensor)}
+                found[f"{name} {form} {shared} state"] = list(tensors), digest(tensors.values())
+    return found, held
+
+
 def main():
     folder, rank, ports = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     for size, port in enumerate(ports, 1):
@@ -136,12 +231,17 @@ def main():
         found = {
             "sums": sums(size),
             "user's steps": user_steps(),
-            "text": trained(text, folder / f"text-{size}", before),
-            "pictures": trained(pictures, folder / f"pictures-{size}", None),
+            # With the optimizer's state shared out by 2 and by 4, going on without and from such a run by 3.
+            "text": trained(text, folder / f"text-{size}", before, zero=size != 3),
+            "pictures": trained(pictures, folder / f"pictures-{size}", None, zero=size == 3),
             "adversaries": adversaries(),
         }
+        found["optimizers"], found["bytes"] = optimizers(folder, size)
         with contextlib.suppress(Interrupted):  # one more process goes on with it
-            trainer(text, folder / f"part-{size}", stops=True).run()
+            trainer(text, folder / f"part-{size}", stops=True, zero=size % 2 == 0).run()
+        group.current().gathered(None, "the checkpoint")
+        (written,) = (folder / f"part-{size}" / "checkpoints").glob("*.safetensors")
+        found["checkpoint"] = hashlib.sha256(written.read_bytes()).hexdigest()
         (folder / f"found-{size}-{rank}.json").write_text(json.dumps(found))
         if size > 1:
             group.current().gathered(None, "the end")

@@ -46,7 +46,8 @@ def alone(*arguments):
 
 
 def run(folder, kills, seed=0):
-    """So many kills of any process; after each, another number of processes goes on. Gives how many runs that were."""
+    """So many kills of any process; after each, another number of processes goes on, with --zero or without. Gives how
+    many runs that were."""
     draw, killed, runs = random.Random(seed), 0, 0
     more = "--epochs", "12", "--quiet", "--shards", "4"
     alone(*command(folder / "alone", *more))
@@ -55,7 +56,8 @@ def run(folder, kills, seed=0):
         out = folder / f"run-{runs}"
         runs += 1
         while not (out / "report.json").exists():
-            processes = start([command(out, *more, "--resume")] * draw.randint(1, 4))
+            zero = draw.choice(((), ("--zero",)))
+            processes = start([command(out, *more, "--resume", *zero)] * draw.randint(1, 4))
             before = out / "checkpoints" / "last.json"
             was = before.stat().st_mtime_ns if before.exists() else 0
             end = time.monotonic() + (draw.uniform(2, 8) if draw.random() < 0.25 else 60)

@@ -57,10 +57,10 @@ from minidl.kernels.update.kernels import (
     update_kernel,
 )
 from minidl.kernels.update.newton import orthogonalise
-from minidl.kernels.update.plans import Plan, Plans, Rows
+from minidl.kernels.update.plans import Part, Plan, Plans, Rows
 from minidl.runtime import check, early, launch
 
-__all__ = ["GROWTH_INTERVAL", "HYPER", "LOSS_SCALE", "NORM", "RULES", "SCRATCH", "STATES", "Rows", "Update"]
+__all__ = ["GROWTH_INTERVAL", "HYPER", "LOSS_SCALE", "NORM", "RULES", "SCRATCH", "STATES", "Part", "Rows", "Update"]
 
 # What a rule keeps beside a parameter, in the order of the columns of the table.
 STATES = {
@@ -83,7 +83,7 @@ class Update:
     its strides. `hyper` float64 [parameters, NUMBERS], `steps` int64 [parameters], `skipped` int64 [1]: the number of
     steps skipped for an infinite or NaN gradient, `control` float64 [3]: norm, scale and finiteness of the last
     gradient. With a `loss_scale`, gradients are those of the loss times `scale[0]`; `scale` is float32 [2], see
-    LOSS_SCALE.
+    LOSS_SCALE. After `share_out`, states and masters are parts.
 
     `states` names those to keep out of STATES[rule]; `initial` fills them. What may be changed between steps: `decay`
     (whether any weight decays), `nesterov`, `dampened`, `maximize`, `third` (use the third state: centered, amsgrad),
@@ -108,6 +108,7 @@ class Update:
         self.decay = self.dampened = self.maximize = False
         self.skip, self.third = True, not {"grad_avg", "max_exp_avg_sq"}.isdisjoint(states)
         self.device, self.initial = params[0].device, initial
+        self.part: Part | None = None
         self.shapes: list[tuple[torch.Size, torch.dtype]] = []
         self._orders: list[torch.memory_format] = []
         self.states: dict[str, list[torch.Tensor]] = {name: [] for name in states}
@@ -137,7 +138,7 @@ class Update:
         self.masters.extend(
             None
             if param.dtype == launch.acc_torch(param.dtype)
-            else param.to(launch.acc_torch(param.dtype), copy=True, memory_format=order)
+            else self._own(param.to(launch.acc_torch(param.dtype), copy=True, memory_format=order))
             for param, order in zip(params, orders, strict=True)
         )
         self.hyper = torch.cat([self.hyper, self.hyper.new_zeros(len(params), NUMBERS.value)])
@@ -179,12 +180,37 @@ class Update:
         return order
 
     def _state(self, param: torch.Tensor, order: torch.memory_format) -> torch.Tensor:
-        return torch.full_like(param, self.initial, dtype=launch.acc_torch(param.dtype), memory_format=order)
+        dtype = launch.acc_torch(param.dtype)
+        return self._own(torch.full_like(param, self.initial, dtype=dtype, memory_format=order))
+
+    def _own(self, kept: torch.Tensor) -> torch.Tensor:
+        return kept if self.part is None else self.part.of(kept).clone()
+
+    def share_out(self, part: Part) -> None:
+        """Keep and update only a part from now on; gradients are whole, and not by rows. Not for Muon, whose iterations
+        take whole matrices. Graphs that hold an earlier step are of no use afterwards."""
+        self.part = part
+        self.states = {name: [self._own(kept) for kept in tensors] for name, tensors in self.states.items()}
+        self.masters = [None if master is None else self._own(master) for master in self.masters]
+        self._plan()
+
+    def whole(self, index: int | None, kept: torch.Tensor) -> torch.Tensor:
+        """A state or master of a parameter as this lies, on the CPU if it is shared out; what is of none as it is."""
+        if self.part is None or index is None:
+            return kept
+        shape, order = self.shapes[index][0], self._orders[index]
+        return self.part.whole(kept, torch.empty(shape, dtype=kept.dtype, device="meta", memory_format=order))
+
+    def put(self, index: int | None, kept: torch.Tensor, value: torch.Tensor) -> None:
+        """The other way: copy what `whole` gave, to where it was kept."""
+        if self.part is not None and index is not None:
+            value = self.part.of(value.contiguous(memory_format=self._orders[index]))
+        kept.copy_(value)
 
     def _plan(self) -> None:
         columns = dict(zip(STATES[self.rule], (STATE_0, STATE_1, STATE_2), strict=False))
         own = {columns[name]: tensors for name, tensors in self.states.items()}
-        self._plans = Plans(own, self.masters, self.device, self.lazy)
+        self._plans = Plans(own, self.masters, self.device, self.lazy, self.part)
 
     @property
     def kept(self) -> dict[str, list[torch.Tensor]]:
@@ -242,8 +268,8 @@ class Update:
         for plan in plans:
             dtype, blocks = plan.like.dtype, plan.update
             launch.run(
-                update_kernel, (blocks.count,), plan.like, table, table[blocks.start :], self.hyper, self._rates,
-                self.control, RULE=rule, DECAY=self.decay,
+                update_kernel, (blocks.count,), plan.like, table[blocks.slots :], table[blocks.start :], self.hyper,
+                self._rates, self.control, RULE=rule, DECAY=self.decay,
                 HAS_MOMENTUM="momentum_buffer" in self.states, NESTEROV=self.nesterov,
                 DAMPENED=self.dampened, MAXIMIZE=self.maximize, THIRD=self.third,
                 HAS_MASTER=dtype != launch.acc_torch(dtype), HAS_ROWS=plan.rows, ACC=launch.acc(dtype),

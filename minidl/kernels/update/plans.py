@@ -9,7 +9,7 @@ import contextlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton.language as tl
@@ -33,11 +33,22 @@ class Rows:
     values: torch.Tensor
 
 
+class Part(Protocol):
+    """What one of several processes keeps of the states and updates of the parameters, see `distributed.zero`."""
+
+    first: bool
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor: ...
+    def whole(self, part: torch.Tensor, like: torch.Tensor) -> torch.Tensor: ...
+    def join(self, params: Sequence[torch.Tensor]) -> None: ...
+
+
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a launch: the start and length of its list in the table."""
+    """The blocks of a launch: the start and length of its list in the table, and where the rows of the table start."""
 
     tile: launch.Tile
+    slots: int
     start: int
     count: int
 
@@ -55,7 +66,8 @@ class Plan:
 class Plans:
     """Makes the table of a step and its launches, and reuses them until memory moves.
 
-    `states` are tensors by their column of the table and `masters` tensors or None, one per parameter each.
+    `states` are tensors by their column of the table and `masters` tensors or None, one per parameter each; with a
+    `part` they are parts. Then the table has a second row for each parameter, of the part that is updated.
     """
 
     def __init__(
@@ -64,8 +76,9 @@ class Plans:
         masters: Sequence[torch.Tensor | None],
         device: torch.device,
         lazy: bool,
+        part: Part | None,
     ) -> None:
-        self._states, self._masters, self._device, self._lazy = states, masters, device, lazy
+        self._states, self._masters, self._device, self._lazy, self._part = states, masters, device, lazy, part
         self._positions: dict[int, torch.Tensor] = {}
         self._table = DeviceList(device)
         self._made_for: Any = None
@@ -75,9 +88,14 @@ class Plans:
         self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | Rows | None]
     ) -> tuple[list[Plan], torch.Tensor]:
         """The launches per dtype, and the table with their lists of blocks."""
-        slots = array("q")
+        slots, own = array("q"), params
         for index, (param, grad) in enumerate(zip(params, grads, strict=True)):
             slots.extend(self._slot(index, param, grad))
+        if self._part is not None:
+            own = [self._part.of(param) for param in params]
+            parts = [self._part.of(grad) if isinstance(grad, torch.Tensor) else None for grad in grads]
+            for index, (param, grad) in enumerate(zip(own, parts, strict=True)):
+                slots.extend(self._slot(index, param, grad))
         in_graph = capturing(self._device)
         tiles = {dtype: _tiles(dtype, params, grads) for dtype in dict.fromkeys(param.dtype for param in params)}
         key = (slots, tiles)
@@ -88,7 +106,7 @@ class Plans:
         for dtype, pair in tiles.items():
             used = [i for i, param in enumerate(params) if param.dtype == dtype and grads[i] is not None]
             if used:
-                plans.append(self._plan(used, params, grads, pair, values))
+                plans.append(self._plan(used, params, own, grads, pair, values))
         if in_graph:
             return plans, self._table.captured(values)
         self._made_for, self._made = key, (plans, self._table.hold(values))
@@ -129,6 +147,7 @@ class Plans:
         self,
         used: list[int],
         params: Sequence[torch.Tensor],
+        own: Sequence[torch.Tensor],
         grads: Sequence[torch.Tensor | Rows | None],
         tiles: tuple[launch.Tile, launch.Tile],
         values: array[int],
@@ -136,14 +155,16 @@ class Plans:
         """The launches for the parameters `used`; their lists of blocks are added to `values`."""
         by_rows = {i: grad.values for i in used if isinstance(grad := grads[i], Rows)}
         measured = {i: by_rows.get(i, params[i]) for i in used}
-        updated = measured if self._lazy else {i: params[i] for i in used}
+        updated = measured if self._lazy else {i: own[i] for i in used}
+        second = 0 if self._part is None else len(params) * kernels.COLUMNS.value
         lists = []
-        for tile, visited in zip(tiles, (measured, updated), strict=True):
+        for tile, visited, slots in zip(tiles, (measured, updated), (0, second), strict=True):
             start = len(values)
             for i, tensor in visited.items():
-                whole = _whole(values[i * kernels.COLUMNS.value : (i + 1) * kernels.COLUMNS.value], tile["BLOCK_V"])
+                slot = slots + i * kernels.COLUMNS.value
+                whole = _whole(values[slot : slot + kernels.COLUMNS.value], tile["BLOCK_V"])
                 _add_blocks(values, i, tensor.numel(), by_rows[i].shape[1] if i in by_rows else 0, whole, tile)
-            lists.append(Blocks(tile, start, len(values) - start))
+            lists.append(Blocks(tile, slots, start, len(values) - start))
             # Lists begin at multiples of 16 bytes: Triton compiles a variant for pointers that do not.
             values.extend([0] * (len(values) % 2))
         rows = (kernels.LAZY if self._lazy else kernels.DENSE_MOMENTS) if by_rows else kernels.NO_ROWS

@@ -156,7 +156,7 @@ class GanExperiment(Experiment):
 
         from minidl import random
         from minidl.data import ImageBatches, Pictures
-        from minidl.distributed import shards
+        from minidl.distributed import shard_optimizer, shards
         from minidl.training import samples
         from minidl.training.adversaries import Adversaries, latents
         from minidl.training.gan_loop import GanTrainer
@@ -168,6 +168,9 @@ class GanExperiment(Experiment):
         networks = Adversaries(
             self.model, self.batch_size, config.lr, config.seed, config.capture, shards(config.shards or 1)
         )
+        if config.zero:
+            shard_optimizer(networks.generator_optimizer)
+            shard_optimizer(networks.discriminator_optimizer)
         middle = (MIDDLE,) * self.pixels.shape[3]
         pictures = Pictures(self.pixels, middle, middle)
         batches = ImageBatches(pictures, np.zeros(count, dtype=np.int64), self.batch_size, config.seed)
