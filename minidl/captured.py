@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -22,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minidl import random
+from minidl import modes, random
 from minidl.later import settle_all
 from minidl.runtime import launch
 from minidl.runtime.together import together
@@ -33,7 +32,7 @@ T = TypeVar("T")
 Input = Tensor | torch.Tensor | CSR
 
 EAGER = 3  # calls before the recording, in which kernels are compiled
-_thread = threading.local()
+_thread = modes.settings()
 
 
 def capture(step: Callable[..., T], *, eager: int = EAGER, shapes: int = 1) -> Captured[T]:

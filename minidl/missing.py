@@ -49,7 +49,6 @@ INSTEAD = {
     "SoftMarginLoss": "BCEWithLogitsLoss",
     "Softmax2d": "Softmax(dim=1)",
     "SparseAdam": "Adam(lazy=True)",
-    "SyncBatchNorm": "BatchNorm2d",
     "Transformer*": "Linear, LayerNorm, matmul and softmax",
     "functional": "grad with create_graph=True",
     "gradcheck": "minidl.check_grads",

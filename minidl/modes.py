@@ -1,4 +1,4 @@
-"""Whether operations are recorded, and whether backward() looks for NaN: settings of each thread."""
+"""Settings of each thread: whether operations are recorded, whether backward() looks for NaN, and those of others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,27 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-_mode = threading.local()
+_carried: list[threading.local] = []
+
+
+def settings() -> threading.local:
+    """Settings of each thread, which one that works for another takes over."""
+    _carried.append(threading.local())
+    return _carried[-1]
+
+
+def take_over() -> Callable[[], None]:
+    """What gives the thread that calls it the settings that this one has now."""
+    held = [(local, dict(vars(local))) for local in _carried]
+
+    def take() -> None:
+        for local, values in held:
+            vars(local).update(values)
+
+    return take
+
+
+_mode = settings()
 
 
 def is_grad_enabled() -> bool:

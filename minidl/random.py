@@ -16,6 +16,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from minidl import modes
+
 if TYPE_CHECKING:
     import torch
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 _lock = threading.Lock()
 _state = {"seed": 0, "stream": 0}
 # Of this thread: the key on the device that streams are numbered by, and the number of its first stream.
-_thread = threading.local()
+_thread = modes.settings()
 
 
 def manual_seed(seed: int) -> None:
@@ -94,16 +96,21 @@ def numbered_by(key: torch.Tensor) -> Iterator[None]:
 def rows(first: int, count: int) -> Iterator[None]:
     """A context in which this thread works on `count` rows of a batch, from row `first` on: tensors of as many rows, or
     of a multiple, have the numbers that these rows of the whole batch would have."""
-    before, _thread.rows = getattr(_thread, "rows", (0, 1)), (first, count)
+    before, _thread.rows = getattr(_thread, "rows", None), (first, count)
     try:
         yield
     finally:
         _thread.rows = before
 
 
+def in_part() -> bool:
+    """Whether this thread works on some rows of a batch, see `rows`."""
+    return getattr(_thread, "rows", None) is not None
+
+
 def place(shape: Sequence[int]) -> int:
     """How many elements of the whole batch come before a tensor of this shape, see `rows`; 0 outside of it."""
-    first, count = getattr(_thread, "rows", (0, 1))
+    first, count = getattr(_thread, "rows", None) or (0, 1)
     return first * (math.prod(shape) // count) if shape and shape[0] % count == 0 else 0
 
 

@@ -106,10 +106,11 @@ def test_classifier(name):
     assert losses[-1] < losses[0]
 
 
-def test_a_step_by_shards():
-    """With statistics of batches, which are joined as gradients are."""
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.SyncBatchNorm])
+def test_a_step_by_shards(norm):
+    """With statistics of batches, which are joined as gradients are, or as they are used."""
     minidl.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 16, act="relu"), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Linear(16, 4))
+    model = nn.Sequential(nn.Linear(20, 16, act="relu"), norm(16), nn.Dropout(0.1), nn.Linear(16, 4))
     x, labels = Tensor(numbers(24, 20)), classes(24, 4)
     parallel = DataParallel(model, Shards(5))
     optimizer = optim.AdamW(model.parameters(), lr=0.01)

@@ -212,9 +212,10 @@ def test_only_kernels_that_another_process_can_import_become_jobs():
     assert not ahead.compilable(lambda: None)
 
 
-def test_a_step_by_shards_is_rehearsed():
-    """Its buffers are put back after each shard by an operation that returns nothing."""
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.SyncBatchNorm])
+def test_a_step_by_shards_is_rehearsed(norm):
+    """Buffers are put back after each shard by an operation that returns nothing; shards in step are threads."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), norm(4), nn.Flatten(), nn.Linear(16, 3))
     parallel, optimizer = DataParallel(model, shards(2)), optim.SGD(model.parameters(), lr=0.1)
 
     def step(x, y):

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from minidl import nn, random
-from minidl.distributed import room
+from minidl.distributed import lockstep, room
 from minidl.distributed.group import current
-from minidl.distributed.parts import Shards, shards
+from minidl.distributed.parts import Shards, cut, shards
 from minidl.distributed.sums import share
 from minidl.later import settle_all
 from minidl.runtime import launch
@@ -35,18 +35,22 @@ class DataParallel:
     shards, weighted by their examples. Random numbers are those of the examples' places in the whole batch.
     `buffers` are those that the steps change, by default the model's. Gradients are exchanged while backward goes on,
     in buckets of `bucket_cap_mb` MB. With one shard, a step is a plain one. Raises ValueError for no room in a bucket.
+
+    With an `nn.SyncBatchNorm` in the model, or `sync_batch_norm` for one elsewhere, shards are computed in step: such a
+    batch norm takes the statistics of the whole batch. A shard's loss is then a mean over its examples.
     """
 
     def __init__(
         self, model: nn.Module, of: Shards | None = None, buffers: Iterable[Tensor] | None = None,
-        bucket_cap_mb: float = 25.0,
+        bucket_cap_mb: float = 25.0, sync_batch_norm: bool = False,
     ) -> None:  # fmt: skip
         if not bucket_cap_mb > 0:
             raise ValueError(f"DataParallel: bucket_cap_mb is {bucket_cap_mb}, expected MB above 0")
         self.model, self.shards, self._cap = model, of or shards(), 1e6 * bucket_cap_mb
         share([tensor.data for _, tensor in model.named_tensors()], "the first weights")
         self._buffers = list(model.buffers() if buffers is None else buffers)
-        # Those that the shards of a stream change, in place of the model's.
+        self._sync = sync_batch_norm
+        # Those that each shard changes, in place of the model's.
         self._copies: list[list[torch.Tensor]] = []
         self._weights: dict[int, torch.Tensor] = {}
         # What the first step has found out, and for which parameters and modes of modules.
@@ -81,23 +85,30 @@ class DataParallel:
         known = [id(parameter) for parameter in trained], [module.training for module in self.model.modules()]
         if known != self._known:
             self._known, self._room = known, None
-        own, stream = self.shards.rows(rows), random.get_state()["stream"]
-        step = room.UnderWay(self.shards, self._shares(rows), len(works), self._room)
-        hooks = [parameter.register_post_accumulate_grad_hook(step.arrived) for parameter in trained]
+        own, stream, shares = self.shards.own, random.get_state()["stream"], self._shares(rows)
         model_buffers = [buffer.data for buffer in self._buffers]
+        while len(self._copies) < len(own):  # not in the memory of a recording
+            self._copies.append([buffer.clone() for buffer in model_buffers])
+        for copies in self._copies[: len(works)]:
+            room.copy(copies, model_buffers)
+        versions = [[buffer._version for buffer in copies] for copies in self._copies]
+        in_step = self._sync or any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules())
+        step = room.UnderWay(self.shards, shares[own.start : own.stop], len(works), self._room, beside=not in_step)
+        hooks = [parameter.register_post_accumulate_grad_hook(step.arrived) for parameter in trained]
+        ranges = self.shards.rows(rows)
+        parts = [partial(_computed, step, work, ranges[place], scale) for place, work in enumerate(works)]
+        turns = lockstep.Turns(step, trained, self._buffers, self._copies)
         try:
-            for place, work in enumerate(works):
-                random.skip(stream - random.get_state()["stream"])
-                with step.shard(place) as lane, random.rows(own[place].start, len(own[place])):
-                    changed = self._lent(lane, model_buffers)
-                    versions = [buffer._version for buffer in changed]
-                    loss, values = _both(work())
-                    step.backward(loss, scale)
-                    figures = [value.data for value in values]
-                    settle_all()
-                    moved = [buffer._version != was for buffer, was in zip(changed, versions, strict=True)]
-                    self._agree(step, trained, moved, figures)
-                    step.close([*(changed[index] for index in self._moved), *figures])
+            if in_step:
+                step.early = not lockstep.lacks(self.shards, rows)
+                computed = lockstep.in_step(turns, parts, self.shards, rows, shares)
+            else:
+                computed = lockstep.in_turn(turns, parts)
+            for place, figures in computed:
+                changed = self._copies[place]
+                moved = [buffer._version != was for buffer, was in zip(changed, versions[place], strict=True)]
+                self._agree(step, trained, moved, figures)
+                step.close([*(changed[index] for index in self._moved), *figures])
         finally:
             for hook in hooks:
                 hook.remove()
@@ -120,22 +131,12 @@ class DataParallel:
             share([model_buffers[index] for index in counts], "the counts of batches")
         return [Tensor(value) for value in others[len(self._moved) :]]
 
-    def _lent(self, lane: int, model_buffers: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Buffers with the values of the model's, which stand in for them while a shard of this stream runs."""
-        if not self._copies:  # not in the memory of a recording
-            lanes = room.SIDE_BY_SIDE if launch.is_gpu(next(self.model.parameters()).device) else 1
-            self._copies = [[buffer.clone() for buffer in model_buffers] for _ in range(lanes)]
-        room.copy(self._copies[lane], model_buffers)
-        for buffer, lent in zip(self._buffers, self._copies[lane], strict=True):
-            buffer.data = lent
-        return self._copies[lane]
-
     def _shares(self, rows: int) -> torch.Tensor:
-        """The share of a batch's examples that each of the process's shards has, float64 on the device."""
+        """The share of a batch's examples that each of all shards has, float64 on the device."""
         if rows not in self._weights:
-            own = [len(each) / rows for each in self.shards.rows(rows)]
+            each = [len(part) / rows for part in cut(rows, self.shards.count)]
             place = next(self.model.parameters()).device
-            self._weights[rows] = torch.tensor(own, dtype=torch.float64).to(place)
+            self._weights[rows] = torch.tensor(each, dtype=torch.float64).to(place)
         return self._weights[rows]
 
     def _agree(
@@ -169,6 +170,15 @@ class DataParallel:
             len(self.shards.own),
             self._cap,
         )
+
+
+def _computed(step: room.UnderWay, work: Callable[[], Given], rows: range, scale: Tensor | None) -> list[torch.Tensor]:
+    """The figures of a shard, whose gradients the step has then."""
+    with random.rows(rows.start, len(rows)):
+        loss, values = _both(work())
+        step.backward(loss, scale)
+        settle_all()
+    return [value.data for value in values]
 
 
 def _both(given: Given) -> tuple[Tensor, list[Tensor]]:

@@ -86,28 +86,32 @@ class Room:
 
 
 class UnderWay:
-    """A step under way: `backward` takes the gradients of the shard that runs, `close` what else it gives."""
+    """A step under way: `backward` takes the gradients of the shard that runs, `close` what else it gives.
 
-    def __init__(self, of: Shards, shares: torch.Tensor, works: int, room: Room | None) -> None:
+    `beside`: whether shards may run on streams beside each other, where they wait for none of them.
+    """
+
+    def __init__(self, of: Shards, shares: torch.Tensor, works: int, room: Room | None, beside: bool) -> None:
         self._of, self._shares, self._works = of, shares, works
         self.room, self.place = room, 0
+        self.early = True  # a bucket is sent as soon as it is full
         self.sums: list[list[torch.Tensor]] = []  # of the buckets that were sent
         # Of each shard: gradients that no bucket has yet, whether it takes them, and the buckets that are filled, each
         # with the event after which it is.
         self._given: list[dict[Tensor, Any]] = [{} for _ in range(works)]
         self._takes = [False] * works
         self._filled: list[dict[int, Any]] = [{} for _ in range(works)]
-        beside = _streams(shares.device)[: 1 + works] if recording() else []
-        self._lanes, self._sums = beside[1:], beside[0] if beside else None
-        for stream in beside:
+        streams = _streams(shares.device)[: 1 + works] if recording() and beside else []
+        self._lanes, self._sums = streams[1:], streams[0] if streams else None
+        for stream in streams:
             stream.wait_stream(torch.cuda.current_stream())
 
     @contextlib.contextmanager
-    def shard(self, place: int) -> Iterator[int]:
-        """The block of a shard, on its stream; gives the number of that."""
-        self.place, lane = place, place % max(1, len(self._lanes))
-        with torch.cuda.stream(self._lanes[lane]) if self._lanes else contextlib.nullcontext():
-            yield lane
+    def shard(self, place: int) -> Iterator[None]:
+        """The block of a shard, on its stream."""
+        self.place = place
+        with torch.cuda.stream(self._lanes[place % len(self._lanes)]) if self._lanes else contextlib.nullcontext():
+            yield
 
     def backward(self, loss: Tensor, scale: Tensor | None) -> None:
         """Walk back from the loss of the shard that runs."""
@@ -150,7 +154,8 @@ class UnderWay:
         copy(self.room.buckets[bucket].views[self.place], values)
         self._filled[self.place][bucket] = torch.cuda.current_stream().record_event() if self._lanes else None
         # Every process sends the buckets in their order.
-        while len(self.sums) < len(self.room.buckets) and all(len(self.sums) in each for each in self._filled):
+        sent, full = self.sums, self._filled
+        while self.early and len(sent) < len(self.room.buckets) and all(len(sent) in each for each in full):
             self._send()
 
     def _send(self) -> None:
@@ -172,8 +177,8 @@ class UnderWay:
 
 @functools.cache
 def _streams(device: torch.device) -> list[Any]:
-    """One for sums and those for shards; a shard of several steps has the same one."""
-    return [torch.cuda.Stream(device) for _ in range(1 + SIDE_BY_SIDE)]
+    """One for sums and those for shards; a shard of several steps has the same one. None without a GPU."""
+    return [torch.cuda.Stream(device) for _ in range(1 + SIDE_BY_SIDE if device.type == "cuda" else 0)]
 
 
 def _dense(grad: Any, parameter: Tensor) -> torch.Tensor:

@@ -80,6 +80,19 @@ def summed(x: torch.Tensor, of: Shards, weight: torch.Tensor | None = None, what
     return whole[:n]
 
 
+def gathered(rows: torch.Tensor, of: Shards, what: str) -> torch.Tensor:
+    """rows [own shards, n] -> [shards, n]: those of all processes, in the order of the shards."""
+    if of.size == 1:
+        return rows
+    own = rows.new_zeros(len(of.all[0]), rows.shape[1])  # the first process has the most
+    own[: len(rows)].copy_(rows)
+    whole = torch.empty(of.size, *own.shape, dtype=rows.dtype, device=rows.device)
+    if launch.runs():
+        with current().exchanging(what):
+            gather(whole.view(-1).view(torch.uint8), own.view(-1).view(torch.uint8))
+    return torch.cat([part[: len(each)] for part, each in zip(whole, of.all, strict=True)])
+
+
 def _send(there: torch.Tensor, counts: list[int], parts: torch.Tensor, what: str) -> None:
     """Exchange segments: parts[r] goes to process r, and there[...] are those that came, by rank, counts[r] each."""
     if launch.runs():

@@ -77,6 +77,7 @@ from minidl.nn.vision import (
     InstanceNorm3d,
     MaxPool1d,
     MaxPool2d,
+    SyncBatchNorm,
 )
 
 __all__ = [
@@ -88,7 +89,8 @@ __all__ = [
     "LayerNorm", "LeakyReLU", "Linear", "LogSigmoid", "LogSoftmax", "MSELoss", "MaxPool1d", "MaxPool2d", "Mish",
     "Module", "ModuleDict", "ModuleList", "NLLLoss", "PReLU", "Parameter", "PixelShuffle", "PixelUnshuffle", "RMSNorm",
     "ReLU", "ReLU6", "ReflectionPad2d", "ReplicationPad2d", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss", "Softmax",
-    "Softplus", "SparseLinear", "Tanh", "Unflatten", "Upsample", "ZeroPad2d", "fold_batch_norms", "init", "to_float8",
+    "Softplus", "SparseLinear", "SyncBatchNorm", "Tanh", "Unflatten", "Upsample", "ZeroPad2d", "fold_batch_norms",
+    "init", "to_float8",
 ]  # fmt: skip
 
 

@@ -12,7 +12,9 @@ from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.pool import Pair
 from minidl.nn.layers import Called, Device, _act_repr
+from minidl.nn.module import Module
 from minidl.nn.norms import _Affine
+from minidl.ops.sync_batchnorm import sync_batch_norm
 from minidl.tensors import Tensor, device_of
 
 
@@ -155,6 +157,8 @@ class _Norm(_Affine):
 
 
 class _BatchNorm(_Norm):
+    _op: Callable[..., Tensor] = staticmethod(ops.batch_norm)
+
     def __init__(
         self,
         num_features: int,
@@ -176,7 +180,7 @@ class _BatchNorm(_Norm):
         self._check(input)
         # Without running statistics, evaluation uses those of the batch too.
         training = self.training or self.running_mean is None
-        return ops.batch_norm(
+        return self._op(
             input, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps,
             self.act, self.num_batches_tracked,
         )  # fmt: skip
@@ -231,6 +235,30 @@ class BatchNorm3d(_BatchNorm):
     """Batch norm of [N, C, D, H, W], then `act`. As BatchNorm1d."""
 
     ranks, expected = (5,), "[N, C, D, H, W]"
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Batch norm of [N, C, ...], then `act`; in steps of `distributed.DataParallel` with the statistics of all shards.
+
+    Elsewhere, and with one shard, it is a `BatchNorm1d`. There are no process groups.
+    """
+
+    _op = staticmethod(sync_batch_norm)
+    ranks, expected = (2, 3, 4, 5), "[N, C] or [N, C, ...] of up to 5 dimensions"
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: Module) -> Module:
+        """`module` with a SyncBatchNorm in place of every BatchNorm1d, 2d and 3d, of the same parameters and buffers.
+
+        A module that is such a batch norm itself is not changed, but returned as another one.
+        """
+        if isinstance(module, BatchNorm1d | BatchNorm2d | BatchNorm3d):
+            made = cls.__new__(cls)
+            made.__dict__.update(module.__dict__)
+            return made
+        for name, child in module.named_children():
+            module._modules[name] = cls.convert_sync_batchnorm(child)
+        return module
 
 
 class InstanceNorm1d(_InstanceNorm):

@@ -44,12 +44,13 @@ class Adversaries:
     """The networks, their optimisers and the average, all made from `settings` and the process's random state.
 
     `settings` are the arguments of `Generator`. `step` trains on one batch, on a GPU as one CUDA graph unless
-    `captured` is False, and by shards; `statistics` readies `average` for use.
+    `captured` is False, and by shards, of which `sync_batch_norm` joins the statistics; `statistics` readies `average`
+    for use.
     """
 
     def __init__(
         self, settings: Mapping[str, Any], batch_size: int, lr: float, seed: int, captured: bool = True,
-        shards: Shards | None = None,
+        shards: Shards | None = None, sync_batch_norm: bool = False,
     ) -> None:  # fmt: skip
         self.settings, self.lr, self.captured = settings, lr, captured
         self.generator = Generator(**settings)
@@ -65,8 +66,12 @@ class Adversaries:
             optimizer.warns = False  # the loop counts skipped steps, and the report tells them
         self.batch_size, self.seed, self.steps = batch_size, seed, 0
         self.shards = shards or Shards(1)
+        if sync_batch_norm:
+            nn.SyncBatchNorm.convert_sync_batchnorm(self.generator)
         self._of_generator = DataParallel(self.generator, self.shards, buffers=())
-        self._of_discriminator = DataParallel(self.discriminator, self.shards, buffers=self.generator.buffers())
+        self._of_discriminator = DataParallel(
+            self.discriminator, self.shards, self.generator.buffers(), sync_batch_norm=sync_batch_norm
+        )
         self._labels = {rows: _labels(rows) for rows in set(map(len, self.shards.rows(batch_size)))}
         self._share = torch.zeros((), dtype=torch.float64, device=default_device())
         kept, followed = ([p.data for p in each.parameters()] for each in (self.average, self.generator))
@@ -107,9 +112,10 @@ class Adversaries:
     def _judged(self, x: Tensor, z: Tensor, made: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """What the discriminator minimises, with its loss and what it believes; adds the pictures `made`."""
         x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # to lie as all that is made of it does
-        made.append(self.generator(z))
+        fake = self.generator(z)
+        made.append(fake)
         ahead = self._ahead(x)
-        logits = self.discriminator(ops.cat([x, made[-1].detach(), x + ahead, x - ahead])).reshape(4, -1)
+        logits = self.discriminator(ops.cat([x, fake.detach(), x + ahead, x - ahead])).reshape(4, -1)
         loss = ops.binary_cross_entropy_with_logits(logits[:2].flatten(0), self._labels[len(x)][1])
         with no_grad():
             believed = ops.mean(ops.sigmoid(logits[:2].detach()), 1)

@@ -18,6 +18,7 @@ from minidl.training.errors import ConfigError
 from minidl.training.predict import load
 from minidl.training.saved_run import finished_run
 from minidl.training.targets import probabilities
+from minidl.training.tasks import TASKS
 from minidl.training.terms import logits, values
 
 _BAR = 24  # characters of the longest
@@ -38,9 +39,9 @@ def explain(config: Explain) -> Iterator[tuple[str, list[Spoken]]]:
 
     Raises ConfigError for a run of another kind, DamagedError for missing or invalid files.
     """
-    kind = finished_run(config.run).kind
-    if kind != "text":
-        raise ConfigError(f"{config.run} is a run of kind {kind}: only text runs are explained, term by term")
+    task = TASKS[finished_run(config.run).kind]
+    if not task.has_terms:
+        raise ConfigError(f"{config.run} is {task.run}: only a text run is explained, term by term")
     classifier = load(config.run)
     chunks = [config.texts] if config.texts else inputs.lines_as_they_come(inputs.standard_input())
     for chunk in chunks:

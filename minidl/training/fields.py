@@ -153,6 +153,10 @@ Shards = Annotated[
         "with the same result on any number of them. Default: 1, or 8 where several are started.",
     ),
 ]
+SyncBatchNorm = Annotated[
+    bool | None,
+    Field(description="With --shards: batch norm's statistics are those of the whole batch, not of each shard."),
+]
 Precision = Annotated[Literal["float32", "tf32"], Field(description="Precision of matrix products on a GPU:")]
 Hidden = Annotated[
     tuple[Annotated[int, Field(ge=1, le=65536)], ...],

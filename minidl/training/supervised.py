@@ -123,6 +123,8 @@ class Supervised(Experiment):
         model = self.make_model(config, None)
         if self.begin is not None:
             self.begin(model)
+        if getattr(config, "sync_batch_norm", None):
+            nn.SyncBatchNorm.convert_sync_batchnorm(model)
         course, ema = self.course, getattr(config, "ema", None)
         average = None if ema is None else Average(model, self.make_model(config, None), ema)
         judged = model if average is None else average.kept

@@ -45,6 +45,7 @@ class Task(ABC):
     updates: int = 1
     convolves: bool = False
     generates: bool = False
+    has_terms: bool = False
 
     @abstractmethod
     def read(self, name: str, **options: Any) -> Any:

@@ -179,6 +179,8 @@ def _check_shards(config: Any) -> None:
         raise ConfigError(f"--batch-size {config.batch_size} is less than --shards {count}: each shard has an example")
     if (count > 1 or config.zero) and getattr(config, "lazy", False):
         raise ConfigError("--lazy updates the rows that a batch touches, which --shards and --zero do not know")
+    if count == 1 and getattr(config, "sync_batch_norm", None):
+        raise ConfigError("--sync-batch-norm joins the shards of a batch: give --shards, such as 8, or leave it out")
     if current().size > count:
         raise ConfigError(
             f"{current().size} processes are more than the {count} shards of the run: start at most {count}, or a new "

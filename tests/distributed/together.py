@@ -61,6 +61,11 @@ def pictures(draw):
     return model, ImageBatches(some, draw.integers(0, 3, ROWS), BATCH, 1, augment=Augment(shift=1)), ops.cross_entropy
 
 
+def synced(draw):
+    model, *rest = pictures(draw)
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model), *rest
+
+
 def trainer(make, folder, stops=False, zero=False):
     """A trainer whose every epoch is the best, or which is stopped in the first. Only the first process may judge."""
     random.manual_seed(0)
@@ -101,10 +106,10 @@ def trained(make, folder, before, zero=False):
     return [digest([*(t for _, t in sorted(run.learner.model.state_dict().items())), *averages]), losses]
 
 
-def adversaries():
+def adversaries(sync=False):
     random.manual_seed(0)
     settings = {"latent": 4, "channels": 1, "size": (8, 8), "width": 4, "layers": 2, "kernel": 5}
-    both = Adversaries(settings, 6, 1e-3, 0, captured=False, shards=distributed.shards(4))
+    both = Adversaries(settings, 6, 1e-3, 0, captured=False, shards=distributed.shards(4), sync_batch_norm=sync)
     distributed.shard_optimizer(both.generator_optimizer)
     distributed.shard_optimizer(both.discriminator_optimizer)
     x = torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8)
@@ -235,6 +240,8 @@ def main():
             "text": trained(text, folder / f"text-{size}", before, zero=size != 3),
             "pictures": trained(pictures, folder / f"pictures-{size}", None, zero=size == 3),
             "adversaries": adversaries(),
+            "pictures, joined statistics": trained(synced, folder / f"synced-{size}", None),
+            "adversaries, joined statistics": adversaries(sync=True),
         }
         found["optimizers"], found["bytes"] = optimizers(folder, size)
         with contextlib.suppress(Interrupted):  # one more process goes on with it

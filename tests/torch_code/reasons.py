@@ -30,6 +30,7 @@ OWN = {
 WITHOUT_DATA = {
     "nn.Module": "the base of layers",
     "nn.Parameter": "a leaf that is trained",
+    "nn.SyncBatchNorm": "`nn.BatchNorm2d` where no shards are joined",
     "ops.getitem": "see `Tensor.__getitem__`",
 }
 
@@ -47,6 +48,7 @@ SIGNATURES = {
     "nn.ConvTranspose2d.forward": "output_size is not built: give output_padding",
     "nn.Hardtanh.__init__": "min_value and max_value are torch's old names",
     "nn.RMSNorm.forward": "torch says x here, and input everywhere else",
+    "nn.SyncBatchNorm.__init__": "no process_group: the shards of a step are joined",
     "ops.normalize": "no out: results are new tensors",
     "ops.norm": "no dtype: convert before",
 }

@@ -216,7 +216,8 @@ def test_a_gans_settings_follow_its_data():
     assert given.epochs == 3
     assert TrainGan(**given.identity(), out=Path("run")) == given
     assert given.identity().keys() == {
-        "data", "size", "latent", "width", "epochs", "batch_size", "lr", "seed", "shards", "precision",
+        "data", "size", "latent", "width", "epochs", "batch_size", "lr", "seed", "shards", "sync_batch_norm",
+        "precision",
     }  # fmt: skip
 
 

@@ -15,16 +15,17 @@ of BLOCK_C channels, so that few channels fill a GPU as well; a second launch jo
 Statistics do not cancel where the mean is large: values are taken relative to the channel's first, and each lane of a
 band updates its mean and its sum of squared distances from the mean value by value (Welford, Technometrics 4(3),
 1962); lanes and then bands are joined, in float64, by sum_i [M2_i + n_i (mean_i - mean)^2] (Chan, Golub and LeVeque,
-The American Statistician 37(3), 1983). A convolution may hand on those of its tiles (`gemm.handed`): then x is not
-read for them. For the gradient x is kept with mean and rstd, and z is computed again.
+The American Statistician 37(3), 1983), and so are the shards of a batch. A convolution may hand on those of its
+tiles (`gemm.handed`): then x is not read for them. For the gradient x is kept with mean and rstd, and z is computed
+again.
 """
 
 from minidl.kernels.norm.gradient import normalise_grad
 from minidl.kernels.norm.rows import bands, check_arguments, check_vectors, depth
-from minidl.kernels.norm.statistics import Buffers, Statistics, batch_statistics
+from minidl.kernels.norm.statistics import Buffers, Statistics, batch_statistics, join_shards
 from minidl.kernels.norm.values import normalise
 
 __all__ = [
-    "Buffers", "Statistics", "bands", "batch_statistics", "check_arguments", "check_vectors", "depth", "normalise",
-    "normalise_grad",
+    "Buffers", "Statistics", "bands", "batch_statistics", "check_arguments", "check_vectors", "depth", "join_shards",
+    "normalise", "normalise_grad",
 ]  # fmt: skip

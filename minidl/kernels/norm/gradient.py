@@ -153,6 +153,7 @@ def normalise_grad(
     more: torch.Tensor | None = None,
     y: torch.Tensor | None = None,
     so_far: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
     want_x: bool = True,
     want_affine: bool = True,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
@@ -161,10 +162,11 @@ def normalise_grad(
     In `training` the statistics depend on x, so dx includes the gradient through them. dweight and dbias have the
     dtypes of weight and bias. dy + `more` is the gradient where that is given. Where something was added before the
     activation, which is one of `activation.FROM_OUTPUT` then, y is the result, and dz the gradient of what was added;
-    else dz is dy. `so_far`, like x, is added to dx before that is rounded.
+    else dz is dy. `so_far`, like x, is added to dx before that is rounded. Where the sums [2, C] of dz and of dz n are
+    given, dx alone is made from them.
     """
     name, slope = activation.parse(act)
-    summed = want_affine or (training and want_x)
+    summed = want_affine or (training and want_x and sums is None)
     dz = dy
     if more is not None and not (summed and in_rows(dy) and in_rows(more)):
         dy = dz = elementwise.add(dy, more)
@@ -178,7 +180,7 @@ def normalise_grad(
         "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "ACT": activation.CODES[name], "SLOPE": slope,
         "ACC": launch.acc(x.dtype), **lying(rows), **options(rows),
     }  # fmt: skip
-    sums, dx = None, None
+    dx = None
     dweight, dbias = (
         torch.empty(C, dtype=launch.acc_torch(x.dtype) if given is None else given.dtype, device=x.device)
         if want_affine else None for given in (weight, bias)

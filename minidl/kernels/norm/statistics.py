@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from minidl.kernels.norm.rows import apart, apart_rows, dense, in_bands, lying, options
 from minidl.kernels.reduce import whole
-from minidl.runtime import launch
+from minidl.runtime import early, launch
 from minidl.runtime.early import wait
 from minidl.runtime.replay import replayed
 
@@ -79,8 +79,11 @@ def settle(
     b_mean, b_m2, b_count, b_share, b_old_mean, b_old_var, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c,
     EPS: tl.constexpr, RUNNING: tl.constexpr,
 ):  # fmt: skip
-    """Write mean and rstd, and move the running statistics by a share towards them; all [BLOCK_C] in float64."""
-    b_rstd = 1.0 / tl.sqrt(b_m2 / b_count + EPS)
+    """Write mean and rstd (without EPS the variance), and move the running statistics by a share towards them; all
+    [BLOCK_C] in float64."""
+    b_rstd = b_m2 / b_count
+    if EPS is not None:
+        b_rstd = 1.0 / tl.sqrt(b_rstd + EPS)
     tl.store(p_mean + o_c, b_mean.to(p_mean.dtype.element_ty), mask=m_c)
     tl.store(p_rstd + o_c, b_rstd.to(p_rstd.dtype.element_ty), mask=m_c)
     if RUNNING:
@@ -92,21 +95,31 @@ def settle(
 
 
 @triton.jit
-def of_bands(p, o_b, bands, C, o_c, m_c):
-    """A number of each band and channel, with its mask."""
+def of_bands(p, o_b, bands, across, o_c, m_c):
+    """A number of each band and channel, with its mask; bands lie so far apart."""
     m_bc = (o_b < bands)[:, None] & m_c[None, :]
-    return tl.load(p + (o_b * C)[:, None] + o_c[None, :], mask=m_bc, other=0), m_bc  # [BLOCK_B, BLOCK_C]
+    return tl.load(p + (o_b * across)[:, None] + o_c[None, :], mask=m_bc, other=0), m_bc  # [BLOCK_B, BLOCK_C]
+
+
+@triton.jit
+def values_of(p_share, M, o_b, bands, band):
+    """How many of the M values each band has, [BLOCK_B, 1]: `band`, the last one what is left; or a share of them."""
+    if p_share is not None:
+        return tl.load(p_share + o_b, mask=o_b < bands, other=0)[:, None] * M
+    else:
+        return tl.minimum(M - o_b * band, band).to(tl.float64)[:, None]
 
 
 @triton.jit
 def batch_norm_join_kernel(
-    p_x, p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, M, C, band, bands,
+    p_x, p_share, p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, M, C, band, bands,
     EPS: tl.constexpr, MOMENTUM: tl.constexpr, RUNNING: tl.constexpr, CUMULATIVE: tl.constexpr,
     HELD: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """mean and rstd of each channel from its bands, in float64, and the running statistics moved towards them.
 
-    Means are less the first row of x where that is given.
+    Means are less the first row of x where that is given. With shares the bands are shards: a row of means, then
+    variances in place of m2s.
     With HELD a block has all bands, and everything is read at once: the time goes into waiting for memory.
     """
     wait(EARLY)
@@ -114,9 +127,12 @@ def batch_norm_join_kernel(
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     o_b = tl.arange(0, BLOCK_B).to(tl.int64)
+    across = C
+    if p_share is not None:
+        across = 2 * C
     if HELD:
-        b_held, m_bc = of_bands(p_means, o_b, bands, C, o_c, m_c)
-        b_held_m2, m_bc = of_bands(p_m2s, o_b, bands, C, o_c, m_c)
+        b_held, m_bc = of_bands(p_means, o_b, bands, across, o_c, m_c)
+        b_held_m2, m_bc = of_bands(p_m2s, o_b, bands, across, o_c, m_c)
     b_first = tl.zeros((BLOCK_C,), dtype=tl.float64)
     if p_x is not None:
         b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
@@ -125,23 +141,27 @@ def batch_norm_join_kernel(
     if RUNNING and CUMULATIVE:
         b_share = 1.0 / (tl.full((BLOCK_C,), 0.0, tl.float64) + tl.load(p_tracked))
     b_count = tl.full((BLOCK_C,), 0.0, tl.float64) + M
-    b_n = tl.minimum(M - o_b * band, band).to(tl.float64)[:, None]  # [BLOCK_B, 1]
     if HELD:
+        b_n = values_of(p_share, M, o_b, bands, band)
+        if p_share is not None:
+            b_held_m2 *= b_n
         b_all = tl.sum(b_n * b_held.to(tl.float64), axis=0) / b_count  # [BLOCK_C]
         b_apart = b_held.to(tl.float64) - b_all[None, :]
         b_sum = tl.where(m_bc, b_held_m2.to(tl.float64) + b_n * (b_apart * b_apart), 0.0)
     else:
         b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
         for i in range(0, bands, BLOCK_B):
-            b_n = tl.minimum(M - (i + o_b) * band, band).to(tl.float64)[:, None]
-            b_mean, m_bc = of_bands(p_means, i + o_b, bands, C, o_c, m_c)
+            b_n = values_of(p_share, M, i + o_b, bands, band)
+            b_mean, m_bc = of_bands(p_means, i + o_b, bands, across, o_c, m_c)
             b_sum += b_n * b_mean.to(tl.float64)
         b_all = tl.sum(b_sum, axis=0) / b_count  # [BLOCK_C]
         b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
         for i in range(0, bands, BLOCK_B):
-            b_n = tl.minimum(M - (i + o_b) * band, band).to(tl.float64)[:, None]
-            b_mean, m_bc = of_bands(p_means, i + o_b, bands, C, o_c, m_c)
-            b_m2, m_bc = of_bands(p_m2s, i + o_b, bands, C, o_c, m_c)
+            b_n = values_of(p_share, M, i + o_b, bands, band)
+            b_mean, m_bc = of_bands(p_means, i + o_b, bands, across, o_c, m_c)
+            b_m2, m_bc = of_bands(p_m2s, i + o_b, bands, across, o_c, m_c)
+            if p_share is not None:
+                b_m2 *= b_n
             b_apart = b_mean.to(tl.float64) - b_all[None, :]
             b_sum += tl.where(m_bc, b_m2.to(tl.float64) + b_n * (b_apart * b_apart), 0.0)
     settle(
@@ -191,13 +211,15 @@ class Buffers(NamedTuple):
 
 @replayed
 def batch_statistics(
-    x: torch.Tensor, eps: float, momentum: float | None, buffers: Buffers | None, handed: torch.Tensor | None = None
-) -> Statistics:
+    x: torch.Tensor, eps: float | None, momentum: float | None, buffers: Buffers | None,
+    handed: torch.Tensor | None = None,
+) -> Statistics:  # fmt: skip
     """Statistics of x [N, C, ...], with the running ones moved towards them by `momentum`; x is not read where what
     made it has `handed` on those of its tiles [bands, 2, C], which are joined.
 
     With momentum None they become the mean over all batches, of which buffers.batches is the count; it is increased by
-    1 if given. Running statistics may have any strides.
+    1 if given. Running statistics may have any strides. With eps None it is mean and variance, in float64, for
+    `join_shards`, and the running statistics stay as they are.
     """
     rows = apart_rows(x)
     M, C = rows.shape
@@ -221,17 +243,42 @@ def batch_statistics(
             batch_norm_handed_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), handed, means, m2s, batches, C,
             M // len(handed), len(handed), **counted, **tile.options,
         )  # fmt: skip
-    found = Statistics(*(torch.empty(C, dtype=acc, device=x.device) for _ in range(2)))
-    tile = launch.tile("norm_join", x.dtype, B=bands, C=C)
-    old = (None, None) if buffers is None else buffers[:2]
+    first, moved = rows if handed is None else None, None if eps is None else buffers
+    return _join(first, None, means, m2s, M, band, x.dtype, eps, momentum, moved, options(rows))
+
+
+@replayed
+def join_shards(
+    rows: torch.Tensor, shares: torch.Tensor, M: int, dtype: torch.dtype, eps: float, momentum: float | None,
+    buffers: Buffers | None,
+) -> Statistics:  # fmt: skip
+    """Statistics of a batch of `dtype` with M values per channel, from the means and variances of its shards.
+
+    rows [shards, 2C] and shares [shards], how much of the batch each shard is, are float64. All else is as of
+    `batch_statistics`, but the batch has been counted.
+    """
+    means, variances = rows.view(len(rows), 2, -1).unbind(1)
+    how = {"ALIGN": 1, **early.options()}
+    return _join(None, shares, means, variances, M, 0, dtype, eps, momentum, buffers, how)
+
+
+def _join(
+    first: torch.Tensor | None, shares: torch.Tensor | None, means: torch.Tensor, m2s: torch.Tensor, M: int, band: int,
+    dtype: torch.dtype, eps: float | None, momentum: float | None, buffers: Buffers | None, how: dict[str, Any],
+) -> Statistics:  # fmt: skip
+    """The second launch: from bands of `band` values, or of shares."""
+    bands, C = means.shape
+    kept = torch.float64 if eps is None else launch.acc_torch(dtype)
+    found = Statistics(*(torch.empty(C, dtype=kept, device=means.device) for _ in range(2)))
+    tile = launch.tile("norm_join", dtype, B=bands, C=C)
+    old, batches = ((None, None), None) if buffers is None else (buffers[:2], buffers.batches)
     # The kernel reads and writes C numbers in a row.
     moved = [dense(buffer) for buffer in old]
     launch.run(
-        batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows if handed is None else None, means, m2s,
-        *found, *moved, batches,
-        M, C, band, bands, EPS=float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
-        RUNNING=buffers is not None, CUMULATIVE=momentum is None, HELD=bands <= tile["BLOCK_B"], **options(rows),
-        **tile.options,
+        batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), first, shares, means, m2s, *found, *moved, batches,
+        M, C, band, bands,
+        EPS=None if eps is None else float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
+        RUNNING=buffers is not None, CUMULATIVE=momentum is None, HELD=bands <= tile["BLOCK_B"], **how, **tile.options,
     )  # fmt: skip
     copy_back(old, moved)
     return found

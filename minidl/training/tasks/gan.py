@@ -60,6 +60,7 @@ class TrainGan(Session):
     )
     seed: fields.Seed = 0
     shards: fields.Shards = None
+    sync_batch_norm: fields.SyncBatchNorm = None
     precision: fields.Precision = "float32"
     plots: Annotated[bool, Field(description="Draw no curves; the grids of pictures are always made.")] = True
 
@@ -166,8 +167,9 @@ class GanExperiment(Experiment):
         assert config.epochs is not None
         random.manual_seed(config.seed)
         networks = Adversaries(
-            self.model, self.batch_size, config.lr, config.seed, config.capture, shards(config.shards or 1)
-        )
+            self.model, self.batch_size, config.lr, config.seed, config.capture, shards(config.shards or 1),
+            bool(config.sync_batch_norm),
+        )  # fmt: skip
         if config.zero:
             shard_optimizer(networks.generator_optimizer)
             shard_optimizer(networks.discriminator_optimizer)

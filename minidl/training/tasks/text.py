@@ -120,6 +120,7 @@ class TextTask(Task):
     run = "a text run"
     settings = TrainText
     data_sets = data.TEXT_DATA
+    has_terms = True
     files = ("labels.json", "vocabulary.json", "hashing.json", "confusion.png")
 
     def read(self, name: str, **options: Any) -> TextDataset:

@@ -83,6 +83,7 @@ def workloads(name: str = "") -> list[Workload]:
         Workload("optimizers", ("update", "update_measure", "update_prepare"), FLOATS, _optimizers),
         Workload("moving averages", ("elementwise",), FLOATS, _averages),
         Workload("sums over shards", ("elementwise",), FLOATS, _trees),
+        Workload("statistics over shards", ("norm_join", "norm_grad"), FLOATS, _statistics),
         Workload("rows apart", ("bias_act_grad", *NORM), FLOATS, _apart),
         Workload("scaled sums", ("bias_act", "bias_act_grad"), FLOATS, _scaled_sums),
         Workload("fused", ("norm", "norm_sums", "norm_handed", "elementwise", "dropout"), FLOATS, _fused),
@@ -502,6 +503,19 @@ def _trees(dtype: torch.dtype) -> Calls:
     yield "sum over eight shards", partial(tree.sum_rows, rows, range(8), 8, weight)
     yield "a node in segments", partial(tree.sum_rows, rows[:2], (0, 1), 2, weight, parts[:, 0])
     yield "nodes of three processes", partial(tree.sum_rows, rows[:5], (0, 2, 3, 4, 6), 8, y=rows[6])
+
+
+def _statistics(dtype: torch.dtype) -> Calls:
+    x, sums = torch.zeros(4, 40, 16, 16, dtype=dtype), torch.zeros(2, 40, dtype=launch.acc_torch(dtype))
+    rows, shares = torch.zeros(64, 80, dtype=torch.float64), torch.zeros(64, dtype=torch.float64)
+    mean, var = torch.zeros(2, 40, dtype=launch.acc_torch(dtype))
+    buffers = norm.Buffers(mean, var, torch.zeros((), dtype=torch.int64))
+    yield "of a shard", partial(norm.batch_statistics, x, None, 0.1, buffers)
+    for count, momentum in ((8, 0.1), (64, None)):
+        of = partial(norm.join_shards, rows[:count], shares[:count], 1000, dtype, 1e-5)
+        yield f"{count} shards", partial(of, momentum, buffers)
+    given = x, x, norm.Statistics(mean, var), mean, None, None, True
+    yield "gradient of given sums", partial(norm.normalise_grad, *given, sums=sums, want_affine=False)
 
 
 def _random(dtype: torch.dtype) -> Calls:

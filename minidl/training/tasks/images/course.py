@@ -60,7 +60,7 @@ class Course:
         if frozen:
             last_layer(model)[1].requires_grad_(True)
             for module in model.modules():
-                if isinstance(module, nn.BatchNorm2d):
+                if isinstance(module, nn.BatchNorm2d | nn.SyncBatchNorm):
                     module.eval()
 
 

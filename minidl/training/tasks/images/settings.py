@@ -144,6 +144,7 @@ class TrainImages(Training, ImageSession):
             description="Judge and keep a moving average of the weights with this decay a step, such as 0.999.",
         ),
     ] = None
+    sync_batch_norm: fields.SyncBatchNorm = None
     epochs: fields.Epochs = 20
     batch_size: fields.BatchSize = 128
     lr: Annotated[
@@ -194,6 +195,8 @@ class TrainImages(Training, ImageSession):
             raise ConfigError(f"--unfreeze {self.unfreeze} must be less than --epochs {self.epochs}")
         if self.unfreeze_lr is not None and self.unfreeze is None:
             raise ConfigError("--unfreeze-lr is the rate from --unfreeze on: give both")
+        if self.sync_batch_norm and self.model == "ece408":
+            raise ConfigError("--sync-batch-norm is for networks with batch norm; ece408 has none")
         mixing = "--mixup" if self.mixup else "--cutmix" if self.cutmix else None
         if mixing and self.batch_size == 1:
             raise ConfigError(f"{mixing} mixes the pictures of a batch, and --batch-size 1 has one; give 2 or more")

@@ -1,0 +1,114 @@
+"""Batch norm whose statistics are those of all shards of a batch, where these wait for each other (`joins`).
+
+Shard v hands in its mean and variance on the way to the loss, and on the way back the sums s_v of dz and t_v of dz n:
+
+    mean = sum w_v mean_v         var = sum w_v [var_v + (mean_v - mean)^2]
+    dx_v = weight rstd (dz - (sum_u w_u s_u + n sum_u w_u t_u) / n_v)
+
+w_v is the shard's share of the batch's examples, so that each counts alike, and n_v how many values it has per channel.
+What goes back is the gradient of the shard's own loss, a mean over its examples: all that it gives, dx_v with it, is
+multiplied by w_v in the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from minidl import random
+from minidl.autograd import Function
+from minidl.kernels import norm as kernels
+from minidl.kernels import tree
+from minidl.later import settle_all
+from minidl.ops import folds
+from minidl.ops.activation import activated
+from minidl.ops.batchnorm import _plain, batch_norm
+from minidl.tensors import Tensor
+
+
+class Part(NamedTuple):
+    """The shard that a thread computes: how many rows of how many it has, and the shares of all shards in float64.
+
+    `meet` hands in a row of numbers, and returns those of all shards once all have come.
+    """
+
+    own: int
+    rows: int
+    shares: torch.Tensor
+    meet: Callable[[torch.Tensor], torch.Tensor]
+
+
+_thread = threading.local()
+
+
+def joins(part: Part) -> None:
+    """From now on this thread's batch norms meet those of other shards."""
+    _thread.part = part
+
+
+class SyncBatchNorm(Function):
+    """Normalised x of a shard, whose statistics are those of the whole batch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, found: kernels.Statistics
+    ) -> torch.Tensor:
+        ctx.save(x, *found, weight)
+        ctx.dtypes = [None if given is None else given.dtype for given in (weight, bias)]
+        return kernels.normalise(x, found, weight, bias, None, None)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        x, mean, rstd, weight = ctx.saved
+        part = getattr(_thread, "part", None)
+        if part is None:
+            raise RuntimeError("SyncBatchNorm: backward() of a shard's loss is called where no other shard is")
+        given, dx = (dy, x, kernels.Statistics(mean, rstd)), None
+        _, dweight, dbias, _ = kernels.normalise_grad(*given, None, None, None, True, want_x=False)
+        assert dweight is not None
+        assert dbias is not None
+        if ctx.needs[0]:
+            rows = part.meet(torch.cat([dbias, dweight]))
+            sums = tree.sum_rows(rows, range(len(rows)), tree.leaves(len(rows)), part.shares).view(2, -1)
+            dx = kernels.normalise_grad(*given, weight, None, None, True, sums=sums, want_affine=False)[0]
+        wanted = zip((dweight, dbias), ctx.needs[1:3], ctx.dtypes, strict=True)
+        return dx, *(grad.to(dtype) if need else None for grad, need, dtype in wanted), None
+
+
+def sync_batch_norm(input: Tensor, *given: Any) -> Tensor:
+    """As `batch_norm`, in training with the statistics of the whole batch where this thread's shard `joins` others.
+
+    Raises RuntimeError for a shard that does not, and for one that has no whole number of values for each example.
+    """
+    running_mean, running_var, weight, bias, training, momentum, eps, act, num_batches_tracked = given
+    part = getattr(_thread, "part", None)
+    if not training or part is None:
+        if training and random.in_part():
+            raise RuntimeError(
+                "SyncBatchNorm: shards are computed one after another, as the model of this DataParallel has no "
+                "SyncBatchNorm: give it sync_batch_norm=True"
+            )
+        return batch_norm(input, *given)
+    x = input.data
+    mean, var, batches = (_plain(buffer) for buffer in (running_mean, running_var, num_batches_tracked))
+    whole = torch.empty(1, dtype=x.dtype, device=x.device).expand(part.rows, *x.shape[1:])
+    kernels.check_arguments(whole, mean, var, _plain(weight), _plain(bias), training, eps)
+    buffers = None if mean is None or var is None else kernels.Buffers(mean, var, batches)
+    if momentum is None and buffers is not None and batches is None:
+        raise ValueError("batch_norm: momentum is None, which needs num_batches_tracked to count the batches")
+    values, rest = divmod(x.numel() // max(1, x.shape[1]), part.own)
+    if rest:
+        raise RuntimeError(
+            f"SyncBatchNorm: {part.own} examples have input {list(x.shape)}, expected as many values each"
+        )
+    if buffers is not None:
+        folds.forget()
+        torch.autograd.graph.increment_version([buffer for buffer in buffers if buffer is not None])
+    settle_all()  # nothing of this shard is open while another one runs
+    rows = part.meet(torch.cat(kernels.batch_statistics(x, None, momentum, buffers)))
+    found = kernels.join_shards(rows, part.shares, values * part.rows, x.dtype, eps, momentum, buffers)
+    made = SyncBatchNorm.apply(input, weight, bias, found)
+    return made if act is None else activated(made, act)
