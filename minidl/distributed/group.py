@@ -114,8 +114,8 @@ class Group:
             if isinstance(error, LostError) and not self._store.check([_FAILED]):
                 own = {"rank": None, "message": f"error: {self._lost(str(error))}", "code": 1}
             note = json.loads(self._store.compare_set(_FAILED, "", json.dumps(own)))
-            # What the first process finds as well is of all.
-            same = self.leads and note["message"] == message
+            # What the first process finds as well is of all, and so is a bad command.
+            same = note["message"] == message and (self.leads or code == 2)
             text, code = message if same else self._text(note), note["code"]
             self._store.add(_SEEN, 1)
             if self.leads:  # the store may go with it
