@@ -78,9 +78,20 @@ def kept(epoch: int) -> str:
 
 
 def device(report: dict[str, Any]) -> str:
-    """Where the kernels ran, and in how many processes if these were several."""
-    name = "cpu (interpreted)" if report["device"] == "cpu" else str(report["device"])
-    return name + (f", {report['processes']} processes" if report.get("processes", 1) > 1 else "")
+    """Where the kernels ran."""
+    return "cpu (interpreted)" if report["device"] == "cpu" else str(report["device"])
+
+
+def together(report: dict[str, Any]) -> str:
+    """How a run with shards was shared out, and how fast it was; "" for others."""
+    if "shards" not in report:
+        return ""
+    shared = f"{count(report['processes'], 'device')}, {count(report['shards'], 'shard')}"
+    if "examples_per_second" not in report:  # of a run whose last process found nothing left to train
+        return shared
+    share = report["communication"]
+    waited = "time in communication not measured" if share is None else f"{share:.1%} of the time in communication"
+    return f"{shared}; {report['examples_per_second']:,.1f} examples a second, {waited}"
 
 
 def columns(source: dict[str, Any]) -> str:
@@ -113,6 +124,7 @@ def as_text(report: dict[str, Any]) -> str:
             ("columns", columns(report["source"])),
             ("leakage", leakage(report.get("leakage", []))),
             ("device", device(report)),
+            ("shared out", together(report)),
             (
                 "training",
                 f"{count(report['epochs'], 'epoch')}, {count(report['steps'], 'step')}, {report['seconds']:.1f} s",
