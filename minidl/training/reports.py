@@ -78,15 +78,16 @@ def kept(epoch: int) -> str:
 
 
 def device(report: dict[str, Any]) -> str:
-    """Where the kernels ran."""
-    return "cpu (interpreted)" if report["device"] == "cpu" else str(report["device"])
+    """Where the kernels ran, and in how many processes if these were several."""
+    name = "cpu (interpreted)" if report["device"] == "cpu" else str(report["device"])
+    return name + (f", {report['processes']} processes" if report.get("processes", 1) > 1 else "")
 
 
 def together(report: dict[str, Any]) -> str:
-    """How a run with shards was shared out, and how fast it was; "" for others."""
+    """Into how many shards a batch of a run was cut, and how fast that was; "" for runs without."""
     if "shards" not in report:
         return ""
-    shared = f"{count(report['processes'], 'device')}, {count(report['shards'], 'shard')}"
+    shared = count(report["shards"], "shard")
     if "examples_per_second" not in report:  # of a run whose last process found nothing left to train
         return shared
     share = report["communication"]
