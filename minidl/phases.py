@@ -80,10 +80,10 @@ def table(seconds: dict[str, float]) -> str:
     return "\n".join([f"{'phase':<10}{'time':>11}{'share':>7}", *lines]) + "\n"
 
 
-def age() -> float:
-    """Seconds since this process was started; 0 where the system does not say."""
+def age(process: int | str = "self") -> float:
+    """Seconds since this process, or that of a number, was started; 0 where the system does not say."""
     try:
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        started = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError):
         return 0.0

@@ -22,6 +22,7 @@ from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
 
 _MANY = 4  # processors; with fewer, more processes only delay the first
+_RESTARTS = 3  # after which a run whose processes are killed is given up
 
 
 def add_to(app: typer.Typer) -> None:
@@ -44,13 +45,13 @@ def _train(kind: str, given: dict[str, Any]) -> None:
     phases.begin()
     profiling = taken(given, Profiling)
     place = workers.place()
-    if place is not None and place.world > 1:
+    if place is not None and (place.world > 1 or workers.age_of_starter()):
         _train_together(kind, given, profiling, place)
         return
     count = device.processes(given.get("devices", 1), given.get("device", "auto"))
     if count > 1:
         # With all its checks: the first of these processes makes them.
-        workers.run(workers.again(), count, first=True)
+        workers.run(workers.again(), count, _RESTARTS, first=True, together=True)
         return
     check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
     config = runs.settings(kind, given)
@@ -74,11 +75,15 @@ def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, plac
     if 0 < there < place.local_world:
         raise ConfigError(f"{place.local_world} processes of this host have {there} GPUs: start one for each")
     os.environ |= workers.only(place.local)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of lost connections one sentence is said
-    group = device.prepare(given.get("device", "auto"), "minidl.distributed.group").init()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # of lost connections one sentence is said
+    module = device.prepare(given.get("device", "auto"), "minidl.distributed.group")
+    group = module.init(max(1.0, given.get("timeout", started.TIMEOUT)))  # the flag is checked by the first
     group.check_same(version=environment.code(), command=json.dumps(given, default=str, sort_keys=True))
+    age = max(group.gathered(workers.age_of_starter(), "the comparison of the processes"))
     config = told = None
     if group.leads:
+        if runs.is_younger(given["out"], age):  # they have been started again
+            given |= {"resume": True, "overwrite": False}
         check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
         config = runs.settings(kind, given)
         runs.check_not_data(vars(config), trace=profiling.trace)

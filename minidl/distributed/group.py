@@ -11,6 +11,7 @@ import contextlib
 import datetime as dt
 import json
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,10 +22,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from minidl.distributed.started import DistributedError, LostError, is_started
+from minidl.distributed.started import TIMEOUT, DistributedError, LostError, is_started
 from minidl.runtime import launch
 
-TIMEOUT = 600.0  # seconds that a process waits for the others
 _EACH = 0.25  # seconds between looks at the store
 _ANSWER = 1.5  # seconds in which processes that are there say so
 _GRACE = 5.0  # seconds in which a process ends by itself after another one has failed
@@ -34,12 +34,14 @@ _FAILED, _ASKED, _SEEN, _TOLD = "failed", "asked", "seen", "told"
 class Group:
     """The processes of a training: `size` of them, this one of number `rank`. Without `init`, it is alone.
 
-    `last` is the name of the last exchange that it took part in.
+    `last` is the name of the last exchange that it took part in, `waited` the seconds that it has spent in exchanges.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
-        self.rank, self.size, self.last = rank, size, "the start"
-        self._store = store
+    def __init__(self, rank: int = 0, size: int = 1, store: Any = None, timeout: float = TIMEOUT) -> None:
+        self.rank, self.size, self.last, self.waited = rank, size, "the start", 0.0
+        self._store, self._timeout = store, timeout
+        self._place = "after the start"
+        self._since: float | None = None  # when it began to wait
         if store is not None:
             threading.Thread(target=self._watch, name="watch of other processes", daemon=True).start()
 
@@ -49,13 +51,26 @@ class Group:
         return self.rank == 0
 
     @contextlib.contextmanager
-    def exchanging(self, what: str) -> Iterator[None]:
-        """A block that waits for the other processes, in `what`. Raises LostError when one of them is gone."""
-        self.last = what
+    def waiting(self, what: str) -> Iterator[None]:
+        """A block that waits for the others, in `what`. Where it does not end, this process does, see `_watch`."""
+        self.last, self._place, self._since = what, f"in {what}", time.monotonic()
         try:
             yield
+            self._place = f"after {what}"
+        finally:
+            self._since = None
+
+    @contextlib.contextmanager
+    def exchanging(self, what: str) -> Iterator[None]:
+        """`waiting`, counted as such. Raises LostError when one of the others is gone."""
+        begun = time.monotonic()
+        try:
+            with self.waiting(what):
+                yield
         except (RuntimeError, TimeoutError) as error:
-            raise LostError(f"{what}: {str(error).splitlines()[0]}") from None
+            why = str(error).splitlines()[0].rpartition("] ")[2]  # gloo begins with the line of its source
+            raise LostError(f"{what}: {why}") from None
+        self.waited += time.monotonic() - begun
 
     def gathered(self, value: Any, what: str) -> list[Any]:
         """The JSON value of each process, by rank."""
@@ -99,7 +114,9 @@ class Group:
             if isinstance(error, LostError) and not self._store.check([_FAILED]):
                 own = {"rank": None, "message": f"error: {self._lost(str(error))}", "code": 1}
             note = json.loads(self._store.compare_set(_FAILED, "", json.dumps(own)))
-            text, code = message if note["message"] == message else self._text(note), note["code"]
+            # What the first process finds as well is of all, and so is a bad command.
+            same = note["message"] == message and (self.leads or code == 2)
+            text, code = message if same else self._text(note), note["code"]
             self._store.add(_SEEN, 1)
             if self.leads:  # the store may go with it
                 first = self._store.add(_TOLD, 1) == 1
@@ -119,14 +136,14 @@ class Group:
 
     def _text(self, note: dict[str, Any]) -> str:
         rank, message = note["rank"], str(note["message"])
-        if rank in (None, 0):
+        if rank in (None, 0) or not message.startswith("error: "):
             return message
         return f"error: process {rank}: {message.removeprefix('error: ')}"
 
     def _lost(self, what: str) -> str:
         """Which processes are gone, or where they are."""
         self._store.set(_ASKED, "1")
-        self._store.set(f"at {self.rank}", self.last)
+        self._store.set(f"at {self.rank}", self._place)
         time.sleep(_ANSWER)
         places = {
             rank: self._store.get(f"at {rank}").decode() if self._store.check([f"at {rank}"]) else None
@@ -136,17 +153,23 @@ class Group:
         if gone:
             names = ", ".join(map(str, gone))
             return f"process {names} of {self.size} ended without a word (killed?), the others were in {self.last}"
-        there = "; ".join(f"process {rank} in {at}" for rank, at in places.items())
+        there = "; ".join(f"process {rank} {at}" for rank, at in places.items())
         return f"the processes wait for each other: {there} ({what})"
 
     def _watch(self) -> None:
-        """Answers who asks where this process is, and ends it after another one has failed."""
+        """Answers who asks where this process is, and ends it after another one has failed, or when it waits in an
+        exchange that no time-out ends: that of a captured step."""
         answered = False
         with contextlib.suppress(RuntimeError):  # the store is gone
             while not self._store.check([_FAILED]):
                 if not answered and self._store.check([_ASKED]):
-                    self._store.set(f"at {self.rank}", self.last)
+                    self._store.set(f"at {self.rank}", self._place)
                     answered = True
+                since = self._since
+                if since is not None and time.monotonic() > since + self._timeout + 2 * _GRACE:
+                    text, code = self.failed(LostError(f"{self.last}: no end after {self._timeout:g} s"), "", 1)
+                    os.write(2, f"{text}\n".encode() if text else b"")
+                    os._exit(code)
                 time.sleep(_EACH)
             note = json.loads(self._store.get(_FAILED))
             time.sleep(_GRACE)
@@ -174,22 +197,49 @@ def init(timeout: float = TIMEOUT) -> Group:
     """
     if not is_started() or _joined:
         return current()
-    backend = "gloo"
-    if not launch.INTERPRETED:
-        backend, local, count = "cpu:gloo,cuda:nccl", int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if count == 1:
-            local = 0  # the one that this process is shown; NCCL refuses one that several have
-        elif local >= count:
-            raise DistributedError(f"there is no GPU {local} for this process: this host has {count}")
-        if not dist.is_nccl_available():
-            raise DistributedError("this torch has no NCCL, which moves the tensors of GPUs")
-        torch.cuda.set_device(local)
     limit = dt.timedelta(seconds=timeout)
     try:
         store, rank, size = next(rendezvous("env://", timeout=limit))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        store = _apart(store, rank, size, limit)
     except (RuntimeError, ValueError, TimeoutError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise DistributedError(f"the processes cannot meet at {where}: {str(error).splitlines()[0]}") from None
-    _joined.append(Group(rank, size, PrefixStore("minidl", store)))
+    _joined.append(Group(rank, size, PrefixStore("minidl", store), timeout))
+    backend = "gloo" if launch.INTERPRETED else _on_gpu()
+    with current().exchanging("the start"):
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     return current()
+
+
+def _apart(store: Any, rank: int, size: int, limit: dt.timedelta) -> PrefixStore:
+    """A part of the store for this start alone: torchrun keeps one store through all restarts, with what processes that
+    have ended left in it. The first process names the part, to each that asks by a word of its own."""
+    word = secrets.token_hex(8)
+    if rank:
+        store.set(f"here {rank}", word)
+        store.wait([f"met {word}"], limit)
+        name = store.get(f"met {word}").decode()
+        store.add(f"came {name}", 1)
+        return PrefixStore(name, store)
+    end = time.monotonic() + limit.total_seconds()
+    while (came := store.add(f"came {word}", 0) + 1) < size:
+        for other in range(1, size):
+            if store.check([f"here {other}"]):
+                store.set(f"met {store.get(f'here {other}').decode()}", word)
+        if time.monotonic() > end:
+            raise TimeoutError(f"{came} of {size} processes have come within {limit.total_seconds():g} s")
+        time.sleep(_EACH / 10)
+    return PrefixStore(word, store)
+
+
+def _on_gpu() -> str:
+    """The backends of a process that uses a GPU, which is chosen. Raises DistributedError."""
+    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if count == 1:
+        local = 0  # the one that this process is shown; NCCL refuses one that several have
+    elif local >= count:
+        raise DistributedError(f"there is no GPU {local} for this process: this host has {count}")
+    if not dist.is_nccl_available():
+        raise DistributedError("this torch has no NCCL, which moves the tensors of GPUs")
+    torch.cuda.set_device(local)
+    return "cpu:gloo,cuda:nccl"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 USUAL = 8  # shards where several processes start
+TIMEOUT = 600.0  # seconds that a process waits for the others
 
 
 def is_started() -> bool:

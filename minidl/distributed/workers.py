@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
+from minidl import phases
 from minidl.data.records import DataError
 from minidl.data.workers import WorkerError
 
@@ -82,18 +83,29 @@ def only(gpu: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": seen[gpu % len(seen)]}
 
 
+def age_of_starter() -> float:
+    """Seconds since torchrun, or `run`, began, which has started this process; 0 where nobody did."""
+    return phases.age(os.getppid()) if RUN in os.environ or "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+
+
 def again() -> list[str]:
     """The command line of this process, which is one of minidl."""
     return [sys.executable, "-m", "minidl", *sys.argv[1:]]
 
 
 def run(
-    command: Sequence[str], count: int, restarts: int = 0, first: bool = False, left: Callable[[], str] = lambda: ""
+    command: Sequence[str],
+    count: int,
+    restarts: int = 0,
+    first: bool = False,
+    left: Callable[[], str] = lambda: "",
+    together: bool = False,
 ) -> None:
     """Run a command in `count` processes until all have done their work, and pass on what they print.
 
     When one fails the others are ended. One that is killed or crashes is started anew, each up to `restarts` times; not
-    one whose last line says what is wrong. With `first`, all is done when the first process has ended well.
+    one whose last line says what is wrong. With `together`, all are then started anew, so many times. With `first`, all
+    is done when the first process has ended well.
 
     Raises DataError for an exit code of 2, else WorkerError with the rank, how it ended, and its last line; `left` adds
     what is left to do.
@@ -106,15 +118,21 @@ def run(
         ones.extend(_One(command, rank, variables) for rank in range(count))
         while any(one.popen.returncode != 0 for one in ones[: 1 if first else count]):
             time.sleep(_POLL)
-            for rank, one in enumerate(ones):
-                if one.running or one.ended() == 0 or (first and ones[0].popen.returncode == 0):
-                    continue
-                if one.last.startswith(_ERROR) or begun[rank] >= restarts:
+            failed = [one for one in ones if not one.running and one.ended() != 0]
+            # Of those that end together the one that was killed comes first: the others end as it is gone.
+            for one in sorted(failed, key=lambda one: one.popen.returncode)[: 1 if together else count]:
+                if first and ones[0].popen.returncode == 0:
+                    break
+                if one.last.startswith(_ERROR) or begun[one.rank] >= restarts:
                     _end(ones)
                     one.tell(left())
-                begun[rank] += 1
-                print(f"note: {one.ending()}; it is started anew", file=sys.stderr, flush=True)
-                ones[rank] = _One(command, rank, variables)
+                what = "all are started anew, and go on from what is saved" if together else "it is started anew"
+                print(f"note: {one.ending()}; {what}", file=sys.stderr, flush=True)
+                anew = list(ones) if together else [one]
+                _end(anew)
+                for each in anew:
+                    begun[each.rank] += 1
+                    ones[each.rank] = _One(command, each.rank, variables)
     except OSError as error:
         raise WorkerError(f"{count} processes cannot be started: {error.strerror or error}; give fewer") from None
     finally:

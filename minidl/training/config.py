@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from minidl.data.parsing import is_utf8
+from minidl.distributed import started
 from minidl.training import fields
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import run_folder
@@ -24,6 +25,7 @@ class Session(Settings):
     out: Annotated[Path, AfterValidator(run_folder), Field(description="Folder of the run; created if it is missing.")]
     device: fields.Device = "auto"
     devices: fields.AllDevices = 1
+    timeout: fields.Timeout = started.TIMEOUT
     zero: Annotated[
         bool, Field(description="Share out the optimizer's state to the processes: less memory, the same result.")
     ] = False

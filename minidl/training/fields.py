@@ -100,6 +100,10 @@ AllDevices = Annotated[
     Expected("a number of devices or all"),
     Written(str, parse_devices),
 ]
+Timeout = Annotated[
+    float,
+    Field(gt=0, le=10**6, description="Seconds that a process waits for the others before all give up."),
+]
 Quiet = Annotated[bool, Field(description="Show errors only.")]
 Workers = Annotated[
     int | None,
@@ -146,7 +150,7 @@ Shards = Annotated[
         ge=1,
         le=64,
         description="Parts of a batch that are computed one by one: as many processes at most can share the training, "
-        "with the same result on any number of them. Default: 1, or 8 where several processes start.",
+        "with the same result on any number of them. Default: 1, or 8 where several are started.",
     ),
 ]
 SyncBatchNorm = Annotated[

@@ -78,6 +78,10 @@ class GanTrainer(BaseTrainer):
         """The moving average, after `run` with its running statistics."""
         return self.networks.average
 
+    @property
+    def examples(self) -> int:
+        return self.steps * self.networks.batch_size
+
     def _load(self, checkpoint: Checkpoint, steps: int, parts: list[str]) -> None:
         parts.append("weights")
         weights.check(self.networks.weights(), checkpoint.weights, checkpoint.tensors)

@@ -185,6 +185,10 @@ class Trainer(BaseTrainer):
         return best
 
     @property
+    def examples(self) -> int:
+        return len(self.learner.batches.targets)
+
+    @property
     def finished(self) -> bool:
         return self.progress.finished
 

@@ -83,6 +83,18 @@ def device(report: dict[str, Any]) -> str:
     return name + (f", {report['processes']} processes" if report.get("processes", 1) > 1 else "")
 
 
+def together(report: dict[str, Any]) -> str:
+    """Into how many shards a batch of a run was cut, and how fast that was; "" for runs without."""
+    if "shards" not in report:
+        return ""
+    shared = count(report["shards"], "shard")
+    if "examples_per_second" not in report:  # of a run whose last process found nothing left to train
+        return shared
+    share = report["communication"]
+    waited = "time in communication not measured" if share is None else f"{share:.1%} of the time in communication"
+    return f"{shared}; {report['examples_per_second']:,.1f} examples a second, {waited}"
+
+
 def columns(source: dict[str, Any]) -> str:
     """The columns used of a data file, marking guesses; "" for data without a choice of columns."""
     names = {"text_column": "text", "label_column": "label", "target": "target", "task": "task"}
@@ -113,6 +125,7 @@ def as_text(report: dict[str, Any]) -> str:
             ("columns", columns(report["source"])),
             ("leakage", leakage(report.get("leakage", []))),
             ("device", device(report)),
+            ("shared out", together(report)),
             (
                 "training",
                 f"{count(report['epochs'], 'epoch')}, {count(report['steps'], 'step')}, {report['seconds']:.1f} s",

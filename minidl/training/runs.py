@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -76,6 +77,13 @@ def finished_report(config: Session) -> str | None:
     text = files.as_text(raw, config.out / "report.txt")
     notes = "".join(f"note: {note}\n" for note in run.notes)
     return f"{notes}{config.out} is already finished:\n\n{text}" + (f"{kept}\n" if kept else "")
+
+
+def is_younger(folder: Path, seconds: float) -> bool:
+    """Whether the run in a folder was begun in the last seconds."""
+    with contextlib.suppress(OSError):
+        return time.time() - (folder / CONFIG).stat().st_mtime < seconds
+    return False
 
 
 def settings(kind: str, given: dict[str, Any]) -> Any:

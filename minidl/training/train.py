@@ -149,8 +149,9 @@ def _fit(
             memory.guarded(run, experiment.batch_size, trainer.attempt if group.size == 1 else None, share, smaller)
         if not group.leads:
             return {}
-        together = {"shards": config.shards, "processes": group.size} if config.shards else {}
-        report = {**experiment.report(trainer, described["device"]), **together, **again}
+        report = {**experiment.report(trainer, described["device"]), **again}
+        if config.shards:
+            report.update(shards=config.shards, processes=group.size, **trainer.pace())
     with phases.timed("write"):
         files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
     plotted = None

@@ -17,6 +17,8 @@ import torch
 
 from minidl import nn, random
 from minidl.distributed.group import current
+from minidl.runtime import launch
+from minidl.tensors import default_device
 from minidl.training import files
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints
 from minidl.training.display import Display
@@ -125,6 +127,7 @@ class BaseTrainer(ABC):
         self.group = current()
         self._figures = figures
         self._started = time.monotonic()
+        self._spent = 0, 0.0, 0.0  # steps of this process, and the seconds in them and in their exchanges
 
     @property
     @abstractmethod
@@ -180,6 +183,22 @@ class BaseTrainer(ABC):
         """Whether no epoch is left."""
         return bool(self.progress.epoch == self.epochs)
 
+    @property
+    @abstractmethod
+    def examples(self) -> int:
+        """Those that an epoch trains on."""
+
+    def pace(self) -> dict[str, Any]:
+        """Examples a second in the steps of this process, and the share of their time that it waited for others."""
+        steps, seconds, waited = self._spent
+        if not steps:
+            return {}
+        # On a GPU the host does not wait: an exchange is a part of the step, and of its graph.
+        share = None if launch.is_gpu(default_device()) else round(waited / seconds, 4)
+        return {
+            "examples_per_second": round(steps / self.steps * self.examples / seconds, 1), "communication": share
+        }  # fmt: skip
+
     @abstractmethod
     def _steps(self) -> Iterator[torch.Tensor]:
         """Takes the steps left of an epoch; the figures of each, on the device."""
@@ -207,13 +226,16 @@ class BaseTrainer(ABC):
     def _epoch(self, interrupts: Interrupts) -> bool:
         """The steps left of an epoch, and its line in metrics.jsonl; whether it is the best so far."""
         progress = self.progress
-        started = time.monotonic() - progress.epoch_seconds
+        started = (begun := time.monotonic()) - progress.epoch_seconds
+        first, waited = progress.step, self.group.waited
         self.display.begin(progress.epoch + 1, self.epochs, progress.step, self.steps)
         for figures in self._steps():
             self._figures.pending.append(figures)
             progress.step += 1
             progress.steps += 1
-            self.display.step(progress.step, self._fetch(always=False))
+            with self.group.waiting(f"step {progress.steps}"):  # a recorded step has its exchanges inside
+                fetched = self._fetch(always=False)
+            self.display.step(progress.step, fetched)
             often = self.group.size == 1 or not self.captured or progress.step % _BETWEEN == 0
             if often and self._is_to_stop(interrupts) and progress.step < self.steps:
                 self._fetch(always=True)
@@ -222,6 +244,8 @@ class BaseTrainer(ABC):
                 raise self._interruption()
         if self._fetch(always=True) is None:
             raise DivergedError(f"no loss in epoch {progress.epoch + 1} is finite", self._figures.remedy)
+        now = progress.step - first, time.monotonic() - begun, self.group.waited - waited
+        self._spent = self._spent[0] + now[0], self._spent[1] + now[1], self._spent[2] + now[2]
         if not self.group.leads:
             saved, state = self.group.told(None, "the end of an epoch")
             self.progress = type(progress).from_saved(saved)

@@ -96,6 +96,7 @@ class GanTask(PictureTask):
         pairs = [
             ("source", f"{source.get('about', source['name'])}; {source['examples']:,} pictures"),
             ("device", reports.device(report)),
+            ("shared out", reports.together(report)),
             ("training", f"{training}, {report['seconds']:.1f} s, {speed}"),
             ("seed", str(report["seed"])),
             ("generator", f"{parameters['generator']:,} parameters, {report['model']['latent']} latent numbers"),

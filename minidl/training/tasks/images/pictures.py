@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,6 +82,11 @@ class PictureTask(Task):
             from minidl.data.picture_cache import PictureCache
 
             options["cache"] = PictureCache(Display(config.quiet).note)
+        together = sys.modules.get("minidl.distributed.group")  # which one of several processes has imported
+        if together is not None and together.current().size > 1:
+            from minidl.training.tasks.images.once import OncePerHost
+
+            options["cache"] = OncePerHost(together.current(), options.get("cache"))
         with Workers(config.workers or available()) as workers:
             return self.read(config.data, **options, workers=workers)
 
