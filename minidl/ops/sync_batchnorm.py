@@ -22,9 +22,9 @@ from minidl import random
 from minidl.autograd import Function
 from minidl.kernels import norm as kernels
 from minidl.kernels import tree
+from minidl.kernels.activation import Activation
 from minidl.later import settle_all
 from minidl.ops import folds
-from minidl.ops.activation import activated
 from minidl.ops.batchnorm import _plain, batch_norm
 from minidl.tensors import Tensor
 
@@ -50,32 +50,35 @@ def joins(part: Part) -> None:
 
 
 class SyncBatchNorm(Function):
-    """Normalised x of a shard, whose statistics are those of the whole batch."""
+    """act(normalised x) of a shard, whose statistics are those of the whole batch."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, found: kernels.Statistics
-    ) -> torch.Tensor:
-        ctx.save(x, *found, weight)
-        ctx.dtypes = [None if given is None else given.dtype for given in (weight, bias)]
-        return kernels.normalise(x, found, weight, bias, None, None)
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, found: kernels.Statistics,
+        act: Activation,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save(x, *found, weight, bias)
+        ctx.act = act
+        return kernels.normalise(x, found, weight, bias, act, None)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        x, mean, rstd, weight = ctx.saved
+        x, mean, rstd, *affine = ctx.saved
         part = getattr(_thread, "part", None)
         if part is None:
             raise RuntimeError("SyncBatchNorm: backward() of a shard's loss is called where no other shard is")
-        given, dx = (dy, x, kernels.Statistics(mean, rstd)), None
-        _, dweight, dbias, _ = kernels.normalise_grad(*given, None, None, None, True, want_x=False)
+        # The sums are handed in unrounded.
+        wide = (None if t is None else t.to(mean.dtype) for t in affine)
+        given, dx = (dy, x, kernels.Statistics(mean, rstd), *wide, ctx.act, True), None
+        _, dweight, dbias, _ = kernels.normalise_grad(*given, want_x=False)
         assert dweight is not None
         assert dbias is not None
         if ctx.needs[0]:
             rows = part.meet(torch.cat([dbias, dweight]))
             sums = tree.sum_rows(rows, range(len(rows)), tree.leaves(len(rows)), part.shares).view(2, -1)
-            dx = kernels.normalise_grad(*given, weight, None, None, True, sums=sums, want_affine=False)[0]
-        wanted = zip((dweight, dbias), ctx.needs[1:3], ctx.dtypes, strict=True)
-        return dx, *(grad.to(dtype) if need else None for grad, need, dtype in wanted), None
+            dx = kernels.normalise_grad(*given, sums=sums, want_affine=False)[0]
+        wanted = zip((dweight, dbias), ctx.needs[1:3], affine, strict=True)
+        return dx, *(grad.to(like.dtype) if need else None for grad, need, like in wanted), None, None
 
 
 def sync_batch_norm(input: Tensor, *given: Any) -> Tensor:
@@ -110,5 +113,4 @@ def sync_batch_norm(input: Tensor, *given: Any) -> Tensor:
     settle_all()  # nothing of this shard is open while another one runs
     rows = part.meet(torch.cat(kernels.batch_statistics(x, None, momentum, buffers)))
     found = kernels.join_shards(rows, part.shares, values * part.rows, x.dtype, eps, momentum, buffers)
-    made = SyncBatchNorm.apply(input, weight, bias, found)
-    return made if act is None else activated(made, act)
+    return SyncBatchNorm.apply(input, weight, bias, found, act)
