@@ -240,18 +240,36 @@ class BatchNorm3d(_BatchNorm):
 class SyncBatchNorm(_BatchNorm):
     """Batch norm of [N, C, ...], then `act`; in steps of `distributed.DataParallel` with the statistics of all shards.
 
-    Elsewhere, and with one shard, it is a `BatchNorm1d`. There are no process groups.
+    Elsewhere, and with one shard, it is a `BatchNorm1d`. Raises ValueError for a process_group, which torch has.
     """
 
     _op = staticmethod(sync_batch_norm)
     ranks, expected = (2, 3, 4, 5), "[N, C] or [N, C, ...] of up to 5 dimensions"
 
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+        act: Activation = None,
+    ) -> None:
+        _no_group(process_group)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias, act=act)
+
     @classmethod
-    def convert_sync_batchnorm(cls, module: Module) -> Module:
+    def convert_sync_batchnorm(cls, module: Module, process_group: None = None) -> Module:
         """`module` with a SyncBatchNorm in place of every BatchNorm1d, 2d and 3d, of the same parameters and buffers.
 
-        A module that is such a batch norm itself is not changed, but returned as another one.
+        A module that is such a batch norm itself is not changed, but returned as another one. Raises as the class.
         """
+        _no_group(process_group)
         if isinstance(module, BatchNorm1d | BatchNorm2d | BatchNorm3d):
             made = cls.__new__(cls)
             made.__dict__.update(module.__dict__)
@@ -259,6 +277,11 @@ class SyncBatchNorm(_BatchNorm):
         for name, child in module.named_children():
             module._modules[name] = cls.convert_sync_batchnorm(child)
         return module
+
+
+def _no_group(process_group: None) -> None:
+    if process_group is not None:
+        raise ValueError("SyncBatchNorm: process_group is given, expected None: all shards of DataParallel are joined")
 
 
 class InstanceNorm1d(_InstanceNorm):

@@ -28,6 +28,8 @@ from minidl.ops import folds
 from minidl.ops.batchnorm import _plain, batch_norm
 from minidl.tensors import Tensor
 
+__all__: list[str] = []  # users have `nn.SyncBatchNorm`
+
 
 class Part(NamedTuple):
     """The shard that a thread computes: how many rows of how many it has, and the shares of all shards in float64.

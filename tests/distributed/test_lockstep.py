@@ -185,8 +185,9 @@ def test_what_may_be_wrong():
         ops.sum(kept[0] * kept[0]).backward()
     with pytest.raises(ValueError, match=r"more than 1 value per channel .* input size \[1, 3\]"):
         parallel(lambda x: ops.sum(norm(model(x))), x[:1])
-    with pytest.raises(TypeError, match="SyncBatchNorm: there is no argument 'process_group'"):
-        nn.SyncBatchNorm(3, process_group=object())
+    for make in (nn.SyncBatchNorm, nn.SyncBatchNorm.convert_sync_batchnorm):
+        with pytest.raises(ValueError, match="process_group is given, expected None: all shards"):
+            make(3, process_group=object())
 
 
 def test_threads_have_the_settings_of_the_one_that_waits():
