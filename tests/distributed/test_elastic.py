@@ -75,10 +75,8 @@ def after_an_epoch(begun, out):
 @pytest.mark.parametrize(
     ("by", "victim", "more"),
     [
-        (TORCHRUN, 1, ()),
+        (TORCHRUN, 1, ("--overwrite",)),
         (None, 0, ("--devices", "2")),
-        pytest.param(TORCHRUN, 0, ("--overwrite",), marks=pytest.mark.slow),
-        pytest.param(None, 1, ("--devices", "2"), marks=pytest.mark.slow),
     ],
 )
 def test_one_that_is_killed_and_the_run_goes_on(tmp_path, expected, by, victim, more):
