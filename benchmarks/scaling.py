@@ -288,17 +288,18 @@ class _Measured:
 
         return step
 
+    def _whole(self, side, network: str, losses):
+        """Give a network its gradients of a batch that is not cut; the loss."""
+        side.optimizers[network].zero_grad()
+        loss = losses[0]()
+        loss.backward()
+        return loss.detach()
+
     def _plain(self, name: str, images: int):
         """A step without shards."""
         side = self._side(name, images)
 
-        def advance(network, losses):
-            side.optimizers[network].zero_grad()
-            loss = losses[0]()
-            loss.backward()
-            return loss
-
-        return self._captured(self._stepped(side, name, advance), self._batch(name, images, 0)), side
+        return self._captured(self._stepped(side, name, partial(self._whole, side)), self._batch(name, images, 0)), side
 
     def _sharded(self, name: str, images: int):
         """A step of so many pictures in all, by shards."""
@@ -339,13 +340,7 @@ class _Measured:
             for network, module in side.networks.items():
                 side.calls[network] = torch.nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
 
-        def advance(network, losses):
-            side.optimizers[network].zero_grad()
-            loss = losses[0]()
-            loss.backward()
-            return loss.detach()
-
-        step = self._stepped(side, name, advance)
+        step = self._stepped(side, name, partial(self._whole, side))
         return lambda: step(*batch)
 
     def _ms(self, step) -> float:

@@ -17,12 +17,11 @@ import torch
 
 from minidl.captured import recording
 from minidl.distributed.parts import Shards
-from minidl.distributed.sums import summed
+from minidl.distributed.sums import segment, summed
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
 SIDE_BY_SIDE = 4  # shards, at most
-_ALIGNED = 16  # values: each tensor begins at a multiple of 16 bytes
 
 Value = tuple[torch.dtype, torch.Size, tuple[int, ...]]  # with its strides
 
@@ -47,7 +46,7 @@ class Joined:
         for value in values:
             start = ends.get(value[0], 0)
             self._places.append((value, start))
-            ends[value[0]] = start + -(-value[1].numel() // _ALIGNED) * _ALIGNED
+            ends[value[0]] = start + segment(value[1].numel())
         self._tables = {dtype: torch.zeros(rows, end, dtype=dtype, device=device) for dtype, end in ends.items()}
         self.views = [self._cut({dtype: table[row] for dtype, table in self._tables.items()}) for row in range(rows)]
 

@@ -18,7 +18,12 @@ from minidl.tensors import Tensor
 
 # torch 2.13 has given it another name.
 gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-ALIGNED = 16  # values: segments begin at multiples of 16 bytes
+_ALIGNED = 16  # values: segments begin at multiples of 16 bytes
+
+
+def segment(values: int, parts: int = 1) -> int:
+    """How many values each of so many parts has room for, so that each begins at a multiple of 16 bytes."""
+    return -(-values // (parts * _ALIGNED)) * _ALIGNED
 
 
 def all_reduce_fixed(rows: Tensor, of: Shards | None = None, weights: Tensor | None = None) -> Tensor:
@@ -61,19 +66,19 @@ def summed(x: torch.Tensor, of: Shards, weight: torch.Tensor | None = None, what
     if of.size == 1:
         return tree.sum_rows(x, range(of.count), leaves, weight)
     n = x.shape[1]
-    segment = -(-n // (of.size * ALIGNED)) * ALIGNED
+    each = segment(n, of.size)
     nodes = [tree.nodes(own.start, own.stop, of.count) for own in of.all]
     mine, wide = nodes[of.rank], launch.acc_torch(x.dtype)
-    parts = torch.empty(of.size, len(mine), segment, dtype=wide, device=x.device)
+    parts = torch.empty(of.size, len(mine), each, dtype=wide, device=x.device)
     for place, (start, size) in enumerate(mine):
         own = slice(start - of.own.start, min(start + size, of.own.stop) - of.own.start)
         weights = None if weight is None else weight[own]
         tree.sum_rows(x[own], range(len(x[own])), size, weights, parts[:, place])
-    there = torch.empty(sum(map(len, nodes)), segment, dtype=wide, device=x.device)
-    _send(there, [len(each) for each in nodes], parts, what)
-    starts = [start for each in nodes for start, _ in each]
-    found = tree.sum_rows(there, starts, leaves, y=torch.empty(segment, dtype=x.dtype, device=x.device))
-    whole = torch.empty(of.size * segment, dtype=x.dtype, device=x.device)
+    there = torch.empty(sum(map(len, nodes)), each, dtype=wide, device=x.device)
+    _send(there, [len(own) for own in nodes], parts, what)
+    starts = [start for own in nodes for start, _ in own]
+    found = tree.sum_rows(there, starts, leaves, y=torch.empty(each, dtype=x.dtype, device=x.device))
+    whole = torch.empty(of.size * each, dtype=x.dtype, device=x.device)
     if launch.runs():
         with current().exchanging(what):
             gather(whole.view(torch.uint8), found.view(torch.uint8))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from minidl.distributed.group import current
-from minidl.distributed.sums import ALIGNED, gather
+from minidl.distributed.sums import gather, segment
 from minidl.optim import Muon, Optimizer
 from minidl.runtime import launch
 
@@ -47,7 +47,7 @@ class _Part:
 
     def of(self, tensor: torch.Tensor, rank: int | None = None) -> torch.Tensor:
         """The run of a process, by default of this one, in a tensor without gaps: a view [n]."""
-        each, count = self._each(tensor), tensor.numel()
+        each, count = segment(tensor.numel(), self.size), tensor.numel()
         start = min(count, each * (self.rank if rank is None else rank))
         return tensor.as_strided((min(each, count - start),), (1,), tensor.storage_offset() + start)
 
@@ -57,7 +57,9 @@ class _Part:
             return
         for dtype in dict.fromkeys(param.dtype for param in params):
             some = [param for param in params if param.dtype == dtype]
-            own = torch.empty(sum(map(self._each, some)), dtype=dtype, device=some[0].device)
+            own = torch.empty(
+                sum(segment(param.numel(), self.size) for param in some), dtype=dtype, device=some[0].device
+            )
             whole = own.new_empty(self.size, len(own))
             torch._foreach_copy_(*self._pairs(own, some, self.rank))
             with current().exchanging("the gathering of weights"):
@@ -68,21 +70,17 @@ class _Part:
 
     def whole(self, part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """All runs on the CPU, lying as `like`: in the first process, the others get `like`."""
-        own = part.new_zeros(self._each(like))
+        own = part.new_zeros(segment(like.numel(), self.size))
         own[: len(part)] = part
         found = own.new_empty(self.size, len(own)) if self.first else None
         with current().exchanging("the gathering of the optimizer's state"):
             dist.gather(own, None if found is None else list(found))
         return like if found is None else found.view(-1).cpu().as_strided(like.shape, like.stride())
 
-    def _each(self, tensor: torch.Tensor) -> int:
-        """Values of a process, from multiples of 16 bytes on."""
-        return -(-tensor.numel() // (self.size * ALIGNED)) * ALIGNED
-
     def _pairs(
         self, row: torch.Tensor, params: Sequence[torch.Tensor], rank: int
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Places in a row, and a process's parts of parameters, which belong there."""
         parts = [self.of(param, rank) for param in params]
-        places = row.split([self._each(param) for param in params])
+        places = row.split([segment(param.numel(), self.size) for param in params])
         return [place[: len(part)] for place, part in zip(places, parts, strict=True)], parts

@@ -46,11 +46,11 @@ def rows(runs: list[Compared]) -> list[list[str]]:
     found.append(["data", *(cut(run.report["data"], 40) for run in runs)])
     for name, title in metrics.TITLES.items():
         if any(name in run.report for run in runs):
-            found.append([title, *(_score(run.report, name) for run in runs)])
+            found.append([title, *(reports.score(run.report, name) for run in runs)])
             for method in _BESIDE:
                 beside = [run.report.get("baseline", {}).get(method, {}) for run in runs]
                 if any(name in scores for scores in beside):
-                    found.append([f"{title}, {method}", *(_score(scores, name) for scores in beside)])
+                    found.append([f"{title}, {method}", *(reports.score(scores, name) for scores in beside)])
     found.append(["epochs", *(f"{run.report['epochs']:,}" for run in runs)])
     found.append(["seconds", *(f"{run.report['seconds']:,.1f}" for run in runs)])
     found.append(["parameters", *(f"{page.parameters(run.report):,}" for run in runs)])
@@ -60,10 +60,6 @@ def rows(runs: list[Compared]) -> list[list[str]]:
         if name != "data" and any(value != values[0] for value in values):
             found.append([f"--{name.replace('_', '-')}", *("-" if v is None else cut(v, 40) for v in values)])
     return found
-
-
-def _score(scores: dict[str, Any], name: str) -> str:
-    return metrics.shown(name, scores[name]) if name in scores else "-"
 
 
 def compare(config: Compare) -> str:

@@ -54,11 +54,12 @@ def spoken(classifier: Any, text: str, top: int) -> list[Spoken]:
     """What spoke for the `top` most probable labels of a text."""
     features = classifier.features([text])
     names = _names(classifier.vectorizer, text)
-    y = logits(classifier.model, features)[1].data
+    of = logits(classifier.model, features)
+    y = of[1].data
     shares = probabilities(y.float().cpu().numpy())[0]
     found = []
     for place in np.argsort(-y.double().cpu().numpy()[0], kind="stable")[:top]:
-        given = values(classifier.model, features, np.array([place]))
+        given = values(classifier.model, features, of, np.array([place]))
         order = np.argsort(-given, kind="stable")
         terms = [(names[features.indices[i]], float(given[i])) for i in order]
         logit = float(y[0, int(place)])

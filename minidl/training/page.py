@@ -43,7 +43,7 @@ th:first-child, td:first-child, .words td { text-align: left; } .numbers { overf
 .charts { display: flex; flex-wrap: wrap; gap: 1rem; } .chart { width: 30rem; max-width: 100%; }
 svg { width: 100%; height: auto; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft); } figure { margin: 1rem 0; }
-img { max-width: 100%; background: #fff; } figcaption, .soft { color: var(--soft); font-size: .9rem; }
+img { max-width: 100%; background: #fff; } .soft { color: var(--soft); font-size: .9rem; }
 .bar { background: #2a78d6; height: .7rem; min-width: 1px; border-radius: .2rem; } td.holds { width: 40%; }
 .for { color: #2f8f4e; } .against { color: #c2541b; }
 """
@@ -110,18 +110,9 @@ def _scores(report: Mapping[str, Any]) -> Iterator[str]:
     """The model's scores beside those of the baselines."""
     if "baseline" not in report:
         return
-    names = [name for name in metrics.TITLES if name in report]
-    rows: list[tuple[str, Mapping[str, Any]]] = [("minidl", report)]
-    rows += [
-        (f"{name}: {scores['method']}" if "method" in scores else name, scores)
-        for name, scores in report["baseline"].items()
-    ]
-    lines = [
-        [method, *(metrics.shown(name, scores[name]) if name in scores else "-" for name in names)]
-        for method, scores in rows
-    ]
+    titles, rows = reports.scores_of(report)
     yield "<h2>Test split, beside simpler models</h2>"
-    yield _table([["", *(metrics.TITLES[name] for name in names)], *lines])
+    yield _table([titles, *rows])
 
 
 def _curves(report: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -172,8 +163,7 @@ def _chart(name: str, lines: Mapping[str, Sequence[Any]], kept: int | None) -> s
     for found, colour in zip(lines.values(), itertools.cycle(_COLOURS), strict=False):
         points = [(epoch, v) for epoch, v in enumerate(found) if v is not None and math.isfinite(v)]
         way = " ".join(place(*point) for point in points)
-        shape = f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>'
-        parts.append(shape)
+        parts.append(f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for epoch, value in points if len(points) <= 60 else points[-1:]:
             across, down = place(epoch, value).split(",")
             said = f"<title>epoch {epoch + 1}: {value:.4g}</title>"

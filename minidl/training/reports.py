@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -154,16 +154,26 @@ def as_text(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _scores(report: dict[str, Any]) -> list[str]:
-    """The model's test scores, with those of the baselines below."""
+def score(scores: Mapping[str, Any], name: str) -> str:
+    """A score for display; a dash where there is none, as of a method that was left out."""
+    return metrics.shown(name, scores[name]) if name in scores else "-"
+
+
+def scores_of(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The titles and the rows of the test scores: those of the model, then those of the baselines."""
     names = [name for name in metrics.TITLES if name in report]
-    baseline = report["baseline"]
-    rows = [["minidl", *(metrics.shown(name, report[name]) for name in names)]]
-    for key, scores in baseline.items():
+    rows = [["minidl", *(score(report, name) for name in names)]]
+    for key, scores in report["baseline"].items():
         title = _METHODS.get(key, key)
         method = f"{title}: {scores['method']}" if "method" in scores else title
-        rows.append([method, *("-" if LEFT_OUT in scores else metrics.shown(name, scores[name]) for name in names)])
-    lines = table(["test", *(metrics.TITLES[name] for name in names)], rows)
+        rows.append([method, *(score(scores, name) for name in names)])
+    return ["test", *(metrics.TITLES[name] for name in names)], rows
+
+
+def _scores(report: dict[str, Any]) -> list[str]:
+    """The model's test scores, with those of the baselines below."""
+    baseline = report["baseline"]
+    lines = table(*scores_of(report))
     for key, scores in baseline.items():
         if LEFT_OUT in scores:
             lines += ["", f"{_METHODS.get(key, key)}: left out, as {scores[LEFT_OUT]}"]

@@ -229,7 +229,7 @@ class Supervised(Experiment):
         if len(wrong) == 0:
             return []
         chosen, labels, entries = features[wrong], self.targets.labels, []
-        given = terms.values(trainer.model, chosen, found.values[wrong])
+        given = terms.values(trainer.model, chosen, terms.logits(trainer.model, chosen), found.values[wrong])
         for row, place in enumerate(wrong):
             own = np.arange(chosen.indptr[row], chosen.indptr[row + 1])
             most = own[np.argsort(-np.abs(given[own]), kind="stable")[:_TERMS]]

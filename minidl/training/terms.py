@@ -32,12 +32,16 @@ def logits(model: Any, features: csr_matrix) -> tuple[Tensor, Tensor]:
     return h, y
 
 
-def values(model: Any, features: csr_matrix, places: np.ndarray) -> np.ndarray:
-    """What each entry of the features [N, columns] gives to its row's logit number places[row]: float64 [entries]."""
-    h, y = logits(model, features)
+def values(model: Any, features: csr_matrix, found: tuple[Tensor, Tensor], places: np.ndarray) -> np.ndarray:
+    """What each entry of the features [N, columns] gives to its row's logit number places[row]: float64 [entries].
+
+    `found` is what `logits` has made of the features; it may be used again.
+    """
+    h, y = found
     seed = torch.zeros(y.shape, dtype=y.dtype)
     seed[torch.arange(len(places)), torch.from_numpy(places)] = 1.0
-    y.backward(Tensor(seed.to(y.device)))
+    h.grad = None
+    y.backward(Tensor(seed.to(y.device)), retain_graph=True)
     slopes, weight = _array(h.grad), next(iter(model)).weight
     rows = _array(weight.data[torch.from_numpy(features.indices.astype(np.int64)).to(weight.device)])
     sizes: Any = np.diff(features.indptr)
