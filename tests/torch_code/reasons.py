@@ -48,7 +48,6 @@ SIGNATURES = {
     "nn.ConvTranspose2d.forward": "output_size is not built: give output_padding",
     "nn.Hardtanh.__init__": "min_value and max_value are torch's old names",
     "nn.RMSNorm.forward": "torch says x here, and input everywhere else",
-    "nn.SyncBatchNorm.__init__": "no process_group: the shards of a step are joined",
     "ops.normalize": "no out: results are new tensors",
     "ops.norm": "no dtype: convert before",
 }
