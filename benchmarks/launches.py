@@ -1,0 +1,92 @@
+"""Which launches do the networks of the benchmark make on an H200? Needs no GPU; nothing is computed.
+
+    TRITON_INTERPRET=0 python benchmarks/launches.py before.json     # in the tree before a change
+    TRITON_INTERPRET=0 python benchmarks/launches.py after.json      # and after it
+    TRITON_INTERPRET=0 python benchmarks/launches.py --compare before.json after.json
+
+Where the same kernels are launched in the same order with the same grids, and have the same machine code, what was
+measured in a CUDA graph still holds. `--ptx NAME` compiles the kernels whose names hold NAME, for where their source
+was changed. Halves of a join that lie the other way round in memory (U-Net) take another form of the same kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from minidl.rehearsal import rehearsal, rehearse
+from minidl.runtime import ahead, launch
+from minidl.workbench.bench import network_sides as sides
+from minidl.workbench.bench.network_rows import NETS
+from minidl.workbench.doctor.jobs import target_name
+
+ARCH = 90
+
+
+def listed(ptx: str) -> dict[str, Any]:
+    """The launches of every row in their order, and the source and the code of every kernel."""
+    jobs: dict[str, Any] = {}
+    rows: dict[str, list[Any]] = {}
+    for net in NETS.values():
+        launches = rows[net.title] = []
+
+        def keep(*launched: Any, launches: list[Any] = launches) -> None:
+            job = ahead.job_of(ARCH, *launched)
+            jobs[job.key] = job
+            launches.append([job.kernel, list(launched[1]), job.key])
+
+        batch = sides.batch_of(net, "cpu", net.dtype)
+        with launch.record(lambda *launched: None, target_name(ARCH)):
+            side = sides.Side(net, sides.ours("cpu", net.dtype))
+        with rehearsal(keep, target_name(ARCH)):
+            rehearse(side.given(batch))
+        print(f"{net.title}: {len(launches)}", flush=True)
+    sources = {key: ahead.source_of(job).fn.cache_key for key, job in jobs.items()}
+    return {"rows": rows, "sources": sources, "ptx": {k: code(j) for k, j in jobs.items() if ptx and ptx in j.kernel}}
+
+
+def code(job: Any) -> str:
+    """The hash of a kernel's PTX without the lines of its source."""
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.disable_line_info = True
+        text = ahead.compile_job(job).asm["ptx"]
+    return hashlib.sha256(re.sub(r"(?m)^\s*(//|\.file).*$", "", text).encode()).hexdigest()
+
+
+def compare(before: dict[str, Any], after: dict[str, Any]) -> None:
+    changed: Counter[str] = Counter()
+    for title, launches in before["rows"].items():
+        others = after["rows"].get(title, [])
+        apart = [old[:2] for old, new in zip(launches, others, strict=False) if old[:2] != new[:2]]
+        if apart or len(launches) != len(others):
+            print(f"{title}: {len(launches)} launches, {len(others)} after; the first other one: {apart[:1]}")
+        for old, new in zip(launches, others, strict=False):
+            codes = [side["ptx"].get(key[2]) for side, key in ((before, old), (after, new))]
+            same = old[2] == new[2] and before["sources"][old[2]] == after["sources"][new[2]]
+            changed[old[0]] += not same and (codes[0] is None or codes[0] != codes[1])
+    print(f"{len(before['rows'])} rows; kernels that are others, with their launches: {+changed or 'none'}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--compare", action="store_true", help="two files")
+    parser.add_argument("--ptx", default="", metavar="NAME")
+    asked = parser.parse_args()
+    if asked.compare:
+        compare(*(json.loads(path.read_text()) for path in asked.files))
+    else:
+        torch.manual_seed(0)
+        asked.files[0].write_text(json.dumps(listed(asked.ptx)))
+
+
+if __name__ == "__main__":
+    main()
