@@ -19,7 +19,7 @@ _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.l
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 
 for _name, _examples, _derandomize in (
-    ("ci", 16, True),
+    ("ci", 12, True),
     ("gpu", 6, True),
     ("sanitize", 4, True),
     ("nightly", 200, False),

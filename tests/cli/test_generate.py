@@ -404,6 +404,7 @@ def test_a_replacement_that_fails_at_any_write_keeps_the_pictures(command, pictu
 
 def test_a_replacement_that_is_killed_at_any_change_is_made_good_by_the_next(command, pictures_before, monkeypatch):
     out, again = pictures_before
+    shutil.copytree(out, out.with_name("before"))
     for owner, name in ((os, "replace"), (Path, "unlink")):
         for last in range(6):
             left, real = iter(range(last)), getattr(owner, name)
@@ -421,7 +422,8 @@ def test_a_replacement_that_is_killed_at_any_change_is_made_good_by_the_next(com
             assert command(*again).code == 0
             assert {*contents(out)} == {"images.json", "mine.txt", "seed-000002.bmp", "seed-000003.bmp"}
             assert not (out / ".new-pictures").exists()
-            assert command(*again[:-3], "--count", 3, "--overwrite").code == 0
+            shutil.rmtree(out)
+            shutil.copytree(out.with_name("before"), out)
 
 
 def test_a_picture_of_the_users_is_not_replaced(command, pictures_before):

@@ -216,9 +216,9 @@ class StopAfter:
         return StopAfter.left < 0
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_stopped_run_goes_on_bit_for_bit(command, photos, tmp_path, monkeypatch, precision):
-    settings = ("--data", photos, "--precision", precision, "--shift", "1", "--flip", "--no-plots")
+def test_a_stopped_run_goes_on_bit_for_bit(command, photos, tmp_path, monkeypatch):
+    """In float16, with its loss scale; other runs that go on are of float32."""
+    settings = ("--data", photos, "--precision", "float16", "--shift", "1", "--flip", "--no-plots")
     settings += ("--epochs", "2", "--batch-size", "32")
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert command("train", "images", *settings, "--out", whole).code == 0
@@ -237,9 +237,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(command, photos, tmp_path, monkeypatc
         {k: v for k, v in report(f).items() if k not in ("seconds", "phases", "memory")} for f in (run, whole)
     )
     assert one == other
-    assert one["precision"] == precision
+    assert one["precision"] == "float16"
     saved = load_file(run / "model.safetensors")
-    assert saved["features.0.weight"].dtype == precision
+    assert saved["features.0.weight"].dtype == "float16"
     assert saved["features.1.running_mean"].dtype == np.float32
 
 

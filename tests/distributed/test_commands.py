@@ -1,31 +1,23 @@
-"""`minidl train` on several processes: by torchrun, with wrong uses, and with processes that are killed."""
+"""`minidl train` on several processes: with wrong uses, and with processes that are killed."""
 
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from minidl.runtime import launch
+from tests.distributed.conftest import SHORT
 from tests.trials import kills
-from tests.trials.kills import ALONE, alone, command, ended, start
+from tests.trials.kills import alone, command, ended, start
 
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="processes on one GPU are for gloo")
 
 
-def test_several_processes_give_the_model_that_one_gives(tmp_path):
-    """Started by torchrun, and by --devices with the optimizer's state shared out."""
-    more = "--epochs", "1", "--quiet"
-    by = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "minidl"]
-    ran = subprocess.run([*by, *command(tmp_path / "a", *more)], env=ALONE, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == ""
-    alone(*command(tmp_path / "b", *more, "--shards", "8"))
-    alone(*command(tmp_path / "c", *more, "--devices", "3", "--zero"))
+def test_several_processes_give_the_model_that_one_gives(tmp_path, expected):
+    """By --devices, with the optimizer's state shared out."""
+    alone(*command(tmp_path / "run", *SHORT, "--devices", "3", "--zero"))
     for file in ("model.safetensors", "config.json"):
-        contents = {(tmp_path / folder / file).read_bytes() for folder in "abc"}
-        assert len(contents) == 1
+        assert (tmp_path / "run" / file).read_bytes() == (expected / file).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -61,6 +53,6 @@ def wait_for(path, seconds=90.0):
 
 
 @pytest.mark.slow
-def test_killed_anywhere_and_resumed_on_another_number_gives_the_same_bits(tmp_path):
+def test_killed_anywhere_and_resumed_on_another_number_gives_the_same_bits(tmp_path, expected):
     """A sample of `python -m tests.trials.kills`."""
-    kills.run(tmp_path, 1)
+    kills.run(tmp_path, 1, expected, SHORT)

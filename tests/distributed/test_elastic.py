@@ -15,14 +15,14 @@ import pytest
 
 from minidl.distributed import group, started
 from minidl.runtime import launch
+from tests.distributed.conftest import SHORT
 from tests.distributed.test_together import free_ports
 from tests.distributed.test_workers import none_is_left
-from tests.trials.kills import ALONE, alone, command, ended
+from tests.trials.kills import ALONE, command, ended
 
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="processes on one GPU are for gloo")
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
-MORE = "--epochs", "3", "--quiet", "--shards", "4"
 # One of two processes, which waits so long for the other.
 CHILD = """
 import sys, time, typer
@@ -40,14 +40,6 @@ except typer.Exit as end:
 """
 HANGS = "if here.rank == 1: time.sleep(60)\nhere.gathered(1, 'the second step')"
 CAPTURED = "with here.exchanging('a captured step'): time.sleep(60)"
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    """The weights of one process that nobody disturbed."""
-    folder = tmp_path_factory.mktemp("alone")
-    alone(*command(folder / "run", *MORE))
-    return (folder / "run" / "model.safetensors").read_bytes()
 
 
 def process_of(rank, out):
@@ -83,9 +75,9 @@ def test_one_that_is_killed_and_the_run_goes_on(tmp_path, expected, by, victim, 
     """The command is the same when it is started again, and refuses no folder; what it replaces it replaces once."""
     out = tmp_path / "run"
     if "--overwrite" in more:
-        alone(*command(out, "--epochs", "1", "--quiet"))
+        shutil.copytree(expected, out)
         (out / "checkpoints" / "last.json").unlink()
-    line = [*(by or [sys.executable]), "-m", "minidl", *command(out, *MORE, *more)]
+    line = [*(by or [sys.executable]), "-m", "minidl", *command(out, *SHORT, *more)]
     begun = subprocess.Popen(line, env=ALONE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     processes = after_an_epoch(begun, out)
     os.kill(processes[victim], signal.SIGKILL)
@@ -94,7 +86,7 @@ def test_one_that_is_killed_and_the_run_goes_on(tmp_path, expected, by, victim, 
     if by is None:
         what = "was ended by SIGKILL; all are started anew, and go on from what is saved"
         assert said == f"note: process {victim} {what}\n"
-    assert (out / "model.safetensors").read_bytes() == expected
+    assert (out / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
     report = json.loads((out / "report.json").read_text())
     assert (report["processes"], report["shards"]) == (2, 4)
     assert report["examples_per_second"] > 0
@@ -104,9 +96,9 @@ def test_one_that_is_killed_and_the_run_goes_on(tmp_path, expected, by, victim, 
     none_is_left(processes)
 
 
-def test_a_run_of_another_command_is_refused_again_and_again(tmp_path):
+def test_a_run_of_another_command_is_refused_again_and_again(tmp_path, expected):
     """torchrun starts the command once more, and still the run in the folder is not its own."""
-    alone(*command(tmp_path / "run", "--epochs", "1", "--quiet"))
+    shutil.copytree(expected, tmp_path / "run")
     before = (tmp_path / "run" / "config.json").read_bytes()
     line = [*TORCHRUN, "-m", "minidl", *command(tmp_path / "run", "--epochs", "1", "--quiet")]
     ran = subprocess.run(line, env=ALONE, capture_output=True, text=True, check=False)

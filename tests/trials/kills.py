@@ -45,13 +45,11 @@ def alone(*arguments):
     return subprocess.run([sys.executable, "-m", "minidl", *arguments], env=ALONE, check=True, capture_output=True)
 
 
-def run(folder, kills, seed=0):
-    """So many kills of any process; after each, another number of processes goes on, with --zero or without. Gives how
-    many runs that were."""
+def run(folder, kills, alone, more, seed=0):
+    """So many kills of any process; after each, another number of processes goes on, with --zero or without. Each run
+    ends with the weights of the one that was `alone` with these settings. Gives how many runs that were."""
     draw, killed, runs = random.Random(seed), 0, 0
-    more = "--epochs", "12", "--quiet", "--shards", "4"
-    alone(*command(folder / "alone", *more))
-    expected = (folder / "alone" / "model.safetensors").read_bytes()
+    expected = (alone / "model.safetensors").read_bytes()
     while killed < kills:
         out = folder / f"run-{runs}"
         runs += 1
@@ -85,7 +83,9 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="decides who is killed, and when")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        runs = run(Path(folder), given.kills, given.seed)
+        one, more = Path(folder) / "alone", ("--epochs", "12", "--quiet", "--shards", "4")
+        alone(*command(one, *more))
+        runs = run(Path(folder), given.kills, one, more, given.seed)
     print(f"{given.kills} kills in {runs} runs, each with the weights of one process")
 
 
