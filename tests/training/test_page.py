@@ -2,7 +2,10 @@
 
 import html.parser
 import re
+import shutil
+import subprocess
 
+import pytest
 from PIL import Image
 
 from minidl.training import page
@@ -117,3 +120,28 @@ def test_other_runs(tmp_path):
         del number[name]
     number["baseline"] = {"mean": {"r2": 0.0, "rmse": 3.0}}
     assert "0.5000" in "\n".join(read(page.as_html(tmp_path / "none", number, HISTORY[:1], {}, {})).texts)
+
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# What a browser made of the page; itself its only script.
+MEASURE = """<script>document.documentElement.dataset.seen = [
+document.scripts.length, document.documentElement.scrollWidth - innerWidth,
+[...document.images].filter(each => !each.naturalWidth).length, document.querySelectorAll("svg").length].join(" ")
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [1440, 500])
+def test_a_browser_shows_it(tmp_path, width):
+    Image.new("RGB", (900, 40)).save(tmp_path / "mistakes.png")
+    mistakes = [{"true": BAD, "predicted": "b" * 200, "probability": 0.9, "terms": [(BAD, 1.25)]}]
+    given = report(command="minidl train " + "text " * 99)
+    text = page.as_html(tmp_path, given, HISTORY, {"lr": 0.1, "name": "/long" * 99}, {"torch": BAD}, mistakes)
+    (tmp_path / "page.html").write_text(text + MEASURE)
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--dump-dom"]
+    shown = subprocess.run([*command, f"file://{tmp_path / 'page.html'}"], capture_output=True, text=True, check=True)
+    scripts, beyond, broken, drawn = re.search(r'data-seen="([^"]*)"', shown.stdout)[1].split()
+    assert (scripts, broken) == ("1", "0")
+    assert int(beyond) <= 0
+    assert int(drawn) >= 1
