@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from sphinx.util import logging
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -20,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 PAGES = HERE / "_pages"
 
 from minidl.version import __version__  # noqa: E402
+from tests.pages import new_files, untrue  # noqa: E402
 
 project, author, release = "minidl", "the minidl developers", __version__
 copyright = author
@@ -116,6 +121,15 @@ def _write_pages() -> None:
         (PAGES / f"{name}.md").write_text(_names_of(name))
 
 
+def _run_commands(app: Any) -> None:
+    """Warn of each line that a page shows and its command does not print. Pages with files of their own are tests."""
+    pages = [page for page in sorted(HERE.glob("*.md")) if not any(new_files(page))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for found in pool.map(lambda page: list(untrue(page)), pages):
+            for what in found:
+                logging.getLogger(__name__).warning(what)
+
+
 def _names_of(name: str) -> str:
     """A page of directives for the public names of a module."""
     module = importlib.import_module(name)
@@ -202,6 +216,7 @@ def setup(app: Any) -> None:
         _self, *rest = inspect.signature(value.__init__).parameters.values()
         return str(inspect.Signature(each.replace(annotation=each.empty) for each in rest)), returned
 
+    app.connect("builder-inited", _run_commands)
     app.connect("autodoc-process-signature", signature)
     app.connect("build-finished", lighten)
     app.connect("source-read", source)
