@@ -74,7 +74,7 @@ def untrue(page):
         path = f"{here / 'bin'}:{os.environ['PATH']}"
         # A pytest among the commands is no worker of this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "PATH": path}
+        environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "PATH": path, "CUDA_VISIBLE_DEVICES": ""}
         for line, output in lines(page):
             if output:
                 done = subprocess.run(

@@ -166,3 +166,11 @@ def test_the_index_names_every_page():
     index = ROOT / "docs" / "index.md"
     linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text()))
     assert linked == {path.name for path in index.parent.glob("*.md")} - {"index.md"}
+
+
+def test_pages_of_use_begin_with_a_command_and_what_it_prints():
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = re.findall(r"\]\(([\w-]+\.md)\)", index.partition("## Use it")[2].partition("\n## ")[0])
+    assert len(pages) >= 10
+    for page in pages:
+        assert re.match(r"# .+\n\n```console\n\$ .+\n[^$`]", (ROOT / "docs" / page).read_text()), page
