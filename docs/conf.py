@@ -21,8 +21,10 @@ from sphinx.util import logging
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(HERE)]
 PAGES = HERE / "_pages"
+
+import results  # noqa: E402
 
 from minidl.version import __version__  # noqa: E402
 from tests.pages import new_files, untrue  # noqa: E402
@@ -50,6 +52,7 @@ copybutton_only_copy_prompt_lines = True
 
 # Pages of other folders, by the name that they have on the site.
 OUTSIDE = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog", "benchmarks/notes.md": "worklog"}
+RESULTS = "benchmarks/results"
 # Modules whose public names are a page each.
 MODULES = (
     "minidl", "minidl.nn", "minidl.nn.utils", "minidl.ops", "minidl.optim", "minidl.optim.lr_scheduler",
@@ -66,7 +69,7 @@ def _menu() -> list[tuple[str, list[str]]]:
     found = []
     for part in parts:
         title, _, body = part.partition("\n")
-        pages = [_target(link, HERE) for link in re.findall(r"\]\(([^)#]+\.md)\)", body)]
+        pages = [_target(link, HERE) for link in re.findall(r"\]\(([^)#]+)\)", body)]
         found.append((title.strip(), [page for page in pages if page is not None]))
     return found
 
@@ -77,8 +80,8 @@ def _target(link: str, folder: Path) -> str | None:
     name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else ""
     if name in OUTSIDE:
         return f"_pages/{OUTSIDE[name]}.md"
-    if name == "README.md":
-        return "index.md"
+    if name in ("README.md", RESULTS):
+        return "index.md" if name == "README.md" else "_pages/results.md"
     if path.parent == HERE and path.suffix == ".md":
         return path.name
     return None
@@ -118,6 +121,7 @@ def _write_pages() -> None:
     for file, name in OUTSIDE.items():
         path = ROOT / file
         (PAGES / f"{name}.md").write_text(_relinked(path.read_text(), path.parent, "../"))
+    results.write(ROOT / RESULTS, PAGES)
     for name in MODULES:
         (PAGES / f"{name}.md").write_text(_names_of(name))
 
