@@ -143,6 +143,7 @@ def anchors(page):
 def test_links_lead_somewhere(page):
     for link in (one or other for one, other in LINK.findall(page.read_text())):
         if link.startswith("https://"):
+            assert f"]({link})" in (ROOT / "docs" / "links.md").read_text(), f"{link} is not in docs/links.md"
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page

@@ -37,7 +37,7 @@ _VARIABLES = """## Environment variables
 | `TRITON_INTERPRET` | With 1, kernels are interpreted, with 0 compiled. Default: compiled where there is a GPU. |
 | `TRITON_CACHE_DIR` | Folder of compiled kernels. Default: `~/.triton/cache`. |
 | `CC` | The C compiler that Triton calls. Default: gcc or clang. |
-| `OMP_NUM_THREADS` | Threads of NumPy and torch, on which bits of interpreted products depend. Default: processors, at most 4. |
+| `OMP_NUM_THREADS` | Threads of NumPy and torch; interpreted products depend on it. Default: processors, at most 4. |
 | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` | As torchrun sets them. |"""
 
 
