@@ -168,18 +168,21 @@ def _sources(module: Any) -> list[Path]:
 
 
 def _as_rst(lines: list[str]) -> list[str]:
-    """A docstring, which is plain text: dashes begin items, what is indented else is code, and no sign is a markup but
-    single backquotes."""
+    """A docstring, which is plain text: dashes begin items, a name and two blanks what is said of it, what is indented
+    else is code, and no sign is a markup but single backquotes."""
     found: list[str] = []
     state = "text"
     for line in lines:
         item = re.match(r" {0,3}- ", line)
+        term = re.match(r"(\S.*?) {2,}(\S.*)", line)
         if not line.strip():
-            now = state
+            now = "text" if state == "terms" else state
         elif item:
             now = "list"
+        elif term:
+            now = "terms"
         elif line.startswith("  "):
-            now = "list" if state == "list" else "code"
+            now = state if state in ("list", "terms") else "code"
         else:
             now = "text"
         if now != state:
@@ -187,10 +190,15 @@ def _as_rst(lines: list[str]) -> list[str]:
         state = now
         if state == "code":
             found.append("    " + line)
-            continue
-        plain = re.sub(r"(`[^`]*`)|([\\*|_])", lambda m: m[1] or "\\" + m[2], line.strip())
-        found.append("  " + plain if state == "list" and not item else plain)
+        elif term:
+            found += ["", _plain(term[1]), "  " + _plain(term[2])]
+        else:
+            found.append("  " * (state in ("list", "terms") and not item) + _plain(line))
     return found
+
+
+def _plain(line: str) -> str:
+    return re.sub(r"(`[^`]*`)|([\\*|_])", lambda m: m[1] or "\\" + m[2], line.strip())
 
 
 def setup(app: Any) -> None:

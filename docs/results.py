@@ -147,7 +147,12 @@ def _picture(rows: list[Row], drawn: bool) -> bytes:
         colours = ["tab:blue" if ratio >= 1 else "tab:orange" for ratio in ratios]
         axes.barh(places, [ratio - 1 for ratio in ratios], left=1.0, color=colours)
         goals = [(r["goal"], at) for r, at in zip(rows, places, strict=True) if isinstance(r.get("goal"), float | int)]
-        axes.scatter([goal for goal, _ in goals], [at for _, at in goals], marker="|", color="black", s=50)
+        axes.scatter(
+            [goal for goal, _ in goals], [at for _, at in goals], marker="|", color="black", s=50, label="goal"
+        )
+        if goals:
+            axes.legend(loc="lower right")
+        axes.set_ylim(0.3, len(rows) + 0.7)
         axes.set_yticks(places, [row.get("row", row["name"]) for row in rows], fontsize=7)
     axes.xaxis.set_major_formatter("{x:g}")
     with rc_context({"svg.fonttype": "none"}):  # text as text: a quarter of the bytes
