@@ -16,8 +16,10 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(HERE)]
 PAGES = HERE / "_pages"
+
+import figures  # noqa: E402
 
 from minidl.version import __version__  # noqa: E402
 
@@ -34,7 +36,8 @@ html_copy_source = html_show_sourcelink = html_use_index = False
 templates_path: list[str] = []
 default_role = "code"  # docstrings have names in single backquotes
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "substitution"]
+myst_substitutions = figures.values()
 nb_execution_mode = "off"  # notebooks hold what they gave on a GPU
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures have them already, as they are written
@@ -52,6 +55,7 @@ MODULES = (
     "minidl.kernels.norm", "minidl.kernels.pool", "minidl.kernels.reduce", "minidl.kernels.update",
     "minidl.kernels.elementwise", "minidl.kernels.tree",
 )  # fmt: skip
+KERNELS = [name for name in MODULES if name.startswith("minidl.kernels.")]
 
 
 def _menu() -> list[tuple[str, list[str]]]:
@@ -60,7 +64,7 @@ def _menu() -> list[tuple[str, list[str]]]:
     found = []
     for part in parts:
         title, _, body = part.partition("\n")
-        pages = [_target(link, HERE) for link in re.findall(r"\]\(([^)#]+\.md)\)", body)]
+        pages = [_target(link, HERE) for link in re.findall(r"\]\(([^)#]+\.(?:md|ipynb))\)", body)]
         found.append((title.strip(), [page for page in pages if page is not None]))
     return found
 
@@ -73,9 +77,12 @@ def _target(link: str, folder: Path) -> str | None:
         return f"_pages/{OUTSIDE[name]}.md"
     if name == "README.md":
         return "index.md"
-    if path.parent == HERE and path.suffix == ".md":
-        return path.name
-    return None
+    if path.is_relative_to(HERE) and path.suffix == ".md":
+        return str(path.relative_to(HERE))
+    if path.suffix == ".ipynb":
+        return f"_pages/{path.name}"
+    module = ".".join(Path(name).with_suffix("").parts) + "."
+    return next((f"_pages/{each}.md" for each in KERNELS if module.startswith(f"{each}.")), None)
 
 
 def _relinked(text: str, folder: Path, up: str) -> str:
@@ -97,9 +104,7 @@ def _relinked(text: str, folder: Path, up: str) -> str:
 def _front(text: str) -> str:
     """README.md, and the menu."""
     lines = [_relinked((ROOT / "README.md").read_text(), ROOT, "")]
-    notebooks = [f"_pages/{path.stem}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-    menu = [*_menu(), ("Learn", [*notebooks, "_pages/worklog"]), ("Names", [f"_pages/{name}" for name in MODULES])]
-    for title, pages in menu:
+    for title, pages in [*_menu(), ("Names", [f"_pages/{name}" for name in MODULES])]:
         lines.append(f"```{{toctree}}\n:caption: {title}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n")
     return "\n".join(lines)
 
@@ -133,7 +138,7 @@ def _names_of(name: str) -> str:
             lines += ["   :members:"]
         lines += [""]
     lines += ["```", ""]
-    for path in _sources(module) if name.startswith("minidl.kernels.") else ():
+    for path in _sources(module) if name in KERNELS else ():
         shown = path.relative_to(ROOT)
         lines += [f"## {shown}", "", f"```{{literalinclude}} ../../{shown}", ":language: python", "```", ""]
     return "\n".join(lines)
@@ -178,8 +183,8 @@ def setup(app: Any) -> None:
     def source(app: Any, page: str, text: list[str]) -> None:
         if page == "index":
             text[0] = _front(text[0])
-        elif "/" not in page:
-            text[0] = _relinked(text[0], HERE, "")
+        elif not page.startswith("_pages/"):
+            text[0] = _relinked(text[0], (HERE / page).parent, "../" * page.count("/"))
 
     def docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
         lines[:] = [*_as_rst(lines), ""]
