@@ -6,6 +6,7 @@ each module with public names, are written to docs/_pages first.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -20,6 +21,7 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 PAGES = HERE / "_pages"
 
 import figures  # noqa: E402
+from PIL import Image  # noqa: E402
 
 from minidl.version import __version__  # noqa: E402
 
@@ -139,8 +141,7 @@ def _names_of(name: str) -> str:
         lines += [""]
     lines += ["```", ""]
     for path in _sources(module) if name in KERNELS else ():
-        shown = path.relative_to(ROOT)
-        lines += [f"## {shown}", "", f"```{{literalinclude}} ../../{shown}", ":language: python", "```", ""]
+        lines += [f"## {path.relative_to(ROOT)}", "", "```python", *_arithmetic(path.read_text()), "```", ""]
     return "\n".join(lines)
 
 
@@ -149,6 +150,22 @@ def _sources(module: Any) -> list[Path]:
     path = Path(module.__file__)
     files = sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
     return [each for each in files if "@triton.jit" in each.read_text()]
+
+
+def _arithmetic(text: str) -> list[str]:
+    """Of a kernel file what its head says, its kernels, and the constants they use; launchers are in the package."""
+    shown = []
+    for node in ast.parse(text).body:
+        part = ast.get_source_segment(text, node) or ""
+        if isinstance(node, ast.FunctionDef):
+            marks = [ast.get_source_segment(text, each) or "" for each in node.decorator_list]
+            if not any("triton" in mark for mark in marks):
+                continue
+            shown += ["", "", *(f"@{mark}" for mark in marks)]
+        elif not (isinstance(node, ast.Expr) or "constexpr" in part):
+            continue
+        shown += part.splitlines()
+    return shown
 
 
 def _as_rst(lines: list[str]) -> list[str]:
@@ -190,7 +207,15 @@ def setup(app: Any) -> None:
         lines[:] = [*_as_rst(lines), ""]
 
     def lighten(app: Any, error: Exception | None) -> None:
-        # Marks of code that no style colours are half of the site's bytes.
+        # Half of the site's bytes are marks of code that no style colours, icons that a page does not show, and
+        # colours of pictures that nobody can tell apart.
+        for path in Path(app.outdir, "_images").glob("*.png"):
+            with Image.open(path) as picture:
+                fewer = picture.convert("RGB").quantize(256)
+            fewer.save(path, optimize=True)
+        for path in Path(app.outdir, "_images").glob("*.svg"):
+            path.write_text(" ".join(path.read_text().split()))
+        icon = re.compile(r'<symbol id="([\w-]+)".*?</symbol>', re.DOTALL)
         plain = re.compile(r'<span class="(?:w|n|p|o|nn|nf|nc|pre|sig-paren)">([^<]*)</span>')
         for path in Path(app.outdir).rglob("*.map"):
             path.unlink()
@@ -198,6 +223,7 @@ def setup(app: Any) -> None:
             text = path.read_text()
             while (less := plain.sub(r"\1", text)) != text:
                 text = less
+            text = icon.sub(lambda m, page=text: " ".join(m[0].split()) if f'"#{m[1]}"' in page else "", text)
             path.write_text(re.sub(r' title="Link to this (?:definition|heading)"', "", text))
 
     def signature(app: Any, what: str, name: str, value: Any, options: Any, given: Any, returned: Any) -> Any:
