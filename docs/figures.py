@@ -364,21 +364,26 @@ def _roofline(title: str, points: Sequence[tuple[float, float, int, str]], peer:
     ]
     for rate, words in ((MATRIX, "tensor cores"), (SCALAR, "multiply-adds"), (peer, "torch")):
         body.append(_text(right, up(rate) + (14 if rate is peer else -5), f"{words}: {_short(rate)}", "end"))
-    taken: list[tuple[float, float]] = []
+    numbers: list[str] = []
+    taken: list[tuple[float, float, float]] = []
     for intensity, rate, number, _ in points:
-        x, y = there = across(intensity), up(rate)
-        # A number in the way of another goes on up or down, and leaves a line to its point.
-        near = min(taken, key=lambda other: math.dist(other, there), default=there)
-        while any(math.dist(other, (x, y)) < 21 for other in taken):
-            y += 3 if there[1] >= near[1] else -3
-        taken.append((x, y))
-        path = f"M{there[0]:.1f} {there[1]:.1f}V{y:.1f}"
+        x, y = across(intensity), up(rate)
+        # A number in the way of another goes beside it, above if its rate is higher, and leaves a line to its point.
+        near = min(taken, key=lambda other: math.dist(other[:2], (x, y)), default=(x, y, rate))
+        turn = 1 if rate >= near[2] else -1
+        places = (
+            (r * math.cos(t), -turn * r * math.sin(t)) for r in range(0, 99, 11) for t in (1.57, 0.8, 2.3, 0, 3.14)
+        )
+        free = (p for p in places if all(math.dist(other[:2], (x + p[0], y + p[1])) > 20.5 for other in taken))
+        aside, below = next(free)
+        taken.append((x + aside, y + below, rate))
+        path = f"M{x:.1f} {y:.1f}l{aside:.1f} {below:.1f}"
         body.append(_tag("path", d=path, stroke=OURS, stroke_width=2))
-        body.append(_tag("circle", cx=f"{there[0]:.1f}", cy=f"{there[1]:.1f}", r=3, fill=OURS))
-        body.append(_tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=10, fill=OURS))
-        body.append(_text(x, y + 4.5, str(number), fill=PAPER, font_weight=600))
+        body.append(_tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, fill=OURS))
+        numbers.append(_tag("circle", cx=f"{x + aside:.1f}", cy=f"{y + below:.1f}", r=10, fill=OURS))
+        numbers.append(_text(x + aside, y + below + 4.5, str(number), fill=PAPER, font_weight=600))
     said = "; ".join(f"{number}, {name}: {_short(rate)} at {_short(of)}" for of, rate, number, name in points)
-    return _figure(width, height, f"Roofline of {title}, TFLOP/s at operations a byte. {said}.", body)
+    return _figure(width, height, f"Roofline of {title}, TFLOP/s at operations a byte. {said}.", [*body, *numbers])
 
 
 def _rows_bars(rows: dict[str, Any], start: str) -> str:
