@@ -24,6 +24,12 @@ OURS, THEIRS, PAPER = "var(--color-brand-content)", "var(--color-foreground-mute
 
 # A tensor as cells: title, (columns, rows), those that are touched as (x, y, width, height), and what is said below.
 Panel = tuple[str, tuple[int, int], Sequence[tuple[float, float, float, float]], str]
+# What the worklogs climb, in their order.
+GEMM_RUNGS = ("one output per program", "tiled", "grouped", "pipelined", "TMA, persistent", "minidl.kernels.gemm")
+CONV_RUNGS = (
+    "one output per program", "tiled", "matrix form", "batch-tiled", "banded", "banded" + POOLED, "the band held",
+    "two rows of outputs, with ReLU", "pairs of pixels",
+)  # fmt: skip
 # What one program reads, and in the last panel writes: a sentence, and panels.
 PROGRAMS: dict[str, tuple[str, Sequence[Panel]]] = {
     "conv_one": ("One output per program, 32 to 64 channels, 5x5 at 12x12.", [
@@ -94,7 +100,7 @@ PROGRAMS: dict[str, tuple[str, Sequence[Panel]]] = {
         ("registers", (16, 2), [(0, 0, 16, 2)], "maximum, exponentials,|sum"),
         ("y", (16, 16), [(0, 5, 16, 2)], "whole rows, once"),
     ]),
-    "softmax_walk": ("Rows that do not: two walks, the second backwards in what is left in caches.", [
+    "softmax_walk": ("Rows that do not: two walks, the second over what the cache has kept.", [
         ("x, first walk", (16, 16), [(0, 5, 16, 1)], "running maximum|and sum"),
         ("x, second walk", (16, 16), [(0, 5, 12, 1)], "all but the last part,|kept in registers"),
         ("y", (16, 16), [(0, 5, 16, 1)], "the row, once"),
@@ -124,9 +130,11 @@ def values() -> dict[str, Any]:
     rows = {row["row"]: row for row in _read("nvidia-h200.json")["rows"]}
     drawn = {card: _read(f"drawn-nvidia-{card.lower()}.json")["rows"] for card in ("H100", "H200")}
     ladders = {
-        "gemm": Ladder("the matrix product", gemm["steps"], _gemm_bytes(gemm["size"]), 2.0 * gemm["size"] ** 3),
-        "few": _of_layer(conv, "1 to 12, 7x7 at 72x72", 1, 12, 72, 7),
-        "many": _of_layer(conv, "32 to 64, 5x5 at 12x12", 32, 64, 12, 5),
+        "gemm": Ladder(
+            "the matrix product", GEMM_RUNGS, gemm["steps"], _gemm_bytes(gemm["size"]), 2.0 * gemm["size"] ** 3
+        ),
+        "few": _of_layer(conv, rows, "1 to 12, 7x7 at 72x72", 1, 12, 72, 7),
+        "many": _of_layer(conv, rows, "32 to 64, 5x5 at 12x12", 32, 64, 12, 5),
     }
     found: dict[str, Any] = {
         "copy": f"{COPY:.2f}", "matrix": f"{MATRIX:.0f}", "multiply_adds": f"{SCALAR:.0f}",
@@ -150,8 +158,12 @@ FAMILIES = {"gemm": "gemm", "conv": "conv ", "softmax": "softmax", "norm": "batc
 class Ladder:
     """Rungs of one problem: their times, the bytes that their programs ask for, and the operations of all."""
 
-    def __init__(self, title: str, steps: dict[str, dict[str, float]], asked: dict[str, float], flop: float) -> None:
-        self.title, self.steps, self.asked, self.flop = title, steps, asked, flop
+    def __init__(
+        self, title: str, rungs: Sequence[str], steps: dict[str, dict[str, float]], asked: dict[str, float], flop: float
+    ) -> None:
+        self.title, self.asked, self.flop = title, asked, flop
+        self.places = {name: place for place, name in enumerate(rungs, 1) if name in steps}
+        self.steps = {name: steps[name] for name in [*self.places, *(n for n in steps if n not in self.places)]}
 
     def peer(self, name: str) -> float:
         """The time of torch for as much work as a rung does."""
@@ -185,17 +197,13 @@ class Ladder:
     def table(self) -> str:
         head = ("", "rung", "ms", "torch / it", "TFLOP/s", "roof", "flop a byte", "GB asked for")
         lines = ["| " + " | ".join(head) + " |", "| --- | --- |" + " ---: |" * (len(head) - 2)]
-        for place, (name, own) in enumerate(zip(self.steps, self.numbers().values(), strict=True), 1):
+        for name, own in zip(self.steps, self.numbers().values(), strict=True):
             cells = [own.get(key, "") for key in ("ms", "ratio", "tflops", "roof", "intensity", "gb")]
-            lines.append(f"| {place} | {name} | " + " | ".join(cells) + " |")
+            lines.append(f"| {self.places.get(name, '')} | {name} | " + " | ".join(cells) + " |")
         return "\n".join(lines)
 
     def roofline(self) -> str:
-        points = [
-            (self.intensity(name), step["tflops"], place, name)
-            for place, (name, step) in enumerate(self.steps.items(), 1)
-            if name in self.asked
-        ]
+        points = [(self.intensity(n), self.steps[n]["tflops"], place, n) for n, place in self.places.items()]
         peer = next(s["tflops"] for n, s in self.steps.items() if n.startswith("torch"))
         return _roofline(self.title, points, peer)
 
@@ -212,7 +220,9 @@ def _gemm_bytes(size: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _of_layer(results: dict[str, Any], layer: str, C: int, M: int, size: int, kernel: int) -> Ladder:
+def _of_layer(
+    results: dict[str, Any], rows: dict[str, Any], layer: str, C: int, M: int, size: int, kernel: int
+) -> Ladder:
     N = 10_000
     steps = results["layers"][layer][str(N)]
     out, K = size - kernel + 1, kernel**2 * C
@@ -229,7 +239,15 @@ def _of_layer(results: dict[str, Any], layer: str, C: int, M: int, size: int, ke
     G, KP, NP = _group(C, M, kernel, out // 2 * 2)
     pairs = N * (out // 2) * math.ceil(out // 2 * 2 / G)
     asked["banded, with ReLU and pool"] = pairs * (kernel + 1) * KP * (1 + 2 * NP / 64) * HALF + results_bytes / 4
-    return Ladder(f"{layer} pixels", steps, {n: b for n, b in asked.items() if n in steps}, 2.0 * pixels * M * K)
+    flop = 2.0 * pixels * M * K
+    row = next(row for name, row in rows.items() if name.startswith(f"conv {C}->{M} "))
+    last = CONV_RUNGS[7 if C == 1 else 8]
+    if C == 1:  # ten outputs and the ten below them are of one K of 128, whose band is read once
+        asked[last] = N * math.ceil(out / 2) * math.ceil(out / 10) * 128 * HALF + results_bytes
+    else:  # 128 images at a pair of outputs, of half a tap more
+        asked[last] = pixels / 2 / tile * K * (kernel + 1) / kernel * (tile + 2 * M) * HALF + results_bytes
+    steps = {**steps, last: {"ms": row["ours_ms"], "tflops": flop / row["ours_ms"] / 1e9}}
+    return Ladder(f"{layer} pixels", CONV_RUNGS, steps, {n: b for n, b in asked.items() if n in steps}, flop)
 
 
 def _group(C: int, M: int, S: int, width: int) -> tuple[int, int, int]:
