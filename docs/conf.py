@@ -7,6 +7,7 @@ each module with public names, are written to docs/_pages first. The commands wh
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import os
@@ -24,7 +25,9 @@ ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 PAGES = HERE / "_pages"
 
+import figures  # noqa: E402
 import results  # noqa: E402
+from PIL import Image  # noqa: E402
 
 from minidl.version import __version__  # noqa: E402
 from tests.pages import new_files, untrue  # noqa: E402
@@ -42,7 +45,8 @@ html_copy_source = html_show_sourcelink = html_use_index = False
 templates_path: list[str] = []
 default_role = "code"  # docstrings have names in single backquotes
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "substitution"]
+myst_substitutions = figures.values()
 nb_execution_mode = "off"  # notebooks hold what they gave on a GPU
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures have them already, as they are written
@@ -61,6 +65,7 @@ MODULES = (
     "minidl.kernels.norm", "minidl.kernels.pool", "minidl.kernels.reduce", "minidl.kernels.update",
     "minidl.kernels.elementwise", "minidl.kernels.tree",
 )  # fmt: skip
+KERNELS = [name for name in MODULES if name.startswith("minidl.kernels.")]
 
 
 def _menu() -> list[tuple[str, list[str]]]:
@@ -82,9 +87,12 @@ def _target(link: str, folder: Path) -> str | None:
         return f"_pages/{OUTSIDE[name]}.md"
     if name in ("README.md", RESULTS):
         return "index.md" if name == "README.md" else "_pages/results.md"
-    if path.parent == HERE and path.suffix == ".md":
-        return path.name
-    return None
+    if path.is_relative_to(HERE) and path.suffix == ".md":
+        return str(path.relative_to(HERE))
+    if path.suffix == ".ipynb":
+        return f"_pages/{path.name}"
+    module = ".".join(Path(name).with_suffix("").parts) + "."
+    return next((f"_pages/{each}.md" for each in KERNELS if module.startswith(f"{each}.")), None)
 
 
 def _relinked(text: str, folder: Path, up: str) -> str:
@@ -106,9 +114,7 @@ def _relinked(text: str, folder: Path, up: str) -> str:
 def _front(text: str) -> str:
     """README.md, and the menu."""
     lines = [_relinked((ROOT / "README.md").read_text(), ROOT, "")]
-    notebooks = [f"_pages/{path.stem}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-    menu = [*_menu(), ("Learn", [*notebooks, "_pages/worklog"]), ("Names", [f"_pages/{name}" for name in MODULES])]
-    for title, pages in menu:
+    for title, pages in [*_menu(), ("Names", [f"_pages/{name}" for name in MODULES])]:
         lines.append(f"```{{toctree}}\n:caption: {title}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n")
     return "\n".join(lines)
 
@@ -154,9 +160,8 @@ def _names_of(name: str) -> str:
             lines += ["   :members:"]
         lines += [""]
     lines += ["```", ""]
-    for path in _sources(module) if name.startswith("minidl.kernels.") else ():
-        shown = path.relative_to(ROOT)
-        lines += [f"## {shown}", "", f"```{{literalinclude}} ../../{shown}", ":language: python", "```", ""]
+    for path in _sources(module) if name in KERNELS else ():
+        lines += [f"## {path.relative_to(ROOT)}", "", "```python", *_arithmetic(path.read_text()), "```", ""]
     return "\n".join(lines)
 
 
@@ -165,6 +170,22 @@ def _sources(module: Any) -> list[Path]:
     path = Path(module.__file__)
     files = sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
     return [each for each in files if "@triton.jit" in each.read_text()]
+
+
+def _arithmetic(text: str) -> list[str]:
+    """Of a kernel file what its head says, its kernels, and the constants they use; launchers are in the package."""
+    shown = []
+    for node in ast.parse(text).body:
+        part = ast.get_source_segment(text, node) or ""
+        if isinstance(node, ast.FunctionDef):
+            marks = [ast.get_source_segment(text, each) or "" for each in node.decorator_list]
+            if not any("triton" in mark for mark in marks):
+                continue
+            shown += ["", "", *(f"@{mark}" for mark in marks)]
+        elif not (isinstance(node, ast.Expr) or "constexpr" in part):
+            continue
+        shown += part.splitlines()
+    return shown
 
 
 def _as_rst(lines: list[str]) -> list[str]:
@@ -207,14 +228,22 @@ def setup(app: Any) -> None:
     def source(app: Any, page: str, text: list[str]) -> None:
         if page == "index":
             text[0] = _front(text[0])
-        elif "/" not in page:
-            text[0] = _relinked(text[0], HERE, "")
+        elif not page.startswith("_pages/"):
+            text[0] = _relinked(text[0], (HERE / page).parent, "../" * page.count("/"))
 
     def docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
         lines[:] = [*_as_rst(lines), ""]
 
     def lighten(app: Any, error: Exception | None) -> None:
-        # Marks of code that no style colours are half of the site's bytes.
+        # Half of the site's bytes are marks of code that no style colours, icons that a page does not show, and
+        # colours of pictures that nobody can tell apart.
+        for path in Path(app.outdir, "_images").glob("*.png"):
+            with Image.open(path) as picture:
+                fewer = picture.convert("RGB").quantize(256)
+            fewer.save(path, optimize=True)
+        for path in Path(app.outdir, "_images").glob("*.svg"):
+            path.write_text(" ".join(path.read_text().split()))
+        icon = re.compile(r'<symbol id="([\w-]+)".*?</symbol>', re.DOTALL)
         plain = re.compile(r'<span class="(?:w|n|p|o|nn|nf|nc|pre|sig-paren)">([^<]*)</span>')
         for path in Path(app.outdir).rglob("*.map"):
             path.unlink()
@@ -222,6 +251,7 @@ def setup(app: Any) -> None:
             text = path.read_text()
             while (less := plain.sub(r"\1", text)) != text:
                 text = less
+            text = icon.sub(lambda m, page=text: " ".join(m[0].split()) if f'"#{m[1]}"' in page else "", text)
             path.write_text(re.sub(r' title="Link to this (?:definition|heading)"', "", text))
 
     def signature(app: Any, what: str, name: str, value: Any, options: Any, given: Any, returned: Any) -> Any:

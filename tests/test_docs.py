@@ -6,11 +6,12 @@ import shlex
 import subprocess
 import sys
 
+import jinja2
 import pytest
 import typer
 
 from minidl.cli import app
-from tests.pages import PAGES, ROOT, blocks, commands, new_files, prose, untrue
+from tests.pages import CHAPTERS, PAGES, ROOT, blocks, commands, new_files, prose, untrue
 from tests.test_readme import recipe, run
 
 # click's, which some versions of typer bring themselves.
@@ -105,6 +106,28 @@ def test_commands_print_what_the_page_says(page):
     assert not list(untrue(page))
 
 
+def test_chapters_print_what_they_say(tmp_path):
+    """All in one process: most of it would be the start of torch."""
+    codes = ["\n".join(block.text for block in blocks(page, "python")) for page in CHAPTERS]
+    said = ["".join(block.text for block in blocks(page, "text")) for page in CHAPTERS]
+    assert sum(map(bool, codes)) >= 5
+    script = tmp_path / "chapters.py"
+    script.write_text(f"for code in {codes!r}:\n    exec(code, {{}})\n")
+    assert run([sys.executable, script.name], tmp_path) == "".join(said)
+
+
+def test_chapters_show_figures_and_numbers_that_there_are(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    values = importlib.import_module("figures").values()
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+    shown = "".join(environment.from_string(page.read_text()).render(values) for page in CHAPTERS)
+    figures = re.findall(r"<svg [^>]*>", shown)
+    assert len(figures) > 20
+    assert all(re.search(r'role="img" aria-label="[^"]{20,}"', figure) for figure in figures)
+    # As its table has it: the ladder begins at 1 % of cuDNN, and ends ahead of it.
+    assert float(values["few"]["one_output_per_program"]["ratio"]) < 0.01 < 5 < float(values["few"]["banded"]["ratio"])
+
+
 MODULES = sorted(
     {name for page in PAGES for name in re.findall(r"python -m ((?:tests|benchmarks)[\w.]+)", page.read_text())}
 )
@@ -165,8 +188,9 @@ def test_paths_exist(page):
 
 def test_the_index_names_every_page():
     index = ROOT / "docs" / "index.md"
-    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text()))
-    assert linked == {path.name for path in index.parent.glob("*.md")} - {"index.md"}
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", index.read_text()))
+    pages = {str(page.relative_to(index.parent)) for page in PAGES if page.is_relative_to(index.parent)}
+    assert linked == pages - {"index.md"}
 
 
 def test_pages_of_use_begin_with_a_command_and_what_it_prints():
