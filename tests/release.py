@@ -245,7 +245,7 @@ def main() -> None:
         start = time.monotonic()
         try:
             check()
-        except AssertionError:
+        except Exception:  # noqa: BLE001 (whatever it is, it is shown, and the other checks go on)
             failed.append(name)
             traceback.print_exc()
         print(f"{name}: {'failed' if name in failed else 'good'}, {time.monotonic() - start:.0f} s", flush=True)
