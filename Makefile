@@ -89,8 +89,8 @@ dist: $(VENV)/.installed-release ## the wheel and the source distribution, in di
 	rm -f dist/minidl-*
 	$(BIN)/python -m hatchling build -d dist
 
-# The dearest part is torch, several gigabytes for each Python.
-release-check: dist ## whether dist/ can be released, installed by each Python on PATH; RELEASE_ARGS=--write renews the licences
+# Most of it is torch, of which each Python gets several gigabytes. RELEASE_ARGS=--write renews docs/licences.md.
+release-check: dist ## whether dist/ can be released, installed by each Python on PATH: 3 minutes of a core for each
 	$(BIN)/python -m tests.release $(RELEASE_ARGS)
 
 venv: $(VENV)/.installed-dev ## make the virtual environment with all the tools
