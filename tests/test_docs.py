@@ -65,7 +65,7 @@ def check(words):
         assert importlib.util.find_spec(words[2]), shlex.join(words)
         assert all((ROOT / word).exists() for word in words[3:] if word.startswith("tests/"))
     else:
-        assert words[0] in ("python3", ".", "pip", "export", "echo", "wait"), shlex.join(words)
+        assert words[0] in ("python3", ".", "pip", "docker", "export", "echo", "wait"), shlex.join(words)
 
 
 @each_page
