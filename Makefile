@@ -1,11 +1,12 @@
 # Everything happens in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest sanitize mutation lint types compile-check compile-versions docs notebooks kernels-package results venv clean
+.PHONY: help demo test pytest sanitize mutation lint types compile-check compile-versions docs notebooks kernels-package results dist release-check venv clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 MUTATION_ARGS ?=
+RELEASE_ARGS ?=
 SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 
 # The first of these that is new enough; `make demo PYTHON=/path/to/python3.12` names another.
@@ -84,6 +85,14 @@ results: $(VENV)/.installed ## the tables and the picture of the committed resul
 	$(BIN)/python -m minidl.workbench.bench.table benchmarks/results/nvidia-h200.json docs/performance.md README.md \
 		benchmarks/results/nvidia-h200.svg
 
+dist: $(VENV)/.installed-release ## the wheel and the source distribution, in dist/
+	rm -f dist/minidl-*
+	$(BIN)/python -m hatchling build -d dist
+
+# Most of it is torch, of which each Python gets several gigabytes. RELEASE_ARGS=--write renews docs/licences.md.
+release-check: dist ## whether dist/ can be released, installed by each Python on PATH: 3 minutes of a core for each
+	$(BIN)/python -m tests.release $(RELEASE_ARGS)
+
 venv: $(VENV)/.installed-dev ## make the virtual environment with all the tools
 
 $(BIN)/python:
@@ -112,6 +121,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 $(VENV)/.installed-docs: $(VENV)/.installed
 	@echo "Installing what makes the site into $(VENV)"
 	$(PIP) -c constraints.txt -e ".[plots,notebooks]" --group docs
+	@touch $@
+
+$(VENV)/.installed-release: pyproject.toml constraints.txt $(VENV)/.pip
+	@echo "Installing what builds and checks a release into $(VENV)"
+	$(PIP) -c constraints.txt --group release
 	@touch $@
 
 clean: ## remove the virtual environment, caches and build products; runs/ stays

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
 
 import minidl
+from tests import release
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minidl"
@@ -88,6 +88,10 @@ def test_version_is_the_installed_one():
     assert installed == minidl.__version__
 
 
+def test_every_file_that_has_the_version_has_this_one():
+    assert set(release.versions().values()) <= {minidl.__version__, "Unreleased"}
+
+
 def test_dependencies_have_lower_bounds_only():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
@@ -148,29 +152,21 @@ def distributions(tmp_path_factory):
     return out
 
 
-def shipped_files() -> set[str]:
-    return {
-        str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    }
-
-
 def test_the_wheel_holds_the_whole_package_and_nothing_else(distributions):
     (wheel,) = distributions.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == shipped_files()
-    assert "minidl/py.typed" in names
-    assert f"-{minidl.__version__}-" in wheel.name
+    release.check_wheel(wheel)
+    release.check_metadata(wheel)
 
 
 def test_the_source_distribution_holds_the_package_its_tests_and_its_licence(distributions):
     (sdist,) = distributions.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
-    assert names >= shipped_files() | {
+    assert names >= release.package_files() | {
         "LICENSE",
         "README.md",
         "CONTRIBUTING.md",
+        "Dockerfile",
         "docs/index.md",
         "pyproject.toml",
         "tests/test_package.py",
