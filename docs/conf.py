@@ -1,7 +1,8 @@
 """The site of these pages: `make docs` writes it to docs/_build/html; nothing is fetched.
 
 The front page is README.md with the list of docs/index.md as its menu. Pages from outside this folder, and a page for
-each module with public names, are written to docs/_pages first.
+each module with public names, are written to docs/_pages first. The commands whose output pages show are run, which
+`python -m sphinx -t quick` leaves out.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import re
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from sphinx.util import logging
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -21,9 +26,11 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 PAGES = HERE / "_pages"
 
 import figures  # noqa: E402
+import results  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from minidl.version import __version__  # noqa: E402
+from tests.pages import new_files, untrue  # noqa: E402
 
 project, author, release = "minidl", "the minidl developers", __version__
 copyright = author
@@ -49,6 +56,7 @@ copybutton_only_copy_prompt_lines = True
 
 # Pages of other folders, by the name that they have on the site.
 OUTSIDE = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog", "benchmarks/notes.md": "worklog"}
+RESULTS = "benchmarks/results"
 # Modules whose public names are a page each.
 MODULES = (
     "minidl", "minidl.nn", "minidl.nn.utils", "minidl.ops", "minidl.optim", "minidl.optim.lr_scheduler",
@@ -66,7 +74,7 @@ def _menu() -> list[tuple[str, list[str]]]:
     found = []
     for part in parts:
         title, _, body = part.partition("\n")
-        pages = [_target(link, HERE) for link in re.findall(r"\]\(([^)#]+\.(?:md|ipynb))\)", body)]
+        pages = [_target(link, HERE) for link in re.findall(r"\]\(([^)#]+)\)", body)]
         found.append((title.strip(), [page for page in pages if page is not None]))
     return found
 
@@ -77,8 +85,8 @@ def _target(link: str, folder: Path) -> str | None:
     name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else ""
     if name in OUTSIDE:
         return f"_pages/{OUTSIDE[name]}.md"
-    if name == "README.md":
-        return "index.md"
+    if name in ("README.md", RESULTS):
+        return "index.md" if name == "README.md" else "_pages/results.md"
     if path.is_relative_to(HERE) and path.suffix == ".md":
         return str(path.relative_to(HERE))
     if path.suffix == ".ipynb":
@@ -119,8 +127,20 @@ def _write_pages() -> None:
     for file, name in OUTSIDE.items():
         path = ROOT / file
         (PAGES / f"{name}.md").write_text(_relinked(path.read_text(), path.parent, "../"))
+    results.write(ROOT / RESULTS, PAGES)
     for name in MODULES:
         (PAGES / f"{name}.md").write_text(_names_of(name))
+
+
+def _run_commands(app: Any) -> None:
+    """Warn of each line that a page shows and its command does not print. Pages with files of their own are tests."""
+    if app.tags.has("quick"):
+        return
+    pages = [page for page in sorted(HERE.glob("*.md")) if not any(new_files(page))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for found in pool.map(lambda page: list(untrue(page)), pages):
+            for what in found:
+                logging.getLogger(__name__).warning(what)
 
 
 def _names_of(name: str) -> str:
@@ -169,18 +189,21 @@ def _arithmetic(text: str) -> list[str]:
 
 
 def _as_rst(lines: list[str]) -> list[str]:
-    """A docstring, which is plain text: dashes begin items, what is indented else is code, and no sign is a markup but
-    single backquotes."""
+    """A docstring, which is plain text: dashes begin items, a name and two blanks what is said of it, what is indented
+    else is code, and no sign is a markup but single backquotes."""
     found: list[str] = []
     state = "text"
     for line in lines:
         item = re.match(r" {0,3}- ", line)
+        term = re.match(r"(\S.*?) {2,}(\S.*)", line)
         if not line.strip():
-            now = state
+            now = "text" if state == "terms" else state
         elif item:
             now = "list"
+        elif term:
+            now = "terms"
         elif line.startswith("  "):
-            now = "list" if state == "list" else "code"
+            now = state if state in ("list", "terms") else "code"
         else:
             now = "text"
         if now != state:
@@ -188,10 +211,15 @@ def _as_rst(lines: list[str]) -> list[str]:
         state = now
         if state == "code":
             found.append("    " + line)
-            continue
-        plain = re.sub(r"(`[^`]*`)|([\\*|_])", lambda m: m[1] or "\\" + m[2], line.strip())
-        found.append("  " + plain if state == "list" and not item else plain)
+        elif term:
+            found += ["", _plain(term[1]), "  " + _plain(term[2])]
+        else:
+            found.append("  " * (state in ("list", "terms") and not item) + _plain(line))
     return found
+
+
+def _plain(line: str) -> str:
+    return re.sub(r"(`[^`]*`)|([\\*|_])", lambda m: m[1] or "\\" + m[2], line.strip())
 
 
 def setup(app: Any) -> None:
@@ -233,6 +261,7 @@ def setup(app: Any) -> None:
         _self, *rest = inspect.signature(value.__init__).parameters.values()
         return str(inspect.Signature(each.replace(annotation=each.empty) for each in rest)), returned
 
+    app.connect("builder-inited", _run_commands)
     app.connect("autodoc-process-signature", signature)
     app.connect("build-finished", lighten)
     app.connect("source-read", source)

@@ -89,18 +89,22 @@ class Tensor(Variable):
 
     @property
     def shape(self) -> torch.Size:
+        """Its sizes."""
         return self._known.shape
 
     @property
     def dtype(self) -> torch.dtype:
+        """The type of its elements, one of torch's."""
         return self._known.dtype
 
     @property
     def device(self) -> torch.device:
+        """Where its memory is."""
         return self._known.device
 
     @property
     def ndim(self) -> int:
+        """Number of dimensions."""
         return len(self._known.shape)
 
     def dim(self) -> int:
@@ -109,6 +113,7 @@ class Tensor(Variable):
 
     @property
     def is_cuda(self) -> bool:
+        """Whether it is on a GPU."""
         return bool(self.device.type == "cuda")
 
     def is_floating_point(self) -> bool:
@@ -158,6 +163,7 @@ class Tensor(Variable):
 
     @property
     def mT(self) -> Tensor:  # noqa: N802 (torch's name)
+        """A view with the last two dimensions exchanged."""
         return self.transpose(-2, -1)
 
     def size(self, dim: int | None = None) -> torch.Size | int:
@@ -275,6 +281,7 @@ class Tensor(Variable):
 
     @property
     def requires_grad(self) -> bool:
+        """Whether operations on it are recorded."""
         return self._requires_grad
 
     @requires_grad.setter
@@ -297,6 +304,7 @@ class Tensor(Variable):
 
     @property
     def is_leaf(self) -> bool:
+        """Whether no recorded operation made it."""
         return self._edge_node() is None
 
     @property

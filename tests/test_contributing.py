@@ -8,17 +8,10 @@ import sys
 
 import pytest
 
-from tests.pages import ROOT, blocks, commands
+from tests.pages import ROOT, blocks, commands, new_files
 
 PAGE = ROOT / "CONTRIBUTING.md"
 COPIED = ("minidl", "tests", "pyproject.toml")
-
-
-def new_files():
-    """The text of each new file, by its path."""
-    for language in ("python", "json"):
-        for block in blocks(PAGE, language):
-            yield re.search(r"New file `([^`]+)`", block.before)[1], block.text
 
 
 def changed(text, diff):
@@ -39,7 +32,7 @@ def house(tmp_path_factory):
             shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "old"))
         else:
             shutil.copy(source, copy)
-    for path, text in new_files():
+    for path, text in new_files(PAGE):
         assert not (copy / path).exists()
         (copy / path).write_text(text)
     path = None
@@ -61,7 +54,7 @@ def run(house, words):
 
 
 def test_the_example_has_its_five_places():
-    paths = [path for path, _ in new_files()]
+    paths = [path for path, _ in new_files(PAGE)]
     assert {path.split("/")[1] for path in paths} == {"kernels", "runtime", "ops", "testing"}
     assert "minidl/ops/__init__.py" in re.findall(r"In\s`([^`]+)`", PAGE.read_text())
 

@@ -63,6 +63,7 @@ class Pictures:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """[N, H, W, C]."""
         return self.pixels.shape
 
 

@@ -52,6 +52,7 @@ class TableSchema(Record):
 
     @property
     def feature_names(self) -> list[str]:
+        """The name of each column that the model sees."""
         return [name for column in self.columns for name in column.features]
 
     def features(self, records: Records) -> np.ndarray:

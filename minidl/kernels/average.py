@@ -1,6 +1,6 @@
 """Moving averages of all tensors of a model, in place, in a launch.
 
-    average += weight (value - average)
+    average += weight * (value - average)
 
 average, value  any shape, in float32 for smaller dtypes while computing; weight from 0 to 1
 

@@ -1,7 +1,8 @@
 """Inference in float8: `quantize`, and `linear` and `conv2d` of values with scales.
 
-    weight = ops.float8.quantize(layer.weight)
-    y = ops.float8.linear(x, weight, layer.bias)
+    with minidl.no_grad():
+        weight = ops.float8.quantize(layer.weight)
+        y = ops.float8.linear(x, weight, layer.bias)
 
 There are no gradients. On GPUs of compute capability 9.0 and above tensor cores multiply float8 directly, twice as fast
 as 16 bits, where the channels of a group (the features) are a multiple of 32; all else is computed in the results'

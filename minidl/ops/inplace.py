@@ -278,7 +278,9 @@ def _in_place(name: str) -> Callable[..., Tensor]:
     def of_two(x: Tensor, other: Operand) -> Tensor:
         return _by_result(f"{name}_", function)(x, other)
 
-    return of_two if name in _OF_TWO else of_one
+    method: Callable[..., Tensor] = of_two if name in _OF_TWO else of_one
+    method.__doc__ = f"`{name}`, written into the tensor."
+    return method
 
 
 METHODS: dict[str, Callable[..., Tensor | None]] = {

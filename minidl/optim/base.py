@@ -317,6 +317,7 @@ class Optimizer(torch.optim.Optimizer):
         self._skips.known = self.skipped
 
     def _no_hooks(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: raises NotImplementedError."""
         name = type(self).__name__
         raise NotImplementedError(f"{name} has no hooks: call the function beside step() or state_dict()")
 

@@ -181,7 +181,7 @@ def assert_within(
         return 0.0
     a, r = got.to("cpu", torch.float64), reference.detach().to("cpu", torch.float64)
     floating = got.dtype.is_floating_point
-    b = torch.as_tensor(bound, dtype=torch.float64).cpu().expand(r.shape) if floating else torch.zeros_like(r)
+    b = torch.as_tensor(bound, dtype=torch.float64).detach().cpu().expand(r.shape) if floating else torch.zeros_like(r)
     if got.dtype == torch.float64:
         b = 2 * b
     if (b.isnan() & r.isfinite()).any() or (b < 0).any():

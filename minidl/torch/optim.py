@@ -228,25 +228,35 @@ def _live(own: Update, index: int) -> dict[str, torch.Tensor]:
 
 
 class SGD(_OneLaunch, torch.optim.SGD):
+    """`torch.optim.SGD`, whose step is one launch."""
+
     _rule = "sgd"
     _optional: ClassVar = {"momentum": "momentum_buffer"}
 
 
 class RMSprop(_OneLaunch, torch.optim.RMSprop):
+    """`torch.optim.RMSprop`, whose step is one launch."""
+
     _rule = "rmsprop"
     _optional: ClassVar = {"momentum": "momentum_buffer", "centered": "grad_avg"}
 
 
 class Adagrad(_OneLaunch, torch.optim.Adagrad):
+    """`torch.optim.Adagrad`, whose step is one launch."""
+
     _rule = "adagrad"
 
 
 class Adam(_OneLaunch, torch.optim.Adam):
+    """`torch.optim.Adam`, whose step is one launch."""
+
     _rule = "adam"
     _optional: ClassVar = {"amsgrad": "max_exp_avg_sq"}
 
 
 class AdamW(_OneLaunch, torch.optim.AdamW):
+    """`torch.optim.AdamW`, whose step is one launch."""
+
     _rule = "adamw"
     _optional: ClassVar = {"amsgrad": "max_exp_avg_sq"}
 

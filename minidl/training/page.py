@@ -26,9 +26,11 @@ _PICTURES = {
 }  # fmt: skip
 _COLOURS = ("#2a78d6", "#c2541b", "#2f8f4e", "#8a4fbf", "#b8860b", "#1b9aaa", "#d1477a", "#7a7f87")
 _STYLE = """
-:root { color-scheme: light dark; --fg: #1c1e21; --bg: #fff; --soft: #666; --line: #ddd; --card: #f5f6f8; }
+:root { color-scheme: light dark; --fg: #1c1e21; --bg: #fff; --soft: #666; --line: #ddd; --card: #f5f6f8;
+  --for: #237a3f; --against: #a8420f; }
 @media (prefers-color-scheme: dark) {
-  :root { --fg: #e6e6e6; --bg: #16181c; --soft: #a0a4ab; --line: #3a3d44; --card: #20232a; } }
+  :root { --fg: #e6e6e6; --bg: #16181c; --soft: #a0a4ab; --line: #3a3d44; --card: #20232a;
+    --for: #5cc480; --against: #f08a52; } }
 body { margin: 0 auto; max-width: 64rem; padding: 1rem; font: 16px/1.5 system-ui, sans-serif; color: var(--fg);
   background: var(--bg); overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
@@ -38,6 +40,7 @@ h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.2rem; margin: 2rem 
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child, .words td { text-align: left; } .numbers { overflow-wrap: normal; }
+.matrix { overflow-wrap: normal; }
 .matrix td { padding: 0; min-width: 1.6rem; height: 1.6rem; text-align: center; font-size: .75rem; }
 .matrix thead th { writing-mode: vertical-rl; text-align: left; padding: .2rem; font-weight: normal; }
 .charts { display: flex; flex-wrap: wrap; gap: 1rem; } .chart { width: 30rem; max-width: 100%; }
@@ -45,7 +48,7 @@ svg { width: 100%; height: auto; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft); } figure { margin: 1rem 0; }
 img { max-width: 100%; background: #fff; } .soft { color: var(--soft); font-size: .9rem; }
 .bar { background: #2a78d6; height: .7rem; min-width: 1px; border-radius: .2rem; } td.holds { width: 40%; }
-.for { color: #2f8f4e; } .against { color: #c2541b; }
+.for { color: var(--for); } .against { color: var(--against); }
 """
 
 
@@ -170,7 +173,7 @@ def _chart(name: str, lines: Mapping[str, Sequence[Any]], kept: int | None) -> s
             parts.append(f'<circle cx="{across}" cy="{down}" r="3" fill="{colour}">{said}</circle>')
     label = f"{name} over {count} epochs, last {', '.join(f'{line[-1]}' for line in lines.values())}"
     keys = "".join(
-        f' <span style="color:{colour}">&#9632;&nbsp;{_text(line)}</span>'
+        f' <span style="color:{colour}">&#9632;</span>&nbsp;{_text(line)}'
         for line, colour in zip(lines, itertools.cycle(_COLOURS), strict=False)
         if line and len(lines) > 1
     )
@@ -191,7 +194,7 @@ def _matrix(report: Mapping[str, Any]) -> Iterator[str]:
             whole, cells = sum(counts) or 1, []
             for other, count in zip(labels, counts, strict=True):
                 share = count / whole
-                look = f"background:rgba(42,120,214,{share:.2f})" + (";color:#fff" if share > 0.5 else "")
+                look = f"background:rgba(42,120,214,{0.6 * share:.2f})"  # text stays readable on it, light and dark
                 says = f"{count:,} of {sum(counts):,} {label} taken for {other}"
                 cells.append(f'<td style="{look}" title="{_text(says)}">{count or ""}</td>')
             rows.append(f"<tr><th>{_text(label)}</th>{''.join(cells)}</tr>")

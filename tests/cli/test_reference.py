@@ -1,3 +1,5 @@
+import re
+
 from minidl.cli import reference
 from tests.cli.conftest import ROOT
 
@@ -12,3 +14,8 @@ def test_every_option_has_a_help_text():
     rows = [line.split("|")[1:4] for line in reference.page().splitlines() if line.startswith("| `--")]
     assert len(rows) > 50
     assert not [name for name, _, text in rows if not text.strip() or text.strip().startswith("Default:")]
+
+
+def test_every_variable_is_there():
+    sources = "".join(path.read_text() for path in (ROOT / "minidl").rglob("*.py"))
+    assert set(re.findall(r"MINIDL_[A-Z]+", sources)) <= set(re.findall(r"MINIDL_[A-Z]+", reference.page()))

@@ -31,13 +31,13 @@ _PRIVATE_COMMANDS = ("minidl.cli", "minidl.__main__")
 def api() -> str:
     """Every name of every `__all__` in the package, one line each, and the public members of its classes."""
     lines = []
-    for module in _modules():
+    for module in modules():
         for name in sorted(getattr(module, "__all__", ())):
             lines += _described(f"{module.__name__}.{name}", getattr(module, name))
     return "\n".join(lines) + "\n"
 
 
-def _modules() -> Iterator[Any]:
+def modules() -> Iterator[Any]:
     yield minidl
     for found in pkgutil.walk_packages(minidl.__path__, "minidl."):
         if not found.name.startswith(_PRIVATE_COMMANDS) and not found.name.rpartition(".")[2].startswith("_"):

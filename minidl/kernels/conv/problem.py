@@ -122,6 +122,7 @@ class Problem(NamedTuple):
 
     @property
     def groups(self) -> int:
+        """Parts of the channels that are convolved each for itself."""
         return self.geometry.groups
 
     @property

@@ -141,6 +141,7 @@ def check_arguments(
 
 
 def check_vectors(op: str, what: str, x: torch.Tensor, C: int, eps: float, **vectors: torch.Tensor | None) -> None:
+    """Raise TypeError or ValueError, with the name of the operation, for what its kernels do not take."""
     check.floating(op, x=x)
     if not eps >= 0:
         raise ValueError(f"{op}: eps is {eps}, expected 0 or more")

@@ -38,9 +38,14 @@ class Part(Protocol):
 
     first: bool
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor: ...
-    def whole(self, part: torch.Tensor, like: torch.Tensor) -> torch.Tensor: ...
-    def join(self, params: Sequence[torch.Tensor]) -> None: ...
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Its part of a tensor."""
+
+    def whole(self, part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """The tensor of the parts of all."""
+
+    def join(self, params: Sequence[torch.Tensor]) -> None:
+        """Give all processes the parameters that each has updated."""
 
 
 @dataclass(frozen=True)

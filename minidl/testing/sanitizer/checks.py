@@ -290,6 +290,7 @@ class Sanitizer:
 
     @property
     def program_number(self) -> int:
+        """The program that runs, counted from 1."""
         (x, y, z), (nx, ny, _) = self.grid
         return 1 + x + nx * (y + ny * z)
 
