@@ -8,13 +8,13 @@ The sanitizer finds
 - lanes that a load masks off without `other` and that reach a store (they hold NaN; without the sanitizer
   the interpreter gives 0, and a GPU whatever was in the register);
 - reads of memory that is unwritten since torch.empty;
-- races: elements that two programs write, or that one program writes and another reads;
-- lanes that write different values to one element, and misaligned addresses.
+- races: elements to which two programs write different values, or that one program writes and another reads;
+- lanes that write different values to one element, misaligned addresses, and hints (tl.multiple_of, tl.max_contiguous)
+  that are not true.
 An access out of bounds is skipped, so that the process continues.
 
-Programs that synchronise by an atomic operation (acquire, release) may see each other's earlier writes; what a program
-does after its atomic operation counts as done before it. Races are judged in the order in which the interpreter runs
-the programs.
+Programs that synchronise by an atomic operation (acquire, release) see each other's earlier accesses. Races are judged
+in the order in which the interpreter runs the programs.
 
 It does not find masked lanes in integers of 8 and 16 bits and float8, nor masked lanes after comparisons, sorts,
 integer arithmetic, or additions and multiplications in bfloat16 (whose bits the interpreter treats as integers); gaps
