@@ -267,7 +267,7 @@ def _hinted(name: str) -> Callable[..., Any]:
         result, sanitizer = _originals[tl, name](values, numbers), _active[-1]
         if sanitizer.launch is not None and isinstance(getattr(values, "handle", None), interpreter.TensorHandle):
             given = numbers if isinstance(numbers, (list, tuple, tl.tuple)) else [numbers]
-            sanitizer.check_hint(name, values.handle, [getattr(number, "value", number) for number in given])
+            sanitizer.check_hint(name, values.handle, [int(getattr(number, "value", number)) for number in given])
         return result
 
     return hint
