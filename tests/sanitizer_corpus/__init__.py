@@ -1,4 +1,4 @@
-"""25 kernels of the kinds people write, each with four planted bugs and four correct cases that look suspicious.
+"""25 kernels of the kinds people write, each with planted bugs and as many correct cases that look suspicious.
 
 Written, and labelled, before any sanitizer ran on it. The kinds of bug are those that public Triton projects report:
 masks, strides, tails of loops, int32 offsets, races, scopes, fresh memory, hints that lie, block pointers.
@@ -14,5 +14,5 @@ KERNELS = (
 
 
 def all_cases():
-    """The 200 cases, in the order of the kernels."""
+    """All cases, in the order of the kernels."""
     return [case for kernel in KERNELS for case in import_module(f"{__name__}.{kernel}").cases]
