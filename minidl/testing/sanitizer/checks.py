@@ -54,6 +54,8 @@ class Launch:
         self.kernel = kernel
         self.regions = Regions(unwritten)
         self.order: Order | None = None
+        self._joins = 0
+        self._shapes: dict[tuple[int, ...], int] = {}
         self.lanes = Lanes()
         self._names: dict[int, str] = {}
         self._numbers: dict[int, int] = {}
@@ -69,8 +71,22 @@ class Launch:
             known = self._numbers[id(argument)] = self.regions.add(name, tensor)
         return known
 
+    def join(self) -> None:
+        """All lanes of the program wait for one another."""
+        self._joins += 1
+
+    def lanes_since(self, shape: tuple[int, ...], lanes: np.ndarray) -> tuple[int, np.ndarray]:
+        """The lowest number of a lane since the last join, and those of lanes in a block of this shape.
+
+        Blocks of one shape, but for axes of length 1, have the same lanes.
+        """
+        long = tuple(n for n in shape if n > 1)
+        low = self._joins << 32
+        return low, low + (self._shapes.setdefault(long, len(self._shapes)) % 255 << 24) + lanes
+
     def begin(self, program: int, programs: int) -> None:
-        """Run the next program; a single one races with nobody."""
+        """Run the next program; a single one races with no other."""
+        self.join()
         if programs > 1:
             self.order = self.order or Order(programs)
             self.order.begin(program)
@@ -132,6 +148,10 @@ class Sanitizer:
             if len(chosen):
                 stored = None if values is None else np.broadcast_to(values, pointers.shape).reshape(-1)[chosen]
                 safe[chosen] = self._check_uses(region, offsets, size, kind, stored)
+                if kind in ("load", "store"):
+                    self._check_meetings(
+                        region, offsets, size, stored, self.running.lanes_since(pointers.shape, chosen)
+                    )
         return addresses, safe.reshape(pointers.shape)
 
     def _by_region(self, flat: np.ndarray, lanes: np.ndarray) -> Iterator[tuple[np.ndarray, Region | None, np.ndarray]]:
@@ -223,6 +243,36 @@ class Sanitizer:
             who = "several programs" if other is None else f"program {tuple(map(int, place))}"
             what = f"{region.position(at)}, which {who} {did}"
             self.report(kind, region.name, what, int(foreign.sum()), region.index(at))
+
+    def _check_meetings(
+        self, region: Region, offsets: np.ndarray, size: int, values: np.ndarray | None, since: tuple[int, np.ndarray]
+    ) -> None:
+        """Report lanes that load or change (to `values`) what other lanes of the program have touched since a join."""
+        storage, (low, lanes) = region.storage, since
+        storage.use_unit(size)
+        places = (offsets + (region.address - storage.address)) // storage.unit
+        stored, loaded = storage.last("store of a lane"), storage.last("load of a lane")
+        several = low + 2**32 - 1
+        for unit in (places + i for i in range(size // storage.unit)):
+            met = (stored[unit] >= low) & (stored[unit] != lanes)
+            if values is None:
+                self._report_meeting(findings.READ_RACE, region, offsets, met, "stored")
+                others = (loaded[unit] >= low) & (loaded[unit] != lanes)
+                loaded[unit] = lanes
+                loaded[unit[others | (loaded[unit] != lanes)]] = several
+            else:
+                read = (loaded[unit] >= low) & (loaded[unit] != lanes)
+                if (met | read).any():
+                    changed = ~_holds(region, offsets, values)
+                    self._report_meeting(findings.WRITE_RACE, region, offsets, met & changed, "stored")
+                    self._report_meeting(findings.READ_RACE, region, offsets, read & changed, "loaded")
+                stored[unit], loaded[unit] = lanes, 0
+
+    def _report_meeting(self, kind: str, region: Region, offsets: np.ndarray, met: np.ndarray, did: str) -> None:
+        if met.any():
+            at = int(offsets[met][0])
+            what = f"{region.position(at)}, which another lane of the program {did}, with no barrier between"
+            self.report(kind, region.name, what, int(met.sum()), region.index(at))
 
     def check_lanes(self, pointers: np.ndarray, safe: np.ndarray, values: np.ndarray) -> None:
         """Report lanes of one store that write different values to one element."""

@@ -65,8 +65,11 @@ def _install() -> None:
         (_BUILDER, "create_atomic_cas"): _atomic_cas,
         (_BUILDER, "create_ptr_to_int"): _pointer_to_int,
         **{(tl, name): _hinted(name) for name in ("multiple_of", "max_contiguous")},
+        (_BUILDER, "create_barrier"): _joining(_BUILDER, "create_barrier"),
+        (_BUILDER, "create_histogram"): _joining(_BUILDER, "create_histogram"),
+        (interpreter.ReduceScanOpInterface, "apply"): _joining(interpreter.ReduceScanOpInterface, "apply"),
         (interpreter.ReduceOps, "apply_impl"): _carrying(interpreter.ReduceOps, "apply_impl", carry_through_reduction),
-        (_BUILDER, "create_dot"): _carrying(_BUILDER, "create_dot", carry_through_product),
+        (_BUILDER, "create_dot"): _product,
         **{(_BUILDER, name): _carrying(_BUILDER, name) for name in _CARRYING if hasattr(_BUILDER, name)},
     }
     for (owner, name), replacement in replacements.items():
@@ -164,6 +167,23 @@ def _carrying(owner: Any, name: str, carry: Callable[..., Any] = carry_through) 
     return through
 
 
+def _product(*arguments: Any) -> Any:
+    if (launch := _active[-1].launch) is not None:
+        launch.join()
+    return _carrying(_BUILDER, "create_dot", carry_through_product)(*arguments)
+
+
+def _joining(owner: Any, name: str) -> Callable[..., Any]:
+    """A barrier, or a function in which the lanes of a block exchange values."""
+
+    def join(*arguments: Any) -> Any:
+        if (launch := _active[-1].launch) is not None:
+            launch.join()
+        return _originals[owner, name](*arguments)
+
+    return join
+
+
 def _pointer_to_int(builder: Any, pointers: Any, kind: Any) -> Any:
     """The bare address: it may be stored, or compared with another."""
     address = interpreter.TensorHandle(pointers.data & ADDRESS, pointers.dtype)
@@ -256,6 +276,7 @@ def _access_atomically(sanitizer: Sanitizer, pointers: Any, wanted: Any, sem: An
     if order is not None and sem in (orders.ACQUIRE, both):
         order.acquire(places)
     kind = "narrow atomic" if narrow else "atomic"
+    sanitizer.running.join()
     accessed = sanitizer.access(pointers.data, wanted, _item(pointers).itemsize, kind)
     if order is not None and sem in (orders.RELEASE, both):
         order.release(places)
@@ -267,7 +288,9 @@ def _hinted(name: str) -> Callable[..., Any]:
         result, sanitizer = _originals[tl, name](values, numbers), _active[-1]
         if sanitizer.launch is not None and isinstance(getattr(values, "handle", None), interpreter.TensorHandle):
             given = numbers if isinstance(numbers, (list, tuple, tl.tuple)) else [numbers]
-            sanitizer.check_hint(name, values.handle, [int(getattr(number, "value", number)) for number in given])
+            sanitizer.check_hint(
+                name, values.handle, [number.value if isinstance(number, tl.constexpr) else number for number in given]
+            )
         return result
 
     return hint
