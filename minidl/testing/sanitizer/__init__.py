@@ -9,11 +9,12 @@ The sanitizer finds
   the interpreter gives 0, and a GPU whatever was in the register);
 - reads of memory that is unwritten since torch.empty;
 - races: elements to which two programs write different values, or that one program writes and another reads;
-- lanes that write different values to one element, or that meet in memory without a barrier, misaligned addresses, and hints (tl.multiple_of, tl.max_contiguous)
-  that are not true.
+- lanes that write different values to one element, or that meet in memory without a barrier; misaligned addresses;
+- hints (tl.multiple_of, tl.max_contiguous) that are not true.
 An access out of bounds is skipped, so that the process continues.
 
-A block's lanes are those of any block of its shape; reductions, scans, products and atomic operations are barriers, too.
+A block's lanes are those of any block of its shape; reductions, scans, products and atomic operations are barriers,
+too.
 Programs that synchronise by an atomic operation (acquire, release) see each other's earlier accesses. Races are judged
 in the order in which the interpreter runs the programs.
 

@@ -293,19 +293,20 @@ class Sanitizer:
         """Report values that are not what tl.multiple_of or tl.max_contiguous says of them.
 
         Of a multiple only the first value along each axis is checked: the others depend on how far values are
-        contiguous.
+        contiguous. Contiguous they must be along the axis of the largest number, by which accesses are widened: a
+        number for another axis deals it out to threads.
         """
         pointers = hasattr(handle.dtype.scalar, "element_ty")
-        data = (handle.data & ADDRESS if pointers else handle.data).astype(np.int64)
+        step = handle.get_element_ty().primitive_bitwidth // 8 if pointers else 1
+        data = np.atleast_1d(handle.data & ADDRESS if pointers else handle.data).astype(np.int64)
+        widest = max(range(len(numbers)), key=lambda axis: (numbers[axis], axis))
         for axis, number in enumerate(numbers):
+            wrong = 0
             if name == "multiple_of":
-                first = data.take([0], axis) if data.ndim else data
-                wrong = int(np.count_nonzero(first % number))
-            else:
-                number = min(number, data.shape[axis]) if data.ndim else 1
-                groups = np.moveaxis(data, axis, -1).reshape(-1, number) if data.ndim else data.reshape(1, 1)
-                step = handle.get_element_ty().primitive_bitwidth // 8 if pointers else 1
-                wrong = int(np.count_nonzero(np.diff(groups, axis=1) != step))
+                wrong = np.count_nonzero(data.take([0], axis) % number)
+            elif axis == widest:
+                groups = np.moveaxis(data, axis, -1).reshape(-1, min(number, data.shape[axis]))
+                wrong = np.count_nonzero(np.diff(groups, axis=1) != step)
             if wrong:
                 what = f"tl.{name} says {number}, but the values begin {data.reshape(-1)[:4].tolist()}"
                 self.report(findings.WRONG_HINT, name, what, wrong)
