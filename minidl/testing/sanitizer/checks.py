@@ -303,10 +303,10 @@ class Sanitizer:
         for axis, number in enumerate(numbers):
             wrong = 0
             if name == "multiple_of":
-                wrong = np.count_nonzero(data.take([0], axis) % number)
+                wrong = int(np.count_nonzero(data.take([0], axis) % number))
             elif axis == widest:
                 groups = np.moveaxis(data, axis, -1).reshape(-1, min(number, data.shape[axis]))
-                wrong = np.count_nonzero(np.diff(groups, axis=1) != step)
+                wrong = int(np.count_nonzero(np.diff(groups, axis=1) != step))
             if wrong:
                 what = f"tl.{name} says {number}, but the values begin {data.reshape(-1)[:4].tolist()}"
                 self.report(findings.WRONG_HINT, name, what, wrong)
