@@ -20,9 +20,9 @@ in the order in which the interpreter runs the programs.
 
 It does not find masked lanes in integers of 8 and 16 bits and float8, nor masked lanes after comparisons, sorts,
 integer arithmetic, or additions and multiplications in bfloat16 (whose bits the interpreter treats as integers); gaps
-in views that span more than 2^24 elements; writes through a raw address (ctypes); unwritten memory that a torch
-function copied; and other processes. A torch function that writes part of a tensor by index counts as writing all of
-it.
+in views that span more than 2^24 elements; lanes that meet in tensors of more than 2^28; writes through a raw address
+(ctypes); unwritten memory that a torch function copied; and other processes. A torch function that writes part of a
+tensor by index counts as writing all of it.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class Sanitizer:
             if len(chosen):
                 stored = None if values is None else np.broadcast_to(values, pointers.shape).reshape(-1)[chosen]
                 safe[chosen] = self._check_uses(region, offsets, size, kind, stored)
-                if kind in ("load", "store"):
+                if kind in ("load", "store") and not region.storage.large:
                     self._check_meetings(
                         region, offsets, size, stored, self.running.lanes_since(pointers.shape, chosen)
                     )

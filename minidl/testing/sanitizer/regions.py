@@ -13,6 +13,9 @@ from minidl.testing.sanitizer.unwritten import Shadow, Unwritten
 
 # Gaps in views are checked if the view spans at most this many elements.
 _GAPS_SEEN = 2**24
+# Storages of more elements have stamps of half the width, and their lanes' meetings are not checked: of 2^32 elements
+# NumPy gets no memory for more.
+_LARGE = 2**28
 
 
 class Storage:
@@ -29,6 +32,10 @@ class Storage:
             for kind, programs in self._programs.items():
                 self._programs[kind] = np.repeat(programs, finer)[: -(-self.size // unit)]
 
+    @property
+    def large(self) -> bool:
+        return self.size > _LARGE * self.unit
+
     def had(self, kind: str) -> bool:
         """Whether there was an access of the kind."""
         return kind in self._programs
@@ -36,7 +43,8 @@ class Storage:
     def last(self, kind: str) -> np.ndarray:
         """The stamp of the last "load", "store" or "atomic" of each element."""
         if kind not in self._programs:
-            self._programs[kind] = np.zeros(-(-self.size // self.unit), np.int64)
+            kept = np.int32 if self.large else np.int64
+            self._programs[kind] = np.zeros(-(-self.size // self.unit), kept)
         return self._programs[kind]
 
 
