@@ -299,6 +299,13 @@ class Gather:
             window[index[mask]] = value[mask]
         return None
 
+    def atomic_rmw(self, operation, ptrs, value, mask, order):
+        """The original takes strides for none: one element seen at every place is not one after another."""
+        return self._original.atomic_rmw(operation, *map(np.ascontiguousarray, (ptrs, value, mask)), order)
+
+    def atomic_cas(self, ptrs, expected, value, order):
+        return self._original.atomic_cas(*map(np.ascontiguousarray, (ptrs, expected, value)), order)
+
 
 def _lanes(ptrs, mask, itemsize):
     """(lowest address, index of every lane from there, whether all lanes are active).

@@ -165,3 +165,17 @@ def test_one_condition_for_a_block_takes_one_side(limit):
     out = torch.empty(128)
     choose_kernel[(1,)](x, y, out, limit, N=128)
     assert torch.equal(out, x if limit else y)
+
+
+@triton.jit
+def count_kernel(p_place, p_out, p_lock, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.atomic_add(p_out + tl.load(p_place + o), 3, mask=o < N - 1)
+    tl.atomic_cas(p_lock + o, tl.zeros((N,), tl.int32), tl.full((N,), 5, tl.int32))
+
+
+def test_atomic_operations_take_one_number_for_a_block():
+    place, out, lock = torch.arange(64) // 8, torch.zeros(8, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    count_kernel[(1,)](place, out, lock, N=64)
+    assert out.tolist() == [24] * 7 + [21]
+    assert lock.tolist() == [5] * 64

@@ -8,19 +8,21 @@ The sanitizer finds
 - lanes that a load masks off without `other` and that reach a store (they hold NaN; without the sanitizer
   the interpreter gives 0, and a GPU whatever was in the register);
 - reads of memory that is unwritten since torch.empty;
-- races: elements that two programs write, or that one program writes and another reads;
-- lanes that write different values to one element, and misaligned addresses.
+- races: elements to which two programs write different values, or that one program writes and another reads;
+- lanes that write different values to one element, or that meet in memory without a barrier; misaligned addresses;
+- hints (tl.multiple_of, tl.max_contiguous) that are not true.
 An access out of bounds is skipped, so that the process continues.
 
-Programs that synchronise by an atomic operation (acquire, release) may see each other's earlier writes; what a program
-does after its atomic operation counts as done before it. Races are judged in the order in which the interpreter runs
-the programs.
+A block's lanes are those of any block of its shape; reductions, scans, products and atomic operations are barriers,
+too.
+Programs that synchronise by an atomic operation (acquire, release) see each other's earlier accesses. Races are judged
+in the order in which the interpreter runs the programs.
 
 It does not find masked lanes in integers of 8 and 16 bits and float8, nor masked lanes after comparisons, sorts,
 integer arithmetic, or additions and multiplications in bfloat16 (whose bits the interpreter treats as integers); gaps
-in views that span more than 2^24 elements; writes through a raw address (ctypes); unwritten memory that a torch
-function copied; and other processes. A torch function that writes part of a tensor by index counts as writing all of
-it.
+in views that span more than 2^24 elements; lanes that meet in tensors of more than 2^28; writes through a raw address
+(ctypes); unwritten memory that a torch function copied; and other processes. A torch function that writes part of a
+tensor by index counts as writing all of it.
 """
 
 from __future__ import annotations

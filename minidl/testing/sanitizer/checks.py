@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+from triton.runtime import interpreter
 
 from minidl.runtime import interpret, interpret_memory, interpret_operators
 from minidl.testing.sanitizer import findings
 from minidl.testing.sanitizer.findings import Finding, Place, SanitizerError
 from minidl.testing.sanitizer.lanes import Lanes, mark, unread
-from minidl.testing.sanitizer.regions import SEVERAL, Region, Regions
+from minidl.testing.sanitizer.order import Order
+from minidl.testing.sanitizer.regions import Region, Regions
 from minidl.testing.sanitizer.unwritten import Unwritten
 
 _NUMBER = np.uint64(48)
@@ -40,6 +42,8 @@ _RACES = {
     ("store", "store"): (findings.WRITE_RACE, "wrote too"),
     ("store", "atomic"): (findings.WRITE_RACE, "changed by an atomic operation"),
     ("atomic", "store"): (findings.WRITE_RACE, "wrote without an atomic operation"),
+    ("narrow atomic", "store"): (findings.WRITE_RACE, "wrote without an atomic operation"),
+    ("narrow atomic", "atomic"): (findings.WRITE_RACE, "changed too, beyond the scope of this atomic operation"),
 }
 
 
@@ -49,15 +53,12 @@ class Launch:
     def __init__(self, kernel: str, unwritten: Unwritten) -> None:
         self.kernel = kernel
         self.regions = Regions(unwritten)
-        self.several = False
+        self.order: Order | None = None
+        self._joins = 0
+        self._shapes: dict[tuple[int, ...], int] = {}
         self.lanes = Lanes()
-        # How many programs have started, including the current one.
-        self.begun = 0
         self._names: dict[int, str] = {}
         self._numbers: dict[int, int] = {}
-        # Programs that released at an atomic's address, and those whose accesses a program has acquired.
-        self._released: dict[int, set[int]] = {}
-        self._acquired: dict[int, set[int]] = {}
 
     def name(self, name: str, argument: Any) -> None:
         self._names[id(argument)] = name
@@ -70,23 +71,25 @@ class Launch:
             known = self._numbers[id(argument)] = self.regions.add(name, tensor)
         return known
 
-    def meet(self, program: int, addresses: Any, acquires: bool, releases: bool) -> None:
-        """An atomic operation: acquire what was released at its addresses, and release everything done before."""
-        acquired = self._acquired.setdefault(program, set())
-        for address in addresses.tolist():
-            released = self._released.setdefault(address, set())
-            if acquires:
-                acquired |= released
-            if releases:
-                released |= {program} | acquired
+    def join(self) -> None:
+        """All lanes of the program wait for one another."""
+        self._joins += 1
 
-    def sees(self, program: int, others: np.ndarray) -> np.ndarray:
-        """Whether a program sees the accesses of the others, one by one; of SEVERAL if it sees all earlier ones."""
-        acquired = self._acquired.get(program)
-        if not acquired:
-            return np.zeros(others.shape, bool)
-        everyone = len(acquired - {program}) >= self.begun - 1
-        return np.isin(others, list(acquired)) | (everyone & (others == SEVERAL))
+    def lanes_since(self, shape: tuple[int, ...], lanes: np.ndarray) -> tuple[int, np.ndarray]:
+        """The lowest number of a lane since the last join, and those of lanes in a block of this shape.
+
+        Blocks of one shape, but for axes of length 1, have the same lanes.
+        """
+        long = tuple(n for n in shape if n > 1)
+        low = self._joins << 32
+        return low, low + (self._shapes.setdefault(long, len(self._shapes)) % 255 << 24) + lanes
+
+    def begin(self, program: int, programs: int) -> None:
+        """Run the next program; a single one races with no other."""
+        self.join()
+        if programs > 1:
+            self.order = self.order or Order(programs)
+            self.order.begin(program)
 
 
 class Sanitizer:
@@ -117,8 +120,13 @@ class Sanitizer:
         if self._found:
             raise SanitizerError(self.findings)
 
-    def access(self, pointers: np.ndarray, mask: np.ndarray, size: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
-        """Check the active lanes of a "load", "store" or "atomic"; returns (addresses, lanes that may proceed)."""
+    def access(
+        self, pointers: np.ndarray, mask: np.ndarray, size: int, kind: str, values: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Check the active lanes of a "load", "store" (of values), "atomic" or, within one program, "narrow atomic".
+
+        Returns (addresses, lanes that may proceed).
+        """
         addresses = pointers & ADDRESS
         flat = pointers.reshape(-1)
         lanes = np.flatnonzero(np.broadcast_to(mask, pointers.shape))
@@ -138,7 +146,12 @@ class Sanitizer:
                 what = f"{region.position(at)}: its address is no multiple of {size} bytes"
                 self.report(findings.MISALIGNED, region.name, what, int(wrong.sum()), region.index(at))
             if len(chosen):
-                safe[chosen] = self._check_uses(region, offsets, size, kind)
+                stored = None if values is None else np.broadcast_to(values, pointers.shape).reshape(-1)[chosen]
+                safe[chosen] = self._check_uses(region, offsets, size, kind, stored)
+                if kind in ("load", "store") and not region.storage.large:
+                    self._check_meetings(
+                        region, offsets, size, stored, self.running.lanes_since(pointers.shape, chosen)
+                    )
         return addresses, safe.reshape(pointers.shape)
 
     def _by_region(self, flat: np.ndarray, lanes: np.ndarray) -> Iterator[tuple[np.ndarray, Region | None, np.ndarray]]:
@@ -166,32 +179,29 @@ class Sanitizer:
         found = findings.OUT_OF_BOUNDS_READ if kind == "load" else findings.OUT_OF_BOUNDS_WRITE
         self.report(found, tensor, f"{kind} of {position}", count)
 
-    def _check_uses(self, region: Region, offsets: np.ndarray, size: int, kind: str) -> np.ndarray:
+    def _check_uses(
+        self, region: Region, offsets: np.ndarray, size: int, kind: str, values: np.ndarray | None
+    ) -> np.ndarray:
         """Record the accesses; returns the lanes whose memory is written (or is being written)."""
-        storage, launch = region.storage, self.running
+        storage, order = region.storage, self.running.order
         places = offsets + (region.address - storage.address)
         good = np.ones(len(places), bool)
         if storage.shadow is not None:
             good = self._check_unwritten(region, offsets, places, size, kind)
-        if not launch.several:
+        if order is None:
             return good
         storage.use_unit(size)
-        program = self.program_number
         units = [places // storage.unit + i for i in range(size // storage.unit)]
         for unit in units:
-            self._check_race(region, offsets, storage.last("store")[unit], *_RACES[kind, "store"])
+            self._check_race(region, offsets, storage.last("store")[unit], *_RACES[kind, "store"], values)
             if kind != "load":
                 self._check_race(region, offsets, storage.last("load")[unit], findings.READ_RACE, "read before")
             if kind != "atomic" and storage.had("atomic"):
                 self._check_race(region, offsets, storage.last("atomic")[unit], *_RACES[kind, "atomic"])
             if kind == "load":
-                readers = storage.last("load")[unit]
-                mine = (readers == 0) | (readers == program)
-                # A program that sees this one also sees those that this one sees.
-                mine = mine if mine.all() else mine | launch.sees(program, readers)
-                storage.last("load")[unit] = np.where(mine, program, SEVERAL)
+                storage.last("load")[unit] = order.read(storage.last("load")[unit])
             else:
-                storage.last(kind)[unit] = program
+                storage.last("store" if kind == "store" else "atomic")[unit] = order.stamp
             if kind == "store":
                 storage.last("load")[unit] = 0
         return good
@@ -212,23 +222,57 @@ class Sanitizer:
             at = int(offsets[bad][0])
             what = f"{kind} of {region.position(at)}, which nothing has written"
             self.report(findings.UNWRITTEN_READ, region.name, what, int(bad.sum()), region.index(at))
-            if kind == "atomic":
+            if kind != "load":
                 for unit in units:
                     unwritten[unit] = False
         return ~bad
 
-    def _check_race(self, region: Region, offsets: np.ndarray, others: np.ndarray, kind: str, did: str) -> None:
-        launch, program = self.running, self.program_number
-        foreign = (others != 0) & (others != program)
-        if not foreign.any():
-            return
-        foreign &= ~launch.sees(program, others)
+    def _check_race(
+        self, region: Region, offsets: np.ndarray, others: np.ndarray, kind: str, did: str,
+        values: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """Report lanes whose element another program accessed; not those that store the value which it wrote."""
+        order = self.running.order
+        assert order is not None
+        foreign = order.unseen(others)
+        if foreign.any() and values is not None:
+            foreign[foreign] = ~_holds(region, offsets[foreign], values[foreign])
         if foreign.any():
-            at, other = int(offsets[foreign][0]), int(others[foreign][0])
-            place = np.unravel_index(max(other, 1) - 1, self.grid[1][::-1])[::-1]
-            who = "several programs" if other == SEVERAL else f"program {tuple(map(int, place))}"
+            at, other = int(offsets[foreign][0]), order.program_of(int(others[foreign][0]))
+            place = np.unravel_index((other or 1) - 1, self.grid[1][::-1])[::-1]
+            who = "several programs" if other is None else f"program {tuple(map(int, place))}"
             what = f"{region.position(at)}, which {who} {did}"
             self.report(kind, region.name, what, int(foreign.sum()), region.index(at))
+
+    def _check_meetings(
+        self, region: Region, offsets: np.ndarray, size: int, values: np.ndarray | None, since: tuple[int, np.ndarray]
+    ) -> None:
+        """Report lanes that load or change (to `values`) what other lanes of the program have touched since a join."""
+        storage, (low, lanes) = region.storage, since
+        storage.use_unit(size)
+        places = (offsets + (region.address - storage.address)) // storage.unit
+        stored, loaded = storage.last("store of a lane"), storage.last("load of a lane")
+        several = low + 2**32 - 1
+        for unit in (places + i for i in range(size // storage.unit)):
+            met = (stored[unit] >= low) & (stored[unit] != lanes)
+            if values is None:
+                self._report_meeting(findings.READ_RACE, region, offsets, met, "stored")
+                others = (loaded[unit] >= low) & (loaded[unit] != lanes)
+                loaded[unit] = lanes
+                loaded[unit[others | (loaded[unit] != lanes)]] = several
+            else:
+                read = (loaded[unit] >= low) & (loaded[unit] != lanes)
+                if (met | read).any():
+                    changed = ~_holds(region, offsets, values)
+                    self._report_meeting(findings.WRITE_RACE, region, offsets, met & changed, "stored")
+                    self._report_meeting(findings.READ_RACE, region, offsets, read & changed, "loaded")
+                stored[unit], loaded[unit] = lanes, 0
+
+    def _report_meeting(self, kind: str, region: Region, offsets: np.ndarray, met: np.ndarray, did: str) -> None:
+        if met.any():
+            at = int(offsets[met][0])
+            what = f"{region.position(at)}, which another lane of the program {did}, with no barrier between"
+            self.report(kind, region.name, what, int(met.sum()), region.index(at))
 
     def check_lanes(self, pointers: np.ndarray, safe: np.ndarray, values: np.ndarray) -> None:
         """Report lanes of one store that write different values to one element."""
@@ -244,6 +288,28 @@ class Sanitizer:
         if differ.any():
             at = flat[order][1:][differ][0:1]
             self._report_at(findings.WRITE_RACE, at, "is written by two lanes with different values", differ)
+
+    def check_hint(self, name: str, handle: Any, numbers: list[int]) -> None:
+        """Report values that are not what tl.multiple_of or tl.max_contiguous says of them.
+
+        Of a multiple only the first value along each axis is checked: the others depend on how far values are
+        contiguous. Contiguous they must be along the axis of the largest number, by which accesses are widened: a
+        number for another axis deals it out to threads.
+        """
+        pointers = hasattr(handle.dtype.scalar, "element_ty")
+        step = handle.get_element_ty().primitive_bitwidth // 8 if pointers else 1
+        data = np.atleast_1d(handle.data & ADDRESS if pointers else handle.data).astype(np.int64)
+        widest = max(range(len(numbers)), key=lambda axis: (numbers[axis], axis))
+        for axis, number in enumerate(numbers):
+            wrong = 0
+            if name == "multiple_of":
+                wrong = int(np.count_nonzero(data.take([0], axis) % number))
+            elif axis == widest:
+                groups = np.moveaxis(data, axis, -1).reshape(-1, min(number, data.shape[axis]))
+                wrong = int(np.count_nonzero(np.diff(groups, axis=1) != step))
+            if wrong:
+                what = f"tl.{name} says {number}, but the values begin {data.reshape(-1)[:4].tolist()}"
+                self.report(findings.WRONG_HINT, name, what, wrong)
 
     def stand_in(self, element: Any, dtype: np.dtype, masked: bool) -> Any:
         """The marker for lanes that were not read; `masked` if a mask without `other` excluded them."""
@@ -293,6 +359,15 @@ class Sanitizer:
         """The program that runs, counted from 1."""
         (x, y, z), (nx, ny, _) = self.grid
         return 1 + x + nx * (y + ny * z)
+
+
+def _holds(region: Region, offsets: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Whether the elements at byte offsets hold these values already."""
+    size = values.dtype.itemsize
+    addresses = (offsets + region.address).astype(np.uint64)
+    there = interpreter._interpreter.load(addresses, np.ones(len(values), bool), np.zeros_like(values), values.dtype)
+    same: np.ndarray = there.view(f"u{size}") == np.ascontiguousarray(values).view(f"u{size}")
+    return same
 
 
 def _from(region: Region | None, addresses: np.ndarray) -> np.ndarray:

@@ -14,8 +14,10 @@ MISSING_OTHER = "missing other"
 UNWRITTEN_READ = "read of unwritten memory"
 WRITE_RACE = "write race"
 READ_RACE = "read race"
+WRONG_HINT = "wrong hint"
 KINDS = (
     OUT_OF_BOUNDS_READ, OUT_OF_BOUNDS_WRITE, MISALIGNED, MISSING_OTHER, UNWRITTEN_READ, WRITE_RACE, READ_RACE,
+    WRONG_HINT,
 )  # fmt: skip
 
 

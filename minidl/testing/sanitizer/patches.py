@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,8 +64,12 @@ def _install() -> None:
         (_BUILDER, "create_atomic_rmw"): _atomic_rmw,
         (_BUILDER, "create_atomic_cas"): _atomic_cas,
         (_BUILDER, "create_ptr_to_int"): _pointer_to_int,
+        **{(tl, name): _hinted(name) for name in ("multiple_of", "max_contiguous")},
+        (_BUILDER, "create_barrier"): _joining(_BUILDER, "create_barrier"),
+        (_BUILDER, "create_histogram"): _joining(_BUILDER, "create_histogram"),
+        (interpreter.ReduceScanOpInterface, "apply"): _joining(interpreter.ReduceScanOpInterface, "apply"),
         (interpreter.ReduceOps, "apply_impl"): _carrying(interpreter.ReduceOps, "apply_impl", carry_through_reduction),
-        (_BUILDER, "create_dot"): _carrying(_BUILDER, "create_dot", carry_through_product),
+        (_BUILDER, "create_dot"): _product,
         **{(_BUILDER, name): _carrying(_BUILDER, name) for name in _CARRYING if hasattr(_BUILDER, name)},
     }
     for (owner, name), replacement in replacements.items():
@@ -132,8 +137,7 @@ def _set_program(builder: Any, x: int, y: int, z: int) -> None:
     sanitizer = _active[-1]
     sanitizer.grid = (x, y, z), tuple(builder.grid_dim)
     if sanitizer.launch is not None:
-        sanitizer.launch.several = max(builder.grid_dim) > 1
-        sanitizer.launch.begun += 1
+        sanitizer.launch.begin(sanitizer.program_number, math.prod(builder.grid_dim))
 
 
 def _everywhere(pointers: Any) -> Any:
@@ -161,6 +165,23 @@ def _carrying(owner: Any, name: str, carry: Callable[..., Any] = carry_through) 
         return carry(original, launch.lanes, *arguments)
 
     return through
+
+
+def _product(*arguments: Any) -> Any:
+    if (launch := _active[-1].launch) is not None:
+        launch.join()
+    return _carrying(_BUILDER, "create_dot", carry_through_product)(*arguments)
+
+
+def _joining(owner: Any, name: str) -> Callable[..., Any]:
+    """A barrier, or a function in which the lanes of a block exchange values."""
+
+    def join(*arguments: Any) -> Any:
+        if (launch := _active[-1].launch) is not None:
+            launch.join()
+        return _originals[owner, name](*arguments)
+
+    return join
 
 
 def _pointer_to_int(builder: Any, pointers: Any, kind: Any) -> Any:
@@ -194,7 +215,7 @@ def _store(builder: Any, pointers: Any, value: Any, *policy: Any) -> None:
 def _masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *policy: Any) -> None:
     sanitizer, data = _active[-1], pointers.data
     wanted = np.broadcast_to(mask.data, data.shape).astype(bool)
-    addresses, safe = sanitizer.access(data, wanted, _item(pointers).itemsize, "store")
+    addresses, safe = sanitizer.access(data, wanted, _item(pointers).itemsize, "store", value.data)
     sanitizer.check_lanes(data, safe, value.data)
     sanitizer.check_values(data, safe, value.data, pointers.get_element_ty())
     interpreter._interpreter.store(addresses, np.array(np.broadcast_to(value.data, data.shape)), safe)
@@ -228,8 +249,7 @@ def _descriptor_store(builder: Any, descriptor: Any, value: Any, indices: Any) -
 def _atomic_rmw(builder: Any, operation: Any, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
     sanitizer, data = _active[-1], pointers.data
     wanted = np.broadcast_to(mask.data, data.shape).astype(bool)
-    _meet(sanitizer, (data & ADDRESS)[wanted], sem)
-    addresses, safe = sanitizer.access(data, wanted, _item(pointers).itemsize, "atomic")
+    addresses, safe = _access_atomically(sanitizer, pointers, wanted, sem, scope)
     sanitizer.check_values(data, safe, value.data, pointers.get_element_ty())
     return _originals[_BUILDER, "create_atomic_rmw"](
         builder, operation, interpreter.TensorHandle(addresses, pointers.dtype), value,
@@ -239,8 +259,7 @@ def _atomic_rmw(builder: Any, operation: Any, pointers: Any, value: Any, mask: A
 
 def _atomic_cas(builder: Any, pointers: Any, compared: Any, value: Any, sem: Any, scope: Any) -> Any:
     sanitizer, data = _active[-1], pointers.data
-    _meet(sanitizer, data & ADDRESS, sem)
-    addresses, safe = sanitizer.access(data, np.ones(data.shape, bool), _item(pointers).itemsize, "atomic")
+    addresses, safe = _access_atomically(sanitizer, pointers, np.ones(data.shape, bool), sem, scope)
     if not safe.all():
         return interpreter.TensorHandle(np.broadcast_to(compared.data, data.shape).copy(), compared.dtype)
     return _originals[_BUILDER, "create_atomic_cas"](
@@ -248,10 +267,30 @@ def _atomic_cas(builder: Any, pointers: Any, compared: Any, value: Any, sem: Any
     )
 
 
-def _meet(sanitizer: Sanitizer, addresses: Any, sem: Any) -> None:
-    orders = interpreter._ir.MEM_SEMANTIC
-    sanitizer.running.meet(
-        sanitizer.program_number, addresses.reshape(-1),
-        acquires=sem in (orders.ACQUIRE, orders.ACQUIRE_RELEASE),
-        releases=sem in (orders.RELEASE, orders.ACQUIRE_RELEASE),
-    )  # fmt: skip
+def _access_atomically(sanitizer: Sanitizer, pointers: Any, wanted: Any, sem: Any, scope: Any) -> Any:
+    """An atomic operation: acquire what was released at its addresses, and release everything up to it."""
+    orders, both = interpreter._ir.MEM_SEMANTIC, interpreter._ir.MEM_SEMANTIC.ACQUIRE_RELEASE
+    narrow = scope == interpreter._ir.MEM_SYNC_SCOPE.CTA
+    order = None if narrow else sanitizer.running.order
+    places = [] if order is None else (pointers.data & ADDRESS)[wanted].tolist()
+    if order is not None and sem in (orders.ACQUIRE, both):
+        order.acquire(places)
+    kind = "narrow atomic" if narrow else "atomic"
+    sanitizer.running.join()
+    accessed = sanitizer.access(pointers.data, wanted, _item(pointers).itemsize, kind)
+    if order is not None and sem in (orders.RELEASE, both):
+        order.release(places)
+    return accessed
+
+
+def _hinted(name: str) -> Callable[..., Any]:
+    def hint(values: Any, numbers: Any) -> Any:
+        result, sanitizer = _originals[tl, name](values, numbers), _active[-1]
+        if sanitizer.launch is not None and isinstance(getattr(values, "handle", None), interpreter.TensorHandle):
+            given = numbers if isinstance(numbers, (list, tuple, tl.tuple)) else [numbers]
+            sanitizer.check_hint(
+                name, values.handle, [number.value if isinstance(number, tl.constexpr) else number for number in given]
+            )
+        return result
+
+    return hint

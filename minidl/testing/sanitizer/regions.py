@@ -13,14 +13,13 @@ from minidl.testing.sanitizer.unwritten import Shadow, Unwritten
 
 # Gaps in views are checked if the view spans at most this many elements.
 _GAPS_SEEN = 2**24
-SEVERAL = -1
+# Storages of more elements have stamps of half the width, and their lanes' meetings are not checked: of 2^32 elements
+# NumPy gets no memory for more.
+_LARGE = 2**28
 
 
 class Storage:
-    """Memory that several arguments may share: which programs read and wrote each `unit` bytes in this launch.
-
-    Programs are numbered from 1; 0 stands for none, SEVERAL for two or more.
-    """
+    """Memory that several arguments may share: the stamps of who read and wrote each `unit` bytes in this launch."""
 
     def __init__(self, address: int, size: int, unit: int, shadow: Shadow | None) -> None:
         self.address, self.size, self.unit, self.shadow = address, size, unit, shadow
@@ -33,14 +32,19 @@ class Storage:
             for kind, programs in self._programs.items():
                 self._programs[kind] = np.repeat(programs, finer)[: -(-self.size // unit)]
 
+    @property
+    def large(self) -> bool:
+        return self.size > _LARGE * self.unit
+
     def had(self, kind: str) -> bool:
         """Whether there was an access of the kind."""
         return kind in self._programs
 
     def last(self, kind: str) -> np.ndarray:
-        """The program whose "load", "store" or "atomic" was the last one of each element."""
+        """The stamp of the last "load", "store" or "atomic" of each element."""
         if kind not in self._programs:
-            self._programs[kind] = np.zeros(-(-self.size // self.unit), np.int32)
+            kept = np.int32 if self.large else np.int64
+            self._programs[kind] = np.zeros(-(-self.size // self.unit), kept)
         return self._programs[kind]
 
 

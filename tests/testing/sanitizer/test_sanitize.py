@@ -63,7 +63,7 @@ PLANTED = {
         (0, 0, 0), (0,),
     ),
     "two programs that write one element": (
-        "all_write_the_first", (2,), (torch.ones(16), torch.zeros(3)), {"BLOCK": 8},
+        "all_write_the_first", (2,), (torch.arange(16.0), torch.zeros(3)), {"BLOCK": 8},
         "write race", "element [0] of out (float32 tensor of shape [3]), which program (0, 0, 0) wrote too",
         (1, 0, 0), (0,),
     ),
@@ -390,7 +390,7 @@ def test_findings_are_counted_and_kept_in_order():
     def twice():
         for _ in range(2):
             kernels.reads_one_too_many[(2,)](x10, torch.zeros(10), 10, BLOCK=8)
-        kernels.all_write_the_first[(2,)](torch.ones(16), torch.zeros(3), BLOCK=8)
+        kernels.all_write_the_first[(2,)](torch.arange(16.0), torch.zeros(3), BLOCK=8)
 
     findings = found_by(twice)
     assert [(f.kind, f.elements) for f in findings] == [("out-of-bounds read", 2), ("write race", 1)]

@@ -1,0 +1,27 @@
+"""What the sanitizer finds in the corpus: nothing in the clean cases, each planted bug."""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from minidl.runtime import launch
+from minidl.testing import SanitizerError, sanitize
+from tests.sanitizer_corpus import KERNELS
+
+
+@pytest.mark.skipif(not launch.INTERPRETED, reason="the sanitizer is for the interpreter")
+@pytest.mark.unsanitized
+@pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_planted_bugs_are_found_and_clean_cases_are_left_alone(kernel):
+    found = {}
+    for case in import_module(f"tests.sanitizer_corpus.{kernel}").cases:
+        torch.manual_seed(0)
+        try:
+            with sanitize():
+                (case.run if case.expect == "bug" else case.right)()
+            found[case.name, case.expect] = False
+        except SanitizerError:
+            found[case.name, case.expect] = True
+    assert found == {(name, expect): expect == "bug" for name, expect in found}
