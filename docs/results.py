@@ -1,4 +1,4 @@
-"""The page of all committed results: a table, and a picture where there are ratios, for each file of
+"""The page of all measured times: a table, and a picture where there are ratios, for each such file of
 benchmarks/results."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from minidl.workbench.bench.table import as_bytes
 
 INTRODUCTION = """# All results
 
-Every file of `benchmarks/results`, as it was measured. The ratio is the time of the best other divided by minidl's:
-above 1, minidl is faster. What was measured how, and what came of it, is in [Performance](../performance.md).
+Every file of times in `benchmarks/results`, as it was measured. The ratio is the time of the best other divided by
+minidl's: above 1, minidl is faster. What was measured how, and what came of it, is in [Performance](../performance.md).
 """
 TITLES = {
     "nvidia-h200": "Operations and networks", "commands-": "Whole commands", "networks-": "Whole networks",
@@ -32,7 +32,8 @@ Row = dict[str, Any]
 def write(results: Path, folder: Path) -> None:
     """The page results.md in a folder, and its pictures beside it."""
     parts = [INTRODUCTION]
-    for path in sorted(results.glob("*.json"), key=_order):
+    timed = (path for path in results.glob("*.json") if not path.stem.startswith("sanitizer-"))
+    for path in sorted(timed, key=_order):
         content = json.loads(path.read_text())
         versions = "{device}, torch {torch}, Triton {triton}".format_map(content)
         title = TITLES[_kind(path)]
