@@ -109,8 +109,8 @@ def test_the_bound_of_a_function_of_ones_own():
     x, w = torch.randn(3, 20), torch.randn(20)
     terms = (x.double() * w.double()).abs().sum(1)
     exact = x.double() @ w.double()
-    bound = error_bound(lambda x, w: x @ w, (x, w), reference=torch.mv, depth=21)
-    gamma, u = 21 * 2.0**-24 / (1 - 21 * 2.0**-24), 2.0**-24
+    bound = error_bound(lambda x, w: x @ w, (x, w), reference=torch.mv, depth=20)
+    gamma, u = 20 * 2.0**-24 / (1 - 20 * 2.0**-24), 2.0**-24
     error = gamma * (exact.abs() + 2 * terms)  # by x and by w
     assert torch.allclose(bound, error + u * (exact.abs() + error) + 2.0**-126, rtol=1e-12, atol=0)
     assert_within(x @ w, exact, bound)
