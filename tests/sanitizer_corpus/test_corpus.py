@@ -15,8 +15,8 @@ from tests.sanitizer_corpus import KERNELS
 @pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_planted_bugs_are_found_and_clean_cases_are_left_alone(kernel):
-    found = {}
-    for case in import_module(f"tests.sanitizer_corpus.{kernel}").cases:
+    cases, found = import_module(f"tests.sanitizer_corpus.{kernel}").cases, {}
+    for case in cases:
         torch.manual_seed(0)
         try:
             with sanitize():
@@ -24,4 +24,5 @@ def test_planted_bugs_are_found_and_clean_cases_are_left_alone(kernel):
             found[case.name, case.expect] = False
         except SanitizerError:
             found[case.name, case.expect] = True
-    assert found == {(name, expect): expect == "bug" for name, expect in found}
+    assert found == {(case.name, case.expect): case.expect == "bug" for case in cases}
+    assert len(found) == len(cases) >= 4

@@ -297,16 +297,19 @@ class Sanitizer:
         number for another axis deals it out to threads.
         """
         pointers = hasattr(handle.dtype.scalar, "element_ty")
-        step = handle.get_element_ty().primitive_bitwidth // 8 if pointers else 1
+        step = max(1, handle.get_element_ty().primitive_bitwidth // 8) if pointers else 1
         data = np.atleast_1d(handle.data & ADDRESS if pointers else handle.data).astype(np.int64)
         widest = max(range(len(numbers)), key=lambda axis: (numbers[axis], axis))
         for axis, number in enumerate(numbers):
             wrong = 0
-            if name == "multiple_of":
+            if number < 1:
+                wrong = data.size
+            elif name == "multiple_of":
                 wrong = int(np.count_nonzero(data.take([0], axis) % number))
             elif axis == widest:
-                groups = np.moveaxis(data, axis, -1).reshape(-1, min(number, data.shape[axis]))
-                wrong = int(np.count_nonzero(np.diff(groups, axis=1) != step))
+                apart = np.diff(np.moveaxis(data, axis, -1)) != step
+                apart[..., number - 1 :: number] = False  # where one group ends and the next begins
+                wrong = int(np.count_nonzero(apart))
             if wrong:
                 what = f"tl.{name} says {number}, but the values begin {data.reshape(-1)[:4].tolist()}"
                 self.report(findings.WRONG_HINT, name, what, wrong)
