@@ -8,6 +8,7 @@ import html
 import json
 import math
 import re
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 from minidl.distributed.parts import cut
 from minidl.workbench.bench.measure import COPY_BYTES_PER_MS, MATRIX_FLOP_PER_MS
 
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 # TB/s, and TFLOP/s of tensor cores and of multiply-adds.
 COPY, MATRIX, SCALAR = COPY_BYTES_PER_MS / 1e9, MATRIX_FLOP_PER_MS["float16"] / 1e9, MATRIX_FLOP_PER_MS["ieee"] / 1e9
 HALF = 2  # bytes of a float16
@@ -145,7 +147,7 @@ def values() -> dict[str, Any]:
         **{f"{family}_rows": _rows_table(rows, start) for family, start in FAMILIES.items()},
         **{f"{family}_bars": _rows_bars(rows, start) for family, start in FAMILIES.items()},
         **{f"{name}_program": _program(*drawing) for name, drawing in PROGRAMS.items()},
-        **{f"tree_of_{size}": _tree(8, size) for size in (1, 2, 3)},
+        **{f"tree_of_{size}": _tree(8, size) for size in (1, 2, 3)}, "plan": _plan(),
     }  # fmt: skip
     for name, ladder in ladders.items():
         found |= {name: ladder.numbers(), f"{name}_table": ladder.table(), f"{name}_roofline": ladder.roofline()}
@@ -452,3 +454,28 @@ def _tree(leaves: int, processes: int) -> str:
         "added where their shards are, the others after segments were exchanged."
     )
     return _figure(width, bottom + 50, alt, [*lines, *nodes])
+
+
+def _plan() -> str:
+    """The parts of minidl in their layers, which import-linter holds, each as wide as it has lines of code."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [layer.split(" | ") for layer in next(c["layers"] for c in contracts if c["id"] == "layers")]
+    width, each, left, body = 480, 23, 118, []
+    counts = [sum(map(_lines, layer)) for layer in layers]
+    for place, (layer, lines) in enumerate(zip(layers, counts, strict=True)):
+        y, long = place * each, max(2.0, (width - left - 50) * lines / max(counts))
+        names = ", ".join(layer)
+        body.append(_tag("rect", x=left, y=y + 3, width=f"{long:.1f}", height=each - 6, fill=OURS))
+        if len(layer) > 2:
+            body += [_text(left - 8, y + 16, f"{len(layer)} small ones", "end")]
+            body += [_text(left + long + 6, y + 16, f"{lines:,}: {names}", "start", font_size=9)]
+        else:
+            body += [_text(left - 8, y + 16, names, "end"), _text(left + long + 6, y + 16, f"{lines:,}", "start")]
+    order = "; ".join(", ".join(layer) for layer in layers)
+    return _figure(width, each * len(layers), f"The layers, from what imports to what is imported: {order}.", body)
+
+
+def _lines(part: str) -> int:
+    folder = ROOT / "minidl" / part
+    files = folder.rglob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]
+    return sum(len(path.read_text().splitlines()) for path in files)
