@@ -193,17 +193,18 @@ class Sanitizer:
         storage.use_unit(size)
         units = [places // storage.unit + i for i in range(size // storage.unit)]
         for unit in units:
-            self._check_race(region, offsets, storage.last("store")[unit], *_RACES[kind, "store"], values)
+            written = storage.last("store")[unit]
+            self._check_race(region, offsets, written, *_RACES[kind, "store"], values)
             if kind != "load":
                 self._check_race(region, offsets, storage.last("load")[unit], findings.READ_RACE, "read before")
             if kind != "atomic" and storage.had("atomic"):
                 self._check_race(region, offsets, storage.last("atomic")[unit], *_RACES[kind, "atomic"])
-            if kind == "load":
-                storage.last("load")[unit] = order.read(storage.last("load")[unit])
-            else:
-                storage.last("store" if kind == "store" else "atomic")[unit] = order.stamp
             if kind == "store":
-                storage.last("load")[unit] = 0
+                storage.last("store")[unit] = order.stamp
+                continue
+            last = storage.last("load" if kind == "load" else "atomic")
+            # A load of what the program itself stored is no race with others that store the same.
+            last[unit] = np.where((written == order.stamp) & (kind == "load"), last[unit], order.join(last[unit]))
         return good
 
     def _check_unwritten(

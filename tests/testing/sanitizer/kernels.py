@@ -256,6 +256,29 @@ def others_read_what_the_first_added(out, into):
 
 
 @triton.jit
+def second_reads_what_all_added(out, into):
+    tl.atomic_add(out, 1.0, sem="relaxed")
+    if tl.program_id(0) == 1:
+        tl.store(into, tl.load(out))  # BUG
+
+
+@triton.jit
+def last_of_a_group_reads_what_the_group_added(x, sums, counts, out, GROUPS: tl.constexpr, SIZE: tl.constexpr):
+    me = tl.program_id(0)
+    group = me % GROUPS
+    tl.atomic_add(sums + group, tl.load(x + me), sem="relaxed")
+    if tl.atomic_add(counts + group, 1) == SIZE - 1:
+        tl.store(out + group, tl.load(sums + group))
+
+
+@triton.jit
+def all_store_the_same_and_read_their_own(table, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(table + i, i)
+    tl.store(out + tl.program_id(0) * BLOCK + i, tl.load(table + i))
+
+
+@triton.jit
 def second_meets_only_the_first(x, count, out):
     row, column = tl.program_id(0), tl.program_id(1)
     if row == 0:

@@ -108,6 +108,10 @@ PLANTED = {
         "others_read_what_the_first_added", (3,), (torch.ones(1), torch.zeros(3)), {},
         "read race", "which program (0, 0, 0) changed by an atomic operation", (1, 0, 0), (0,),
     ),
+    "a plain read of what the program itself added to last": (
+        "second_reads_what_all_added", (2,), (torch.ones(1), torch.zeros(1)), {},
+        "read race", "which several programs changed by an atomic operation", (1, 0, 0), (0,),
+    ),
     "a write of what programs read that were not met": (
         "second_meets_only_the_first", (2, 4),
         (torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.zeros(4)), {},
@@ -205,6 +209,15 @@ RIGHT = {
     "programs that take turns in groups": (
         "adds_rows_in_groups", (8,),
         lambda: (torch.ones(8, 16), torch.empty(2, 16), torch.zeros(4, dtype=torch.int32)), {"GROUPS": 2, "BLOCK": 16},
+    ),
+    "programs that add in groups": (
+        "last_of_a_group_reads_what_the_group_added", (8,),
+        lambda: (torch.ones(8), torch.zeros(2), torch.zeros(2, dtype=torch.int32), torch.empty(2)),
+        {"GROUPS": 2, "SIZE": 4},
+    ),
+    "programs that store the same and read it": (
+        "all_store_the_same_and_read_their_own", (3,),
+        lambda: (torch.empty(16, dtype=torch.int32), torch.empty(48, dtype=torch.int32)), {"BLOCK": 16},
     ),
     "an expanded tensor": ("copies", (1,), lambda: (torch.ones(1).expand(10), torch.empty(10), 1), {"BLOCK": 16}),
     "a box that ends beyond the tensor": (
