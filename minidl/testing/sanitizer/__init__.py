@@ -14,7 +14,9 @@ The sanitizer finds
 An access out of bounds is skipped, so that the process continues.
 
 A block's lanes are those of any block of its shape; reductions, scans, products and atomic operations are barriers,
-too.
+too. A store may also follow a load at the same place of a block of another shape, as with tl.reshape: it is taken to
+store what was loaded, which it can't before. Triton may give such blocks to threads differently, so that a load after a
+store needs a barrier.
 Programs that synchronise by an atomic operation (acquire, release) see each other's earlier accesses. Races are judged
 in the order in which the interpreter runs the programs.
 

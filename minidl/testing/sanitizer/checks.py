@@ -6,6 +6,7 @@ attributed to the intended tensor, however far out of bounds it is.
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 from collections import Counter
@@ -28,6 +29,8 @@ from minidl.testing.sanitizer.unwritten import Unwritten
 
 _NUMBER = np.uint64(48)
 ADDRESS = np.uint64(2**48 - 1)
+# The bits of a lane's number with its place in the block (of at most 2^20 elements) and the length of their number.
+_PLACE = 2**25 - 1
 # Frames in these folders and files are not the kernel's.
 _OURS = (
     *(str(Path(str(module.__file__)).parent) for module in (triton, np)),
@@ -78,11 +81,13 @@ class Launch:
     def lanes_since(self, shape: tuple[int, ...], lanes: np.ndarray) -> tuple[int, np.ndarray]:
         """The lowest number of a lane since the last join, and those of lanes in a block of this shape.
 
-        Blocks of one shape, but for axes of length 1, have the same lanes.
+        Blocks of one shape, but for axes of length 1, have the same lanes. The lowest bits tell places apart: those of
+        blocks of as many elements are the same, as tl.reshape keeps their order.
         """
         long = tuple(n for n in shape if n > 1)
         low = self._joins << 32
-        return low, low + (self._shapes.setdefault(long, len(self._shapes)) % 255 << 24) + lanes
+        known = self._shapes.setdefault(long, len(self._shapes)) % 128
+        return low, low + (known << 25 | math.prod(long).bit_length() << 20) + lanes
 
     def begin(self, program: int, programs: int) -> None:
         """Run the next program; a single one races with no other."""
@@ -262,7 +267,8 @@ class Sanitizer:
                 loaded[unit] = lanes
                 loaded[unit[others | (loaded[unit] != lanes)]] = several
             else:
-                read = (loaded[unit] >= low) & (loaded[unit] != lanes)
+                # What is stored under another shape depends on what was loaded at its place.
+                read = (loaded[unit] >= low) & ((loaded[unit] ^ lanes) & _PLACE != 0)
                 if (met | read).any():
                     changed = ~_holds(region, offsets, values)
                     self._report_meeting(findings.WRITE_RACE, region, offsets, met & changed, "stored")

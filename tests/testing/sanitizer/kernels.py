@@ -92,6 +92,20 @@ def lanes_agree(out, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def doubles_in_place_as_a_matrix(x, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    row = tl.load(x + tl.arange(0, SIZE * SIZE))
+    tl.store(x + i[:, None] * SIZE + i[None, :], tl.reshape(row, [SIZE, SIZE]) * 2)
+
+
+@triton.jit
+def reads_back_as_a_row(x, out, SIZE: tl.constexpr):
+    i, row = tl.arange(0, SIZE), tl.arange(0, SIZE * SIZE)
+    tl.store(x + i[:, None] * SIZE + i[None, :], 1.0)
+    tl.store(out + row, tl.load(x + row))  # BUG
+
+
+@triton.jit
 def copies(x, out, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i, mask=i < n, other=0), mask=i < n)

@@ -85,6 +85,11 @@ PLANTED = {
         "write race", "element [0] of out (int32 tensor of shape [8]) is written by two lanes with different values",
         (0, 0, 0), (0,),
     ),
+    "lanes that read what others wrote": (
+        "reads_back_as_a_row", (1,), (torch.zeros(16), torch.zeros(16)), {"SIZE": 4},
+        "read race", "element [0] of x (float32 tensor of shape [16]), which another lane of the program stored",
+        (0, 0, 0), (0,),
+    ),
     "a word at an odd address": (
         "reads_by_halves", (1,), (torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)), {},
         "misaligned access", "its address is no multiple of 4 bytes", (0, 0, 0), (0,),
@@ -202,6 +207,7 @@ RIGHT = {
     "masked lanes that are not kept": ("keeps_masked_lanes", (1,), lambda: (x10, torch.empty(11), 10), {"BLOCK": 16}),
     "an other of 0 for a single element": ("copies_one", (1,), lambda: (torch.ones(1), torch.empty(1), 0), {}),
     "lanes that write the same": ("lanes_agree", (1,), lambda: (torch.empty(8, dtype=torch.int32),), {"BLOCK": 16}),
+    "lanes that change the shape": ("doubles_in_place_as_a_matrix", (1,), lambda: (torch.ones(16),), {"SIZE": 4}),
     "programs that meet at an atomic": (
         "last_adds_all", (4,),
         lambda: (torch.ones(4), torch.empty(4), torch.zeros(1, dtype=torch.int32), torch.empty(1)), {"SIZE": 4},
