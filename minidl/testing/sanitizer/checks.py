@@ -153,10 +153,9 @@ class Sanitizer:
             if len(chosen):
                 stored = None if values is None else np.broadcast_to(values, pointers.shape).reshape(-1)[chosen]
                 safe[chosen] = self._check_uses(region, offsets, size, kind, stored)
-                if kind in ("load", "store") and not region.storage.large:
-                    self._check_meetings(
-                        region, offsets, size, stored, self.running.lanes_since(pointers.shape, chosen)
-                    )
+                if not region.storage.large:
+                    since = self.running.lanes_since(pointers.shape, chosen)
+                    self._check_meetings(region, offsets, size, kind, stored, since)
         return addresses, safe.reshape(pointers.shape)
 
     def _by_region(self, flat: np.ndarray, lanes: np.ndarray) -> Iterator[tuple[np.ndarray, Region | None, np.ndarray]]:
@@ -251,29 +250,36 @@ class Sanitizer:
             self.report(kind, region.name, what, int(foreign.sum()), region.index(at))
 
     def _check_meetings(
-        self, region: Region, offsets: np.ndarray, size: int, values: np.ndarray | None, since: tuple[int, np.ndarray]
-    ) -> None:
+        self, region: Region, offsets: np.ndarray, size: int, kind: str, values: np.ndarray | None,
+        since: tuple[int, np.ndarray],
+    ) -> None:  # fmt: skip
         """Report lanes that load or change (to `values`) what other lanes of the program have touched since a join."""
         storage, (low, lanes) = region.storage, since
         storage.use_unit(size)
         places = (offsets + (region.address - storage.address)) // storage.unit
         stored, loaded = storage.last("store of a lane"), storage.last("load of a lane")
-        several = low + 2**32 - 1
         for unit in (places + i for i in range(size // storage.unit)):
             met = (stored[unit] >= low) & (stored[unit] != lanes)
-            if values is None:
+            if kind in ("load", "store") and storage.had("atomic of a lane"):
+                changed = storage.last("atomic of a lane")[unit]
+                race, did = _RACES[kind, "atomic"]
+                self._report_meeting(race, region, offsets, (changed >= low) & (changed != lanes), did)
+            if kind == "load":
                 self._report_meeting(findings.READ_RACE, region, offsets, met, "stored")
-                others = (loaded[unit] >= low) & (loaded[unit] != lanes)
-                loaded[unit] = lanes
-                loaded[unit[others | (loaded[unit] != lanes)]] = several
             else:
                 # What is stored under another shape depends on what was loaded at its place.
                 read = (loaded[unit] >= low) & ((loaded[unit] ^ lanes) & _PLACE != 0)
                 if (met | read).any():
-                    changed = ~_holds(region, offsets, values)
-                    self._report_meeting(findings.WRITE_RACE, region, offsets, met & changed, "stored")
-                    self._report_meeting(findings.READ_RACE, region, offsets, read & changed, "loaded")
+                    changes = True if values is None else ~_holds(region, offsets, values)
+                    self._report_meeting(findings.WRITE_RACE, region, offsets, met & changes, "stored")
+                    self._report_meeting(findings.READ_RACE, region, offsets, read & changes, "loaded")
+            if kind == "store":
                 stored[unit], loaded[unit] = lanes, 0
+            else:
+                touched = loaded if kind == "load" else storage.last("atomic of a lane")
+                others = (touched[unit] >= low) & (touched[unit] != lanes)
+                touched[unit] = lanes
+                touched[unit[others | (touched[unit] != lanes)]] = low + 2**32 - 1  # several lanes
 
     def _report_meeting(self, kind: str, region: Region, offsets: np.ndarray, met: np.ndarray, did: str) -> None:
         if met.any():

@@ -106,6 +106,21 @@ def reads_back_as_a_row(x, out, SIZE: tl.constexpr):
 
 
 @triton.jit
+def counts_then_reads(bins, counts, out, SIZE: tl.constexpr, BINS: tl.constexpr, BARRIER: tl.constexpr):
+    j = tl.arange(0, BINS)
+    tl.atomic_add(counts + tl.load(bins + tl.arange(0, SIZE)), 1)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(out + j, tl.load(counts + j))  # BUG
+
+
+@triton.jit
+def clears_then_counts(bins, counts, SIZE: tl.constexpr, BINS: tl.constexpr):
+    tl.store(counts + tl.arange(0, BINS), 0)
+    tl.atomic_add(counts + tl.load(bins + tl.arange(0, SIZE)), 1)  # BUG
+
+
+@triton.jit
 def copies(x, out, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i, mask=i < n, other=0), mask=i < n)

@@ -21,6 +21,11 @@ pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="the sanitizer is
 x10 = torch.arange(10.0)
 
 
+def bins():
+    """Eight numbers of bins, each twice."""
+    return torch.arange(8, dtype=torch.int32) // 2
+
+
 def found_by(action, **options):
     """The findings of what an action launches."""
 
@@ -89,6 +94,15 @@ PLANTED = {
         "reads_back_as_a_row", (1,), (torch.zeros(16), torch.zeros(16)), {"SIZE": 4},
         "read race", "element [0] of x (float32 tensor of shape [16]), which another lane of the program stored",
         (0, 0, 0), (0,),
+    ),
+    "lanes that read what others added to": (
+        "counts_then_reads", (1,), (bins(), torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)),
+        {"SIZE": 8, "BINS": 4, "BARRIER": False},
+        "read race", "which another lane of the program changed by an atomic operation", (0, 0, 0), (0,),
+    ),
+    "lanes that add to what others wrote": (
+        "clears_then_counts", (1,), (bins(), torch.ones(4, dtype=torch.int32)), {"SIZE": 8, "BINS": 4},
+        "write race", "which another lane of the program stored", (0, 0, 0), (0,),
     ),
     "a word at an odd address": (
         "reads_by_halves", (1,), (torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)), {},
@@ -208,6 +222,11 @@ RIGHT = {
     "an other of 0 for a single element": ("copies_one", (1,), lambda: (torch.ones(1), torch.empty(1), 0), {}),
     "lanes that write the same": ("lanes_agree", (1,), lambda: (torch.empty(8, dtype=torch.int32),), {"BLOCK": 16}),
     "lanes that change the shape": ("doubles_in_place_as_a_matrix", (1,), lambda: (torch.ones(16),), {"SIZE": 4}),
+    "lanes that add, then meet at a barrier": (
+        "counts_then_reads", (1,),
+        lambda: (bins(), torch.zeros(4, dtype=torch.int32), torch.empty(4, dtype=torch.int32)),
+        {"SIZE": 8, "BINS": 4, "BARRIER": True},
+    ),
     "programs that meet at an atomic": (
         "last_adds_all", (4,),
         lambda: (torch.ones(4), torch.empty(4), torch.zeros(1, dtype=torch.int32), torch.empty(1)), {"SIZE": 4},
