@@ -13,16 +13,17 @@ The sanitizer finds
 - hints (tl.multiple_of, tl.max_contiguous) that are not true.
 An access out of bounds is skipped, so that the process continues.
 
-A block's lanes are those of any block of its shape; reductions, scans, products and atomic operations are barriers,
-too.
+A block's lanes are those of any block of its shape; reductions, scans, products and atomic operations on one element
+are barriers, too. A store after a load at the same place of a block with another shape (tl.reshape) is taken to depend
+on it; a load after a store under another shape needs a barrier, since Triton may deal such blocks to threads otherwise.
 Programs that synchronise by an atomic operation (acquire, release) see each other's earlier accesses. Races are judged
 in the order in which the interpreter runs the programs.
 
 It does not find masked lanes in integers of 8 and 16 bits and float8, nor masked lanes after comparisons, sorts,
-integer arithmetic, or additions and multiplications in bfloat16 (whose bits the interpreter treats as integers); gaps
-in views that span more than 2^24 elements; lanes that meet in tensors of more than 2^28; writes through a raw address
-(ctypes); unwritten memory that a torch function copied; and other processes. A torch function that writes part of a
-tensor by index counts as writing all of it.
+conditions, integer arithmetic, or additions and multiplications in bfloat16 (whose bits the interpreter treats as
+integers); gaps in views that span more than 2^24 elements; lanes that meet in tensors of more than 2^28; writes through
+a raw address (ctypes); unwritten memory that a torch function copied; and other processes. A torch function that writes
+part of a tensor by index counts as writing all of it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ attributed to the intended tensor, however far out of bounds it is.
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 from collections import Counter
@@ -28,6 +29,8 @@ from minidl.testing.sanitizer.unwritten import Unwritten
 
 _NUMBER = np.uint64(48)
 ADDRESS = np.uint64(2**48 - 1)
+# The bits of a lane's number with its place in the block (of at most 2^20 elements) and the length of their number.
+_PLACE = 2**25 - 1
 # Frames in these folders and files are not the kernel's.
 _OURS = (
     *(str(Path(str(module.__file__)).parent) for module in (triton, np)),
@@ -78,11 +81,13 @@ class Launch:
     def lanes_since(self, shape: tuple[int, ...], lanes: np.ndarray) -> tuple[int, np.ndarray]:
         """The lowest number of a lane since the last join, and those of lanes in a block of this shape.
 
-        Blocks of one shape, but for axes of length 1, have the same lanes.
+        Blocks of one shape, but for axes of length 1, have the same lanes. The lowest bits tell places apart: those of
+        blocks of as many elements are the same, as tl.reshape keeps their order.
         """
         long = tuple(n for n in shape if n > 1)
         low = self._joins << 32
-        return low, low + (self._shapes.setdefault(long, len(self._shapes)) % 255 << 24) + lanes
+        known = self._shapes.setdefault(long, len(self._shapes)) % 128
+        return low, low + (known << 25 | math.prod(long).bit_length() << 20) + lanes
 
     def begin(self, program: int, programs: int) -> None:
         """Run the next program; a single one races with no other."""
@@ -148,10 +153,9 @@ class Sanitizer:
             if len(chosen):
                 stored = None if values is None else np.broadcast_to(values, pointers.shape).reshape(-1)[chosen]
                 safe[chosen] = self._check_uses(region, offsets, size, kind, stored)
-                if kind in ("load", "store") and not region.storage.large:
-                    self._check_meetings(
-                        region, offsets, size, stored, self.running.lanes_since(pointers.shape, chosen)
-                    )
+                if not region.storage.large:
+                    since = self.running.lanes_since(pointers.shape, chosen)
+                    self._check_meetings(region, offsets, size, kind, stored, since)
         return addresses, safe.reshape(pointers.shape)
 
     def _by_region(self, flat: np.ndarray, lanes: np.ndarray) -> Iterator[tuple[np.ndarray, Region | None, np.ndarray]]:
@@ -193,17 +197,18 @@ class Sanitizer:
         storage.use_unit(size)
         units = [places // storage.unit + i for i in range(size // storage.unit)]
         for unit in units:
-            self._check_race(region, offsets, storage.last("store")[unit], *_RACES[kind, "store"], values)
+            written = storage.last("store")[unit]
+            self._check_race(region, offsets, written, *_RACES[kind, "store"], values)
             if kind != "load":
                 self._check_race(region, offsets, storage.last("load")[unit], findings.READ_RACE, "read before")
             if kind != "atomic" and storage.had("atomic"):
                 self._check_race(region, offsets, storage.last("atomic")[unit], *_RACES[kind, "atomic"])
-            if kind == "load":
-                storage.last("load")[unit] = order.read(storage.last("load")[unit])
-            else:
-                storage.last("store" if kind == "store" else "atomic")[unit] = order.stamp
             if kind == "store":
-                storage.last("load")[unit] = 0
+                storage.last("store")[unit] = order.stamp
+                continue
+            last = storage.last("load" if kind == "load" else "atomic")
+            # A load of what the program itself stored is no race with others that store the same.
+            last[unit] = np.where((written == order.stamp) & (kind == "load"), last[unit], order.join(last[unit]))
         return good
 
     def _check_unwritten(
@@ -245,28 +250,36 @@ class Sanitizer:
             self.report(kind, region.name, what, int(foreign.sum()), region.index(at))
 
     def _check_meetings(
-        self, region: Region, offsets: np.ndarray, size: int, values: np.ndarray | None, since: tuple[int, np.ndarray]
-    ) -> None:
+        self, region: Region, offsets: np.ndarray, size: int, kind: str, values: np.ndarray | None,
+        since: tuple[int, np.ndarray],
+    ) -> None:  # fmt: skip
         """Report lanes that load or change (to `values`) what other lanes of the program have touched since a join."""
         storage, (low, lanes) = region.storage, since
         storage.use_unit(size)
         places = (offsets + (region.address - storage.address)) // storage.unit
         stored, loaded = storage.last("store of a lane"), storage.last("load of a lane")
-        several = low + 2**32 - 1
         for unit in (places + i for i in range(size // storage.unit)):
             met = (stored[unit] >= low) & (stored[unit] != lanes)
-            if values is None:
+            if kind in ("load", "store") and storage.had("atomic of a lane"):
+                changed = storage.last("atomic of a lane")[unit]
+                race, did = _RACES[kind, "atomic"]
+                self._report_meeting(race, region, offsets, (changed >= low) & (changed != lanes), did)
+            if kind == "load":
                 self._report_meeting(findings.READ_RACE, region, offsets, met, "stored")
-                others = (loaded[unit] >= low) & (loaded[unit] != lanes)
-                loaded[unit] = lanes
-                loaded[unit[others | (loaded[unit] != lanes)]] = several
             else:
-                read = (loaded[unit] >= low) & (loaded[unit] != lanes)
+                # What is stored under another shape depends on what was loaded at its place.
+                read = (loaded[unit] >= low) & ((loaded[unit] ^ lanes) & _PLACE != 0)
                 if (met | read).any():
-                    changed = ~_holds(region, offsets, values)
-                    self._report_meeting(findings.WRITE_RACE, region, offsets, met & changed, "stored")
-                    self._report_meeting(findings.READ_RACE, region, offsets, read & changed, "loaded")
+                    changes = True if values is None else ~_holds(region, offsets, values)
+                    self._report_meeting(findings.WRITE_RACE, region, offsets, met & changes, "stored")
+                    self._report_meeting(findings.READ_RACE, region, offsets, read & changes, "loaded")
+            if kind == "store":
                 stored[unit], loaded[unit] = lanes, 0
+            else:
+                touched = loaded if kind == "load" else storage.last("atomic of a lane")
+                others = (touched[unit] >= low) & (touched[unit] != lanes)
+                touched[unit] = lanes
+                touched[unit[others | (touched[unit] != lanes)]] = low + 2**32 - 1  # several lanes
 
     def _report_meeting(self, kind: str, region: Region, offsets: np.ndarray, met: np.ndarray, did: str) -> None:
         if met.any():

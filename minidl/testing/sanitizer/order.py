@@ -1,10 +1,14 @@
 """Which accesses of other programs a program sees: those that they released, and that it acquired.
 
 What a program accesses between two of its releases is a span. A stamp names a program (numbered from 1) and a span of
-it; 0 stands for none. Where several programs read one element, its stamp is negative and names the latest span of any.
+it; 0 stands for none. Where several programs read one element, or change it by atomic operations, its stamp is negative
+and names the last of them and the stamp before.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +19,18 @@ class Order:
     def __init__(self, programs: int) -> None:
         self._count = programs + 1
         self._program = self._span = 0
-        # The last span of each program with a load, and the last that the current program sees; -1 for none.
-        self._loaded = np.full(self._count, -1)
-        self._seen = self._loaded.copy()
+        # The last span of each program that the current one sees; -1 for none.
+        self._seen = np.full(self._count, -1)
         self._released: dict[int, np.ndarray] = {}
+        # What a stamp below 0 names, and by an element's stamp that after an access in the current span.
+        self._several: list[tuple[int, int]] = []
+        self._joined: dict[int, int] = {}
 
     def begin(self, program: int) -> None:
         """Run the next program."""
         self._program, self._span = program, 0
         self._seen = np.full(self._count, -1)
+        self._joined.clear()
 
     @property
     def stamp(self) -> int:
@@ -51,26 +58,41 @@ class Order:
                 merged[id(before)] = before, seen if before is None else np.maximum(seen, before)
             self._released[address] = merged[id(before)][1]
         self._span += 1
+        self._joined.clear()
 
     def unseen(self, stamps: np.ndarray) -> np.ndarray:
-        """Whether each stamp is that of another program's access which the current program does not see."""
-        others = (stamps != 0) & ((stamps < 0) | (stamps % self._count != self._program))
-        if not others.any():
-            return others
-        known = self._seen[stamps % self._count] >= stamps // self._count
-        for stamp in np.unique(stamps[stamps < 0]).tolist():
-            seen = self._seen >= np.minimum(self._loaded, -stamp - 1)
-            seen[self._program] = True
-            known[stamps == stamp] = seen.all()
-        result: np.ndarray = others & ~known
-        return result
+        """Whether each stamp has another program's access which the current program does not see."""
+        return _of_each(stamps, self._is_unseen)
 
-    def read(self, stamps: np.ndarray) -> np.ndarray:
-        """The stamps of elements after the current program has read them."""
-        self._loaded[self._program] = self._span
-        alone = ~self.unseen(stamps)
-        if alone.all():
-            return np.full(stamps.shape, self.stamp)
-        # A program that sees this one also sees those that this one sees.
-        latest = np.maximum(np.where(stamps < 0, -stamps - 1, stamps // self._count), self._span)
-        return np.where(alone, self.stamp, -latest - 1)
+    def join(self, stamps: np.ndarray) -> np.ndarray:
+        """The stamps of elements after the current program, too, has read them, or changed them atomically."""
+        return _of_each(stamps, self._join)
+
+    def _is_unseen(self, stamp: int) -> bool:
+        while stamp:
+            stamp, last = self._several[~stamp] if stamp < 0 else (0, stamp)
+            span, program = divmod(last, self._count)
+            if program != self._program and self._seen[program] < span:
+                return True
+        return False
+
+    def _join(self, stamp: int) -> int:
+        if stamp not in self._joined:
+            # A program that sees this one also sees those that this one sees.
+            joined = self.stamp
+            if self._is_unseen(stamp):
+                before, last = self._several[~stamp] if stamp < 0 else (0, stamp)
+                again = last % self._count == self._program
+                self._several.append((before if again else stamp, joined))
+                joined = -len(self._several)
+            self._joined[stamp] = self._joined[joined] = joined
+        return self._joined[stamp]
+
+
+def _of_each(stamps: np.ndarray, function: Callable[[int], Any]) -> np.ndarray:
+    """A function of each stamp; few of an access differ."""
+    first = stamps[0]
+    if (stamps == first).all():
+        return np.full(stamps.shape, function(int(first)))
+    found, places = np.unique(stamps, return_inverse=True)
+    return np.array([function(stamp) for stamp in found.tolist()])[places]

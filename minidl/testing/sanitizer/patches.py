@@ -276,7 +276,8 @@ def _access_atomically(sanitizer: Sanitizer, pointers: Any, wanted: Any, sem: An
     if order is not None and sem in (orders.ACQUIRE, both):
         order.acquire(places)
     kind = "narrow atomic" if narrow else "atomic"
-    sanitizer.running.join()
+    if pointers.data.size == 1:
+        sanitizer.running.join()  # as where its result is used, which Triton hands to all lanes
     accessed = sanitizer.access(pointers.data, wanted, _item(pointers).itemsize, kind)
     if order is not None and sem in (orders.RELEASE, both):
         order.release(places)

@@ -92,6 +92,35 @@ def lanes_agree(out, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def doubles_in_place_as_a_matrix(x, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    row = tl.load(x + tl.arange(0, SIZE * SIZE))
+    tl.store(x + i[:, None] * SIZE + i[None, :], tl.reshape(row, [SIZE, SIZE]) * 2)
+
+
+@triton.jit
+def reads_back_as_a_row(x, out, SIZE: tl.constexpr):
+    i, row = tl.arange(0, SIZE), tl.arange(0, SIZE * SIZE)
+    tl.store(x + i[:, None] * SIZE + i[None, :], 1.0)
+    tl.store(out + row, tl.load(x + row))  # BUG
+
+
+@triton.jit
+def counts_then_reads(bins, counts, out, SIZE: tl.constexpr, BINS: tl.constexpr, BARRIER: tl.constexpr):
+    j = tl.arange(0, BINS)
+    tl.atomic_add(counts + tl.load(bins + tl.arange(0, SIZE)), 1)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(out + j, tl.load(counts + j))  # BUG
+
+
+@triton.jit
+def clears_then_counts(bins, counts, SIZE: tl.constexpr, BINS: tl.constexpr):
+    tl.store(counts + tl.arange(0, BINS), 0)
+    tl.atomic_add(counts + tl.load(bins + tl.arange(0, SIZE)), 1)  # BUG
+
+
+@triton.jit
 def copies(x, out, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i, mask=i < n, other=0), mask=i < n)
@@ -253,6 +282,29 @@ def others_read_what_the_first_added(out, into):
         tl.atomic_add(out, 1.0)
     else:
         tl.store(into + me, tl.load(out))  # BUG
+
+
+@triton.jit
+def second_reads_what_all_added(out, into):
+    tl.atomic_add(out, 1.0, sem="relaxed")
+    if tl.program_id(0) == 1:
+        tl.store(into, tl.load(out))  # BUG
+
+
+@triton.jit
+def last_of_a_group_reads_what_the_group_added(x, sums, counts, out, GROUPS: tl.constexpr, SIZE: tl.constexpr):
+    me = tl.program_id(0)
+    group = me % GROUPS
+    tl.atomic_add(sums + group, tl.load(x + me), sem="relaxed")
+    if tl.atomic_add(counts + group, 1) == SIZE - 1:
+        tl.store(out + group, tl.load(sums + group))
+
+
+@triton.jit
+def all_store_the_same_and_read_their_own(table, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(table + i, i)
+    tl.store(out + tl.program_id(0) * BLOCK + i, tl.load(table + i))
 
 
 @triton.jit

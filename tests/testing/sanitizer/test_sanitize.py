@@ -21,6 +21,11 @@ pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="the sanitizer is
 x10 = torch.arange(10.0)
 
 
+def bins():
+    """Eight numbers of bins, each twice."""
+    return torch.arange(8, dtype=torch.int32) // 2
+
+
 def found_by(action, **options):
     """The findings of what an action launches."""
 
@@ -85,6 +90,20 @@ PLANTED = {
         "write race", "element [0] of out (int32 tensor of shape [8]) is written by two lanes with different values",
         (0, 0, 0), (0,),
     ),
+    "lanes that read what others wrote": (
+        "reads_back_as_a_row", (1,), (torch.zeros(16), torch.zeros(16)), {"SIZE": 4},
+        "read race", "element [0] of x (float32 tensor of shape [16]), which another lane of the program stored",
+        (0, 0, 0), (0,),
+    ),
+    "lanes that read what others added to": (
+        "counts_then_reads", (1,), (bins(), torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)),
+        {"SIZE": 8, "BINS": 4, "BARRIER": False},
+        "read race", "which another lane of the program changed by an atomic operation", (0, 0, 0), (0,),
+    ),
+    "lanes that add to what others wrote": (
+        "clears_then_counts", (1,), (bins(), torch.ones(4, dtype=torch.int32)), {"SIZE": 8, "BINS": 4},
+        "write race", "which another lane of the program stored", (0, 0, 0), (0,),
+    ),
     "a word at an odd address": (
         "reads_by_halves", (1,), (torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)), {},
         "misaligned access", "its address is no multiple of 4 bytes", (0, 0, 0), (0,),
@@ -107,6 +126,10 @@ PLANTED = {
     "a plain read of what another program added": (
         "others_read_what_the_first_added", (3,), (torch.ones(1), torch.zeros(3)), {},
         "read race", "which program (0, 0, 0) changed by an atomic operation", (1, 0, 0), (0,),
+    ),
+    "a plain read of what the program itself added to last": (
+        "second_reads_what_all_added", (2,), (torch.ones(1), torch.zeros(1)), {},
+        "read race", "which several programs changed by an atomic operation", (1, 0, 0), (0,),
     ),
     "a write of what programs read that were not met": (
         "second_meets_only_the_first", (2, 4),
@@ -198,6 +221,12 @@ RIGHT = {
     "masked lanes that are not kept": ("keeps_masked_lanes", (1,), lambda: (x10, torch.empty(11), 10), {"BLOCK": 16}),
     "an other of 0 for a single element": ("copies_one", (1,), lambda: (torch.ones(1), torch.empty(1), 0), {}),
     "lanes that write the same": ("lanes_agree", (1,), lambda: (torch.empty(8, dtype=torch.int32),), {"BLOCK": 16}),
+    "lanes that change the shape": ("doubles_in_place_as_a_matrix", (1,), lambda: (torch.ones(16),), {"SIZE": 4}),
+    "lanes that add, then meet at a barrier": (
+        "counts_then_reads", (1,),
+        lambda: (bins(), torch.zeros(4, dtype=torch.int32), torch.empty(4, dtype=torch.int32)),
+        {"SIZE": 8, "BINS": 4, "BARRIER": True},
+    ),
     "programs that meet at an atomic": (
         "last_adds_all", (4,),
         lambda: (torch.ones(4), torch.empty(4), torch.zeros(1, dtype=torch.int32), torch.empty(1)), {"SIZE": 4},
@@ -205,6 +234,15 @@ RIGHT = {
     "programs that take turns in groups": (
         "adds_rows_in_groups", (8,),
         lambda: (torch.ones(8, 16), torch.empty(2, 16), torch.zeros(4, dtype=torch.int32)), {"GROUPS": 2, "BLOCK": 16},
+    ),
+    "programs that add in groups": (
+        "last_of_a_group_reads_what_the_group_added", (8,),
+        lambda: (torch.ones(8), torch.zeros(2), torch.zeros(2, dtype=torch.int32), torch.empty(2)),
+        {"GROUPS": 2, "SIZE": 4},
+    ),
+    "programs that store the same and read it": (
+        "all_store_the_same_and_read_their_own", (3,),
+        lambda: (torch.empty(16, dtype=torch.int32), torch.empty(48, dtype=torch.int32)), {"BLOCK": 16},
     ),
     "an expanded tensor": ("copies", (1,), lambda: (torch.ones(1).expand(10), torch.empty(10), 1), {"BLOCK": 16}),
     "a box that ends beyond the tensor": (
