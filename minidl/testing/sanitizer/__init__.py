@@ -13,9 +13,10 @@ The sanitizer finds
 - hints (tl.multiple_of, tl.max_contiguous) that are not true.
 An access out of bounds is skipped, so that the process continues.
 
-A block's lanes are those of any block of its shape; reductions, scans, products and atomic operations on one element
-are barriers, too. A store after a load at the same place of a block with another shape (tl.reshape) is taken to depend
-on it; a load after a store under another shape needs a barrier, since Triton may deal such blocks to threads otherwise.
+A block's lanes are those of any block of its shape; reductions, scans, products, tl.trans, tl.join, tl.split, tl.gather
+and atomic operations on one element are barriers, too. A store after a load at the same place of a block with another
+shape (tl.reshape) is taken to depend on it; a load after a store under another shape needs a barrier, since Triton may
+deal such blocks to threads otherwise.
 Programs that synchronise by an atomic operation (acquire, release) see each other's earlier accesses. Races are judged
 in the order in which the interpreter runs the programs.
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+# Programs, and of each the last span that was released.
+Release = tuple[np.ndarray, np.ndarray]
+
 
 class Order:
     """The programs of one launch, which run one after another."""
@@ -19,9 +22,10 @@ class Order:
     def __init__(self, programs: int) -> None:
         self._count = programs + 1
         self._program = self._span = 0
-        # The last span of each program that the current one sees; -1 for none.
+        # The last span of each program that the current one sees, -1 for none; and the releases that this is from.
         self._seen = np.full(self._count, -1)
-        self._released: dict[int, np.ndarray] = {}
+        self._taken: dict[int, Release] = {}
+        self._released: dict[int, Release] = {}
         # What a stamp below 0 names, and by an element's stamp that after an access in the current span.
         self._several: list[tuple[int, int]] = []
         self._joined: dict[int, int] = {}
@@ -29,7 +33,9 @@ class Order:
     def begin(self, program: int) -> None:
         """Run the next program."""
         self._program, self._span = program, 0
-        self._seen = np.full(self._count, -1)
+        if self._taken:
+            self._seen.fill(-1)
+            self._taken.clear()
         self._joined.clear()
 
     @property
@@ -43,20 +49,30 @@ class Order:
 
     def acquire(self, addresses: list[int]) -> None:
         """See what was released at these addresses."""
-        found = {id(r): r for a in addresses if (r := self._released.get(a)) is not None}
-        for released in found.values():
-            self._seen = np.maximum(self._seen, released)
+        for released in {id(r): r for a in addresses if (r := self._released.get(a)) is not None}.values():
+            self._take(released)
+
+    def _take(self, released: Release) -> None:
+        if id(released) not in self._taken:
+            self._taken[id(released)] = released
+            programs, spans = released
+            self._seen[programs] = np.maximum(self._seen[programs], spans)
 
     def release(self, addresses: list[int]) -> None:
         """Let those who acquire these addresses see everything up to here."""
-        seen = self._seen.copy()
-        seen[self._program] = self._span
-        merged: dict[int, tuple[np.ndarray | None, np.ndarray]] = {}
+        self._take((np.array([self._program], np.int32), np.array([self._span], np.int32)))
+        new, merged = _sparse(self._seen), dict[int, Release]()
+        self._taken[id(new)] = new
         for address in addresses:
             before = self._released.get(address)
+            if before is None or id(before) in self._taken:
+                self._released[address] = new
+                continue
             if id(before) not in merged:
-                merged[id(before)] = before, seen if before is None else np.maximum(seen, before)
-            self._released[address] = merged[id(before)][1]
+                seen = self._seen.copy()
+                seen[before[0]] = np.maximum(seen[before[0]], before[1])
+                merged[id(before)] = _sparse(seen)
+            self._released[address] = merged[id(before)]
         self._span += 1
         self._joined.clear()
 
@@ -87,6 +103,12 @@ class Order:
                 joined = -len(self._several)
             self._joined[stamp] = self._joined[joined] = joined
         return self._joined[stamp]
+
+
+def _sparse(seen: np.ndarray) -> Release:
+    """Many addresses have a release of their own, of few among many programs."""
+    programs = np.flatnonzero(seen >= 0)
+    return programs.astype(np.int32), seen[programs].astype(np.int32)
 
 
 def _of_each(stamps: np.ndarray, function: Callable[[int], Any]) -> np.ndarray:

@@ -28,6 +28,10 @@ _CARRYING = (
     "create_cos", "create_erf", "create_sqrt", "create_precise_sqrt", "create_rsqrt",
     "create_maxnumf", "create_minnumf", "create_clampf",
 )  # fmt: skip
+# A barrier, and functions in which the lanes of a block exchange values.
+_JOINING = (
+    "create_barrier", "create_histogram", "create_trans", "create_join", "create_split", "create_cat", "create_gather",
+)  # fmt: skip
 # Triton 3.9 has no other kinds of load.
 _SEMANTIC_LOAD = "_load_legacy" if hasattr(TritonSemantic, "_load_legacy") else "load"
 
@@ -65,11 +69,10 @@ def _install() -> None:
         (_BUILDER, "create_atomic_cas"): _atomic_cas,
         (_BUILDER, "create_ptr_to_int"): _pointer_to_int,
         **{(tl, name): _hinted(name) for name in ("multiple_of", "max_contiguous")},
-        (_BUILDER, "create_barrier"): _joining(_BUILDER, "create_barrier"),
-        (_BUILDER, "create_histogram"): _joining(_BUILDER, "create_histogram"),
+        **{(_BUILDER, name): _joining(_BUILDER, name) for name in _JOINING if hasattr(_BUILDER, name)},
         (interpreter.ReduceScanOpInterface, "apply"): _joining(interpreter.ReduceScanOpInterface, "apply"),
         (interpreter.ReduceOps, "apply_impl"): _carrying(interpreter.ReduceOps, "apply_impl", carry_through_reduction),
-        (_BUILDER, "create_dot"): _product,
+        (_BUILDER, "create_dot"): _joining(_BUILDER, "create_dot", carry_through_product),
         **{(_BUILDER, name): _carrying(_BUILDER, name) for name in _CARRYING if hasattr(_BUILDER, name)},
     }
     for (owner, name), replacement in replacements.items():
@@ -167,19 +170,14 @@ def _carrying(owner: Any, name: str, carry: Callable[..., Any] = carry_through) 
     return through
 
 
-def _product(*arguments: Any) -> Any:
-    if (launch := _active[-1].launch) is not None:
-        launch.join()
-    return _carrying(_BUILDER, "create_dot", carry_through_product)(*arguments)
-
-
-def _joining(owner: Any, name: str) -> Callable[..., Any]:
-    """A barrier, or a function in which the lanes of a block exchange values."""
+def _joining(owner: Any, name: str, carry: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Of a function before which lanes wait for one another."""
 
     def join(*arguments: Any) -> Any:
         if (launch := _active[-1].launch) is not None:
             launch.join()
-        return _originals[owner, name](*arguments)
+        function = _originals[owner, name] if carry is None else _carrying(owner, name, carry)
+        return function(*arguments)
 
     return join
 
