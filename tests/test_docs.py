@@ -134,19 +134,7 @@ MODULES = sorted(
 )
 
 
-# Each in a child of its own, all of which have torch.
-START = """
-import os, runpy, sys
-import torch
-names, sys.argv[1:] = sys.argv[1:], ["--help"]
-for name in names:
-    child = os.fork()
-    if child == 0:
-        runpy.run_module(name)
-        sys.exit()
-    if os.waitpid(child, 0)[1] != 0:
-        sys.exit(f"{name} does not start")
-"""
+START = "import runpy, sys\nfor name in sys.argv[1:]:\n    runpy.run_module(name)\nprint('all')"
 
 
 def test_modules_that_pages_name_start():
@@ -154,7 +142,7 @@ def test_modules_that_pages_name_start():
     assert len(MODULES) > 10
     command = [sys.executable, "-c", START, *MODULES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("all\n"), done.stderr
 
 
 def anchors(page):
