@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from minidl.distributed.parts import cut
@@ -296,13 +297,9 @@ def _drawn_table(drawn: dict[str, list[Any]], of: str, direction: str | None, by
     ]
     lines.append("| --- |" + " ---: |" * len(drawn))
     for key, cards in sorted(found.items(), key=lambda each: -sum(map(len, each[1].values()))):
-        cells = [f"{_mean(cards[card]):.2f} ({len(cards[card])})" if card in cards else "" for card in drawn]
+        cells = [f"{geometric_mean(cards[card]):.2f} ({len(cards[card])})" if card in cards else "" for card in drawn]
         lines.append(f"| {key} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
 
 
 def _read(name: str) -> Any:

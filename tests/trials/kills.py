@@ -45,11 +45,11 @@ def alone(*arguments):
     return subprocess.run([sys.executable, "-m", "minidl", *arguments], env=ALONE, check=True, capture_output=True)
 
 
-def run(folder, kills, alone, more, seed=0):
+def run(folder, kills, one, more, seed=0):
     """So many kills of any process; after each, another number of processes goes on, with --zero or without. Each run
-    ends with the weights of the one that was `alone` with these settings. Gives how many runs that were."""
+    ends with the weights of `one`, a run of one process with these settings. Gives how many runs that were."""
     draw, killed, runs = random.Random(seed), 0, 0
-    expected = (alone / "model.safetensors").read_bytes()
+    expected = (one / "model.safetensors").read_bytes()
     while killed < kills:
         out = folder / f"run-{runs}"
         runs += 1

@@ -152,6 +152,7 @@ class Sanitizer:
                 self.report(findings.MISALIGNED, region.name, what, int(wrong.sum()), region.index(at))
             if len(chosen):
                 stored = None if values is None else np.broadcast_to(values, pointers.shape).reshape(-1)[chosen]
+                region.storage.use_unit(size)
                 safe[chosen] = self._check_uses(region, offsets, size, kind, stored)
                 if not region.storage.large:
                     since = self.running.lanes_since(pointers.shape, chosen)
@@ -194,7 +195,6 @@ class Sanitizer:
             good = self._check_unwritten(region, offsets, places, size, kind)
         if order is None:
             return good
-        storage.use_unit(size)
         units = [places // storage.unit + i for i in range(size // storage.unit)]
         for unit in units:
             written = storage.last("store")[unit]
@@ -255,7 +255,6 @@ class Sanitizer:
     ) -> None:  # fmt: skip
         """Report lanes that load or change (to `values`) what other lanes of the program have touched since a join."""
         storage, (low, lanes) = region.storage, since
-        storage.use_unit(size)
         places = (offsets + (region.address - storage.address)) // storage.unit
         stored, loaded = storage.last("store of a lane"), storage.last("load of a lane")
         for unit in (places + i for i in range(size // storage.unit)):

@@ -71,10 +71,10 @@ def _install() -> None:
         (_BUILDER, "create_atomic_cas"): _atomic_cas,
         (_BUILDER, "create_ptr_to_int"): _pointer_to_int,
         **{(tl, name): _hinted(name) for name in ("multiple_of", "max_contiguous")},
-        **{(_BUILDER, name): _joining(_BUILDER, name) for name in _JOINING if hasattr(_BUILDER, name)},
-        (interpreter.ReduceScanOpInterface, "apply"): _joining(interpreter.ReduceScanOpInterface, "apply"),
+        **{(_BUILDER, name): _joining(getattr(_BUILDER, name)) for name in _JOINING if hasattr(_BUILDER, name)},
+        (interpreter.ReduceScanOpInterface, "apply"): _joining(interpreter.ReduceScanOpInterface.apply),
         (interpreter.ReduceOps, "apply_impl"): _carrying(interpreter.ReduceOps, "apply_impl", carry_through_reduction),
-        (_BUILDER, "create_dot"): _joining(_BUILDER, "create_dot", carry_through_product),
+        (_BUILDER, "create_dot"): _joining(_carrying(_BUILDER, "create_dot", carry_through_product)),
         **{(_BUILDER, name): _carrying(_BUILDER, name) for name in _CARRYING if hasattr(_BUILDER, name)},
     }
     for (owner, name), replacement in replacements.items():
@@ -181,13 +181,12 @@ def _carrying(owner: Any, name: str, carry: Callable[..., Any] = carry_through) 
     return through
 
 
-def _joining(owner: Any, name: str, carry: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Of a function before which lanes wait for one another."""
+def _joining(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function before which lanes wait for one another."""
 
     def join(*arguments: Any) -> Any:
         if (launch := _active[-1].launch) is not None:
             launch.join()
-        function = _originals[owner, name] if carry is None else _carrying(owner, name, carry)
         return function(*arguments)
 
     return join
