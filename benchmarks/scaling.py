@@ -7,7 +7,7 @@ For each number of devices torchrun starts this file once more for each; rows ar
 
     bits        weights after 20 steps (SHA-256)
     resume      ten steps of two processes, then ten of any number
-    tree        a sum of gradients in the fixed tree, beside a plain all-reduce
+    tree        a sum of gradients in the fixed tree, beside a plain all-reduce, both in a CUDA graph
     speed       a step at fixed work a GPU, by shards, beside DDP; on one also without shards
     total       a step at fixed total work
     generation  pictures of 64x64 a second, by `minidl generate` into one array, the start left out
@@ -81,10 +81,12 @@ def _start(given: argparse.Namespace, parts: str, count: int, end: float) -> Non
         *(["--small"] if given.small else []),
         *(["--side-by-side", str(given.side_by_side)] if given.side_by_side else []),
     ]  # fmt: skip
-    try:
-        subprocess.run(command, timeout=left, check=False)
-    except subprocess.TimeoutExpired:
-        print(f"{parts} on {count}: stopped, the minutes are over")
+    with subprocess.Popen(command) as torchrun:
+        try:
+            torchrun.wait(left)
+        except subprocess.TimeoutExpired:
+            torchrun.terminate()  # which ends its processes; killed, it would leave them on the GPUs
+            print(f"{parts} on {count}: stopped, the minutes are over")
 
 
 def _generate(given: argparse.Namespace, count: int, end: float) -> None:
@@ -420,10 +422,22 @@ class _Measured:
         of = self.distributed.shards(self.given.shards)
         for size in (1000,) if self.given.small else SUMS:
             rows = torch.randn(len(of.own), size, device=self.kind)
-            ours = self._ms(lambda rows=rows: self.distributed.all_reduce_fixed(Tensor(rows), of))
             plain = rows.sum(0)
-            theirs = self._ms(lambda plain=plain: torch.distributed.all_reduce(plain)) if self.group.size > 1 else None
+            ours = self._in_graph(lambda rows=rows: self.distributed.all_reduce_fixed(Tensor(rows), of))
+            theirs = self._in_graph(lambda plain=plain: torch.distributed.all_reduce(plain))
             self._keep(what="tree", name=f"{size} float32", own=len(of.own), ours_ms=ours, all_reduce_ms=theirs)
+
+    def _in_graph(self, sum_up) -> float:
+        """Milliseconds of one of ten calls in a CUDA graph."""
+        if not self.gpu:
+            return self._ms(sum_up)
+        torch, calls = self.torch, 10
+        sum_up()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(calls):
+                sum_up()
+        return round(self._ms(graph.replay) / calls, 5)
 
     def _all_speeds(self) -> None:
         for name, each in self._chosen(SPEED):
