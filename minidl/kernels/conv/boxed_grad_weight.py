@@ -165,10 +165,10 @@ def _fits(problem: Problem) -> bool | No:
     h, v, at = problem.at.h, problem.at.v, cut(problem)
     images = 1 + at.box[1] // h.count if at.merged else at.box[0]
     reach = images * h.count * v.count * problem.groups * problem.M
-    counted = max(problem.N * h.count, reach, at.total)
+    counted = max(problem.N * h.count, reach, at.line.total)
     return (counted < MANY or No("more rows, steps or values of a box than 32 bits count")) and (
         (_ends(h, problem.read[0], at.box[1]) and _ends(v, problem.read[1], at.box[2])
-         and (at.whole or problem.C % at.tile["BLOCK_N"] == 0))
+         and (at.whole or problem.C % at.line.tile["BLOCK_N"] == 0))
         or No("a stride that does not divide an image, of which boxes read what is no input")
     )  # fmt: skip
 
@@ -192,42 +192,72 @@ def estimate(problem: Problem) -> float:
     """With the pixels of boxes that are outside of an image."""
     at = cut(problem)
     if problem.paced:
-        thin = THIN_X if problem.C < 32 else THIN_Y if problem.M <= 32 else 1.0
-        return costs.at_least(problem, thin * _microseconds(at))
-    return costs.microseconds(problem, NAME, costs.dense(problem), at.tiles + launch.cdiv(at.total, at.each))
+        return costs.at_least(problem, thin(problem) * microseconds(at.line))
+    return costs.microseconds(problem, NAME, costs.dense(problem), at.line.tiles + at.line.programs)
 
 
-def _microseconds(at: Cut) -> float:
-    # A program ends a tile and may begin another: of so many tiles sums are written and added.
-    programs = launch.cdiv(at.total, at.each)
+def thin(problem: Problem) -> float:
+    """Times as long, of few channels."""
+    return THIN_X if problem.C < 32 else THIN_Y if problem.M <= 32 else 1.0
+
+
+class Line(NamedTuple):
+    """Tiles of the gradient with so many taps each, of `boxes` steps; the steps of all stand in a line, `total`, of
+    which a program takes `each`; slots that a tile has at most."""
+
+    tile: launch.Tile
+    taps: int
+    boxes: int
+    tiles: int
+    total: int
+    each: int
+
+    @property
+    def programs(self) -> int:
+        return launch.cdiv(self.total, self.each)
+
+    @property
+    def slots(self) -> int:
+        return launch.cdiv(self.boxes - 1, self.each) + 1
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """Constants of the kernels."""
+        return {"BLOCK_M": self.tile["BLOCK_M"], "BLOCK_N": self.tile["BLOCK_N"], "TAPS": self.taps}
+
+
+def in_line(problem: Problem, tile: launch.Tile, boxes: int, taps: int, together: int) -> Line:
+    """All taps of all channels in tiles, of which one has `together` taps, on as many programs as fit."""
+    tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
+    tiles *= taps // together
+    total = tiles * (PAUSE + boxes)
+    programs = max(1, min(tile["PER_PROCESSOR"] * problem.processors, tiles * boxes // LEAST))
+    return Line(tile, together, boxes, tiles, total, launch.cdiv(total, programs))
+
+
+def microseconds(at: Line) -> float:
+    """Of the products and the sums. A program ends a tile and may begin another: so many are written and added."""
     values = at.tile["BLOCK_M"] * at.tile["BLOCK_N"] * at.taps
     time = pace.steps(at.each, at.tile["BLOCK_K"]) * pace.of_box_weight(at.tile, at.taps).step
-    time += pace.known().rounds["even"] + pace.of_shares(programs + at.tiles, values)
+    time += pace.known().rounds["even"] + pace.of_shares(at.programs + at.tiles, values)
     return time + SLOT * at.slots
 
 
 class Cut(NamedTuple):
-    """A box of pixels, whether the rows of all images are one axis, and how many boxes there are; whether a stride
-    divides a row of x; taps of a tile, tiles of the gradient; steps of all tiles in line, of which a program takes
-    `each`; slots that a tile has at most."""
+    """A box of pixels, whether the rows of all images are one axis, whether a stride divides a row of x; and the
+    line."""
 
-    tile: launch.Tile
     box: tuple[int, int, int]
     merged: bool
-    boxes: int
     whole: bool
-    taps: int
-    tiles: int
-    total: int
-    each: int
-    slots: int
+    line: Line
 
 
 def cut(problem: Problem) -> Cut:
     """How the gradient is cut; of several tiles by the one of least time."""
     tiles_ = problem.tiles("conv_box_grad_weight", M=problem.M, N=problem.C, T=len(problem.at.v.taps))
     made = [_cut(problem, tile) for tile in tiles_]
-    return min(made, key=_microseconds) if problem.paced else made[0]
+    return min(made, key=lambda at: microseconds(at.line)) if problem.paced else made[0]
 
 
 def _cut(problem: Problem, tile: launch.Tile) -> Cut:
@@ -241,12 +271,7 @@ def _cut(problem: Problem, tile: launch.Tile) -> Cut:
         other = _boxes((1, N * h.count, v.count), tile["BLOCK_K"], tall=True)
         merged = other[1] <= boxes
         box, boxes = other if merged else (box, boxes)
-    tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
-    tiles *= problem.taps // taps
-    total = tiles * (PAUSE + boxes)
-    programs = max(1, min(tile["PER_PROCESSOR"] * problem.processors, tiles * boxes // LEAST))
-    each = launch.cdiv(total, programs)
-    return Cut(tile, box, merged, boxes, whole, taps, tiles, total, each, launch.cdiv(boxes - 1, each) + 1)
+    return Cut(box, merged, whole, in_line(problem, tile, boxes, problem.taps, taps))
 
 
 def _boxes(sizes: tuple[int, int, int], pixels: int, tall: bool = False) -> tuple[tuple[int, int, int], int]:
@@ -264,23 +289,23 @@ def prepare(problem: Problem) -> Prepared:
     h, v = problem.at.h, problem.at.v
     (H, W), (QH, QW) = problem.read, problem.written
     N, M, groups, at = problem.N, problem.M, problem.groups, cut(problem)
-    tile, box = at.tile, at.box
+    line, box = at.line, at.box
     firsts = (walk.in_start + max(0, -(walk.in_start // walk.in_step)) * walk.in_step for walk in (h, v))
     scalars = (
-        at.boxes, N, H, W, QH, QW, M, groups, h.in_start, v.in_start, *firsts, reciprocal(QH), at.each, PAUSE,
+        line.boxes, N, H, W, QH, QW, M, groups, h.in_start, v.in_start, *firsts, reciprocal(QH), line.each, PAUSE,
     )  # fmt: skip
-    blocks = {"BLOCK_M": tile["BLOCK_M"], "BLOCK_N": tile["BLOCK_N"], "TAPS": at.taps}
     meta = {
-        **problem.taps_read, **problem.constants, **early.options(target=problem.target), **blocks,
+        **problem.taps_read, **problem.constants, **early.options(target=problem.target), **line.blocks,
         "MERGED": at.merged, "WHOLE": at.whole, "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2],
-        "PART": problem.part, "num_warps": tile.num_warps, "num_stages": tile.num_stages,
+        "PART": problem.part, "num_warps": line.tile.num_warps, "num_stages": line.tile.num_stages,
     }  # fmt: skip
+    block = line.tile["BLOCK_N"]
     product = launch.Prepared(
-        conv_box_grad_weight_kernel, (launch.cdiv(at.total, at.each),), scalars, meta,
-        (None, _box(problem, at.merged, box, min(tile["BLOCK_N"], problem.part or tile["BLOCK_N"]))),
+        conv_box_grad_weight_kernel, (line.programs,), scalars, meta,
+        (None, _box(problem, at.merged, box, min(block, problem.part or block))),
     )  # fmt: skip
-    added = prepare_sum(problem, at.tiles, at.boxes, at.each, PAUSE, blocks)
-    return Prepared(product, (at.slots, math.prod(problem.shape)), added, problem.shape)
+    added = prepare_sum(problem, problem.taps, line.tiles, line.boxes, line.each, PAUSE, line.blocks)
+    return Prepared(product, (line.slots, math.prod(problem.shape)), added, problem.shape)
 
 
 def _box(problem: Problem, merged: bool, box: tuple[int, int, int], channels: int) -> Box:
@@ -306,6 +331,6 @@ def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
 
 def reads_halves(problem: Problem) -> bool:
     """Whether a tile's channels are of one half, or all of both; a stride has its axes in the box."""
-    block = cut(problem).tile["BLOCK_N"]
+    block = cut(problem).line.tile["BLOCK_N"]
     whole = problem.part % block == 0 or 2 * problem.part == block
     return problem.groups == 1 and problem.at.h.in_step == problem.at.v.in_step == 1 and whole

@@ -2,14 +2,15 @@
 
     dw[m, j, c] = sum over voxels of dy[n, q, m] x[n, at(q, j), c]
 
-As `boxed_grad_weight`, with an axis more, and with strides as `cubes` reads them. The output's gradient is the left
-operand, read through pointers. A program sums one tap of a block of output and input channels over its share of the
-boxes; shares are interleaved, and their partial sums are added in order. Zeros outside are multiplied with the output's
-gradient: one that is not finite makes NaN of border taps.
+As `boxed_grad_weight`, with an axis more, and with strides as `cubes` reads them: several taps of a row share the
+output's gradient, the left operand, and all boxes of all tiles stand in a line, of which every program takes as many.
+Zeros outside are multiplied with the output's gradient: one that is not finite makes NaN of border taps. Without
+strides the two sides may be exchanged, as in `mirrored`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -17,52 +18,35 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, pace, voxels
+from minidl.kernels.conv import boxed_grad_weight, costs, mirrored, voxels
+from minidl.kernels.conv.boxed_grad_weight import PAUSE
 from minidl.kernels.conv.cubes import AHEAD
-from minidl.kernels.conv.prepared import Shares
+from minidl.kernels.conv.even_parts import Prepared, prepare_sum, slots_of, step_at
+from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import MANY
 from minidl.kernels.conv.voxels import Cubes
 from minidl.runtime import early, estimates, launch
 from minidl.runtime.early import wait
 
 FAMILY = "conv_box_grad_weight"
-LEAST = 8  # boxes of a share
 
 
 @triton.jit
 def conv_cube_grad_weight_kernel(
-    p_dy, d_x, p_partial, boxes, N, D, QD, QH, QW, M, GROUPS, in_d, in_h, in_w, SHARES,
+    p_dy, d_x, p_partial, boxes, N, D, QD, QH, QW, M, GROUPS, in_d, in_h, in_w, Q, PAUSE,
     C: tl.constexpr, JD: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
     STRIDED: tl.constexpr, IN_STEP_D: tl.constexpr, IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr,
     IN_TAP_D: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAPS: tl.constexpr,
     TILE_N: tl.constexpr, TILE_D: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
-    """partial [shares, groups * M, JD * JH * JW * C]: a tap of BLOCK_M x BLOCK_N channels, a box of voxels a step."""
+    """partial [slots, groups * M, JD * JH * JW * C]: what program_id's Q steps add to the tiles that they are in."""
     wait(EARLY)
     VOXELS: tl.constexpr = TILE_N * TILE_D * TILE_H * TILE_W
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
-    J: tl.constexpr = JD * JH * JW
+    J: tl.constexpr = JD * JH * JW // TAPS
     tiles_m = tl.cdiv(M, BLOCK_M)
-    c = tl.program_id(0) % tiles_c * BLOCK_N
-    m = tl.program_id(0) // tiles_c % tiles_m * BLOCK_M
-    i_group = tl.program_id(0) // (tiles_c * tiles_m) % GROUPS
-    j = tl.program_id(0) // (tiles_c * tiles_m * GROUPS) % J
-    i_share = tl.program_id(0) // (tiles_c * tiles_m * GROUPS * J)
-    tap_d = in_d + j // (JH * JW) * IN_TAP_D
-    tap_h = in_h + j // JW % JH * IN_TAP_H
-    tap_w = in_w + j % JW * IN_TAP_W
-    o_c = i_group * C + c
-    phase = 0
-    if STRIDED:
-        # Divided so that what is below 0 is rounded down.
-        h = (tap_h + AHEAD * IN_STEP_H) // IN_STEP_H - AHEAD
-        w = (tap_w + AHEAD * IN_STEP_W) // IN_STEP_W - AHEAD
-        phase = tap_h - h * IN_STEP_H
-        o_c += (tap_w - w * IN_STEP_W) * (GROUPS * C)
-        tap_h = h
-        tap_w = w
     tiles_w = tl.cdiv(QW, TILE_W)
     tiles_h = tl.cdiv(QH, TILE_H)
     tiles_d = tl.cdiv(QD, TILE_D)
@@ -72,102 +56,185 @@ def conv_cube_grad_weight_kernel(
     v_d = o_v // (TILE_H * TILE_W) % TILE_D
     v_h = o_v // TILE_W % TILE_H
     v_w = o_v % TILE_W
-    o_dy = ((v_n * QD + v_d) * QH + v_h) * QW + v_w
-    r_m = m + tl.arange(0, BLOCK_M)
-    p_dy += i_group * M
-    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    tl.assume(i_share < boxes)
-    for i in range(i_share, boxes, SHARES):
-        q_w = i % tiles_w * TILE_W
-        row = i // tiles_w
-        q_h = row % tiles_h * TILE_H
-        row = row // tiles_h
-        q_d = row % tiles_d * TILE_D
-        n = row // tiles_d * TILE_N
-        m_dy = (n + v_n < N) & (q_d + v_d < QD) & (q_h + v_h < QH) & (q_w + v_w < QW)
-        o_row = ((n.to(tl.int64) * QD + q_d) * QH + q_h) * QW + q_w + o_dy
-        b_dy = tl.load(
-            p_dy + (o_row * (GROUPS * M))[:, None] + r_m[None, :], mask=m_dy[:, None] & (r_m < M)[None, :], other=0.0
-        )  # [VOXELS, BLOCK_M]
-        x_d = tap_d + q_d * IN_STEP_D
-        if STRIDED:
-            i_slice = tl.where((x_d >= 0) & (x_d < D), n * D + x_d, N * D)
-            b_x = d_x.load([i_slice, tap_h + q_h, phase, tap_w + q_w, o_c])
-        else:
-            b_x = d_x.load([n, x_d, tap_h + q_h, tap_w + q_w, o_c])
-        b_x = tl.reshape(b_x, (VOXELS, BLOCK_N))
-        b_acc = tl.dot(b_dy.T, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
-    r_c = c + tl.arange(0, BLOCK_N)
-    p_partial += i_share.to(tl.int64) * (GROUPS * M) * (J * C)
-    p_partial += (i_group * M + r_m).to(tl.int64)[:, None] * (J * C) + j * C + r_c[None, :]
-    tl.store(p_partial, b_acc, mask=(r_m < M)[:, None] & (r_c < C)[None, :])
+    o_dy = (((v_n * QD + v_d) * QH + v_h) * QW + v_w) * (GROUPS * M)
+    steps = boxes + PAUSE
+    start = tl.program_id(0) * Q
+    end = tl.minimum(start + Q, tiles_c * tiles_m * GROUPS * J * steps)
+    i_tile = start // steps
+    first = i_tile * steps
+    while first < end:
+        c = i_tile % tiles_c * BLOCK_N
+        m = i_tile // tiles_c % tiles_m * BLOCK_M
+        i_group = i_tile // (tiles_c * tiles_m) % GROUPS
+        j = i_tile // (tiles_c * tiles_m * GROUPS) * TAPS
+        tap_d = in_d + j // (JH * JW) * IN_TAP_D
+        tap_h = in_h + j // JW % JH * IN_TAP_H
+        tap_w = in_w + j % JW * IN_TAP_W
+        o_c = i_group * C + c
+        # Divided so that what is below 0 is rounded down.
+        x_h = (tap_h + AHEAD * IN_STEP_H) // IN_STEP_H - AHEAD
+        phase = tap_h - x_h * IN_STEP_H
+        r_m = m + tl.arange(0, BLOCK_M)
+        before, slots, opening, closing = slots_of(first + PAUSE, boxes, Q)
+        slot = tl.program_id(0) - before
+        begin = tl.maximum(start, first + PAUSE) - start
+        stop = tl.minimum(first + steps, end) - start
+        b_accs = ()
+        for _ in tl.static_range(TAPS):
+            b_accs += (tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC),)
+        for step in range(begin, stop):
+            i = step_at(step, slot, slots, opening, closing)
+            q_w = i % tiles_w * TILE_W
+            row = i // tiles_w
+            q_h = row % tiles_h * TILE_H
+            row = row // tiles_h
+            q_d = row % tiles_d * TILE_D
+            n = row // tiles_d * TILE_N
+            m_dy = (n + v_n < N) & (q_d + v_d < QD) & (q_h + v_h < QH) & (q_w + v_w < QW)
+            # As far from one another as in the first box: 32 bits.
+            p_box = p_dy + (((tl.cast(n, tl.int64) * QD + q_d) * QH + q_h) * QW + q_w) * (GROUPS * M) + i_group * M
+            b_dy = tl.load(
+                p_box + o_dy[:, None] + r_m[None, :], mask=m_dy[:, None] & (r_m < M)[None, :], other=0.0
+            )  # [VOXELS, BLOCK_M]
+            x_d = tap_d + q_d * IN_STEP_D
+            b_next = ()
+            for t in tl.static_range(TAPS):
+                at_w = tap_w + t * IN_TAP_W
+                if STRIDED:
+                    x_w = (at_w + AHEAD * IN_STEP_W) // IN_STEP_W - AHEAD
+                    i_slice = tl.where((x_d >= 0) & (x_d < D), n * D + x_d, N * D)
+                    o_x = (at_w - x_w * IN_STEP_W) * (GROUPS * C) + o_c
+                    b_x = d_x.load([i_slice, x_h + q_h, phase, x_w + q_w, o_x])
+                else:
+                    b_x = d_x.load([n, x_d, tap_h + q_h, at_w + q_w, o_c])
+                b_x = tl.reshape(b_x, (VOXELS, BLOCK_N))
+                b_next += (tl.dot(b_dy.T, b_x, b_accs[t], input_precision=PRECISION, out_dtype=ACC),)
+            b_accs = b_next
+        r_c = c + tl.arange(0, BLOCK_N)
+        p_tile = p_partial + slot.to(tl.int64) * (GROUPS * M) * (J * TAPS * C)
+        p_tile += (i_group * M + r_m).to(tl.int64)[:, None] * (J * TAPS * C) + j * C + r_c[None, :]
+        m_tile = (r_m < M)[:, None] & (r_c < C)[None, :] & (begin < stop)
+        for t in tl.static_range(TAPS):
+            tl.store(p_tile + t * C, b_accs[t], mask=m_tile)
+        first += steps
+        i_tile += 1
 
 
 def able(cubes_: Cubes) -> bool:
     """Whether strides, channels, dtype and device suit it."""
+    return _fits(cubes_) and (not _turns(cubes_) or _fits(_mirror(cubes_)))
+
+
+def _fits(cubes_: Cubes) -> bool:
     problem = cubes_.problem
     size = problem.dtype.itemsize
     return (
         (size == 2 or problem.target == "interpreted")
         and problem.M > 0 and problem.C * size % 16 == 0 == problem.M * size % 16 and voxels.in_boxes(cubes_)
-        and voxels.shape_of(cubes_, _tile(cubes_)["BLOCK_K"])[0] * math.prod(cubes_.counts[1:]) < MANY
+        and _counted(_cut(cubes_), cubes_) < MANY
     )  # fmt: skip
+
+
+def _counted(at: _Cut, cubes_: Cubes) -> int:
+    """What 32 bits must count: voxels, values of a box, and steps."""
+    reach = at.box[0] * math.prod(cubes_.counts[1:])
+    return max(reach * cubes_.problem.groups * cubes_.problem.M, at.line.total, cubes_.volumes * cubes_.counts[1])
 
 
 def estimate(cubes_: Cubes) -> float:
     """As that of `boxed_grad_weight`."""
-    at = _cut(cubes_)
     if cubes_.problem.paced:
-        return costs.at_least(cubes_.problem, at.shares.microseconds, voxels.moved(cubes_))
-    return estimates.of(cubes_.problem.target).launch * at.tiles * at.shares.count
+        return min(_microseconds(cubes_), _of_mirror(cubes_))
+    line = _cut(cubes_).line
+    return estimates.of(cubes_.problem.target).launch * (line.tiles + line.programs)
+
+
+def _microseconds(cubes_: Cubes) -> float:
+    problem = cubes_.problem
+    time = boxed_grad_weight.thin(problem) * boxed_grad_weight.microseconds(_cut(cubes_).line)
+    return costs.at_least(problem, time, voxels.moved(cubes_))
+
+
+def _of_mirror(cubes_: Cubes) -> float:
+    """Of the mirror image; infinite where there is none."""
+    if not _turns(cubes_):
+        return math.inf
+    return _microseconds(_mirror(cubes_)) * mirrored.MARGIN + mirrored.of_turn(cubes_.problem, cubes_.taps)
+
+
+def _turns(cubes_: Cubes) -> bool:
+    """Whether there is a mirror image."""
+    return cubes_.problem.paced and max(cubes_.strides) == 1
+
+
+def _mirror(cubes_: Cubes) -> Cubes:
+    """x and the output's gradient exchanged; taps are in reverse."""
+    problem = cubes_.problem._replace(C=cubes_.problem.M, M=cubes_.problem.C)
+    walks = [
+        dataclasses.replace(walk, count=size, in_start=-walk.in_start - (len(walk.taps) - 1) * walk.in_tap)
+        for walk, size in zip(cubes_.walks, cubes_.read, strict=True)
+    ]
+    return cubes_._replace(problem=problem, walks=tuple(walks), read=cubes_.written, written=cubes_.read)
+
+
+class Weights(NamedTuple):
+    """The launches; what turns the result where it is of the mirror image; the shape of the gradient, [groups * M, D,
+    H, W, C]."""
+
+    sums: Prepared
+    turn: Copy | None
+    shape: tuple[int, ...]
 
 
 @launch.cached
-def prepare(cubes_: Cubes) -> Shares:
+def prepare(cubes_: Cubes) -> Weights:
     """The launches, on dy and x."""
-    problem, (N, QD, QH, QW) = cubes_.problem, cubes_.counts
-    at = _cut(cubes_)
-    shares = at.shares.count
-    options = at.tile.options
-    del options["BLOCK_K"], options["PER_PROCESSOR"], options["TAPS"]
+    problem = cubes_.problem
+    turn = None
+    taps = tuple(len(walk.taps) for walk in cubes_.walks)
+    shape = problem.groups * problem.M, *taps, problem.C
+    if problem.paced and _of_mirror(cubes_) < _microseconds(cubes_):
+        turn = mirrored.turn(problem, cubes_.taps)
+        cubes_ = _mirror(cubes_)
+    return Weights(_sums(cubes_), turn, shape)
+
+
+def _sums(cubes_: Cubes) -> Prepared:
+    problem, (N, QD, QH, QW), at = cubes_.problem, cubes_.counts, _cut(cubes_)
+    line = at.line
     starts = (walk.in_start for walk in cubes_.walks)
-    scalars = (at.boxes, N, cubes_.read[0], QD, QH, QW, problem.M, problem.groups, *starts, shares)
-    meta = {**voxels.taps_read(cubes_, at.box), **problem.constants, **early.options(target=problem.target), **options}
-    of_boxes = (None, voxels.box_of(cubes_, at.box, at.tile["BLOCK_N"]))
-    made = launch.Prepared(conv_cube_grad_weight_kernel, (at.tiles * shares,), scalars, meta, of_boxes)
-    taps = (len(walk.taps) for walk in cubes_.walks)
-    return Shares(made, shares, (problem.groups * problem.M, *taps, problem.C))
-
-
-def _tile(cubes_: Cubes) -> launch.Tile:
-    return cubes_.problem.tile(FAMILY, M=cubes_.problem.M, N=cubes_.problem.C, T=0)
+    scalars = (line.boxes, N, cubes_.read[0], QD, QH, QW, problem.M, problem.groups, *starts, line.each, PAUSE)
+    meta = {
+        **voxels.taps_read(cubes_, at.box), **problem.constants, **early.options(target=problem.target), **line.blocks,
+        "num_warps": line.tile.num_warps, "num_stages": line.tile.num_stages,
+    }  # fmt: skip
+    of_boxes = (None, voxels.box_of(cubes_, at.box, line.tile["BLOCK_N"]))
+    made = launch.Prepared(conv_cube_grad_weight_kernel, (line.programs,), scalars, meta, of_boxes)
+    added = prepare_sum(problem, cubes_.taps, line.tiles, line.boxes, line.each, PAUSE, line.blocks)
+    shape = problem.groups * problem.M, cubes_.taps, problem.C
+    return Prepared(made, (line.slots, math.prod(shape)), added, shape)
 
 
 class _Cut(NamedTuple):
-    """A box of voxels and how many there are, tiles of the gradient, and the shares of the boxes."""
+    """A box of voxels, and the line of all boxes."""
 
-    tile: launch.Tile
     box: tuple[int, ...]
-    boxes: int
-    tiles: int
-    shares: pace.Shares
+    line: boxed_grad_weight.Line
 
 
 def _cut(cubes_: Cubes) -> _Cut:
-    problem, tile = cubes_.problem, _tile(cubes_)
-    box = voxels.shape_of(cubes_, tile["BLOCK_K"])
-    boxes = voxels.number(cubes_.counts, box)
-    tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
-    tiles *= cubes_.taps
-    if not problem.paced:
-        shares = max(1, min(tile["PER_PROCESSOR"] * problem.processors // tiles, boxes // LEAST))
-        return _Cut(tile, box, boxes, tiles, pace.Shares(shares, 0.0))
-    values = problem.groups * problem.M * cubes_.taps * problem.C
-    tempo = pace.of_grad_weight(tile, 1)._replace(slots=tile["PER_PROCESSOR"])
-    shares_ = pace.in_shares(tiles, boxes, tile["BLOCK_K"], tempo, problem.processors, values, 1.0, LEAST)
-    return _Cut(tile, box, boxes, tiles, shares_)
+    """How the gradient is cut; of several tiles by the one of least time."""
+    problem, row = cubes_.problem, len(cubes_.walks[2].taps)
+    made = []
+    for tile in problem.tiles(FAMILY, M=problem.M, N=problem.C, T=row):
+        box = voxels.shape_of(cubes_, tile["BLOCK_K"])
+        together = tile["TAPS"] if row % tile["TAPS"] == 0 else 1
+        boxes = voxels.number(cubes_.counts, box)
+        made.append(_Cut(box, boxed_grad_weight.in_line(problem, tile, boxes, cubes_.taps, together)))
+    return min(made, key=lambda at: boxed_grad_weight.microseconds(at.line)) if problem.paced else made[0]
 
 
-def run(prepared: Shares, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+def run(prepared: Weights, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     """The gradient [groups * M, C, Q, R, S] of x and dy, [N, D, H, W, channels]."""
-    return prepared.run(dy, x).movedim(-1, 1)
+    found = prepared.sums.run(dy, x) if prepared.turn is None else prepared.turn.of(prepared.sums.run(x, dy))
+    return found.view(prepared.shape).movedim(-1, 1)

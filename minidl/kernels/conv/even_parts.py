@@ -5,7 +5,6 @@ another takes time, too. It is summed by some programs, its slots, and what they
 A program that is at its step t reads near the share t / Q of a tile's steps, whatever tile it is in.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -78,24 +77,26 @@ class Prepared(NamedTuple):
     sum: launch.Prepared
     shape: tuple[int, ...]
 
-    def run(self, dy: torch.Tensor, x: torch.Tensor | Halves, turned: int) -> torch.Tensor:
+    def run(self, dy: torch.Tensor, x: torch.Tensor | Halves, *turned: int) -> torch.Tensor:
         """The gradient."""
         partial = torch.empty(self.partial, dtype=launch.acc_torch(dy.dtype), device=dy.device)
-        self.launch.run(dy, x, partial, turned)
+        self.launch.run(dy, x, partial, *turned)
         found = torch.empty(self.shape, dtype=dy.dtype, device=dy.device)
         self.sum.run(partial, found)
         return found
 
 
 def prepare_sum(
-    problem: Problem, tiles: int, boxes: int, each: int, pause: int, blocks: dict[str, int]
+    problem: Problem, taps: int, tiles: int, boxes: int, each: int, pause: int, blocks: dict[str, int]
 ) -> launch.Prepared:
-    """The sum of the slots of so many tiles, of BLOCK_M x BLOCK_N channels and TAPS taps; a program takes `each`."""
+    """The sum of the slots of so many tiles, of BLOCK_M x BLOCK_N channels and TAPS of the taps; a program takes
+    `each`."""
     # Of few values a program adds few, that there are enough programs.
-    values = min(VALUES, max(VALUES // 16, launch.cdiv(math.prod(problem.shape), 8 * problem.processors)))
+    total = problem.groups * problem.M * taps * problem.C
+    values = min(VALUES, max(VALUES // 16, launch.cdiv(total, 8 * problem.processors)))
     rows = max(1, min((1 << values.bit_length() - 1) // blocks["BLOCK_N"], blocks["BLOCK_M"]))
     return launch.Prepared(
         conv_even_parts_sum_kernel, (tiles * blocks["TAPS"] * blocks["BLOCK_M"] // rows,),
         (boxes, problem.M, problem.groups, each, pause),
-        {"C": problem.C, "J": problem.taps, "ROWS": rows, **blocks, **early.options(target=problem.target)},
+        {"C": problem.C, "J": taps, "ROWS": rows, **blocks, **early.options(target=problem.target)},
     )  # fmt: skip

@@ -51,6 +51,7 @@ from minidl.kernels.conv import (
     filled,
     held,
     merged,
+    mirrored,
     paired,
     paired_box,
     patches_back,
@@ -133,7 +134,9 @@ class Plan(NamedTuple):
     prepared: Any = None
     parts: tuple[Plan, ...] = ()
     turn: Copy | None = None
-    other: filled.Filling | columns.Columns | tap_sums.TapSums | unshuffled.Unshuffling | None = None
+    other: filled.Filling | columns.Columns | tap_sums.TapSums | unshuffled.Unshuffling | mirrored.Mirroring | None = (
+        None
+    )
     bands: int = 0
 
     def run(
@@ -322,6 +325,7 @@ _OTHERS = (
     Remade(
         unshuffled.NAME, unshuffled.apart, lambda problem, made, _: unshuffled.cost(problem, made), unshuffled.prepare
     ),
+    Remade(mirrored.NAME, mirrored.exchanged, mirrored.cost, mirrored.prepare),
 )  # fmt: skip
 
 

@@ -92,6 +92,7 @@ class Problem(NamedTuple):
     pitches    values of x from a row to the next and from a pixel to the next, whose channels overlap; () of others
     statistics whether those of the tiles are handed on if that pays (FORWARD, and nothing but a bias follows the sum)
     halves     whether x is two tensors of half the channels, read where they lie by forms that can (`reads_halves`)
+    mirrored   whether it is the mirror image of another one (`mirrored`; GRAD_WEIGHT)
     """
 
     direction: str
@@ -119,6 +120,7 @@ class Problem(NamedTuple):
     pitches: tuple[int, ...] = ()
     statistics: bool = False
     halves: bool = False
+    mirrored: bool = False
 
     @property
     def groups(self) -> int:

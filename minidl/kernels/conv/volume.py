@@ -27,7 +27,6 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.conv import cubes, cubes_grad_weight, slices, voxels
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.geometry import Axis, Volume, Walk
-from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
 from minidl.kernels.conv.stacks import as_they_are, stacked
 from minidl.kernels.conv.voxels import Cubes
@@ -172,7 +171,7 @@ def _chosen(problem: Problem, N: int, d: Axis, back: bool, form: str | None, tur
 
 
 @launch.cached
-def _chosen_weight(problem: Problem, N: int, d: Axis, form: str | None) -> Shares | None:
+def _chosen_weight(problem: Problem, N: int, d: Axis, form: str | None) -> cubes_grad_weight.Weights | None:
     """The launches of the gradient of the weight in boxes of voxels, or None, as `_chosen`."""
     plane = problem.geometry
     axes = d, plane.h, plane.w
