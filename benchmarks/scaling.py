@@ -434,7 +434,7 @@ class _Measured:
         torch, calls = self.torch, 10
         sum_up()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             for _ in range(calls):
                 sum_up()
         return round(self._ms(graph.replay) / calls, 5)
