@@ -47,8 +47,9 @@ from minidl.testing.memory import GuardedAllocations
 
 pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
 # The FFT's results are not whole numbers: test_conv_fft.py has its bound. Few outputs have a way back only:
-# test_conv_few.py. Products are for kernels of 1x1 and without a scale: test_conv_product.py.
-OTHERS = "unfolded", "fft", "few", "merge", "product", "columns"
+# test_conv_few.py. Products are for kernels of 1x1 and without a scale: test_conv_product.py. A mirror image has weight
+# gradients only, see below.
+OTHERS = "unfolded", "fft", "few", "merge", "product", "columns", "mirror"
 FORMS = pytest.mark.parametrize("form", [form for form in conv.FORMS if form not in OTHERS])
 # A shape each form takes: (N, C, M, (H, W), kernel, stride, padding, dilation, groups).
 SHAPES = {
@@ -584,6 +585,30 @@ def test_unfolded_from_both_sides_whole_and_in_shares(shape, side, whole_tiles, 
     with plan.among(unfolded_grad_weight), launch.force(conv_unfolded_grad_weight=tile), GuardedAllocations() as guards:
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry), p.dw.to(torch.float16))
     guards.check()
+
+
+@given(shape=shapes(), seed=st.integers(0, 9))
+def test_mirror_images_give_the_same_integers(shape, seed):
+    N, C, M, size, kernel, _, *more = shape
+    assert set(Problem((N, C, M, size, kernel, (1, 1), *more), seed).check("mirror")) <= {"grad_weight"}
+
+
+def test_a_mirror_image_has_its_taps_in_reverse():
+    p = Problem((2, 21, 7, (9, 8), (3, 2), (1, 1), (1, 2), (1, 2), 2))
+    assert p.check("mirror") == ["grad_weight"]
+
+
+@pytest.mark.parametrize("processors", [1, 8, 200])
+@pytest.mark.parametrize("taps", [1, 3])
+def test_a_program_for_each_tile_of_boxes_or_equal_parts(taps, processors, monkeypatch):
+    """Where each has one tile, that is the gradient; x and the output's gradient exchanged, too."""
+    monkeypatch.setattr(launch, "processors", lambda: processors)
+    monkeypatch.setattr(boxed_grad_weight, "microseconds", lambda line: not line.whole)
+    monkeypatch.setattr(Described, "paced", property(lambda problem: problem.direction == GRAD_WEIGHT))
+    p = Problem((3, 40, 64, (7, 9), (2, 3), (1, 1), (1, 2), (1, 1), 1), dtype=torch.float16)
+    for names in ((boxed_grad_weight,), ()):
+        with boxes(taps), plan.among(*(names or plan.FORMS)):
+            assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="box" if names else "mirror"), p.dw.half())
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from minidl.kernels.conv import depthwise, stacks, volume, voxels
+from minidl.kernels.conv import boxed_grad_weight, cubes_grad_weight, depthwise, stacks, volume, voxels
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.runtime import launch
 from minidl.tensors import default_device
+from minidl.testing.memory import GuardedAllocations
 
 FORMS = ("cube", "stack", None)
 
@@ -97,6 +98,32 @@ def test_more_than_a_tile_along_every_axis(per_processor):
             p = Problem(*shape)
             assert volume.forms(p.x, p.w, p.volume, back=False) == ("cube", "stack")
             p.check("cube")
+
+
+@pytest.mark.parametrize("taps", [1, 3])
+@pytest.mark.parametrize("whole_tiles", [False, True])
+@pytest.mark.parametrize("mirror", [False, True])
+def test_gradients_of_weights_in_boxes(mirror, whole_tiles, taps, monkeypatch):
+    """A program for each tile or equal parts, of one tap or of a row of them, from either side."""
+    tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": taps, "PER_PROCESSOR": 1})
+    monkeypatch.setattr(launch, "processors", lambda: 7)
+    monkeypatch.setattr(cubes_grad_weight, "_mirrors", lambda cubes: mirror)
+    in_line = boxed_grad_weight.in_line
+
+    def cut(*args):
+        line = in_line(*args)
+        return line._replace(each=line.boxes + boxed_grad_weight.PAUSE) if whole_tiles else line
+
+    monkeypatch.setattr(boxed_grad_weight, "in_line", cut)
+    for shape in (
+        (3, 40, 24, (3, 5, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 2, 1), 1),
+        (2, 16, 40, (4, 3, 5), (2, 3, 3), (1, 1, 1), (0, 2, 1), (1, 1, 1), 2),
+    ):
+        p = Problem(*shape, dtype=torch.float16)
+        with launch.force(conv_box_grad_weight=tile), GuardedAllocations() as guards:
+            got = volume.grad_weight(p.x, p.dy, p.volume, form="cube")
+        assert torch.equal(got, p.dw.to(got.dtype))
+        guards.check()
 
 
 @pytest.mark.parametrize("tile", [(16, 16), (64, 1), (1, 64)])

@@ -203,14 +203,23 @@ def thin(problem: Problem) -> float:
 
 class Line(NamedTuple):
     """Tiles of the gradient with so many taps each, of `boxes` steps; the steps of all stand in a line, `total`, of
-    which a program takes `each`; slots that a tile has at most."""
+    which a program takes `each`; `together` programs run at once; slots that a tile has at most."""
 
     tile: launch.Tile
     taps: int
     boxes: int
     tiles: int
-    total: int
     each: int
+    together: int
+
+    @property
+    def total(self) -> int:
+        return self.tiles * (PAUSE + self.boxes)
+
+    @property
+    def whole(self) -> bool:
+        """Whether each program sums one tile, and nothing is added afterwards."""
+        return self.each == PAUSE + self.boxes
 
     @property
     def programs(self) -> int:
@@ -218,7 +227,7 @@ class Line(NamedTuple):
 
     @property
     def slots(self) -> int:
-        return launch.cdiv(self.boxes - 1, self.each) + 1
+        return 1 if self.whole else launch.cdiv(self.boxes - 1, self.each) + 1
 
     @property
     def blocks(self) -> dict[str, int]:
@@ -227,20 +236,24 @@ class Line(NamedTuple):
 
 
 def in_line(problem: Problem, tile: launch.Tile, boxes: int, taps: int, together: int) -> Line:
-    """All taps of all channels in tiles, of which one has `together` taps, on as many programs as fit."""
+    """All taps of all channels in tiles, of which one has `together` taps: a program for each, or as many as fit, which
+    take equal parts."""
     tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
     tiles *= taps // together
-    total = tiles * (PAUSE + boxes)
-    programs = max(1, min(tile["PER_PROCESSOR"] * problem.processors, tiles * boxes // LEAST))
-    return Line(tile, together, boxes, tiles, total, launch.cdiv(total, programs))
+    device = tile["PER_PROCESSOR"] * problem.processors
+    programs = max(1, min(device, tiles * boxes // LEAST))
+    even = Line(tile, together, boxes, tiles, launch.cdiv(tiles * (PAUSE + boxes), programs), device)
+    return min(even, even._replace(each=PAUSE + boxes), key=microseconds) if problem.paced else even
 
 
 def microseconds(at: Line) -> float:
     """Of the products and the sums. A program ends a tile and may begin another: so many are written and added."""
+    step, fixed = pace.of_box_weight(at.tile, at.taps).step, pace.known().rounds["even"]
+    time = pace.steps(at.each, at.tile["BLOCK_K"]) * step
+    if at.whole:
+        return fixed + launch.cdiv(at.tiles, at.together) * time
     values = at.tile["BLOCK_M"] * at.tile["BLOCK_N"] * at.taps
-    time = pace.steps(at.each, at.tile["BLOCK_K"]) * pace.of_box_weight(at.tile, at.taps).step
-    time += pace.known().rounds["even"] + pace.of_shares(at.programs + at.tiles, values)
-    return time + SLOT * at.slots
+    return fixed + time + pace.of_shares(at.programs + at.tiles, values) + SLOT * at.slots
 
 
 class Cut(NamedTuple):
@@ -304,8 +317,15 @@ def prepare(problem: Problem) -> Prepared:
         conv_box_grad_weight_kernel, (line.programs,), scalars, meta,
         (None, _box(problem, at.merged, box, min(block, problem.part or block))),
     )  # fmt: skip
-    added = prepare_sum(problem, problem.taps, line.tiles, line.boxes, line.each, PAUSE, line.blocks)
+    added = sum_of(problem, problem.taps, line)
     return Prepared(product, (line.slots, math.prod(problem.shape)), added, problem.shape)
+
+
+def sum_of(problem: Problem, taps: int, line: Line) -> launch.Prepared | None:
+    """What adds the slots of tiles; None where each has one."""
+    if line.whole:
+        return None
+    return prepare_sum(problem, taps, line.tiles, line.boxes, line.each, PAUSE, line.blocks)
 
 
 def _box(problem: Problem, merged: bool, box: tuple[int, int, int], channels: int) -> Box:

@@ -21,7 +21,7 @@ import triton.language as tl
 from minidl.kernels.conv import boxed_grad_weight, costs, mirrored, voxels
 from minidl.kernels.conv.boxed_grad_weight import PAUSE
 from minidl.kernels.conv.cubes import AHEAD
-from minidl.kernels.conv.even_parts import Prepared, prepare_sum, slots_of, step_at
+from minidl.kernels.conv.even_parts import Prepared, slots_of, step_at
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import MANY
 from minidl.kernels.conv.voxels import Cubes
@@ -162,6 +162,11 @@ def _of_mirror(cubes_: Cubes) -> float:
     return _microseconds(_mirror(cubes_)) * mirrored.MARGIN + mirrored.of_turn(cubes_.problem, cubes_.taps)
 
 
+def _mirrors(cubes_: Cubes) -> bool:
+    """Whether the mirror image is taken."""
+    return cubes_.problem.paced and _of_mirror(cubes_) < _microseconds(cubes_)
+
+
 def _turns(cubes_: Cubes) -> bool:
     """Whether there is a mirror image."""
     return cubes_.problem.paced and max(cubes_.strides) == 1
@@ -193,7 +198,7 @@ def prepare(cubes_: Cubes) -> Weights:
     turn = None
     taps = tuple(len(walk.taps) for walk in cubes_.walks)
     shape = problem.groups * problem.M, *taps, problem.C
-    if problem.paced and _of_mirror(cubes_) < _microseconds(cubes_):
+    if _mirrors(cubes_):
         turn = mirrored.turn(problem, cubes_.taps)
         cubes_ = _mirror(cubes_)
     return Weights(_sums(cubes_), turn, shape)
@@ -210,7 +215,7 @@ def _sums(cubes_: Cubes) -> Prepared:
     }  # fmt: skip
     of_boxes = (None, voxels.box_of(cubes_, at.box, line.tile["BLOCK_N"]))
     made = launch.Prepared(conv_cube_grad_weight_kernel, (line.programs,), scalars, meta, of_boxes)
-    added = prepare_sum(problem, cubes_.taps, line.tiles, line.boxes, line.each, PAUSE, line.blocks)
+    added = boxed_grad_weight.sum_of(problem, cubes_.taps, line)
     shape = problem.groups * problem.M, cubes_.taps, problem.C
     return Prepared(made, (line.slots, math.prod(shape)), added, shape)
 

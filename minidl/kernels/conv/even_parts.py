@@ -70,17 +70,20 @@ def conv_even_parts_sum_kernel(
 
 
 class Prepared(NamedTuple):
-    """The product, the sum of its slots, and the shapes of their results."""
+    """The product, the sum of its slots or None where it is the result, and the shapes of both."""
 
     launch: launch.Prepared
     partial: tuple[int, int]
-    sum: launch.Prepared
+    sum: launch.Prepared | None
     shape: tuple[int, ...]
 
     def run(self, dy: torch.Tensor, x: torch.Tensor | Halves, *turned: int) -> torch.Tensor:
         """The gradient."""
-        partial = torch.empty(self.partial, dtype=launch.acc_torch(dy.dtype), device=dy.device)
+        dtype = dy.dtype if self.sum is None else launch.acc_torch(dy.dtype)
+        partial = torch.empty(self.partial, dtype=dtype, device=dy.device)
         self.launch.run(dy, x, partial, *turned)
+        if self.sum is None:
+            return partial.view(self.shape)
         found = torch.empty(self.shape, dtype=dy.dtype, device=dy.device)
         self.sum.run(partial, found)
         return found

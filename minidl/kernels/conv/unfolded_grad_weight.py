@@ -37,7 +37,7 @@ ROWS = 64  # that a tensor core multiplies at least
 FEWEST = 16  # channels, on both sides
 TOGETHER = tl.constexpr(16)  # shares that are read at once
 VALUES = 512  # that a program adds
-ADDING = 2.0  # us that TOGETHER shares take to be added: 16->16 in 116 shares 58 to 70 us
+ADDING = 3.0  # us of a launch, and of TOGETHER shares that are added
 INSIDE = 0.88  # of a step, where nothing is compared
 NARROW = 1.2  # of a step, of pieces of fewer than 32 channels: 11->12 11x11, filled to 16, 1.0 to 1.1 us for 0.85
 MARGIN = 1.08  # the estimates are 0.86 to 1.2 of 70 measured times, and others' are no better
@@ -253,7 +253,7 @@ def _split(problem: Problem, tile: launch.Tile, tiles: int, blocks: int, factor:
             count = launch.cdiv(blocks, share)
             time = rounds(whole, blocks) + rounds(rest * count, share)
             time += pace.of_shares(count, rest * tile["BLOCK_M"] * tile["BLOCK_N"])
-            found.append((whole, count, time + ADDING * launch.cdiv(count - 1, TOGETHER.value)))
+            found.append((whole, count, time + ADDING * (1 + launch.cdiv(count - 1, TOGETHER.value)) / 2))
     return min(found, key=lambda at: (at[2], at[1]))
 
 

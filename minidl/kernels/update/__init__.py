@@ -273,7 +273,8 @@ class Update:
                 HAS_MOMENTUM="momentum_buffer" in self.states, NESTEROV=self.nesterov,
                 DAMPENED=self.dampened, MAXIMIZE=self.maximize, THIRD=self.third,
                 HAS_MASTER=dtype != launch.acc_torch(dtype), HAS_ROWS=plan.rows, ACC=launch.acc(dtype),
-                **early.options(), **blocks.tile.options,
+                # In blocks of both sizes alike: of a b + c d either product may be contracted with the sum.
+                enable_fp_fusion=False, **early.options(), **blocks.tile.options,
             )  # fmt: skip
 
     def _memory(
