@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--names", default="", help="networks, all if it is left out")
     parser.add_argument("--shards", type=int, default=SHARDS)
     parser.add_argument("--side-by-side", type=int, help="shards of a GPU that run beside each other")
+    parser.add_argument("--bucket-mb", type=float, help="of gradients that are exchanged together")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -88,6 +89,7 @@ def _start(given: argparse.Namespace, parts: str, count: int, end: float) -> Non
         "--child", parts, "--json", str(given.json), "--names", given.names, "--shards", str(given.shards),
         *(["--small"] if given.small else []),
         *(["--side-by-side", str(given.side_by_side)] if given.side_by_side else []),
+        *(["--bucket-mb", str(given.bucket_mb)] if given.bucket_mb else []),
     ]  # fmt: skip
     with subprocess.Popen(command) as torchrun:
         try:
@@ -365,6 +367,7 @@ class _Measured:
                 side.networks[network], of,
                 side.networks["generator"].buffers() if network == "discriminator" else
                 () if network == "generator" else None,
+                **({"bucket_cap_mb": self.given.bucket_mb} if self.given.bucket_mb else {}),
             )
             for network in side.networks
         }  # fmt: skip
