@@ -173,12 +173,14 @@ def element_loss_grad_kernel(
     p_dy, p_x, p_t, p_w, p_v, p_dx, p_dt, n, count,
     KIND: tl.constexpr, BETA: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx and dt (either may be None) from dy of each element, or the one dy of a sum over `count`."""
+    """dx and dt (either may be None) from dy of each element, or the one dy of a sum over `count`, 1 if it is None."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     b_x = tl.load(p_x + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
     b_t = tl.load(p_t + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
-    if EACH:
+    if p_dy is None:
+        b_dy = tl.full((), 1.0, ACC) / count
+    elif EACH:
         b_dy = tl.load(p_dy + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
     else:
         b_dy = tl.load(p_dy).to(ACC) / count
@@ -254,21 +256,21 @@ def elements_loss(
 
 def elements_loss_grad(
     how: Loss,
-    dy: torch.Tensor,
+    dy: torch.Tensor | None,
     x: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
     pos_weight: torch.Tensor | None = None,
     needs: Sequence[bool] = (True, True),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dtarget) of `elements_loss`, None for what is not needed; dy has the loss's shape."""
+    """(dx, dtarget) of `elements_loss`, None for what is not needed; dy has the loss's shape, None stands for 1."""
     operands = _spread(x, target, weight, pos_weight)
     dx, dt = (torch.empty(x.shape, dtype=x.dtype, device=x.device) if need else None for need in needs)
     n = x.numel()
     tile = launch.tile("loss", x.dtype, N=n)
     launch.run(
-        element_loss_grad_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), dy.contiguous(), *operands, dx, dt, n,
-        how.count(x), **how.constants, EACH=how.each, ACC=launch.acc(x.dtype), **tile.options,
+        element_loss_grad_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), None if dy is None else dy.contiguous(),
+        *operands, dx, dt, n, how.count(x), **how.constants, EACH=how.each, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return dx, dt
 

@@ -46,13 +46,16 @@ def nll_grad_kernel(
     p_dy, p_t, p_w, p_divisor, p_dx, R, N, INNER, s_outer, s_class, s_inner, ignore_index,
     WEIGHTED: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """-w_t dy at each row's class, in memory that is 0; dy one value or one for each row."""
+    """-w_t dy at each row's class, in memory that is 0; dy one value, 1 if it is None, or one for each row."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     b_t, b_w, m_kept, m_class = row_targets(p_t, p_w, o_m, o_m < R, N, ignore_index, False, WEIGHTED, ACC)
     if EACH:
         b_dy = tl.load(p_dy + o_m, mask=o_m < R, other=0.0).to(ACC)  # [BLOCK_N]
     else:
-        b_dy = tl.load(p_dy).to(ACC)
+        if p_dy is None:
+            b_dy = tl.full((), 1.0, ACC)
+        else:
+            b_dy = tl.load(p_dy).to(ACC)
         if p_divisor is not None:
             b_dy = b_dy / tl.load(p_divisor)
     b_dx = b_w * b_dy * -1.0
@@ -95,14 +98,14 @@ def nll_loss(
 
 
 def nll_loss_grad(
-    dy: torch.Tensor,
+    dy: torch.Tensor | None,
     x: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
     ignore_index: int,
     divisor: torch.Tensor | None,
 ) -> torch.Tensor:
-    """dx of `nll_loss`, which lies as x does, from dy in the loss's shape and the divisor that it gave."""
+    """dx of `nll_loss`, which lies as x does, from dy in the loss's shape (None for 1) and the divisor that it gave."""
     last = order.channels_last(x)
     shape = x.movedim(1, -1).shape if last else x.shape
     dx = torch.zeros(shape, dtype=x.dtype, device=x.device)
@@ -111,9 +114,10 @@ def nll_loss_grad(
     R = target.numel()
     tile = launch.tile("loss", x.dtype, N=R)
     launch.run(
-        nll_grad_kernel, (launch.cdiv(R, tile["BLOCK_N"]),), dy.contiguous(), target.contiguous(),
-        None if weight is None else weight.contiguous(), divisor, dx, R, N, inner, *_rows(dx).stride(), ignore_index,
-        WEIGHTED=weight is not None, EACH=dy.dim() > 0, ACC=launch.acc(x.dtype), **tile.options,
+        nll_grad_kernel, (launch.cdiv(R, tile["BLOCK_N"]),), None if dy is None else dy.contiguous(),
+        target.contiguous(), None if weight is None else weight.contiguous(), divisor, dx, R, N, inner,
+        *_rows(dx).stride(), ignore_index,
+        WEIGHTED=weight is not None, EACH=dy is not None and dy.dim() > 0, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return dx
 

@@ -77,6 +77,8 @@ class CrossEntropy(Function):
 
 
 class NLLLoss(Function):
+    none_is_one = True
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -92,12 +94,14 @@ class NLLLoss(Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
         x, target, weight = ctx.saved
         return nll.nll_loss_grad(dy, x, target, weight, ctx.ignore_index, ctx.divisor), None, None, None, None
 
 
 class ElementLoss(Function):
+    none_is_one = True
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -112,7 +116,7 @@ class ElementLoss(Function):
         return elements.elements_loss(how, x, target, weight, pos_weight)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
         x, target, weight, pos_weight = ctx.saved
         dx, dt = elements.elements_loss_grad(ctx.how, dy, x, target, weight, pos_weight, ctx.needs[:2])
         return (dx, dt, *(None for _ in ctx.needs[2:]))

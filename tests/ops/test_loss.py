@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import from_torch, no_grad, ops
 from minidl.kernels import cross_entropy as kernels
@@ -146,3 +147,36 @@ def test_logits_changed_in_place_before_a_second_walk(device):
     z.data.zero_()
     with pytest.raises(RuntimeError, match=r"CrossEntropy.*was changed in place"):
         value.backward()
+
+
+class Fills(TorchDispatchMode):
+    """What torch was asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_backward_of_a_loss_fills_no_one(reduction, dtype, device):
+    """The gradient that backward() begins with is known; bits are those of a one that is given."""
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    targets = from_torch(torch.tensor([0, 2, 1, 1, 0]).to(device))
+    other = from_torch(torch.rand(5, 3, generator=torch.Generator().manual_seed(1)).to(device, dtype))
+    losses = (
+        lambda x: ops.mse_loss(x, other, reduction=reduction), lambda x: ops.nll_loss(x, targets, reduction=reduction),
+        lambda x: ops.cross_entropy(x, targets, reduction=reduction),
+        lambda x: ops.binary_cross_entropy_with_logits(x, other, reduction=reduction),
+    )  # fmt: skip
+    for loss in losses:
+        made = [from_torch(x.clone(), requires_grad=True) for _ in range(2)]
+        with Fills() as fills:
+            loss(made[0]).backward()
+        assert "aten.ones_like.default" not in fills.seen
+        loss(made[1]).backward(from_torch(torch.ones((), dtype=dtype, device=device)))
+        assert torch.equal(made[0].grad.data, made[1].grad.data)
