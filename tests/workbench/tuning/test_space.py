@@ -22,6 +22,13 @@ def test_every_tile_has_candidates_that_its_kernel_could_take(target):
             assert space.distance(found[0], present) <= space.distance(found[-1], present)
 
 
+@pytest.mark.parametrize("family", sorted(space.PRODUCTS))
+def test_no_side_of_a_product_is_beyond_what_tensor_cores_take(family):
+    widest = max(launch.tiles(family, "sm_90"), key=lambda tile: max(tile.sizes.values()))
+    for tile in space.candidates(family, "sm_90", widest):
+        assert all(size <= 256 for name, size in tile.sizes.items() if name.startswith("BLOCK")), tile
+
+
 def test_the_nearest_come_first_and_all_there_is_varies():
     found = space.candidates("gemm", "sm_90", GEMM)
     first = [tile for tile in found if space.distance(tile, GEMM) == 1]
