@@ -25,6 +25,7 @@ from minidl.kernels.conv import (
     depthwise,
     depthwise_grad_weight,
     even_grad_weight,
+    filled,
     held,
     paired,
     paired_box,
@@ -591,6 +592,15 @@ def test_unfolded_from_both_sides_whole_and_in_shares(shape, side, whole_tiles, 
 def test_mirror_images_give_the_same_integers(shape, seed):
     N, C, M, size, kernel, _, *more = shape
     assert set(Problem((N, C, M, size, kernel, (1, 1), *more), seed).check("mirror")) <= {"grad_weight"}
+
+
+@pytest.mark.parametrize("M", [1, 2, 5])
+def test_gradients_of_the_weights_of_few_outputs_are_filled(M):
+    """Their output's gradient alone is copied where the inputs fill 16 bytes."""
+    p = Problem((3, 72, M, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16)
+    assert "grad_weight" in p.check("fill")
+    made = filled.wider(Described(GRAD_WEIGHT, p.geometry, 3, 72, M, torch.float16, form="fill"))
+    assert (made.C, made.M) == (72, 16)
 
 
 def test_a_mirror_image_has_its_taps_in_reverse():
