@@ -36,6 +36,10 @@ _START = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.getppid() == int(sys.argv[1]) or os._exit(1); "
     "os.execvp(sys.argv[2], sys.argv[2:])"
 )
+_COUNT = (
+    "import ctypes; cuda, count = ctypes.CDLL('libcuda.so.1'), ctypes.c_int(); "
+    "cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)); print(count.value)"
+)
 
 
 class Place(NamedTuple):
@@ -65,13 +69,14 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def gpus() -> int:
-    """How many GPUs CUDA gives this process, asked without torch."""
-    count = ctypes.c_int()
-    with contextlib.suppress(OSError, AttributeError):
-        cuda = ctypes.CDLL("libcuda.so.1")
-        if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0:
-            return count.value
-    return 0
+    """How many GPUs CUDA gives this process, asked without torch, and by another process: one that has asked goes on
+    seeing all of them, whatever `only` says afterwards."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+        asked = subprocess.run([sys.executable, "-I", "-S", "-c", _COUNT], capture_output=True, text=True, timeout=60)
+        return int(asked.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return 0
 
 
 def only(gpu: int) -> dict[str, str]:

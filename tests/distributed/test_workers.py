@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from minidl.data import DataError
 from minidl.data.workers import WorkerError
@@ -125,3 +126,24 @@ def test_a_process_sees_one_of_the_gpus_that_there_are(monkeypatch):
     assert [workers.only(i)["CUDA_VISIBLE_DEVICES"] for i in (0, 1, 2)] == ["3", "GPU-1a", "3"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert workers.only(1) == {"CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_gpus_are_counted_by_another_process(monkeypatch):
+    """CUDA that was asked here would go on seeing all of them, and every process would use the first."""
+
+    class Cuda:
+        def __init__(self, name):
+            assert name == "libcuda.so.1"
+
+    asked = []
+
+    def run(command, **_):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, "4\n", "")
+
+    monkeypatch.setattr(workers.ctypes, "CDLL", Cuda)  # without cuInit
+    monkeypatch.setattr(workers.subprocess, "run", run)
+    assert workers.gpus() == 4
+    assert "cuInit" in asked[0][-1]
+    monkeypatch.undo()
+    assert workers.gpus() == torch.cuda.device_count()
