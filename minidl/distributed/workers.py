@@ -73,9 +73,9 @@ def gpus() -> int:
     seeing all of them, whatever `only` says afterwards."""
     try:
         ctypes.CDLL("libcuda.so.1")
-        asked = subprocess.run([sys.executable, "-I", "-S", "-c", _COUNT], capture_output=True, text=True, timeout=60)
-        return int(asked.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        ask = [sys.executable, "-I", "-S", "-c", _COUNT]
+        return int(subprocess.run(ask, check=True, capture_output=True, text=True, timeout=60).stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
         return 0
 
 
