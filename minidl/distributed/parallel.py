@@ -93,7 +93,7 @@ class DataParallel:
             room.copy(copies, model_buffers)
         versions = [[buffer._version for buffer in copies] for copies in self._copies]
         in_step = self._sync or any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules())
-        step = room.UnderWay(self.shards, shares[own.start : own.stop], len(works), self._room, beside=not in_step)
+        step = room.UnderWay(self.shards, shares, len(works), self._room, beside=not in_step)
         hooks = [parameter.register_post_accumulate_grad_hook(step.arrived) for parameter in trained]
         ranges = self.shards.rows(rows)
         parts = [partial(_computed, step, work, ranges[place], scale) for place, work in enumerate(works)]

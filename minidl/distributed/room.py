@@ -51,7 +51,7 @@ class Joined:
         self.views = [self._cut({dtype: table[row] for dtype, table in self._tables.items()}) for row in range(rows)]
 
     def means(self, of: Shards, weight: torch.Tensor, filled: int) -> list[torch.Tensor]:
-        """The weighted sums of the rows of all processes; of this one's so many are filled."""
+        """The weighted sums of the rows of all processes, weight [shards]; of this one's so many are filled."""
         sums = {}
         for dtype, table in self._tables.items():
             table[filled:].zero_()

@@ -37,6 +37,8 @@ def all_reduce_fixed(rows: Tensor, of: Shards | None = None, weights: Tensor | N
     if rows.shape[0] != len(of.own):
         raise ValueError(f"all_reduce_fixed: {rows.shape[0]} rows, expected one for each of {len(of.own)} shards")
     flat = rows.data.reshape(len(of.own), -1)
+    if weights is not None:  # of all shards
+        weights = Tensor(gathered(weights.data.reshape(-1, 1), of, "the weights of a sum").view(-1))
     return Tensor(summed(flat, of, None if weights is None else weights.data).view(rows.shape[1:]))
 
 
@@ -61,28 +63,51 @@ def share(tensors: list[torch.Tensor], what: str) -> None:
 
 
 def summed(x: torch.Tensor, of: Shards, weight: torch.Tensor | None = None, what: str = "a sum") -> torch.Tensor:
-    """x [own shards, n] -> [n], see `all_reduce_fixed`."""
+    """x [own shards, n] -> [n], see `all_reduce_fixed`; weight [shards]."""
     leaves = tree.leaves(of.count)
     if of.size == 1:
         return tree.sum_rows(x, range(of.count), leaves, weight)
     n = x.shape[1]
     each = segment(n, of.size)
+    if of.size == of.count:
+        return _whole(_sum_of_leaves(x[0], of, each, weight, what), of, each, what)[:n]
     nodes = [tree.nodes(own.start, own.stop, of.count) for own in of.all]
     mine, wide = nodes[of.rank], launch.acc_torch(x.dtype)
     parts = torch.empty(of.size, len(mine), each, dtype=wide, device=x.device)
     for place, (start, size) in enumerate(mine):
         own = slice(start - of.own.start, min(start + size, of.own.stop) - of.own.start)
-        weights = None if weight is None else weight[own]
+        weights = None if weight is None else weight[start : start + len(x[own])]
         tree.sum_rows(x[own], range(len(x[own])), size, weights, parts[:, place])
     there = torch.empty(sum(map(len, nodes)), each, dtype=wide, device=x.device)
     _send(there, [len(own) for own in nodes], parts, what)
     starts = [start for own in nodes for start, _ in own]
     found = tree.sum_rows(there, starts, leaves, y=torch.empty(each, dtype=x.dtype, device=x.device))
-    whole = torch.empty(of.size * each, dtype=x.dtype, device=x.device)
+    return _whole(found, of, each, what)[:n]
+
+
+def _sum_of_leaves(x: torch.Tensor, of: Shards, each: int, weight: torch.Tensor | None, what: str) -> torch.Tensor:
+    """A process's segment of the sum of x [n], where each has one shard: leaves are sent as they are, without a copy,
+    of 16 bits half the bytes of nodes in float32. The last segments may be short, or empty."""
+    sizes = [max(0, min(each, len(x) - rank * each)) for rank in range(of.size)]
+    mine = sizes[of.rank]
+    there = torch.empty(of.size, mine, dtype=x.dtype, device=x.device)
+    if launch.runs():
+        counts = [mine * x.itemsize] * of.size, [size * x.itemsize for size in sizes]
+        with current().exchanging(what):
+            dist.all_to_all_single(there.view(-1).view(torch.uint8), x.contiguous().view(torch.uint8), *counts)
+    found = torch.empty(each, dtype=x.dtype, device=x.device)
+    if mine:
+        tree.sum_rows(there, range(of.size), tree.leaves(of.count), weight, found[:mine])
+    return found
+
+
+def _whole(found: torch.Tensor, of: Shards, each: int, what: str) -> torch.Tensor:
+    """The segments of all processes, one after another."""
+    whole = torch.empty(of.size * each, dtype=found.dtype, device=found.device)
     if launch.runs():
         with current().exchanging(what):
             gather(whole.view(torch.uint8), found.view(torch.uint8))
-    return whole[:n]
+    return whole
 
 
 def gathered(rows: torch.Tensor, of: Shards, what: str) -> torch.Tensor:
