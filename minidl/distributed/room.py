@@ -93,7 +93,6 @@ class UnderWay:
     def __init__(self, of: Shards, shares: torch.Tensor, works: int, room: Room | None, beside: bool) -> None:
         self._of, self._shares, self._works = of, shares, works
         self.room, self.place = room, 0
-        self.early = True  # a bucket is sent as soon as it is full
         self.sums: list[list[torch.Tensor]] = []  # of the buckets that were sent
         # Of each shard: gradients that no bucket has yet, whether it takes them, and the buckets that are filled, each
         # with the event after which it is.
@@ -102,6 +101,9 @@ class UnderWay:
         self._filled: list[dict[int, Any]] = [{} for _ in range(works)]
         streams = _streams(shares.device)[: 1 + works] if recording() and beside else []
         self._lanes, self._sums = streams[1:], streams[0] if streams else None
+        # A bucket is sent as soon as it is full; of one shard after its way back, whose kernels fill the GPU: beside
+        # them ResNet-50's exchange cost 1.05 to 1.18 ms on 2 and 4 H200s, alone it takes 0.4.
+        self.early = len(self._lanes) != 1
         for stream in streams:
             stream.wait_stream(torch.cuda.current_stream())
 
