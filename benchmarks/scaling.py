@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 SHARDS, STEPS = 8, 20
@@ -174,7 +175,8 @@ def _next_one(torchrun: subprocess.Popen[bytes], last: Path, seen: list[float], 
 
 
 def _keep(path: Path, device: str, row: dict[str, object]) -> None:
-    start = {"device": device, "date": f"{dt.date.today()}", "rows": []}
+    versions = {name: metadata.version(name) for name in ("torch", "triton")}
+    start = {"device": device, **versions, "date": f"{dt.date.today()}", "rows": []}
     found = json.loads(path.read_text()) if path.exists() else start
     found["device"] = found["device"] or device
     found["rows"].append(row)
@@ -183,20 +185,25 @@ def _keep(path: Path, device: str, row: dict[str, object]) -> None:
 
 
 def _tell(path: Path) -> None:
-    """Fill in what the rows are beside one device's, and print them."""
+    """Fill in what the rows are beside one device's and beside torch's, and print them."""
     found = json.loads(path.read_text()) if path.exists() else {"rows": []}
     one = {(r["what"], r["name"], r.get("each")): r for r in found["rows"] if r["devices"] == 1}
     whole = {r["name"]: r["hash"] for r in found["rows"] if r["what"] in ("bits", "killed") and r["devices"] == 1}
     for row in found["rows"]:
         first = one.get((row["what"], row["name"], row.get("each")))
-        if row["what"] in ("bits", "resume", "killed") and row["name"] in whole:
-            row["same"] = row["hash"] == whole[row["name"]]
+        if "hash" in row and row["name"] in whole:
+            row["same"] = row["error_ok"] = row["hash"] == whole[row["name"]]
         if row["what"] == "speed" and first is not None and first.get("plain_ms"):
             row["times"] = round(row["devices"] * first["plain_ms"] / row["ours_ms"], 3)
         if row["what"] == "total" and first is not None:
             row["times"] = round(first["ours_ms"] / row["ours_ms"], 3)
         if row["what"] == "generation" and first is not None and first["images_per_second"]:
             row["times"] = round(row["images_per_second"] / first["images_per_second"], 3)
+        if row.get("ddp_ms"):
+            row |= {"peer": "torch DDP", "peer_ms": row["ddp_ms"], "ratio": round(row["ddp_ms"] / row["ours_ms"], 3)}
+            size = row["each"] if "each" in row else f"{row['images']} in all"
+            name = f"{row['name']} {size}, {row['devices']} GPUs, {row['shards']} shards"
+            row |= {"goal": 1.0, "error_ok": True, "row": name}
         print(row["what"], row["name"], {key: value for key, value in row.items() if key not in ("what", "name")})
     if found["rows"]:
         path.write_text(json.dumps(found, indent=1) + "\n")
@@ -261,8 +268,7 @@ class _Measured:
     def _keep(self, **row: object) -> None:
         if self.group.leads:
             device = self.torch.cuda.get_device_name() if self.gpu else "CPU"
-            more = {"shards": self.given.shards, "torch": self.torch.__version__}
-            _keep(self.given.json, device, {"devices": self.group.size, **row, **more})
+            _keep(self.given.json, device, {"devices": self.group.size, **row, "shards": self.given.shards})
 
     def _chosen(self, rows):
         names = self.given.names.split(",") if self.given.names else None
@@ -507,8 +513,6 @@ class _Measured:
             row["ours_ms"] = self._ms(self._sharded(name, each * self.group.size)[0])
             row["ddp_ms"] = self._ms(self._theirs(name, each))
             row["images_per_second"] = round(1e3 * each * self.group.size / row["ours_ms"])
-            row["ddp_images_per_second"] = round(1e3 * each * self.group.size / row["ddp_ms"])
-            row["to_ddp"] = round(row["ddp_ms"] / row["ours_ms"], 3)
             self._keep(what="speed", name=name, **row)
             self.torch.cuda.empty_cache() if self.gpu else None
 

@@ -6,13 +6,14 @@
 The work of a GPU stays the same, so many images; W GPUs take a batch of W times as many, in V shards. A step is
 
     compute   a step on one GPU, measured (benchmarks/results/networks-nvidia-h200.json). Where it was measured for two
-              numbers of images it is a + b x images, and k shards that run one after another take k a + b x images;
-              where for one, a is taken as 0. A step of one shard takes as long as one without shards.
-    exchange  the sums of W segments in float32 to every other GPU (all-to-all), and the results in bfloat16 to all
-              (all-gather): what a GPU sends to its own host goes over NVLink, the rest over its network card, both at
-              the same time, after a latency for each of W - 1 steps. The kernel that adds them reads and writes memory.
-    exposed   without overlap the whole exchange; with it what is longer than the way back, of which the first bucket's
-              gradients must come first and after which the last bucket is still to be exchanged.
+              numbers of images it is a + b x images, and k shards that run beside each other take (1 + 0.37 (k - 1)) a
+              + b x images; where for one, a is taken as 0. A step of one shard takes as long as one without shards.
+    exchange  the sums of W segments in float32, of one shard its gradients in bfloat16, to every other GPU
+              (all-to-all), and the results in bfloat16 to all (all-gather): what a GPU sends to its own host goes over
+              NVLink, the rest over its network card, both at the same time, after a latency for each of W - 1 steps.
+              The kernel that adds them reads and writes memory.
+    exposed   without overlap, as of one shard, the whole exchange; with it what is longer than the way back, of which
+              the first bucket's gradients must come first and after which the last bucket is still to be exchanged.
 
 `--measured` puts the points of benchmarks/scaling.py beside it, and takes its step on one GPU.
 """
@@ -28,8 +29,12 @@ RESULTS = Path(__file__).with_name("results")
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 HOST = 8  # GPUs
 # NVIDIA H200 data sheet: NVLink 900 GB/s in both directions together, memory 4.8 TB/s. NVIDIA DGX H200 user guide: a
-# ConnectX-7 card of 400 Gb/s for each GPU. Four fifths of each are taken as what large messages reach.
-NVLINK, NETWORK, MEMORY = 0.8 * 450e9, 0.8 * 50e9, 0.8 * 4.8e12  # bytes a second
+# ConnectX-7 card of 400 Gb/s for each GPU. Four fifths of each are taken as what large messages reach, of NVLink two
+# thirds: sums of 25.6 million float32 took 0.587 ms on two H200s and 0.653 on four, by this 0.54 and 0.66.
+NVLINK, NETWORK, MEMORY = 0.67 * 450e9, 0.8 * 50e9, 0.8 * 4.8e12  # bytes a second
+# Of what a shard takes that does not depend on its images, each further one adds this: ResNet-50 on an H200, 8 shards
+# of 8 or 32 images, 0.36 and 0.38.
+BESIDE = 0.37
 # NCCL, src/graph/tuning.cc, baseLat and hwLat of Ring/Simple: a collective, and each of its steps by NVLink, network.
 BEGIN, NVLINK_STEP, NETWORK_STEP = 8.4e-6, 3.4e-6, 14.0e-6  # seconds
 SUM, RESULT = 4, 2  # bytes of a value: sums are float32, gradients bfloat16
@@ -64,7 +69,7 @@ def exchange(gpus: int, parameters: float, shards: int, calls: int = 1) -> float
         return added if shards > 1 else 0.0
     near, hosts = min(gpus, HOST), -(-gpus // HOST)
     times = 0.0
-    for size in (SUM, RESULT):
+    for size in (RESULT if shards == gpus else SUM, RESULT):
         each = parameters / gpus * size
         times += max((near - 1) * each / NVLINK, (gpus - near) * each / NETWORK)
         times += calls * (BEGIN + (gpus - hosts) * NVLINK_STEP + (hosts - 1) * NETWORK_STEP)
@@ -73,7 +78,8 @@ def exchange(gpus: int, parameters: float, shards: int, calls: int = 1) -> float
 
 def point(gpus: int, begun: float, image: float, images: int, parameters: float, shards: int, overlap: bool) -> Point:
     """A step whose parts that do not depend on images take `begun` seconds, and each image `image`."""
-    compute = most(gpus, shards) * begun + image * images
+    compute = (1 + BESIDE * (most(gpus, shards) - 1)) * begun + image * images
+    overlap = overlap and shards > gpus
     calls = max(1, round(parameters * RESULT / BUCKET)) if overlap else 1
     whole = exchange(gpus, parameters, shards, calls)
     exposed = max(whole / calls, whole - BACK * compute * (1 - 1 / calls)) if overlap else whole
@@ -106,12 +112,13 @@ def parameters_of(network: str) -> int:
     return sum(each.num_parameters() for each in side.networks.values())
 
 
-def measured(path: Path | None, network: str, images: int) -> tuple[dict[int, float], float | None]:
+def measured(path: Path | None, network: str, images: int, shards: int | None) -> tuple[dict[int, float], float | None]:
     """(seconds of a step by GPUs, of one without shards) that benchmarks/scaling.py has found."""
     rows = [] if path is None else json.loads(path.read_text())["rows"]
     rows = [row for row in rows if (row["what"], row["name"], row.get("each")) == ("speed", network, images)]
     plain = [row["plain_ms"] / 1e3 for row in rows if row.get("plain_ms")]
-    return {row["devices"]: row["ours_ms"] / 1e3 for row in rows}, plain[0] if plain else None
+    of = {row["devices"]: row["ours_ms"] / 1e3 for row in rows if row["shards"] == (shards or 8)}
+    return of, plain[0] if plain else None
 
 
 def main() -> None:
@@ -123,7 +130,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
     begun, image = step(given.network, given.images)
-    points, plain = measured(given.measured, given.network, given.images)
+    points, plain = measured(given.measured, given.network, given.images, given.shards)
     if plain is not None:  # measured beside them
         begun, image = (value * plain / (begun + image * given.images) for value in (begun, image))
     one, parameters = begun + image * given.images, parameters_of(given.network)

@@ -22,9 +22,10 @@ minidl's: above 1, minidl is faster. What was measured how, and what came of it,
 """
 TITLES = {
     "nvidia-h200": "Operations and networks", "commands-": "Whole commands", "networks-": "Whole networks",
-    "in-torch-": "Models of torch", "drawn-": "Shapes drawn from a seed", "generation-": "Pictures from a DCGAN",
-    "launch-cost-": "What a launch costs", "text-network-": "A text network", "gemm-ladder-": "Steps to a product",
-    "convolution-ladder-": "Steps to a convolution", "nvidia-h200-agreement": "Compiled beside interpreted",
+    "scaling-": "Several GPUs", "in-torch-": "Models of torch", "drawn-": "Shapes drawn from a seed",
+    "generation-": "Pictures from a DCGAN", "launch-cost-": "What a launch costs", "text-network-": "A text network",
+    "gemm-ladder-": "Steps to a product", "convolution-ladder-": "Steps to a convolution",
+    "nvidia-h200-agreement": "Compiled beside interpreted",
 }  # fmt: skip
 Row = dict[str, Any]
 
@@ -83,6 +84,8 @@ def _table(path: Path, content: Row) -> Iterator[Sequence[str]]:
 
 
 def _measured(row: Row) -> dict[str, str]:
+    if "devices" in row:
+        return _shared_out(row)
     if "ours_us" in row:
         return {"work": row["name"], "ours, us": f"{row['ours_us']:.1f}", "launches": str(row["launches"])}
     other = f"{_ms(row['peer_ms'])} ({row['peer']})" if row["peer"] else ""
@@ -90,6 +93,19 @@ def _measured(row: Row) -> dict[str, str]:
     return {
         "work": row["name"], "dtype": row.get("dtype", ""), "ours, ms": _ms(row["ours_ms"]),
         "best other, ms": other, "ratio": ratio, "goal": _goal(row.get("goal", "")),
+    }  # fmt: skip
+
+
+def _shared_out(row: Row) -> dict[str, str]:
+    """Of several GPUs."""
+    images = f", {row['each']:,} a GPU" if "each" in row else f", {row['images']:,}" if "images" in row else ""
+    other = f"{_ms(row['ddp_ms'])} (DDP)" if row.get("ddp_ms") else ""
+    if row.get("all_reduce_ms"):
+        other = f"{_ms(row['all_reduce_ms'])} (all-reduce)"
+    return {
+        "work": f"{row['what']}: {row['name']}{images}", "GPUs": str(row["devices"]),
+        "shards": str(row.get("shards", "")), "ours, ms": _ms(row["ours_ms"]) if "ours_ms" in row else "",
+        "times one": str(row.get("times", "")), "torch, ms": other, "same bits": "yes" if row.get("same") else "",
     }  # fmt: skip
 
 
