@@ -1,0 +1,70 @@
+"""Which kernels of drawn shapes spill registers, in the tiles that are taken for them? Needs no GPU.
+
+    TRITON_INTERPRET=0 python benchmarks/spills.py [--drawn 60] [--seed 0] [--arch 90] [--json FILE]
+
+`minidl doctor --compile` compiles every tile for some shapes; this compiles convolutions and their gradients of the
+shapes that `minidl bench --drawn` draws, each kernel once. A spill is a cliff that no estimate knows of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minidl.kernels import conv
+from minidl.kernels.conv.geometry import Geometry
+from minidl.workbench.bench import drawn
+from minidl.workbench.doctor import offline
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--drawn", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--arch", type=int, default=90)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    jobs: dict[Any, tuple[Any, str]] = {}
+    for index in range(given.drawn):
+        shape = drawn.draw("conv", given.seed, index)
+        for direction, run in calls(shape):
+            with offline.recording(given.arch) as recorded:
+                run()
+            for job in recorded:
+                jobs.setdefault(job.key, (job, f"{direction} of {shape}"))
+    print(f"{given.drawn} shapes, {len(jobs)} kernels", flush=True)
+    found = []
+    with ProcessPoolExecutor() as pool:
+        figures = pool.map(offline.compile_job, [job for job, _ in jobs.values()])
+        for (job, shape), figure in zip(jobs.values(), figures, strict=True):
+            if figure.spill or figure.error:
+                found.append(
+                    {"kernel": job.kernel.partition(":")[2], "tile": job.tile, "bytes": figure.spill, "shape": shape}
+                )
+                print(figure.error or f"{figure.spill} bytes", found[-1], flush=True)
+    print(f"{len(found)} of {len(jobs)} kernels spill")
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def calls(shape: Any) -> list[tuple[str, Any]]:
+    """The convolution of a shape and both its gradients, of memory that nothing touches."""
+    padding = tuple((size, size) for size in shape.padding)
+    at = Geometry.of(shape.size, shape.kernel, shape.stride, padding, shape.dilation, shape.groups)
+    order = {"dtype": torch.float16, "memory_format": torch.channels_last}
+    x = torch.empty(shape.images, shape.channels, *shape.size, **order)
+    w = torch.empty(shape.outputs, shape.channels // shape.groups, *shape.kernel, **order)
+    dy = torch.empty(shape.images, shape.outputs, at.h.output, at.w.output, **order)
+    return [
+        ("forward", lambda: conv.forward(x, w, at)), ("gradient of the input", lambda: conv.grad_input(dy, w, at)),
+        ("gradient of the weight", lambda: conv.grad_weight(x, dy, at)),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
