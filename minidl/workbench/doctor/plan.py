@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from minidl.jobs import Job
-from minidl.workbench.doctor.jobs import Figures, kernels, target_name
+from minidl.jobs import Arch, Job
+from minidl.workbench.doctor.jobs import PRECISIONS, Figures, kernels, target_name
 from minidl.workbench.first_line import first_line
 
 
@@ -33,7 +33,7 @@ class Plan:
     uncovered: list[str] = field(default_factory=list)
 
 
-def make(arch: int, only: str = "", work: str = "", every_tile: bool = True) -> Plan:
+def make(arch: Arch, only: str = "", work: str = "", every_tile: bool = True) -> Plan:
     """Make every call of the workloads with `work` in their name; keep kernels with `only` in theirs.
 
     Imports torch and Triton.
@@ -46,7 +46,8 @@ def make(arch: int, only: str = "", work: str = "", every_tile: bool = True) -> 
     plan = Plan(tile_names=sorted(names))
     for load in workloads(work):
         for dtype in load.dtypes:
-            for precision in precisions(dtype):
+            possible = PRECISIONS.get(arch, precisions(dtype))
+            for precision in [each for each in precisions(dtype) if each in possible]:
                 with launch.in_precision(precision):
                     found = _record(plan, load, dtype, arch)
                     plan.first |= found
@@ -134,7 +135,7 @@ def _blocks(job: Job, plan: Plan) -> list[int]:
     return [size for name, size in job.constant.items() if name.startswith("BLOCK") and name in plan.tile_names]
 
 
-def _record(plan: Plan, load: Any, dtype: Any, arch: int) -> dict[str, Job]:
+def _record(plan: Plan, load: Any, dtype: Any, arch: Arch) -> dict[str, Job]:
     from minidl.workbench.doctor import offline
 
     jobs: dict[str, Job] = {}
