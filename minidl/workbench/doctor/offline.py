@@ -53,6 +53,8 @@ AMD_FIGURES = {
 }  # fmt: skip
 WAIT = "griddepcontrol.wait"
 MEMORY = r"\b(?:ld\.global|st\.global|cp\.async|atom\.global|red\.global)"
+# What LLVM says to standard error, with the line of assembler that an error may be about.
+TOLD = r"(?<!ld\.lld: )error: (.*(?:\n[ \t]+\S.*)?)"
 _MOST_SAID = 1 << 22  # with the code that a pass of the compiler failed on
 FIGURES_FILE = "minidl_figures_5.json"
 
@@ -66,7 +68,13 @@ def recording(arch: Arch) -> Iterator[list[Job]]:
     if launch.INTERPRETED:
         raise RuntimeError("kernels are interpreted in this process; set TRITON_INTERPRET=0 before starting Python")
     jobs: list[Job] = []
-    with launch.record(lambda *launched: jobs.append(ahead.job_of(arch, *launched)), target_name(arch)):
+
+    def keep(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        if isinstance(arch, str):  # AMD's have no such option, which is False here
+            meta = {name: value for name, value in meta.items() if name != "launch_pdl"}
+        jobs.append(ahead.job_of(arch, kernel, grid, args, meta))
+
+    with launch.record(keep, target_name(arch)):
         yield jobs
 
 
@@ -99,8 +107,8 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, CompilationError) and error.src and hasattr(error.node, "lineno"):
         message = " ".join((error.error_message or "").split())
         return f"{type(error).__name__}: {message} at `{error.src.splitlines()[error.node.lineno - 1].strip()}`"
-    told = re.findall(r"error: (.*)", _said()) if "PassManager" in str(error) else []
-    return first_line(error) + "".join(f": {line}" for line in told[-1:])
+    told = re.findall(TOLD, _said()) if re.search("PassManager|LLD", str(error)) else []
+    return f"{type(error).__name__}: {' '.join(told[-1].split())}" if told else first_line(error)
 
 
 def _said() -> str:
