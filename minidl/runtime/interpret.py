@@ -10,6 +10,7 @@ freed blocks of megabytes for the next operation, so that their pages need not b
 `compile_from_now_on` takes back what concerns the language, in a process that has interpreted and is to compile.
 """
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -84,8 +85,9 @@ def compile_from_now_on() -> None:
     own = {name: value for name, value in vars(JITFunction).items() if name not in ("__dict__", "__weakref__")}
     kind = type("JITFunction", (interpreter.InterpretedFunction, JITFunction), own)
     for function in [each for each in gc.get_objects() if type(each) is interpreter.InterpretedFunction]:
-        compiled = JITFunction(function.fn, **function.kwargs)
-        function.__class__, function.__dict__ = kind, compiled.__dict__
+        with contextlib.suppress(ValueError):  # a function of no file, which has never been launched
+            compiled = JITFunction(function.fn, **function.kwargs)
+            function.__class__, function.__dict__ = kind, compiled.__dict__
     # A method of a tensor, as x.sum(0), is such a function itself where these are compiled.
     for name, method in list(vars(tl.tensor).items()):
         for cell in getattr(method, "__closure__", None) or ():

@@ -113,29 +113,21 @@ def doctor_files(
         jobs.target_name(each)
     if json is not None:
         json = json.absolute()  # a script may change the working directory
-    console, code = report.console(), 0
-    with scripts.recording(arch) as launches:
-        for file, arguments in [(files[0], files[1:])] if module else [(file, ()) for file in files]:
-            before = len(launches.kernels)
-            ended = scripts.run(file, arguments, module=module)
-            if ended:
-                console.print(f"{file} ended with code {ended}; what it launched before counts", markup=False)
-            if len(launches.kernels) == before:
-                console.print(f"{file} launched no{' other' * bool(before)} Triton kernel of its own", markup=False)
-            code = max(code, ended)
+    console, launches = report.console(), scripts.record(files, arch, module=module)
     if not launches.kernels:
-        console.print(f"nothing was compiled{_hint(files, launches.own)}", markup=False)
+        told = "; ".join(f"{file} {why}" for file, why in launches.failed.items())
+        console.print(f"nothing was compiled: {told}{_hint(files, launches.own)}", markup=False, soft_wrap=True)
         return 1
     if not any(only in name for name in launches.kernels):
         raise ValueError(f"no kernel has {only!r} in its name; launched were: {', '.join(sorted(launches.kernels))}")
     with report.Stages(console) as stages:
         verdict = scripts.compile_all(launches, only, partial(stages.tell, "every launch"))
-    return _told(verdict, console, json, details) or int(code != 0)
+    return _told(verdict, console, json, details)
 
 
 def _hint(files: Sequence[str], own: int) -> str:
     if own:
-        return "; minidl's kernels, which were launched, are compiled without a file"
+        return "; minidl's, which were launched, are compiled without a file"
     tests = next((file for file in files if Path(file).name.startswith("test_")), None)
     return f"; tests run by: minidl doctor --compile -m pytest {tests}" if tests else ""
 

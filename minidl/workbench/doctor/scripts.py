@@ -41,14 +41,19 @@ class _Compiled(JITFunction[Any]):  # type: ignore[misc]
 
 @dataclass
 class Launches:
-    """What scripts launch: jobs for each architecture by key, and launches that an architecture refuses, with why.
+    """What scripts launch: jobs for each architecture by key.
 
-    own   launches of minidl's kernels, which have tiles of their own for each GPU and are left out
+    refused  launches that an architecture has no job for, and why
+    failed   scripts that did not end well or launched nothing
+    count    how many launches there were, without those of minidl's own kernels, which are left out: they have tiles
+             of their own for each GPU
     """
 
     archs: Sequence[Arch]
     jobs: dict[str, Job] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    count: int = 0
     own: int = 0
     _names: dict[Any, str] = field(default_factory=dict)
     _compiled: dict[str, _Compiled] = field(default_factory=dict)
@@ -63,6 +68,7 @@ class Launches:
         if function.fn.__module__.startswith("minidl."):
             self.own += 1
             return
+        self.count += 1
         name, kernel = self._known(function)
         args = tuple(map(self._argument, args))
         named = {key: self._argument(value) for key, value in named.items()}
@@ -130,13 +136,19 @@ def _left(tuner: Any, named: dict[str, Any]) -> Sequence[Any]:
         return tuner.configs
 
 
-def run(script: str, arguments: Sequence[str], *, module: bool) -> int:
-    """Run a script or module: its exit code. Its folder is that of this process, to which it returns."""
+def record(files: Sequence[str], archs: Sequence[Arch], *, module: bool = False) -> Launches:
+    """What scripts launch, or the module `files[0]` with the others as its arguments."""
     folder = Path.cwd()
-    try:
-        return play(script, arguments, module=module)
-    finally:
-        os.chdir(folder)
+    with recording(archs) as launches:
+        for script, arguments in [(files[0], files[1:])] if module else [(file, ()) for file in files]:
+            before = launches.count
+            code = play(script, arguments, module=module)
+            os.chdir(folder)
+            if launches.count == before:
+                launches.failed[script] = "launched no Triton kernel of its own"
+            if code:
+                launches.failed[script] = f"ended with exit code {code}, after {launches.count - before} launches"
+    return launches
 
 
 def compile_all(launches: Launches, only: str, progress: Callable[[int, int], None]) -> Verdict:
@@ -146,7 +158,7 @@ def compile_all(launches: Launches, only: str, progress: Callable[[int, int], No
     refused = {name: why for name, why in launches.refused.items() if only in name.rpartition(" for ")[0]}
     with compile.pool(Forked, min(len(jobs), len(os.sched_getaffinity(0)))) as pool:
         figures = compile.compile_jobs(pool, jobs, progress) if jobs else {}
-    return Verdict(figures, refused, worker.answer({"versions": True}), time.perf_counter() - start)
+    return Verdict(figures, launches.failed | refused, worker.answer({"versions": True}), time.perf_counter() - start)
 
 
 class Forked(compile.Worker):
