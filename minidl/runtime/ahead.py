@@ -49,17 +49,14 @@ def job_of(
     key = (kernel, arch, str(specialization), str(extra))
     if key not in _jobs:
         options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
+        given = {name: value for name, value in meta.items() if name in options.__dict__}
         _jobs[key] = Job(
             kernel=name or f"{kernel.__module__}:{kernel.__name__}",
             arch=arch,
             signature=signature,
             constants=[(list(path), _plain(value)) for path, value in constants.items()],
             attributes=[(list(path), known) for path, known in attributes.items()],
-            options={
-                "num_warps": 4,
-                "num_stages": options.num_stages,
-                **{n: v for n, v in meta.items() if n in options.__dict__},
-            },
+            options={"num_warps": 4, "num_stages": options.num_stages, **given},
             declared=[parameter.name for parameter in kernel.params if parameter.is_constexpr],
         )
     return _jobs[key]
@@ -75,7 +72,7 @@ def _binder(kernel: Any, arch: Arch) -> tuple[Any, Callable[..., Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A constant as JSON. Raises TypeError for one that JSON cannot hold."""
+    """A constant as JSON. Raises TypeError for one that JSON cannot hold, and a function that is not in `known`."""
     if isinstance(value, tl.constexpr):  # its text is in the key of Triton's cache
         return {"constexpr": _plain(value.value)}
     if isinstance(value, tl.dtype):
@@ -83,7 +80,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, JITFunction):
-        return {"function": next((name for name, function in known.items() if function.fn is value.fn), None)}
+        for name, function in known.items():
+            if function.fn is value.fn:
+                return {"function": name}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"the constant {value!r} of a kernel is neither a number nor a string nor a type")

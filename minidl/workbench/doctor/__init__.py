@@ -115,21 +115,16 @@ def doctor_files(
         json = json.absolute()  # a script may change the working directory
     console, launches = report.console(), scripts.record(files, arch, module=module)
     if not launches.kernels:
-        told = "; ".join(f"{file} {why}" for file, why in launches.failed.items())
-        console.print(f"nothing was compiled: {told}{_hint(files, launches.own)}", markup=False, soft_wrap=True)
+        told = [f"{file} {why}" for file, why in launches.failed.items()]
+        tests = [] if module else [file for file in files if Path(file).name.startswith("test_")]
+        told += [f"tests run by: minidl doctor --compile -m pytest {file}" for file in tests]
+        console.print(f"nothing was compiled: {'; '.join(told)}", markup=False, soft_wrap=True)
         return 1
     if not any(only in name for name in launches.kernels):
         raise ValueError(f"no kernel has {only!r} in its name; launched were: {', '.join(sorted(launches.kernels))}")
     with report.Stages(console) as stages:
         verdict = scripts.compile_all(launches, only, partial(stages.tell, "every launch"))
     return _told(verdict, console, json, details)
-
-
-def _hint(files: Sequence[str], own: int) -> str:
-    if own:
-        return "; minidl's, which were launched, are compiled without a file"
-    tests = next((file for file in files if Path(file).name.startswith("test_")), None)
-    return f"; tests run by: minidl doctor --compile -m pytest {tests}" if tests else ""
 
 
 def _told(verdict: Verdict, console: Any, json: Path | None, details: bool) -> int:

@@ -129,7 +129,7 @@ def _read(compiled: Any, said: str, seconds: float) -> Figures:
         warps=compiled.metadata.num_warps,
         lines=code.count("\n"),
         wants_matrix=re.search(wanted, compiled.asm["ttir"]) is not None,
-        serialised=any(code in said for code in SERIALISED),
+        serialised=any(warning in said for warning in SERIALISED),
         hasty=_hasty(code),
         rounded=", ".join(constants.rounded(compiled.asm["ttir"])),
         seconds=seconds,

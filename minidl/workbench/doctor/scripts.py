@@ -8,9 +8,9 @@ also those that a function has made.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
+import socket
 import sys
 import time
 import warnings
@@ -45,8 +45,7 @@ class Launches:
 
     refused  launches that an architecture has no job for, and why
     failed   scripts that did not end well or launched nothing
-    count    how many launches there were, without those of minidl's own kernels, which are left out: they have tiles
-             of their own for each GPU
+    count    how many launches there were; those of minidl's kernels, with tiles for each GPU, are left out
     """
 
     archs: Sequence[Arch]
@@ -54,7 +53,6 @@ class Launches:
     refused: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     count: int = 0
-    own: int = 0
     _names: dict[Any, str] = field(default_factory=dict)
     _compiled: dict[str, _Compiled] = field(default_factory=dict)
 
@@ -66,7 +64,6 @@ class Launches:
     def add(self, function: InterpretedFunction[Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Record a launch."""
         if function.fn.__module__.startswith("minidl."):
-            self.own += 1
             return
         self.count += 1
         name, kernel = self._known(function)
@@ -88,19 +85,17 @@ class Launches:
         code = function.fn.__code__
         key = code, str([cell.cell_contents for cell in function.fn.__closure__ or ()])
         if key not in self._names:
-            name = self._names[key] = self._new_name(Path(code.co_filename).name, code)
+            name = self._names[key] = self._new_name(code)
             ahead.known[name] = function
             self._compiled[name] = _Compiled(function.fn, **function.kwargs)
         name = self._names[key]
         return name, self._compiled[name]
 
-    def _new_name(self, file: str, code: Any) -> str:
-        """As "add.py:add", of a second function of this name "add.py:add (add.py:12)"."""
-        place = f"{file}:{code.co_firstlineno}"
-        more = (f"{code.co_name} ({place}, {number})" for number in itertools.count(2))
-        names = itertools.chain([code.co_name, f"{code.co_name} ({place})"], more)
-        taken = {name.partition(":")[2] for name in self._names.values()}
-        return f"{file}:{next(name for name in names if name not in taken)}"
+    def _new_name(self, code: Any) -> str:
+        """As "add.py:add", of a second function of this name "add.py:add 2 (add.py:12)"."""
+        file, name = Path(code.co_filename).name, code.co_name
+        others = sum(other.co_name == name for other, _ in self._names)
+        return f"{file}:{name} {others + 1} ({file}:{code.co_firstlineno})" if others else f"{file}:{name}"
 
 
 @contextlib.contextmanager
@@ -172,16 +167,15 @@ class _Process:
     """A forked process, as `subprocess.Popen` has it."""
 
     def __init__(self, errors: int) -> None:
-        (asked, ask), (answered, answer) = os.pipe(), os.pipe()
+        own, other = socket.socketpair()
         # Python 3.12 and later warn of other threads: none of them holds what a compiler needs.
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             self.pid = os.fork()
         if self.pid == 0:
-            _serve(asked, answer, errors)
-        os.close(asked)
-        os.close(answer)
-        self.stdin, self.stdout = os.fdopen(ask, "w"), os.fdopen(answered)
-        self.returncode = 0
+            _serve(other.fileno(), other.fileno(), errors)
+        self.stdin, self.stdout, self.returncode = own.makefile("w"), own.makefile(), 0
+        own.close()
+        other.close()
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
