@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+Arch = int | str  # a compute capability of NVIDIA's without the point, as 90; or a name of AMD's, as "gfx942"
 WARP = 32
 _DTYPES = {
     "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "fp8e4nv": "float8_e4m3fn",
@@ -16,26 +17,31 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def target_of(arch: int) -> str:
+def target_of(arch: Arch) -> str:
     """The newest of the tile tables that an architecture of at least 80 can run, as 90 for sm_90."""
-    return "sm_90" if arch // 10 == 9 else "sm_80"
+    return "sm_90" if isinstance(arch, int) and arch // 10 == 9 else "sm_80"
+
+
+def arch_name(arch: Arch) -> str:
+    """As "sm_90" and "gfx942"."""
+    return arch if isinstance(arch, str) else f"sm_{arch}"
 
 
 @dataclass(frozen=True)
 class Job:
     """A kernel with everything that determines its machine code.
 
-    kernel      module and name, "minidl.kernels.gemm:gemm_sum_kernel"
+    kernel      module and name, "minidl.kernels.gemm:gemm_sum_kernel"; a name of `ahead.known`
     signature   type of every parameter, in order; "constexpr" for constants
     constants   (path of the parameter, value); a type of `triton.language` is {"dtype": name}, a constexpr of it
-                {"constexpr": value}
+                {"constexpr": value}, a function of `ahead.known` {"function": name}
     attributes  (path of the parameter, known properties of its value)
     options     num_warps, num_stages and the like
     declared    names of the parameters that the source declares constant (others are constant by a value of 1 or None)
     """
 
     kernel: str
-    arch: int
+    arch: Arch
     signature: dict[str, Any]
     constants: list[tuple[list[int], Any]]
     attributes: list[tuple[list[int], Any]]
@@ -53,7 +59,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        return self.kernel.split(":")[1]
+        return self.kernel.partition(":")[2]
 
     @functools.cached_property
     def constant(self) -> dict[str, Any]:
@@ -68,8 +74,9 @@ class Job:
 
     @property
     def tile(self) -> str:
-        """Block sizes, warps and stages."""
-        sizes = [f"{n.removeprefix('BLOCK_')}={size}" for n, size in self.constant.items() if n.startswith("BLOCK")]
+        """Block sizes (of a kernel in `ahead.known` all constants), warps and stages."""
+        told = {n: value for n, value in self.constant.items() if n.startswith("BLOCK") or ".py:" in self.kernel}
+        sizes = [f"{n.removeprefix('BLOCK_')}={_plainly(value)}" for n, value in told.items()]
         return " ".join([*sizes, f"warps={self.options['num_warps']}", f"stages={self.options['num_stages']}"])
 
     @functools.cached_property
@@ -84,4 +91,9 @@ class Job:
         return self.constant.get("PRECISION", "-") if self.dtype == "float32" else "-"
 
     def __str__(self) -> str:
-        return f"{self.name} [{self.tile}] {self.dtype} {self.precision} sm_{self.arch}"
+        return f"{self.name} [{self.tile}] {self.dtype} {self.precision} {arch_name(self.arch)}"
+
+
+def _plainly(value: Any) -> Any:
+    """A constant without what its JSON says of its kind."""
+    return next(iter(value.values())) if isinstance(value, dict) else value

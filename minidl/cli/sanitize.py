@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,19 +50,27 @@ def _sanitize(given: dict[str, Any]) -> None:
     if json is not None:
         json = json.absolute()  # the script may change the working directory
     device.choose("cpu")
+    check_scripts([script], module=config.module)
     from minidl.testing.sanitizer import script as work
     from minidl.training import files
 
-    if config.module and not work.has_module(script):
-        raise ConfigError(f"there is no module {script!r}; -m takes the name of a module, such as package.module")
-    if not config.module and not Path(script).is_file():
-        raise ConfigError(f"{script} is not a file; expected a Python script, or -m and the name of a module")
     outcome = work.run(script, list(config.arguments), module=config.module, stop=config.first)
     _show(outcome.sanitizer)
     found = outcome.sanitizer.findings
     if json is not None:
         files.write_json(json, _as_json(outcome.sanitizer))
     raise typer.Exit(outcome.code or int(bool(found)))
+
+
+def check_scripts(names: Sequence[str], *, module: bool) -> None:
+    """Raises ConfigError for a script, or a module, that is not there."""
+    from minidl.testing.sanitizer.script import has_module
+
+    for name in names:
+        if module and not has_module(name):
+            raise ConfigError(f"there is no module {name!r}; -m takes the name of a module, such as package.module")
+        if not module and not Path(name).is_file():
+            raise ConfigError(f"{name} is not a file; expected a Python script, or -m and the name of a module")
 
 
 def _show(sanitizer: Sanitizer) -> None:

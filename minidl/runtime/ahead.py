@@ -20,29 +20,43 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.cache import get_cache_key, get_cache_manager, triton_key
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from minidl.jobs import WARP, Job
+from minidl.jobs import WARP, Arch, Job
 from minidl.runtime import keys
 
+# Kernels and functions that no import finds, by the names that jobs have for them.
+known: dict[str, Any] = {}
 
-def job_of(arch: int, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> Job:
+
+def gpu(arch: Arch) -> GPUTarget:
+    """An architecture as Triton's target; AMD's have waves of 64 lanes up to gfx9."""
+    if isinstance(arch, str):
+        return GPUTarget("hip", arch, 2 * WARP if arch.startswith("gfx9") else WARP)
+    return GPUTarget("cuda", arch, WARP)
+
+
+def job_of(
+    arch: Arch, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any], name: str = ""
+) -> Job:
     """The job of a launch of a JITFunction, specialised as Triton itself does on that architecture.
 
-    Raises TypeError for a constant that is neither a number nor a string nor a type.
+    `name` is that in `known`. Raises TypeError for a constant that is neither a number nor a string nor a type.
     """
-    keys.settle(kernel)
+    if not name:
+        keys.settle(kernel)
     backend, bind = _binder(kernel, arch)
     bound, specialization, extra = bind(*args, **meta)
     # About one in ten recorded launches is new, and making this key takes a tenth of the time of making a job.
     key = (kernel, arch, str(specialization), str(extra))
     if key not in _jobs:
         options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
+        given = {name: value for name, value in meta.items() if name in options.__dict__}
         _jobs[key] = Job(
-            kernel=f"{kernel.__module__}:{kernel.__name__}",
+            kernel=name or f"{kernel.__module__}:{kernel.__name__}",
             arch=arch,
             signature=signature,
             constants=[(list(path), _plain(value)) for path, value in constants.items()],
             attributes=[(list(path), known) for path, known in attributes.items()],
-            options={"num_warps": 4, "num_stages": 3, **{n: v for n, v in meta.items() if n in options.__dict__}},
+            options={"num_warps": 4, "num_stages": options.num_stages, **given},
             declared=[parameter.name for parameter in kernel.params if parameter.is_constexpr],
         )
     return _jobs[key]
@@ -52,19 +66,23 @@ _jobs: dict[tuple[Any, ...], Job] = {}
 
 
 @functools.cache
-def _binder(kernel: Any, arch: int) -> tuple[Any, Callable[..., Any]]:
-    backend = make_backend(GPUTarget("cuda", arch, WARP))
+def _binder(kernel: Any, arch: Arch) -> tuple[Any, Callable[..., Any]]:
+    backend = make_backend(gpu(arch))
     return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
 
 
 def _plain(value: Any) -> Any:
-    """A constant as JSON. Raises TypeError for one that JSON cannot hold."""
+    """A constant as JSON. Raises TypeError for one that JSON cannot hold, and a function that is not in `known`."""
     if isinstance(value, tl.constexpr):  # its text is in the key of Triton's cache
         return {"constexpr": _plain(value.value)}
     if isinstance(value, tl.dtype):
         return {"dtype": value.name}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, JITFunction):
+        for name, function in known.items():
+            if function.fn is value.fn:
+                return {"function": name}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"the constant {value!r} of a kernel is neither a number nor a string nor a type")
@@ -72,6 +90,8 @@ def _plain(value: Any) -> Any:
 
 def _constant(value: Any) -> Any:
     """The inverse of `_plain`."""
+    if isinstance(value, dict) and "function" in value:
+        return known[value["function"]]
     if isinstance(value, dict):
         return tl.dtype(value["dtype"]) if "dtype" in value else tl.constexpr(_constant(value["constexpr"]))
     return tuple(_constant(item) for item in value) if isinstance(value, list) else value
@@ -79,8 +99,10 @@ def _constant(value: Any) -> Any:
 
 def source_of(job: Job) -> ASTSource:
     """What Triton compiles for a job. Raises ImportError and AttributeError for a kernel that is not importable."""
-    module, name = job.kernel.split(":")
-    kernel = getattr(importlib.import_module(module), name)
+    kernel = known.get(job.kernel)
+    if kernel is None:
+        module, name = job.kernel.split(":")
+        kernel = getattr(importlib.import_module(module), name)
     keys.settle(kernel)
     return ASTSource(
         kernel,
@@ -92,7 +114,7 @@ def source_of(job: Job) -> ASTSource:
 
 def compile_job(job: Job) -> Any:
     """The compiled kernel of a job, from Triton's cache or new and then in it."""
-    return triton.compile(source_of(job), target=GPUTarget("cuda", job.arch, WARP), options=job.options)
+    return triton.compile(source_of(job), target=gpu(job.arch), options=job.options)
 
 
 def is_compiled(job: Job) -> bool:
@@ -116,7 +138,7 @@ _asked: set[tuple[str, str]] = set()
 
 def cache_key(job: Job) -> str:
     """The text whose hash names the kernel of a job in Triton's cache."""
-    source, backend = source_of(job), make_backend(GPUTarget("cuda", job.arch, WARP))
+    source, backend = source_of(job), make_backend(gpu(job.arch))
     options = backend.parse_options({**job.options, **source.parse_options()})
     return str(get_cache_key(source, backend, options, env_vars=invalidating()))
 
@@ -124,7 +146,7 @@ def cache_key(job: Job) -> str:
 def get_ready() -> None:
     """Read what the keys of all kernels have in common: Triton's own files and the version of ptxas, for a second."""
     triton_key()
-    make_backend(GPUTarget("cuda", 90, WARP)).hash()
+    make_backend(gpu(90)).hash()
 
 
 def invalidating() -> dict[str, Any]:

@@ -6,15 +6,23 @@ never compiles, so the replacement is done once and kept; the overflow check onl
 about infinities and NaN are silenced during a launch: a GPU gives none. `interpret_memory` replaces loads and stores,
 `interpret_operators` operators. The NumPy types of elements and the argument names of kernels are cached. glibc keeps
 freed blocks of megabytes for the next operation, so that their pages need not be mapped again.
+
+`compile_from_now_on` takes back what concerns the language, in a process that has interpreted and is to compile.
 """
 
+import contextlib
 import ctypes
 import functools
+import gc
 import inspect
+import os
+import sys
 import types
+from typing import Any
 
 import triton.language as tl
 from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
 
 from minidl.runtime import interpret_memory, interpret_operators
 
@@ -28,6 +36,7 @@ class _Kept:
 
 def speed_up() -> None:
     """Replace the language's functions for the life of the process. Call once, before the first launch."""
+    _keep_language()
     object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
     interpreter._patch_attr = _replace
     interpreter._patch_lang(_sees_the_whole_language)
@@ -41,6 +50,49 @@ def speed_up() -> None:
     interpret_memory.install()
     interpret_operators.install()
     _keep_memory()
+
+
+_language: list[tuple[Any, dict[str, Any]]] = []
+
+
+def _keep_language() -> None:
+    """Note what the names in the language, and in its classes, stand for."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("triton.language")]
+    classes = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__.startswith("triton.language")
+    }
+    # A class that loses a __new__ of its own would make no objects from arguments any more.
+    tl.block_type.__new__ = lambda cls, *_: object.__new__(cls)
+    _language.extend((place, dict(vars(place))) for place in (*modules, *classes))
+
+
+def compile_from_now_on() -> None:
+    """Have kernels compiled in this process, which has interpreted them: also those that exist already.
+
+    Functions of Triton become those that are compiled, in their places. Nothing can be interpreted afterwards.
+    """
+    os.environ["TRITON_INTERPRET"] = "0"
+    for place, before in _language:
+        for name in vars(place).keys() - before.keys():
+            delattr(place, name)
+        for name, value in before.items():
+            if vars(place)[name] is not value:
+                setattr(place, name, value)
+    # Of the layout of an interpreted function, which so becomes one that is compiled, wherever it is known.
+    own = {name: value for name, value in vars(JITFunction).items() if name not in ("__dict__", "__weakref__")}
+    kind = type("JITFunction", (interpreter.InterpretedFunction, JITFunction), own)
+    for function in [each for each in gc.get_objects() if type(each) is interpreter.InterpretedFunction]:
+        with contextlib.suppress(ValueError):  # a function of no file, which has never been launched
+            compiled = JITFunction(function.fn, **function.kwargs)
+            function.__class__, function.__dict__ = kind, compiled.__dict__
+    # A method of a tensor, as x.sum(0), is such a function itself where these are compiled.
+    for name, method in list(vars(tl.tensor).items()):
+        for cell in getattr(method, "__closure__", None) or ():
+            if isinstance(cell.cell_contents, JITFunction):
+                setattr(tl.tensor, name, cell.cell_contents)
 
 
 def _replace(language, name, member, builder, *scope):

@@ -83,10 +83,16 @@ def _install() -> None:
 
 
 def _untuned(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-    """Launch the first configuration: to time them all needs a GPU."""
+    with first_configuration(tuner):
+        return _originals[Autotuner, "run"](tuner, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def first_configuration(tuner: Any) -> Iterator[None]:
+    """A context in which an autotuned kernel has its first configuration alone: to time them all needs a GPU."""
     configurations, tuner.configs = tuner.configs, tuner.configs[:1]
     try:
-        return _originals[Autotuner, "run"](tuner, *args, **kwargs)
+        yield
     finally:
         tuner.configs = configurations
 

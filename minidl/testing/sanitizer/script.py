@@ -31,17 +31,24 @@ def run(script: str, arguments: Sequence[str], *, module: bool, stop: bool) -> O
     """
     code = 0
     sanitizer: Sanitizer | None = None
-    before = set(threading.enumerate())
     try:
-        with sanitize(stop=stop) as sanitizer, _as_main(script, arguments, module):
-            code = _execute(script, module)
-            for thread in set(threading.enumerate()) - before:
-                if not thread.daemon:
-                    thread.join()
+        with sanitize(stop=stop) as sanitizer:
+            code = play(script, arguments, module=module)
     except SanitizerError:
         pass
     assert sanitizer is not None
     return Outcome(code, sanitizer)
+
+
+def play(script: str, arguments: Sequence[str], *, module: bool) -> int:
+    """Run a script or module in this process as Python does, with its threads: its exit code."""
+    before = set(threading.enumerate())
+    with _as_main(script, arguments, module):
+        code = _execute(script, module)
+        for thread in set(threading.enumerate()) - before:
+            if not thread.daemon:
+                thread.join()
+    return code
 
 
 def has_module(name: str) -> bool:

@@ -8,8 +8,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minidl.jobs import Arch
+    from minidl.workbench.doctor.compile import Verdict
 
 ARCHITECTURES = (80, 90)
 
@@ -47,7 +52,7 @@ def doctor() -> int:
 
 
 def doctor_compile(
-    arch: Sequence[int] = ARCHITECTURES,
+    arch: Sequence[Arch] = ARCHITECTURES,
     *,
     only: str = "",
     work: str = "",
@@ -66,7 +71,6 @@ def doctor_compile(
     Raises ValueError for an unknown architecture and when no kernel has `only` in its name, OSError when the JSON file
     cannot be written.
     """
-    from rich.console import Console
     from rich.markup import escape
 
     from minidl.workbench.doctor import compile, jobs, report
@@ -75,8 +79,7 @@ def doctor_compile(
     if not any(only in name for name in kernels):
         known = ", ".join(name.removesuffix("_kernel") for name in kernels)
         raise ValueError(f"no kernel has {only!r} in its name; the kernels are: {known}")
-    console = Console()
-    console = console if console.is_terminal else Console(width=160)
+    console = report.console()
     try:
         with report.Stages(console) as stages:
             verdict = compile.run(arch, only=only, work=work, progress=stages.tell, **options)
@@ -86,6 +89,48 @@ def doctor_compile(
     if not verdict.figures and not verdict.failures:
         console.print(f"no operation with {work!r} in its name launches such a kernel", markup=False, highlight=False)
         return 1
+    return _told(verdict, console, json, details)
+
+
+def doctor_files(
+    files: Sequence[str],
+    arch: Sequence[Arch] = ARCHITECTURES,
+    *,
+    module: bool = False,
+    only: str = "",
+    json: Path | None = None,
+    details: bool = False,
+) -> int:
+    """Run scripts, and compile what they launch for the given architectures; 1 when something is wrong, else 0.
+
+    With `module`, the first of `files` is a module, as in `python -m`, and the others are its arguments. `only`, `json`
+    and `details` are those of `doctor_compile`. Kernels are to be interpreted in this process. Raises ValueError for an
+    unknown architecture and when no kernel that was launched has `only` in its name, OSError as `doctor_compile`.
+    """
+    from minidl.workbench.doctor import jobs, report, scripts
+
+    for each in arch:
+        jobs.target_name(each)
+    if json is not None:
+        json = json.absolute()  # a script may change the working directory
+    console, launches = report.console(), scripts.record(files, arch, module=module)
+    if not launches.kernels:
+        told = [f"{file} {why}" for file, why in launches.failed.items()]
+        tests = [] if module else [file for file in files if Path(file).name.startswith("test_")]
+        told += [f"tests run by: minidl doctor --compile -m pytest {file}" for file in tests]
+        console.print(f"nothing was compiled: {'; '.join(told)}", markup=False, soft_wrap=True)
+        return 1
+    if not any(only in name for name in launches.kernels):
+        raise ValueError(f"no kernel has {only!r} in its name; launched were: {', '.join(sorted(launches.kernels))}")
+    with report.Stages(console) as stages:
+        verdict = scripts.compile_all(launches, only, partial(stages.tell, "every launch"))
+    return _told(verdict, console, json, details)
+
+
+def _told(verdict: Verdict, console: Any, json: Path | None, details: bool) -> int:
+    """Show a verdict, and write it to a file: the exit code."""
+    from minidl.workbench.doctor import report
+
     report.show(verdict, console, details)
     if json is not None:
         from minidl.training.files import write_json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from minidl.jobs import Job
+from minidl.jobs import Arch, Job
 from minidl.workbench.doctor import plan as plans
 from minidl.workbench.doctor.jobs import Figures, problems, target_name
 from minidl.workbench.doctor.plan import Plan
@@ -71,10 +72,14 @@ class Worker:
 
     def _start(self) -> Any:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
+        self._process, self._answers = self._begin(), 0
+        return self._process
+
+    def _begin(self) -> Any:
         package = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         environment = {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [self.python, "-m", "minidl.workbench.doctor.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -82,18 +87,17 @@ class Worker:
             text=True,
             env={**os.environ, **environment},
         )
-        self._answers = 0
-        return self._process
 
     def _stop(self) -> str:
-        """End the process and return the last line of its standard error."""
+        """End the process and return what its standard error says of it, or its last line."""
         process, self._process = self._process, None
         process.kill()
         process.communicate()
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
         self._errors.close()
-        return lines[-1] if lines else f"exit code {process.returncode}"
+        told = [line for line in lines if line.startswith("LLVM ERROR") or " Assertion `" in line]
+        return next(iter(told + lines[-1:]), f"exit code {process.returncode}")
 
 
 @dataclass
@@ -117,12 +121,12 @@ class Verdict:
 
 
 def run(
-    archs: Sequence[int],
+    archs: Sequence[Arch],
     *,
     only: str = "",
     work: str = "",
     every_tile: bool = True,
-    brief: Collection[int] = (),
+    brief: Collection[Arch] = (),
     workers: int | None = None,
     python: str = sys.executable,
     progress: Callable[[str, int, int], None] = lambda stage, done, of: None,
@@ -139,23 +143,30 @@ def run(
         target_name(arch)
     start = time.perf_counter()
     verdict = Verdict()
-    pool = [Worker(python) for _ in range(workers or len(os.sched_getaffinity(0)))]
-    try:
-        verdict.versions = pool[0].ask({"versions": True}, PLAN_SECONDS)
+    with pool(partial(Worker, python), workers) as ready:
+        verdict.versions = ready[0].ask({"versions": True}, PLAN_SECONDS)
         chosen = {"only": only, "work": work, "every_tile": every_tile}
-        made = _plan(pool, [{"arch": arch, **chosen} for arch in archs], progress)
+        made = _plan(ready, [{"arch": arch, **chosen} for arch in archs], progress)
         verdict.failures = plans.failures(made)
         jobs = [job for arch, plan in zip(archs, made, strict=True) for job in plans.shorten(plan, arch in brief)]
-        verdict.figures = compile_jobs(pool, jobs, partial(progress, "every flag"))
+        verdict.figures = compile_jobs(ready, jobs, partial(progress, "every flag"))
         known = {key: figures for key, (_, figures) in verdict.figures.items()}
         tiled = [plan for arch, plan in zip(archs, made, strict=True) if every_tile or arch not in brief]
         jobs = [job for plan in tiled for job in plans.heaviest(plan, known)]
-        verdict.figures |= compile_jobs(pool, jobs, partial(progress, "every tile"))
-    finally:
-        for worker in pool:
-            worker.close()
+        verdict.figures |= compile_jobs(ready, jobs, partial(progress, "every tile"))
     verdict.seconds = time.perf_counter() - start
     return verdict
+
+
+@contextlib.contextmanager
+def pool(make: Callable[[], Worker], count: int | None = None) -> Iterator[list[Worker]]:
+    """A context with so many workers, by default one for each processor."""
+    made = [make() for _ in range(len(os.sched_getaffinity(0)) if count is None else count)]
+    try:
+        yield made
+    finally:
+        for worker in made:
+            worker.close()
 
 
 def _plan(

@@ -10,14 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidl.jobs import WARP, Job, target_of
+from minidl.jobs import WARP, Arch, Job, target_of
 
 # Shared memory that one program may have, by compute capability (CUDA C++ Programming Guide, table "Technical
-# Specifications per Compute Capability", less the 1 KB that the system keeps).
-SHARED_LIMITS = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376}
+# Specifications per Compute Capability", less the 1 KB that the system keeps), and AMD's LDS.
+SHARED_LIMITS: dict[Arch, int] = {
+    80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376,
+    "gfx942": 65536, "gfx950": 163840, "gfx1201": 65536,
+}  # fmt: skip
+# How float32 products can be computed on AMD's, of `launch.PRECISIONS`; on others that is all of them.
+PRECISIONS: dict[Arch, tuple[str, ...]] = {"gfx942": ("ieee", "tf32"), "gfx950": ("ieee",), "gfx1201": ("ieee",)}
 REGISTERS = 65536
 MAX_REGISTERS = 255
 ACCEPTED = Path(__file__).parent / "accepted_spills.json"
+
+
+MATRIX = ("wgmma", "mma", "tcgen05", "mfma", "wmma")
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,12 @@ class Figures:
     wgmma: int = 0
     mma: int = 0
     tcgen05: int = 0
+    mfma: int = 0
+    wmma: int = 0
     tma: int = 0
-    lines: int = 0  # of PTX
+    loads: int = 0  # instructions that load from global memory
+    wide: int = 0  # those of 16 bytes or more a thread
+    lines: int = 0  # of PTX, or AMD's assembler
     wants_matrix: bool = False  # a product in a type that tensor cores have
     serialised: bool = False
     hasty: bool = False  # accesses memory before waiting for the previous launch
@@ -44,7 +56,7 @@ class Figures:
     @property
     def matrix(self) -> int:
         """Matrix instructions of any kind."""
-        return self.wgmma + self.mma + self.tcgen05
+        return sum(getattr(self, name) for name in MATRIX)
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,7 @@ def kernels() -> list[str]:
     return found
 
 
-def target_name(arch: int) -> str:
+def target_name(arch: Arch) -> str:
     """The tile table for an architecture. Raises ValueError for an unknown one."""
     if arch not in SHARED_LIMITS:
         raise ValueError(f"unknown architecture {arch}; known: {', '.join(map(str, SHARED_LIMITS))}")
@@ -98,7 +110,8 @@ def problems(job: Job, figures: Figures, accepted: Iterable[Accepted] | None = N
         found.append(f"spills {figures.spill} bytes of registers")
     if figures.shared > SHARED_LIMITS[job.arch]:
         found.append(f"needs {figures.shared} bytes of shared memory, the limit is {SHARED_LIMITS[job.arch]}")
-    if figures.registers > MAX_REGISTERS or figures.registers * WARP * figures.warps > REGISTERS:
+    taken = figures.registers * WARP * figures.warps
+    if isinstance(job.arch, int) and (figures.registers > MAX_REGISTERS or taken > REGISTERS):
         found.append(f"needs {figures.registers} registers in {figures.warps} warps, a processor has {REGISTERS}")
     if figures.serialised:
         found.append("matrix instructions are serialised (ptxas warning C7510, C7511 or C7515)")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import subprocess
 import tempfile
@@ -25,9 +26,10 @@ from typing import Any
 
 import triton
 from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+from triton.compiler.errors import CompilationError
 from triton.runtime.cache import get_cache_manager
 
-from minidl.jobs import Job
+from minidl.jobs import Arch, Job
 from minidl.runtime import ahead, launch
 from minidl.workbench.doctor import constants
 from minidl.workbench.doctor.jobs import Figures, target_name
@@ -37,17 +39,28 @@ from minidl.workbench.first_line import first_line
 SERIALISED = ("C7510", "C7511", "C7515")
 INSTRUCTIONS = {
     "wgmma": r"\bwgmma\.mma_async\b", "mma": r"\bmma\.sync\b", "tcgen05": r"\btcgen05\.mma\b",
-    "tma": r"\bcp\.async\.bulk\.tensor\b",
+    "mfma": r"\bv_mfma_", "wmma": r"\bv_wmma_", "tma": r"\bcp\.async\.bulk\.tensor\b",
+    "loads": r"\bld\.global\b|\bcp\.async\.c[ag]\b|\b(?:global|buffer)_load_",
+    "wide": r"\bld\.global\S*\.(?:v4\.\w32|v8\.\w32|v[24]\.\w64)|\bcp\.async\.c[ag]\b[^;]*\b0x10\b"
+    r"|\b(?:global|buffer)_load_(?:lds_)?(?:dwordx4|b128)",
 }  # fmt: skip
 # In Triton's own code, a product whose left operand or precision tensor cores have.
 WANTS_MATRIX = r" tt\.dot .*(?:inputPrecision = tf32|: tensor<[\dx]+x(?:f16|bf16|f64|f8E\w+)> \*)"
+WANTS_MATRIX_OF_AMD = r" tt\.dot .*: tensor<[\dx]+x(?:f16|bf16)> \*"
+AMD_FIGURES = {
+    "registers": r"\.vgpr_count: +(\d+)", "spill": r"\.vgpr_spill_count: +(\d+)",
+    "stack": r"\.private_segment_fixed_size: +(\d+)",
+}  # fmt: skip
 WAIT = "griddepcontrol.wait"
 MEMORY = r"\b(?:ld\.global|st\.global|cp\.async|atom\.global|red\.global)"
-FIGURES_FILE = "minidl_figures_4.json"
+# What LLVM says to standard error, with the line of assembler that an error may be about.
+TOLD = r"(?<!ld\.lld: )error: (.*(?:\n[ \t]+\S.*)?)"
+_MOST_SAID = 1 << 22  # with the code that a pass of the compiler failed on
+FIGURES_FILE = "minidl_figures_5.json"
 
 
 @contextlib.contextmanager
-def recording(arch: int) -> Iterator[list[Job]]:
+def recording(arch: Arch) -> Iterator[list[Job]]:
     """A context that collects launches as jobs for `arch`, with its tile table, and computes nothing.
 
     Raises RuntimeError in a process that interprets kernels.
@@ -55,7 +68,13 @@ def recording(arch: int) -> Iterator[list[Job]]:
     if launch.INTERPRETED:
         raise RuntimeError("kernels are interpreted in this process; set TRITON_INTERPRET=0 before starting Python")
     jobs: list[Job] = []
-    with launch.record(lambda *launched: jobs.append(ahead.job_of(arch, *launched)), target_name(arch)):
+
+    def keep(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        if isinstance(arch, str):  # AMD's have no such option, which is False here
+            meta = {name: value for name, value in meta.items() if name != "launch_pdl"}
+        jobs.append(ahead.job_of(arch, kernel, grid, args, meta))
+
+    with launch.record(keep, target_name(arch)):
         yield jobs
 
 
@@ -69,34 +88,66 @@ def compile_job(job: Job) -> Figures:
             triton.knobs.nvidia.dump_ptxas_log = True
             compiled = ahead.compile_job(job)
     except Exception as error:  # noqa: BLE001 (whatever the compiler raises is the finding)
-        return Figures(error=first_line(error), seconds=time.perf_counter() - start)
+        return Figures(error=_reason(error), seconds=time.perf_counter() - start)
     cache = get_cache_manager(compiled.hash)
     if known := cache.get_file(FIGURES_FILE):
         return Figures(**json.loads(Path(known).read_text()))
-    said = log.getvalue() if "registers" in log.getvalue() else _ptxas(compiled.asm["ptx"], job)
+    said = log.getvalue()
+    if "ptx" in compiled.asm and "registers" not in said:
+        said = _ptxas(compiled.asm["ptx"], job)
     figures = _read(compiled, said, time.perf_counter() - start)
     cache.put(json.dumps(asdict(figures)), FIGURES_FILE, binary=False)
     return figures
 
 
+def _reason(error: BaseException) -> str:
+    """Why something does not compile, in one line: the innermost error, and the line of the kernel that it is about."""
+    while isinstance(error, CompilationError) and error.error_message is None and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, CompilationError) and error.src and hasattr(error.node, "lineno"):
+        message = " ".join((error.error_message or "").split())
+        return f"{type(error).__name__}: {message} at `{error.src.splitlines()[error.node.lineno - 1].strip()}`"
+    told = re.findall(TOLD, _said()) if re.search("PassManager|LLD", str(error)) else []
+    return f"{type(error).__name__}: {' '.join(told[-1].split())}" if told else first_line(error)
+
+
+def _said() -> str:
+    """The end of what this process has written to its standard error, if that is a file."""
+    with contextlib.suppress(OSError):
+        return os.pread(2, _MOST_SAID, max(0, os.fstat(2).st_size - _MOST_SAID)).decode(errors="replace")
+    return ""
+
+
 def _read(compiled: Any, said: str, seconds: float) -> Figures:
-    ptx = compiled.asm["ptx"]
-    found: dict[str, Any] = {name: len(re.findall(pattern, ptx)) for name, pattern in INSTRUCTIONS.items()}
-    spilled = [int(stores) + int(loads) for stores, loads in re.findall(r"(\d+) bytes spill stores, (\d+)", said)]
+    code, amd = compiled.asm.get("ptx") or compiled.asm["amdgcn"], "amdgcn" in compiled.asm
+    found: dict[str, Any] = {name: len(re.findall(pattern, code)) for name, pattern in INSTRUCTIONS.items()}
+    found |= _read_amd(code) if amd else _read_ptxas(said)
+    wanted = WANTS_MATRIX_OF_AMD if amd else WANTS_MATRIX
     return Figures(
-        registers=max(map(int, re.findall(r"Used (\d+) registers", said)), default=0),
-        spill=max(spilled, default=0),
-        stack=max(map(int, re.findall(r"(\d+) bytes stack frame", said)), default=0),
+        **found,
         shared=compiled.metadata.shared,
         warps=compiled.metadata.num_warps,
-        **found,
-        lines=ptx.count("\n"),
-        wants_matrix=re.search(WANTS_MATRIX, compiled.asm["ttir"]) is not None,
-        serialised=any(code in said for code in SERIALISED),
-        hasty=_hasty(ptx),
+        lines=code.count("\n"),
+        wants_matrix=re.search(wanted, compiled.asm["ttir"]) is not None,
+        serialised=any(warning in said for warning in SERIALISED),
+        hasty=_hasty(code),
         rounded=", ".join(constants.rounded(compiled.asm["ttir"])),
         seconds=seconds,
     )
+
+
+def _read_ptxas(said: str) -> dict[str, int]:
+    spilled = [int(stores) + int(loads) for stores, loads in re.findall(r"(\d+) bytes spill stores, (\d+)", said)]
+    return {
+        "registers": max(map(int, re.findall(r"Used (\d+) registers", said)), default=0),
+        "spill": max(spilled, default=0),
+        "stack": max(map(int, re.findall(r"(\d+) bytes stack frame", said)), default=0),
+    }
+
+
+def _read_amd(code: str) -> dict[str, int]:
+    found = {name: max(map(int, re.findall(pattern, code)), default=0) for name, pattern in AMD_FIGURES.items()}
+    return found | {"spill": 4 * found["spill"]}  # registers of 4 bytes
 
 
 def _hasty(ptx: str) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from minidl.jobs import Job
-from minidl.workbench.doctor.jobs import Figures, kernels, target_name
+from minidl.jobs import Arch, Job
+from minidl.workbench.doctor.jobs import PRECISIONS, Figures, kernels, target_name
 from minidl.workbench.first_line import first_line
 
 
@@ -24,6 +24,7 @@ class Plan:
     tile_names  parameters that tile tables set
     failed      calls that raised, with the first line of the error
     uncovered   kernels that no call launches
+    newest      whether every kernel should be launched: the table of older GPUs does without some
     """
 
     first: dict[str, Job] = field(default_factory=dict)
@@ -31,9 +32,10 @@ class Plan:
     tile_names: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     uncovered: list[str] = field(default_factory=list)
+    newest: bool = True
 
 
-def make(arch: int, only: str = "", work: str = "", every_tile: bool = True) -> Plan:
+def make(arch: Arch, only: str = "", work: str = "", every_tile: bool = True) -> Plan:
     """Make every call of the workloads with `work` in their name; keep kernels with `only` in theirs.
 
     Imports torch and Triton.
@@ -43,10 +45,11 @@ def make(arch: int, only: str = "", work: str = "", every_tile: bool = True) -> 
 
     tables = [launch.table(family) for family in launch.families()]
     names = {name for table in tables for rules in table.values() for rule in rules for name in rule["tile"]}
-    plan = Plan(tile_names=sorted(names))
+    plan = Plan(tile_names=sorted(names), newest=target_name(arch) == launch.TARGETS[-1])
     for load in workloads(work):
         for dtype in load.dtypes:
-            for precision in precisions(dtype):
+            possible = PRECISIONS.get(arch, precisions(dtype))
+            for precision in [each for each in precisions(dtype) if each in possible]:
                 with launch.in_precision(precision):
                     found = _record(plan, load, dtype, arch)
                     plan.first |= found
@@ -134,7 +137,7 @@ def _blocks(job: Job, plan: Plan) -> list[int]:
     return [size for name, size in job.constant.items() if name.startswith("BLOCK") and name in plan.tile_names]
 
 
-def _record(plan: Plan, load: Any, dtype: Any, arch: int) -> dict[str, Job]:
+def _record(plan: Plan, load: Any, dtype: Any, arch: Arch) -> dict[str, Job]:
     from minidl.workbench.doctor import offline
 
     jobs: dict[str, Job] = {}
@@ -152,6 +155,7 @@ def failures(plans: Iterable[Plan]) -> dict[str, str]:
     """Calls that raised, and kernels that no plan launches."""
     plans = list(plans)
     found = {name: error for plan in plans for name, error in plan.failed.items()}
-    for kernel in sorted(set.intersection(*(set(plan.uncovered) for plan in plans))) if plans else ():
+    every = any(plan.newest for plan in plans)
+    for kernel in sorted(set.intersection(*(set(plan.uncovered) for plan in plans))) if every else ():
         found[kernel] = "no operation's examples and no workload of the doctor launches this kernel"
     return found

@@ -12,13 +12,19 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from minidl.jobs import Job
+from minidl.jobs import Job, arch_name
 from minidl.version import __version__
 from minidl.workbench.doctor.compile import Verdict
-from minidl.workbench.doctor.jobs import Figures, accepted_spills, problems
+from minidl.workbench.doctor.jobs import MATRIX, SHARED_LIMITS, Figures, accepted_spills, problems
 
 SECONDS_BETWEEN_LINES = 30
 _FIELDS = ("kernel", "arch", "dtype", "precision", "tile")
+
+
+def console() -> Console:
+    """Where tables go: as wide as they need where there is no terminal."""
+    found = Console()
+    return found if found.is_terminal else Console(width=180)
 
 
 def rows(verdict: Verdict, fields: Sequence[str] = _FIELDS) -> list[dict[str, Any]]:
@@ -30,17 +36,20 @@ def rows(verdict: Verdict, fields: Sequence[str] = _FIELDS) -> list[dict[str, An
     for job, figures in verdict.figures.values():
         group = tuple(job.name if name == "kernel" else getattr(job, name) for name in fields)
         groups.setdefault(group, []).append((job, figures))
-    return [dict(zip(fields, group, strict=True)) | _summary(groups[group]) for group in sorted(groups)]
+    in_order = sorted(groups, key=lambda group: [(isinstance(value, str), value) for value in group])
+    return [dict(zip(fields, group, strict=True)) | _summary(groups[group]) for group in in_order]
 
 
 def _summary(found: list[tuple[Job, Figures]]) -> dict[str, Any]:
-    names = ("registers", "spill", "stack", "shared", "wgmma", "mma", "tcgen05", "tma")
+    names = ("registers", "spill", "stack", "shared", *MATRIX, "tma")
     largest = {name: max(getattr(figures, name) for _, figures in found) for name in names}
+    loads = {name: sum(getattr(figures, name) for _, figures in found) for name in ("loads", "wide")}
     wrong = dict.fromkeys(line for job, figures in found for line in problems(job, figures))
     spilled = itertools.product([each for each in found if each[1].spill], accepted_spills())
     reasons = dict.fromkeys(entry.reason for each, entry in spilled if entry.covers(*each))
     tiles = len({job.tile for job, _ in found})
-    return {"launches": len(found), "tiles": tiles, **largest, "problems": list(wrong), "accepted": list(reasons)}
+    counts = {"launches": len(found), "tiles": tiles, **largest, **loads}
+    return {**counts, "problems": list(wrong), "accepted": list(reasons)}
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
@@ -59,8 +68,8 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 def show(verdict: Verdict, console: Console, every_tile: bool = False) -> None:
     """Print a table of kernels (of tiles with `every_tile`), all problems, and a summary line."""
     table = Table(title="Kernels compiled offline: the largest figures of their launches", title_justify="left")
-    left = ("kernel", "sm", "dtype", "precision", "tile", "")
-    figures = ("launches", "registers", "spilled", "shared", "matrix", "TMA")
+    left = ("kernel", "GPU", "dtype", "precision", "tile", "")
+    figures = ("launches", "registers", "spilled", "shared", "matrix", "TMA", "16-byte loads")
     for name in (*left[:4], "tile" if every_tile else "tiles", *figures, ""):
         table.add_column(name, no_wrap=True, justify="left" if name in left else "right")
     before = None
@@ -70,20 +79,21 @@ def show(verdict: Verdict, console: Console, every_tile: bool = False) -> None:
         before = row["kernel"]
         mark = "[red]wrong[/]" if row["problems"] else "[yellow]accepted[/]" if row["accepted"] else "[green]ok[/]"
         table.add_row(
-            row["kernel"].removesuffix("_kernel"), str(row["arch"]), row["dtype"], row["precision"],
+            row["kernel"].removesuffix("_kernel"), arch_name(row["arch"]), row["dtype"], row["precision"],
             row["tile"] if every_tile else str(row["tiles"]), str(row["launches"]), str(row["registers"]),
-            str(row["spill"]), str(row["shared"]), _matrix(row), str(row["tma"] or "-"), mark,
+            str(row["spill"]), f"{row['shared']}/{SHARED_LIMITS[row['arch']]}", _matrix(row), str(row["tma"] or "-"),
+            f"{100 * row['wide'] // row['loads']}%" if row["loads"] else "-", mark,
         )  # fmt: skip
     console.print(table)
     summary = rows(verdict)
     for row in summary:
-        what = f"{row['kernel']} \\[{row['tile']}] {row['dtype']} {row['precision']} sm_{row['arch']}"
+        what = f"{row['kernel']} \\[{row['tile']}] {row['dtype']} {row['precision']} {arch_name(row['arch'])}"
         for line in row["problems"]:
-            console.print(f"[red]wrong[/] {what}: {escape(line)}", highlight=False)
+            console.print(f"[red]wrong[/] {what}: {escape(line)}", highlight=False, soft_wrap=True)
         for line in row["accepted"]:
             console.print(f"[yellow]accepted[/] {what}: {row['spill']} bytes spilled: {line}", highlight=False)
     for name, error in verdict.failures.items():
-        console.print(f"[red]failed[/] {escape(f'{name}: {error}')}", highlight=False)
+        console.print(f"[red]failed[/] {escape(f'{name}: {error}')}", highlight=False, soft_wrap=True)
     kernels = len({row["kernel"] for row in summary})
     bad = sum(bool(row["problems"]) for row in summary) + len(verdict.failures)
     console.print(
@@ -94,7 +104,7 @@ def show(verdict: Verdict, console: Console, every_tile: bool = False) -> None:
 
 
 def _matrix(row: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {row[name]}" for name in ("wgmma", "mma", "tcgen05") if row[name]) or "-"
+    return ", ".join(f"{name} {row[name]}" for name in MATRIX if row[name]) or "-"
 
 
 class Stages(Progress):

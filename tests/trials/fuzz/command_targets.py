@@ -245,6 +245,7 @@ def command(folder: Path) -> Target:
             mock.patch(name, stub).start()
         mock.patch.object(doctor, "doctor", return_value=0).start()
         mock.patch.object(doctor, "doctor_compile", _compile).start()
+        mock.patch.object(doctor, "doctor_files", lambda files, archs, **options: _compile(archs)).start()
         mock.patch.object(doctor, "doctor_warm", return_value=0).start()
         try:
             done = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, words)

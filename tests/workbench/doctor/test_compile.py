@@ -272,6 +272,7 @@ def test_kernels_that_nothing_launches_are_failures():
     found = plan.failures(plans)
     assert list(found) == ["x, one", "m:b_kernel"]
     assert "launches this kernel" in found["m:b_kernel"]
+    assert plan.failures([Plan(uncovered=["m:b_kernel"], newest=False)]) == {}
 
 
 def a_verdict():
