@@ -68,8 +68,8 @@ compile-versions: $(VENV)/.installed-dev ## compile and interpret the kernels wi
 		-k "3.6.0 or 3.9.0" -rs
 	for v in 3.6.0 3.9.0; do \
 		$(ONE_THREAD) .venv-triton$$v/bin/python -m pytest -n 2 -q tests/runtime/test_interpret.py tests/testing/sanitizer \
-			tests/workbench/doctor/test_scripts.py tests/test_operations.py \
-			-k "test_interpret or test_sanitize or test_scripts or (test_fixed_examples and float32)" || exit 1; \
+			tests/test_operations.py \
+			-k "test_interpret or test_sanitize or (test_fixed_examples and float32)" || exit 1; \
 	done
 
 docs: $(VENV)/.installed-docs ## the site of the documentation, in docs/_build/html; a warning is an error

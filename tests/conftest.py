@@ -19,9 +19,9 @@ _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.l
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 
 for _name, _examples, _derandomize in (
-    ("ci", 12, True),
+    ("ci", 10, True),
     ("gpu", 6, True),
-    ("sanitize", 4, True),
+    ("sanitize", 3, True),
     ("nightly", 200, False),
 ):
     settings.register_profile(
