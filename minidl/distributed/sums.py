@@ -29,14 +29,16 @@ def segment(values: int, parts: int = 1) -> int:
 def all_reduce_fixed(rows: Tensor, of: Shards | None = None, weights: Tensor | None = None) -> Tensor:
     """The sum over all shards of all processes, in one fixed order: rows [own shards, ...] -> [...], in its dtype.
 
-    Row i belongs to the i-th shard of this process, and `weights` [own shards] are factors of the rows. `of`: as
-    `shards()` by default. Every process must call it. Raises ValueError for another number of rows, LostError when a
-    process is gone.
+    Row i belongs to the i-th shard of this process, and `weights` [own shards] are factors of the rows: all processes
+    give some, or none does. `of`: as `shards()` by default. Every process must call it. Raises ValueError for another
+    number of rows, LostError when a process is gone.
     """
     of = of or shards()
     if rows.shape[0] != len(of.own):
         raise ValueError(f"all_reduce_fixed: {rows.shape[0]} rows, expected one for each of {len(of.own)} shards")
     flat = rows.data.reshape(len(of.own), -1)
+    if flat.stride(1) != 1:  # a row of one value is contiguous to torch whatever its stride
+        flat = torch.empty(flat.shape, dtype=flat.dtype, device=flat.device).copy_(flat)
     if weights is not None:  # of all shards
         weights = Tensor(gathered(weights.data.reshape(-1, 1), of, "the weights of a sum").view(-1))
     return Tensor(summed(flat, of, None if weights is None else weights.data).view(rows.shape[1:]))
@@ -86,15 +88,15 @@ def summed(x: torch.Tensor, of: Shards, weight: torch.Tensor | None = None, what
 
 
 def _sum_of_leaves(x: torch.Tensor, of: Shards, each: int, weight: torch.Tensor | None, what: str) -> torch.Tensor:
-    """A process's segment of the sum of x [n], where each has one shard: leaves are sent as they are, without a copy,
-    of 16 bits half the bytes of nodes in float32. The last segments may be short, or empty."""
+    """A process's segment of the sum of x [n], contiguous, where each has one shard: leaves are sent as they are, of 16
+    bits half the bytes of nodes in float32, and without a copy. The last segments may be short, or empty."""
     sizes = [max(0, min(each, len(x) - rank * each)) for rank in range(of.size)]
     mine = sizes[of.rank]
     there = torch.empty(of.size, mine, dtype=x.dtype, device=x.device)
     if launch.runs():
         counts = [mine * x.itemsize] * of.size, [size * x.itemsize for size in sizes]
         with current().exchanging(what):
-            dist.all_to_all_single(there.view(-1).view(torch.uint8), x.contiguous().view(torch.uint8), *counts)
+            dist.all_to_all_single(there.view(-1).view(torch.uint8), x.view(torch.uint8), *counts)
     found = torch.empty(each, dtype=x.dtype, device=x.device)
     if mine:
         tree.sum_rows(there, range(of.size), tree.leaves(of.count), weight, found[:mine])

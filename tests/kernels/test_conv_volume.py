@@ -118,6 +118,9 @@ def test_gradients_of_weights_in_boxes(mirror, whole_tiles, taps, monkeypatch):
     for shape in (
         (3, 40, 24, (3, 5, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 2, 1), 1),
         (2, 16, 40, (4, 3, 5), (2, 3, 3), (1, 1, 1), (0, 2, 1), (1, 1, 1), 2),
+        # One output along an axis, whose stride is none, though the mirror image has several there.
+        (1, 16, 8, (2, 4, 4), (3, 1, 3), (3, 1, 1), (1, 0, 1), (1, 1, 1), 1),
+        (2, 16, 24, (3, 4, 5), (3, 3, 3), (2, 1, 4), (0, 1, 0), (1, 1, 1), 1),
     ):
         p = Problem(*shape, dtype=torch.float16)
         with launch.force(conv_box_grad_weight=tile), GuardedAllocations() as guards:

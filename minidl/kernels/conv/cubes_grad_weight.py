@@ -4,8 +4,8 @@
 
 As `boxed_grad_weight`, with an axis more, and with strides as `cubes` reads them: several taps of a row share the
 output's gradient, the left operand, and all boxes of all tiles stand in a line, of which every program takes as many.
-Zeros outside are multiplied with the output's gradient: one that is not finite makes NaN of border taps. Without
-strides the two sides may be exchanged, as in `mirrored`.
+Zeros outside are multiplied with the output's gradient, and boxes beyond the outputs with x: one that is not finite
+makes NaN of taps that do not read it. Without strides the two sides may be exchanged, as in `mirrored`.
 """
 
 from __future__ import annotations
@@ -122,10 +122,6 @@ def conv_cube_grad_weight_kernel(
 
 def able(cubes_: Cubes) -> bool:
     """Whether strides, channels, dtype and device suit it."""
-    return _fits(cubes_) and (not _turns(cubes_) or _fits(_mirror(cubes_)))
-
-
-def _fits(cubes_: Cubes) -> bool:
     problem = cubes_.problem
     size = problem.dtype.itemsize
     return (
@@ -136,9 +132,10 @@ def _fits(cubes_: Cubes) -> bool:
 
 
 def _counted(at: _Cut, cubes_: Cubes) -> int:
-    """What 32 bits must count: voxels, values of a box, and steps."""
+    """What 32 bits must count: slices, values of a box, and steps."""
     reach = at.box[0] * math.prod(cubes_.counts[1:])
-    return max(reach * cubes_.problem.groups * cubes_.problem.M, at.line.total, cubes_.volumes * cubes_.counts[1])
+    slices = cubes_.volumes * max(cubes_.counts[1], cubes_.read[0])
+    return max(reach * cubes_.problem.groups * cubes_.problem.M, at.line.total, slices)
 
 
 def estimate(cubes_: Cubes) -> float:
@@ -168,15 +165,15 @@ def _mirrors(cubes_: Cubes) -> bool:
 
 
 def _turns(cubes_: Cubes) -> bool:
-    """Whether there is a mirror image."""
-    return cubes_.problem.paced and max(cubes_.strides) == 1
+    """Whether there is a mirror image, which suits as well."""
+    return cubes_.problem.paced and max(cubes_.strides) == 1 and able(_mirror(cubes_))
 
 
 def _mirror(cubes_: Cubes) -> Cubes:
-    """x and the output's gradient exchanged; taps are in reverse."""
+    """x and the output's gradient exchanged; taps are in reverse. The stride of an axis with one output is none."""
     problem = cubes_.problem._replace(C=cubes_.problem.M, M=cubes_.problem.C)
     walks = [
-        dataclasses.replace(walk, count=size, in_start=-walk.in_start - (len(walk.taps) - 1) * walk.in_tap)
+        dataclasses.replace(walk, count=size, in_step=1, in_start=-walk.in_start - (len(walk.taps) - 1) * walk.in_tap)
         for walk, size in zip(cubes_.walks, cubes_.read, strict=True)
     ]
     return cubes_._replace(problem=problem, walks=tuple(walks), read=cubes_.written, written=cubes_.read)

@@ -6,7 +6,8 @@ Without strides this is the gradient of the weight of a convolution with the tap
 makes tiles of so many rows and columns that one order leaves them empty and the other does not: 128->256 channels are
 tiles of 128x128, and exchanged of 128x256; 128->64 fill half the rows of a tile, exchanged all.
 
-What is then computed is a problem with a plan of its own (`plan`), whose result is turned.
+What is then computed is a problem with a plan of its own (`plan`), whose result is turned. What a form says of an input
+that is not finite is here true of the output's gradient, and the other way round.
 """
 
 from __future__ import annotations
