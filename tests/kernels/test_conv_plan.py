@@ -153,6 +153,7 @@ def test_no_images_have_a_plan(direction):
     assert plan.plan(layer(0, 8, 8, 1, 3, 1, 2, direction)).microseconds >= 0
 
 
+@pytest.mark.skipif(not launch.INTERPRETED, reason="the constants are those of an H100 beside a GPU")
 def test_the_interpreter_takes_boxes_then_bands_then_pixels():
     for shape, expected in (
         ((128, 32, 32, 8, 3, 1), "boxed"), ((2, 3, 6, 19, 3), "held"), ((2, 40, 20, 19, 7), "pixel_tiled"),
