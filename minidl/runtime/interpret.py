@@ -4,8 +4,9 @@ The interpreter replaces the functions of `triton.language` at every launch and 
 as `tl.sum` (about 200 us each), and computes each int32 sum twice to look for overflow. A process that interprets
 never compiles, so the replacement is done once and kept; the overflow check only acts in debug mode. NumPy's warnings
 about infinities and NaN are silenced during a launch: a GPU gives none. `interpret_memory` replaces loads and stores,
-`interpret_operators` operators. The NumPy types of elements and the argument names of kernels are cached. glibc keeps
-freed blocks of megabytes for the next operation, so that their pages need not be mapped again.
+`interpret_operators` operators; `interpret_missing` and `interpret_bfloat16` add what the interpreter lacks. The
+NumPy types of elements and the argument names of kernels are cached. glibc keeps freed blocks of megabytes for the next
+operation, so that their pages need not be mapped again.
 
 `compile_from_now_on` takes back what concerns the language, in a process that has interpreted and is to compile.
 """
@@ -24,7 +25,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
-from minidl.runtime import interpret_memory, interpret_operators
+from minidl.runtime import interpret_bfloat16, interpret_memory, interpret_missing, interpret_operators
 
 
 class _Kept:
@@ -47,6 +48,8 @@ def speed_up() -> None:
     interpreter.GridExecutor.__call__ = _without_warnings(interpreter.GridExecutor.__call__)
     interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
     interpreter.inspect = _remembering()
+    interpret_missing.install()
+    interpret_bfloat16.install()
     interpret_memory.install()
     interpret_operators.install()
     _keep_memory()

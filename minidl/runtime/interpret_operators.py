@@ -14,6 +14,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 from minidl.runtime.interpret_memory import note_sum
+from minidl.runtime.interpret_missing import LoopNumber
 
 np = interpreter.np
 
@@ -117,6 +118,8 @@ def _shorten(name, ufunc, types, use, turned=False):
         if other.__class__ is not tensor:
             if other.__class__ is number:
                 other = other.value
+            elif other.__class__ is LoopNumber:
+                other = int(other)
             if use is None or (other.__class__ is not int and other.__class__ is not float):
                 return long_way(self, other)
             is_block = self.type.__class__ is tl.block_type

@@ -19,7 +19,7 @@ import torch
 import triton
 from triton.runtime import interpreter
 
-from minidl.runtime import interpret, interpret_memory, interpret_operators
+from minidl.runtime import interpret, interpret_memory, interpret_missing, interpret_operators
 from minidl.testing.sanitizer import findings
 from minidl.testing.sanitizer.findings import Finding, Place, SanitizerError
 from minidl.testing.sanitizer.lanes import Lanes, mark, unread
@@ -35,7 +35,7 @@ _PLACE = 2**25 - 1
 _OURS = (
     *(str(Path(str(module.__file__)).parent) for module in (triton, np)),
     str(Path(__file__).parent),
-    *(str(module.__file__) for module in (interpret, interpret_memory, interpret_operators)),
+    *(str(module.__file__) for module in (interpret, interpret_memory, interpret_missing, interpret_operators)),
 )
 
 # The finding for an access after one by another program that it does not see.

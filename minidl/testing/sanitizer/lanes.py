@@ -7,7 +7,7 @@ number; an integer lane holds a number that is no valid index, with the load's n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -79,16 +79,24 @@ def unread(element: Any, dtype: np.dtype) -> Any:
 def carry_through(function: Callable[..., Any], lanes: Lanes, builder: Any, *arguments: Any) -> Any:
     """A conversion, or a function in which NumPy would lose marks: it makes new NaN, or takes the other operand."""
     result = function(builder, *arguments)
-    for argument in arguments:
-        if isinstance(argument, interpreter.TensorHandle):
-            numbers = lanes.of(argument.data, argument.dtype.scalar)
-            if numbers is not None:
-                _put(result, np.broadcast_to(numbers, np.shape(result.data)))
+    for argument in _handles(arguments):
+        numbers = lanes.of(argument.data, argument.dtype.scalar)
+        if numbers is not None:
+            _put(result, np.broadcast_to(numbers, np.shape(result.data)))
     return result
 
 
+def _handles(arguments: Any) -> Iterator[Any]:
+    """The operands among arguments; those of a function of libdevice are in a list."""
+    for argument in arguments:
+        if isinstance(argument, interpreter.TensorHandle):
+            yield argument
+        elif isinstance(argument, list):
+            yield from _handles(argument)
+
+
 def carry_through_product(function: Callable[..., Any], lanes: Lanes, builder: Any, a: Any, b: Any, *rest: Any) -> Any:
-    """A matrix product, which treats the bits of bfloat16 as integers: a marked lane marks its row or column."""
+    """A matrix product, in whose sums marks are lost: a marked lane marks its row or column."""
     result = function(builder, a, b, *rest)
     of_a, of_b = (lanes.of(part.data, part.dtype.scalar) for part in (a, b))
     rows = -1 if of_a is None else of_a.max(axis=-1, keepdims=True)

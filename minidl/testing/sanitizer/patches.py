@@ -27,7 +27,7 @@ _CARRYING = (
     "create_si_to_fp", "create_ui_to_fp", "create_fp_to_si", "create_fp_to_ui", "create_fp_ext", "create_fp_trunc",
     "create_fp_to_fp", "create_int_cast", "create_exp", "create_exp2", "create_log", "create_log2", "create_sin",
     "create_cos", "create_erf", "create_sqrt", "create_precise_sqrt", "create_rsqrt",
-    "create_maxnumf", "create_minnumf", "create_clampf",
+    "create_maxnumf", "create_minnumf", "create_clampf", "create_extern_elementwise",
 )  # fmt: skip
 # A barrier, and functions in which the lanes of a block exchange values.
 _JOINING = (
@@ -57,6 +57,7 @@ def _install() -> None:
     replacements: dict[tuple[Any, str], Callable[..., Any]] = {
         (_EXECUTOR, "__call__"): _call,
         (Autotuner, "run"): _untuned,
+        (tl, "static_assert"): _assert_statically,
         (_EXECUTOR, "_init_args_hst"): _init_args,
         (interpreter, "_implicit_cvt"): _convert,
         (TritonSemantic, _SEMANTIC_LOAD): _load_with_other,
@@ -82,9 +83,23 @@ def _install() -> None:
         setattr(owner, name, replacement)
 
 
+class _RefusedError(AssertionError):
+    """A kernel's static assertion does not hold, for which a compiler gives a configuration up."""
+
+
 def _untuned(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-    with first_configuration(tuner):
-        return _originals[Autotuner, "run"](tuner, *args, **kwargs)
+    """Launch the first configuration that the kernel has for these arguments: to time them all needs a GPU."""
+    configurations, kept = tuner.configs, _pruned(tuner, args, kwargs)
+    try:
+        for number, configuration in enumerate(kept, 1):
+            tuner.configs = [configuration]
+            try:
+                return _originals[Autotuner, "run"](tuner, *args, **kwargs)
+            except interpreter.InterpreterError as error:
+                if number == len(kept) or not isinstance(error.__cause__, _RefusedError):
+                    raise
+    finally:
+        tuner.configs = configurations
 
 
 @contextlib.contextmanager
@@ -95,6 +110,22 @@ def first_configuration(tuner: Any) -> Iterator[None]:
         yield
     finally:
         tuner.configs = configurations
+
+
+def _pruned(tuner: Any, args: Any, kwargs: Any) -> Any:
+    """The configurations that a function of the kernel leaves; all of them where it asks for a GPU."""
+    if tuner.early_config_prune is None:
+        return tuner.configs
+    try:
+        named = dict(zip(tuner.arg_names, args, strict=False))
+        return tuner.early_config_prune(tuner.configs, named, **kwargs) or tuner.configs
+    except Exception:  # noqa: BLE001 (of any kind, where there is no GPU)
+        return tuner.configs
+
+
+def _assert_statically(condition: Any, message: str = "") -> None:
+    if not condition:
+        raise _RefusedError(message)
 
 
 def _call(executor: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,35 @@
+"""Masked lanes without `other` are told of past libdevice and arithmetic of bfloat16."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+from minidl.runtime import launch
+from minidl.testing import SanitizerError, sanitize
+
+pytestmark = [
+    pytest.mark.skipif(not launch.INTERPRETED, reason="the sanitizer is for the interpreter"),
+    pytest.mark.unsanitized,
+]
+
+
+@triton.jit
+def curved(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, libdevice.tanh(tl.load(x + i, mask=i < n)))
+
+
+@triton.jit
+def added(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    b = tl.load(x + i, mask=i < n)
+    tl.store(y + i, b * b + b)
+
+
+@pytest.mark.parametrize(("kernel", "dtype"), [(curved, torch.float32), (added, torch.bfloat16)])
+def test_masked_lanes_are_told_of(kernel, dtype):
+    x, y = torch.randn(50).to(dtype), torch.empty(64, dtype=dtype)
+    with pytest.raises(SanitizerError, match="masks off without `other`"), sanitize():
+        kernel[(1,)](x, y, 50, BLOCK=64)
