@@ -19,7 +19,7 @@ _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.l
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 
 for _name, _examples, _derandomize in (
-    ("ci", 10, True),
+    ("ci", 8, True),
     ("gpu", 6, True),
     ("sanitize", 3, True),
     ("nightly", 200, False),
