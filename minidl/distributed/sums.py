@@ -72,7 +72,7 @@ def summed(x: torch.Tensor, of: Shards, weight: torch.Tensor | None = None, what
     n = x.shape[1]
     each = segment(n, of.size)
     if of.size == of.count:
-        return _whole(_sum_of_leaves(x[0], of, each, weight, what), of, each, what)[:n]
+        return _whole(_sum_of_leaves(x[0], of, each, weight, what), of, what)[:n]
     nodes = [tree.nodes(own.start, own.stop, of.count) for own in of.all]
     mine, wide = nodes[of.rank], launch.acc_torch(x.dtype)
     parts = torch.empty(of.size, len(mine), each, dtype=wide, device=x.device)
@@ -81,10 +81,10 @@ def summed(x: torch.Tensor, of: Shards, weight: torch.Tensor | None = None, what
         weights = None if weight is None else weight[start : start + len(x[own])]
         tree.sum_rows(x[own], range(len(x[own])), size, weights, parts[:, place])
     there = torch.empty(sum(map(len, nodes)), each, dtype=wide, device=x.device)
-    _send(there, [len(own) for own in nodes], parts, what)
+    _exchange(there, parts, [len(own) * each for own in nodes], [len(mine) * each] * of.size, what)
     starts = [start for own in nodes for start, _ in own]
     found = tree.sum_rows(there, starts, leaves, y=torch.empty(each, dtype=x.dtype, device=x.device))
-    return _whole(found, of, each, what)[:n]
+    return _whole(found, of, what)[:n]
 
 
 def _sum_of_leaves(x: torch.Tensor, of: Shards, each: int, weight: torch.Tensor | None, what: str) -> torch.Tensor:
@@ -93,22 +93,19 @@ def _sum_of_leaves(x: torch.Tensor, of: Shards, each: int, weight: torch.Tensor 
     sizes = [max(0, min(each, len(x) - rank * each)) for rank in range(of.size)]
     mine = sizes[of.rank]
     there = torch.empty(of.size, mine, dtype=x.dtype, device=x.device)
-    if launch.runs():
-        counts = [mine * x.itemsize] * of.size, [size * x.itemsize for size in sizes]
-        with current().exchanging(what):
-            dist.all_to_all_single(there.view(-1).view(torch.uint8), x.view(torch.uint8), *counts)
+    _exchange(there, x, [mine] * of.size, sizes, what)
     found = torch.empty(each, dtype=x.dtype, device=x.device)
     if mine:
         tree.sum_rows(there, range(of.size), tree.leaves(of.count), weight, found[:mine])
     return found
 
 
-def _whole(found: torch.Tensor, of: Shards, each: int, what: str) -> torch.Tensor:
-    """The segments of all processes, one after another."""
-    whole = torch.empty(of.size * each, dtype=found.dtype, device=found.device)
+def _whole(found: torch.Tensor, of: Shards, what: str) -> torch.Tensor:
+    """What all processes have found, as many values each, one after another."""
+    whole = torch.empty(of.size * found.numel(), dtype=found.dtype, device=found.device)
     if launch.runs():
         with current().exchanging(what):
-            gather(whole.view(torch.uint8), found.view(torch.uint8))
+            gather(whole.view(torch.uint8), found.view(-1).view(torch.uint8))
     return whole
 
 
@@ -118,17 +115,13 @@ def gathered(rows: torch.Tensor, of: Shards, what: str) -> torch.Tensor:
         return rows
     own = rows.new_zeros(len(of.all[0]), rows.shape[1])  # the first process has the most
     own[: len(rows)].copy_(rows)
-    whole = torch.empty(of.size, *own.shape, dtype=rows.dtype, device=rows.device)
-    if launch.runs():
-        with current().exchanging(what):
-            gather(whole.view(-1).view(torch.uint8), own.view(-1).view(torch.uint8))
+    whole = _whole(own, of, what).view(of.size, *own.shape)
     return torch.cat([part[: len(each)] for part, each in zip(whole, of.all, strict=True)])
 
 
-def _send(there: torch.Tensor, counts: list[int], parts: torch.Tensor, what: str) -> None:
-    """Exchange segments: parts[r] goes to process r, and there[...] are those that came, by rank, counts[r] each."""
+def _exchange(there: torch.Tensor, here: torch.Tensor, come: list[int], go: list[int], what: str) -> None:
+    """Of `here` go[r] values, one run after another, go to process r; of `there` come[r] values came from it."""
     if launch.runs():
-        each = there[0].nbytes
-        sizes = [count * each for count in counts], [parts[0].nbytes] * len(parts)
+        sizes = [count * there.itemsize for count in come], [count * here.itemsize for count in go]
         with current().exchanging(what):
-            dist.all_to_all_single(there.view(-1).view(torch.uint8), parts.view(-1).view(torch.uint8), *sizes)
+            dist.all_to_all_single(there.view(-1).view(torch.uint8), here.view(-1).view(torch.uint8), *sizes)

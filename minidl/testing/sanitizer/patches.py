@@ -89,23 +89,22 @@ class _RefusedError(AssertionError):
 
 def _untuned(tuner: Any, *args: Any, **kwargs: Any) -> Any:
     """Launch the first configuration that the kernel has for these arguments: to time them all needs a GPU."""
-    configurations, kept = tuner.configs, _pruned(tuner, args, kwargs)
-    try:
-        for number, configuration in enumerate(kept, 1):
-            tuner.configs = [configuration]
-            try:
+    *others, last = _pruned(tuner, args, kwargs)
+    for configuration in others:
+        try:
+            with configured(tuner, configuration):
                 return _originals[Autotuner, "run"](tuner, *args, **kwargs)
-            except interpreter.InterpreterError as error:
-                if number == len(kept) or not isinstance(error.__cause__, _RefusedError):
-                    raise
-    finally:
-        tuner.configs = configurations
+        except interpreter.InterpreterError as error:
+            if not isinstance(error.__cause__, _RefusedError):
+                raise
+    with configured(tuner, last):
+        return _originals[Autotuner, "run"](tuner, *args, **kwargs)
 
 
 @contextlib.contextmanager
-def first_configuration(tuner: Any) -> Iterator[None]:
-    """A context in which an autotuned kernel has its first configuration alone: to time them all needs a GPU."""
-    configurations, tuner.configs = tuner.configs, tuner.configs[:1]
+def configured(tuner: Any, configuration: Any) -> Iterator[None]:
+    """A context in which an autotuned kernel has one configuration alone: to time several needs a GPU."""
+    configurations, tuner.configs = tuner.configs, [configuration]
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 
 from minidl.jobs import Arch, Job, arch_name
 from minidl.runtime import ahead, interpret
-from minidl.testing.sanitizer.patches import first_configuration
+from minidl.testing.sanitizer.patches import configured
 from minidl.testing.sanitizer.script import play
 from minidl.workbench.doctor import compile, worker
 from minidl.workbench.doctor.compile import Verdict
@@ -113,7 +113,7 @@ def recording(archs: Sequence[Arch]) -> Iterator[Launches]:
             if configuration.pre_hook is not None:
                 configuration.pre_hook({**tuner.nargs, **named, **configuration.all_kwargs()})
             tuner.fn.run(*args, **{**named, "warmup": True}, **configuration.all_kwargs())
-        with first_configuration(tuner):
+        with configured(tuner, tuner.configs[0]):
             return tune(tuner, *args, **named)
 
     InterpretedFunction.run, Autotuner.run = recorded, untuned

@@ -14,6 +14,7 @@ from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 
 from minidl.testing import SanitizerError, sanitize
+from minidl.testing.sanitizer.patches import configured
 from tests.trials.foreign.case import error
 
 LIMIT = 240
@@ -78,8 +79,8 @@ def plain(run):
     tuned = Autotuner.run
 
     def untuned(tuner, *args, **kwargs):
-        tuner.configs = tuner.configs[:1]
-        return tuned(tuner, *args, **kwargs)
+        with configured(tuner, tuner.configs[0]):
+            return tuned(tuner, *args, **kwargs)
 
     Autotuner.run = untuned
     try:
