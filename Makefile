@@ -1,6 +1,6 @@
 # Everything happens in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest sanitize mutation lint types compile-check compile-versions docs notebooks kernels-package results dist release-check venv clean
+.PHONY: help demo test pytest slow sanitize mutation lint types compile-check compile-versions docs notebooks kernels-package results dist release-check venv clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,10 +31,13 @@ demo: $(VENV)/.installed ## train a text classifier, classify three sentences, a
 		"Start a thread and wait until it has finished"
 	$(BIN)/minidl generate --grid 8x8 --out runs/demo-pictures --overwrite
 
-test: lint types pytest ## lint, types and the test suite
+test: lint types pytest ## lint, types and the test suite without what takes long
 
 pytest: $(VENV)/.installed-dev ## the test suite alone; PYTEST_ARGS="-k gemm" picks tests
-	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -rs $(PYTEST_ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -rs -m "not slow" $(PYTEST_ARGS)
+
+slow: $(VENV)/.installed-dev ## the tests that take more than ten seconds each
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -rs -m slow $(PYTEST_ARGS)
 
 sanitize: $(VENV)/.installed-dev ## every operation and kernel again, each load and store checked
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal --device cpu --sanitize -rs tests/test_operations.py tests/kernels \

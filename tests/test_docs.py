@@ -91,6 +91,7 @@ def test_a_wrong_command_is_found(line):
         check(shlex.split(line))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["python", "kernels", "profiling", "in-torch"])
 def test_python_blocks_run(name, tmp_path):
     text = "\n".join(block.text for block in blocks(ROOT / "docs" / f"{name}.md", "python"))

@@ -112,6 +112,7 @@ def test_the_property_tests_are_found():
     assert int(found) >= int(re.search(r"^=+ (\d+) passed in ", page, re.MULTILINE)[1])
 
 
+@pytest.mark.slow
 def test_the_python_examples_run(tmp_path):
     block, in_torch = blocks(README, "python")
     (tmp_path / "runs").mkdir()  # as `make demo` does

@@ -7,6 +7,7 @@ collective fails since a process is gone. One of them says why.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime as dt
 import json
@@ -42,8 +43,12 @@ class Group:
         self._store, self._timeout = store, timeout
         self._place = "after the start"
         self._since: float | None = None  # when it began to wait
+        self._ends = threading.Event()
         if store is not None:
-            threading.Thread(target=self._watch, name="watch of other processes", daemon=True).start()
+            self._watcher = threading.Thread(target=self._watch, name="watch of other processes", daemon=True)
+            self._watcher.start()
+            # A thread that is in the store when Python ends is unwound through C++, which aborts the process.
+            atexit.register(self._end_watch)
 
     @property
     def leads(self) -> bool:
@@ -170,13 +175,19 @@ class Group:
                     text, code = self.failed(LostError(f"{self.last}: no end after {self._timeout:g} s"), "", 1)
                     os.write(2, f"{text}\n".encode() if text else b"")
                     os._exit(code)
-                time.sleep(_EACH)
+                if self._ends.wait(_EACH):
+                    return
             note = json.loads(self._store.get(_FAILED))
-            time.sleep(_GRACE)
+            if self._ends.wait(_GRACE):
+                return
             # Still here: it waits in an exchange that no error ends.
             if self.leads and self._store.add(_TOLD, 1) == 1:
                 os.write(2, (self._text(note) + "\n").encode())
             os._exit(note["code"])
+
+    def _end_watch(self) -> None:
+        self._ends.set()
+        self._watcher.join(_GRACE)
 
 
 _alone = Group()

@@ -402,6 +402,7 @@ def test_a_replacement_that_fails_at_any_write_keeps_the_pictures(command, pictu
     assert {*contents(out)} == {"images.json", "mine.txt", "seed-000002.bmp", "seed-000003.bmp"}
 
 
+@pytest.mark.slow
 def test_a_replacement_that_is_killed_at_any_change_is_made_good_by_the_next(command, pictures_before, monkeypatch):
     out, again = pictures_before
     shutil.copytree(out, out.with_name("before"))

@@ -24,6 +24,7 @@ def trials(tmp_path_factory):
     parent.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainer", "seed", "manner"),
     [("text", 0, "file"), ("text", 1, "moment"), ("images", 2, "file"), ("gan", 3, "stop")],

@@ -159,6 +159,7 @@ def test_a_generator_that_cannot_fit_is_refused(command, tmp_path, monkeypatch):
     assert re.search(r"take --width \d+ --latent \d+ \(\d+\.\d+ MiB\)\n", result.err), result.err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not launch.INTERPRETED, reason="steps take the GPU's memory")
 def test_a_step_beyond_a_control_group_is_told_with_a_batch_that_fits(command, tmp_path, monkeypatch):
     """Linux would kill the process without a word."""

@@ -62,6 +62,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(command, texts, whole, tmp
     assert differences(run, whole) == []
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_last_epoch(command, texts, whole, tmp_path):
     run = tmp_path / "run"
     code, _, _ = stop(["--data", texts, *LONGER], tmp_path, run, signal.SIGKILL)

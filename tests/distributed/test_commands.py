@@ -13,6 +13,7 @@ from tests.trials.kills import alone, command, ended, start
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="processes on one GPU are for gloo")
 
 
+@pytest.mark.slow
 def test_several_processes_give_the_model_that_one_gives(tmp_path, expected):
     """By --devices, with the optimizer's state shared out."""
     alone(*command(tmp_path / "run", *SHORT, "--devices", "3", "--zero"))
@@ -20,6 +21,7 @@ def test_several_processes_give_the_model_that_one_gives(tmp_path, expected):
         assert (tmp_path / "run" / file).read_bytes() == (expected / file).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
@@ -35,6 +37,7 @@ def test_wrong_uses_have_one_error(tmp_path, first, second, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_one_that_is_killed_ends_all(tmp_path):
     processes = start([command(tmp_path / "run", "--epochs", "1000")] * 2)
     wait_for(tmp_path / "run" / "checkpoints" / "last.json")

@@ -89,6 +89,7 @@ def test_one_that_is_killed_is_replaced_once(tmp_path, capfd):
         workers.run(child("if rank == 1: os.kill(os.getpid(), 9)", tmp_path), 2, restarts=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trial", range(4))
 def test_none_is_left_whichever_is_killed_whenever(tmp_path, trial):
     draw = random.Random(trial)

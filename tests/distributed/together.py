@@ -1,6 +1,6 @@
-"""One of four processes that compute the same things as one, as two, as three and as four; see test_together.
+"""One of three processes that compute the same things as one, as two and as three; see test_together.
 
-python together.py FOLDER RANK PORT PORT PORT PORT
+python together.py FOLDER RANK PORT PORT PORT
 """
 
 import contextlib
@@ -243,7 +243,7 @@ def main():
         found = {
             "sums": sums(size),
             "user's steps": user_steps(),
-            # With the optimizer's state shared out by 2 and by 4, going on without and from such a run by 3.
+            # Two share out the optimizer's state of a run that did not; three go on without from one that did.
             "text": trained(text, folder / f"text-{size}", before, zero=size != 3),
             "pictures": trained(pictures, folder / f"pictures-{size}", None, zero=size == 3),
             "adversaries": adversaries(),

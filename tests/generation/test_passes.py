@@ -41,6 +41,7 @@ def whatever_the_batch(model, size, count):
     assert (passes.everything(model, z[3:4], 1, size) == first[3:4]).all()
 
 
+@pytest.mark.slow
 def test_floats_do_not_depend_on_batch_and_order():
     whatever_the_batch(small(), (8, 8), 9)
 

@@ -40,6 +40,7 @@ def verdicts(path):
     return {verdict["after"]: verdict for verdict in json.loads(path.read_text(encoding="utf-8"))["verdicts"]}
 
 
+@pytest.mark.slow
 def test_planted_mutants(tmp_path):
     arguments = [
         "--tests",
@@ -62,6 +63,7 @@ def test_planted_mutants(tmp_path):
     assert "+ m = i_end > o_n" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_sample_is_killed(tmp_path):
     done = run(
         "-m", "tests.mutation", "--only", "average_kernel,images", "--sample", "10", "--seed", "1", "--budget", "5",

@@ -31,7 +31,7 @@ from minidl.tensors import Tensor
 from tests.torch_code.reasons import OWN, UNCOMPARED, WITHOUT_DATA, reason
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch_names.md"
-SAMPLES, ELEMENTS = 16, 2000  # of a name, and of a sample: kernels are interpreted
+SAMPLES, ELEMENTS = 8, 2000  # of a name, and of a sample: kernels are interpreted
 NARROW = 3  # samples of a name in float16
 REFUSALS = (ValueError, TypeError, IndexError, NotImplementedError)
 # OpInfos that give the arguments in another order than torch's function takes them.

@@ -33,6 +33,7 @@ def refusals(rows):
     return [found for op in names.databases()[0] for found in names.wrong(op)]
 
 
+@pytest.mark.slow
 def test_nothing_differs_without_a_reason(rows, narrow):
     assert sum(row.passes for row in rows) > 2000
     assert sum(row.passes for row in narrow) > 500
@@ -40,11 +41,13 @@ def test_nothing_differs_without_a_reason(rows, narrow):
     assert not {each for each in differ if reason(*each) is None}
 
 
+@pytest.mark.slow
 def test_what_torch_refuses_is_refused_or_has_a_reason(refusals):
     assert len(refusals) > 200
     assert not {each for each in refusals if each[1] and reason(*each) is None}
 
 
+@pytest.mark.slow
 def test_the_table_is_up_to_date(rows, narrow, refusals):
     page = names.PAGE.read_text()
     if names.made_with(page) != VERSION:

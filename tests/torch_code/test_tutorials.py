@@ -13,6 +13,7 @@ from tests.torch_code.tutorials import TUTORIALS
 FACTOR = 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=[t.__name__ for t in TUTORIALS])
 def test_a_tutorial_loses_as_with_torch(tutorial, tmp_path):
     exact, peer, own = (np.array(tutorial(f, tmp_path)) for f in (EXACT, PEER, ours()))

@@ -176,6 +176,7 @@ def test_a_stopped_run_goes_on_with_or_without_capture(graphs, tmp_path, capture
     assert end(again) == end(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_captured_gan_trains_as_without(graphs, shards):
     settings = {"latent": 6, "channels": 1, "size": [8, 8], "width": 4, "layers": 2, "kernel": 4}

@@ -92,6 +92,7 @@ def test_what_an_input_must_not_do_is_seen(tmp_path):
     assert not (tmp_path / "outside").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not launch.INTERPRETED, reason="the sample is for the interpreter, which the workers use")
 def test_hostile_files_get_one_error_each(tmp_path):
     names = [name for name in TARGETS if name not in SLOW]

@@ -159,7 +159,7 @@ soak.main()
 
 
 def test_nothing_lost_and_nothing_mixed_up(tmp_path):
-    code, said = python("soak.main()", "--minutes", 0.9, "--processes", 1, "--folder", tmp_path)
+    code, said = python("soak.main()", "--minutes", 0.5, "--processes", 1, "--folder", tmp_path)
     assert code == 0, said
     assert " steps, 0 violations" in said
     assert list(tmp_path.iterdir()) == []

@@ -52,6 +52,7 @@ def test_what_has_no_kernels_is_refused(tmp_path):
             next(warm.jobs([name], 90))
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_once_and_found_by_another_process(tmp_path):
     def command():
         done = subprocess.run(
