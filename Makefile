@@ -1,6 +1,6 @@
 # Everything happens in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest slow sanitize mutation lint types compile-check compile-versions docs notebooks kernels-package results dist release-check venv clean
+.PHONY: help demo test pytest slow sanitize mutation mutation-sample lint types compile-check compile-versions docs notebooks kernels-package results dist release-check venv clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -51,8 +51,11 @@ lint: $(VENV)/.installed-dev ## ruff and the layers of the design
 types: $(VENV)/.installed-dev ## mypy, strict, on the public API
 	$(BIN)/python -m mypy
 
-mutation: $(VENV)/.installed-dev ## mutants of the kernels that the suite kills; MUTATION_ARGS="--only gemm --sample 50" draws some
+mutation: $(VENV)/.installed-dev ## judge the mutants of kernels that have no verdict yet; MUTATION_ARGS="--only gemm --sample 50" draws some
 	$(BIN)/python -m tests.mutation $(MUTATION_ARGS)
+
+mutation-sample: $(VENV)/.installed-dev ## two minutes of mutants, drawn by the commit, that tests have seen: do they still?
+	$(BIN)/python -m tests.mutation --repeat --minutes 2 --seed $$(git rev-parse HEAD 2>/dev/null || echo 0)
 
 compile-check: $(VENV)/.installed ## compile every kernel for sm_80 and sm_90; needs no GPU
 	$(BIN)/minidl doctor --compile --arch 80,90 --brief 80

@@ -25,12 +25,14 @@ class Verdict:
     test     the test that saw it
     seconds  of the processor's usual time, of the tests that were run
     tests    how many were run
+    guarded  whether the test that saw it ran under the sanitizer
     """
 
     how: str
     test: str | None
     seconds: float
     tests: int
+    guarded: bool = False
 
     @property
     def killed(self) -> bool:
@@ -98,6 +100,14 @@ class Campaign:
             steps.append(step)
         return steps
 
+    def repeat(self, mutant: Mutant, verdict: Verdict) -> Verdict | None:
+        """What the test that saw a mutant says now; None where there is no such test, or it fails without a change."""
+        step = str(verdict.test), verdict.guarded
+        if step[0] not in self.items:
+            return None
+        found, seen = self._try(mutant, [step])
+        return found if seen is None or self._passes(mutant, step) else None
+
     def judge(self, mutant: Mutant) -> Verdict:
         """Run the tests that reach a mutant until one of them sees it."""
         steps = self.tests(mutant)
@@ -130,7 +140,7 @@ class Campaign:
         if step is not None and step[1] and how == "failed":
             how = "sanitizer"  # of a finding that a test turned into an error of its own
         seconds = sum(self.known.tests[steps[number][0]].seconds for number in started)
-        return Verdict(how, step and step[0], round(seconds, 3), len(started)), step
+        return Verdict(how, step and step[0], round(seconds, 3), len(started), bool(step and step[1])), step
 
     def _run(self, mutant: Mutant, steps: list[Step], change: bool, tell: Callable[..., None]) -> None:
         name = f"{mutant.file}:{mutant.function}"

@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import signal
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from minidl.testing import SanitizerError
 MEMORY = 40 << 30  # bytes of address space beyond those of the parent; some tests map 16 GiB that they never touch
 SLOWER, SPARE = 8, 3.0  # a test may take so many times its usual seconds, and these
 BLOCKED = 60.0  # seconds of the clock beyond the expected ones until a child that says nothing is killed
+# A child that had another one's end of a pipe would keep it open.
+_starting = threading.Lock()
 
 
 class Plugin:
@@ -76,13 +79,13 @@ def child(
     expected  seconds that it usually takes from one event to the next
     heard     called with each event at once
     """
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
+    with _starting, warnings.catch_warnings():
+        reading, writing = os.pipe()
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads do not survive; none of ours matters here
         number = os.fork()
-    if number == 0:
-        _work(work, reading, writing)
-    os.close(writing)
+        if number == 0:
+            _work(work, reading, writing)
+        os.close(writing)
     events: list[list[Any]] = []
     silent = False
     for line in _lines(reading, 2 * SLOWER * expected + BLOCKED):

@@ -9,8 +9,10 @@ import copy
 import dataclasses
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,11 @@ def digest(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
 
 
+def source_of(name: str) -> str:
+    """The hash of a function's source, comments and line breaks aside."""
+    return digest(ast.unparse(sources.tree(name)))
+
+
 class Map:
     """Of each test what it reaches; kept in `path` as JSON.
 
@@ -47,9 +54,9 @@ class Map:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._writing = path, threading.Lock()
         self.tests: dict[str, Reached] = {}
-        self.functions = {name: digest(ast.unparse(sources.tree(name))) for name in sources.functions()}
+        self.functions = {name: source_of(name) for name in sources.functions()}
         if path.exists():
             stored = json.loads(path.read_text(encoding="utf-8"))
             same = {name for name, value in stored["functions"].items() if self.functions.get(name) == value}
@@ -70,26 +77,36 @@ class Map:
                 found.append(item)
         return found
 
-    def make(self, plugin: children.Plugin, items: list[Any], advance: Callable[[], None]) -> None:
-        """Run tests and keep what they reach, some at a time: what is found is written as it is found.
+    @classmethod
+    def assumed(cls, items: Iterable[Any], seconds: float) -> "Map":
+        """One that knows nothing of tests, but that each of them takes so long at most."""
+        made = cls(Path("none"))
+        made.tests = {item.nodeid: Reached("", "passed", seconds, {}) for item in items}
+        return made
 
-        A child that dies is followed by another from the next test on.
-        """
-        left = list(items)
+    def make(self, plugin: children.Plugin, items: list[Any], advance: Callable[[], None], processes: int) -> None:
+        """Run tests and keep what they reach, some at a time: what is found is written as it is found."""
+        parts = [items[first : first + TOGETHER] for first in range(0, len(items), TOGETHER)]
+        with ThreadPoolExecutor(processes) as pool:
+            for done in [pool.submit(self._make, plugin, part, advance) for part in parts]:
+                done.result()
+
+    def _make(self, plugin: children.Plugin, left: list[Any], advance: Callable[[], None]) -> None:
+        """A child that dies is followed by another from the next test on."""
         while left:
-            part = left[:TOGETHER]
             told, died = children.child(
-                lambda tell, part=part: _run(plugin, part, tell), LONGEST, lambda event: advance()
+                lambda tell, part=left: _run(plugin, part, tell), LONGEST, lambda event: advance()
             )
-            for item, (outcome, seconds, lines) in zip(part, told, strict=False):
-                file = digest(item.path.read_bytes())
-                self.tests[item.nodeid] = Reached(file, outcome, seconds, lines)
+            found = {item: Reached("", *event) for item, event in zip(left, told, strict=False)}
             left = left[len(told) :]
             if died and left:
-                item = left.pop(0)
-                self.tests[item.nodeid] = Reached(digest(item.path.read_bytes()), died, LONGEST, {})
+                found[left.pop(0)] = Reached("", died, LONGEST, {})
                 advance()
-            self.save()
+            with self._writing:
+                for item, reached in found.items():
+                    reached.file = digest(item.path.read_bytes())
+                    self.tests[item.nodeid] = reached
+                self.save()
 
     def save(self) -> None:
         tests = {name: dataclasses.asdict(reached) for name, reached in self.tests.items()}

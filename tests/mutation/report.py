@@ -1,10 +1,9 @@
-"""What a campaign found: explanations of survivors, the table per family, and the survivors as lines of source."""
+"""What a campaign found: explanations of survivors, the table by file, and the survivors as lines of source."""
 
 import dataclasses
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -23,25 +22,21 @@ class ExplanationError(Exception):
 
 
 @dataclasses.dataclass
-class Family:
-    """Counts of a kernel family; the score leaves out what is explained."""
+class Counts:
+    """Those of the mutants of a file; the score leaves out what is explained and what is not judged yet."""
 
-    run: int = 0
+    mutants: int = 0
     killed: int = 0
+    survived: int = 0
     explained: int = 0
 
     @property
-    def survived(self) -> int:
-        return self.run - self.killed - self.explained
+    def judged(self) -> int:
+        return self.killed + self.survived + self.explained
 
     @property
     def score(self) -> float:
-        return self.killed / (self.run - self.explained) if self.run > self.explained else 1.0
-
-    @property
-    def raw(self) -> float:
-        """The score with explained mutants counted as survivors."""
-        return self.killed / self.run if self.run else 1.0
+        return self.killed / (self.killed + self.survived) if self.killed + self.survived else 1.0
 
 
 def explanations(mutants: Iterable[Mutant], path: Path = EXPLAINED) -> dict[tuple[str, ...], str]:
@@ -60,48 +55,44 @@ def explanations(mutants: Iterable[Mutant], path: Path = EXPLAINED) -> dict[tupl
     return found
 
 
-def families(verdicts: dict[Mutant, Verdict], reasons: dict[tuple[str, ...], str]) -> dict[str, Family]:
-    """Counts by family. Raises ExplanationError where a test sees a mutant that is explained."""
-    found: dict[str, Family] = {}
-    for mutant, verdict in verdicts.items():
-        family = found.setdefault(mutant.family, Family())
-        family.run += 1
-        family.killed += verdict.killed
+def by_file(
+    verdicts: dict[Mutant, Verdict], reasons: dict[tuple[str, ...], str], every: Iterable[Mutant]
+) -> dict[str, Counts]:
+    """Counts by file. Raises ExplanationError where a test sees a mutant that is explained."""
+    found: dict[str, Counts] = {}
+    for mutant in every:
+        counts = found.setdefault(mutant.file.removeprefix("minidl/kernels/"), Counts())
+        counts.mutants += 1
         if mutant.key in reasons:
-            if verdict.killed:
-                raise ExplanationError(f"{EXPLAINED.name} explains a mutant that {verdict.test} sees: {mutant.key}")
-            family.explained += 1
+            if mutant in verdicts and verdicts[mutant].killed:
+                seen = verdicts[mutant].test
+                raise ExplanationError(f"{EXPLAINED.name} explains a mutant that {seen} sees: {mutant.key}")
+            counts.explained += 1
+        elif mutant in verdicts:
+            counts.killed += verdicts[mutant].killed
+            counts.survived += not verdicts[mutant].killed
     return dict(sorted(found.items()))
 
 
-def total(counts: dict[str, Family]) -> Family:
-    """The sum of all families."""
-    return Family(*(sum(getattr(f, name) for f in counts.values()) for name in ("run", "killed", "explained")))
-
-
-def show(console: Console, verdicts: dict[Mutant, Verdict], reasons: dict[tuple[str, ...], str], every: int) -> Family:
-    """Print survivors, then the table; returns the sum of all families."""
-    counts = families(verdicts, reasons)
+def show(
+    console: Console, verdicts: dict[Mutant, Verdict], reasons: dict[tuple[str, ...], str], every: Iterable[Mutant]
+) -> Counts:
+    """Print survivors, then the table; returns the sums over all files."""
+    counts = by_file(verdicts, reasons, every)
     for mutant, verdict in sorted(verdicts.items(), key=lambda pair: (pair[0].file, pair[0].line)):
         if not verdict.killed and mutant.key not in reasons:
-            print_mutant(console, mutant, f"{verdict.how}, {verdict.tests} tests")
+            print_mutant(console, mutant, f"{verdict.how}, {verdict.seconds:.0f} s of tests")
     table = Table()
-    for name in ("family", "mutants", "killed", "survived", "explained", "score"):
-        table.add_column(name, justify="left" if name == "family" else "right")
-    whole = total(counts)
-    for name, family in [*counts.items(), ("all", whole)]:
+    for name in ("file", "mutants", "judged", "killed", "survived", "explained", "score"):
+        table.add_column(name, justify="left" if name == "file" else "right")
+    names = [field.name for field in dataclasses.fields(Counts)]
+    whole = Counts(*(sum(getattr(found, name) for found in counts.values()) for name in names))
+    for name, found in [*counts.items(), ("all", whole)]:
         if name == "all":
             table.add_section()
-        table.add_row(
-            name, str(family.run), str(family.killed), str(family.survived), str(family.explained),
-            f"{family.score:.1%}",
-        )  # fmt: skip
+        figures = found.mutants, found.judged, found.killed, found.survived, found.explained
+        table.add_row(name, *map(str, figures), f"{found.score:.1%}")
     console.print(table)
-    how: dict[str, int] = {}
-    for verdict in verdicts.values():
-        how[verdict.how] = how.get(verdict.how, 0) + 1
-    told = ", ".join(f"{count} {name}" for name, count in sorted(how.items()))
-    console.print(f"{whole.run} of {every} mutants: {told}; {whole.raw:.1%} killed with those explained as survivors")
     return whole
 
 
@@ -113,15 +104,3 @@ def print_mutant(console: Console, mutant: Mutant, note: str) -> None:
     )
     console.print(f"- {before}", style="red", markup=False, highlight=False)
     console.print(f"+ {after}", style="green", markup=False, highlight=False)
-
-
-def as_json(verdicts: dict[Mutant, Verdict], every: int, seed: int) -> dict[str, Any]:
-    """Everything, for a file that `--resume` reads."""
-    return {
-        "mutants": every,
-        "seed": seed,
-        "verdicts": [
-            {**dict(zip(FIELDS, mutant.key, strict=True)), "line": mutant.line, **dataclasses.asdict(verdict)}
-            for mutant, verdict in verdicts.items()
-        ],
-    }

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from minidl.runtime import launch
-from tests.mutation import report, sources
+from tests.mutation import record, report, sources
 from tests.mutation.operators import mutated
 
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="mutants run in Triton's interpreter")
@@ -36,8 +36,10 @@ def run(*command):
     )
 
 
-def verdicts(path):
-    return {verdict["after"]: verdict for verdict in json.loads(path.read_text(encoding="utf-8"))["verdicts"]}
+def words(path):
+    """What became of each mutant of each function of a record."""
+    functions = json.loads(path.read_text(encoding="utf-8"))["functions"]
+    return [word.partition(":")[0] for kept in functions.values() for word in kept["verdicts"].split()]
 
 
 @pytest.mark.slow
@@ -47,31 +49,52 @@ def test_planted_mutants(tmp_path):
         "tests/kernels/test_average.py",
         "--map",
         str(tmp_path / "map"),
-        "--json",
+        "--record",
         str(tmp_path / "f"),
     ]
     names = {"EQUAL": EQUAL, "FATAL": FATAL, "WRONG": WRONG, "ENDLESS": ENDLESS, "ARGUMENTS": arguments}
     script = "\n".join(f"{name} = {value!r}" for name, value in names.items()) + PLANTED
     done = run("-c", script)
-    found = verdicts(tmp_path / "f")
-    assert found[EQUAL]["how"] == "survived"
-    assert found[FATAL]["how"] in ("failed", "crashed", "sanitizer")
-    assert found[WRONG]["how"] == "failed"
-    assert found[ENDLESS]["how"] == "timed out"
     assert done.returncode == 1, done.stdout + done.stderr  # 75 % killed
+    equal, fatal, wrong, endless = words(tmp_path / "f")
+    assert (equal, wrong, endless) == ("survived", "failed", "timed_out")
+    assert fatal in ("failed", "crashed", "sanitizer")
     assert "- m = o_n < i_end" in done.stdout
     assert "+ m = i_end > o_n" in done.stdout
 
 
 @pytest.mark.slow
-def test_a_sample_is_killed(tmp_path):
-    done = run(
-        "-m", "tests.mutation", "--only", "average_kernel,images", "--sample", "10", "--seed", "1", "--budget", "5",
-        "--tests", "tests/kernels/test_average.py", "tests/kernels/test_images.py",
-        "--map", str(tmp_path / "map"), "--json", str(tmp_path / "f"),
-    )  # fmt: skip
+def test_a_sample_is_killed_goes_on_and_is_repeated(tmp_path):
+    chosen = ("-m", "tests.mutation", "--only", "average_kernel,images", "--seed", "1", "--record", str(tmp_path / "f"))
+    tests = ("--tests", "tests/kernels/test_average.py", "tests/kernels/test_images.py")
+    for sample in (6, 10):
+        judge = ("--sample", str(sample), "--budget", "5", "--map", str(tmp_path / "map"))
+        done = run(*chosen, *judge, *tests)
+        assert done.returncode == 0, done.stdout + done.stderr
+        judged = [word for word in words(tmp_path / "f") if word != "-"]
+        assert sample - 2 <= len(judged) <= sample  # but for those that are explained
+    done = run(*chosen, "--repeat")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(json.loads((tmp_path / "f").read_text(encoding="utf-8"))["verdicts"]) == 10
+    seen = sum(word not in ("survived", "not_reached") for word in judged)
+    assert f"{seen} of {seen} mutants are seen as before" in done.stdout
+
+
+def test_a_record_holds_for_the_functions_that_have_not_changed(tmp_path, monkeypatch):
+    every = [mutant for mutant in sources.all_mutants() if mutant.file.endswith("/average.py")]
+    some = {
+        every[0]: record.Verdict("failed", "some test", 1.0, 1),
+        every[1]: record.Verdict("sanitizer", "another test", 1.0, 2, True),
+        every[2]: record.Verdict("survived", None, 20.0, 9),
+        every[3]: record.Verdict("not reached", None, 0.0, 0),
+    }
+    record.write(tmp_path / "f", every, some)
+    found = record.read(tmp_path / "f", every)
+    assert {mutant: (v.how, v.test, v.guarded) for mutant, v in found.items()} == {
+        mutant: (v.how, v.test, v.guarded) for mutant, v in some.items()
+    }
+    monkeypatch.setattr(record, "source_of", lambda name: "another")
+    assert not record.read(tmp_path / "f", every)
+    assert not record.read(tmp_path / "none", every)
 
 
 def test_every_explanation_has_its_mutant():
@@ -112,8 +135,12 @@ def test_stale_explanations_are_errors(tmp_path):
     assert reasons == {mutant.key: "because"}
     killed = report.Verdict("failed", "some test", 1.0, 1)
     with pytest.raises(report.ExplanationError, match="explains a mutant that some test sees"):
-        report.families({mutant: killed}, reasons)
-    assert report.families({mutant: report.Verdict("survived", None, 1.0, 1)}, reasons)[mutant.family].score == 1.0
+        report.by_file({mutant: killed}, reasons, [mutant])
+    survived = report.Verdict("survived", None, 1.0, 1)
+    (counts,) = report.by_file({mutant: survived}, reasons, [mutant]).values()
+    assert (counts.explained, counts.survived, counts.score) == (1, 0, 1.0)
+    (counts,) = report.by_file({mutant: survived}, {}, [mutant]).values()
+    assert (counts.survived, counts.score) == (1, 0.0)
     write(**fields)
     with pytest.raises(report.ExplanationError, match="gives no reason"):
         report.explanations([mutant], path)
