@@ -2,6 +2,7 @@
 
 pytest --device cpu        kernels in Triton's interpreter, also on a machine with a GPU
 pytest --device cuda       compiled kernels; fails without a CUDA device (the default takes one if there is one)
+pytest --half WORD         half of the tests, drawn by a word
 pytest --sanitize          every load and store of each test's kernels is checked (minidl.testing.sanitize)
 --hypothesis-profile NAME  ci (the default on a CPU): the same examples in every run
                            gpu (the default on a GPU): fewer sizes, since each distinct tile is compiled
@@ -10,6 +11,7 @@ pytest --sanitize          every load and store of each test's kernels is checke
 """
 
 import gc
+import hashlib
 import os
 
 import pytest
@@ -43,6 +45,7 @@ def pytest_addoption(parser):
         default="auto",
         help="where kernels run: cpu (interpreted), cuda (compiled), or auto (cuda where there is a device)",
     )
+    parser.addoption("--half", metavar="WORD", help="run half of the tests, drawn by this word")
     parser.addoption(
         "--sanitize", action="store_true", help="check the memory that kernels touch, in Triton's interpreter"
     )
@@ -65,8 +68,16 @@ def pytest_configure(config):
         settings.load_profile("sanitize" if sanitize else "ci" if launch.INTERPRETED else "gpu")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     from minidl.runtime import launch
+
+    word = config.getoption("--half")
+    if word is not None:
+        drawn: tuple[list[pytest.Item], ...] = [], []
+        for item in items:
+            drawn[hashlib.sha256(f"{word} {item.nodeid}".encode()).digest()[0] % 2].append(item)
+        items[:], left_out = drawn
+        config.hook.pytest_deselected(items=left_out)
 
     if launch.INTERPRETED:
         for item in items:

@@ -26,7 +26,8 @@ from minidl.training.outputs import check_output, discard_output
 
 _SOON, _PATIENCE = 0.01, 5.0  # seconds
 # Libraries take an exception in an import of theirs for the absence of what they import; pydantic makes another of it.
-_UNINTERRUPTED = ("<frozen importlib._bootstrap>", f"{os.sep}pydantic{os.sep}")
+# A process that is being started would be left behind, and its pipes open.
+_UNINTERRUPTED = ("<frozen importlib._bootstrap>", f"{os.sep}pydantic{os.sep}", "distributed/workers.py:_One.__init__")
 
 
 def examples(*commands: str) -> str:
@@ -219,9 +220,10 @@ def terminated(came: list[int] | None = None) -> Iterator[None]:
 
 
 def _is_uninterrupted(frame: FrameType | None) -> bool:
-    """Whether a frame, or one that called it, is of code that takes exceptions for others."""
+    """Whether a frame, or one that called it, is of code that must not be interrupted."""
     while frame is not None:
-        if any(part in frame.f_code.co_filename for part in _UNINTERRUPTED):
+        place = f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}"
+        if any(part in place for part in _UNINTERRUPTED):
             return True
         frame = frame.f_back
     return False
