@@ -382,6 +382,18 @@ def tiles_of_forms():
                         yield pytest.param(family, forms.get(family, "banded"), dtype, tile, id=label)
 
 
+@pytest.mark.parametrize("form", ["pixel", "batch", "box", "depthwise", "fill", "unshuffle"])
+def test_copies_of_more_than_a_tile(form):
+    """What a form prepares, as weights in another order or channels filled up, in tiles of 4 x 4 and of 2 x 16."""
+    for rows, columns in ((4, 4), (2, 16)):
+        tile = launch.Tile({"BLOCK_M": rows, "BLOCK_N": columns}, 4, 3)
+        single = launch.Tile({"BLOCK_M": rows * columns}, 4, 3)
+        with launch.force(conv_turn=tile, conv_fill=tile, conv_unshuffle=single):
+            assert Problem(SHAPES[form]).check(form)
+            if form == "depthwise":  # a last tile with one column
+                assert Problem((2, 1, 1, (5, 4), (3, 2), (1, 1), (1, 0), (1, 1), 17)).check(form)
+
+
 # One call for each kernel and epilogue that a tile matters to; the small problem has all of them.
 TELLING = ("epilogue", "max", "grad_input", "grad_weight")
 

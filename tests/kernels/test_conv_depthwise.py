@@ -77,10 +77,12 @@ def test_any_shape(direct, N, groups, channels, kernel, stride, padding, dilatio
 
 @pytest.mark.parametrize(
     ("kernel", "size", "groups"),
-    [((3, 3), (11, 12), 5), ((5, 5), (9, 8), 24), ((4, 1), (16, 7), 5), ((2, 3), (3, 4), 5)],
+    [((3, 3), (11, 12), 5), ((3, 3), (11, 12), 64), ((5, 5), (9, 8), 24), ((4, 1), (16, 7), 5), ((2, 3), (3, 4), 5)],
 )
-def test_down_the_rows(kernel, size, groups):
-    """Rows and columns that fill no tile, padding beyond what the kernel reaches, bias and a preactivation."""
+def test_down_the_rows(kernel, size, groups, monkeypatch):
+    """Rows and columns that fill no tile, several of sets, padding beyond what the kernel reaches, a preactivation."""
+    monkeypatch.setattr(depthwise_rows, "SETS", 1)
+    plan.plan.cache_clear()
     for padding, ends in (((0, 0), (0, 1)), ((2, 2), (0, 0)), ((5, 3), (1, 0))):
         p = Drawn(2, groups, 1, 1, size, kernel, (1, 1), padding, (1, 1), ends, torch.float16)
         bias = whole(groups, seed=3, dtype=torch.float16)
@@ -91,6 +93,7 @@ def test_down_the_rows(kernel, size, groups):
         assert torch.equal(z.double(), exact)
         assert torch.equal(y.double(), exact.relu())
         assert torch.equal(dx.double(), p.dx)
+    plan.plan.cache_clear()
 
 
 @BOTH

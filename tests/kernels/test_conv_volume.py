@@ -153,6 +153,18 @@ def test_slices_are_one_sum(form):
     assert (volume.grad_input(dy.to(default_device()), w, at, form=form)[:, 0, 2, :, 0] == 1).all()
 
 
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(2, 4), (8, 2)])
+def test_slices_side_by_side_in_more_than_a_tile(rows, columns, wide, monkeypatch):
+    if wide:
+        monkeypatch.setattr(stacks, "MANY", 1)
+    tile = launch.Tile({"BLOCK_M": rows, "BLOCK_N": columns}, 4, 3)
+    stacks._stacking.cache_clear()
+    with launch.force(conv_fill=tile):
+        Problem(2, 5, 3, (5, 4, 3), (3, 2, 2), (2, 1, 1), (1, 0, 1), (1, 1, 1), 2).check("stack")
+    stacks._stacking.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("kernel", "stride", "copies"),
     [((1, 3, 3), (1, 2, 1), 0), ((3, 1, 1), (2, 1, 1), 0), ((1, 1, 1), (1, 1, 1), 0), ((1, 3, 3), (2, 1, 1), 1)],

@@ -96,6 +96,17 @@ def test_adaptive_windows_are_torchs(size, output, device):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("size", "output"), [((7, 10), (3, 4)), ((5, 7), (4, 3)), ((6, 11), (4, 9)), ((4, 5), (7, 6))])
+def test_adaptive_maxima_go_back_to_their_places(size, output, device):
+    """Of windows that overlap a place may have the number that another window gives to a pixel of its own."""
+    for seed in range(8):
+        x = torch.randperm(3 * size[0] * size[1], generator=torch.Generator().manual_seed(seed)).double()
+        x = x.view(1, 3, *size).to(device)
+        expected = differentiated(F.adaptive_max_pool2d, x, output)
+        for got, wanted in zip(differentiated(ops.adaptive_max_pool2d, x, output), expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
 def test_nan_and_infinities_in_a_maximum(device):
     rows = [[NAN, 1.0, 2.0, 3.0], [1.0, NAN, 2.0, NAN], [-INF, -INF, -INF, -INF], [INF, -INF, 1.0, INF]]
     x = torch.tensor(rows, device=device).view(4, 1, 2, 2)

@@ -54,7 +54,8 @@ def mutants(file: str, function: ast.FunctionDef) -> list[Mutant]:
     found: list[Mutant] = []
     seen: dict[tuple[str, str, str], int] = {}
     for node, statement, operator, other in _Visitor(function).found():
-        before, after = _text(node), _text(ast.copy_location(other, node))
+        other = ast.copy_location(copy.copy(other), node)  # it may be a part of the node, whose place is another
+        before, after = _text(node), _text(other)
         number = seen[operator, before, after] = seen.get((operator, before, after), -1) + 1
         found.append(
             Mutant(

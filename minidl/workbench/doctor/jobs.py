@@ -50,6 +50,7 @@ class Figures:
     serialised: bool = False
     hasty: bool = False  # accesses memory before waiting for the previous launch
     rounded: str = ""  # float32 constants among float64 values (`doctor.constants`)
+    triton: str = ""  # the version
     seconds: float = 0.0
     error: str = ""
 
@@ -61,24 +62,30 @@ class Figures:
 
 @dataclass(frozen=True)
 class Accepted:
-    """An accepted spill and its reason: up to `bytes` in the jobs with the given fields."""
+    """An accepted spill and its reason: up to `bytes` in the jobs with the given fields, with a version of Triton."""
 
     bytes: int
     reason: str
     where: Mapping[str, Any] = field(default_factory=dict)
+    triton: str = ""  # how the version begins
 
     def covers(self, job: Job, figures: Figures) -> bool:
         """Whether this entry applies to the job and allows its spill."""
-        return figures.spill <= self.bytes and all(getattr(job, name) == value for name, value in self.where.items())
+        return (
+            figures.spill <= self.bytes
+            and figures.triton.startswith(self.triton)
+            and all(getattr(job, name) == value for name, value in self.where.items())
+        )
 
 
 @functools.cache
 def accepted_spills(path: Path = ACCEPTED) -> tuple[Accepted, ...]:
-    """The entries of a file of accepted spills: {"bytes", "reason", "kernel"?, "tile"?, "dtype"?, ...}."""
+    """The entries of a file of accepted spills: {"bytes", "reason", "triton"?, "kernel"?, "tile"?, "dtype"?, ...}."""
     found = []
     for entry in json.loads(path.read_text()):
         where = {"name" if key == "kernel" else key: value for key, value in entry.items()}
-        found.append(Accepted(where.pop("bytes"), where.pop("reason"), where))
+        own = {name: where.pop(name) for name in ("bytes", "reason", "triton") if name in where}
+        found.append(Accepted(**own, where=where))
     return tuple(found)
 
 

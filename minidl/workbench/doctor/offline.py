@@ -133,6 +133,7 @@ def _read(compiled: Any, said: str, seconds: float) -> Figures:
         serialised=any(warning in said for warning in SERIALISED),
         hasty=_hasty(code),
         rounded=", ".join(constants.rounded(compiled.asm["ttir"])),
+        triton=triton.__version__,
         seconds=seconds,
     )
 

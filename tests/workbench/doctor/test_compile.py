@@ -178,6 +178,9 @@ def test_an_accepted_spill_covers_what_it_names_and_no_more():
     assert problems(job(), dataclasses.replace(FINE, spill=24), [entry])
     assert problems(job(arch=80), spilled, [entry])
     assert problems(product(64, 4), spilled, [entry])
+    only = dataclasses.replace(entry, triton="3.9")
+    assert problems(job(), dataclasses.replace(spilled, triton="3.9.0"), [only]) == []
+    assert problems(job(), dataclasses.replace(spilled, triton="3.7.1"), [only])
 
 
 def test_accepted_spills_have_reasons_and_name_real_fields():
@@ -190,8 +193,10 @@ def test_accepted_spills_have_reasons_and_name_real_fields():
 
 def test_accepted_spills_are_read(tmp_path):
     path = tmp_path / "accepted.json"
-    path.write_text('[{"bytes": 8, "reason": "few", "kernel": "add_one_kernel", "dtype": "float32"}]')
-    assert accepted_spills(path) == (Accepted(8, "few", {"name": "add_one_kernel", "dtype": "float32"}),)
+    fields = '"bytes": 8, "reason": "few", "kernel": "add_one_kernel", "dtype": "float32"'
+    path.write_text(f'[{{{fields}}}, {{{fields}, "triton": "3.9"}}]')
+    where = {"name": "add_one_kernel", "dtype": "float32"}
+    assert accepted_spills(path) == (Accepted(8, "few", where), Accepted(8, "few", where, "3.9"))
 
 
 def test_jobs_say_what_they_are():
