@@ -2,7 +2,7 @@
 
 pytest --device cpu        kernels in Triton's interpreter, also on a machine with a GPU
 pytest --device cuda       compiled kernels; fails without a CUDA device (the default takes one if there is one)
-pytest --half WORD         half of the tests, drawn by a word
+pytest --third WORD        a third of the tests, drawn by a word
 pytest --sanitize          every load and store of each test's kernels is checked (minidl.testing.sanitize)
 --hypothesis-profile NAME  ci (the default on a CPU): the same examples in every run
                            gpu (the default on a GPU): fewer sizes, since each distinct tile is compiled
@@ -45,7 +45,7 @@ def pytest_addoption(parser):
         default="auto",
         help="where kernels run: cpu (interpreted), cuda (compiled), or auto (cuda where there is a device)",
     )
-    parser.addoption("--half", metavar="WORD", help="run half of the tests, drawn by this word")
+    parser.addoption("--third", metavar="WORD", help="run a third of the tests, drawn by this word")
     parser.addoption(
         "--sanitize", action="store_true", help="check the memory that kernels touch, in Triton's interpreter"
     )
@@ -71,13 +71,13 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     from minidl.runtime import launch
 
-    word = config.getoption("--half")
+    word = config.getoption("--third")
     if word is not None:
-        drawn: tuple[list[pytest.Item], ...] = [], []
+        drawn: tuple[list[pytest.Item], ...] = [], [], []
         for item in items:
-            drawn[hashlib.sha256(f"{word} {item.nodeid}".encode()).digest()[0] % 2].append(item)
-        items[:], left_out = drawn
-        config.hook.pytest_deselected(items=left_out)
+            drawn[hashlib.sha256(f"{word} {item.nodeid}".encode()).digest()[0] % 3].append(item)
+        items[:] = drawn[0]
+        config.hook.pytest_deselected(items=[*drawn[1], *drawn[2]])
 
     if launch.INTERPRETED:
         for item in items:

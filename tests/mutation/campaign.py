@@ -101,12 +101,15 @@ class Campaign:
         return steps
 
     def repeat(self, mutant: Mutant, verdict: Verdict) -> Verdict | None:
-        """What the test that saw a mutant says now; None where there is no such test, or it fails without a change."""
-        step = str(verdict.test), verdict.guarded
-        if step[0] not in self.items:
+        """What the test that saw a mutant says now; None where there is no such test, or it fails without a change.
+
+        It runs under the sanitizer, too: what is read beyond a tensor is another number each time.
+        """
+        test = str(verdict.test)
+        if test not in self.items:
             return None
-        found, seen = self._try(mutant, [step])
-        return found if seen is None or self._passes(mutant, step) else None
+        found, seen = self._try(mutant, [(test, verdict.guarded), *([] if verdict.guarded else [(test, True)])])
+        return found if seen is None or self._passes(mutant, seen) else None
 
     def judge(self, mutant: Mutant) -> Verdict:
         """Run the tests that reach a mutant until one of them sees it."""
