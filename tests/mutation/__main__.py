@@ -214,7 +214,7 @@ def main() -> int:
     )  # fmt: skip
     console.print(f"{time.monotonic() - started:.0f} seconds")
     if code:
-        console.print(f"pytest collected no tests (exit code {int(code)})")
+        console.print(f"pytest ran no mutants (exit code {int(code)})")
         return 2
     return 0 if run.enough else 1
 
