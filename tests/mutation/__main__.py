@@ -62,7 +62,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests for each (default: 60; 0: all)")
     parser.add_argument("--processes", type=int, default=2, help="mutants at a time (default: 2)")
     parser.add_argument("--record", type=Path, metavar="F", default=record.PATH, help="where verdicts are kept")
-    parser.add_argument("--again", action="store_true", help="judge what survived so far once more")
+    parser.add_argument("--again", action="store_true", help="judge what survived so far, and nothing else")
     parser.add_argument("--repeat", action="store_true", help="run the tests that saw a mutant, and no others")
     parser.add_argument("--table", action="store_true", help="print what the record holds, and run nothing")
     parser.add_argument("--list", action="store_true", help="print the mutants, and the functions that have none")
@@ -96,14 +96,15 @@ class Run:
         self._saving = threading.Lock()
 
     def left(self) -> list[report.Mutant]:
-        """The mutants that are asked for and have no verdict yet; what is explained has been looked at by hand."""
-        again = self.options.again
-        return [
-            mutant
-            for mutant in drawn(self.options, self.every)
-            if mutant not in self.verdicts or (again and not self.verdicts[mutant].killed)
-            if mutant.key not in self.reasons
-        ]
+        """The mutants that are asked for and have no verdict yet, or those that survived; what is explained has been
+        looked at by hand."""
+
+        def wanted(mutant: report.Mutant) -> bool:
+            verdict = self.verdicts.get(mutant)
+            return verdict is None if not self.options.again else verdict is not None and not verdict.killed
+
+        asked = (mutant for mutant in drawn(self.options, self.every) if mutant.key not in self.reasons)
+        return [mutant for mutant in asked if wanted(mutant)]
 
     def work(self, session) -> None:
         for function in sources.functions().values():
