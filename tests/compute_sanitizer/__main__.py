@@ -3,8 +3,8 @@
 memcheck finds accesses outside of allocations, racecheck hazards in shared memory, initcheck reads of global memory
 that nothing has written, synccheck wrong barriers. torch's caching allocator is off, so that each tensor is an
 allocation. A first run without a tool compiles the kernels; the tools then find them in Triton's cache. Each tool must
-report a planted bug first. initcheck (of CUDA 13.0) does not see stores through tensor descriptors and
-takes what is read from there for never written: it gets convolutions that store through pointers.
+report a planted bug first. initcheck (of CUDA 13.0) does not see stores through tensor descriptors and takes what is
+read from there for never written: it gets convolutions that store through pointers.
 """
 
 import json

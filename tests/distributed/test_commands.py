@@ -10,10 +10,12 @@ from tests.distributed.conftest import SHORT
 from tests.trials import kills
 from tests.trials.kills import alone, command, ended, start
 
-pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="processes on one GPU are for gloo")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not launch.INTERPRETED, reason="processes on one GPU are for gloo"),
+]
 
 
-@pytest.mark.slow
 def test_several_processes_give_the_model_that_one_gives(tmp_path, expected):
     """By --devices, with the optimizer's state shared out."""
     alone(*command(tmp_path / "run", *SHORT, "--devices", "3", "--zero"))
@@ -21,7 +23,6 @@ def test_several_processes_give_the_model_that_one_gives(tmp_path, expected):
         assert (tmp_path / "run" / file).read_bytes() == (expected / file).read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
@@ -37,7 +38,6 @@ def test_wrong_uses_have_one_error(tmp_path, first, second, message):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 def test_one_that_is_killed_ends_all(tmp_path):
     processes = start([command(tmp_path / "run", "--epochs", "1000")] * 2)
     wait_for(tmp_path / "run" / "checkpoints" / "last.json")
@@ -55,7 +55,6 @@ def wait_for(path, seconds=90.0):
     assert path.exists()
 
 
-@pytest.mark.slow
 def test_killed_anywhere_and_resumed_on_another_number_gives_the_same_bits(tmp_path, expected):
     """A sample of `python -m tests.trials.kills`."""
     kills.run(tmp_path, 1, expected, SHORT)

@@ -20,7 +20,10 @@ from tests.distributed.test_together import free_ports
 from tests.distributed.test_workers import none_is_left
 from tests.trials.kills import ALONE, command, ended
 
-pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="processes on one GPU are for gloo")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not launch.INTERPRETED, reason="processes on one GPU are for gloo"),
+]
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
 # One of two processes, which waits so long for the other.
@@ -64,7 +67,6 @@ def after_an_epoch(begun, out):
     return [process_of(rank, out) for rank in (0, 1)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "victim", "more"),
     [
@@ -97,7 +99,6 @@ def test_one_that_is_killed_and_the_run_goes_on(tmp_path, expected, by, victim, 
     none_is_left(processes)
 
 
-@pytest.mark.slow
 def test_a_run_of_another_command_is_refused_again_and_again(tmp_path, expected):
     """torchrun starts the command once more, and still the run in the folder is not its own."""
     shutil.copytree(expected, tmp_path / "run")
@@ -109,7 +110,6 @@ def test_a_run_of_another_command_is_refused_again_and_again(tmp_path, expected)
     assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
-@pytest.mark.slow
 def test_a_command_in_error_is_not_started_again(tmp_path):
     line = [sys.executable, "-m", "minidl", *command(tmp_path / "run", "--devices", "2", "--lr", "1e30", "--quiet")]
     ran = subprocess.run(line, env=ALONE, capture_output=True, text=True, check=False)
@@ -126,7 +126,6 @@ def children(does, timeout):
     return ended([subprocess.Popen(line, env={**ALONE, **place, "RANK": rank}, **piped) for rank in "01"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "message"),
     [
@@ -143,7 +142,6 @@ def test_one_that_hangs_is_told_after_the_time_out(does, message):
     assert time.monotonic() - begun < 60
 
 
-@pytest.mark.slow
 def test_one_without_memory_ends_all():
     codes, said = children("if here.rank == 1: bytearray(2**62)\nhere.gathered(1, 'the second step')", 60)
     assert "error: process 1: this machine is out of memory: an allocation failed" in said
@@ -151,7 +149,6 @@ def test_one_without_memory_ends_all():
     assert codes == [1, 1]
 
 
-@pytest.mark.slow
 def test_the_flag_decides_how_long_one_waits(tmp_path):
     """A process that is stopped says nothing of itself."""
     out = tmp_path / "run"
@@ -189,7 +186,6 @@ def wrong(tmp_path, what):
     return {"PYTHONPATH": str(tmp_path / "code")}, tmp_path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["data", "environment", "version"])
 def test_processes_that_differ_have_one_error(tmp_path, monkeypatch, what):
     monkeypatch.chdir(tmp_path)
@@ -208,7 +204,6 @@ def test_processes_that_differ_have_one_error(tmp_path, monkeypatch, what):
     assert codes[0] == codes[1] != 0
 
 
-@pytest.mark.slow
 def test_a_port_in_use_is_one_error(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -222,7 +217,6 @@ def test_a_port_in_use_is_one_error(tmp_path):
     assert ran.stderr.count("\n") == 1, ran.stderr
 
 
-@pytest.mark.slow
 def test_one_that_does_not_come_is_named(tmp_path):
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1)[0], "WORLD_SIZE": "3"}
     line = [sys.executable, "-m", "minidl", *command(tmp_path / "run", "--timeout", "3")]
@@ -232,7 +226,6 @@ def test_one_that_does_not_come_is_named(tmp_path):
     assert ran.stderr.count("\n") == 1, ran.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "nccl", "message"),
     [(2, False, "this torch has no NCCL"), (2, True, "there is no GPU 2 for this process: this host has 2")],

@@ -41,11 +41,11 @@ class Drawn:
 
 @pytest.fixture
 def setting(monkeypatch):
-    """Sets constants of the cut for a test."""
+    """Sets constants of the cut, or of another module, for a test."""
 
-    def set_(**names):
+    def set_(of=narrow, **names):
         for name, value in names.items():
-            monkeypatch.setattr(narrow, name, value)
+            monkeypatch.setattr(of, name, value)
         plan.plan.cache_clear()
 
     yield set_
@@ -79,10 +79,9 @@ def test_any_shape(direct, N, groups, channels, kernel, stride, padding, dilatio
     ("kernel", "size", "groups"),
     [((3, 3), (11, 12), 5), ((3, 3), (11, 12), 64), ((5, 5), (9, 8), 24), ((4, 1), (16, 7), 5), ((2, 3), (3, 4), 5)],
 )
-def test_down_the_rows(kernel, size, groups, monkeypatch):
+def test_down_the_rows(kernel, size, groups, setting):
     """Rows and columns that fill no tile, several of sets, padding beyond what the kernel reaches, a preactivation."""
-    monkeypatch.setattr(depthwise_rows, "SETS", 1)
-    plan.plan.cache_clear()
+    setting(depthwise_rows, SETS=1)
     for padding, ends in (((0, 0), (0, 1)), ((2, 2), (0, 0)), ((5, 3), (1, 0))):
         p = Drawn(2, groups, 1, 1, size, kernel, (1, 1), padding, (1, 1), ends, torch.float16)
         bias = whole(groups, seed=3, dtype=torch.float16)
@@ -93,7 +92,6 @@ def test_down_the_rows(kernel, size, groups, monkeypatch):
         assert torch.equal(z.double(), exact)
         assert torch.equal(y.double(), exact.relu())
         assert torch.equal(dx.double(), p.dx)
-    plan.plan.cache_clear()
 
 
 @BOTH

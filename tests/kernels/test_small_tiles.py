@@ -12,10 +12,9 @@ from minidl.kernels.update import newton
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
 
-ROWS, COLUMNS = 2, 4
 TILES = {
     "elementwise": launch.Tile({"BLOCK_N": 8}, 1, 1),
-    "images": launch.Tile({"BLOCK_M": ROWS, "BLOCK_N": COLUMNS}, 1, 1),
+    "images": launch.Tile({"BLOCK_M": 2, "BLOCK_N": 4}, 1, 1),
 }
 
 

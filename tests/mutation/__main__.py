@@ -83,6 +83,13 @@ def drawn(options: argparse.Namespace, every: list) -> list:
     return sorted(chosen, key=lambda mutant: digest(f"{options.seed} {mutant.key}"))[: options.sample]
 
 
+def warm_up() -> None:
+    """What each child would do again."""
+    for function in sources.functions().values():
+        function.rewrite()
+    children.warm_up()
+
+
 class Run:
     """One run, inside pytest, which has collected the tests."""
 
@@ -107,9 +114,7 @@ class Run:
         return [mutant for mutant in asked if wanted(mutant)]
 
     def work(self, session) -> None:
-        for function in sources.functions().values():
-            function.rewrite()
-        children.warm_up()
+        warm_up()
         known = Map(self.options.map)
         with self.progress() as bar:
             missing = known.missing(session.items)
@@ -132,9 +137,7 @@ class Run:
 
     def repeat(self, session) -> None:
         """Whether tests still see the mutants that they saw."""
-        for function in sources.functions().values():
-            function.rewrite()
-        children.warm_up()
+        warm_up()
         campaign = Campaign(self.plugin, session.items, Map.assumed(session.items, SECONDS), None)
         found: dict[report.Mutant, Verdict | None] = {}
 

@@ -24,14 +24,12 @@ class Verdict:
     how      "failed", "sanitizer", "crashed" or "timed out" of one that a test sees; "survived"; "not reached"
     test     the test that saw it
     seconds  of the processor's usual time, of the tests that were run
-    tests    how many were run
     guarded  whether the test that saw it ran under the sanitizer
     """
 
     how: str
     test: str | None
     seconds: float
-    tests: int
     guarded: bool = False
 
     @property
@@ -115,7 +113,7 @@ class Campaign:
         """Run the tests that reach a mutant until one of them sees it."""
         steps = self.tests(mutant)
         if not steps:
-            return Verdict("not reached", None, 0.0, 0)
+            return Verdict("not reached", None, 0.0)
         while True:
             verdict, step = self._try(mutant, steps)
             if step is None or self._passes(mutant, step):
@@ -143,7 +141,7 @@ class Campaign:
         if step is not None and step[1] and how == "failed":
             how = "sanitizer"  # of a finding that a test turned into an error of its own
         seconds = sum(self.known.tests[steps[number][0]].seconds for number in started)
-        return Verdict(how, step and step[0], round(seconds, 3), len(started), bool(step and step[1])), step
+        return Verdict(how, step and step[0], round(seconds, 3), bool(step and step[1])), step
 
     def _run(self, mutant: Mutant, steps: list[Step], change: bool, tell: Callable[..., None]) -> None:
         name = f"{mutant.file}:{mutant.function}"

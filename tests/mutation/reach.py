@@ -7,6 +7,7 @@ be seen by is then known, and how long it takes.
 import ast
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import threading
@@ -41,6 +42,7 @@ def digest(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
 
 
+@functools.cache
 def source_of(name: str) -> str:
     """The hash of a function's source, comments and line breaks aside."""
     return digest(ast.unparse(sources.tree(name)))

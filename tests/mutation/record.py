@@ -66,5 +66,5 @@ def _verdict(word: str, tests: list[str]) -> Verdict:
     how, _, rest = word.partition(":")
     how = how.replace("_", " ")
     if how in ("survived", "not reached"):
-        return Verdict(how, None, float(rest or 0), 0)
-    return Verdict(how, tests[int(rest.rstrip("!"))], 0.0, 1, rest.endswith("!"))
+        return Verdict(how, None, float(rest or 0))
+    return Verdict(how, tests[int(rest.rstrip("!"))], 0.0, rest.endswith("!"))

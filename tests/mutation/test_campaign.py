@@ -82,10 +82,10 @@ def test_a_sample_is_killed_goes_on_and_is_repeated(tmp_path):
 def test_a_record_holds_for_the_functions_that_have_not_changed(tmp_path, monkeypatch):
     every = [mutant for mutant in sources.all_mutants() if mutant.file.endswith("/average.py")]
     some = {
-        every[0]: record.Verdict("failed", "some test", 1.0, 1),
-        every[1]: record.Verdict("sanitizer", "another test", 1.0, 2, True),
-        every[2]: record.Verdict("survived", None, 20.0, 9),
-        every[3]: record.Verdict("not reached", None, 0.0, 0),
+        every[0]: record.Verdict("failed", "some test", 1.0),
+        every[1]: record.Verdict("sanitizer", "another test", 1.0, True),
+        every[2]: record.Verdict("survived", None, 20.0),
+        every[3]: record.Verdict("not reached", None, 0.0),
     }
     record.write(tmp_path / "f", every, some)
     found = record.read(tmp_path / "f", every)
@@ -133,10 +133,10 @@ def test_stale_explanations_are_errors(tmp_path):
     write(**fields, reason="because")
     reasons = report.explanations([mutant], path)
     assert reasons == {mutant.key: "because"}
-    killed = report.Verdict("failed", "some test", 1.0, 1)
+    killed = report.Verdict("failed", "some test", 1.0)
     with pytest.raises(report.ExplanationError, match="explains a mutant that some test sees"):
         report.by_file({mutant: killed}, reasons, [mutant])
-    survived = report.Verdict("survived", None, 1.0, 1)
+    survived = report.Verdict("survived", None, 1.0)
     (counts,) = report.by_file({mutant: survived}, reasons, [mutant]).values()
     assert (counts.explained, counts.survived, counts.score) == (1, 0, 1.0)
     (counts,) = report.by_file({mutant: survived}, {}, [mutant]).values()

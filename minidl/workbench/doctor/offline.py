@@ -72,7 +72,8 @@ def recording(arch: Arch) -> Iterator[list[Job]]:
     def keep(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
         if isinstance(arch, str):  # AMD's have no such option, which is False here, and no PTX (`reduce.layout.again`)
             meta = {name: value for name, value in meta.items() if name != "launch_pdl"}
-            meta.update({"OPAQUE": False} if "OPAQUE" in meta else {})
+            if "OPAQUE" in meta:
+                meta["OPAQUE"] = False
         jobs.append(ahead.job_of(arch, kernel, grid, args, meta))
 
     with launch.record(keep, target_name(arch)):
