@@ -21,6 +21,7 @@ SHARED_LIMITS: dict[Arch, int] = {
 # How float32 products can be computed on AMD's, of `launch.PRECISIONS`; on others that is all of them.
 PRECISIONS: dict[Arch, tuple[str, ...]] = {"gfx942": ("ieee", "tf32"), "gfx950": ("ieee",), "gfx1201": ("ieee",)}
 REGISTERS = 65536
+FLOAT64_MATRIX = 80, 90  # NVIDIA's for which Triton compiles products of float64 into matrix instructions
 MAX_REGISTERS = 255
 ACCEPTED = Path(__file__).parent / "accepted_spills.json"
 
@@ -126,6 +127,7 @@ def problems(job: Job, figures: Figures, accepted: Iterable[Accepted] | None = N
         found.append("accesses memory before waiting for the previous launch")
     if figures.rounded and job.dtype == "float64":
         found.append(f"float64 values meet constants rounded to float32: {figures.rounded}")
-    if figures.wants_matrix and not figures.matrix:
+    scalar = job.dtype == "float64" and isinstance(job.arch, int) and job.arch not in FLOAT64_MATRIX
+    if figures.wants_matrix and not figures.matrix and not scalar:
         found.append("no matrix instructions")
     return found

@@ -171,6 +171,14 @@ def test_each_limit(change, message):
     assert message is None or message in found[0]
 
 
+def test_products_of_float64_need_matrix_instructions_where_there_are_any():
+    without = dataclasses.replace(FINE, wgmma=0)
+    for arch, fine in ((80, False), (90, False), (86, True), (120, True), ("gfx942", False)):
+        wide = job(arch=arch, types=("*fp64", "*fp64", "i32"))
+        assert (wide.dtype, problems(wide, without, []) == []) == ("float64", fine)
+        assert problems(job(arch=arch), without, [])
+
+
 def test_an_accepted_spill_covers_what_it_names_and_no_more():
     entry = Accepted(16, "so be it", {"name": "add_one_kernel", "arch": 90})
     spilled = dataclasses.replace(FINE, spill=16)
@@ -188,7 +196,8 @@ def test_accepted_spills_have_reasons_and_name_real_fields():
         assert len(entry.reason) > 20, f"{entry}: say why the spill stays"
         assert entry.bytes > 0
         assert set(entry.where) <= {"name", "arch", "dtype", "precision", "tile"}, entry
-        assert "name" in entry.where
+        # For all kernels at once only where no tile was measured, and few bytes.
+        assert "name" in entry.where or (entry.where["arch"] in (86, 89, 100, 120) and entry.bytes < 100)
 
 
 def test_accepted_spills_are_read(tmp_path):
