@@ -11,8 +11,10 @@ import atexit
 import contextlib
 import datetime as dt
 import json
+import math
 import os
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +31,7 @@ from minidl.runtime import launch
 _EACH = 0.25  # seconds between looks at the store
 _ANSWER = 1.5  # seconds in which processes that are there say so
 _GRACE = 5.0  # seconds in which a process ends by itself after another one has failed
+_PATIENCE = 10.0  # seconds that it waits on in a captured step after SIGTERM
 _FAILED, _ASKED, _SEEN, _TOLD = "failed", "asked", "seen", "told"
 
 
@@ -43,8 +46,10 @@ class Group:
         self._store, self._timeout = store, timeout
         self._place = "after the start"
         self._since: float | None = None  # when it began to wait
+        self._endless = False  # whether no error ends the wait
         self._ends = threading.Event()
         if store is not None:
+            self._stopped = _Stopped()
             self._watcher = threading.Thread(target=self._watch, name="watch of other processes", daemon=True)
             self._watcher.start()
             # A thread that is in the store when Python ends is unwound through C++, which aborts the process.
@@ -56,9 +61,13 @@ class Group:
         return self.rank == 0
 
     @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """A block that waits for the others, in `what`. Where it does not end, this process does, see `_watch`."""
-        self.last, self._place, self._since = what, f"in {what}", time.monotonic()
+    def waiting(self, what: str, endless: bool = True) -> Iterator[None]:
+        """A block that waits for the others, in `what`. Where it does not end, this process does, see `_watch`.
+
+        `endless` says that nothing raises an error in the block when another one is gone: a recorded step has its
+        exchanges inside.
+        """
+        self.last, self._place, self._endless, self._since = what, f"in {what}", endless, time.monotonic()
         try:
             yield
             self._place = f"after {what}"
@@ -70,7 +79,7 @@ class Group:
         """`waiting`, counted as such. Raises LostError when one of the others is gone."""
         begun = time.monotonic()
         try:
-            with self.waiting(what):
+            with self.waiting(what, endless=False):
                 yield
         except (RuntimeError, TimeoutError) as error:
             why = str(error).splitlines()[0].rpartition("] ")[2]  # gloo begins with the line of its source
@@ -163,8 +172,8 @@ class Group:
 
     def _watch(self) -> None:
         """Answers who asks where this process is, and ends it after another one has failed, or when it waits in an
-        exchange that no time-out ends: that of a captured step."""
-        answered = False
+        exchange that no time-out ends: that of a captured step, in which no signal is heard either."""
+        answered, stopped = False, math.inf
         with contextlib.suppress(RuntimeError):  # the store is gone
             while not self._store.check([_FAILED]):
                 if not answered and self._store.check([_ASKED]):
@@ -175,6 +184,12 @@ class Group:
                     text, code = self.failed(LostError(f"{self.last}: no end after {self._timeout:g} s"), "", 1)
                     os.write(2, f"{text}\n".encode() if text else b"")
                     os._exit(code)
+                if self._stopped():
+                    stopped = time.monotonic()
+                # torchrun sends SIGTERM when another process has died, and SIGKILL half a minute later.
+                if since is not None and self._endless and time.monotonic() > max(stopped, since) + _PATIENCE:
+                    os.write(2, f"error: process {self.rank}: stopped while it waited in {self.last}\n".encode())
+                    os._exit(130)
                 if self._ends.wait(_EACH):
                     return
             note = json.loads(self._store.get(_FAILED))
@@ -188,6 +203,25 @@ class Group:
     def _end_watch(self) -> None:
         self._ends.set()
         self._watcher.join(_GRACE)
+
+
+class _Stopped:
+    """Whether SIGTERM has come since it was last called, also while the main thread does not run Python."""
+
+    def __init__(self) -> None:
+        self._reading, writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        os.set_blocking(writing, False)
+        with contextlib.suppress(ValueError):  # not the main thread
+            before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+            if before != -1:  # a loop of events has it
+                signal.set_wakeup_fd(before)
+
+    def __call__(self) -> bool:
+        try:
+            return signal.SIGTERM in os.read(self._reading, 1024)
+        except BlockingIOError:
+            return False
 
 
 _alone = Group()

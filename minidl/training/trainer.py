@@ -238,11 +238,14 @@ class BaseTrainer(ABC):
             self.display.step(progress.step, fetched)
             often = self.group.size == 1 or not self.captured or progress.step % _BETWEEN == 0
             if often and self._is_to_stop(interrupts) and progress.step < self.steps:
-                self._fetch(always=True)
+                with self.group.waiting("the last step"):
+                    self._fetch(always=True)
                 progress.epoch_seconds = time.monotonic() - started
                 self._save()
                 raise self._interruption()
-        if self._fetch(always=True) is None:
+        with self.group.waiting(f"the end of epoch {progress.epoch + 1}"):
+            fetched = self._fetch(always=True)
+        if fetched is None:
             raise DivergedError(f"no loss in epoch {progress.epoch + 1} is finite", self._figures.remedy)
         now = progress.step - first, time.monotonic() - begun, self.group.waited - waited
         self._spent = self._spent[0] + now[0], self._spent[1] + now[1], self._spent[2] + now[2]

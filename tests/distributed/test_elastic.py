@@ -142,6 +142,26 @@ def test_one_that_hangs_is_told_after_the_time_out(does, message):
     assert time.monotonic() - begun < 60
 
 
+@pytest.mark.parametrize(("how", "ends"), [("waiting('a captured step')", 130), ("exchanging('a sum')", 0)])
+def test_sigterm_ends_one_that_waits_in_a_recorded_step(how, ends):
+    """Its main thread hears nothing there; torchrun would kill it after half a minute. A sum ends by itself."""
+    line = (
+        "import signal; from torch.distributed import HashStore; from minidl.distributed import group;"
+        "signal.signal(signal.SIGTERM, lambda *_: None); group._PATIENCE = 1.0;"
+        "here = group.Group(0, 1, HashStore());"
+        f"print('waits', flush=True); block = here.{how}; block.__enter__(); time.sleep(4); block.__exit__(*3 * [None])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import time; {line}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout.readline() == "waits\n"
+        time.sleep(0.5)
+        child.send_signal(signal.SIGTERM)
+        _, said = child.communicate(timeout=60)
+    assert child.returncode == ends, said
+    assert ("error: process 0: stopped while it waited in a captured step" in said) == (ends == 130)
+
+
 def test_one_without_memory_ends_all():
     codes, said = children("if here.rank == 1: bytearray(2**62)\nhere.gathered(1, 'the second step')", 60)
     assert "error: process 1: this machine is out of memory: an allocation failed" in said
