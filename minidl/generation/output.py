@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
+import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,9 +16,11 @@ import numpy as np
 
 from minidl import storage
 from minidl.data import encoding
+from minidl.data.workers import available
 from minidl.training import files, samples
 
 Save = Callable[[Iterable[str], Iterable[bytes]], None]  # names and contents of files
+_SLICE, _THREADS = 2**20, 8  # bytes of an array that a thread is given, which stay in its cache; most threads
 
 
 def pixels(images: np.ndarray) -> np.ndarray:
@@ -73,7 +78,33 @@ def array_file(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[
     """
     with storage.whole(path) as file:
         file.write(array_header(shape, dtype))
-        yield lambda part: file.write(np.ascontiguousarray(part).tobytes())
+        file.flush()
+        each, end = math.prod(shape[1:]) * dtype.itemsize, file.tell()
+
+        def write(part: np.ndarray) -> None:
+            nonlocal end
+            in_slices(lambda first, rows: write_at(file.fileno(), end + first * each, rows), part)
+            end += len(part) * each
+
+        yield write
+
+
+def write_at(handle: int, place: int, rows: np.ndarray) -> None:
+    """Write an array's values, in C order, to an open file from byte `place` on. Raises OSError."""
+    some = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+    while some:
+        written = os.pwrite(handle, some, place)
+        some, place = some[written:], place + written
+
+
+def in_slices(work: Callable[[int, np.ndarray], object], rows: np.ndarray) -> None:
+    """Call work(first, rows[first:...]) for slices of rows, in some threads, as numpy lets others run meanwhile. Raises
+    what the first slice that fails raises."""
+    together = max(1, _SLICE // max(1, rows[:1].nbytes))
+    slices = [(first, rows[first : first + together]) for first in range(0, len(rows), together)]
+    with ThreadPoolExecutor(max(1, min(_THREADS, available(), len(slices)))) as threads:
+        for done in [threads.submit(work, *each) for each in slices]:
+            done.result()
 
 
 def sha256(path: Path) -> str:

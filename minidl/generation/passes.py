@@ -18,6 +18,7 @@ import torch
 from minidl import nn
 from minidl.autograd import no_grad
 from minidl.captured import Captured, capture
+from minidl.generation.output import in_slices
 from minidl.rehearsal import rehearse
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
@@ -31,6 +32,7 @@ _MIN_PASS = 16
 _PASS_VALUES = 2**22  # in the pictures of one pass: their feature maps have at most some twenty times as many
 _BATCH_BYTES = 2**28  # of pictures being copied to the host: more gains nothing
 _MEMORY_SHARE = 0.25
+_EXPONENT = 0x7C00  # of float16
 
 
 def pass_size(channels: int, size: tuple[int, int]) -> int:
@@ -211,12 +213,19 @@ def _dtype(model: nn.Module) -> torch.dtype:
 
 def check_finite(found: np.ndarray, first: int) -> None:
     """Raises ConfigError when an image, the first of them being number `first`, has a value that is not finite."""
-    bad = np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(axis=1))
-    if len(bad):
-        raise ConfigError(
-            f"image {first + int(bad[0]) + 1} has values that are not finite: its latent is too large for the model "
-            "or for --precision"
-        )
+
+    def check(start: int, some: np.ndarray) -> None:
+        # numpy reads float16 one value at a time; one that is not finite has all bits of its exponent.
+        half = some.dtype == np.float16
+        finite = (some.view(np.uint16) & _EXPONENT) != _EXPONENT if half else np.isfinite(some)
+        bad = np.flatnonzero(~finite.all(axis=(1, 2, 3)))
+        if len(bad):
+            raise ConfigError(
+                f"image {first + start + int(bad[0]) + 1} has values that are not finite: its latent is too large for "
+                "the model or for --precision"
+            )
+
+    in_slices(check, found)
 
 
 def everything(

@@ -25,6 +25,7 @@ from minidl.data.parsing import cut
 from minidl.data.records import DataError
 from minidl.distributed import workers
 from minidl.distributed.workers import Place
+from minidl.generation.output import write_at
 from minidl.training import files
 from minidl.training.errors import DamagedError, RunError
 
@@ -55,11 +56,7 @@ class Rows(NamedTuple):
         try:
             for start, stop in _runs(at):
                 first = int(np.searchsorted(at, start))
-                some = memoryview(np.ascontiguousarray(rows[first : first + stop - start]).data).cast("B")
-                place = len(self.head) + start * self.each
-                while some:
-                    written = os.pwrite(handle, some, place)
-                    some, place = some[written:], place + written
+                write_at(handle, len(self.head) + start * self.each, rows[first : first + stop - start])
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         finally:

@@ -55,6 +55,14 @@ def test_an_array_appears_when_it_is_whole(tmp_path):
         assert not path.exists()
         write(np.asfortranarray(whole[3:]))
     assert (np.load(path) == whole).all()
+    assert [*tmp_path.iterdir()] == [path]
+    # In slices of several threads, the channel last in memory.
+    many = np.random.default_rng(1).normal(size=(700, 32, 32, 3)).astype(np.float16).transpose(0, 3, 1, 2)
+    with output.array_file(path, many.shape, many.dtype) as write:
+        write(many[:601])
+        write(many[601:601])
+        write(many[601:])
+    assert (np.load(path) == many).all()
     with pytest.raises(KeyError), output.array_file(tmp_path / "b.npy", (2, 1), np.dtype("f4")):
         raise KeyError
     assert [file.name for file in tmp_path.iterdir()] == ["images.npy"]

@@ -102,10 +102,14 @@ def test_the_size_of_a_pass_depends_on_the_picture_alone():
     assert passes.batch_size(256, 2**14, None, 2**30) == 2**14
 
 
-def test_images_that_are_not_finite_are_told():
-    passes.check_finite(np.zeros((2, 1, 2, 2)), 0)
-    found = np.zeros((3, 1, 2, 2), dtype=np.float32)
-    found[1, 0, 1, 1] = np.nan
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_images_that_are_not_finite_are_told(dtype, bad):
+    """Also as they come from a GPU, the channel last in memory, and where several threads find one."""
+    found = np.full((3000, 10, 9, 1), np.finfo(dtype).max, dtype=dtype).transpose(0, 3, 1, 2)
+    passes.check_finite(found, 0)
+    passes.check_finite(found[:0], 0)
+    found[1, 0, 9, 8] = found[2999] = bad
     with pytest.raises(ConfigError, match="image 12 has values that are not finite"):
         passes.check_finite(found, 10)
 
