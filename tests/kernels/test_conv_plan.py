@@ -118,6 +118,14 @@ def test_groups_of_32_channels_are_read_as_pixels():
     assert plan.plan(images._replace(direction=GRAD_WEIGHT)).parts
 
 
+def test_few_channels_that_are_read_in_twos_are_laid_out_anew():
+    """872->9 4x4 back, 393 images of 65x65: 12 ms on an H200, estimated at 3. One step waits for nothing."""
+    for N, C, M, size, kernel in ((393, 9, 872, 62, 4), (31, 11, 936, 92, 3), (59, 10, 235, 16, 3)):
+        assert plan.plan(layer(N, C, M, size, kernel, kernel // 2)).parts
+    assert module(layer(64, 3, 64, 224, 3, 1)) == "pixel_tiled"
+    assert module(layer(29, 1, 424, 56, 5)) == "pixel_tiled"
+
+
 @pytest.mark.parametrize(("shape", "expected"), BACK.items(), ids=BACK.values())
 def test_the_layers_of_generators(shape, expected):
     assert module(layer(*shape, 5, 2, 2, direction=TRANSPOSED)) == expected
