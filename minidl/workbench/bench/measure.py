@@ -114,7 +114,7 @@ def measure(
         "ratio": round(statistics.median(ratios), 3),
         "floor_ms": round(work.floor_ms, 5),
         "error_ok": True,
-        "share_of_floor": round(work.floor_ms / medians["ours"], 3),
+        "share_of_floor": float(f"{work.floor_ms / medians['ours']:.3g}"),
         "peers_ms": {name: round(medians[name], 5) for name in peers},
         **({"others": {name: PEERS[name].version for name in peers if name in PEERS}} if others else {}),
         **({"left_out": left_out} if left_out else {}),
