@@ -91,7 +91,7 @@ def array_file(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[
 
 def write_at(handle: int, place: int, rows: np.ndarray) -> None:
     """Write an array's values, in C order, to an open file from byte `place` on. Raises OSError."""
-    some = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+    some = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
     while some:
         written = os.pwrite(handle, some, place)
         some, place = some[written:], place + written
