@@ -73,8 +73,8 @@ def main() -> None:
         if chosen := ",".join(part for part in parts if part in wanted):
             for count in map(int, given.devices.split(",")):
                 _start(given, chosen, count, end)
-    for part in ("generation", "files"):
-        for count in map(int, given.devices.split(",")) if part in wanted else ():
+    for part in (part for part in MORE if part in wanted):
+        for count in map(int, given.devices.split(",")):
             _generate(given, part, count, end)
     if "killed" in wanted:
         for count in map(int, given.devices.split(",")):
@@ -199,7 +199,7 @@ def _tell(path: Path) -> None:
             row["times"] = round(row["devices"] * first["plain_ms"] / row["ours_ms"], 3)
         if row["what"] == "total" and first is not None:
             row["times"] = round(first["ours_ms"] / row["ours_ms"], 3)
-        if row["what"] in ("generation", "files") and first is not None and first["images_per_second"]:
+        if row["what"] in MORE and first is not None and first["images_per_second"]:
             row["times"] = round(row["images_per_second"] / first["images_per_second"], 3)
         if row.get("ddp_ms"):
             row |= {"peer": "torch DDP", "peer_ms": row["ddp_ms"], "ratio": round(row["ddp_ms"] / row["ours_ms"], 3)}

@@ -8,7 +8,6 @@ import math
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,11 +15,10 @@ import numpy as np
 
 from minidl import storage
 from minidl.data import encoding
-from minidl.data.workers import available
+from minidl.data.threads import in_slices
 from minidl.training import files, samples
 
 Save = Callable[[Iterable[str], Iterable[bytes]], None]  # names and contents of files
-_SLICE, _THREADS = 2**20, 8  # bytes of an array that a thread is given, which stay in its cache; most threads
 
 
 def pixels(images: np.ndarray) -> np.ndarray:
@@ -95,16 +93,6 @@ def write_at(handle: int, place: int, rows: np.ndarray) -> None:
     while some:
         written = os.pwrite(handle, some, place)
         some, place = some[written:], place + written
-
-
-def in_slices(work: Callable[[int, np.ndarray], object], rows: np.ndarray) -> None:
-    """Call work(first, rows[first:...]) for slices of rows, in some threads, as numpy lets others run meanwhile. Raises
-    what the first slice that fails raises."""
-    together = max(1, _SLICE // max(1, rows[:1].nbytes))
-    slices = [(first, rows[first : first + together]) for first in range(0, len(rows), together)]
-    with ThreadPoolExecutor(max(1, min(_THREADS, available(), len(slices)))) as threads:
-        for done in [threads.submit(work, *each) for each in slices]:
-            done.result()
 
 
 def sha256(path: Path) -> str:

@@ -18,7 +18,7 @@ import torch
 from minidl import nn
 from minidl.autograd import no_grad
 from minidl.captured import Captured, capture
-from minidl.generation.output import in_slices
+from minidl.data.threads import in_slices
 from minidl.rehearsal import rehearse
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device

@@ -74,16 +74,16 @@ def steps_of(problem: Problem, at: Chosen, taps: float) -> tuple[float, float]:
     """Steps of a tile for so many taps, and the us of a round beside them."""
     C, BLOCK_K, known = at.C, at.tile["BLOCK_K"], pace.known()
     if flat(C, len(problem.at.h.taps) * at.JW if problem.direction != TRANSPOSED else math.ceil(taps)):
-        flat_ = known.flat if C * problem.dtype.itemsize % 16 == 0 else known.flat_values
+        of_a_pixel = C * problem.dtype.itemsize
+        flat_ = known.flat if of_a_pixel % 16 == 0 else known.flat_values
         # The inputs of neighbouring outputs are not neighbours. 11x11 stride 4, 3->64 at 224x224, 76 images: 217 us.
         if problem.at.v.in_step > 1:
             flat_ *= costs.relative(problem, "pixel, strided taps")
         blocks = math.ceil(taps * C / BLOCK_K)
         # Copies to shared memory have 4 bytes at least: what is read in twos is waited for in each step but the first.
         # 13->768 4x4 at 13x13 of 3 images: 21 us, filled 5; 9->872 of 393: 12 ms. On H200s, 129 shapes.
-        if C * problem.dtype.itemsize % 8:
-            waited = "pixel, twos" if C * problem.dtype.itemsize % 4 else "pixel, fours"
-            blocks = 1 + (blocks - 1) * costs.relative(problem, waited)
+        if of_a_pixel % 8:
+            blocks = 1 + (blocks - 1) * costs.relative(problem, "pixel, twos" if of_a_pixel % 4 else "pixel, fours")
         return flat_ * pace.steps(blocks, BLOCK_K), known.rounds["flat"]
     rest = pace.steps(taps, rest_of(C, at.tile)) if C % BLOCK_K else 0.0
     # Rows that are no pixels cost no reading.
