@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeVar
 
 from minidl.data.workers import available
+
+if TYPE_CHECKING:  # a process that decodes pictures has no numpy
+    import numpy as np
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

@@ -184,19 +184,27 @@ def test_pictures_in_flight_are_limited(command, place, drawn, monkeypatch):
 def test_a_full_disk(command, place, monkeypatch, kind):
     """From some byte on."""
     out, before, flags = place
-    real, left = io.open, [40_000]
+    real, real_at, left = io.open, os.pwrite, [40_000]
+
+    def take(data):
+        left[0] -= memoryview(data).nbytes
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     class Full(io.FileIO):
         def write(self, data):
-            left[0] -= len(data)
-            if left[0] < 0:
-                raise OSError(errno.ENOSPC, "No space left on device")
+            take(data)
             return super().write(data)
+
+    def at(handle, data, place):
+        take(data)
+        return real_at(handle, data, place)
 
     def opened(path, mode="r", *rest, **named):
         return Full(path, "x") if "xb" in mode and ".new-pictures" in str(path) else real(path, mode, *rest, **named)
 
     monkeypatch.setattr(io, "open", opened)
+    monkeypatch.setattr(os, "pwrite", at)
     message = f"--out {out} cannot be written: No space left on device"
     refused(command(*flags, "--workers", 1, "--format", kind), message, 1)
     assert left[0] < 0
