@@ -115,7 +115,7 @@ def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     total = input.shape[at]
     if isinstance(start, Tensor) and (start.ndim or start.dtype.is_floating_point or start.dtype == torch.bool):
         raise TypeError(f"narrow: start is {start.dtype} {list(start.shape)}, expected a whole number")
-    start = int(start)
+    start, length = check.whole("narrow", "start", start), check.whole("narrow", "length", length)
     start = start + total if start < 0 else start
     if not 0 <= start <= start + length <= total:
         raise ValueError(f"narrow: {length} places from {start} are outside of {total}")
@@ -127,7 +127,7 @@ def movedim(input: Tensor, source: int | Sequence[int], destination: int | Seque
 
     Raises IndexError for a dimension out of range, ValueError unless as many places are named, each once.
     """
-    given = [[dims] if isinstance(dims, int) else list(dims) for dims in (source, destination)]
+    given = [check.several("movedim", *dims) for dims in (("source", source), ("destination", destination))]
     here, there = ([check.axis("movedim", dim, input.ndim) for dim in dims] for dims in given)
     if len(set(here)) != len(set(there)) or len(here) != len(set(here)) or len(there) != len(here):
         raise ValueError(

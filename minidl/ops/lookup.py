@@ -8,6 +8,7 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import lookup as kernels
+from minidl.runtime import check
 from minidl.tensors import Tensor
 
 __all__ = ["embedding"]
@@ -47,6 +48,6 @@ def embedding(
     if weight.ndim != 2:
         raise ValueError(f"embedding: weight has shape {list(weight.shape)}, expected [V, H]")
     V = weight.shape[0]
-    if padding_idx is not None and not -V <= padding_idx < V:
+    if padding_idx is not None and not -V <= check.whole("embedding", "padding_idx", padding_idx) < V:
         raise ValueError(f"embedding: padding_idx is {padding_idx}, expected a row of the {V}")
     return Embedding.apply(input, weight, -1 if padding_idx is None else padding_idx % V)

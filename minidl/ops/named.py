@@ -36,8 +36,11 @@ def einsum(equation: str, *operands: Any) -> Tensor:
 
     Operands are joined from left to right, two at a time, by `matmul`. A name twice in one operand is its diagonal,
     `...` stands for all other dimensions, and a size of 1 fits every size. Without `->` the result has those of `...`
-    and the names that occur once, in the order of the alphabet. Raises ValueError for names that do not fit.
+    and the names that occur once, in the order of the alphabet. Raises ValueError for names that do not fit, TypeError
+    for an equation that is not text (torch's other form, of operands and lists of numbers).
     """
+    if not isinstance(equation, str):
+        raise TypeError(f"einsum: equation is {type(equation).__name__}, expected text such as 'bij,bjk->bik'")
     tensors = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], list | tuple) else list(operands)
     left, arrow, result = equation.replace(" ", "").partition("->")
     names = left.split(",")

@@ -76,13 +76,12 @@ def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int 
     """
     at = check.axis("split", dim, tensor.ndim)
     total = tensor.shape[at]
-    if isinstance(split_size_or_sections, int):
-        each = split_size_or_sections
+    sizes = check.several("split", "split_size_or_sections", split_size_or_sections)
+    if len(sizes) == 1 and not isinstance(split_size_or_sections, list | tuple):
+        (each,) = sizes
         if each < 0 or (each == 0 and total):
             raise ValueError(f"split: a size of {each} does not divide {total}, expected a number from 1")
         sizes = tuple(min(each, total - start) for start in range(0, total, max(each, 1))) or (total,)
-    else:
-        sizes = tuple(split_size_or_sections)
     if builtins.any(size < 0 for size in sizes) or builtins.sum(sizes) != total:
         raise ValueError(f"split: sizes {list(sizes)} do not add up to the {total} of dim {dim}")
     return tuple(Split.apply(tensor, sizes, at))
@@ -93,7 +92,7 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
     Raises ValueError for less than one, IndexError for a dimension out of range.
     """
-    at = check.axis("chunk", dim, input.ndim)
+    at, chunks = check.axis("chunk", dim, input.ndim), check.whole("chunk", "chunks", chunks)
     if chunks < 1:
         raise ValueError(f"chunk: chunks is {chunks}, expected a number from 1")
     total = input.shape[at]
@@ -112,13 +111,13 @@ def roll(input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] |
     """A copy of input moved along `dims` by as many places, what leaves at the end coming in at the front; without
     dims as if it were one row. Raises IndexError for a dimension out of range, ValueError unless both are as many.
     """
-    by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    by = check.several("roll", "shifts", shifts)
     if dims is None:
         if len(by) != 1:
             raise ValueError(f"roll: {len(by)} shifts without dims, expected one")
         flat = view.reshape(input, input.numel())
         return view.reshape(Roll.apply(flat, (by, (0,))), *input.shape)
-    named = tuple(check.axis("roll", dim, input.ndim) for dim in ((dims,) if isinstance(dims, int) else dims))
+    named = tuple(check.axis("roll", dim, input.ndim) for dim in check.several("roll", "dims", dims))
     if len(named) != len(by):
         raise ValueError(f"roll: {len(by)} shifts and {len(named)} dims, expected as many")
     return Roll.apply(input, (by, named))
@@ -165,9 +164,9 @@ def all(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 
 def _axes(name: str, x: Tensor, dim: Dim) -> Any:
-    if dim is None or isinstance(dim, int):
-        return None if dim is None else check.axis(name, dim, max(x.ndim, 1))
-    return tuple(check.axis(name, each, max(x.ndim, 1)) for each in dim) or None
+    if dim is None:
+        return None
+    return tuple(check.axis(name, each, max(x.ndim, 1)) for each in check.several(name, "dim", dim)) or None
 
 
 def truths(x: Tensor) -> torch.Tensor:

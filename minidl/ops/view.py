@@ -128,7 +128,7 @@ class Contiguous(Function):
 
 def unpacked(sizes: tuple[Any, ...]) -> tuple[int, ...]:
     """The sizes that a function was given one by one, or as one sequence."""
-    return tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else tuple(sizes)
+    return tuple(sizes[0]) if len(sizes) == 1 and not hasattr(sizes[0], "__index__") else tuple(sizes)
 
 
 def one_or_many(rank: int) -> Callable[[F], F]:
@@ -220,7 +220,7 @@ def expand(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
 
 def squeeze(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """input without its dimensions of size 1, or without those of `dim`, one or several, that have size 1."""
-    dims = range(input.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    dims = range(input.ndim) if dim is None else check.several("squeeze", "dim", dim)
     drop = {check.axis("squeeze", d, max(input.ndim, 1)) for d in dims}
     return Reshape.apply(input, tuple(s for i, s in enumerate(input.shape) if s != 1 or i not in drop))
 

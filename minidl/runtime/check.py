@@ -1,7 +1,8 @@
 """Checks shared by launchers; their errors state the value, what was expected, and what to do."""
 
-from collections.abc import Sequence
-from typing import Protocol
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -44,8 +45,26 @@ def same(op: str, **tensors: Placed | None) -> None:
             )
 
 
+def whole(op: str, name: str, value: Any) -> int:
+    """A whole number, also one of numpy or in a tensor. Raises TypeError for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{op}: {name} is {value!r}, expected a whole number") from None
+
+
+def several(op: str, name: str, value: Any) -> tuple[int, ...]:
+    """Whole numbers, of which one may stand alone. Raises TypeError for anything else."""
+    try:
+        return (operator.index(value),)
+    except TypeError:
+        return tuple(whole(op, name, each) for each in (value if isinstance(value, Iterable) else (value,)))
+
+
 def axis(op: str, dim: int, rank: int) -> int:
-    """`dim` counted from the front. Raises IndexError when it is outside [-rank, rank)."""
+    """`dim` counted from the front. Raises IndexError when it is outside [-rank, rank), TypeError for what is no whole
+    number."""
+    dim = whole(op, "dim", dim)
     if not -rank <= dim < rank:
         raise IndexError(f"{op}: dim {dim} is out of range for a tensor of {rank} dimensions")
     return dim % rank

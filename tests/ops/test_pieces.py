@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -223,3 +224,41 @@ def test_order(dtype, dim, descending):
     values, found = ops.sort(Tensor(x.to(default_device())), dim, descending)
     assert torch.equal(found.data.cpu(), expected)
     torch.testing.assert_close(values.data.cpu(), x.gather(dim, expected), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: x.sum(1.0), "sum: dim is 1.0"),
+        (lambda x: x.argmax("a"), "argmax: dim is 'a'"),
+        (lambda x: x.topk(2.0), "topk: k is 2.0"),
+        (lambda x: x.split(1.5), "split: split_size_or_sections is 1.5"),
+        (lambda x: x.chunk(None), "chunk: chunks is None"),
+        (lambda x: x.roll(0.5, 0), "roll: shifts is 0.5"),
+        (lambda x: x.narrow(0, 0.5, 1), "narrow: start is 0.5"),
+        (lambda x: x.movedim(0, [1.5]), "movedim: destination is 1.5"),
+        (lambda x: x.squeeze({"a": 1}), "squeeze: dim is 'a'"),
+        (lambda x: ops.interpolate(x[None], (2.5, 3)), "interpolate: size is 2.5"),
+        (lambda x: ops.pixel_shuffle(x, 2.0), "pixel_shuffle: upscale_factor is 2.0"),
+        (lambda x: ops.embedding(x.argsort(), x[0], padding_idx=0.5), "embedding: padding_idx is 0.5"),
+    ],
+)
+def test_what_is_no_whole_number_is_refused_by_name(call, said):
+    with pytest.raises(TypeError, match=f"^{said}, expected a whole number$"):
+        call(Tensor(numbers(2, 3, 4).to(default_device())))
+
+
+def test_whole_numbers_of_numpy_and_of_tensors_are_taken():
+    x = Tensor(numbers(2, 3, 4).to(default_device()))
+    for one in (np.int64(1), torch.tensor(1), Tensor(torch.tensor(1))):
+        for call in (
+            x.sum, x.flip, lambda n: x.topk(n).indices, lambda n: x.split(n, 1)[2],
+            lambda n: x.roll(n, n), lambda n: x.movedim(n, 0), lambda n: x.narrow(n, n, n),
+        ):  # fmt: skip
+            assert torch.equal(call(one).data, call(1).data)
+
+
+def test_einsum_has_one_form():
+    x = Tensor(numbers(2, 3).to(default_device()))
+    with pytest.raises(TypeError, match=r"einsum: equation is Tensor, expected text such as 'bij,bjk->bik'"):
+        minidl.einsum(x, [0, 1], x, [0, 1])

@@ -181,7 +181,7 @@ def _sum_dtype(x: torch.Tensor) -> torch.dtype:
 
 def _axes(name: str, dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
     """The axes to reduce, counted from the front and in order. Raises IndexError, or ValueError for one named twice."""
-    listed = (dims,) if isinstance(dims, int) else tuple(dims or ())
+    listed = () if dims is None else check.several(name, "dim", dims)
     if not listed:  # no dimensions are all of them, as in torch
         return tuple(range(rank))
     # torch lets a scalar have a dimension 0.
