@@ -12,7 +12,7 @@ from minidl.nn.conv import Conv2d, ConvTranspose2d
 from minidl.nn.layers import Linear, Sequential, SparseLinear
 from minidl.nn.module import Module, Parameter
 from minidl.nn.trace import Call, Normed, Trace
-from minidl.nn.vision import BatchNorm1d, BatchNorm2d
+from minidl.nn.vision import BatchNorm1d, BatchNorm2d, SyncBatchNorm
 from minidl.tensors import Tensor
 
 
@@ -63,11 +63,12 @@ class _Folded(Module):
 
 
 _FOLDED = {Conv2d: FoldedConv2d, ConvTranspose2d: FoldedConvTranspose2d, Linear: FoldedLinear, SparseLinear: None}
+_NORMS = BatchNorm1d, BatchNorm2d, SyncBatchNorm
 
 
 def fold_batch_norms(model: Module, *example: Any) -> Module:
-    """`model` with every BatchNorm2d that follows a Conv2d or ConvTranspose2d, and every batch norm that follows a
-    Linear or SparseLinear, made part of that layer, in place; returns it.
+    """`model` with every BatchNorm2d or SyncBatchNorm that follows a Conv2d or ConvTranspose2d, and every batch norm
+    that follows a Linear or SparseLinear, made part of that layer, in place; returns it.
 
     For inference: the results are those of eval mode, and gradients are not available. A batch norm "follows" a layer
     if in every call of the layer its output goes to this batch norm and nowhere else; views may stand between a linear
@@ -93,7 +94,7 @@ def fold_batch_norms(model: Module, *example: Any) -> Module:
     for one in trace.normed:
         normed.setdefault(one.norm, []).append(one)
     for norm, found in normed.items():
-        assert isinstance(norm, BatchNorm1d | BatchNorm2d)
+        assert isinstance(norm, _NORMS)
         layer = found[0].call.layer if found[0].call is not None else None
         if layer is None or {layer, norm} & trace.read:
             continue
@@ -115,7 +116,7 @@ def _is_layer(module: Module) -> bool:
 
 
 def _is_norm(module: Module) -> bool:
-    return own_kind(module, BatchNorm1d, BatchNorm2d) is not None
+    return own_kind(module, *_NORMS) is not None
 
 
 def _is_sequential(module: Module | None) -> bool:
@@ -134,17 +135,17 @@ def own_kind(module: Module, *kinds: type[Module]) -> type[Module] | None:
 def _fit(one: Normed, first: Normed) -> bool:
     """Whether a call of a batch norm takes the same outputs of the same layer as the first call, in the same order."""
     norm, call, features = one.norm, one.call, one.features
-    assert isinstance(norm, BatchNorm1d | BatchNorm2d)
+    assert isinstance(norm, _NORMS)
     if call is None or first.call is None or call.layer is not first.call.layer or norm.running_mean is None:
         return False
     if isinstance(call.layer, Conv2d | ConvTranspose2d):
-        return isinstance(norm, BatchNorm2d) and norm.num_features == call.layer.out_channels
+        return 4 in norm.ranks and norm.num_features == call.layer.out_channels
     if features is None or first.features is None or not torch.equal(features, first.features):
         return False
     return features.dim() + 1 in norm.ranks and len(features) == norm.num_features
 
 
-def _fold(layer: Module, norm: BatchNorm1d | BatchNorm2d, features: torch.Tensor | None) -> None:
+def _fold(layer: Module, norm: BatchNorm1d | BatchNorm2d | SyncBatchNorm, features: torch.Tensor | None) -> None:
     """Fold a batch norm into a layer. `features` are the outputs of a linear layer by channel."""
     assert norm.running_mean is not None
     assert norm.running_var is not None

@@ -64,9 +64,10 @@ def test_a_folded_batch_norm_of_float16_may_have_a_shift_beyond_float16():
         assert nn.fold_batch_norms(model)(x).data.abs().max() <= 94868 * 2.0**-23
 
 
-def test_batch_norms_are_folded_into_the_convolutions_before_them():
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.SyncBatchNorm])
+def test_batch_norms_are_folded_into_the_convolutions_before_them(kind):
     def normed(channels, act=None):
-        return drawn(nn.BatchNorm2d(channels, act=act, dtype=torch.float64))
+        return drawn(kind(channels, act=act, dtype=torch.float64))
 
     kit = {"dtype": torch.float64}
     model = nn.Sequential(
@@ -82,7 +83,7 @@ def test_batch_norms_are_folded_into_the_convolutions_before_them():
         assert folded is model
         after = folded(x)
     assert [type(layer).__name__ for layer in model] == [
-        "FoldedConv2d", "MaxPool2d", "Sequential", "Conv2d", "BatchNorm2d",
+        "FoldedConv2d", "MaxPool2d", "Sequential", "Conv2d", kind.__name__,
     ]  # fmt: skip
     torch.testing.assert_close(after.data, before.data, rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match="a scale is for inference"):
@@ -273,9 +274,9 @@ def test_the_order_is_that_of_evaluation_and_nothing_else_changes():
         model(Tensor(images(2, 3, 6, 6)))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_linear_layers_take_the_norm_into_their_weights(bias):
-    layers = (nn.Linear(5, 4, bias, **KIT), nn.BatchNorm1d(4, act="relu", **KIT), nn.Linear(4, 3, **KIT))
+@pytest.mark.parametrize(("bias", "kind"), [(True, nn.BatchNorm1d), (False, nn.BatchNorm1d), (True, nn.SyncBatchNorm)])
+def test_linear_layers_take_the_norm_into_their_weights(bias, kind):
+    layers = (nn.Linear(5, 4, bias, **KIT), kind(4, act="relu", **KIT), nn.Linear(4, 3, **KIT))
     model = drawn(nn.Sequential(*layers))
     x = Tensor(images(7, 5))
     assert folded(model, x) == []
