@@ -116,6 +116,14 @@ def test_weights_are_read_as_they_lie_on_the_way_back(stride, dilation, channels
         assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form="pixel").double(), p.dx)
 
 
+@pytest.mark.parametrize("M", [8, 9])
+def test_weights_are_turned_in_tiles_that_are_full(M):
+    """And in one with a single column."""
+    p = Problem((1, 4, M, (3, 3), (2, 2), (1, 1), (0, 0), (1, 1), 2))
+    with launch.force(conv_turn=launch.Tile({"BLOCK_M": 4, "BLOCK_N": 4}, 4, 3)):
+        assert torch.equal(conv.grad_input(p.dy, p.w, p.geometry, form="pixel").double(), p.dx)
+
+
 @pytest.mark.parametrize("stride", [(2, 2), (1, 3), (4, 4), (3, 2)])
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 4), (5, 2)])
 @pytest.mark.parametrize("channels", [(16, 24), (5, 3), (40, 17)])
