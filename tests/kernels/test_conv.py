@@ -27,6 +27,7 @@ from minidl.kernels.conv import (
     even_grad_weight,
     filled,
     held,
+    narrow,
     paired,
     paired_box,
     pixel_choice,
@@ -316,6 +317,22 @@ def test_positions_counted_in_64_bits(form, monkeypatch):
         assert {"forward", "epilogue", "grad_weight"} <= set(Problem((5, *SHAPES[form][1:])).check(form))
 
 
+def test_shares_of_the_weight_gradient_of_bands_counted_in_64_bits(monkeypatch):
+    monkeypatch.setattr(banded_grad_weight, "MANY", 1)
+    monkeypatch.setattr(launch, "processors", lambda: 4)
+    p = Problem((8, 1, 4, (33, 5), (1, 3), (1, 1), (0, 1), (1, 1), 1))
+    grids = []
+
+    def watcher(kernel, grid, args, meta, go):
+        grids.append((kernel.__name__, grid))
+        go()
+
+    tile = launch.Tile({"BLOCK_M": 16, "BLOCK_K": 16}, 4, 1)
+    with only(banded_grad_weight), launch.force(conv_banded_grad_weight=tile), launch.watch(watcher):
+        assert p.check("banded", lambda name: name == "grad_weight")
+    assert grids[0] == ("conv_banded_grad_weight_kernel", (1, 2))
+
+
 @FORMS
 def test_permuting_the_batch_permutes_the_output(form):
     p = Problem((5, *SHAPES[form][1:]))
@@ -383,15 +400,18 @@ def tiles_of_forms():
 
 
 @pytest.mark.parametrize("form", ["pixel", "batch", "box", "depthwise", "fill", "unshuffle"])
-def test_copies_of_more_than_a_tile(form):
+def test_copies_of_more_than_a_tile(form, monkeypatch):
     """What a form prepares, as weights in another order or channels filled up, in tiles of 4 x 4 and of 2 x 16."""
+    monkeypatch.setattr(narrow, "DIRECT", 0)
     for rows, columns in ((4, 4), (2, 16)):
         tile = launch.Tile({"BLOCK_M": rows, "BLOCK_N": columns}, 4, 3)
         single = launch.Tile({"BLOCK_M": rows * columns}, 4, 3)
         with launch.force(conv_turn=tile, conv_fill=tile, conv_unshuffle=single):
             assert Problem(SHAPES[form]).check(form)
-            if form == "depthwise":  # a last tile with one column
-                assert Problem((2, 1, 1, (5, 4), (3, 2), (1, 1), (1, 0), (1, 1), 17)).check(form)
+            if form == "depthwise":  # a last tile with one column, and one that is full
+                rest = (5, 4), (3, 2), (1, 1), (1, 0), (1, 1)
+                assert Problem((2, 1, 1, *rest, 17)).check(form)
+                assert Problem((2, 1, 1, *rest, 16)).check(form, lambda name: name == "forward")
 
 
 # One call for each kernel and epilogue that a tile matters to; the small problem has all of them.

@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from minidl.kernels import conv
-from minidl.kernels.conv import filled, pixel_back, pixel_choice, pixel_grad_weight, pixel_tiled, plan
+from minidl.kernels.conv import filled, pixel_back, pixel_choice, pixel_grad_weight, pixel_tiled, plan, turned
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED
 from minidl.runtime import launch
@@ -18,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("fresh_plans")
 SMALL = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}, 4, 2)
 # (N, C, M, size, kernel, stride, padding, dilation, groups), as in test_conv.py.
 SHAPES = {
-    "a rest of channels": (2, 37, 19, (6, 5), (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "a rest of channels": (2, 47, 19, (6, 5), (3, 3), (1, 1), (1, 1), (1, 1), 1),
     "all inside": (3, 40, 5, (7, 6), (3, 2), (2, 1), (0, 0), (1, 2), 1),
     "a run of taps": (2, 5, 20, (7, 9), (3, 4), (2, 1), (1, 0), (2, 1), 1),
     "one column of outputs": (2, 48, 33, (9, 3), (3, 3), (1, 1), (1, 0), (1, 1), 1),
     "taps and channels as one": (2, 3, 18, (6, 7), (5, 3), (1, 2), (2, 1), (1, 1), 2),
-    "more taps than bits": (1, 16, 4, (3, 40), (1, 35), (1, 1), (0, 3), (1, 1), 1),
+    "more taps than bits": (2, 16, 4, (1, 33), (2, 33), (1, 1), (1, 1), (1, 1), 1),
     "a kernel beyond the image": (2, 16, 8, (2, 3), (5, 5), (1, 1), (3, 3), (1, 1), 1),
 }
 
@@ -57,12 +58,70 @@ def test_shares_of_taps_and_channels(name, monkeypatch):
     assert (at.split > 1) == (terms >= 16 * 16)
 
 
+@pytest.mark.parametrize(
+    ("C", "kernel", "first"), [(8, (4, 8), 16), (8, (2, 17), 18), (17, (2, 8), 8), (17, (1, 17), 9)]
+)
+def test_shares_have_as_many_taps_each(C, kernel, first, monkeypatch):
+    """Two of them, also where the second has fewer; a rest of channels is cut like what is before it."""
+    monkeypatch.setattr(launch, "processors", lambda: 1000)
+    p = Problem((3, C, 5, (kernel[0], kernel[1] - 1), kernel, (1, 1), (0, 1), (1, 1), 1))
+    seen = []
+
+    def watcher(kernel, grid, args, meta, go):
+        go()
+        if kernel.__name__ == "conv_pixel_kernel":
+            seen.append(args[4].clone())
+
+    with forced(), launch.watch(watcher):
+        y, _ = conv.forward(p.x, p.w, p.geometry, form="pixel")
+    assert torch.equal(y.double(), p.y)
+    w = torch.stack([p.w.double(), p.w.double()])
+    w.flatten(3)[0, :, :, first:] = 0
+    w.flatten(3)[1, :, :, :first] = 0
+    (shares,) = seen
+    for share, part in zip(shares, w, strict=True):
+        assert torch.equal(share.double(), F.conv2d(p.x.double(), part, None, *p.how).permute(0, 2, 3, 1).flatten())
+
+
 @pytest.mark.parametrize("taps", [1, 2, 3])
-@pytest.mark.parametrize("kernel", [(3, 3), (2, 2), (5, 1), (1, 1)])
-def test_taps_of_a_tile_of_the_gradient(taps, kernel):
-    p = Problem((3, 17, 9, (7, 6), kernel, (1, 2), (1, 0), (1, 1), 1))
+@pytest.mark.parametrize(("kernel", "padding"), [((3, 3), 1), ((2, 2), 1), ((5, 1), 1), ((1, 1), 1), ((3, 2), 0)])
+def test_taps_of_a_tile_of_the_gradient(taps, kernel, padding):
+    """Of the last tile some are beyond the kernel, and where all taps are inside, beyond the image."""
+    p = Problem((3, 18, 9, (7, 6), kernel, (1, 2), (padding, 0), (1, 1), 1))
     with launch.force(conv_grad_weight=launch.Tile({**SMALL.sizes, "TAPS": taps}, 4, 2)):
+        assert min(taps, kernel[0]) == pixel_grad_weight.chosen(p.described(GRAD_WEIGHT)).TAPS
         assert p.check("pixel", lambda name: name == "grad_weight")
+
+
+@pytest.mark.parametrize("many", [1, 2**31])
+def test_shares_of_the_pixels_of_the_gradient(many, monkeypatch):
+    """Two of them, counted in 64 bits or 32; the last one is not full."""
+    monkeypatch.setattr(pixel_grad_weight, "MANY", many)
+    monkeypatch.setattr(launch, "processors", lambda: 4)
+    p = Problem((2, 16, 5, (9, 7), (1, 1), (1, 1), (0, 0), (1, 1), 2))
+    with forced():
+        assert pixel_grad_weight.chosen(p.described(GRAD_WEIGHT)).shares == 2
+        assert p.check("pixel", lambda name: name == "grad_weight")
+
+
+@pytest.mark.parametrize("channels", [(16, 17), (8, 5)])
+@pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((2, 1), (1, 1)), ((1, 2), (1, 2))])
+def test_weights_are_read_as_they_lie_on_the_way_back(stride, dilation, channels, monkeypatch):
+    """Where launches are too short for another one before them: tap by tap, or taps and channels as one."""
+    monkeypatch.setattr(pixel_choice, "turns", lambda *_: False)
+    monkeypatch.setattr(turned, "conv_turn_kernel", None)
+    p = Problem((1, *channels, (4, 5), (2, 3), stride, (1, 1), dilation, 2), dtype=torch.float16)
+    w = p.w.to(memory_format=torch.channels_last)
+    with forced():
+        assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form="pixel").double(), p.dx)
+
+
+@pytest.mark.parametrize("M", [8, 9])
+def test_weights_are_turned_in_tiles_that_are_full(M):
+    """And in one with a single column."""
+    p = Problem((1, 4, M, (3, 3), (2, 2), (1, 1), (0, 0), (1, 1), 2))
+    with launch.force(conv_turn=launch.Tile({"BLOCK_M": 4, "BLOCK_N": 4}, 4, 3)):
+        assert torch.equal(conv.grad_input(p.dy, p.w, p.geometry, form="pixel").double(), p.dx)
 
 
 @pytest.mark.parametrize("stride", [(2, 2), (1, 3), (4, 4), (3, 2)])

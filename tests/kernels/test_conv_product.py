@@ -195,6 +195,23 @@ def test_shares_and_more_than_a_tile_along_every_axis(name, boxed, processors, d
     assert (tiled.gemm_sum_kernel in kernels) == (processors > 1)
 
 
+@pytest.mark.parametrize("pieces", [1, 2, 4])
+@pytest.mark.parametrize(("N", "patches"), [(2, (4, 4)), (3, (1, 11))])
+def test_patches_back_of_more_than_a_tile_along_every_axis(N, patches, pieces, monkeypatch):
+    """Two whole tiles of patches, and one patch more."""
+    monkeypatch.setattr(launch, "processors", lambda: 3)
+    size = tuple(2 * count for count in patches)
+    p = Problem((N, 12, 24, size, (2, 2), (2, 2), (0, 0), (1, 1), 1), dtype=torch.float16)
+    bias, scale = (whole(12, seed=seed, dtype=torch.float16) for seed in (8, 9))
+    w = p.w.to(memory_format=torch.channels_last)
+    tile = launch.Tile({**SMALL, "BLOCK_N": 16 if pieces == 1 else 32, "FLATTEN": 0, "PIECES": pieces}, 4, 2)
+    with launch.force(gemm=tile):
+        y, z = conv.transposed(p.dy, w, p.geometry, bias, "relu", scale=scale, preactivation=True, form="product")
+    exact = p.dx * scale.double()[:, None, None] + bias.double()[:, None, None]
+    assert torch.equal(z.double(), exact)
+    assert torch.equal(y.double(), exact.relu())
+
+
 def tiles():
     """Every tile of the tables of matrix products, once per size."""
     seen = set()
