@@ -39,6 +39,7 @@ from minidl.kernels.conv import (
     two_rows,
     unfolded_grad_weight,
 )
+from minidl.kernels.conv.even_parts import TOGETHER
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, No
 from minidl.kernels.conv.problem import Problem as Described
@@ -583,6 +584,10 @@ def boxes(taps):
         (3, 32, 32, (9, 9), (3, 3), (1, 1), (2, 2), (1, 1), 1),
         (2, 32, 32, (8, 9), (2, 3), (1, 3), (3, 1), (2, 1), 1),
         (2, 32, 32, (8, 8), (1, 1), (4, 2), (0, 0), (1, 1), 1),
+        # A stride along one axis alone; several boxes of several images.
+        (1, 32, 32, (6, 6), (2, 3), (1, 2), (1, 1), (1, 1), 1),
+        (1, 32, 32, (6, 6), (3, 2), (2, 1), (1, 1), (1, 1), 1),
+        (9, 32, 32, (4, 4), (3, 3), (1, 1), (0, 0), (1, 1), 1),
     ],
 )
 def test_equal_parts_of_the_weight_gradient_in_boxes(shape, processors, taps, dtype, monkeypatch):
@@ -590,6 +595,29 @@ def test_equal_parts_of_the_weight_gradient_in_boxes(shape, processors, taps, dt
     p = Problem(shape, dtype=dtype)
     with boxes(taps):
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="box"), p.dw.to(dtype))
+
+
+def test_a_tile_of_boxes_with_more_slots_than_are_read_at_once(monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda: 132)
+    monkeypatch.setattr(boxed_grad_weight, "LEAST", 1)
+    p = Problem((1, 32, 32, (16, 16), (1, 1), (1, 1), (0, 0), (1, 1), 1), dtype=torch.float16)
+    with boxes(1):
+        assert boxed_grad_weight.cut(p.described(GRAD_WEIGHT)).line.slots > TOGETHER.value + 1
+        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="box"), p.dw.half())
+
+
+@pytest.mark.parametrize(("width", "stride", "padding"), [(7, 2, 1), (8, 3, 3)])
+def test_boxes_take_nothing_of_columns_whose_tap_is_outside(width, stride, padding):
+    """Of an output's gradient that is not finite, either, where no stride divides a row of x."""
+    p = Problem((1, 32, 32, (4, width), (1, 2), (1, stride), (0, padding), (1, 1), 1), dtype=torch.float16)
+    for q in (0, 1, p.dy.shape[3] - 1):
+        dy = p.dy.clone()
+        dy[:, :, :, q] = torch.nan
+        with boxes(1):
+            dw = conv.grad_weight(p.x, dy, p.geometry, form="box")
+        for tap in range(2):
+            inside = 0 <= q * stride + tap - padding < width
+            assert dw[..., tap].isnan().all() if inside else torch.equal(dw[..., tap], p.dw[..., tap].half())
 
 
 @pytest.mark.parametrize(
@@ -600,6 +628,8 @@ def test_equal_parts_of_the_weight_gradient_in_boxes(shape, processors, taps, dt
         (3, 64, 16, (6, 5), (3, 3), (1, 1), (1, 1), (2, 1), 2),
         (2, 32, 16, (6, 7), (2, 3), (2, 1), (0, 0), (1, 1), 1),
         (5, 16, 16, (3, 3), (5, 1), (1, 1), (3, 0), (1, 1), 1),
+        # Columns of no tap, where all others find an input.
+        (2, 16, 16, (6, 9), (2, 3), (2, 2), (0, 0), (1, 1), 1),
     ],
 )
 @pytest.mark.parametrize("side", [0, -1])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from minidl.kernels import conv
 from minidl.kernels.conv import depthwise, depthwise_grad_weight, depthwise_rows, narrow, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.runtime import launch
 from tests.kernels.transposed import whole
 
 BOTH = pytest.mark.parametrize("direct", [True, False], ids=["as they lie", "in order"])
@@ -195,3 +196,40 @@ def test_rows_of_the_gradient(most, JH):
 def test_rows_that_are_left_over(size, C, M):
     p = Drawn(3, 7, C, M, size, (3, 3), (1, 1), (1, 1), (1, 1), dtype=torch.float16)
     p.check()
+
+
+def small_parts():
+    """Of the weight gradient, whose last block of channels has one less than the others."""
+    sizes = {
+        "BLOCK_R": 2, "BLOCK_W": 1, "BLOCK_P": 4, "BLOCK_C": 4, "SUMS": 4, "PER_PROCESSOR": 1, "OUTPUTS": 16,
+    }  # fmt: skip
+    return launch.force(conv_depthwise_grad_weight=launch.Tile(sizes))
+
+
+@pytest.mark.parametrize(
+    ("N", "size", "kernel", "stride", "padding", "dilation"),
+    [
+        # Rows of x that the taps do not meet in order; more padding than the first rows of taps and of outputs reach.
+        (1, (15, 4), (3, 3), (3, 1), (1, 1), (2, 1)),
+        (5, (2, 4), (5, 1), (3, 1), (7, 0), (1, 1)),
+    ],
+)
+def test_the_weight_gradient_in_parts_of_taps_and_many_shares(N, size, kernel, stride, padding, dilation, setting):
+    """Rows and columns of taps that are no multiple of a part's, more shares than are added at a time."""
+    setting(depthwise_grad_weight, MOST_ROWS=2, MOST_SHARES=2, rows_of=lambda *_: 2)
+    setting(launch, processors=lambda: 40)
+    p = Drawn(N, 7, 1, 1, size, kernel, stride, padding, dilation)
+    with small_parts():
+        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="depthwise").double(), p.dw)
+
+
+def test_rows_of_taps_that_find_no_input_take_nothing(setting):
+    """Of an output's gradient that is not finite, either: they have no tiles, of whole rows or of the rest."""
+    setting(depthwise_grad_weight, MOST_ROWS=1, rows_of=lambda *_: 2)
+    geometry = Geometry.of((3, 4), (7, 1), (1, 1), ((3, 3), (0, 0)), (1, 1), 7)
+    with small_parts():
+        dw = conv.grad_weight(
+            whole(2, 7, 3, 4), torch.full_like(whole(2, 7, 3, 4), torch.nan), geometry, form="depthwise"
+        )
+    assert not dw[:, :, [0, 6]].any()
+    assert dw[:, :, 1:6].isnan().all()

@@ -9,7 +9,16 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from minidl.kernels.conv import boxed_grad_weight, cubes_grad_weight, depthwise, stacks, volume, voxels
+from minidl.kernels.conv import (
+    boxed_grad_weight,
+    cubes_grad_weight,
+    depthwise,
+    depthwise_grad_weight,
+    narrow,
+    stacks,
+    volume,
+    voxels,
+)
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.runtime import launch
 from minidl.tensors import default_device
@@ -207,6 +216,17 @@ def test_a_group_for_each_channel_copies_nothing(channels, size, kernel, stride,
             Problem(2, *channels, size, kernel, stride, padding, dilation, 6, dtype).check(None)
     assert stacks.conv_stack_kernel not in launched
     assert depthwise.conv_depthwise_kernel in launched
+
+
+def test_a_group_for_each_channel_in_parts_of_the_rows_of_taps(monkeypatch):
+    """Of each slice, forward and back; of the weight gradient in blocks of channels, too."""
+    for module in (narrow, depthwise_grad_weight):
+        monkeypatch.setattr(module, "MOST_ROWS", 2)
+    sizes = {
+        "BLOCK_R": 2, "BLOCK_W": 1, "BLOCK_P": 16, "BLOCK_C": 4, "SUMS": 4, "PER_PROCESSOR": 1, "OUTPUTS": 32,
+    }  # fmt: skip
+    with launch.force(conv_depthwise_grad_weight=launch.Tile(sizes)):
+        Problem(2, 1, 1, (3, 4, 5), (3, 3, 2), (1, 1, 1), (1, 1, 0), (1, 1, 1), 6).check(None)
 
 
 @pytest.mark.parametrize("stride", [(2, 2, 2), (1, 2, 3), (3, 1, 1)])
