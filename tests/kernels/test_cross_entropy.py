@@ -1,5 +1,5 @@
 """What is special to cross-entropy: targets out of range, rows left out, both ways to the divisor of a mean, float16
-gradients, scaling far out."""
+gradients, scaling far out. Of `nll` the first two."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from minidl.kernels import cross_entropy
+from minidl.kernels import cross_entropy, nll
 from minidl.kernels.cross_entropy import all_targets
 from minidl.runtime import launch
 
@@ -219,6 +219,24 @@ def test_a_target_that_is_no_class(wrong, reads, device):
     assert value.isnan().tolist() == [False, True, False]
     assert grad.isnan().all(1).tolist() == [False, True, False]
     assert cross_entropy.cross_entropy(x, target).isnan()
+
+
+@pytest.mark.parametrize("ignored", [-100, 1])
+def test_each_likelihood_of_an_ignored_row_is_zero(ignored, device):
+    x, target = torch.randn(5, 3, device=device), classes(0, ignored, 2, ignored, 0, device=device)
+    each, _ = nll.nll_loss(x, target, ignore_index=ignored, reduction="none")
+    assert torch.equal(each, F.nll_loss(x, target, ignore_index=ignored, reduction="none"))
+
+
+def test_a_likelihood_of_no_class_is_nan_and_has_no_gradient(device, monkeypatch):
+    """Where targets are not looked at before, as on a GPU; no logarithm is read for it, and none written."""
+    monkeypatch.setattr(nll, "target_weights", lambda *_: (None, 1))
+    x, target = torch.randn(5, 3, device=device), classes(0, 3, -1, 2, 2**40, device=device)
+    each, _ = nll.nll_loss(x, target, reduction="none")
+    assert each.isnan().tolist() == [False, True, True, False, True]
+    assert nll.nll_loss(x, target, reduction="sum")[0].isnan()
+    dx = nll.nll_loss_grad(torch.ones(5, device=device), x, target, None, -100, None)
+    assert dx.tolist() == [[-1, 0, 0], [0] * 3, [0] * 3, [0, 0, -1], [0] * 3]
 
 
 def test_the_gradient_of_a_mean_survives_float16(reads, device):

@@ -155,6 +155,14 @@ def test_statistics_of_one_value_repeated_are_exact(device):
     assert torch.equal(found.rstd, torch.ones_like(found.rstd))
 
 
+def test_one_value_per_channel_is_a_shards_mean(device):
+    """What a shard of one value tells the others: nothing is read behind its only row."""
+    x = torch.tensor([[3.0, -7.5, 0.25, 1e4, -1e-3]], device=device)
+    found = norm.batch_statistics(x, None, None, None)
+    assert torch.equal(found.mean, x[0].double())
+    assert found.rstd.tolist() == [0] * 5
+
+
 @pytest.mark.parametrize("processors", [1, 7, 132])
 def test_bands_cover_all_rows_once(processors, device, monkeypatch):
     monkeypatch.setattr(launch, "processors", lambda: processors)
@@ -204,6 +212,21 @@ def test_nothing_leaks_between_channels(device):
     for a, b in zip(clean[:2], spoilt[:2], strict=True):
         assert torch.equal(a[:, [0, 3]], b[:, [0, 3]])
         assert b[:, [1, 2]].isnan().all()
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+def test_rows_past_the_end_add_nothing_where_the_activation_of_0_has_no_derivative(act, device):
+    """A 0 there would be so far from the mean that it becomes -inf, where both derivatives are inf times 0."""
+    x, dy = whole(6, 2).double() + 100, whole(6, 2, seed=1).double()
+    weight, bias = torch.full((2,), 1e38, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    with launch.force(**SMALL):
+        *_, dweight, dbias = differentiated(
+            x.float().to(device), weight.float().to(device), bias.float().to(device), act=act, dy=dy.float().to(device)
+        )
+    n = (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()
+    dz = torch.where(n > 0, dy, 0.0)
+    torch.testing.assert_close(dbias.cpu().double(), dz.sum(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dweight.cpu().double(), (dz * n).sum(0), rtol=1e-4, atol=1e-4)
 
 
 def test_an_empty_batch_in_evaluation(device):

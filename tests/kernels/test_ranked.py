@@ -52,6 +52,18 @@ def test_any_row_is_in_order(data, device):
     same(best, values[:, :k])
 
 
+@pytest.mark.parametrize("descending", [False, True])
+def test_rows_of_several_blocks_are_joined(descending, device, monkeypatch):
+    """Programs take blocks of rows that are no multiple of one."""
+    monkeypatch.setattr(sorting, "PIECE", 16)
+    monkeypatch.setattr(sorting, "JOINED", 32)
+    x = torch.randint(-9, 10, (3, 101), device=device).float()
+    y, found = reduce.sort(x, descending)
+    values, at = exact(x, descending)
+    assert torch.equal(found.cpu(), at)
+    same(y, values)
+
+
 @pytest.mark.parametrize("k", [1, 8, 50, 2048, 3000])
 def test_long_rows_take_few_launches(k):
     x = torch.empty(1, 2**22)

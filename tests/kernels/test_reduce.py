@@ -54,6 +54,16 @@ def test_the_first_of_equal_maxima_is_found_across_shares(device):
     assert reduce.argmax(torch.full((2, 500), -torch.inf, device=device), 1).tolist() == [0, 0]
 
 
+def test_a_block_of_more_rows_than_shares_finds_the_position_of_the_only_row(device, monkeypatch):
+    """Rows that are not there have none: nothing is read behind those of the shares."""
+    monkeypatch.setattr(launch, "processors", functools.cache(lambda: 1))
+    x = torch.zeros(500, device=device)
+    x[300] = 1
+    with launch.force(reduce_rows=launch.Tile({"BLOCK_K": 16, "BLOCK_R": 16})):
+        assert [grid[1] for grid in grids(lambda: reduce.argmax(x))] == [8, 1]
+        assert reduce.argmax(x).item() == 300
+
+
 @pytest.mark.usefixtures("many_shares")
 @pytest.mark.parametrize("many", [2**31, 8])
 def test_the_first_nan_wins_across_shares(many, device, monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from minidl.kernels import softmax
+from minidl.kernels.softmax import gradient, values
 from minidl.runtime import launch
 
 WHOLE = launch.Tile({"BLOCK_M": 4, "BLOCK_N": 16})
@@ -125,6 +126,23 @@ def test_any_dimension_of_a_view(tile, ours, grad, theirs, dim, device):
             dx = grad(dy, y, dim)
         torch.testing.assert_close(y, expected.detach(), rtol=1e-13, atol=1e-14)
         torch.testing.assert_close(dx, leaf.grad, rtol=1e-12, atol=1e-13)
+
+
+@KINDS
+@pytest.mark.parametrize("N", [64, 37])
+def test_rows_in_pieces_of_a_warp(ours, grad, theirs, N, device, monkeypatch):
+    """As GPUs take them, of which each warp has rows of its own."""
+    for module in (gradient, values):
+        monkeypatch.setattr(module, "lanes", lambda *_: 16)
+    x, dy = (torch.randn(5, N, dtype=torch.float64, device=device) for _ in range(2))
+    leaf = x.clone().requires_grad_()
+    expected = theirs(leaf, 1)
+    expected.backward(dy)
+    with forced(launch.Tile({"BLOCK_M": 4, "BLOCK_N": 64})):
+        y = ours(x)
+        dx = grad(dy, y)
+    torch.testing.assert_close(y, expected.detach(), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(dx, leaf.grad, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(("shape", "strides"), [((2, 3), (2**31, 1)), ((3, 2), (1, 2**31))])
