@@ -24,18 +24,9 @@ WALK, FEW = 16, 8
 
 
 @triton.jit
-def places(o_r, R2, s_r1, s_r2, R_LEVELS: tl.constexpr):
-    """Memory offsets of indices, divided before they are widened: a division of 64 bits is a call."""
-    if R_LEVELS == 2:
-        return (o_r // R2).to(tl.int64) * s_r1 + (o_r % R2).to(tl.int64) * s_r2
-    else:
-        return o_r.to(tl.int64) * s_r2
-
-
-@triton.jit
 def leading_kernel(
     p_x, p_y, p_j, K1, R, K2, R2, s_k1, s_k2, s_r1, s_r2, J, inner,
-    LARGEST: tl.constexpr, R_LEVELS: tl.constexpr, LONG: tl.constexpr, KEY: tl.constexpr,
+    LARGEST: tl.constexpr, LONG: tl.constexpr, KEY: tl.constexpr,
     BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
 ):  # fmt: skip
     """y[o, i, inner] = element i of a row of x in order, for the J first, and its position in j."""
@@ -53,7 +44,7 @@ def leading_kernel(
         b_j = tl.full((BLOCK_R, BLOCK_K1, BLOCK_K2), NONE, PLACE)
         for r in range(0, R, BLOCK_R):
             b_r = (r + o_r)[:, None, None]
-            p_r = p_x + places(b_r, R2, s_r1, s_r2, R_LEVELS)
+            p_r = p_x + b_r.to(tl.int64) * s_r2
             m_r = m_k & (b_r < R)
             b_i = key(tl.load(p_r, mask=m_r, other=0), LARGEST, KEY)
             after = m_r & ((b_i < b_key) | ((b_i == b_key) & (b_r > b_at)))
@@ -62,7 +53,7 @@ def leading_kernel(
             b_j = tl.where(found, b_r, b_j)
         b_key = tl.max(b_top, axis=0)[None, :, :]
         b_at = tl.min(tl.where(b_top == b_key, b_j, NONE), axis=0)[None, :, :]
-        o_x = places(b_at, R2, s_r1, s_r2, R_LEVELS)
+        o_x = b_at.to(tl.int64) * s_r2
         tl.store(p_y + o_y, tl.load(p_x + o_x, mask=m_k, other=0), mask=m_k)
         tl.store(p_j + o_y, b_at.to(tl.int64), mask=m_k)
         o_y += inner
@@ -101,7 +92,7 @@ def leading(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> tup
     wide = key_type(x.dtype) == tl.int64
     launch.run(
         leading_kernel, (programs,), of.x, y, found, *of.extents, k, y.shape[at + 1 :].numel(),
-        LARGEST=largest, R_LEVELS=of.r_levels, LONG=R >= MANY,
+        LARGEST=largest, LONG=R >= MANY,
         KEY=key_type(x.dtype), BLOCK_K1=k1, BLOCK_R=r, BLOCK_K2=k2,
         num_warps=8 if wide else min(tile.num_warps, 8), num_stages=tile.num_stages,  # others spill
     )  # fmt: skip
