@@ -314,20 +314,24 @@ CUTS = [
 ]
 
 
-@pytest.mark.parametrize("columns", [3, 4])
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("tile", CUTS, ids=str)
-def test_copies_along_k(tile, columns):
-    """To the nearest tf32, ties away from zero; what is not finite stays, and nothing finite becomes infinite."""
+def test_copies_along_k(tile, whole):
+    """To the nearest tf32, ties away from zero; what is not finite stays, and nothing finite becomes infinite.
+
+    A row has 11 values, or 12, which fill three of the smallest tiles."""
     step = 2.0**-10
     below = 1 + step / 2 - 2.0**-23
     largest, cut = torch.finfo(torch.float32).max, (2 - step) * 2.0**127
     given = [1.0, below, 1 + step / 2, -1 - step / 2, 0.0, 2.0**-130, largest, -largest, math.inf, -math.inf, math.nan]
     near = [1.0, 1.0, 1 + step, -1 - step, 0.0, 2.0**-130, cut, -cut, math.inf, -math.inf, math.nan]
-    x = torch.tensor([given] * columns, device=default_device()).t().contiguous().t()
+    if whole:
+        given, near = [*given, 2.0], [*near, 2.0]
+    x = torch.tensor([given] * 3, device=default_device()).t().contiguous().t()
     with launch.force(gemm_cut=tile):
         rounded, copied = parts.along_k(x, nearest=True), parts.along_k(x)
     assert rounded.stride(1) == 1
-    expected = torch.tensor([near] * columns, device=default_device())
+    expected = torch.tensor([near] * 3, device=default_device())
     torch.testing.assert_close(rounded, expected, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(copied, x, rtol=0, atol=0, equal_nan=True)
 
