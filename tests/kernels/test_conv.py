@@ -217,6 +217,13 @@ def test_each_form_does_all_that_it_is_for(form, dtype):
     assert "max" in done or form != "pixel"
 
 
+@pytest.mark.parametrize("padding", range(4))
+def test_strides_side_by_side_begin_where_padding_ends(padding):
+    """With an even padding the weights have no rows and columns of zeros before them."""
+    p = Problem((1, 3, 4, (7, 8), (4, 4), (2, 2), (padding, padding), (1, 1), 1))
+    assert p.check("unshuffle", lambda name: name == "forward") == ["forward"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("kernel", "padding"), [((3, 3), (1, 1)), ((1, 7), (0, 3)), ((2, 3), (1, 0))])
 def test_pairs_of_pixels_in_boxes(kernel, padding, dtype):
@@ -273,6 +280,7 @@ def test_a_delta_filter_returns_the_input(form, C):
 
 
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "PER_PROCESSOR": 0, "FLATTEN": 0, "PIECES": 1}
+LOW = {"BLOCK_M": 16, "BLOCK_K": 32, "WIDE": 0}
 SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1, "EVEN": 0}
 
 
@@ -283,10 +291,15 @@ SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1, "
         ("box", "conv_box", {"PER_PROCESSOR": 1, "PIECES": 2}, (3, 32, 96, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 2)),
         # Boxes of 4 rows: the fifth down an image has one.
         ("box", "conv_box", {}, (2, 32, 32, (17, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1)),
+        # Rows far apart, from one block of channels to the next; pairs of columns in two boxes.
+        ("box", "conv_box", {}, (2, 32, 32, (5, 4), (3, 1), (1, 1), (2, 0), (2, 1), 1)),
+        ("pair", "conv_box", {"BLOCK_N": 16}, (1, 32, 32, (1, 64), (1, 3), (1, 1), (0, 1), (1, 1), 1)),
         ("batch", "conv_batch", {"WIDE": 0}, (2, 64, 96, (5, 4), (3, 3), (1, 1), (2, 2), (1, 1), 1)),
         ("batch", "conv_batch", {"WIDE": 0}, (2, 32, 96, (5, 6), (3, 2), (1, 1), (3, 2), (2, 2), 2)),
         # More images than a tile has.
         ("batch", "conv_batch", {"WIDE": 0}, (67, 32, 96, (4, 7), (2, 3), (1, 1), (0, 0), (1, 1), 2)),
+        # Three runs of images; the first column is read by the second tap.
+        ("batch", "conv_batch", LOW, (35, 32, 32, (1, 1), (1, 2), (1, 1), (0, 2), (1, 2), 1)),
     ],
 )
 def test_more_than_a_tile_of_channels_and_images(form, family, sizes, shape):

@@ -109,6 +109,37 @@ def test_more_than_a_tile_along_every_axis(per_processor):
             p.check("cube")
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        # Boxes of two volumes, the last of which has one, and of two slices.
+        (5, 32, 24, (6, 3, 2), (2, 2, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1),
+        # Two boxes of a row, where a stride leaves every other column.
+        (1, 32, 24, (1, 1, 64), (1, 1, 3), (1, 1, 2), (0, 0, 1), (1, 1, 1), 1),
+        # Back the last row and the last column are of the first walk alone.
+        (1, 32, 32, (3, 3, 3), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), 1),
+    ],
+)
+def test_boxes_that_end_beyond_what_is_there(shape):
+    tiles = {
+        "conv_box": launch.Tile({**SMALL, "BLOCK_N": 16, "PER_PROCESSOR": 0}),
+        "conv_box_grad_weight": launch.Tile(
+            {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 1}
+        ),
+    }
+    p = Problem(*shape, dtype=torch.float16)
+    with launch.force(**tiles), GuardedAllocations():
+        p.check("cube")
+
+
+def test_one_channel_more_than_a_tile_of_voxels_has():
+    p = Problem(1, 32, 33, (2, 2, 2), (2, 2, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1))
+    with launch.force(conv_box=launch.Tile({**SMALL, "PER_PROCESSOR": 0})), GuardedAllocations():
+        y, z = volume.forward(p.x, p.w, p.volume, p.bias, scale=p.scale, preactivation=True, form="cube")
+    assert torch.equal(y, p.z.to(y.dtype))
+    assert torch.equal(z, p.z.to(y.dtype))
+
+
 @pytest.mark.parametrize("taps", [1, 3])
 @pytest.mark.parametrize("whole_tiles", [False, True])
 @pytest.mark.parametrize("mirror", [False, True])

@@ -107,6 +107,19 @@ def test_scales(dtype, given_values, exponent, count, wide, layout, seed):
     assert (off <= errors.rounding(x.double().cpu(), s, dtype))[number].all()
 
 
+@DTYPES
+def test_more_than_a_block_of_values(dtype):
+    """Every finite value, the largest one among them: the scale is 1, and nothing is rounded."""
+    every = codes(dtype).float()
+    x = every[every.isfinite()].to(default_device())
+    with launch.force(float8=launch.Tile({"BLOCK_N": 16}, 1, 1)), GuardedAllocations():
+        values, scale = float8.quantize(x, dtype)
+        back = float8.dequantize(values, scale, torch.float32)
+    assert float(scale) == 1
+    assert same(values.float().cpu(), x.cpu())
+    assert same(back.cpu(), x.cpu())
+
+
 def check(shape, form=None, kinds=(E4M3, E4M3), out=torch.float32, seed=0):
     """Whether the form takes the shape; the result is exact."""
     p = Problem(shape, seed)

@@ -133,6 +133,24 @@ def test_shares_of_k(split, form):
 SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
 
 
+@pytest.mark.parametrize("form", [*FORMS, "vector", "tail"])
+def test_four_blocks_are_two_and_two(form, monkeypatch):
+    """In two shares: of 2^24 + 0 and 1 + 1 nothing is lost, of 2^24 + 0 + 1 and 1 the ones are."""
+    monkeypatch.setattr(launch, "processors", lambda: 8)  # more than there are tiles: the tail has them all
+    sizes = {**launch.tiles(gemm.FAMILIES[form])[0].sizes, **SMALL}
+    if form == "vector":
+        del sizes["BLOCK_N"]
+    tiles = {gemm.FAMILIES[form]: launch.Tile(sizes, 4, 2), "gemm_sum": launch.Tile({"BLOCK": 64}, 4, 1)}
+    dtype = torch.float16 if form == "tail" else torch.float32
+    a = torch.zeros(20, 64, dtype=dtype, device=default_device())
+    b = torch.ones(64, 1 if form == "vector" else 24, dtype=dtype, device=default_device())
+    a[:, 0] = b[0] = 2.0**12
+    a[:, 32] = a[:, 48] = 1
+    with launch.force(**tiles), GuardedAllocations():
+        c = gemm.gemm(a, b, form=form, split=2, wide=True)
+    assert (c == 2.0**24 + 2).all()
+
+
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "thin"])
 @pytest.mark.parametrize("group", [1, 2, 3, 8])
 def test_every_tile_position_is_visited_once(form, group):
@@ -174,6 +192,18 @@ def test_a_product_is_added_in_place_to_a_wide_one(form):
         b = b if form != "tma" else torch.nn.functional.pad(b, (0, 0, 0, -K % 8))
         assert gemm.gemm(a, b, onto=total, form=form) is total
         assert_within(total, exact, product_error(size, M, N, K + 8, torch.float16))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_where_two_blocks_lie_a_product_is_added_once(turned):
+    """The last rows and columns are in blocks that end where the result ends and begin in those before."""
+    tile = launch.Tile({**launch.tiles("gemm")[0].sizes, **SMALL, "BLOCK_N": 32}, 4, 2)
+    a, b = integers(40, 16, dtype=torch.float16), stored(integers(16, 48, dtype=torch.float16, seed=1), turned)
+    total = integers(40, 48, seed=2)
+    expected = (total.double() + a.double() @ b.double()).float()
+    with launch.force(gemm=tile):
+        gemm.gemm(a, b, onto=total, form="tma")
+    assert torch.equal(total, expected)
 
 
 @pytest.mark.parametrize("act", [None, *activation.NAMES, ("leaky_relu", 0.3)], ids=str)
@@ -284,14 +314,19 @@ CUTS = [
 ]
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("tile", CUTS, ids=str)
-def test_copies_along_k(tile):
-    """To the nearest tf32, ties away from zero; what is not finite stays, and nothing finite becomes infinite."""
+def test_copies_along_k(tile, whole):
+    """To the nearest tf32, ties away from zero; what is not finite stays, and nothing finite becomes infinite.
+
+    A row has 11 values, or 12, which fill three of the smallest tiles."""
     step = 2.0**-10
     below = 1 + step / 2 - 2.0**-23
     largest, cut = torch.finfo(torch.float32).max, (2 - step) * 2.0**127
     given = [1.0, below, 1 + step / 2, -1 - step / 2, 0.0, 2.0**-130, largest, -largest, math.inf, -math.inf, math.nan]
     near = [1.0, 1.0, 1 + step, -1 - step, 0.0, 2.0**-130, cut, -cut, math.inf, -math.inf, math.nan]
+    if whole:
+        given, near = [*given, 2.0], [*near, 2.0]
     x = torch.tensor([given] * 3, device=default_device()).t().contiguous().t()
     with launch.force(gemm_cut=tile):
         rounded, copied = parts.along_k(x, nearest=True), parts.along_k(x)

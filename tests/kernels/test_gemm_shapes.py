@@ -127,11 +127,15 @@ def test_a_copy_has_rows_that_begin_at_16_bytes():
                 y = rows.copied(x)
             assert torch.equal(y, x)
             assert y.stride(0) * y.element_size() % 16 == 0
+            filled = y.as_strided((len(y), y.stride(0)), (y.stride(0), 1))
+            assert not filled[:, y.shape[1] :].any()
 
 
 @triton.jit
-def inside_kernel(p_y, M, N, A: tl.constexpr, B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    low_m, low_n, m, n = tiled.inside(tl.program_id(0), M, N, A, B, BLOCK_M, BLOCK_N, 2, 2)
+def inside_kernel(
+    p_y, M, N, A: tl.constexpr, B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr
+):  # fmt: skip
+    low_m, low_n, m, n = tiled.inside(tl.program_id(0), M, N, A, B, BLOCK_M, BLOCK_N, 2, UNIT)
     p_y += tl.program_id(0) * 4
     tl.store(p_y, low_m)
     tl.store(p_y + 1, low_n)
@@ -145,16 +149,18 @@ def test_blocks_lie_inside_and_each_place_is_stored_once(a_turned, b_turned):
     """Along the rows of b in memory they begin at a multiple of 16 values, and reach less than that beyond; along those
     of a where the tile does."""
     more_m, more_n = 31 * a_turned, 15 * (not b_turned)
-    for M, N in ((8, 16), (40, 16), (64, 96), (104, 24), (16, 136), (46, 54)):
-        places = torch.zeros(launch.cdiv(M, 32) * launch.cdiv(N, 16), 4, dtype=torch.int32, device=default_device())
-        launch.run(inside_kernel, (len(places),), places, M, N, A=a_turned, B=b_turned, BLOCK_M=32, BLOCK_N=16)
+    shapes = (8, 16), (40, 16), (64, 96), (104, 24), (16, 136), (46, 54), (16, 53), (16, 48)
+    for (M, N), block in itertools.product(shapes, (16, 32)):
+        places = torch.zeros(launch.cdiv(M, 32) * launch.cdiv(N, block), 4, dtype=torch.int32, device=default_device())
+        sizes = {"BLOCK_M": 32, "BLOCK_N": block, "UNIT": launches.unit(N)}
+        launch.run(inside_kernel, (len(places),), places, M, N, A=a_turned, B=b_turned, **sizes)
         stored = torch.zeros(M, N)
         for low_m, low_n, m, n in places.tolist():
             assert m + 32 <= max(M + more_m, 32)
-            assert n + 16 <= max(N + more_n, 16)
+            assert n + block <= max(N + more_n, block)
             assert not a_turned or m == low_m
             assert b_turned or n % 16 == 0
-            stored[max(low_m, m) : m + 32, max(low_n, n) : n + 16] += 1
+            stored[max(low_m, m) : m + 32, max(low_n, n) : n + block] += 1
         assert torch.equal(stored, torch.ones(M, N))
 
 
@@ -178,6 +184,15 @@ def test_shares_of_the_last_tiles(M, N, K, a_turned, b_turned, processors, split
     assert torch.equal(z, (a.double() @ b.double() + bias.double()).half())
     assert torch.equal(c, z.relu())
     assert torch.equal(plain, exact(a, b, plain.dtype))
+
+
+def test_shares_of_the_last_tiles_in_one_more_than_tiles_have():
+    """Rows, columns and blocks; the shares of a tile are added in four parts of its rows."""
+    a, b = lying(integers(33, 17), gap=7), lying(integers(17, 33, seed=1), gap=7)
+    tile = launch.Tile({**TINY, "GROUP_M": 2, "PIECES": 1, "FLATTEN": 1}, 4, 2)
+    with launch.force(gemm=tile, gemm_sum=launch.Tile({"BLOCK": 64}, 4, 1)), in_rounds(7), GuardedAllocations():
+        c = gemm.gemm(a, b, form="tail", split=2)
+    assert torch.equal(c, exact(a, b, c.dtype))
 
 
 @pytest.mark.parametrize("tile", launch.tiles("gemm", "sm_90", torch.float16), ids=str)

@@ -9,7 +9,7 @@ from minidl.kernels import update
 from minidl.kernels.update import Rows, Update
 from minidl.runtime import launch
 from minidl.tensors import default_device
-from minidl.testing import assert_within
+from minidl.testing import GuardedAllocations, assert_within
 from minidl.testing.specs import bounds
 
 DTYPES = [torch.float32, torch.float16, torch.float64] + ([] if launch.INTERPRETED else [torch.bfloat16])
@@ -19,6 +19,7 @@ NUMBERS = {
     "adagrad": {"lr": 0.05, "lr_decay": 0.1, "eps": 1e-6},
     "adam": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6},
     "adamw": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.1},
+    "muon": {"lr": 0.1, "momentum": 0.9, "adjust": 1.0},
 }
 SIZES = [(5, 7), (1,), (128,), (129,), (3, 128), (), (1000,), (4, 4, 4), (0,), (0, 3), (260, 130)]
 WIDTHS = [1, 3, 16, 100, 128, 130, 300]
@@ -95,6 +96,18 @@ def test_many_partial_sums_and_parameters(prepare):
         step(params, grads)
     assert float(step.control[0]) == pytest.approx(math.sqrt(960), rel=1e-15)
     assert step.steps.tolist() == [1] * 21
+
+
+@pytest.mark.parametrize("rule", update.STATES)
+def test_nothing_is_written_beside_the_numbers_of_three_parameters(rule):
+    """The tile of parameters has four."""
+    with GuardedAllocations():
+        params = [values(2, 3, seed=i) for i in range(3)]
+        before = [p.clone() for p in params]
+        step = made(rule, params)
+        step(params, before)
+    assert step.steps.tolist() == [1] * 3
+    assert all((p.isfinite() & (p != old)).all() for p, old in zip(params, before, strict=True))
 
 
 @pytest.mark.parametrize(
