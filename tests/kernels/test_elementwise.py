@@ -9,6 +9,7 @@ import torch
 from minidl.kernels import activation, elementwise
 from minidl.kernels.elementwise.compute import collapse
 from minidl.runtime import launch
+from minidl.testing import GuardedAllocations
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, 0.5, -3.5, 1e-40, 88.8, -88.0, -104.0, 1e38)
 INFINITE = (math.inf, -math.inf, math.nan)
@@ -45,12 +46,14 @@ def test_planes_of_whole_tiles_and_of_one_element_more(shape, device):
 
 
 def test_six_dimensions_of_which_none_merge(device):
-    shape = (2, 3, 2, 5, 2, 3)
+    shape = (2, 3, 2, 4, 2, 4)
     a = torch.randn(shape, device=device)
     b = torch.randn(shape[::-1], device=device).permute(5, 4, 3, 2, 1, 0)
-    chosen = torch.rand(2, 2, 2, 3, 3, 5, device=device).permute(1, 3, 0, 5, 2, 4) > 0.5
-    assert torch.equal(elementwise.add(a, b), a + b)
+    chosen = torch.rand(2, 2, 2, 3, 4, 4, device=device).permute(1, 3, 0, 5, 2, 4) > 0.5
     assert torch.equal(elementwise.where(chosen, a, b), torch.where(chosen, a, b))
+    with launch.force(elementwise_tile=launch.Tile({"BLOCK_M": 2, "BLOCK_N": 2})), GuardedAllocations():
+        y = elementwise.add(a, b)
+    assert torch.equal(y, a + b)
 
 
 def test_collapse_merges_what_all_operands_allow():

@@ -1,4 +1,4 @@
-"""Rows looked up by indices that are none, and keys sorted by many programs."""
+"""Rows looked up by many programs and by indices that are none, their gradient, and keys sorted by many programs."""
 
 import contextlib
 
@@ -19,6 +19,19 @@ def test_an_index_that_is_none_is_refused_or_gives_nan(value, device):
         y = lookup.embedding(index, weight)
         assert y[1].isnan().all()
         assert torch.equal(y[::2], weight[[4, 0]])
+
+
+def test_tiles_take_their_rows_and_columns(device):
+    """Rows lie apart, and an index is there more often than a tile has rows."""
+    index = torch.tensor([4, 0, 4, 4, 2, 4, 4, 0, 4, 3], device=device)
+    weight, dy = (torch.arange(float(rows * 20), device=device).view(rows, 20)[:, :13] for rows in (5, 10))
+    with launch.force(elementwise_tile=launch.Tile({"BLOCK_M": 4, "BLOCK_N": 8})), GuardedAllocations() as guards:
+        y = lookup.embedding(index, guards.guard(weight))
+        dw = lookup.embedding_grad(guards.guard(dy), index, 5, padding=3)
+    assert torch.equal(y, weight[index])
+    expected = torch.zeros(5, 13, device=device).index_add_(0, index, dy)
+    expected[3] = 0
+    assert torch.equal(dw, expected)
 
 
 @pytest.mark.parametrize("count", [96, 150])
