@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from minidl.kernels import crops, images
 from minidl.runtime import launch
 from minidl.tensors import default_device
+from minidl.testing import GuardedAllocations
 
 DTYPES = [torch.float32, torch.float16, torch.float64] + ([] if launch.INTERPRETED else [torch.bfloat16])
 
@@ -81,10 +82,11 @@ def test_the_formula_is_torchs(size):
 def test_a_whole_picture_that_is_moved_is_what_pick_gives(replicate):
     draw = np.random.default_rng(0)
     x = device(draw.integers(0, 256, (3, 6, 7, 3), dtype=np.uint8))
-    index, moves = device(np.array([2, 0, 1, 1])), np.array([[1, -2, 0], [0, 2, 1], [-1, 1, 1], [0, 0, 0]], np.int32)
+    moves = np.array([[1, -2, 0], [0, 2, 1], [-1, 1, 1], [0, 0, 0], [0, 1, 0], [2, -2, 1]], np.int32)
+    index = device(np.array([2, 0, 1, 1, 1, 2]))
     mean, std = device(np.full(3, 64, np.float32)), device(np.full(3, 32, np.float32))
     left = np.where(moves[:, 2] != 0, moves[:, 1], -moves[:, 1])
-    parts = np.stack([-moves[:, 0], left, np.full(4, 6), np.full(4, 7), moves[:, 2]], 1).astype(np.int32)
+    parts = np.stack([-moves[:, 0], left, np.full(6, 6), np.full(6, 7), moves[:, 2]], 1).astype(np.int32)
     y = crops.crop(x, index, device(parts), (6, 7), mean, std, torch.float32, replicate)
     assert torch.equal(y, images.pick(x, index, device(moves), mean, std, torch.float32, replicate))
 
@@ -100,6 +102,15 @@ def test_every_tile():
         with launch.force(images=tile):
             y = crops.crop(x, index, parts, (9, 23), mean, std, torch.float32)
             assert torch.allclose(y.cpu().double(), want, rtol=0, atol=float(bound))
+
+
+@pytest.mark.parametrize("width", [16, 17])
+def test_rows_of_whole_tiles_and_of_one_value_more(width):
+    given = problem(2, 7, 9, 1, 3)
+    x, index, parts, mean, std = map(device, given)
+    with launch.force(images=launch.Tile({"BLOCK_M": 4, "BLOCK_N": 8})), GuardedAllocations():
+        y = crops.crop(x, index, parts, (3, width), mean, std, torch.float32)
+    assert torch.allclose(y.cpu().double(), expected(*given[:3], (3, width), *given[3:]), rtol=0, atol=off(17) + 1e-6)
 
 
 def test_bad_arguments():

@@ -9,6 +9,7 @@ import torch
 from minidl.kernels import activation, elementwise
 from minidl.kernels.elementwise.compute import collapse
 from minidl.runtime import launch
+from minidl.testing import GuardedAllocations
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 3.0, 0.5, -3.5, 1e-40, 88.8, -88.0, -104.0, 1e38)
 INFINITE = (math.inf, -math.inf, math.nan)
@@ -44,6 +45,17 @@ def test_planes_of_whole_tiles_and_of_one_element_more(shape, device):
         assert torch.equal(elementwise.add(a, b), a + b)
 
 
+def test_six_dimensions_of_which_none_merge(device):
+    shape = (2, 3, 2, 4, 2, 4)
+    a = torch.randn(shape, device=device)
+    b = torch.randn(shape[::-1], device=device).permute(5, 4, 3, 2, 1, 0)
+    chosen = torch.rand(2, 2, 2, 3, 4, 4, device=device).permute(1, 3, 0, 5, 2, 4) > 0.5
+    assert torch.equal(elementwise.where(chosen, a, b), torch.where(chosen, a, b))
+    with launch.force(elementwise_tile=launch.Tile({"BLOCK_M": 2, "BLOCK_N": 2})), GuardedAllocations():
+        y = elementwise.add(a, b)
+    assert torch.equal(y, a + b)
+
+
 def test_collapse_merges_what_all_operands_allow():
     shape = (2, 1, 3, 4, 5)
     full, row = torch.empty(shape).stride(), (0, 0, 0, 0, 1)
@@ -71,6 +83,16 @@ def test_exceptional_values_of_two_operands(name, dtype, device):
     torch.testing.assert_close(got[~flushed], expected[~flushed], rtol=1e-6, atol=0, equal_nan=True)
     signed = ~expected.isnan() & (expected != 0 if name in ("maximum", "minimum") else torch.tensor(True))
     assert torch.equal(got.signbit()[signed], expected.signbit()[signed])
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(3e38, 7.3), (-1e300, 3.0), (1.6e308, 1.5), (1e308, 1.1e-300), (-1e308, 0.9), (1e-300, -1e300)]
+)
+def test_a_remainder_of_a_large_quotient_needs_no_larger_one_beside_it(a, b, device):
+    """Each alone: all of a block take as many steps as its largest quotient. One that overflows leaves NaN."""
+    pair = torch.tensor([[a], [b]], dtype=torch.float64)
+    found = elementwise.fmod(*pair.to(device)).item()
+    assert math.isnan(found) if math.isinf(a / b) else found == math.fmod(a, b)
 
 
 @pytest.mark.parametrize("name", [

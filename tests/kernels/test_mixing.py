@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from minidl.kernels import mixing
 from minidl.runtime import launch
 from minidl.tensors import default_device
+from minidl.testing import GuardedAllocations
 
 DTYPES = [torch.float32, torch.float16, torch.float64] + ([] if launch.INTERPRETED else [torch.bfloat16])
 
@@ -43,6 +44,22 @@ def test_pictures_and_targets_are_mixed(batch, channels, height, width, last, dt
     units = torch.eye(classes, dtype=torch.float64)
     targets = mixing.mix_targets(device(labels), device(partner), device(share), classes)
     assert torch.allclose(targets.cpu().double(), part * units[labels] + (1 - part) * units[labels[partner]], atol=1e-7)
+
+
+@pytest.mark.parametrize("width", [16, 17])
+def test_rows_of_whole_tiles_and_of_one_value_more(width):
+    draw = np.random.default_rng(0)
+    x, partner = torch.from_numpy(draw.normal(size=(5, 1, 2, width))).float(), np.array([2, 0, 4, 1, 3])
+    labels, halves = draw.integers(0, width, 5), device(np.full(5, 0.5, np.float32))
+    box = device(np.tile(np.array([0, 0, 1, 3], np.int32), (5, 1)))
+    with launch.force(images=launch.Tile({"BLOCK_M": 4, "BLOCK_N": 8})), GuardedAllocations():
+        y = mixing.mix(x.to(default_device()), device(partner), halves, box).cpu()
+        targets = mixing.mix_targets(device(labels), device(partner), halves, width).cpu()
+    want = 0.5 * x + 0.5 * x[partner]
+    want[..., :1, :3] = x[partner][..., :1, :3]
+    assert torch.allclose(y, want, rtol=0, atol=1e-6)
+    units = torch.eye(width)
+    assert torch.equal(targets, 0.5 * units[labels] + 0.5 * units[labels[partner]])
 
 
 def test_bad_arguments():

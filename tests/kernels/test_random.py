@@ -14,6 +14,7 @@ import triton.language as tl
 
 from minidl.kernels import random
 from minidl.runtime import launch
+from minidl.testing import GuardedAllocations
 
 DTYPES = (torch.float32, torch.float16, torch.float64)
 N = 200_000
@@ -96,6 +97,28 @@ def test_values_depend_on_the_place_alone(dtype, device):
     view = torch.empty(25, 40, dtype=dtype, device=device).t()
     random.normal_(view, 0.0, 1.0, 5, 2)
     assert torch.equal(view, long.view(40, 25))
+
+
+@pytest.mark.parametrize("first", [1, 6, 12])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_part_of_a_larger_tensor_has_its_values_there(dtype, first, device):
+    def draws(count, first):
+        return [
+            random.uniform((count,), -2.0, 5.0, 7, 3, dtype, device, first),
+            random.normal((count,), 1.0, 2.0, 7, 3, dtype, device, first),
+            random.randint((count,), -3, 11, 7, 3, device, first),
+        ]
+
+    x, tile = torch.arange(1, 37, device=device).to(dtype), launch.Tile({"BLOCK_N": 8})
+    whole = [*draws(36, 0), random.dropout(x, 0.3, 7, 3)]
+    with launch.force(random=tile, dropout=tile), GuardedAllocations() as guards:
+        part = guards.guard(x[first : first + 24])
+        parts = [*draws(24, first), random.dropout(part, 0.3, 7, 3, first)]
+        image = part.view(2, 3, 2, 2)
+        last = random.dropout(image.contiguous(memory_format=torch.channels_last), 0.3, 7, 3, first)
+    for a, b in zip(whole, parts, strict=True):
+        assert torch.equal(a[first : first + 24], b)
+    assert torch.equal(last, parts[-1].view(2, 3, 2, 2))
 
 
 @pytest.mark.parametrize("columns", [1, 3, 4, 100, 257])
@@ -186,6 +209,13 @@ def test_dropout_keeps_its_share(p, device):
     torch.testing.assert_close(y[kept], torch.full_like(y[kept], 1 / (1 - p)))
     assert torch.equal(random.dropout(torch.ones(N, device=device), p, 11, 0), y)
     assert not torch.equal(random.dropout(torch.ones(N, device=device), p, 11, 1), y)
+
+
+def test_dropout_keeps_from_its_threshold_on(device):
+    drawn = words((0, 0, 0, 0), (7, 0), device)
+    for word in drawn:
+        y = random.dropout(torch.ones(4, dtype=torch.float64, device=device), word / 2**32, 7)
+        assert (y != 0).tolist() == [other >= word for other in drawn]
 
 
 def test_dropout_at_the_ends(device):

@@ -60,6 +60,18 @@ def test_nodes_are_added_by_anyone(count, data, dtype):
     assert torch.equal(torch.signbit(found), torch.signbit(whole))
 
 
+def test_programs_have_each_their_own_values():
+    """Segments end within a program's values."""
+    x = drawn(5, 35, torch.float32, 0)
+    y = torch.full((7, 2, 5), 3.0, device=x.device)
+    expected = added(list(x.cpu()))
+    with launch.force(elementwise=launch.Tile({"BLOCK_N": 16})):
+        assert torch.equal(tree.sum_rows(x, range(5), 8).cpu(), expected)
+        tree.sum_rows(x, range(5), 8, None, y[:, 1])
+    assert torch.equal(y[:, 1].reshape(-1).cpu(), expected)
+    assert y[:, 0].eq(3).all()
+
+
 def test_other_rows_are_refused():
     with pytest.raises(ValueError, match="expected 1 to 64"):
         tree.sum_rows(torch.zeros(65, 2), range(65), 65)

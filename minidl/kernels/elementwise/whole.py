@@ -41,7 +41,9 @@ def left_over(a, b):
     y = tl.abs(b.to(tl.float64))
     high = leading(y)
     low = y - high
-    exponent = (((tl.abs(x) / y).to(tl.int64, bitcast=True) >> 52) & 2047) - 1023
+    ratio = tl.abs(x) / y
+    x = tl.where(ratio == float("inf"), float("nan"), x)
+    exponent = ((ratio.to(tl.int64, bitcast=True) >> 52) & 2047) - 1023
     size = tl.where((exponent > 0) & (exponent < 1024), exponent, 0)
     for _ in range(tl.max(size) // 25 + 1):
         quotient = truncated(leading(x / y))
