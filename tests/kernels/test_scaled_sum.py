@@ -95,6 +95,14 @@ def test_bits_are_torchs_and_the_same_in_any_number_of_bands(monkeypatch):
             assert torch.equal(scaled_sum.scaled_sum_grad(dy, x, scale, factor)[0], dy * each * scale)
 
 
+@pytest.mark.parametrize("N", [16, 17])
+def test_rows_of_whole_tiles_and_of_one_value_more(N):
+    x, scale, factor, added, _ = _tensors(3, 3, N, [torch.float32] * 5)
+    with launch.force(bias_act=launch.Tile({"BLOCK_M": 4, "BLOCK_N": 8})), GuardedAllocations():
+        y = scaled_sum.scaled_sum(x, scale, factor, added)
+    assert torch.equal(y, added + x * scale * factor[:, None, None])
+
+
 def test_only_what_is_wanted_is_computed():
     x, scale, factor, _, dy = _tensors(2, 3, 5, random.Random(0).choices(DTYPES, k=5))
     dx, dscale = scaled_sum.scaled_sum_grad(dy, x, scale, factor)
