@@ -12,7 +12,7 @@ from minidl.kernels import elementwise
 from minidl.ops import random, sorting
 from minidl.ops.promotion import python_number
 from minidl.ops.random import rand, randn
-from minidl.ops.view import unpacked
+from minidl.runtime import check
 from minidl.tensors import Scalar, Tensor, device_of, full
 
 __all__ = [
@@ -109,7 +109,7 @@ def eye(
 
 def empty(*size: Any, dtype: Kind = None, device: Where = None, requires_grad: bool = False) -> Tensor:
     """A Tensor whose values are whatever the memory holds."""
-    data = torch.empty(unpacked(size), dtype=dtype or torch.float32, device=device_of(device))
+    data = torch.empty(check.sizes("empty", size), dtype=dtype or torch.float32, device=device_of(device))
     return Tensor(data, requires_grad)
 
 

@@ -6,7 +6,6 @@ attaches them here when it is imported.
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -17,7 +16,7 @@ from minidl import autograd, missing
 from minidl.autograd import Function, Grad
 from minidl.autograd.graph import Variable
 from minidl.later import Later, open_, settle_all
-from minidl.runtime import launch
+from minidl.runtime import check, launch
 from minidl.sparse.rows import RowGrad
 
 Scalar = int | float | bool
@@ -636,11 +635,6 @@ def as_tensor(
     return Tensor(torch.as_tensor(data, dtype=dtype, device=device_of(device)), requires_grad)
 
 
-def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
-    sizes = shape[0] if len(shape) == 1 and not hasattr(shape[0], "__index__") else shape
-    return tuple(map(operator.index, sizes))
-
-
 def zeros(
     *shape: Any,
     dtype: torch.dtype = torch.float32,
@@ -648,7 +642,7 @@ def zeros(
     requires_grad: bool = False,
 ) -> Tensor:
     """A Tensor of zeros."""
-    return Tensor(torch.zeros(_shape(shape), dtype=dtype, device=device_of(device)), requires_grad)
+    return Tensor(torch.zeros(check.sizes("zeros", shape), dtype=dtype, device=device_of(device)), requires_grad)
 
 
 def ones(
@@ -658,7 +652,7 @@ def ones(
     requires_grad: bool = False,
 ) -> Tensor:
     """A Tensor of ones."""
-    return full(_shape(shape), 1, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full(check.sizes("ones", shape), 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def full(
@@ -669,4 +663,5 @@ def full(
     requires_grad: bool = False,
 ) -> Tensor:
     """A Tensor of one value: float32 unless named, or as in torch int64 of a whole number and bool of a truth."""
-    return Tensor(torch.full(tuple(size), fill_value, dtype=dtype, device=device_of(device)), requires_grad)
+    shape = check.sizes("full", (size,))
+    return Tensor(torch.full(shape, fill_value, dtype=dtype, device=device_of(device)), requires_grad)

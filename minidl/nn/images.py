@@ -11,6 +11,7 @@ from minidl import ops
 from minidl.nn import init
 from minidl.nn.layers import Called, Dropout
 from minidl.nn.module import Module, Parameter
+from minidl.runtime import check
 from minidl.tensors import Tensor, device_of
 
 Four = int | Sequence[int]
@@ -139,7 +140,9 @@ class Embedding(Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+        self.num_embeddings = check.whole("Embedding", "num_embeddings", num_embeddings, 0)
+        self.embedding_dim = check.whole("Embedding", "embedding_dim", embedding_dim, 0)
+        self.padding_idx = padding_idx
         self.max_norm, self.norm_type = max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         if _weight is None:

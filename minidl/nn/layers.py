@@ -15,6 +15,7 @@ from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.nn import init
 from minidl.nn.module import Module, Parameter, described
+from minidl.runtime import check
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, device_of
 
@@ -58,7 +59,9 @@ class Linear(Module):
     ) -> None:
         super().__init__()
         activation.parse(act)
-        self.in_features, self.out_features, self.act = in_features, out_features, act
+        self.in_features = check.whole(type(self).__name__, "in_features", in_features, 0)
+        self.out_features = check.whole(type(self).__name__, "out_features", out_features, 0)
+        self.act = act
         self.weight = _empty(out_features, in_features, device=device, dtype=dtype)
         init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
         self.bias: Parameter | None = None
@@ -93,7 +96,9 @@ class SparseLinear(Module):
     ) -> None:
         super().__init__()
         activation.parse(act)
-        self.in_features, self.out_features, self.act = in_features, out_features, act
+        self.in_features = check.whole(type(self).__name__, "in_features", in_features, 0)
+        self.out_features = check.whole(type(self).__name__, "out_features", out_features, 0)
+        self.act = act
         self.weight = _empty(in_features, out_features, device=device, dtype=dtype)
         init.normal_(self.weight, 0.0, std)
         self.bias: Parameter | None = None

@@ -15,6 +15,7 @@ from minidl.nn.layers import Called, Device, _act_repr
 from minidl.nn.module import Module
 from minidl.nn.norms import _Affine
 from minidl.ops.sync_batchnorm import sync_batch_norm
+from minidl.runtime import check
 from minidl.tensors import Tensor, device_of
 
 
@@ -121,8 +122,7 @@ class _Norm(_Affine):
         bias: bool,
     ) -> None:
         super().__init__()
-        if num_features < 0:
-            raise ValueError(f"{type(self).__name__}: num_features is {num_features}, expected 0 or more")
+        num_features = check.whole(type(self).__name__, "num_features", num_features, 0)
         if momentum is not None and not 0 <= momentum <= 1:
             raise ValueError(f"{type(self).__name__}: momentum is {momentum!r}, expected a number from 0 to 1 or None")
         self.num_features, self.eps, self.momentum = num_features, eps, momentum

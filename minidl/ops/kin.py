@@ -200,7 +200,7 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
 
 def tile(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
     """`repeat`, where `dims` may name the last dimensions alone."""
-    counts = view.unpacked(dims)
+    counts = check.unpacked("tile", "dims", dims)
     return pieces.repeat(input, *(1,) * (input.ndim - len(counts)), *counts)
 
 

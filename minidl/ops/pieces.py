@@ -101,7 +101,7 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 def flip(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
     """A copy of input, reversed along `dims`. Raises IndexError for one out of range, ValueError for one twice."""
-    named = tuple(check.axis("flip", dim, input.ndim) for dim in view.unpacked(dims))
+    named = tuple(check.axis("flip", dim, input.ndim) for dim in check.unpacked("flip", "dims", dims))
     if len(set(named)) < len(named):
         raise ValueError(f"flip: dims {list(named)} name a dimension twice")
     return Flip.apply(input, named)
@@ -128,7 +128,7 @@ def repeat(input: Tensor, *repeats: int | Sequence[int]) -> Tensor:
 
     Raises ValueError for fewer numbers than dimensions, or a negative one.
     """
-    counts = view.unpacked(repeats)
+    counts = check.unpacked("repeat", "repeats", repeats)
     if len(counts) < input.ndim or builtins.any(count < 0 for count in counts):
         raise ValueError(f"repeat: got {list(counts)} for a tensor of {input.ndim} dimensions")
     sizes = (1,) * (len(counts) - input.ndim) + tuple(input.shape)

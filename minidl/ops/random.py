@@ -12,7 +12,7 @@ from minidl.autograd import Function
 from minidl.kernels import random as kernels
 from minidl.ops.elementwise import mul
 from minidl.ops.inplace import applied
-from minidl.ops.view import unpacked
+from minidl.runtime import check
 from minidl.tensors import Tensor, device_of
 
 __all__ = ["dropout", "dropout2d", "rand", "randint", "randn"]
@@ -75,7 +75,7 @@ def rand(
     float16 and bfloat16 may round up to 1. Raises TypeError for an integer dtype, ValueError for a negative size.
     """
     where = device_of(device)
-    sizes = _sizes("rand", shape)
+    sizes = check.sizes("rand", shape)
     data = kernels.uniform(sizes, 0.0, 1.0, *random.key(seed), dtype=dtype, device=where, first=random.place(sizes))
     return Tensor(data, requires_grad)
 
@@ -89,7 +89,7 @@ def randn(
 ) -> Tensor:
     """A tensor of normally distributed numbers with mean 0 and standard deviation 1. Seeds and errors as `rand`."""
     where = device_of(device)
-    sizes = _sizes("randn", shape)
+    sizes = check.sizes("randn", shape)
     data = kernels.normal(sizes, 0.0, 1.0, *random.key(seed), dtype=dtype, device=where, first=random.place(sizes))
     return Tensor(data, requires_grad)
 
@@ -102,12 +102,5 @@ def randint(
     Raises ValueError unless low < high <= low + 2^31, or for a negative size.
     """
     where = device_of(device)
-    sizes = _sizes("randint", (size,))
+    sizes = check.sizes("randint", (size,))
     return Tensor(kernels.randint(sizes, low, high, *random.key(seed), device=where, first=random.place(sizes)))
-
-
-def _sizes(op: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
-    sizes = unpacked(shape)
-    if any(size < 0 for size in sizes):
-        raise ValueError(f"{op}: shape {list(sizes)} has a negative size")
-    return sizes

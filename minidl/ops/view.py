@@ -126,11 +126,6 @@ class Contiguous(Function):
         return dy, None
 
 
-def unpacked(sizes: tuple[Any, ...]) -> tuple[int, ...]:
-    """The sizes that a function was given one by one, or as one sequence."""
-    return tuple(sizes[0]) if len(sizes) == 1 and not hasattr(sizes[0], "__index__") else tuple(sizes)
-
-
 def one_or_many(rank: int) -> Callable[[F], F]:
     """A decorator: an operation on a batch of `rank` dimensions that takes one example, without the first, as well."""
 
@@ -156,7 +151,7 @@ def reshape(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
 
     Raises ValueError when the sizes do not fit.
     """
-    sizes = unpacked(shape)
+    sizes = check.unpacked("reshape", "shape", shape)
     known = math.prod(size for size in sizes if size != -1)
     fits = (
         input.numel() == known if -1 not in sizes else sizes.count(-1) == 1 and known > 0 and input.numel() % known == 0
@@ -178,7 +173,7 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 def permute(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
     """A view of input with its dimensions in the given order. Raises ValueError unless each is named once."""
-    order = tuple(check.axis("permute", d, input.ndim) for d in unpacked(dims))
+    order = tuple(check.axis("permute", d, input.ndim) for d in check.unpacked("permute", "dims", dims))
     if sorted(order) != list(range(input.ndim)):
         raise ValueError(f"permute: {list(order)} does not name each of {input.ndim} dimensions once")
     return Permute.apply(input, order)
@@ -210,7 +205,7 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
 
 def expand(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
     """A view of input broadcast to `shape` (-1 keeps a size). Raises ValueError when it does not broadcast."""
-    sizes = unpacked(shape)
+    sizes = check.unpacked("expand", "shape", shape)
     try:
         view = input.data.expand(sizes)
     except RuntimeError as error:

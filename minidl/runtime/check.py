@@ -45,20 +45,38 @@ def same(op: str, **tensors: Placed | None) -> None:
             )
 
 
-def whole(op: str, name: str, value: Any) -> int:
-    """A whole number, also one of numpy or in a tensor. Raises TypeError for anything else."""
+def whole(op: str, name: str, value: Any, least: int | None = None) -> int:
+    """A whole number, also of numpy or in a tensor. Raises TypeError for anything else, ValueError below `least`."""
     try:
-        return operator.index(value)
+        found = operator.index(value)
     except TypeError:
         raise TypeError(f"{op}: {name} is {value!r}, expected a whole number") from None
+    if least is not None and found < least:
+        raise ValueError(f"{op}: {name} is {found}, expected {least} or more")
+    return found
 
 
 def several(op: str, name: str, value: Any) -> tuple[int, ...]:
     """Whole numbers, of which one may stand alone. Raises TypeError for anything else."""
-    try:
-        return (operator.index(value),)
-    except TypeError:
-        return tuple(whole(op, name, each) for each in (value if isinstance(value, Iterable) else (value,)))
+    if not isinstance(value, list | tuple):
+        try:
+            return (operator.index(value),)
+        except TypeError:
+            value = value if isinstance(value, Iterable) else (value,)
+    return tuple([whole(op, name, each) for each in value])
+
+
+def unpacked(op: str, name: str, given: tuple[Any, ...]) -> tuple[int, ...]:
+    """Whole numbers that a function was given one by one, or as one sequence. Raises as `several`."""
+    return several(op, name, given[0] if len(given) == 1 else given)
+
+
+def sizes(op: str, given: tuple[Any, ...]) -> tuple[int, ...]:
+    """`unpacked` sizes of a tensor. Raises ValueError for one below 0, too."""
+    found = unpacked(op, "size", given)
+    if any(size < 0 for size in found):
+        raise ValueError(f"{op}: size is {list(found)}, expected sizes from 0")
+    return found
 
 
 def axis(op: str, dim: int, rank: int) -> int:

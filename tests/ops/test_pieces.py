@@ -240,6 +240,15 @@ def test_order(dtype, dim, descending):
         (lambda x: x.squeeze({"a": 1}), "squeeze: dim is 'a'"),
         (lambda x: ops.interpolate(x[None], (2.5, 3)), "interpolate: size is 2.5"),
         (lambda x: ops.pixel_shuffle(x, 2.0), "pixel_shuffle: upscale_factor is 2.0"),
+        (lambda x: x.reshape(2.5, -1), "reshape: shape is 2.5"),
+        (lambda x: x.repeat(1, 1.5, 1), "repeat: repeats is 1.5"),
+        (lambda x: x.permute(0, 1, "a"), "permute: dims is 'a'"),
+        (lambda x: minidl.zeros(2.5), "zeros: size is 2.5"),
+        (lambda x: minidl.randn(2, "a"), "randn: size is 'a'"),
+        (lambda x: minidl.nn.Linear(28 * 28 / 2, 10), "Linear: in_features is 392.0"),
+        (lambda x: minidl.nn.Conv2d(3, 8 / 2, 3), "Conv2d: out_channels is 4.0"),
+        (lambda x: minidl.nn.BatchNorm2d(8 / 2), "BatchNorm2d: num_features is 4.0"),
+        (lambda x: minidl.nn.Embedding(10.0, 2), "Embedding: num_embeddings is 10.0"),
         (lambda x: ops.embedding(x.argsort(), x[0], padding_idx=0.5), "embedding: padding_idx is 0.5"),
     ],
 )
@@ -262,3 +271,13 @@ def test_einsum_has_one_form():
     x = Tensor(numbers(2, 3).to(default_device()))
     with pytest.raises(TypeError, match=r"einsum: equation is Tensor, expected text such as 'bij,bjk->bik'"):
         minidl.einsum(x, [0, 1], x, [0, 1])
+
+
+def test_sizes_below_zero_are_refused():
+    for call, said in (
+        (lambda: minidl.zeros(2, -1), r"zeros: size is \[2, -1\], expected sizes from 0"),
+        (lambda: minidl.randn((-1,)), r"randn: size is \[-1\], expected sizes from 0"),
+        (lambda: minidl.nn.Linear(-1, 2), "Linear: in_features is -1, expected 0 or more"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()
