@@ -507,12 +507,12 @@ def in_one_launch(p, memories=(torch.contiguous_format, torch.channels_last)):
     return True
 
 
-@pytest.mark.parametrize("C", [16, 17])
-def test_one_channel_more_than_a_tile_on_the_way_back(C, monkeypatch):
+@pytest.mark.parametrize(("N", "C"), [(17, 16), (17, 17), (16, 16)])
+def test_whole_tiles_and_one_channel_and_image_more_on_the_way_back(N, C, monkeypatch):
     tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PIECES": 1}, 4, 2)
     names = launched(monkeypatch)
-    p = Problem((17, C, 32, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), 1))
-    with launch.force(conv_back=tile):
+    p = Problem((N, C, 32, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), 1))
+    with launch.force(conv_back=tile), GuardedAllocations():
         assert in_one_launch(p, (torch.contiguous_format,))
     assert "conv_back_kernel" in names
 
@@ -896,6 +896,25 @@ def test_what_is_not_finite_stays_in_its_row(W, dtype):
     assert y[:, :, 2, 0].isnan().all()
 
 
+def test_a_group_of_a_held_band_that_ends_one_value_past_its_row_takes_nothing_of_the_next():
+    """Fifteen outputs in groups of eight."""
+    x, w = whole(2, 1, 4, 17, dtype=torch.float16), whole(4, 1, 1, 3, seed=1, dtype=torch.float16)
+    x[:, :, 2, 0] = math.nan
+    with only(held):
+        y, _ = conv.forward(x, w, Geometry.of((4, 17), (1, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)), form="banded")
+    assert y[:, :, [0, 1, 3]].isfinite().all()
+    assert y[:, :, 2, 0].isnan().all()
+
+
+@pytest.mark.parametrize("C", [3, 12])
+def test_bands_of_several_blocks_of_rows(C):
+    """Of the 12 channels they are read as boxes."""
+    p = Problem((2, C, 8, (4, 19), (2, 3), (1, 1), (1, 1), (1, 1), 1))
+    with only(banded), launch.force(conv_banded=launch.Tile({"BLOCK_M": 16, "BLOCK_K": 16}, 4, 1)):
+        assert banded.groups_of(p.described())[1] > 16
+        assert p.check("banded", lambda name: name == "forward") == ["forward"]
+
+
 def test_taps_may_be_more_than_32_bits_apart(device):
     """One image of 2.7e9 values, of which four pixels are read."""
     H, W, C = 513, 2**17, 40
@@ -1213,6 +1232,7 @@ def test_bands_that_are_held_and_those_that_are_not(shape, dtype, monkeypatch):
         (3, 1, 30, (9, 11), (7, 4), (1, 3), (2, 0), (1, 1), 1),
         (33, 1, 12, (8, 20), (7, 7), (1, 1), (0, 0), (1, 1), 1),  # one pair of rows in an image
         (1, 1, 1, (20, 21), (3, 13), (1, 1), (1, 6), (1, 1), 1),
+        (1, 1, 16, (6, 20), (3, 3), (1, 1), (0, 0), (1, 1), 1),  # three groups: a fourth is beyond the last image
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -1324,6 +1344,11 @@ def test_pairs_pool_in_their_kernel(shape, pool, monkeypatch):
     y, _ = conv.forward(p.x, p.w, p.geometry, pool=pool, form="pair")
     assert y[0, :, 0, 0].isnan().all()
     assert not y[1:].isnan().any()
+    p = Problem(shape)
+    below = (shape[4][0] - 1) * shape[7][0] + shape[5][0] + 1  # the first row that the uppermost windows do not read
+    p.x[:, :, below:] = torch.nan
+    y, _ = conv.forward(p.x, p.w, p.geometry, pool=pool, form="pair")
+    assert y[:, :, 0].isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from minidl.kernels import conv
 from minidl.kernels.conv import depthwise, depthwise_grad_weight, depthwise_rows, narrow, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.runtime import launch
+from minidl.testing.memory import GuardedAllocations
 from tests.kernels.transposed import whole
 
 BOTH = pytest.mark.parametrize("direct", [True, False], ids=["as they lie", "in order"])
@@ -199,7 +200,7 @@ def test_rows_that_are_left_over(size, C, M):
 
 
 def small_parts():
-    """Of the weight gradient, whose last block of channels has one less than the others."""
+    """Of the weight gradient, in blocks of four channels: seven leave one less than a block, five one."""
     sizes = {
         "BLOCK_R": 2, "BLOCK_W": 1, "BLOCK_P": 4, "BLOCK_C": 4, "SUMS": 4, "PER_PROCESSOR": 1, "OUTPUTS": 16,
     }  # fmt: skip
@@ -207,19 +208,26 @@ def small_parts():
 
 
 @pytest.mark.parametrize(
-    ("N", "size", "kernel", "stride", "padding", "dilation"),
+    ("N", "groups", "rows", "size", "kernel", "stride", "padding", "dilation"),
     [
         # Rows of x that the taps do not meet in order; more padding than the first rows of taps and of outputs reach.
-        (1, (15, 4), (3, 3), (3, 1), (1, 1), (2, 1)),
-        (5, (2, 4), (5, 1), (3, 1), (7, 0), (1, 1)),
+        (1, 7, 2, (15, 4), (3, 3), (3, 1), (1, 1), (2, 1)),
+        (5, 7, 2, (2, 4), (5, 1), (3, 1), (7, 0), (1, 1)),
+        # Taps apart down and across; more rows of outputs, apart, than of taps.
+        (2, 5, 2, (7, 9), (3, 3), (1, 1), (1, 1), (2, 2)),
+        (2, 7, 3, (9, 4), (3, 3), (2, 1), (1, 1), (1, 1)),
+        # Of two rows of taps that are apart only the second finds an input.
+        (2, 7, 2, (2, 4), (2, 1), (3, 1), (5, 0), (6, 1)),
     ],
 )
-def test_the_weight_gradient_in_parts_of_taps_and_many_shares(N, size, kernel, stride, padding, dilation, setting):
+def test_the_weight_gradient_in_parts_of_taps_and_many_shares(
+    N, groups, rows, size, kernel, stride, padding, dilation, setting
+):
     """Rows and columns of taps that are no multiple of a part's, more shares than are added at a time."""
-    setting(depthwise_grad_weight, MOST_ROWS=2, MOST_SHARES=2, rows_of=lambda *_: 2)
+    setting(depthwise_grad_weight, MOST_ROWS=2, MOST_SHARES=2, rows_of=lambda *_: rows)
     setting(launch, processors=lambda: 40)
-    p = Drawn(N, 7, 1, 1, size, kernel, stride, padding, dilation)
-    with small_parts():
+    p = Drawn(N, groups, 1, 1, size, kernel, stride, padding, dilation)
+    with small_parts(), GuardedAllocations():
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="depthwise").double(), p.dw)
 
 

@@ -111,6 +111,16 @@ def test_what_is_not_finite_stays_with_its_groups(bad):
     assert torch.equal(after.isfinite() & reached.isfinite(), after.isfinite())
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_rows_below_a_window_that_are_not_finite_do_not_reach_its_group(bad):
+    """The window of a group is its rows of cells and one at each side."""
+    p = Problem("few", 1, 16, 2, (8, 8), (4, 4), (2, 2), (1, 1), (0, 0))
+    rows, _ = few_outputs.group((8, 8), (3, 3), (8, 8), few_outputs.LARGEST // (2 * 2 * 2))
+    p.x[:, :, rows + 1 :] = bad
+    y, _ = conv.transposed(p.x, p.w, p.geometry, form="few")
+    assert torch.equal(y[:, :, : 2 * rows].double(), p.y[:, :, : 2 * rows])
+
+
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 8), st.integers(1, 12))
 def test_the_window_is_what_the_walks_read(kernel, stride, padding, size):
     """No walk reads beyond it, and from one stride of outputs on some walk reads its first pixel, and one its last."""

@@ -249,15 +249,16 @@ def test_a_group_for_each_channel_copies_nothing(channels, size, kernel, stride,
     assert depthwise.conv_depthwise_kernel in launched
 
 
-def test_a_group_for_each_channel_in_parts_of_the_rows_of_taps(monkeypatch):
-    """Of each slice, forward and back; of the weight gradient in blocks of channels, too."""
+@pytest.mark.parametrize(("kernel", "padding"), [((3, 3, 2), (1, 1, 0)), ((2, 4, 3), (1, 1, 1))])
+def test_a_group_for_each_channel_in_parts_of_the_taps(kernel, padding, monkeypatch):
+    """Of the rows of each slice, forward and back; of the weight gradient in blocks of channels and columns, too."""
     for module in (narrow, depthwise_grad_weight):
         monkeypatch.setattr(module, "MOST_ROWS", 2)
     sizes = {
         "BLOCK_R": 2, "BLOCK_W": 1, "BLOCK_P": 16, "BLOCK_C": 4, "SUMS": 4, "PER_PROCESSOR": 1, "OUTPUTS": 32,
     }  # fmt: skip
-    with launch.force(conv_depthwise_grad_weight=launch.Tile(sizes)):
-        Problem(2, 1, 1, (3, 4, 5), (3, 3, 2), (1, 1, 1), (1, 1, 0), (1, 1, 1), 6).check(None)
+    with launch.force(conv_depthwise_grad_weight=launch.Tile(sizes)), GuardedAllocations():
+        Problem(2, 1, 1, (3, 4, 5), kernel, (1, 1, 1), padding, (1, 1, 1), 6).check(None)
 
 
 @pytest.mark.parametrize("stride", [(2, 2, 2), (1, 2, 3), (3, 1, 1)])
