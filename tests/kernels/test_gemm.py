@@ -307,14 +307,6 @@ def test_one_row_more_than_tiles_have(form, M):
         assert torch.equal(gemm.gemm(a, b, form=form), (a.double() @ b.double()).float())
 
 
-@pytest.mark.parametrize("form", ["tma", "pointer", "thin"])
-def test_groups_of_one_row_of_whole_tiles(form):
-    tile = launch.Tile({**launch.tiles(gemm.FAMILIES[form])[0].sizes, **SMALL, "GROUP_M": 1}, 4, 2)
-    a, b = integers(32, 24), integers(24, 32, seed=1)
-    with launch.force(**{gemm.FAMILIES[form]: tile}):
-        assert torch.equal(gemm.gemm(a, b, form=form), (a.double() @ b.double()).float())
-
-
 @pytest.mark.parametrize(("rows", "K"), [(17, 32), (20, 33)])
 def test_parts_of_one_value_more_than_blocks_have(rows, K):
     """More rows and columns of both operands, or more of K; rows in memory begin at 16 bytes."""
