@@ -319,6 +319,12 @@ def test_more_than_a_tile_of_channels_in_the_weight_gradient(padding, taps):
         assert Problem(shape).check("batch", lambda name: name == "grad_weight") == ["grad_weight"]
 
 
+def test_three_taps_of_a_row_that_lie_apart_in_the_weight_gradient():
+    p = Problem((3, 32, 32, (2, 7), (1, 3), (1, 1), (0, 2), (1, 2), 1))
+    with launch.force(conv_batch_grad_weight=launch.Tile({**SMALL_GRAD, "TAPS": 3}, 4, 3)):
+        assert p.check("batch", lambda name: name == "grad_weight")
+
+
 @pytest.mark.parametrize("form", ["pixel", "banded"])
 def test_positions_counted_in_64_bits(form, monkeypatch):
     """As where there are 2^31 of them."""
@@ -552,6 +558,8 @@ def test_shares_of_the_weight_gradient_of_pixels(groups, monkeypatch):
         (9, 32, 32, (2, 1), (1, 3), (1, 1), (0, 2), (1, 2), 1),
         (3, 32, 32, (1, 1), (5, 5), (1, 1), (2, 2), (1, 1), 1),
         (32, 32, 32, (2, 3), (1, 3), (1, 1), (0, 1), (1, 1), 1),
+        # Outer taps of rows of one pixel, of which there are some.
+        (3, 32, 32, (5, 1), (1, 3), (1, 1), (0, 1), (1, 1), 1),
     ],
 )
 def test_equal_parts_of_the_weight_gradient(shape, processors, dtype, monkeypatch):
@@ -661,6 +669,16 @@ def test_unfolded_from_both_sides_whole_and_in_shares(shape, side, whole_tiles, 
     with plan.among(unfolded_grad_weight), launch.force(conv_unfolded_grad_weight=tile), GuardedAllocations() as guards:
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry), p.dw.to(torch.float16))
     guards.check()
+
+
+def test_more_shares_than_are_added_at_once(monkeypatch):
+    """A block of pixels each."""
+    monkeypatch.setattr(unfolded_grad_weight, "_split", lambda *_: (0, 21, 0.0))
+    p = Problem((1, 16, 16, (16, 20), (1, 2), (1, 1), (0, 1), (1, 1), 1), dtype=torch.float16)
+    tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16}, 4, 2)
+    with plan.among(unfolded_grad_weight), launch.force(conv_unfolded_grad_weight=tile):
+        assert unfolded_grad_weight.chosen(p.described(GRAD_WEIGHT)).shares == 21
+        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry), p.dw.to(torch.float16))
 
 
 @given(shape=shapes(), seed=st.integers(0, 9))
@@ -780,6 +798,22 @@ def test_parts_of_an_image_count_as_images(H, kernel, stride, padding, dilation,
         assert batch_grad_weight.parts_of(p.described(GRAD_WEIGHT)) == parts
         with launch.force(conv_batch_grad_weight=launch.Tile(sizes)):
             assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(dtype))
+
+
+def test_rows_that_no_tap_reads_are_not_read_for_parts_of_an_image(monkeypatch):
+    """The last row of the input is read by all taps but the first, the first row by all but the last."""
+    monkeypatch.setattr(batch_grad_weight, "PART", 1)
+    monkeypatch.setattr(batch_grad_weight, "RUN", 1)
+    p = Problem((3, 32, 32, (8, 1), (3, 1), (1, 1), (1, 0), (1, 1), 1))
+    assert batch_grad_weight.parts_of(p.described(GRAD_WEIGHT)) > 1
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4, "EVEN": 0}
+    for row, tap in ((-1, 0), (0, 2)):
+        x = p.x.clone()
+        x[:, :, row] = math.inf
+        with launch.force(conv_batch_grad_weight=launch.Tile(sizes)):
+            dw = conv.grad_weight(x, p.dy, p.geometry, form="batch")
+        assert torch.equal(dw[:, :, tap], p.dw[:, :, tap].to(dw.dtype))
+        assert not dw[:, :, 1].isfinite().any()
 
 
 @pytest.mark.parametrize("groups", [1, 2])

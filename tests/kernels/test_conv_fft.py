@@ -124,6 +124,27 @@ def test_as_many_channels_as_a_tile_has(M):
         check(17, 3, M, (12, 20), (3, 3), (1, 1))
 
 
+def test_a_filter_in_blocks_across():
+    assert fft.cheapest((1, 3), (1, 20), 1, 1, 16).w.blocks == 3
+    check(1, 1, 1, (1, 22), (1, 20), (0, 0))
+
+
+def test_as_many_images_as_a_tile_has():
+    sizes = {**launch.tiles("conv_fft_product")[0].sizes, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
+    with launch.force(conv_fft_product=launch.Tile(sizes, 4, 2)):
+        check(16, 1, 2, (3, 3), (2, 2), (0, 0))
+
+
+def test_a_weight_that_is_not_finite_stays_in_its_output():
+    """Also where the channels fill no block, and the next output's stand behind them."""
+    x, w = normal(1, 3, 4, 5), normal(2, 3, 2, 2, seed=1)
+    w[1] = math.inf
+    geometry = Geometry.of((4, 5), (2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1))
+    y = by_fft(conv.channels_last(x), conv.channels_last(w), geometry, points=16)
+    assert not y[..., 1].isfinite().any()
+    torch.testing.assert_close(y[..., 0], F.conv2d(x, w[:1])[:, 0], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("points", fft.POINTS)
 def test_accuracy_is_that_of_float32(points):
     """The bound has all roundings conspire. They do not, and leave 2^-22; one product in TF32 would leave 2^-12."""

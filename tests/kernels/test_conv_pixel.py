@@ -83,6 +83,20 @@ def test_shares_have_as_many_taps_each(C, kernel, first, monkeypatch):
         assert torch.equal(share.double(), F.conv2d(p.x.double(), part, None, *p.how).permute(0, 2, 3, 1).flatten())
 
 
+def test_taps_of_a_block_of_channels_before_the_next_one(monkeypatch):
+    monkeypatch.setattr(pixel_choice, "MANY_CHANNELS", 32)
+    p = Problem((1, 32, 5, (3, 4), (2, 2), (1, 1), (0, 1), (1, 1), 1))
+    assert pixel_choice.taps_inner(p.described())
+    with forced():
+        assert p.check("pixel", lambda name: name == "forward")
+
+
+def test_more_taps_apart_than_bits():
+    p = Problem((1, 16, 4, (1, 63), (1, 33), (1, 1), (0, 2), (1, 2), 1))
+    with forced():
+        assert p.check("pixel", lambda name: name == "forward")
+
+
 @pytest.mark.parametrize("taps", [1, 2, 3])
 @pytest.mark.parametrize(("kernel", "padding"), [((3, 3), 1), ((2, 2), 1), ((5, 1), 1), ((1, 1), 1), ((3, 2), 0)])
 def test_taps_of_a_tile_of_the_gradient(taps, kernel, padding):

@@ -221,6 +221,34 @@ def test_a_target_that_is_no_class(wrong, reads, device):
     assert cross_entropy.cross_entropy(x, target).isnan()
 
 
+@FORMS
+def test_the_loss_of_no_class_is_nan(tile, device):
+    """Where targets are not looked at before, as on a GPU."""
+    x, target = torch.randn(3, 5, device=device), classes(0, 5, -100, device=device)
+    with launch.force(cross_entropy=tile, cross_entropy_loop=tile):
+        each = cross_entropy.in_place(x, target, None, -100, 0.0, (None, 1), x.dtype, with_grad=True)
+    assert each.isnan().tolist() == [False, True, False]
+    assert x.isnan().all(1).tolist() == [False, True, False]
+
+
+def test_an_ignored_class_beyond_32_bits_is_none_of_32_bit_classes(reads, device):
+    """Cut to 32 bits it would be class 0."""
+    x, target = torch.randn(3, 5, dtype=torch.float64, device=device), classes(0, 1, 4, device=device)
+    expected = F.cross_entropy(x, target)
+    for of in (target, target.int()):
+        got = cross_entropy.cross_entropy(x, of, ignore_index=2**32)
+        torch.testing.assert_close(got, expected, rtol=1e-13, atol=0)
+
+
+def test_more_targets_than_programs_read_at_once(device, monkeypatch):
+    monkeypatch.setattr(cross_entropy, "READS", 0)
+    x, weight = torch.randn(1100, 3, dtype=torch.float64), torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    x, weight, target = x.to(device), weight.to(device), torch.arange(1100, device=device) % 3
+    with launch.force(loss=launch.Tile({"BLOCK_N": 4})):
+        got = cross_entropy.cross_entropy(x, target, weight)
+    torch.testing.assert_close(got, F.cross_entropy(x, target, weight), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("ignored", [-100, 1])
 def test_each_likelihood_of_an_ignored_row_is_zero(ignored, device):
     x, target = torch.randn(5, 3, device=device), classes(0, ignored, 2, ignored, 0, device=device)

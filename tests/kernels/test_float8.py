@@ -217,6 +217,23 @@ def test_what_is_not_finite_stays_in_its_rows():
     assert torch.equal(y[kept], (x.double() @ w.double().T)[kept].float())
 
 
+@DTYPES
+def test_the_last_value_counts_in_the_scale(dtype):
+    """The only one of its block, the largest of all."""
+    x = torch.ones(17, device=default_device())
+    x[16] = torch.finfo(dtype).max
+    with launch.force(float8=launch.Tile({"BLOCK_N": 16}, 1, 1)):
+        assert float8.quantize(x, dtype)[1] == 1
+
+
+def test_factors_of_more_columns_than_a_block_has():
+    factor, bias = whole(37), whole(37, seed=1)
+    with launch.force(float8=launch.Tile({"BLOCK_N": 16}, 1, 1)), GuardedAllocations():
+        y, z = float8.epilogue(one() * 2, one(), 37, factor, bias, one() * 4)
+    assert torch.equal(y, factor / 2)
+    assert torch.equal(z, bias / 4)
+
+
 def test_the_factor_of_a_sum_of_zero_is_finite():
     y, _ = float8.epilogue(one() * 2.0**119, one() * 2.0**119, 3)
     assert torch.equal(y.cpu(), torch.full((3,), 2.0**127))

@@ -176,6 +176,13 @@ def test_batches():
     assert torch.equal(c, exact.relu())
 
 
+def test_batches_of_whole_tiles():
+    a, b = integers(3, 32, 24), integers(3, 24, 32, seed=1)
+    tile = launch.Tile({**launch.tiles("gemm_pointer")[0].sizes, **SMALL}, 4, 2)
+    with launch.force(gemm_pointer=tile):
+        assert torch.equal(gemm.gemm(a, b), (a.double() @ b.double()).float())
+
+
 @pytest.mark.parametrize("form", [None, "pointer", "tma", "thin"])
 def test_a_product_is_added_in_place_to_a_wide_one(form):
     device = default_device()
@@ -298,6 +305,16 @@ def test_one_row_more_than_tiles_have(form, M):
     a, b = integers(M, 24), integers(24, 32, seed=1)
     with launch.force(**{gemm.FAMILIES[form]: launch.Tile(sizes, 4, 2)}):
         assert torch.equal(gemm.gemm(a, b, form=form), (a.double() @ b.double()).float())
+
+
+@pytest.mark.parametrize(("rows", "K"), [(17, 32), (20, 33)])
+def test_parts_of_one_value_more_than_blocks_have(rows, K):
+    """More rows and columns of both operands, or more of K; rows in memory begin at 16 bytes."""
+    sizes = launch.tiles("gemm_parts")[0].sizes
+    cut = launch.Tile({"BLOCK_M": 16, "BLOCK_K": 16}, 1, 1)
+    a, b = stored(integers(rows, K), K % 4 != 0), stored(integers(K, rows, seed=1), K % 4 == 0)
+    with launch.force(gemm_parts=launch.Tile({**sizes, **SMALL}, 4, 2), gemm_cut=cut), GuardedAllocations():
+        assert torch.equal(gemm.gemm(a, b, form="parts"), (a.double() @ b.double()).float())
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -107,3 +107,11 @@ def test_what_does_not_fit_is_refused():
         images.pick(x, index, moves, mean[:1], std, torch.float32)
     with pytest.raises(ValueError, match=r"moves \[1, 3\]; expected \[B\] and \[B, 3\]"):
         images.pick(x, index, moves[:1], mean, std, torch.float32)
+
+
+@pytest.mark.parametrize("width", [16, 17])
+def test_rows_of_whole_tiles_and_of_one_value_more(width):
+    x, index, moves, mean, std = problem(3, 3, width, 1, 3, 2)
+    with launch.force(images=launch.Tile({"BLOCK_M": 4, "BLOCK_N": 8}, 1, 1)):
+        y = images.pick(*map(device, (x, index, moves, mean, std)), torch.float32)
+    assert torch.equal(y.cpu(), torch.from_numpy(expected(x, index, moves, mean, std, replicate=False)))

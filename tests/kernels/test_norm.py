@@ -300,3 +300,11 @@ def test_an_eps_that_is_no_number_is_refused():
     ):
         with pytest.raises(ValueError, match="eps is nan, expected 0 or more"):
             call()
+
+
+def test_folding_takes_any_number_of_blocks_of_channels():
+    w, mean, bias = (numbers(7, seed=i).to(default_device()) for i in range(3))
+    with launch.force(norm_fold=launch.Tile({"BLOCK_C": 2})):
+        scale, shift = fold.fold(w, None, mean, torch.ones_like(mean), w, bias, 0.0)
+    assert torch.equal(scale, w)
+    torch.testing.assert_close(shift, bias - mean * w, rtol=1e-14, atol=1e-14)

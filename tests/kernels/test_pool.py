@@ -324,3 +324,11 @@ def test_the_largest_stride(stride):
         assert torch.equal(y.data, theirs(x[:, :, :2, :2], (2, 3), keepdim=True))
         y.sum().backward()
         assert leaf.grad.data.sum() == 2
+
+
+def test_a_tap_before_the_window_that_wraps_to_one_of_it(device):
+    """Tap -4 * 64 + 63 of a window of 64 pixels is its last one in eight bits, four rows before the window."""
+    x = torch.arange(6 * 64, dtype=torch.float64, device=device).view(1, 1, 6, 64)
+    got = differentiated(ops.max_pool2d, x, (1, 64), (5, 1))
+    for a, b in zip(got, differentiated(F.max_pool2d, x, (1, 64), (5, 1)), strict=True):
+        assert torch.equal(a, b)

@@ -81,3 +81,11 @@ def test_running_sums_of_one_row_are_shared_out(device):
         assert scan.depth(1, 3001, x.dtype) < 3001
         assert torch.equal(scan.cumsum(x, 1).cpu(), x.cpu().cumsum(1))
         assert torch.equal(scan.cumsum(x, 1, reverse=True).cpu(), x.cpu().flip(1).cumsum(1).flip(1))
+
+
+def test_as_many_rows_as_programs_take_and_more(device):
+    x = torch.randint(-9, 10, (300, 64), generator=torch.Generator().manual_seed(0)).to(torch.int8).to(device)
+    y, found = reduce.sort(x, False)
+    values, at = exact(x, False)
+    assert torch.equal(found.cpu(), at)
+    same(y, values)

@@ -101,6 +101,14 @@ def test_every_tile_on_rows_of_any_length(counts, tile):
     assert torch.equal(g.cpu().double(), matrix(x).t()[x.rows.long().cpu()] @ y_like(x).double().cpu())
 
 
+def test_more_long_rows_than_a_tile_has():
+    x = batch([80, 70, 66, 65, 65, 2], 20, integers=True)
+    dense = values(20, 5, integers=True)
+    sizes = {"BLOCK_N": 8, "BLOCK_M_LONG": 2, "BLOCK_J_LONG": 16, "BLOCK_M": 4, "BLOCK_J": 4}
+    with launch.force(sparse=launch.Tile(sizes, 4, 1)), GuardedAllocations():
+        assert torch.equal(product(x, dense).cpu().double(), exact(x, dense))
+
+
 def y_like(x):
     return values(x.shape[0], 19, integers=True, seed=3)
 

@@ -275,6 +275,23 @@ def test_nothing_changes_where_a_gradient_is_not_finite(rule, bad):
     assert int(step.skipped) == 2
 
 
+def test_the_loss_scale_is_halved_where_a_gradient_is_not_finite():
+    param = torch.ones(3, device=default_device())
+    step = Update("sgd", [param], [], loss_scale=8.0)
+    for value, scale in ((1.0, [8.0, 1.0]), (math.inf, [4.0, 0.0]), (1.0, [4.0, 1.0])):
+        step([param], [torch.full_like(param, value)])
+        assert step.scale.tolist() == scale
+
+
+def test_nesterov_looks_ahead_from_the_gradient():
+    param = torch.ones(3, device=default_device())
+    step = Update("sgd", [param], update.STATES["sgd"], nesterov=True)
+    step.set("lr", 1.0, 0, 1)
+    step.set("momentum", 0.5, 0, 1)
+    step([param], [torch.ones_like(param)])
+    assert param.tolist() == [-0.5] * 3
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e30], ids=["tiny", "huge"])
 def test_the_norm_neither_overflows_nor_vanishes(size):
     param = torch.zeros(1000, device=default_device())
