@@ -128,7 +128,7 @@ _drawn = records(
 
 def _bad(name: str) -> tuple[Bad, ...]:
     return (
-        refuses(ValueError, rf"{name}: shape \[2, -1\] has a negative size", extra=(2, -1)),
+        refuses(ValueError, rf"{name}: size is \[2, -1\], expected sizes from 0", extra=(2, -1)),
         refuses(TypeError, "dtype torch.int64", extra=(2,), dtype=torch.int64),
         refuses(ValueError, "seed is -1, expected an integer from 0", extra=(2,), seed=-1),
     )
@@ -160,7 +160,7 @@ SPECS: list[OpSpec] = [
         bad=(
             refuses(ValueError, "low is 3 and high is 3", extra=(3, 3, (2,))),
             refuses(ValueError, "low is 0", extra=(0, 2**31 + 1, (2,))),
-            refuses(ValueError, r"shape \[-1\] has a negative size", extra=(0, 2, (-1,))),
+            refuses(ValueError, r"size is \[-1\], expected sizes from 0", extra=(0, 2, (-1,))),
         ),
     ),
     records()(
