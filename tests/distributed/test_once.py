@@ -51,7 +51,7 @@ def test_one_process_of_a_host_decodes(folder):
 def test_a_picture_that_cannot_be_read_is_one_error(folder):
     (folder / "b" / "3.png").write_bytes(b"no picture")
     codes, said = children(LOADS.format(folder=str(folder)), 30)
-    assert codes == [2, 2]
+    assert codes == [2, 2], said
     assert said.startswith("error: ")
     assert "b/3.png" in said
     assert said.count("\n") == 1, said
