@@ -641,7 +641,7 @@ def zeros(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A Tensor of zeros."""
+    """A Tensor of zeros. Raises ValueError for a size below 0, TypeError for what is no whole number."""
     return Tensor(torch.zeros(check.sizes("zeros", shape), dtype=dtype, device=device_of(device)), requires_grad)
 
 
@@ -651,7 +651,7 @@ def ones(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A Tensor of ones."""
+    """A Tensor of ones. Raises as `zeros`."""
     return full(check.sizes("ones", shape), 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 

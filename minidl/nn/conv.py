@@ -16,8 +16,7 @@ from minidl.nn.layers import Device, _act_repr, _empty
 from minidl.nn.module import Module, Parameter
 from minidl.ops import conv_transpose
 from minidl.ops.conv import axes_in, check_pool, check_settings
-from minidl.runtime import check
-from minidl.runtime.check import Pair, numbers
+from minidl.runtime.check import Pair, numbers, whole
 from minidl.tensors import Tensor, device_of
 
 
@@ -212,7 +211,7 @@ def _check_channels(layer: str, in_channels: int, out_channels: int, groups: int
     if padding_mode not in modes:
         raise ValueError(f"{layer}: padding_mode is {padding_mode!r}, expected one of {', '.join(modes)}")
     for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
-        check.whole(layer, name, value)
+        whole(layer, name, value)
     if min(in_channels, out_channels, groups) < 1 or in_channels % groups or out_channels % groups:
         raise ValueError(
             f"{layer}: got {in_channels} input and {out_channels} output channels in {groups} groups; expected "
