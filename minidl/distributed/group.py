@@ -52,8 +52,8 @@ class Group:
             self._stopped = _Stopped()
             self._watcher = threading.Thread(target=self._watch, name="watch of other processes", daemon=True)
             self._watcher.start()
-            # A thread that is in the store when Python ends is unwound through C++, which aborts the process.
-            atexit.register(self._end_watch)
+            # A thread that needs Python when Python has ended is unwound through C++, which aborts the process.
+            atexit.register(self._end_threads)
 
     @property
     def leads(self) -> bool:
@@ -200,9 +200,15 @@ class Group:
                 os.write(2, (self._text(note) + "\n").encode())
             os._exit(note["code"])
 
-    def _end_watch(self) -> None:
+    def _end_threads(self) -> None:
+        """End the watch, and gloo's threads, which let go of tensors some time after an exchange has ended or failed.
+
+        NCCL stays: it would wait for recorded steps, and for processes that are gone.
+        """
         self._ends.set()
         self._watcher.join(_GRACE)
+        if dist.is_initialized() and dist.get_backend() == "gloo":
+            dist.destroy_process_group()
 
 
 class _Stopped:

@@ -138,7 +138,7 @@ def test_one_that_hangs_is_told_after_the_time_out(does, message):
     codes, said = children(does, 2)
     assert f"error: the processes wait for each other: {message}" in said
     assert said.count("error: ") == 1, said
-    assert codes == [1, 1]
+    assert codes == [1, 1], said
     assert time.monotonic() - begun < 60
 
 
@@ -166,7 +166,7 @@ def test_one_without_memory_ends_all():
     codes, said = children("if here.rank == 1: bytearray(2**62)\nhere.gathered(1, 'the second step')", 60)
     assert "error: process 1: this machine is out of memory: an allocation failed" in said
     assert said.count("error: ") == 1, said
-    assert codes == [1, 1]
+    assert codes == [1, 1], said
 
 
 def test_the_flag_decides_how_long_one_waits(tmp_path):
