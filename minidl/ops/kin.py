@@ -127,8 +127,8 @@ def movedim(input: Tensor, source: int | Sequence[int], destination: int | Seque
 
     Raises IndexError for a dimension out of range, ValueError unless as many places are named, each once.
     """
-    given = [check.several("movedim", *dims) for dims in (("source", source), ("destination", destination))]
-    here, there = ([check.axis("movedim", dim, input.ndim) for dim in dims] for dims in given)
+    here = check.axes("movedim", source, input.ndim, "source")
+    there = check.axes("movedim", destination, input.ndim, "destination")
     if len(set(here)) != len(set(there)) or len(here) != len(set(here)) or len(there) != len(here):
         raise ValueError(
             f"movedim: source {source} and destination {destination} do not name as many dimensions, each once"

@@ -101,7 +101,7 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 def flip(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
     """A copy of input, reversed along `dims`. Raises IndexError for one out of range, ValueError for one twice."""
-    named = tuple(check.axis("flip", dim, input.ndim) for dim in check.unpacked("flip", "dims", dims))
+    named = check.axes("flip", check.unpacked("flip", "dims", dims), input.ndim, "dims")
     if len(set(named)) < len(named):
         raise ValueError(f"flip: dims {list(named)} name a dimension twice")
     return Flip.apply(input, named)
@@ -117,7 +117,7 @@ def roll(input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] |
             raise ValueError(f"roll: {len(by)} shifts without dims, expected one")
         flat = view.reshape(input, input.numel())
         return view.reshape(Roll.apply(flat, (by, (0,))), *input.shape)
-    named = tuple(check.axis("roll", dim, input.ndim) for dim in check.several("roll", "dims", dims))
+    named = check.axes("roll", dims, input.ndim, "dims")
     if len(named) != len(by):
         raise ValueError(f"roll: {len(by)} shifts and {len(named)} dims, expected as many")
     return Roll.apply(input, (by, named))
@@ -164,9 +164,7 @@ def all(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 
 def _axes(name: str, x: Tensor, dim: Dim) -> Any:
-    if dim is None:
-        return None
-    return tuple(check.axis(name, each, max(x.ndim, 1)) for each in check.several(name, "dim", dim)) or None
+    return None if dim is None else check.axes(name, dim, max(x.ndim, 1)) or None
 
 
 def truths(x: Tensor) -> torch.Tensor:

@@ -173,7 +173,7 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 def permute(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
     """A view of input with its dimensions in the given order. Raises ValueError unless each is named once."""
-    order = tuple(check.axis("permute", d, input.ndim) for d in check.unpacked("permute", "dims", dims))
+    order = check.axes("permute", check.unpacked("permute", "dims", dims), input.ndim, "dims")
     if sorted(order) != list(range(input.ndim)):
         raise ValueError(f"permute: {list(order)} does not name each of {input.ndim} dimensions once")
     return Permute.apply(input, order)
@@ -215,8 +215,7 @@ def expand(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
 
 def squeeze(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """input without its dimensions of size 1, or without those of `dim`, one or several, that have size 1."""
-    dims = range(input.ndim) if dim is None else check.several("squeeze", "dim", dim)
-    drop = {check.axis("squeeze", d, max(input.ndim, 1)) for d in dims}
+    drop = range(input.ndim) if dim is None else check.axes("squeeze", dim, max(input.ndim, 1))
     return Reshape.apply(input, tuple(s for i, s in enumerate(input.shape) if s != 1 or i not in drop))
 
 

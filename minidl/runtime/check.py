@@ -88,6 +88,11 @@ def axis(op: str, dim: int, rank: int) -> int:
     return dim % rank
 
 
+def axes(op: str, dims: Any, rank: int, name: str = "dim") -> tuple[int, ...]:
+    """`several` dimensions, each as `axis` has it."""
+    return tuple([axis(op, dim, rank) for dim in several(op, name, dims)])
+
+
 def pair(op: str, name: str, value: Pair, least: int) -> tuple[int, int]:
     """(height, width), as `numbers` has them."""
     height, width = numbers(op, name, value, least, 2)
