@@ -2,12 +2,12 @@
 
 import pytest
 
-from minidl.kernels.conv import plan
+from minidl.runtime import launch
 
 
 @pytest.fixture
 def fresh_plans():
-    """No plan that was made with other tiles or processors is used."""
-    plan.plan.cache_clear()
+    """No plan or replay that was made with other tiles or processors is used."""
+    launch.forget()
     yield
-    plan.plan.cache_clear()
+    launch.forget()

@@ -76,18 +76,18 @@ def only(form):
 
 @pytest.fixture
 def monkeypatch(monkeypatch):
-    """pytest's; no plan that was made before a change is used after it."""
+    """pytest's; no plan or replay that was made before a change is used after it."""
     change = monkeypatch.setattr
 
     def setattr(*args, **more):
         change(*args, **more)
-        plan.plan.cache_clear()
+        launch.forget()
 
     monkeypatch.setattr = setattr
     yield monkeypatch
     del monkeypatch.setattr
     monkeypatch.undo()
-    plan.plan.cache_clear()
+    launch.forget()
 
 
 def whole(*shape, seed=0, dtype=torch.float32, low=-3, high=3):

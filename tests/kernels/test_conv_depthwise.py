@@ -48,10 +48,10 @@ def setting(monkeypatch):
     def set_(of=narrow, **names):
         for name, value in names.items():
             monkeypatch.setattr(of, name, value)
-        plan.plan.cache_clear()
+        launch.forget()
 
     yield set_
-    plan.plan.cache_clear()
+    launch.forget()
 
 
 def sizes_of(kernel, padding, dilation, more):
@@ -72,9 +72,9 @@ def test_any_shape(direct, N, groups, channels, kernel, stride, padding, dilatio
     size = sizes_of(kernel, padding, dilation, more)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(narrow, "DIRECT", 2**60 if direct else 0)
-        plan.plan.cache_clear()
+        launch.forget()
         Drawn(N, groups, *channels, size, kernel, stride, padding, dilation, ends, dtype).check()
-    plan.plan.cache_clear()
+    launch.forget()
 
 
 @pytest.mark.parametrize(
