@@ -85,7 +85,7 @@ class Weigh(Function):
         ctx.save(x, w)
         ctx.mistake = mistake
         y = torch.empty(x.shape[:1], dtype=x.dtype, device=x.device)
-        tile = launch.tile("gemm_sum", x.dtype, total=x.shape[1])
+        tile = launch.tile("conv_taps", x.dtype, total=x.shape[1])
         block = min(tile["BLOCK"], triton.next_power_of_2(x.shape[1]))
         launch.run(
             weigh_kernel, (len(x),), x, w, y, *x.shape, *x.stride(), *w.stride(),
@@ -142,7 +142,7 @@ def weigh_spec(bug=NONE, mistake=None):
         grad_bound=grad_bound,
         differentiable=(0, 1),
         dtypes=(torch.float32, torch.float64),
-        families=("gemm_sum",),
+        families=("conv_taps",),
         examples={"long": lambda make: Case((make.tensor(3, 1500), make.tensor(1500)))},
         bad=(Bad(inputs, ValueError, "never"),),
         exact=True,
@@ -197,13 +197,13 @@ class TestTheBatteryFindsPlantedBugs:
         """The blocks of K are counted too low, which only shows where one block does not hold K."""
         problem = fixed(weigh_spec(FLOOR))
         large = launch.Tile({"BLOCK": 2048})
-        with launch.force(gemm_sum=large):
+        with launch.force(conv_taps=large):
             battery.check_forward(problem)
-        with launch.force(gemm_sum=launch.Tile({"BLOCK": 1024})), pytest.raises(AssertionError, match="outside"):
+        with launch.force(conv_taps=launch.Tile({"BLOCK": 1024})), pytest.raises(AssertionError, match="outside"):
             battery.check_forward(problem)
 
     def test_the_tables_of_a_gpu_have_such_a_tile(self):
-        assert any(tile["BLOCK"] < 1500 for name in ("sm_80", "sm_90") for tile in launch.tiles("gemm_sum", name))
+        assert any(tile["BLOCK"] < 1500 for name in ("sm_80", "sm_90") for tile in launch.tiles("conv_taps", name))
 
     def test_in_memory(self):
         with pytest.raises(AssertionError, match="output 0 shares memory"):

@@ -130,6 +130,26 @@ def test_shares_of_k(split, form):
             assert_product(gemm.gemm(*real, form=form, split=split), *real, split=split)
 
 
+@pytest.mark.parametrize("shares", [1, 2, 7, 16, 17, 61, 131])
+@pytest.mark.parametrize("at_a_time", [1, 4, 16])
+def test_shares_are_added_in_several_rows(shares, at_a_time):
+    """Also rows that are not full, and values past the end of a block."""
+    partial = integers(shares, 83)
+    tile = launch.Tile({"BLOCK": 32, "BLOCK_S": at_a_time}, 4, 1)
+    for dtype in (torch.float32, torch.float64):
+        with launch.force(gemm_sum=tile), GuardedAllocations():
+            total = gemm.sum_shares(partial.to(dtype), dtype)
+        assert torch.equal(total, partial.to(dtype).sum(0))
+
+
+def test_many_shares_of_few_values_are_added_several_at_a_time():
+    few, many, large = (
+        launch.tile("gemm_sum", torch.float16, target_="sm_90", S=s, total=t)["BLOCK_S"]
+        for s, t in ((15, 100), (16, 32768), (131, 32769))
+    )
+    assert (few, many, large) == (1, 16, 1)
+
+
 SMALL = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}
 
 
@@ -140,7 +160,7 @@ def test_four_blocks_are_two_and_two(form, monkeypatch):
     sizes = {**launch.tiles(gemm.FAMILIES[form])[0].sizes, **SMALL}
     if form == "vector":
         del sizes["BLOCK_N"]
-    tiles = {gemm.FAMILIES[form]: launch.Tile(sizes, 4, 2), "gemm_sum": launch.Tile({"BLOCK": 64}, 4, 1)}
+    tiles = {gemm.FAMILIES[form]: launch.Tile(sizes, 4, 2), "gemm_sum": launch.Tile({"BLOCK": 64, "BLOCK_S": 1}, 4, 1)}
     dtype = torch.float16 if form == "tail" else torch.float32
     a = torch.zeros(20, 64, dtype=dtype, device=default_device())
     b = torch.ones(64, 1 if form == "vector" else 24, dtype=dtype, device=default_device())

@@ -190,7 +190,11 @@ def test_shares_of_the_last_tiles_in_one_more_than_tiles_have():
     """Rows, columns and blocks; the shares of a tile are added in four parts of its rows."""
     a, b = lying(integers(33, 17), gap=7), lying(integers(17, 33, seed=1), gap=7)
     tile = launch.Tile({**TINY, "GROUP_M": 2, "PIECES": 1, "FLATTEN": 1}, 4, 2)
-    with launch.force(gemm=tile, gemm_sum=launch.Tile({"BLOCK": 64}, 4, 1)), in_rounds(7), GuardedAllocations():
+    with (
+        launch.force(gemm=tile, gemm_sum=launch.Tile({"BLOCK": 64, "BLOCK_S": 1}, 4, 1)),
+        in_rounds(7),
+        GuardedAllocations(),
+    ):
         c = gemm.gemm(a, b, form="tail", split=2)
     assert torch.equal(c, exact(a, b, c.dtype))
 

@@ -105,8 +105,8 @@ def by_pointers(
 def summed(
     dtype: torch.dtype, N: int, total: int, flags: dict[str, Any], target: str | None = None
 ) -> launch.Prepared:  # fmt: skip
-    """Of partial products [shares, total], bias, scale [N], c and z: the sum in the order of the shares, and more."""
-    tile = launch.tile("gemm_sum", dtype, target_=target, total=total)
+    """Of partial products [shares, total], bias, scale [N], c and z: the sum in a fixed order, and more."""
+    tile = launch.tile("gemm_sum", dtype, target_=target, total=total, S=flags["SPLIT"])
     meta = {"HAS_SCALE": False, **flags, **early.options(target=target), **tile.options}
     return launch.Prepared(gemm_sum_kernel, (launch.cdiv(total, tile["BLOCK"]),), (N, total), meta)
 

@@ -142,7 +142,7 @@ def prepare(
         {**turns, "PRECISION": precision, **flags, **tile.options},
     )
     partial = split, left, tile["BLOCK_M"], tile["BLOCK_N"]
-    of_sum = launch.tile("gemm_sum", dtype, total=left * tile["BLOCK_M"] * tile["BLOCK_N"])
+    of_sum = launch.tile("gemm_sum", dtype, S=1, total=left * tile["BLOCK_M"] * tile["BLOCK_N"])
     rows = max(1, min(tile["BLOCK_M"], of_sum["BLOCK"] // tile["BLOCK_N"]))
     sizes = {name: tile[name] for name in ("BLOCK_M", "BLOCK_N", "GROUP_M")}
     total = launch.Prepared(

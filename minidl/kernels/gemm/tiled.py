@@ -250,17 +250,28 @@ def gemm_sum_kernel(
     p_partial, p_bias, p_scale, p_c, p_z, N, total,
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     SPLIT: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the SPLIT partial products in order, then the epilogue; p_partial [SPLIT, total]."""
+    """Add the SPLIT partial products, then the epilogue; p_partial [SPLIT, total]. They are added in order or, for few
+    values, BLOCK_S at a time, and these at the end: so many loads that do not wait for one another."""
     wait(EARLY)
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < total
-    b_acc = tl.zeros((BLOCK,), dtype=ACC)
-    p_partial += o
-    for _ in tl.range(0, SPLIT, loop_unroll_factor=8):
-        b_acc += tl.load(p_partial, mask=m, other=0.0)  # [BLOCK]
-        p_partial += total
+    if BLOCK_S == 1:
+        b_acc = tl.zeros((BLOCK,), dtype=ACC)
+        p_partial += o
+        for _ in tl.range(0, SPLIT, loop_unroll_factor=8):
+            b_acc += tl.load(p_partial, mask=m, other=0.0)  # [BLOCK]
+            p_partial += total
+    else:
+        o_s = tl.arange(0, BLOCK_S)
+        b_sums = tl.zeros((BLOCK_S, BLOCK), dtype=ACC)
+        p_shares = p_partial + (o_s.to(tl.int64) * total)[:, None] + o[None, :]
+        for first in tl.range(0, SPLIT, BLOCK_S, loop_unroll_factor=4):
+            m_shares = (first + o_s < SPLIT)[:, None] & m[None, :]
+            b_sums += tl.load(p_shares, mask=m_shares, other=0.0)  # [BLOCK_S, BLOCK]
+            p_shares += tl.full((), BLOCK_S, tl.int64) * total
+        b_acc = tl.sum(b_sums, axis=0)
     if HAS_SCALE:
         b_acc *= tl.load(p_scale + o % N, mask=m, other=0.0).to(ACC)
     if HAS_BIAS:

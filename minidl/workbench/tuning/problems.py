@@ -201,9 +201,9 @@ def _copied(kind: Kind) -> Iterator[Problem]:
 
 
 def _gemm_sum(kind: Kind) -> Iterator[Problem]:
-    for (total,) in kind.extents(total=kind.rest(8)):
-        inputs = tensors(of(launch.acc_torch(kind.dtype), 8, total), extra=(kind.dtype,))
-        yield kind.problem(f"8 shares of {total}", kernel(gemm.sum_shares), inputs)
+    for shares, total in kind.extents(S=8, total=kind.rest(8)):
+        inputs = tensors(of(launch.acc_torch(kind.dtype), shares, total), extra=(kind.dtype,))
+        yield kind.problem(f"{shares} shares of {total}", kernel(gemm.sum_shares), inputs)
 
 
 # Operations on rows [M, N], by their records: the inputs.
