@@ -106,6 +106,32 @@ class Steps(NamedTuple):
     filled: float
 
 
+class Channels(NamedTuple):
+    """Of the depthwise forms in 16 bits, whose channels have sums of their own.
+
+    launch                   us of one
+    memory, weight_memory    times as long as a copy of what they read and write; for the gradient of the weight
+    program, load, product   us of a multiprocessor: a program that begins; a load, and products, of a warp
+    several                  times as long, of the gradient of the weight with several inputs or outputs
+    wait, tile               us that a thread waits for a load; for a tile of the gradient of the weight
+    ordered                  us of ordering the weights
+    sum, joined              us of adding shares, and how many partial sums are added in a us
+    """
+
+    launch: float
+    memory: float
+    weight_memory: float
+    program: float
+    load: float
+    product: float
+    several: float
+    wait: float
+    tile: float
+    ordered: float
+    sum: float
+    joined: float
+
+
 class Boxes(NamedTuple):
     """Of products in boxes, in us and on one multiprocessor: a launch, a program, a wait for a block of K, values that
     a program writes, operations, bytes through L2, of one and of all; bytes of memory; the launch of the sum of shares
@@ -166,6 +192,7 @@ class Constants(NamedTuple):
     whole: Mapping[str, tuple[float, float]]
     images: Images
     steps: Steps
+    channels: Channels
     tiles: Mapping[str, Pace]
     boxes: Mapping[str, Pace]
     boxed: Mapping[str, Pace]
@@ -305,13 +332,17 @@ def scaled(constants: Constants, have: Figures, wanted: Figures) -> Constants:
         })  # fmt: skip
 
     gemm = constants.gemm
-    steps = constants.steps
+    steps, channels = constants.steps, constants.channels
+    of_a_processor = "program", "load", "product", "wait", "tile"
     return constants._replace(
         copy=constants.copy * memory, products=products,
         steps=steps._replace(
             edges=steps.edges * clock, rounds={name: us / clock for name, us in steps.rounds.items()},
             cached=steps.cached * all_of_them, uncached=steps.uncached * memory,
             cache=steps.cache * wanted.cache / have.cache,
+        ),
+        channels=channels._replace(
+            joined=channels.joined * all_of_them, **{name: getattr(channels, name) / clock for name in of_a_processor}
         ),
         tiles=paces(constants.tiles), boxes=paces(constants.boxes), boxed=paces(constants.boxed),
         weights=paces(constants.weights),

@@ -180,6 +180,9 @@ def estimate(problem: Problem) -> float:
         elif problem.images < short and problem.direction != WALK and problem.geometry.w.stride > 1:
             # 3x3 128->128 stride 2 at 56x56, 53 images: 54 us; back 1x1 1024->2048 at 14x14, 27 images: 39 us.
             time *= costs.relative(problem, "batch, strided, short")
+        elif problem.images < costs.HALF_RUN:
+            # 3x3 128->54 at 16x16, 21 images: 18 us.
+            time *= costs.relative(problem, "batch, short")
         return costs.at_least(problem, time)
     products = costs.reading(problem) * costs.pages(problem) * costs.dense(problem)
     if problem.dtype.itemsize == 1:

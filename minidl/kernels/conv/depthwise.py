@@ -26,7 +26,7 @@ from minidl.kernels.conv import costs, narrow, spread
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, No, Problem, Tensors
-from minidl.runtime import early, launch
+from minidl.runtime import early, estimates, launch
 from minidl.runtime.early import wait
 
 NAME = "depthwise"
@@ -207,10 +207,30 @@ def fits(problem: Problem) -> bool | No:
 
 def estimate(problem: Problem) -> float:
     found = narrow.cut(problem)
+    if problem.paced:
+        return _paced(problem, found)
     each = math.prod(axis.kernel / (axis.stride if problem.direction == TRANSPOSED else 1) for axis in found.axes)
     products = costs.outputs(problem) * problem.groups * problem.M * problem.C * each
     rounds = found.grid * found.rows * math.prod(found.taps) * problem.C
-    return costs.beside_tiles(problem, NAME, costs.of_each_channel(problem, NAME, products, rounds))
+    return costs.of_each_channel(problem, NAME, products, rounds)
+
+
+def _paced(problem: Problem, found: narrow.Cut) -> float:
+    """Of 351 drawn layers on H100s and H200s it is off by a factor of 1.23 in the geometric mean.
+
+    A warp loads each row of x once for the rows of outputs that meet it, and products' weights where they lie.
+    """
+    known, (down, across) = estimates.of(problem.target).channels, found.taps
+    stride = 1 if problem.direction == TRANSPOSED else problem.geometry.h.stride
+    rows = min(found.rows * down, (found.rows - 1) * stride + down)
+    read = rows * (1 if problem.M == problem.C == 1 else found.vec)
+    loads = across * problem.C * (read + down * (found.vec if found.direct else 1))
+    products = across * problem.C * down * found.rows * found.vec
+    warps = launch.cdiv(found.tile["BLOCK_K"], 32)
+    program = known.program + warps * (known.load * (loads + found.rows) + known.product * products)
+    memory = known.memory * costs.moved(problem) / estimates.of(problem.target).copy
+    time = known.launch + max(memory, found.grid * program / problem.processors) + known.wait * loads
+    return time + (0.0 if found.direct else known.ordered)
 
 
 class Depth(NamedTuple):

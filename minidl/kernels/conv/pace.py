@@ -122,7 +122,15 @@ class Shares(NamedTuple):
 
 
 def in_shares(
-    tiles: int, blocks: int, block: int, pace: Pace, processors: int, values: int, factor: float = 1.0, least: int = 1
+    tiles: int,
+    blocks: int,
+    block: int,
+    pace: Pace,
+    processors: int,
+    values: int,
+    factor: float = 1.0,
+    least: int = 1,
+    kind: str = "weight",
 ) -> Shares:
     """The shares of `blocks` of a gradient of the weight that take the least time, of `least` blocks each at least.
 
@@ -134,7 +142,7 @@ def in_shares(
     found = []
     for count in sorted({-(-blocks // -(-blocks // count)) for count in counts}):
         time = microseconds(
-            tiles * count, factor * steps(-(-blocks // count), block), pace, processors, known().rounds["weight"]
+            tiles * count, factor * steps(-(-blocks // count), block), pace, processors, known().rounds[kind]
         )
         found.append(Shares(count, time + of_shares(count, values)))
     return min(found, key=lambda one: one.microseconds)

@@ -36,6 +36,8 @@ WIDE_FLOAT8 = 1.15
 # 28x28, 30 and 340 images, 11.5 and 77 us back, 1.1 and 1.9 TB/s.
 FEW = *range(8, 32), *range(33, 48)
 FEW_ROWS = range(8, 32)  # of the gradient of the weight, whose product has no rows of pixels
+FEW_VALUES = 24  # of a row: fewer are read by pointers, value by value
+SOONER = 0.9  # us that these take less than estimated: 69 launches, most of them small
 SHORT = 5.0  # us of a product that takes no longer with few
 MANY_OUTPUTS = 64
 # Statistics are handed on (`gemm.handed`) of sums of at most so many products: a multiprocessor has two of their tiles,
@@ -76,8 +78,13 @@ def estimate(problem: Problem) -> float:
     tile, split = _choice(problem)
     if problem.paced:
         time = choice.microseconds(*_shape(problem), tile, split, problem.processors, problem.target)
-        time = costs.beside_tiles(problem, NAME, time)
-        few = FEW_ROWS if problem.direction == GRAD_WEIGHT else FEW
+        weight = problem.direction == GRAD_WEIGHT
+        by_values = min(problem.M, _width(problem)) < FEW_VALUES and not _by_boxes(problem)
+        if weight and by_values:
+            # 1x1 1120->5 at 21x21, 394 images: 236 us.
+            return costs.beside_tiles(problem, "product, weight", time)
+        time = costs.beside_tiles(problem, NAME, time) - (SOONER if by_values else 0.0)
+        few = FEW_ROWS if weight else FEW
         if time > SHORT and min(problem.M, _width(problem)) in few and _by_boxes(problem):
             return time * costs.relative(problem, "product, few channels")
         # Rows that begin at no multiple of 4 bytes are written value by value. 322->391 at 82x82, 65 images: 1.09 ms.

@@ -32,7 +32,7 @@ FAMILIES = ("conv_taps",)
 # Products of a pixel are a multiple of this: rows that no 16 bytes divide are written value by value.
 UNIT = 8
 # What a matrix product takes beside its estimate, where float32 is written: 1304->34 3x3, 14 images of 44x44, 83 us.
-WRITTEN = 0.5
+WRITTEN = 0.15
 # Bytes of products that may exceed the images twice.
 ROOM = 2**26
 

@@ -33,7 +33,7 @@ DIGITS = 4
 GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("gemm", "copied"), ("gemm.gemm.", "gemm.cop")),
     (("gemm_pointer",), ("gemm.gemm_pointer.",)),
-    (("product", "patches_back"), ("whole.product.", "relative.product")),
+    (("product", "patches_back"), ("whole.product", "relative.product")),
     (
         ("pixel_tiled", "pixel_back", "boxed", "paired_box", "batch_tiled", "batch_back"),
         ("tiles.", "boxes.", "boxed.", "steps.launch", "steps.edges", "steps.a", "steps.flat", "steps.flat_values",
@@ -53,8 +53,7 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("few_outputs",), ("forms.few", "whole.few.1", "relative.few")),
     (("merged",), ("relative.merge",)),
     (("paired",), ("forms.pair", "relative.pair")),
-    (("depthwise",), ("forms.depthwise.", "whole.depthwise.")),
-    (("depthwise_grad_weight",), ("forms.depthwise, weight.", "whole.depthwise, weight.")),
+    (("depthwise", "depthwise_grad_weight"), ("channels.",)),
 )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ DEPTHWISE = (
     (128, 240, 28, 5, 1), (128, 672, 14, 5, 2), (256, 56, 13, 1, 1), (256, 8, 28, 3, 1), (102, 168, 128, 5, 1),
     (256, 96, 28, 5, 2), (128, 96, 28, 7, 2), (64, 32, 56, 9, 1),
 )  # fmt: skip
+SEQUENCE = 1, 1536, 2048, 4  # N, C, length and kernel, which lie down a column (Mamba)
 DEPTHWISE_INTERPRETED = ((4, 16, 8, 3, 1), (4, 16, 9, 5, 2))
 # (N, C, M, size): transposed, 5x5 with stride 2.
 BACK = (*((1000, *layer) for layer in generator_rows.LAYERS), (64, 256, 128, 8), (64, 128, 64, 16))
@@ -371,9 +372,9 @@ def _adam(case: Case, make: Make) -> Call:
     return call
 
 
-def _images(N: int, C: int, size: int) -> Callable[[Make], torch.Tensor]:
+def _images(N: int, C: int, size: int, width: int | None = None) -> Callable[[Make], torch.Tensor]:
     """In channels-last memory."""
-    return lambda make: make.tensor(N, size, size, C).permute(0, 3, 1, 2)
+    return lambda make: make.tensor(N, size, size if width is None else width, C).permute(0, 3, 1, 2)
 
 
 def _convolution(kind: Kind, form: str, gradient: str = "") -> Iterator[Problem]:
@@ -437,6 +438,12 @@ def _depthwise(kind: Kind, gradient: str = "") -> Iterator[Problem]:
         inputs = tensors(_images(N, C, size), other, extra=(geometry,), form="depthwise")
         what = f"depthwise {side}x{side}, {C} channels at {size}, {N} images" + f", stride {stride}" * (stride > 1)
         yield kind.problem(what, kernel(launcher), inputs)
+    if gradient == "weight" and not kind.small:
+        N, C, size, side = SEQUENCE
+        geometry = Geometry.of((size, 1), (side, 1), (1, 1), ((side - 1, side - 1), (0, 0)), (1, 1), C)
+        images = _images(N, C, size, 1), _images(N, C, geometry.h.output, 1)
+        inputs = tensors(*images, extra=(geometry,), form="depthwise")
+        yield kind.problem(f"depthwise {side}x1, {C} channels of {size}", kernel(launcher), inputs)
 
 
 def _pair_pool(kind: Kind) -> Iterator[Problem]:
