@@ -229,6 +229,57 @@ def test_rows_past_the_end_add_nothing_where_the_activation_of_0_has_no_derivati
     torch.testing.assert_close(dweight.cpu().double(), (dz * n).sum(0), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 48, 64])
+@pytest.mark.parametrize("act", [None, "relu", "tanh"])
+@pytest.mark.parametrize("forced", [{}, SMALL], ids=["table", "small tiles"])
+def test_rows_past_the_end_add_nothing_where_a_mean_is_not_finite(rows, act, forced, device, monkeypatch):
+    """They are 0 times how far 0 is from the mean. What is not finite in x shows where torch has it, too."""
+    monkeypatch.setattr(launch, "processors", lambda: 2)
+    mean = torch.tensor([0.0, INF, -INF, NAN, 1.0, -2.0, 0.5], dtype=torch.float64)
+    x, dy = numbers(rows, 7), numbers(rows, 7, seed=1).abs()
+    x[rows // 2, 5], x[rows // 3, 6] = INF, NAN
+    w, b = numbers(7, seed=2), numbers(7, seed=3)
+    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+    y = F.batch_norm(leaves[0], mean, torch.ones(7, dtype=torch.float64), *leaves[1:], eps=0.0)
+    (y if act is None else getattr(torch, act)(y)).backward(dy)
+    found = norm.Statistics(mean.to(device), torch.ones_like(mean).to(device))
+    given = dy.to(device), x.to(device), found, w.to(device), b.to(device), act
+    with launch.force(**forced):
+        if alone.fits(x):
+            _, *got = alone.normalised_grad(*given)  # dx is that of training
+            expected = leaves[1:]
+        else:
+            got, expected = norm.normalise_grad(*given, False)[:3], leaves
+    for a, leaf in zip(got, expected, strict=True):
+        torch.testing.assert_close(a.cpu(), leaf.grad, rtol=1e-11, atol=1e-11, equal_nan=True)
+
+
+def test_rows_past_the_end_add_nothing_where_they_are_beside_a_result(device):
+    """The activation's derivative from what it gave; none is not finite."""
+    x, y, dy = (numbers(11, 2, seed=i).to(device) for i in range(3))
+    found = norm.Statistics(*(torch.tensor(t, dtype=torch.float64, device=device) for t in ([INF, 0.5], [1.0, 1.0])))
+    with launch.force(**SMALL):
+        _, dweight, dbias, dz = norm.normalise_grad(dy.abs(), x, found, None, None, "relu", False, y=y.abs())
+    assert dweight[0] == -INF
+    torch.testing.assert_close(dweight[1], (dz * (x - 0.5))[:, 1].sum(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(dbias, dz.sum(0), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [2, 6, 8, 9, 12, 16, 41])
+def test_lanes_without_rows_add_nothing_where_squares_are_beyond_all_numbers(rows, device, monkeypatch):
+    """What is 1e20 apart has a variance of inf in float32, and 0 times inf would be NaN."""
+    monkeypatch.setattr(launch, "processors", lambda: 2)
+    x = torch.full((rows, 3), 1e20, device=device)
+    x[0] = 0.0
+    with launch.force(**SMALL):
+        if alone.fits(x):
+            _, found = alone.normalised(x, None, None, None, 0.1, 1e-5, None)
+        else:
+            found = norm.batch_statistics(x, 1e-5, None, None)
+    torch.testing.assert_close(found.mean, x.double().mean(0).float(), rtol=1e-6, atol=0)
+    assert found.rstd.tolist() == [0.0] * 3
+
+
 def test_an_empty_batch_in_evaluation(device):
     x = torch.zeros(0, 3, 4, 4, device=device)
     y, dx, dw, db = differentiated(

@@ -109,6 +109,16 @@ def test_more_long_rows_than_a_tile_has():
         assert torch.equal(product(x, dense).cpu().double(), exact(x, dense))
 
 
+def test_long_rows_are_added_as_such_also_in_a_tile_that_is_not_full():
+    """In lanes of BLOCK_J_LONG entries, which gives other bits than those of short rows."""
+    x = batch([200] * 4, 300)
+    less = CSR.from_torch(x.crow[:4], x.col[:600], x.val[:600], (3, 300))
+    dense = values(300, 8)
+    sizes = {"BLOCK_N": 8, "BLOCK_M_LONG": 2, "BLOCK_J_LONG": 16, "BLOCK_M": 4, "BLOCK_J": 2}
+    with launch.force(sparse=launch.Tile(sizes, 4, 1)):
+        assert torch.equal(product(less, dense), product(x, dense)[:3])
+
+
 def y_like(x):
     return values(x.shape[0], 19, integers=True, seed=3)
 

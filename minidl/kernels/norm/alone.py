@@ -104,7 +104,8 @@ def batch_norm_grad_alone_kernel(
     b_dy = tl.load(p_dy + o_mc, mask=m_mc, other=0)  # [STEPS, BLOCK_M, BLOCK_C]
     b_x, b_dz = back(b_kept, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
     b_sum = joined(b_dz).to(ACC)[None, :]
-    b_sum_n = joined(b_dz * b_x).to(ACC)[None, :] * b_rstd
+    # A row past the end has dz = 0, but the mean may not be finite.
+    b_sum_n = joined(b_dz * tl.where(m_mc, b_x, 0.0)).to(ACC)[None, :] * b_rstd
     if p_dweight is not None:
         tl.store((p_dweight + o_c)[None, :], b_sum_n.to(p_dweight.dtype.element_ty), mask=m_c[None, :])
     if p_dbias is not None:

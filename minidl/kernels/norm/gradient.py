@@ -92,7 +92,8 @@ def batch_norm_sums_kernel(
         else:
             b_x, b_dz = back(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
         b_dbias += b_dz
-        b_dweight += b_dz * b_x
+        # A row past the end has dz = 0, but the mean may not be finite.
+        b_dweight += b_dz * tl.where(m_mc, b_x, 0.0)
     b_dbias = tl.sum(b_dbias.to(tl.float64), axis=0).to(ACC)
     b_dweight = tl.sum(b_dweight.to(tl.float64), axis=0).to(ACC)
     o_y = tl.program_id(1).to(tl.int64) * (2 * C) + o_c

@@ -54,7 +54,8 @@ def batch_norm_stats_kernel(
     o_m = tl.arange(0, BLOCK_M)
     b_n = tl.maximum((rows - o_m + (BLOCK_M - 1)) // BLOCK_M, 0).to(ACC)[:, None]  # [BLOCK_M, 1]
     b_all = (tl.sum((b_n * b_mean).to(tl.float64), axis=0) / rows.to(tl.float64)).to(ACC)  # [BLOCK_C]
-    b_apart = b_mean - b_all[None, :]
+    # A lane without rows has the count 0, but the square of what it is apart may not be finite.
+    b_apart = tl.where(b_n > 0.0, b_mean - b_all[None, :], 0.0)
     b_m2 = tl.sum((b_m2 + b_n * (b_apart * b_apart)).to(tl.float64), axis=0)
     o_y = tl.program_id(1).to(tl.int64) * C + o_c
     tl.store(p_mean + o_y, b_all, mask=m_c)
