@@ -14,7 +14,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -227,11 +227,19 @@ def of_device(name: str, figures: Figures, target: str) -> Constants:
 
 def file_of(name: str, figures: Figures) -> Path | None:
     """The package's file for a device; None where there is none."""
+    return next((path for path, known in _named(name) if _same(known, figures)), None)
+
+
+def of_name(name: str) -> tuple[Constants, Figures] | None:
+    """The package's constants for a device of this name, and the figures of its file; None where there is none."""
+    return next(((of_file(path), known) for path, known in _named(name)), None)
+
+
+def _named(name: str) -> Iterator[tuple[Path, Figures]]:
     for path in sorted(FOLDER.glob("*.json")):
         words, known = _words(_parsed(path)["device"]), _figures(_parsed(path))
-        if words == _words(name)[: len(words)] and known is not None and _same(known, figures):
-            return path
-    return None
+        if words == _words(name)[: len(words)] and known is not None:
+            yield path, known
 
 
 def _words(name: str) -> list[str]:

@@ -245,7 +245,7 @@ def test_the_factor_of_a_sum_of_zero_is_finite():
 def test_who_takes_it(target, forms):
     geometry = Geometry.of((7, 7), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), 1)
     problem = Described(FORWARD, geometry, 256, 512, 512, E4M3, out=torch.float16, target=target, processors=132)
-    made = {candidate.name for candidate, _ in plan._candidates(problem) if candidate is not None}
+    made = {candidate.name for candidate, _ in plan.candidates(problem) if candidate is not None}
     assert made == forms
     assert "float8" in conv.explain(problem)
 

@@ -243,13 +243,13 @@ def explain(problem: Problem) -> str:
         )
     if min(problem.N, problem.C, problem.M, problem.processors) < 1:
         raise ValueError(f"explain: N, C, M and processors must be at least 1, got {problem}")
-    candidates = _candidates(problem)
+    every = candidates(problem)
     if problem.halves and (joined := _cheapest(problem._replace(halves=False))) is not None:
         time = joined.microseconds + _of_join(problem)
-        candidates.append((joined._replace(microseconds=time), f"joined, {_said_of_parts(joined)}"))
-    best = min((made for made, _ in candidates if made is not None), key=_microseconds, default=None)
+        every.append((joined._replace(microseconds=time), f"joined, {_said_of_parts(joined)}"))
+    best = min((made for made, _ in every if made is not None), key=_microseconds, default=None)
     lines = [str(problem)]
-    for made, said in candidates:
+    for made, said in every:
         estimated = f"{said:<34}{made.microseconds:>12.1f} us" if made is not None else said
         lines.append(f"  {estimated}{'  taken' if made is best and made is not None else ''}")
     return "\n".join(lines)
@@ -259,7 +259,7 @@ def _microseconds(made: Plan) -> float:
     return made.microseconds
 
 
-def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
+def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     """Every form, and the problem in parts: a plan that has an estimate and nothing prepared, None where unable; and
     what to call it, or why not."""
     found: list[tuple[Plan | None, str]] = []
@@ -290,7 +290,7 @@ def _candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
 
 def _cheapest(problem: Problem) -> Plan | None:
     """With nothing prepared; None where no form is able."""
-    return min((made for made, _ in _candidates(problem) if made is not None), key=_microseconds, default=None)
+    return min((made for made, _ in candidates(problem) if made is not None), key=_microseconds, default=None)
 
 
 def _adds(form: Any, problem: Problem) -> bool:
