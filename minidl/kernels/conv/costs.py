@@ -34,6 +34,7 @@ NARROW = 64
 LEAST_VALUES = 128
 # Columns of a product that are computed in any case: 64->32 channels took as long as 64->64.
 LEAST_COLUMNS = 64
+BOTH = 0.02  # of the shorter of the two that a launch does at the same time
 # Values of a band that are made in a microsecond. 208->1874 3x3, 90 images of 4x4: 9.4 million, 117 us in place of 18.
 BAND = 1e5
 # Of float8 on sm_90, by form: products in the time of one of 16 bits. 256 images, H100, boxes / runs / product: 3x3
@@ -129,10 +130,11 @@ def microseconds(problem: Problem, form: str, products: float, programs: float =
 
 def at_least(problem: Problem, time: float, size: int | None = None) -> float:
     """A launch that takes so many us, or as long as memory does for `size` bytes (those of the problem), of which tiles
-    reach a part."""
+    reach a part. Of two that memory bounds the one with less to do is estimated lower."""
     device = estimates.of(problem.target)
     size = moved(problem) if size is None else size
-    return max(time, device.launch + size / (device.reached * device.copy))
+    memory = device.launch + size / (device.reached * device.copy)
+    return max(time, memory) + BOTH * min(time, memory)
 
 
 def relative(problem: Problem, form: str) -> float:

@@ -122,16 +122,9 @@ class Shares(NamedTuple):
 
 
 def in_shares(
-    tiles: int,
-    blocks: int,
-    block: int,
-    pace: Pace,
-    processors: int,
-    values: int,
-    factor: float = 1.0,
-    least: int = 1,
+    tiles: int, blocks: int, block: int, pace: Pace, processors: int, values: int, factor: float = 1.0, least: int = 1,
     kind: str = "weight",
-) -> Shares:
+) -> Shares:  # fmt: skip
     """The shares of `blocks` of a gradient of the weight that take the least time, of `least` blocks each at least.
 
     As many as fill the device once, or some times: 72 tiles leave half of 132 multiprocessors without work.

@@ -195,7 +195,9 @@ def _of_patches(problem: Problem, tile: launch.Tile, C: int, values: int) -> flo
     times = pace.known().flat_weight * math.sqrt(tile["BLOCK_N"] / 128) * (tile["BLOCK_M"] / 128) ** 0.25
     if C * problem.dtype.itemsize % 8 == 0:
         return times * costs.relative(problem, "weight, pixel, eights")
-    return times * (costs.relative(problem, "weight, pixel, patches") if values > tile["BLOCK_N"] >= 128 else 1.0)
+    if values > tile["BLOCK_N"] >= 128:
+        return times * costs.relative(problem, "weight, pixel, patches")
+    return times * (costs.relative(problem, "weight, pixel, strided") if problem.at.v.in_step > 1 else 1.0)
 
 
 def prepare(problem: Problem) -> Shares:

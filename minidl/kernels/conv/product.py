@@ -36,6 +36,7 @@ WIDE_FLOAT8 = 1.15
 # 28x28, 30 and 340 images, 11.5 and 77 us back, 1.1 and 1.9 TB/s.
 FEW = *range(8, 32), *range(33, 48)
 FEW_ROWS = range(8, 32)  # of the gradient of the weight, whose product has no rows of pixels
+NARROWEST = 4  # channels that are written, of which there are fewer: 12 launches in boxes
 FEW_VALUES = 24  # of a row: fewer are read by pointers, value by value
 SOONER = 0.9  # us that these take less than estimated: 69 launches, most of them small
 SHORT = 5.0  # us of a product that takes no longer with few
@@ -85,6 +86,8 @@ def estimate(problem: Problem) -> float:
             return costs.beside_tiles(problem, "product, weight", time)
         time = costs.beside_tiles(problem, NAME, time) - (SOONER if by_values else 0.0)
         few = FEW_ROWS if weight else FEW
+        if time > SHORT and not weight and problem.M < NARROWEST and _by_boxes(problem):
+            return time * costs.relative(problem, "product, narrow")
         if time > SHORT and min(problem.M, _width(problem)) in few and _by_boxes(problem):
             return time * costs.relative(problem, "product, few channels")
         # Rows that begin at no multiple of 4 bytes are written value by value. 322->391 at 82x82, 65 images: 1.09 ms.
