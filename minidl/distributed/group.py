@@ -50,7 +50,7 @@ class Group:
         self._ends = threading.Event()
         if store is not None:
             self._stopped = _Stopped()
-            self._watcher = threading.Thread(target=self._watch, name="watch of other processes", daemon=True)
+            self._watcher = threading.Thread(target=self._attend, name="watch of other processes", daemon=True)
             self._watcher.start()
             # A thread that needs Python when Python has ended is unwound through C++, which aborts the process.
             atexit.register(self._end_threads)
@@ -170,6 +170,15 @@ class Group:
         there = "; ".join(f"process {rank} {at}" for rank, at in places.items())
         return f"the processes wait for each other: {there} ({what})"
 
+    def _attend(self) -> None:
+        """Watches until Python ends; then ends gloo's threads, which let go of tensors some time after an exchange has
+        ended or failed. On GPUs they stay: NCCL, of the same group, would wait for recorded steps and for processes
+        that are gone."""
+        self._watch()
+        self._ends.wait()
+        if dist.is_initialized() and dist.get_backend() == "gloo":
+            dist.destroy_process_group()
+
     def _watch(self) -> None:
         """Answers who asks where this process is, and ends it after another one has failed, or when it waits in an
         exchange that no time-out ends: that of a captured step, in which no signal is heard either."""
@@ -201,14 +210,8 @@ class Group:
             os._exit(note["code"])
 
     def _end_threads(self) -> None:
-        """End the watch, and gloo's threads, which let go of tensors some time after an exchange has ended or failed.
-
-        NCCL stays: it would wait for recorded steps, and for processes that are gone.
-        """
         self._ends.set()
-        self._watcher.join(_GRACE)
-        if dist.is_initialized() and dist.get_backend() == "gloo":
-            dist.destroy_process_group()
+        self._watcher.join(_GRACE)  # an exchange that is still open is waited for no longer
 
 
 class _Stopped:

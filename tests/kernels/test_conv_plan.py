@@ -192,7 +192,7 @@ def test_a_second_call_asks_no_form(monkeypatch):
     y, _ = conv.forward(x, w, geometry)
     conv.grad_input(y, w, geometry)
     conv.grad_weight(x, y, geometry)
-    monkeypatch.setattr(plan, "_candidates", lambda problem: pytest.fail("planned again"))
+    monkeypatch.setattr(plan, "candidates", lambda problem: pytest.fail("planned again"))
     conv.forward(x, w, geometry)
     conv.grad_input(y, w, geometry)
     conv.grad_weight(x, y, geometry)
@@ -338,6 +338,16 @@ def test_a_blind_plan_does_not_see_the_number_of_images(target):
         assert len(seen) == 1 or not blind
         differs |= len(seen) > 1
     assert differs == (target == "sm_90")
+
+
+@pytest.mark.parametrize("shape", [(1024, 64, 4, 3, 1), (2048, 1000, 4, 4, 0), (512, 128, 4, 4, 0)])
+def test_a_blind_plan_adds_its_shares_in_one_order(shape):
+    """Of few values many shares are added several at a time, which is another order."""
+    C, M, size, kernel, padding = shape
+    for blind in (True, False):
+        made = [plan.plan(layer(N, C, M, size, kernel, padding, blind=blind, form="pixel")) for N in (1, 16, 128, 512)]
+        seen = {one.prepared.sum.meta["BLOCK_S"] for one in made if one.prepared.sum}
+        assert (seen == {1}) if blind else (16 in seen)
 
 
 def launches(made):

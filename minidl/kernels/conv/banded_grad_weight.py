@@ -1,6 +1,6 @@
 """The weight gradient in the banded form, for few channels.
 
-The product of `banded` turned round: the gradient of the bands, in shares of the rows whose sums are added in order,
+The product of `banded` turned round: the gradient of the bands, in shares of the rows, added in a fixed order and
 folded back by adding the G places of each weight. Without strides x and the gradient of the output may each be the
 other, with taps in reverse: where its channels are fewer, or its rows better aligned, a product takes less. A value of
 either that is not finite makes all weights NaN that a band has at its column.

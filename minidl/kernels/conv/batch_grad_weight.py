@@ -2,7 +2,7 @@
 
 One program sums one tap, or a row of three, of a block of output and input channels over its share of (pixel, run of
 images). The shares are interleaved, so that programs running together read one neighbourhood (an H200 at 56x56, 64
-channels: 81 us in place of 88), and their partial sums are added in order.
+channels: 81 us in place of 88), and their partial sums are added in a fixed order.
 """
 
 import math

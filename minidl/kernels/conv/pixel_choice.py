@@ -20,7 +20,7 @@ WIDE_TILE = 256
 GROUP = 17, 32
 # Channels from which on taps are added first.
 MANY_CHANNELS = 256
-ALONE = 1 / 3
+ALONE = 1 / 3  # of what a round takes to begin, for a few programs
 
 
 class Chosen(NamedTuple):

@@ -4,7 +4,7 @@
 
 The pixels are the K of the GEMM, whose tiles are found as in `pixel_tiled`. A program sums TAPS taps of a block of
 channels over its share of the pixels: they have one block of dy and one count of pixels. The partial sums of the shares
-are added in order.
+are added in a fixed order.
 """
 
 import math

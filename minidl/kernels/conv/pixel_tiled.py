@@ -8,7 +8,7 @@ y  [N, OH, OW, groups * M]   bias, scale  [groups * M]
 `at` is given by two walks (geometry.py). Nothing is unrolled in memory: the rows' addresses are computed once, with a
 bit for each tap that is inside the image, and each tap adds one number to all of them. With few channels a tap would
 leave most of a block of K empty: then taps and channels together are walked as one axis (FLAT), at the price of index
-arithmetic per element. Where tiles are few, taps and channels are cut into shares, whose sums are added in order.
+arithmetic per element. Where tiles are few, taps and channels are cut into shares, which are added in a fixed order.
 """
 
 from __future__ import annotations
@@ -330,7 +330,8 @@ def prepare(problem: Problem) -> Prepared:
     if split == 1:
         return Prepared(made, (1, total), None)
     flags = {**problem.flags("POOL"), "SPLIT": split, "ACC": launch.acc(problem.dtype)}
-    return Prepared(made, (split, total), launches.summed(problem.dtype, groups * M, total, flags, problem.target))
+    added = launches.summed(problem.dtype, groups * M, total, flags, problem.target, problem.blind)
+    return Prepared(made, (split, total), added)
 
 
 def run(prepared: Prepared, t: Tensors) -> None:

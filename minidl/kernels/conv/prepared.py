@@ -46,7 +46,7 @@ class Shares(NamedTuple):
     sum: launch.Prepared | None = None
 
     def run(self, dy: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        """The gradient: the partial sums of the shares, added in order; of one share written as it is."""
+        """The gradient: the partial sums of the shares, added in a fixed order; of one share written as it is."""
         dtype = dy.dtype if self.count == 1 else launch.acc_torch(dy.dtype)
         partial = torch.empty(self.count, math.prod(self.shape), dtype=dtype, device=dy.device)
         self.launch.run(dy, *others, partial)

@@ -8,8 +8,8 @@ rows are images and K = H W C; and with patches side by side in images of one ro
 are seen in another shape. The rows of other forms are images, or boxes of pixels of which some are outside an image
 (7x7 in boxes of 8x8); here they are filled whatever the size of the image, and have the tiles of matrix products.
 
-The gradient of the weight has the rows as its K, in shares; their partial products are added in order. On the way back
-a kernel of 1x1 alone is taken. Rows that no boxes can be read of are read through pointers, which take any shape.
+The gradient of the weight has the rows as its K, in shares, which are added in a fixed order. On the way back a kernel
+of 1x1 alone is taken. Rows that no boxes can be read of are read through pointers, which take any shape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minidl.kernels.conv import costs
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, MANY, NO_BOXES, WALK, No, Problem, Tensors
 from minidl.kernels.gemm import choice, handed, launches
-from minidl.runtime import launch
+from minidl.runtime import estimates, launch
 
 NAME = "product"
 IN_PLACE = True
@@ -37,8 +37,8 @@ WIDE_FLOAT8 = 1.15
 FEW = *range(8, 32), *range(33, 48)
 FEW_ROWS = range(8, 32)  # of the gradient of the weight, whose product has no rows of pixels
 NARROWEST = 4  # channels that are written, of which there are fewer: 12 launches in boxes
-FEW_VALUES = 24  # of a row: fewer are read by pointers, value by value
-SOONER = 0.9  # us that these take less than estimated: 69 launches, most of them small
+FEW_VALUES = 24  # of a row, fewer than these by pointers
+SOONER = 0.9  # us that such a product takes less than estimated: 69 launches, most of them small
 SHORT = 5.0  # us of a product that takes no longer with few
 MANY_OUTPUTS = 64
 # Statistics are handed on (`gemm.handed`) of sums of at most so many products: a multiprocessor has two of their tiles,
@@ -84,7 +84,9 @@ def estimate(problem: Problem) -> float:
         if weight and by_values:
             # 1x1 1120->5 at 21x21, 394 images: 236 us.
             return costs.beside_tiles(problem, "product, weight", time)
-        time = costs.beside_tiles(problem, NAME, time) - (SOONER if by_values else 0.0)
+        time = costs.beside_tiles(problem, NAME, time)
+        if by_values:
+            time = max(estimates.of(problem.target).launch, time - SOONER)
         few = FEW_ROWS if weight else FEW
         if time > SHORT and not weight and problem.M < NARROWEST and _by_boxes(problem):
             return time * costs.relative(problem, "product, narrow")
@@ -116,7 +118,7 @@ def prepare(problem: Problem) -> Prepared:
     turned = (True, False) if problem.direction == GRAD_WEIGHT else (False, not problem.in_place)
     made = launches.prepare(
         M, N, K, turned, _by_boxes(problem), tile, split, problem.dtype, problem.precision,
-        problem.flags("POOL"), problem.target, problem.processors,
+        problem.flags("POOL"), problem.target, problem.processors, problem.blind,
     )  # fmt: skip
     return Prepared(made, problem.shape)
 

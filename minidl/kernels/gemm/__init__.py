@@ -9,7 +9,7 @@ matrix), one program per multiprocessor; it wants 16-byte aligned rows. Large op
 rows (`rows`); large float32 products cut their operands into tf32 parts first. The
 pointer form takes any strides and batches. Small products of thin operands have a form without tensor cores, `thin`,
 and so has a matrix times a vector. Tile and shares of 16-bit products follow from an estimate, see `choice`.
-Split-K gives each share of K its own partial product; the shares are then added in order, so results do not depend on
+Split-K gives each share of K its own partial product; they are added in a fixed order, so results do not depend on
 scheduling. Where tiles do not fill the last round of programs, `tail` has shares of these tiles alone.
 A transposed operand is read in place: the block is loaded as it is stored and turned on its way to the tensor cores.
 """
@@ -135,7 +135,7 @@ def gemm(
 
 
 def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The sum [n] over the first axis of partial [shares, n], contiguous, in order and rounded once to `dtype`."""
+    """The sum [n] over the first axis of partial [shares, n], contiguous, in a fixed order, rounded once to `dtype`."""
     shares, n = partial.shape
     if shares == 1 and partial.dtype == dtype:
         return partial[0]

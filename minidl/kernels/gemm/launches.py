@@ -43,11 +43,12 @@ class Product(NamedTuple):
 
 def prepare(
     M: int, N: int, K: int, turned: tuple[bool, bool], boxed: bool, tile: launch.Tile, split: int, dtype: torch.dtype,
-    precision: str, flags: dict[str, Any], target: str, processors: int,
+    precision: str, flags: dict[str, Any], target: str, processors: int, in_order: bool = False,
 ) -> Product:  # fmt: skip
     """The product of a [M, K] and b [K, N], each contiguous or, where it is `turned`, so in memory when transposed.
 
-    flags  of the epilogue: HAS_BIAS, HAS_SCALE where it may have one, ACT, SLOPE and SAVE_Z
+    flags     of the epilogue: HAS_BIAS, HAS_SCALE where it may have one, ACT, SLOPE and SAVE_Z
+    in_order  as in `summed`
     """
     flags = {**flags, "SPLIT": split, "ACC": launch.acc(dtype)}
     inner = flags if split == 1 else bare(flags)
@@ -67,7 +68,7 @@ def prepare(
         product = by_pointers(
             M, N, K, strides, M * N, tiles, tile, precision, dtype.itemsize, inner, target
         )  # fmt: skip
-    total = summed(dtype, N, M * N, flags, target) if split > 1 else None
+    total = summed(dtype, N, M * N, flags, target, in_order) if split > 1 else None
     return Product(product, (split, M, N), total)
 
 
@@ -103,10 +104,11 @@ def by_pointers(
 
 
 def summed(
-    dtype: torch.dtype, N: int, total: int, flags: dict[str, Any], target: str | None = None
+    dtype: torch.dtype, N: int, total: int, flags: dict[str, Any], target: str | None = None, in_order: bool = False
 ) -> launch.Prepared:  # fmt: skip
-    """Of partial products [shares, total], bias, scale [N], c and z: the sum in a fixed order, and more."""
-    tile = launch.tile("gemm_sum", dtype, target_=target, total=total, S=flags["SPLIT"])
+    """Of partial products [shares, total], bias, scale [N], c and z: the sum in a fixed order, and more. The order is
+    that of the shares whatever the total is, if it is to be (`in_order`)."""
+    tile = launch.tile("gemm_sum", dtype, target_=target, total=total, S=1 if in_order else flags["SPLIT"])
     meta = {"HAS_SCALE": False, **flags, **early.options(target=target), **tile.options}
     return launch.Prepared(gemm_sum_kernel, (launch.cdiv(total, tile["BLOCK"]),), (N, total), meta)
 

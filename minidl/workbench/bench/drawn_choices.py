@@ -51,8 +51,10 @@ def judged(found: Drawn) -> Iterator[Judged]:
         raise ConfigError(f"rows of {dtype} on {device}: expected float16 or bfloat16 on a device that has constants")
     constants, figures = known
     for row in found.measured:
-        if row["of"] in KINDS and row.get("plan"):
+        if row["of"] in KINDS and isinstance(row.get("plan"), str):
             shape = drawn.draw(row["of"], found.about["seed"], row["index"])
+            if str(shape) != row["shape"] or row["direction"] not in drawn_conv.DIRECTIONS:
+                raise ConfigError(f"the row {row['name']} is of {row['shape']}, and its seed draws {shape}")
             yield _judged(row, shape, getattr(torch, dtype), constants, int(figures.processors))
 
 
@@ -63,7 +65,7 @@ def _judged(row: dict[str, Any], shape: Any, dtype: torch.dtype, constants: Any,
     best, taken = min(every, key=lambda one: one[0].microseconds)
     times = row.get("forms_ms", {})
     regret = None
-    if best.name in times:
+    if best.name in times and "regret" in row:
         ratio = times[best.name] / min(times.values())
         regret = ratio if ratio > NOISE else 1.0
     by_name = {said: made.microseconds for made, said in every}
@@ -107,7 +109,10 @@ def main(arguments: list[str]) -> None:
         sys.exit("usage: python -m minidl.workbench.bench.drawn_choices RESULTS.json...")
     console = Console()
     for path in map(Path, arguments):
-        rows = list(judged(drawn_results.load(path)))
+        try:
+            rows = list(judged(drawn_results.load(path)))
+        except ConfigError as error:
+            sys.exit(f"error: {error}")
         console.print(
             f"{path}: {len(rows)} convolutions", table(rows), *said(rows), sep="\n", highlight=False, soft_wrap=True
         )

@@ -53,7 +53,7 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("few_outputs",), ("forms.few", "whole.few.1", "relative.few")),
     (("merged",), ("relative.merge",)),
     (("paired",), ("forms.pair", "relative.pair")),
-    (("depthwise", "depthwise_grad_weight"), ("channels.",)),
+    (("depthwise", "depthwise_grad_weight"), ("channels.", "forms.depthwise")),
 )  # fmt: skip
 
 

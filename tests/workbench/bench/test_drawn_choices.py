@@ -44,8 +44,9 @@ def test_the_tables(timed, capsys):
     shown = capsys.readouterr().out
     assert "forward, pixel: pixel_tiled" in shown
     assert f"regret as measured: 1.128, at worst 4.04 ({len(timed)} rows)" in shown
-    with pytest.raises(SystemExit, match="usage: "):
-        drawn_choices.main([])
+    for arguments, message in ([], "usage: "), (["none.json"], "error: none.json has no results"):
+        with pytest.raises(SystemExit, match=message):
+            drawn_choices.main(arguments)
 
 
 @pytest.mark.parametrize(("change", "said"), [({"device": "NVIDIA T4"}, "float16 on NVIDIA T4"), ({}, "float32 on")])
@@ -57,7 +58,15 @@ def test_other_devices_and_dtypes_are_refused(change, said, tmp_path):
         list(drawn_choices.judged(drawn_results.load(tmp_path / "other.json")))
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("drawn-*.json")) + [TIMED], ids=lambda path: path.name)
+def test_rows_of_other_shapes_than_their_seed_draws_are_refused(tmp_path):
+    content = json.loads(TIMED.read_text())
+    content["drawn"]["seed"] += 1
+    (tmp_path / "other.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="and its seed draws"):
+        list(drawn_choices.judged(drawn_results.load(tmp_path / "other.json")))
+
+
+@pytest.mark.parametrize("path", [*sorted(RESULTS.glob("drawn-*.json")), TIMED], ids=lambda path: path.name)
 def test_what_is_committed_can_be_read(path):
     found = drawn_results.load(path)
     assert len(found.measured) > 100
