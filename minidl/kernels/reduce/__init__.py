@@ -181,12 +181,13 @@ def _sum_dtype(x: torch.Tensor) -> torch.dtype:
 
 def _axes(name: str, dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
     """The axes to reduce, counted from the front and in order. Raises IndexError, or ValueError for one named twice."""
-    # torch lets a scalar have a dimension 0.
-    axes = () if dims is None else tuple(sorted(check.axes(name, dims, max(rank, 1))))
-    if not axes:  # no dimensions are all of them, as in torch
+    listed = () if dims is None else check.several(name, "dim", dims)
+    if not listed:  # no dimensions are all of them, as in torch
         return tuple(range(rank))
+    # torch lets a scalar have a dimension 0.
+    axes = tuple(sorted(check.axes(name, listed, max(rank, 1))))
     if len(set(axes)) != len(axes):
-        raise ValueError(f"{name}: dims {list(axes)} name a dimension twice")
+        raise ValueError(f"{name}: dims {list(listed)} name a dimension twice")
     return axes if rank else ()
 
 
