@@ -22,7 +22,8 @@ minidl's: above 1, minidl is faster. What was measured how, and what came of it,
 """
 TITLES = {
     "nvidia-h200": "Operations and networks", "commands-": "Whole commands", "networks-": "Whole networks",
-    "scaling-": "Several GPUs", "in-torch-": "Models of torch", "drawn-": "Shapes drawn from a seed", "drawn-regret-": "Shapes timed in every form",
+    "scaling-": "Several GPUs", "in-torch-": "Models of torch", "drawn-": "Shapes drawn from a seed",
+    "drawn-regret-": "Shapes timed in every form",
     "generation-": "Pictures from a DCGAN", "launch-cost-": "What a launch costs", "text-network-": "A text network",
     "gemm-ladder-": "Steps to a product", "convolution-ladder-": "Steps to a convolution",
     "nvidia-h200-agreement": "Compiled beside interpreted",
