@@ -31,6 +31,7 @@ TARGET = "sm_90"
 KINDS = "conv", "conv1d", "conv_transpose"
 NOISE = 1.03  # of two timings; forms that are so near are the same
 FEWEST = 5  # rows of a plan that is shown
+WORST, SHOWN = 10, 1.1  # of the regrets that are shown: how many, and above what
 
 
 class Judged(NamedTuple):
@@ -90,17 +91,15 @@ def table(rows: list[Judged]) -> Table:
 
 def said(rows: list[Judged]) -> Iterator[str]:
     """The regret, before and now, and its largest rows."""
-    timed = [one for one in rows if one.regret is not None]
+    timed = [(one.regret, one) for one in rows if one.regret is not None]
     if not timed:
         return
-    before, now = (
-        [value for value in of if value] for of in ([one.row["regret"] for one in timed], [one.regret for one in timed])
-    )
+    before, now = [one.row["regret"] for _, one in timed], [regret for regret, _ in timed]
     for name, values in (("as measured", before), ("chosen now", now)):
         yield f"regret {name}: {statistics.geometric_mean(values):.3f}, at worst {max(values):.2f} ({len(values)} rows)"
-    for one in sorted(timed, key=lambda one: -(one.regret or 0))[:10]:
-        if (one.regret or 0) > 1.1:
-            yield f"  {one.regret:.2f}  {one.row['name']}: {one.row['shape']}; {one.taken}, best {one.row['best_form']}"
+    for regret, one in sorted(timed, key=lambda pair: -pair[0])[:WORST]:
+        if regret > SHOWN:
+            yield f"  {regret:.2f}  {one.row['name']}: {one.row['shape']}; {one.taken}, best {one.row['best_form']}"
 
 
 def main(arguments: list[str]) -> None:
