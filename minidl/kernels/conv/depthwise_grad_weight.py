@@ -224,9 +224,9 @@ class Cut(NamedTuple):
     tiles: int
     rest: int
 
-    def in_shares(self, processors: int, kernels: int = 1) -> tuple[int, int]:
-        """(tiles of a share, shares) of the tiles; with the parts of so many `kernels` of slices."""
-        programs = self.tile["PER_PROCESSOR"] * processors // (self.parts * kernels)
+    def in_shares(self, processors: int) -> tuple[int, int]:
+        """(tiles of a share, shares) of the tiles."""
+        programs = self.tile["PER_PROCESSOR"] * processors // self.parts
         share = launch.cdiv(self.tiles, max(1, min(programs, self.tiles + self.rest)))
         return share, launch.cdiv(self.tiles, share)
 
@@ -284,17 +284,17 @@ def prepare(problem: Problem, depth: depthwise.Depth | None = None) -> Shares:
     h, v = problem.at.h, problem.at.v
     (H, W), (QH, QW) = narrow.joined(problem, problem.geometry[:2])
     found = cut(problem)
-    tile, (down, across), rows, columns, parts, tiles, rest = found
     shape, of_depth, constants = problem.shape, (0, 0, 0), {"JD": 0, "IN_STEP_D": 0, "IN_TAP_D": 0}
     if depth is not None:
-        parts *= depth.kernel
+        found = found._replace(parts=found.parts * depth.kernel)
         shape = shape[0], depth.kernel, *shape[1:]
         of_depth = depth.size, depth.walk.count, depth.walk.in_start
         constants = {name: depth.constants[name] for name in constants}
+    tile, (down, across), rows, columns, parts, tiles, rest = found
     options = tile.options
     del options["SUMS"], options["BLOCK_W"], options["PER_PROCESSOR"]
     outputs = options.pop("OUTPUTS")
-    share, shares = found.in_shares(problem.processors, 1 if depth is None else depth.kernel)
+    share, shares = found.in_shares(problem.processors)
     pairs = problem.groups * problem.M * problem.C
     vec = narrow.vector(pairs, problem)
     scalars = (

@@ -36,7 +36,7 @@ WIDE_FLOAT8 = 1.15
 # 28x28, 30 and 340 images, 11.5 and 77 us back, 1.1 and 1.9 TB/s.
 FEW = *range(8, 32), *range(33, 48)
 FEW_ROWS = range(8, 32)  # of the gradient of the weight, whose product has no rows of pixels
-NARROWEST = 4  # channels that are written, of which there are fewer: 12 launches in boxes
+NARROWEST = 4  # of channels that are written, fewer than these in boxes: 12 launches
 FEW_VALUES = 24  # of a row, fewer than these by pointers
 SOONER = 0.9  # us that such a product takes less than estimated: 69 launches, most of them small
 SHORT = 5.0  # us of a product that takes no longer with few
@@ -79,18 +79,17 @@ def estimate(problem: Problem) -> float:
     tile, split = _choice(problem)
     if problem.paced:
         time = choice.microseconds(*_shape(problem), tile, split, problem.processors, problem.target)
-        weight = problem.direction == GRAD_WEIGHT
-        by_values = min(problem.M, _width(problem)) < FEW_VALUES and not _by_boxes(problem)
+        weight, by_boxes, least = problem.direction == GRAD_WEIGHT, _by_boxes(problem), min(problem.M, _width(problem))
+        by_values = least < FEW_VALUES and not by_boxes
         if weight and by_values:
             # 1x1 1120->5 at 21x21, 394 images: 236 us.
             return costs.beside_tiles(problem, "product, weight", time)
         time = costs.beside_tiles(problem, NAME, time)
         if by_values:
             time = max(estimates.of(problem.target).launch, time - SOONER)
-        few = FEW_ROWS if weight else FEW
-        if time > SHORT and not weight and problem.M < NARROWEST and _by_boxes(problem):
+        if time > SHORT and by_boxes and not weight and problem.M < NARROWEST:
             return time * costs.relative(problem, "product, narrow")
-        if time > SHORT and min(problem.M, _width(problem)) in few and _by_boxes(problem):
+        if time > SHORT and by_boxes and least in (FEW_ROWS if weight else FEW):
             return time * costs.relative(problem, "product, few channels")
         # Rows that begin at no multiple of 4 bytes are written value by value. 322->391 at 82x82, 65 images: 1.09 ms.
         odd = problem.direction != GRAD_WEIGHT and problem.M > MANY_OUTPUTS and problem.M % 2
