@@ -35,6 +35,12 @@ def two(model, device):
     return mt.accelerate(copy.deepcopy(theirs)), theirs
 
 
+def _within_roundings(one, other, steps):
+    """Two results of which each of so many steps was rounded to float16 once, to either side."""
+    within = steps * torch.finfo(torch.float16).eps * float(other.detach().abs().max())
+    torch.testing.assert_close(one, other, rtol=0, atol=within)
+
+
 x, w, ones = _randn(2, 3, 5, 5), _randn(4, 3, 3, 3), _randn(4).abs()
 WRONG = {
     "channels": (lambda: mt.conv2d(x[:, :2], w), "input has 2 channels"),
@@ -117,7 +123,7 @@ def test_a_sum_has_torchs_dtype_under_autocast(device, training):
         made = ours(images), theirs(images)
     for one, other in zip(*made, strict=True):
         assert one.dtype == other.dtype
-        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+        _within_roundings(one, other, 3)  # of the convolution, the norm and the sum
 
 
 def test_models_of_a_stack_get_gradients_from_outside_of_vmap(device):
@@ -157,7 +163,8 @@ def test_other_dtypes_and_tensors_afterwards(device):
             model.load_state_dict(copy.deepcopy(values), assign=True)
         for _ in range(2):
             _close(ours(images), theirs(images))
-        torch.testing.assert_close(ours.half()(images.half()), theirs.half()(images.half()), rtol=1e-2, atol=1e-2)
+        # Of images, convolution, norm, mean and the last layer, and of the three layers' weights.
+        _within_roundings(ours.half()(images.half()), theirs.half()(images.half()), 8)
         assert ours.to("meta")(images.half().to("meta")).shape == (2, 3)
 
 
