@@ -170,7 +170,7 @@ def leaf(*values):
 def network():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(18, 1, bias=False)).double()
     for i, p in enumerate(net.parameters()):
-        p.data = drawn(*p.shape, seed=i)
+        p.data = drawn(*p.shape, seed=i).to(p.data.device)
     return net
 
 

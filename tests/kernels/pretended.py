@@ -259,6 +259,7 @@ def compiled_ahead(folder: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     driver.set_active(Driver())
+    direct._current_device = Driver().get_current_device  # where torch has CUDA, it is asked
     with tempfile.TemporaryDirectory() as folder:
         result = {"ahead": compiled_ahead(folder)}
         os.environ.pop("TRITON_CACHE_DIR")
