@@ -48,7 +48,7 @@ def stored(x, transposed):
 def assert_product(c, a, b, split=1):
     """c is a @ b within the bound; adding up the shares is part of it."""
     a, b = a.double().cpu(), b.double().cpu()
-    error = product_error(a.abs() @ b.abs(), a.shape[-2], b.shape[-1], a.shape[-1], c.dtype)
+    error = product_error(a, b, a.shape[-2], b.shape[-1], a.shape[-1], c.dtype)
     error = error + split * 2.0**-24 * (a.abs() @ b.abs())
     exact = a @ b
     assert_within(c, exact, error + torch.finfo(c.dtype).eps * exact.abs() + torch.finfo(c.dtype).tiny)
@@ -211,14 +211,13 @@ def test_a_product_is_added_in_place_to_a_wide_one(form):
             continue
         a, b = torch.randn(M, K, device=device).half(), torch.randn(K, N, device=device).half()
         total = torch.randn(M, N, device=device)
-        exact, size = (
-            total.double() + a.double() @ b.double(),
-            total.double().abs() + a.double().abs() @ b.double().abs(),
-        )
+        exact = total.double() + a.double() @ b.double()
+        # What it is added to is a product with 1.
+        sides = torch.cat([a, total], 1).double(), torch.cat([b, torch.eye(N, device=device)]).double()
         a = a if form != "tma" else torch.nn.functional.pad(a, (0, -K % 8))
         b = b if form != "tma" else torch.nn.functional.pad(b, (0, 0, 0, -K % 8))
         assert gemm.gemm(a, b, onto=total, form=form) is total
-        assert_within(total, exact, product_error(size, M, N, K + 8, torch.float16))
+        assert_within(total, exact, product_error(*sides, M, N, K + 8, torch.float16))
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -33,9 +33,10 @@ def chain(M: int, N: int, K: int, dtype: torch.dtype) -> int:
     return longest + 2
 
 
-def product_error(total: torch.Tensor, M: int, N: int, K: int, dtype: torch.dtype) -> torch.Tensor:
-    """The error of a product before it is rounded, for total = |A| |B|; infinite where a partial sum may overflow."""
-    return products.sum_error(total, K, chain(M, N, K, dtype), dtype)
+def product_error(a: torch.Tensor, b: torch.Tensor, M: int, N: int, K: int, dtype: torch.dtype) -> torch.Tensor:
+    """The error of a product A B before it is rounded; infinite where a partial sum may overflow."""
+    a, b = a.abs(), b.abs()
+    return products.sum_error(a @ b, (a + 1) @ (b + 1), chain(M, N, K, dtype), dtype)
 
 
 def _matmul_inputs(make: Make) -> Case:
@@ -64,18 +65,19 @@ def _matmul_sizes(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:
 
 def _matmul_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     a, b = case.args
-    return bounds.rounded(result, product_error(a.abs() @ b.abs(), *_matmul_sizes(a, b), dtype), dtype)
+    return bounds.rounded(result, product_error(a, b, *_matmul_sizes(a, b), dtype), dtype)
 
 
 def _matmul_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     a, b = (t.abs().requires_grad_() for t in case.args)
     totals = torch.autograd.grad(torch.matmul(a, b), (a, b), dy.abs())
+    sizes = torch.autograd.grad(torch.matmul(a + 1, b + 1), (a, b), dy.abs() + 1)
     rows, N, K = _matmul_sizes(a, b)
     # Batches that share an operand are multiplied one by one, rounded, and then added.
     batch = 1 if b.dim() == 2 else math.prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     out = []
-    for grad, total, (m, n, k) in zip(grads, totals, ((rows, K, N), (K, N, rows)), strict=True):
-        error = product_error(total, m, n, k, dtype)
+    for grad, total, of_, sides in zip(grads, totals, sizes, ((rows, K, N), (K, N, rows)), strict=True):
+        error = products.sum_error(total, of_, chain(*sides, dtype), dtype)
         if batch > 1 and grad.shape[:-2] != dy.shape[:-2]:
             error = error + total * (bounds.UNIT[dtype] + bounds.gamma(batch + 1, bounds.acc_unit(dtype)))
             error = error + batch * bounds.TINY[dtype]
@@ -95,8 +97,7 @@ def _preactivation(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     """z = x W^T + b and its error in the accumulate type."""
     x, weight, bias, _ = case.arguments(ops.linear)
     z = F.linear(x, weight, bias)
-    total = F.linear(x.abs(), weight.abs())
-    error = product_error(total, math.prod(x.shape[:-1]), weight.shape[0], weight.shape[1], dtype)
+    error = product_error(x, weight.T, math.prod(x.shape[:-1]), weight.shape[0], weight.shape[1], dtype)
     return z, products.with_bias(z, error, bias, dtype)
 
 
@@ -105,8 +106,8 @@ def _linear_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dty
     known, error = products.incoming(act, dy, *_preactivation(case, dtype), dtype)
     x, known, error = (t.reshape(math.prod(t.shape[:-1]), t.shape[-1]) for t in (x, known, error))
     rows, (N, K) = len(x), weight.shape
-    dx = error @ weight.abs() + product_error(known @ weight.abs(), rows, K, N, dtype)
-    dw = error.T @ x.abs() + product_error(known.T @ x.abs(), N, K, rows, dtype)
+    dx = error @ weight.abs() + product_error(known, weight, rows, K, N, dtype)
+    dw = error.T @ x.abs() + product_error(known.T, x, N, K, rows, dtype)
     found = (dx.reshape(case.args[0].shape), dw, products.bias_error(known, error, (0,), dtype))
     return products.gradient_bounds(grads, found, dtype)
 

@@ -38,7 +38,7 @@ def _logits(case: Case, dtype: torch.dtype) -> tuple[Case, torch.Tensor, torch.T
     given = bias[0] if bias else None
     x, target = (x, target) if x.dim() == 2 else (x.unsqueeze(0), target.unsqueeze(0))
     z = F.linear(x, w, given)
-    error = product_error(x.abs() @ w.abs().T, len(x), len(w), w.shape[1], dtype)
+    error = product_error(x, w.T, len(x), len(w), w.shape[1], dtype)
     error = bounds.rounded(z, products.with_bias(z, error, given, dtype), dtype)
     # Logits are kept in the dtype, as those of a linear layer are.
     error = torch.where(z.abs() + error > torch.finfo(dtype).max, math.inf, error)
@@ -80,8 +80,8 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
     chunks = bounds.gamma(-(-R // rows_at_once(R, N)) + 1, bounds.acc_unit(dtype))
     dw = known.T @ x.abs()
     errors = [
-        (off @ w + most * product_error(known @ w, R, K, N, dtype)).view(case.args[0].shape),
-        off.T @ x.abs() + most * product_error(dw, N, K, R, dtype) + chunks * dw,
+        (off @ w + most * product_error(known, w, R, K, N, dtype)).view(case.args[0].shape),
+        off.T @ x.abs() + most * product_error(known.T, x, N, K, R, dtype) + chunks * dw,
         products.bias_error(known, off, (0,), dtype) + chunks * known.sum(0),
     ]
     # Rounded as they are made, and again after dy and, in float16, the divisor.

@@ -180,7 +180,7 @@ class Layer:
             taps = math.prod(self.shape.kernel)
             terms = len(from_) * taps
             depth = chain(terms, taps)
-        return holds(got, exact, products.sum_error(total, terms, depth, self.dtype))
+        return holds(got, exact, products.sum_error(total, total + 9 * terms, depth, self.dtype))
 
 
 def kind_of(shape: Conv, direction: str) -> str:
