@@ -23,18 +23,20 @@ import torch
 import triton
 
 from minidl.rehearsal import rehearsal, rehearse
-from minidl.runtime import ahead, launch
+from minidl.runtime import ahead, devices, estimates, launch
 from minidl.workbench.bench import network_sides as sides
 from minidl.workbench.bench.network_rows import NETS
 from minidl.workbench.doctor.jobs import target_name
 
-ARCH = 90
+ARCH, DEVICE = 90, "NVIDIA H200"
 
 
 def listed(ptx: str) -> dict[str, Any]:
     """The launches of every row in their order, and the source and the code of every kernel."""
     jobs: dict[str, Any] = {}
     rows: dict[str, list[Any]] = {}
+    known = devices.of_name(DEVICE)
+    assert known is not None
     for net in NETS.values():
         launches = rows[net.title] = []
 
@@ -46,7 +48,7 @@ def listed(ptx: str) -> dict[str, Any]:
         batch = sides.batch_of(net, "cpu", net.dtype)
         with launch.record(lambda *launched: None, target_name(ARCH)):
             side = sides.Side(net, sides.ours("cpu", net.dtype))
-        with rehearsal(keep, target_name(ARCH)):
+        with rehearsal(keep, target_name(ARCH)), estimates.use(known[0]):
             rehearse(side.given(batch))
         print(f"{net.title}: {len(launches)}", flush=True)
     sources = {key: ahead.source_of(job).fn.cache_key for key, job in jobs.items()}

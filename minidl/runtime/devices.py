@@ -69,7 +69,8 @@ class Steps(NamedTuple):
 
     launch        us of one, of pixels
     edges         bytes a us that one multiprocessor gets from the second cache while all read, of tiles not measured
-    alone         a step of programs with a multiprocessor for themselves, where more could run
+    alone, last   a step of programs with a multiprocessor for themselves, where more could run, by kind of round; of
+                  such after full rounds
     apart         of a step, what does not depend on the length of its block of K; of boxes
     flat          times as long, of taps and channels as one axis; value by value; for the gradient of the weight
     narrow        by the bytes that are read at once
@@ -85,7 +86,8 @@ class Steps(NamedTuple):
 
     launch: float
     edges: float
-    alone: float
+    alone: Mapping[str, float]
+    last: float
     apart: float
     apart_boxes: float
     flat: float

@@ -173,7 +173,7 @@ def estimate(problem: Problem) -> float:
         tiles *= costs.outputs(problem) // problem.images
         steps = pace.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
         tempo = pace.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
-        time = pace.microseconds(tiles, steps, tempo, problem.processors, pace.known().rounds["batch"])
+        time = pace.microseconds(tiles, steps, tempo, problem.processors, "batch")
         short = costs.RUN if problem.direction == FORWARD else costs.HALF_RUN
         if problem.images < costs.FEWEST:
             time *= estimates.of(problem.target).images.short_run

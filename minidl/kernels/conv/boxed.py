@@ -291,7 +291,7 @@ def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
     tempo = pace.of_boxed(tile, problem.groups * problem.C)
     if box[0] >= FEW_IMAGES and problem.images * problem.image_bytes > LARGE:
         steps *= known.images.many
-    return pace.microseconds(tiles, steps, tempo, problem.processors, known.steps.rounds["box"])
+    return pace.microseconds(tiles, steps, tempo, problem.processors, "box")
 
 
 def stores_boxes(problem: Problem) -> bool:

@@ -43,6 +43,7 @@ PAUSE = 6  # at the head of a tile, as in `even_grad_weight`; 0, 3 and 10 take a
 # Times as long: of boxes with pixels of 32 bytes and fewer (1x1 16->984 at 225x225, 12 images, 1138 us for 393), of
 # half a tile's outputs (7x7 192->32 at 98x98, 197 images, 10413 for 6601; 3x3 360->32 at 74x74, 453, 5093 for 3182).
 THIN_X, THIN_Y = 2.9, 1.6
+MANY_GROUPS = 4  # whose boxes lie far apart
 SLOT = 0.25  # us of adding a slot to those before. 2x2 stride 2, 128->256 at 112x112, 34 slots: 47 us
 
 
@@ -192,7 +193,9 @@ def estimate(problem: Problem) -> float:
     """With the pixels of boxes that are outside of an image."""
     at = cut(problem)
     if problem.paced:
-        return costs.at_least(problem, thin(problem) * microseconds(at.line))
+        # 1x4 in 5120 groups, 27 images of 2048: 947 us; 1x31 1544->276 in 4 groups, 21 images of 2189: 2.5 ms.
+        many = costs.relative(problem, "weight, box, groups") if problem.groups >= MANY_GROUPS else 1.0
+        return costs.at_least(problem, many * thin(problem) * microseconds(at.line))
     return costs.microseconds(problem, NAME, costs.dense(problem), at.line.tiles + at.line.programs)
 
 

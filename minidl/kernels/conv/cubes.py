@@ -234,7 +234,7 @@ def microseconds(cubes: Cubes, tile: launch.Tile) -> float:
     tiles *= problem.groups * cubes.number
     steps = pace.steps(cubes.each * voxels.width(problem, block) / block, block, known.steps.apart_boxes)
     tempo = pace.of_boxed(tile, problem.groups * problem.C)
-    return pace.microseconds(tiles, steps, tempo, problem.processors, known.steps.rounds["box"])
+    return pace.microseconds(tiles, steps, tempo, problem.processors, "box")
 
 
 @launch.cached

@@ -43,6 +43,8 @@ LARGEST = 64
 
 # Of more channels. 3x3 384->4 at 142x93, 145 images: 3.0 ms.
 MANY_CHANNELS = 128
+# Waits of a launch, and of a block that comes out of the cache, beside those for memory: 61 launches of 1 to 36 blocks.
+BEGUN, CACHED = 2.2, 0.17
 
 
 @triton.jit
@@ -125,10 +127,15 @@ def estimate(problem: Problem) -> float:
     found = _groups(problem)
     cells = found.number[0] * found.number[1]
     time = costs.microseconds(problem, NAME, problem.N * cells * found.NP * found.K)
-    if problem.paced and problem.C > MANY_CHANNELS:
-        time *= costs.relative(problem, "few, many channels")
-    # A program waits for each block of its K: 872->1 of one image took 90 us.
-    return costs.beside_tiles(problem, NAME, time, launch.cdiv(found.K, 64))
+    if not problem.paced:
+        return time
+    if found.NP < costs.LEAST_COLUMNS:
+        time *= costs.relative(problem, "few, narrow")
+    # A program waits for each block of its K, with many channels for memory: 872->1 of one image took 90 us.
+    blocks = launch.cdiv(found.K, 64)
+    if problem.C > MANY_CHANNELS:
+        return costs.beside_tiles(problem, NAME, costs.relative(problem, "few, many channels") * time, blocks)
+    return costs.beside_tiles(problem, NAME, time, BEGUN + blocks * CACHED)
 
 
 class Groups(NamedTuple):

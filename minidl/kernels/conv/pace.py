@@ -83,7 +83,7 @@ def of_programs(tile: launch.Tile, taps: int) -> Pace:
     """As `of_grad_weight`, with as many programs of a multiprocessor as the tile says; alone they take less time."""
     slots, step = of_grad_weight(tile, taps)
     wanted = tile["PER_PROCESSOR"]
-    return Pace(wanted, step * (known().alone if wanted == 1 < slots else 1.0))
+    return Pace(wanted, step * (known().alone["weight"] if wanted == 1 < slots else 1.0))
 
 
 def steps(blocks: float, block: int, apart: float | None = None) -> float:
@@ -98,13 +98,16 @@ def narrow(channels: int, itemsize: int) -> float:
     return found.narrow[min(16, size & -size)] * (found.across_lines if size > LINE and size % LINE else 1.0)
 
 
-def microseconds(tiles: int, steps: float, pace: Pace, processors: int, fixed: float) -> float:
-    """Of a launch of so many tiles of so many steps; fixed: what a round takes beside them."""
+def microseconds(tiles: int, steps: float, pace: Pace, processors: int, kind: str, begun: float = 1.0) -> float:
+    """Of a launch of so many tiles of so many steps, of a form whose rounds are of a kind; `begun` is what of a round's
+    begin they take."""
+    found = known()
     rounds, left = divmod(tiles, processors * pace.slots)
+    fixed = found.rounds[kind] * begun
     time = rounds * (fixed + steps * pace.step)
     if left:
-        alone = pace.slots > 1 and left <= processors
-        time += fixed + steps * pace.step * (known().alone if alone else 1.0)
+        alone = found.last if rounds else found.alone[kind]
+        time += fixed + steps * pace.step * (alone if pace.slots > 1 and left <= processors else 1.0)
     return time
 
 
@@ -134,8 +137,6 @@ def in_shares(
     counts = {1} | {min(most, max(1, rounds * device // max(tiles, 1))) for rounds in range(1, MOST_ROUNDS)}
     found = []
     for count in sorted({-(-blocks // -(-blocks // count)) for count in counts}):
-        time = microseconds(
-            tiles * count, factor * steps(-(-blocks // count), block), pace, processors, known().rounds[kind]
-        )
+        time = microseconds(tiles * count, factor * steps(-(-blocks // count), block), pace, processors, kind)
         found.append(Shares(count, time + of_shares(count, values)))
     return min(found, key=lambda one: one.microseconds)

@@ -77,7 +77,7 @@ def estimate(problem: Problem) -> float:
             problem, NAME, costs.outputs(problem) * pixel_choice.products(walk) * costs.taps(problem) / walk.taps,
             pixel_choice.programs(walk),
         )  # fmt: skip
-    steps, fixed = pixel_choice.steps_of(problem, at, costs.taps(problem))
+    steps, kind = pixel_choice.steps_of(problem, at, costs.taps(problem))
     longest, _ = pixel_choice.steps_of(problem, at, walk.taps)
     tempo = pace.of(at.tile)
     # Tiles of walks without taps only store: 1x1 stride 2, 256->512 back to 56x56, 27 images, 27 us.
@@ -85,11 +85,11 @@ def estimate(problem: Problem) -> float:
     time = 0.0
     if with_taps:
         each = steps * (with_taps + empty) / with_taps
-        time = pace.microseconds(with_taps, each, tempo, problem.processors, fixed)
+        time = pace.microseconds(with_taps, each, tempo, problem.processors, kind)
     if with_taps + empty > tempo.slots * problem.processors:
-        time += pace.microseconds(empty, 0.0, tempo, problem.processors, fixed)
+        time += pace.microseconds(empty, 0.0, tempo, problem.processors, kind)
     # 3x3 stride 2, 512->512 at 7x7, 2 images: one round, as long as its tiles of four taps, 14 us.
-    time = max(time, pace.microseconds(1, longest, tempo, problem.processors, fixed))
+    time = max(time, pace.microseconds(1, longest, tempo, problem.processors, kind))
     return costs.at_least(problem, time + (0.0 if problem.in_place else pace.known().turn))
 
 

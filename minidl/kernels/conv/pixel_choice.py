@@ -57,11 +57,11 @@ def _with_shares(problem: Problem, tile: launch.Tile, C: int, JW: int, pixels: i
         split = launch.cdiv(blocks, launch.cdiv(blocks, wanted))
     if not problem.paced:
         return Chosen(tile, C, JW, split, None)
-    steps, fixed = steps_of(problem, Chosen(tile, C, JW, 1, None), taps)
+    steps, kind = steps_of(problem, Chosen(tile, C, JW, 1, None), taps)
     values = pixels * problem.groups * problem.M
     time = [
         pace.microseconds(
-            count * shares, steps / shares, tempo, problem.processors, fixed * _begun(problem, count * shares)
+            count * shares, steps / shares, tempo, problem.processors, kind, _begun(problem, count * shares)
         )
         + pace.of_shares(shares, values)
         for shares in (1, split)
@@ -81,8 +81,8 @@ def _begun(problem: Problem, programs: int) -> float:
     return max(ALONE, min(1.0, math.sqrt(programs / problem.processors)))
 
 
-def steps_of(problem: Problem, at: Chosen, taps: float) -> tuple[float, float]:
-    """Steps of a tile for so many taps, and the us of a round beside them."""
+def steps_of(problem: Problem, at: Chosen, taps: float) -> tuple[float, str]:
+    """Steps of a tile for so many taps, and of which kind their rounds are."""
     C, BLOCK_K, known = at.C, at.tile["BLOCK_K"], pace.known()
     if flat(C, len(problem.at.h.taps) * at.JW if problem.direction != TRANSPOSED else math.ceil(taps)):
         of_a_pixel = C * problem.dtype.itemsize
@@ -95,7 +95,7 @@ def steps_of(problem: Problem, at: Chosen, taps: float) -> tuple[float, float]:
         # 13->768 4x4 at 13x13 of 3 images: 21 us, filled 5; 9->872 of 393: 12 ms. On H200s, 129 shapes.
         if of_a_pixel % 8:
             blocks = 1 + (blocks - 1) * costs.relative(problem, "pixel, twos" if of_a_pixel % 4 else "pixel, fours")
-        return flat_ * pace.steps(blocks, BLOCK_K), known.rounds["flat"]
+        return flat_ * pace.steps(blocks, BLOCK_K), "flat"
     rest = pace.steps(taps, rest_of(C, at.tile)) if C % BLOCK_K else 0.0
     # Rows that are no pixels cost no reading.
     full = min(1.0, problem.images * image(problem) / at.tile["BLOCK_M"])
@@ -104,7 +104,7 @@ def steps_of(problem: Problem, at: Chosen, taps: float) -> tuple[float, float]:
     # 512->512 3x3 stride 2, 81 images of 33x33: 165 us with 256 columns, 192 with 128; alike at a stride of 1.
     if problem.direction == FORWARD and problem.at.v.in_step > 1 and at.tile["BLOCK_N"] < WIDE_TILE:
         times *= costs.relative(problem, "pixel, strided")
-    return (pace.steps(taps * (C // BLOCK_K), BLOCK_K) + rest) * times, known.rounds["pixel"]
+    return (pace.steps(taps * (C // BLOCK_K), BLOCK_K) + rest) * times, "pixel"
 
 
 def turns(problem: Problem, microseconds: float) -> bool:
