@@ -27,8 +27,8 @@ _CURVATURES = {"gelu": 0.8, "gelu_tanh": 0.86, "silu": 0.5}
 
 
 def sum_error(total: torch.Tensor, sizes: torch.Tensor, depth: int, dtype: torch.dtype) -> torch.Tensor:
-    """The error of sums of products a b: `total` is sum |a| |b|, `sizes` sum (|a| + 1) (|b| + 1), and `depth` the longest
-    chain of additions."""
+    """The error of sums of products a b: `total` is sum |a| |b|, `sizes` sum (|a| + 1) (|b| + 1), and `depth` the most
+    additions one after another."""
     left_out = 0.0
     if dtype == torch.float32 and not launch.INTERPRETED:
         # The parts of a number that the products leave out, if parts are cut to 11 bits and not rounded.
