@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minidl.kernels import conv
-from minidl.kernels.conv import boxed, pixel_tiled, plan
+from minidl.kernels.conv import boxed, boxed_grad_weight, costs, pixel_tiled, plan, tap_sums
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
 from minidl.runtime import devices, estimates, launch
@@ -66,6 +66,11 @@ GRADIENTS = {
 BOTTLENECKS = {
     "64->256@56": (64, 64, 256, 56), "256->64@56": (64, 256, 64, 56), "512->128@28": (64, 512, 128, 28),
     "1024->256@14": (64, 1024, 256, 14), "2048->512@7": (64, 2048, 512, 7), "one image": (1, 2048, 512, 7),
+}  # fmt: skip
+FEW_IMAGES = {
+    (2, 64, 192, 27, 5, 2): "boxed", (1, 64, 64, 56, 3, 1): "boxed", (1, 128, 128, 28, 3, 1): "boxed",
+    (1, 64, 256, 56, 1): "boxed", (1, 128, 512, 28, 1): "boxed", (1, 512, 512, 7, 3, 1): "pixel_tiled",
+    (1, 256, 256, 14, 3, 1): "pixel_tiled",
 }  # fmt: skip
 BACK = {
     (1000, 512, 256, 4): "batch_back", (1000, 256, 128, 8): "batch_back", (1000, 128, 64, 16): "merged",
@@ -124,6 +129,39 @@ def test_few_channels_that_are_read_in_twos_are_laid_out_anew():
         assert plan.plan(layer(N, C, M, size, kernel, kernel // 2)).parts
     assert module(layer(64, 3, 64, 224, 3, 1)) == "pixel_tiled"
     assert module(layer(29, 1, 424, 56, 5)) == "pixel_tiled"
+
+
+@pytest.mark.parametrize(("shape", "expected"), FEW_IMAGES.items(), ids=map(str, FEW_IMAGES))
+def test_programs_that_are_alone_take_what_was_fastest(shape, expected):
+    """Of a few images, where fewer programs run than there are multiprocessors; times in `benchmarks/notes.md`."""
+    assert module(layer(*shape)) == expected
+
+
+def test_few_outputs_wait_for_the_cache():
+    """11x11 stride 4, 64->3 back to 2 images of 224x224: 7.6 us on an H200, estimated at 21.6 with waits for memory."""
+    back = layer(2, 64, 3, 55, 11, 2, 4, direction=TRANSPOSED)
+    assert module(back) == "few_outputs"
+    assert plan.plan(back).microseconds < 12
+
+
+def test_boxes_of_many_groups_are_no_gain_for_weights():
+    """wav2vec's positions, 16 groups: 15 ms on an H200, estimated at 5.7. Fewer groups take the time of one."""
+    for groups, times in ((16, 2.0), (2, 1.0)):
+        grad = layer(228, 48, 48, 32, 3, 1, groups=groups, direction=GRAD_WEIGHT)
+        known = boxed_grad_weight.microseconds(boxed_grad_weight.cut(grad).line) * boxed_grad_weight.thin(grad)
+        assert boxed_grad_weight.estimate(grad) == pytest.approx(costs.at_least(grad, times * known))
+
+
+@pytest.mark.parametrize(("direction", "copies"), [(FORWARD, True), (TRANSPOSED, False)])
+def test_sums_of_taps_count_the_copy_of_the_weights(direction, copies):
+    """Back, weights that lie as networks keep them are read where they are."""
+    problem = layer(1, 512, 512, 7, 3, 1, direction=direction)
+    if direction == TRANSPOSED:
+        problem = problem._replace(strides=(9 * 512, 1, 3 * 512, 512))
+    more = problem._replace(dtype=torch.bfloat16) if copies else problem._replace(strides=(9 * 512, 9, 3, 1))
+    counted, other = (tap_sums.cost(each, tap_sums.apart(each), 4.0) for each in (problem, more))
+    assert (counted == other) == copies
+    assert counted > 5.0 if copies else other - counted > 3.0
 
 
 @pytest.mark.parametrize(("shape", "expected"), BACK.items(), ids=BACK.values())

@@ -292,10 +292,10 @@ def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
     tempo = pace.of_boxed(tile, problem.groups * problem.C)
     if box[0] >= FEW_IMAGES and problem.images * problem.image_bytes > LARGE:
         steps *= known.images.many
-    # Small tiles that have a multiprocessor for themselves begin and end sooner: 1x1 64->64 at 56x56, one image, 2.2 us.
+    # Small tiles with a multiprocessor for themselves begin and end sooner: 1x1 64->64 at 56x56, one image, 2.2 us.
     size = tile["BLOCK_M"] * tile["BLOCK_N"] / pace.LARGE
-    begun = min(1.0, SOONEST + (1 - SOONEST) * size) if tiles <= problem.processors else 1.0
-    return pace.microseconds(tiles, steps, tempo, problem.processors, "box", begun)
+    fixed = min(1.0, SOONEST + (1 - SOONEST) * size) if tiles <= problem.processors else 1.0
+    return pace.microseconds(tiles, steps, tempo, problem.processors, "box", fixed)
 
 
 def stores_boxes(problem: Problem) -> bool:

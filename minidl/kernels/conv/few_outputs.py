@@ -40,6 +40,7 @@ FAMILIES = ("conv_few", "conv_band")
 MOST = 4
 # Outputs of a group at most, and so of a cell.
 LARGEST = 64
+NARROWEST = 16  # rows of a band
 
 # Of more channels. 3x3 384->4 at 142x93, 145 images: 3.0 ms.
 MANY_CHANNELS = 128
@@ -129,7 +130,8 @@ def estimate(problem: Problem) -> float:
     time = costs.microseconds(problem, NAME, problem.N * cells * found.NP * found.K)
     if not problem.paced:
         return time
-    if found.NP < costs.LEAST_COLUMNS:
+    if found.NP == NARROWEST:
+        # 3x3 1->64 at 572x572: 1.6 times as long with 1, 3, 11 and 41 images.
         time *= costs.relative(problem, "few, narrow")
     # A program waits for each block of its K, with many channels for memory: 872->1 of one image took 90 us.
     blocks = launch.cdiv(found.K, 64)
@@ -155,7 +157,7 @@ def _groups(problem: Problem) -> Groups:
     reach = window(h)[1], window(v)[1]
     GH, GW = group((h.output, v.output), reach, cells, LARGEST // (problem.M * h.stride * v.stride))
     of_group = GH + reach[0] - 1, GW + reach[1] - 1
-    NP = max(16, triton.next_power_of_2(GH * h.stride * GW * v.stride * problem.M))
+    NP = max(NARROWEST, triton.next_power_of_2(GH * h.stride * GW * v.stride * problem.M))
     number = -(-cells[0] // GH), -(-cells[1] // GW)
     return Groups(GH, GW, of_group, number, NP, of_group[0] * of_group[1] * problem.C)
 

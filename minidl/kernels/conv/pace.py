@@ -98,12 +98,12 @@ def narrow(channels: int, itemsize: int) -> float:
     return found.narrow[min(16, size & -size)] * (found.across_lines if size > LINE and size % LINE else 1.0)
 
 
-def microseconds(tiles: int, steps: float, pace: Pace, processors: int, kind: str, begun: float = 1.0) -> float:
-    """Of a launch of so many tiles of so many steps, of a form whose rounds are of a kind; `begun` is what of a round's
-    begin they take."""
+def microseconds(tiles: int, steps: float, pace: Pace, processors: int, kind: str, part: float = 1.0) -> float:
+    """Of a launch of so many tiles of so many steps, of a form whose rounds are of a kind; `part` is which part they
+    take of what a round of that kind takes beside its steps."""
     found = known()
     rounds, left = divmod(tiles, processors * pace.slots)
-    fixed = found.rounds[kind] * begun
+    fixed = found.rounds[kind] * part
     time = rounds * (fixed + steps * pace.step)
     if left:
         alone = found.last if rounds else found.alone[kind]

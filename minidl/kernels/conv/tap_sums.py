@@ -155,9 +155,10 @@ def cost(problem: Problem, made: Problem, time: float) -> float:
     taps = problem.geometry.h.kernel * problem.geometry.w.kernel
     outputs = problem.N * math.prod(problem.written) * problem.M * problem.result.itemsize
     device = estimates.of(problem.target)
-    # 3x3 512->512 of one image of 7x7: 10.9 us, of which the copy of the weights is 4.
-    weights = 2.0 * taps * problem.C * problem.M * problem.dtype.itemsize
-    added = pace.of_shares(taps, _bytes(made) // (4 * taps)) + device.launch + (outputs + weights) / device.copy
+    added = pace.of_shares(taps, _bytes(made) // (4 * taps)) + outputs / device.copy
+    if problem.direction == FORWARD or taps * problem.M != made.M or not problem.in_place:
+        # 3x3 512->512 of one image of 7x7: 10.9 us, of which the copy of the weights is 4.
+        added += device.launch + 2.0 * taps * problem.C * problem.M * problem.dtype.itemsize / device.copy
     return added + costs.of_sum(problem) + (WRITTEN * time if made.form == product.NAME else 0.0)
 
 

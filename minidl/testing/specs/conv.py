@@ -79,9 +79,9 @@ class Convolution:
         """z = conv(x, w) + b and its error in the accumulate type."""
         x, weight, bias, *how, _ = case.arguments(self.op)
         z, a, w = self.convolve(x, weight, bias, how), x.abs(), weight.abs()
-        total, sizes = self.convolve(a, w, None, how), self.convolve(a + 1, w + 1, None, how)
+        total, near_zero = self.convolve(a, w, None, how), self.convolve(a + 1, w + 1, None, how)
         terms, _ = self.terms(weight, how[3])
-        error = products.sum_error(total, sizes, chain(terms, math.prod(weight.shape[2:])), dtype)
+        error = products.sum_error(total, near_zero, chain(terms, math.prod(weight.shape[2:])), dtype)
         return z, products.with_bias(z, error, bias, dtype)
 
     def grad_bound(self, case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -93,12 +93,12 @@ class Convolution:
             y = self.convolve(a, w, None, how)
             dx_known, dw_known = torch.autograd.grad(y, (a, w), known, retain_graph=True)
             dx_error, dw_error = torch.autograd.grad(y, (a, w), error)
-            dx_sizes, dw_sizes = torch.autograd.grad(self.convolve(a + 1, w + 1, None, how), (a, w), known + 1)
+            dx_tiny, dw_tiny = torch.autograd.grad(self.convolve(a + 1, w + 1, None, how), (a, w), known + 1)
         _, terms = self.terms(weight, how[3])
         image = x if self.transposed else dy
         pixels = image.shape[0] * math.prod(image.shape[2:])
-        dx = dx_error + products.sum_error(dx_known, dx_sizes, chain(terms, math.prod(weight.shape[2:])), dtype)
-        dw = dw_error + products.sum_error(dw_known, dw_sizes, chain(pixels, 1), dtype)
+        dx = dx_error + products.sum_error(dx_known, dx_tiny, chain(terms, math.prod(weight.shape[2:])), dtype)
+        dw = dw_error + products.sum_error(dw_known, dw_tiny, chain(pixels, 1), dtype)
         return products.gradient_bounds(
             grads, (dx, dw, products.bias_error(known, error, (0, *range(2, x.ndim)), dtype)), dtype
         )

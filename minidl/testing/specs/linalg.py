@@ -71,13 +71,13 @@ def _matmul_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch
 def _matmul_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     a, b = (t.abs().requires_grad_() for t in case.args)
     totals = torch.autograd.grad(torch.matmul(a, b), (a, b), dy.abs())
-    sizes = torch.autograd.grad(torch.matmul(a + 1, b + 1), (a, b), dy.abs() + 1)
+    tiny = torch.autograd.grad(torch.matmul(a + 1, b + 1), (a, b), dy.abs() + 1)
     rows, N, K = _matmul_sizes(a, b)
     # Batches that share an operand are multiplied one by one, rounded, and then added.
     batch = 1 if b.dim() == 2 else math.prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     out = []
-    for grad, total, of_, sides in zip(grads, totals, sizes, ((rows, K, N), (K, N, rows)), strict=True):
-        error = products.sum_error(total, of_, chain(*sides, dtype), dtype)
+    for grad, total, near_zero, sizes in zip(grads, totals, tiny, ((rows, K, N), (K, N, rows)), strict=True):
+        error = products.sum_error(total, near_zero, chain(*sizes, dtype), dtype)
         if batch > 1 and grad.shape[:-2] != dy.shape[:-2]:
             error = error + total * (bounds.UNIT[dtype] + bounds.gamma(batch + 1, bounds.acc_unit(dtype)))
             error = error + batch * bounds.TINY[dtype]

@@ -26,16 +26,16 @@ ACTIVATIONS: tuple[Activation, ...] = (
 _CURVATURES = {"gelu": 0.8, "gelu_tanh": 0.86, "silu": 0.5}
 
 
-def sum_error(total: torch.Tensor, sizes: torch.Tensor, depth: int, dtype: torch.dtype) -> torch.Tensor:
-    """The error of sums of products a b: `total` is sum |a| |b|, `sizes` sum (|a| + 1) (|b| + 1), and `depth` the most
-    additions one after another."""
+def sum_error(total: torch.Tensor, near_zero: torch.Tensor, depth: int, dtype: torch.dtype) -> torch.Tensor:
+    """The error of sums of products a b: `total` is sum |a| |b|, `near_zero` sum (|a| + 1) (|b| + 1), and `depth` the
+    most additions one after another."""
     left_out = 0.0
     if dtype == torch.float32 and not launch.INTERPRETED:
         # The parts of a number that the products leave out, if parts are cut to 11 bits and not rounded.
         left_out = {"tf32x3": 3 * 2.0**-20, "tf32": 2 * 2.0**-10 + 2.0**-20, "ieee": 0.0}[launch.float32_precision()]
     relative = bounds.gamma(depth, bounds.dot_unit(dtype)) + left_out
     # A product below the smallest normal number may vanish, and so may such a number, whatever it is multiplied with.
-    return bounds.known(total * relative + sizes * bounds.TINY[launch.acc_torch(dtype)], total, dtype)
+    return bounds.known(total * relative + near_zero * bounds.TINY[launch.acc_torch(dtype)], total, dtype)
 
 
 def with_bias(z: torch.Tensor, error: torch.Tensor, bias: Any, dtype: torch.dtype) -> torch.Tensor:

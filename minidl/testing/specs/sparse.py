@@ -55,10 +55,11 @@ def _reference(x: CSR, weight: torch.Tensor, bias: torch.Tensor | None = None, a
     return apply(_sums(x, weight) + (0 if bias is None else bias), act)
 
 
-def _sum_error(total: torch.Tensor, terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The error of sums of `terms` products, of magnitudes adding up to `total`, in the accumulate type."""
+def _sum_error(total: torch.Tensor, near_zero: torch.Tensor, terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The error of sums of `terms` products a b in the accumulate type: `total` is sum |a| |b|, `near_zero` sum
+    (|a| + 1) (|b| + 1)."""
     most = int(terms.max()) if len(terms) else 0
-    error = bounds.gamma(most + 1, bounds.acc_unit(dtype)) * total + most * bounds.TINY[launch.acc_torch(dtype)]
+    error = bounds.gamma(most + 1, bounds.acc_unit(dtype)) * total + near_zero * bounds.TINY[launch.acc_torch(dtype)]
     return bounds.known(error, total, dtype)
 
 
@@ -66,7 +67,8 @@ def _preactivation(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     """z = x W + b and its error in the accumulate type."""
     x, weight, bias, _ = case.arguments(ops.sparse_linear)
     z = _sums(x, weight) + (0 if bias is None else bias)
-    error = _sum_error(_sums(replace(x, val=x.val.abs()), weight.abs()), x.crow[1:] - x.crow[:-1], dtype)
+    total, near_zero = (_sums(replace(x, val=x.val.abs() + more), weight.abs() + more) for more in (0, 1))
+    error = _sum_error(total, near_zero, x.crow[1:] - x.crow[:-1], dtype)
     return z, with_bias(z, error, bias, dtype)
 
 
@@ -76,8 +78,9 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
     absolute = replace(x, val=x.val.abs())
     named = torch.zeros(x.shape[1], dtype=torch.int64)
     named[x.rows.long()] = (x.t_crow[1:] - x.t_crow[:-1]).long()
-    dw = _sums(absolute, error, turned=True) + _sum_error(_sums(absolute, known, turned=True), named, dtype)
-    db = error.sum(0) + _sum_error(known.sum(0), torch.tensor([len(dy)]), dtype)
+    total, near_zero = (_sums(replace(x, val=x.val.abs() + more), known + more, turned=True) for more in (0, 1))
+    dw = _sums(absolute, error, turned=True) + _sum_error(total, near_zero, named, dtype)
+    db = error.sum(0) + _sum_error(known.sum(0), (known + 1).sum(0), torch.tensor([len(dy)]), dtype)
     return gradient_bounds(grads, (dw, db), dtype)
 
 

@@ -180,6 +180,7 @@ class Layer:
             taps = math.prod(self.shape.kernel)
             terms = len(from_) * taps
             depth = chain(terms, taps)
+        # |a| + |b| + 1 of normal numbers.
         return holds(got, exact, products.sum_error(total, total + 9 * terms, depth, self.dtype))
 
 

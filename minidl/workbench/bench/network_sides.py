@@ -18,7 +18,7 @@ from minidl.workbench.bench.network_rows import Net
 
 LAST = torch.channels_last
 # Images that sides are compared on, or more small ones of as many pixels: where a sum is nearly 0 its rounding decides
-# what a ReLU lets through, and of 8 images of 28x28 that was 0.03 to 0.12 of the worst gradient, of 512 0.05 to 0.06.
+# what a ReLU lets through. ECE408's worst gradient, torch in bfloat16: 0.03 to 0.12 of 8 images, 0.05 to 0.06 of 512.
 JUDGED, JUDGED_PIXELS = 8, 8 * 224 * 224
 # How far, in the norm, 50 layers of a dtype may be off. Batch norms of few images make it more in training.
 OFF = {torch.float16: 2.0**-6, torch.bfloat16: 2.0**-4, torch.float32: 2.0**-12}
