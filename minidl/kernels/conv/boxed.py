@@ -42,6 +42,7 @@ FEW_IMAGES, LARGE = 32, 50e6
 # Results that are stored in a microsecond one by one. 1x1 16->207, 381 images of 42x42: 356 us, and 135 of products;
 # 32->939, 228 of 3x3: 7.7 and 2.9; 3x3 4->1695, 55 of 12x12: 44 and 17.
 VALUES = 3.5e5
+SMALL_PIECES = 8  # of a tile whose two results would fill the registers
 SOONEST = 0.6  # of what a tile takes beside its steps, the smallest
 
 
@@ -218,6 +219,8 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
     options = tile.options
     box = shape_of_box(N, h.count, v.count, options.pop("BLOCK_N"))
     options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a group's channels end
+    if problem.beside and problem.paced and tile.num_warps == 4 and tile["BLOCK_M"] > LEAST:
+        options["PIECES"] = max(SMALL_PIECES, options["PIECES"])  # forced: `_tile` takes none such
     tiles = launch.cdiv(M, tile["BLOCK_M"]) * groups
     for size, extent in zip((N, h.count, v.count), box, strict=True):
         tiles *= launch.cdiv(size, extent)

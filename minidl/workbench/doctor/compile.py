@@ -111,8 +111,12 @@ class Verdict:
 
     def wrong(self) -> dict[str, list[str]]:
         """Problems by job, for the jobs that have any."""
-        found = {str(job): problems(job, figures) for job, figures in self.figures.values()}
-        return {name: wrong for name, wrong in found.items() if wrong}
+        found: dict[str, list[str]] = {}
+        for job, figures in self.figures.values():
+            # Jobs that differ in a flag have one name.
+            if wrong := problems(job, figures):
+                found.setdefault(str(job), []).extend(wrong)
+        return found
 
     @property
     def fine(self) -> bool:

@@ -171,6 +171,18 @@ def test_each_limit(change, message):
     assert message is None or message in found[0]
 
 
+@pytest.mark.parametrize("spills", [(64, 0), (0, 64), (64, 64)])
+def test_one_name_of_several_jobs_hides_no_problem(spills):
+    """Jobs that differ in a flag have one name, and the exit code says what any of them has."""
+    jobs = [job(BLOCK=1024, FLAG=flag) for flag in (False, True)]
+    assert len({str(each) for each in jobs}) == 1
+    found = Verdict(
+        {each.key: (each, dataclasses.replace(FINE, spill=n)) for each, n in zip(jobs, spills, strict=True)}
+    )
+    assert not found.fine
+    assert sum(map(len, found.wrong().values())) == sum(n > 0 for n in spills)
+
+
 def test_products_of_float64_need_matrix_instructions_where_there_are_any():
     without = dataclasses.replace(FINE, wgmma=0)
     for arch, fine in ((80, False), (90, False), (86, True), (120, True), ("gfx942", False)):
