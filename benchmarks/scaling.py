@@ -105,15 +105,20 @@ def _start(given: argparse.Namespace, parts: str, count: int, end: float) -> Non
             print(f"{parts} on {count}: stopped, the minutes are over")
 
 
+def _generator(small: bool):
+    from minidl.models import Generator
+
+    return Generator(100, 3, (64, 64), **({"width": 4} if small else {})).eval()
+
+
 def _generate(given: argparse.Namespace, part: str, count: int, end: float) -> None:
     """Pictures a second of what a command makes beyond another one, whose start is the same."""
-    from minidl.models import Generator, dcgan
+    from minidl.models import dcgan
 
     each, more = (SMALL, 2) if given.small else (PICTURES, MORE[part])
     with tempfile.TemporaryDirectory(dir=MEMORY if part == "array" and Path(MEMORY).is_dir() else None) as folder:
         model = Path(folder) / "dcgan.safetensors"
-        made = Generator(100, 3, (64, 64), **({"width": 4} if given.small else {})).eval()
-        dcgan.save_generator(made, model, command="benchmarks/scaling.py")
+        dcgan.save_generator(_generator(given.small), model, command="benchmarks/scaling.py")
         seconds = []
         for times in (1, more):
             command = [
@@ -440,11 +445,11 @@ class _Measured:
     def _generated(self) -> None:
         from minidl import nn
         from minidl.generation import latents, passes
-        from minidl.models import Generator
 
         rank, each = self.group.rank, SMALL if self.given.small else PICTURES
-        net = Generator(100, 3, (64, 64), **({"width": 4} if self.given.small else {})).eval()
-        net = nn.fold_batch_norms(net).to(self.kind, self.torch.float16 if self.gpu else self.torch.float32)
+        net = nn.fold_batch_norms(_generator(self.given.small)).to(
+            self.kind, self.torch.float16 if self.gpu else self.torch.float32
+        )
         z = latents.from_seeds(range(rank * each, (rank + 1) * each), 100)
         ours = passes.Passes(net, 3, (64, 64)).images if self.gpu else partial(
             passes.images, net, channels=3, size=(64, 64), together=SMALL

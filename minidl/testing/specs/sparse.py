@@ -63,12 +63,17 @@ def _sum_error(total: torch.Tensor, near_zero: torch.Tensor, terms: torch.Tensor
     return bounds.known(error, total, dtype)
 
 
+def _totals(x: CSR, dense: torch.Tensor, turned: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sums of |a| |b| and of (|a| + 1) (|b| + 1) of a product of x, or of x^T."""
+    a, b = replace(x, val=x.val.abs()), dense.abs()
+    return _sums(a, b, turned), _sums(replace(x, val=a.val + 1), b + 1, turned)
+
+
 def _preactivation(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """z = x W + b and its error in the accumulate type."""
     x, weight, bias, _ = case.arguments(ops.sparse_linear)
     z = _sums(x, weight) + (0 if bias is None else bias)
-    total, near_zero = (_sums(replace(x, val=x.val.abs() + more), weight.abs() + more) for more in (0, 1))
-    error = _sum_error(total, near_zero, x.crow[1:] - x.crow[:-1], dtype)
+    error = _sum_error(*_totals(x, weight), x.crow[1:] - x.crow[:-1], dtype)
     return z, with_bias(z, error, bias, dtype)
 
 
@@ -78,8 +83,7 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
     absolute = replace(x, val=x.val.abs())
     named = torch.zeros(x.shape[1], dtype=torch.int64)
     named[x.rows.long()] = (x.t_crow[1:] - x.t_crow[:-1]).long()
-    total, near_zero = (_sums(replace(x, val=x.val.abs() + more), known + more, turned=True) for more in (0, 1))
-    dw = _sums(absolute, error, turned=True) + _sum_error(total, near_zero, named, dtype)
+    dw = _sums(absolute, error, turned=True) + _sum_error(*_totals(x, known, turned=True), named, dtype)
     db = error.sum(0) + _sum_error(known.sum(0), (known + 1).sum(0), torch.tensor([len(dy)]), dtype)
     return gradient_bounds(grads, (dw, db), dtype)
 
