@@ -98,8 +98,8 @@ def unprinted(printed, shown):
 
 
 def _shape(line):
-    """A line of output without its figures and widths."""
-    line = re.sub(r"\d[\d.,]*", "0", line)
+    """A line of output without its figures, their units of time (a fast machine prints ms for s) and widths."""
+    line = re.sub(r"\d[\d.,]*( (us|ms|s|min)\b)?", "0", line)
     return re.sub(r"([\s=-])\1+", r"\1", line).strip()
 
 
