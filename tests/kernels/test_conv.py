@@ -20,6 +20,7 @@ from minidl.kernels.conv import (
     banded_grad_weight,
     batch_grad_weight,
     batch_tiled,
+    box_line,
     boxed,
     boxed_grad_weight,
     depthwise,
@@ -41,6 +42,8 @@ from minidl.kernels.conv import (
 )
 from minidl.kernels.conv.even_parts import TOGETHER
 from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.pixel_boxes import shape_of_box
+from minidl.kernels.conv.pixel_steps import pixel
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, No
 from minidl.kernels.conv.problem import Problem as Described
 from minidl.kernels.gemm.tiled import gemm_sum_kernel
@@ -620,7 +623,7 @@ def test_equal_parts_of_the_weight_gradient_in_boxes(shape, processors, taps, dt
 
 def test_a_tile_of_boxes_with_more_slots_than_are_read_at_once(monkeypatch):
     monkeypatch.setattr(launch, "processors", lambda: 132)
-    monkeypatch.setattr(boxed_grad_weight, "LEAST", 1)
+    monkeypatch.setattr(box_line, "LEAST", 1)
     p = Problem((1, 32, 32, (16, 16), (1, 1), (1, 1), (0, 0), (1, 1), 1), dtype=torch.float16)
     with boxes(1):
         assert boxed_grad_weight.cut(p.described(GRAD_WEIGHT)).line.slots > TOGETHER.value + 1
@@ -706,7 +709,7 @@ def test_a_mirror_image_has_its_taps_in_reverse():
 def test_a_program_for_each_tile_of_boxes_or_equal_parts(taps, processors, monkeypatch):
     """Where each has one tile, that is the gradient; x and the output's gradient exchanged, too."""
     monkeypatch.setattr(launch, "processors", lambda: processors)
-    monkeypatch.setattr(boxed_grad_weight, "microseconds", lambda line: not line.whole)
+    monkeypatch.setattr(box_line, "microseconds", lambda line: not line.whole)
     monkeypatch.setattr(Described, "paced", property(lambda problem: problem.direction == GRAD_WEIGHT))
     p = Problem((3, 40, 64, (7, 9), (2, 3), (1, 1), (1, 2), (1, 1), 1), dtype=torch.float16)
     for names in ((boxed_grad_weight,), ()):
@@ -863,7 +866,7 @@ def test_shape_of_box(shape, pixels):
     def number(box):
         return math.prod(-(-size // extent) for size, extent in zip(shape, box, strict=True))
 
-    box = boxed.shape_of_box(*shape, pixels)
+    box = shape_of_box(*shape, pixels)
     sides = [2**i for i in range(9)]
     others = [other for other in itertools.product(sides, repeat=3) if math.prod(other) == pixels]
     assert box in others
@@ -974,7 +977,7 @@ def test_bands_are_not_for_rows_that_far_apart():
 
 @triton.jit
 def place_kernel(p_y, i_first, QH, QW, POOL: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr):
-    n, h, w = pixel_tiled.pixel(i_first, BLOCK, QH, QW, POOL, LONG)
+    n, h, w = pixel(i_first, BLOCK, QH, QW, POOL, LONG)
     o = tl.arange(0, BLOCK)
     tl.store(p_y + o, n)
     tl.store(p_y + BLOCK + o, h.to(tl.int64))

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minidl.kernels import conv
-from minidl.kernels.conv import depthwise, depthwise_grad_weight, depthwise_rows, narrow, plan
+from minidl.kernels.conv import depthwise, depthwise_grad_weight, depthwise_rows, narrow, narrow_grad_weight, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.runtime import launch
 from minidl.testing.memory import GuardedAllocations
@@ -184,7 +184,7 @@ def test_rows_of_the_gradient(most, JH):
 
     def rows_of(QH, most, JH):
         axis = Axis(QH, JH, QH, 1, JH // 2, 1)
-        return depthwise_grad_weight.rows_of(axis, axis, QH, most, 1, (JH, JH))
+        return narrow_grad_weight.rows_of(axis, axis, QH, most, 1, (JH, JH))
 
     for QH in range(1, 40):
         assert 1 <= rows_of(QH, most, JH) <= min(QH, most)
@@ -224,7 +224,8 @@ def test_the_weight_gradient_in_parts_of_taps_and_many_shares(
     N, groups, rows, size, kernel, stride, padding, dilation, setting
 ):
     """Rows and columns of taps that are no multiple of a part's, more shares than are added at a time."""
-    setting(depthwise_grad_weight, MOST_ROWS=2, MOST_SHARES=2, rows_of=lambda *_: rows)
+    setting(depthwise_grad_weight, MOST_SHARES=2)
+    setting(narrow_grad_weight, MOST_ROWS=2, rows_of=lambda *_: rows)
     setting(launch, processors=lambda: 40)
     p = Drawn(N, groups, 1, 1, size, kernel, stride, padding, dilation)
     with small_parts(), GuardedAllocations():
@@ -233,7 +234,7 @@ def test_the_weight_gradient_in_parts_of_taps_and_many_shares(
 
 def test_rows_of_taps_that_find_no_input_take_nothing(setting):
     """Of an output's gradient that is not finite, either: they have no tiles, of whole rows or of the rest."""
-    setting(depthwise_grad_weight, MOST_ROWS=1, rows_of=lambda *_: 2)
+    setting(narrow_grad_weight, MOST_ROWS=1, rows_of=lambda *_: 2)
     geometry = Geometry.of((3, 4), (7, 1), (1, 1), ((3, 3), (0, 0)), (1, 1), 7)
     with small_parts():
         dw = conv.grad_weight(

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minidl.kernels import conv
-from minidl.kernels.conv import fft
+from minidl.kernels.conv import fft, spectra
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import FORWARD, Problem, Tensors
 from minidl.runtime import launch
@@ -78,7 +78,7 @@ def check(N, C, M, size, kernel, padding, points=16, dtype=torch.float32, seed=0
 @pytest.mark.parametrize("points", fft.POINTS)
 def test_the_matrix_is_rounded_once(points):
     g = torch.empty(points, points, device=default_device())
-    launch.run(fft.conv_fft_matrix_kernel, (1,), g, T=points)
+    launch.run(spectra.conv_fft_matrix_kernel, (1,), g, T=points)
     h = torch.arange(points, dtype=torch.float64)
     k = torch.arange(points // 2 + 1, dtype=torch.float64)
     angle = 2 * math.pi / points * (k[:, None] * h % points)

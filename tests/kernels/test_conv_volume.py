@@ -10,11 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minidl.kernels.conv import (
-    boxed_grad_weight,
+    box_line,
     cubes_grad_weight,
     depthwise,
-    depthwise_grad_weight,
     narrow,
+    narrow_grad_weight,
     stacks,
     volume,
     voxels,
@@ -148,13 +148,13 @@ def test_gradients_of_weights_in_boxes(mirror, whole_tiles, taps, monkeypatch):
     tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": taps, "PER_PROCESSOR": 1})
     monkeypatch.setattr(launch, "processors", lambda: 7)
     monkeypatch.setattr(cubes_grad_weight, "_mirrors", lambda cubes: mirror)
-    in_line = boxed_grad_weight.in_line
+    in_line = box_line.in_line
 
     def cut(*args):
         line = in_line(*args)
-        return line._replace(each=line.boxes + boxed_grad_weight.PAUSE) if whole_tiles else line
+        return line._replace(each=line.boxes + box_line.PAUSE) if whole_tiles else line
 
-    monkeypatch.setattr(boxed_grad_weight, "in_line", cut)
+    monkeypatch.setattr(box_line, "in_line", cut)
     for shape in (
         (3, 40, 24, (3, 5, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 2, 1), 1),
         (2, 16, 40, (4, 3, 5), (2, 3, 3), (1, 1, 1), (0, 2, 1), (1, 1, 1), 2),
@@ -252,7 +252,7 @@ def test_a_group_for_each_channel_copies_nothing(channels, size, kernel, stride,
 @pytest.mark.parametrize(("kernel", "padding"), [((3, 3, 2), (1, 1, 0)), ((2, 4, 3), (1, 1, 1))])
 def test_a_group_for_each_channel_in_parts_of_the_taps(kernel, padding, monkeypatch):
     """Of the rows of each slice, forward and back; of the weight gradient in blocks of channels and columns, too."""
-    for module in (narrow, depthwise_grad_weight):
+    for module in (narrow, narrow_grad_weight):
         monkeypatch.setattr(module, "MOST_ROWS", 2)
     sizes = {
         "BLOCK_R": 2, "BLOCK_W": 1, "BLOCK_P": 16, "BLOCK_C": 4, "SUMS": 4, "PER_PROCESSOR": 1, "OUTPUTS": 32,

@@ -13,9 +13,7 @@ What is joined of two tensors of as many channels is read where they lie (`Halve
 an axis for the half. Sums are those of the joined tensor, in the same order.
 """
 
-import functools
 import math
-from collections.abc import Sequence
 
 import triton
 import triton.language as tl
@@ -24,10 +22,10 @@ from minidl.kernels import float8
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import batch_tiled, costs, pace
 from minidl.kernels.conv.epilogue import affine, finish
+from minidl.kernels.conv.pixel_boxes import halves_box, images_box, pairs_box, shape_of_box, stores_boxes
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, No, Problem, Tensors, taps_of
 from minidl.kernels.gemm.tiled import halves
 from minidl.runtime import estimates, launch
-from minidl.runtime.boxes import Box
 
 NAME = "box"
 IN_PLACE = True
@@ -299,49 +297,3 @@ def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
     size = tile["BLOCK_M"] * tile["BLOCK_N"] / pace.LARGE
     fixed = min(1.0, SOONEST + (1 - SOONEST) * size) if tiles <= problem.processors else 1.0
     return pace.microseconds(tiles, steps, tempo, problem.processors, "box", fixed)
-
-
-def stores_boxes(problem: Problem) -> bool:
-    """Whether a box of outputs is one of y [N, OH, OW, groups * M], and can be stored as such."""
-    alike = problem.at.h.out_step == problem.at.v.out_step == problem.groups == 1
-    return alike and problem.M * problem.result.itemsize % 16 == 0 and not problem.beside
-
-
-def images_box(N: int, H: int, W: int, channels: int, block: Sequence[int], pitches: Sequence[int] = ()) -> Box:
-    """Boxes of x [N, H, W, channels], with `pitches` of a row and a pixel where it is not contiguous."""
-    row, pixel = pitches or (W * channels, channels)
-    return Box((N, H, W, channels), (H * row, row, pixel, 1), block)
-
-
-def pairs_box(N: int, H: int, W: int, C: int, block: Sequence[int]) -> Box:
-    """Boxes of x [N, H, W / 2, 2, C]."""
-    return Box((N, H, W // 2, 2, C), (H * W * C, W * C, 2 * C, C, 1), block)
-
-
-def halves_box(N: int, H: int, W: int, C: int, block: Sequence[int], pairs: bool = False) -> Box:
-    """Boxes of x [2, N, H, W, C / 2], two tensors; of pairs [2, N, H, W / 2, 2 * C / 2]."""
-    row, part = W * C // 2, C // 2
-    if pairs:
-        W, part = W // 2, C
-    return Box((2, N, H, W, part), (0, H * row, row, part, 1), (1, *block))
-
-
-@functools.lru_cache(maxsize=4096)
-def shape_of_box(N: int, height: int, width: int, pixels: int) -> tuple[int, int, int]:
-    """Images, rows and columns, powers of two of product `pixels`, whose boxes cover the outputs with least waste.
-
-    Of equals the one with most pixels of one image, and of those the squarest.
-    """
-    best: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
-    sizes = [2**i for i in range(9) if 2**i <= pixels]  # a side of a box is 256 at most
-    for rows in sizes:
-        for columns in sizes:
-            images = pixels // (rows * columns)
-            if images == 0 or images > 256:
-                continue
-            boxes = launch.cdiv(N, images) * launch.cdiv(height, rows) * launch.cdiv(width, columns)
-            key = boxes, images, max(rows, columns)
-            if best is None or key < best[0]:
-                best = key, (images, rows, columns)
-    assert best is not None
-    return best[1]

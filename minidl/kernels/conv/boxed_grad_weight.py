@@ -24,10 +24,10 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, pace
-from minidl.kernels.conv.boxed import shape_of_box
-from minidl.kernels.conv.even_parts import Prepared, prepare_sum, slots_of, step_at
+from minidl.kernels.conv import box_line, costs
+from minidl.kernels.conv.even_parts import Prepared, slots_of, step_at
 from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.pixel_boxes import shape_of_box
 from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, NO_BOXES, No, Problem, Tensors
 from minidl.kernels.division import divided, reciprocal
 from minidl.runtime import early, launch
@@ -37,14 +37,11 @@ from minidl.runtime.early import wait
 NAME = "box"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_box_grad_weight",)
-LEAST = 8  # boxes of a program
 MOST = 256  # places of a side of a box
-PAUSE = 6  # at the head of a tile, as in `even_grad_weight`; 0, 3 and 10 take as long
 # Times as long: of boxes with pixels of 32 bytes and fewer (1x1 16->984 at 225x225, 12 images, 1138 us for 393), of
 # half a tile's outputs (7x7 192->32 at 98x98, 197 images, 10413 for 6601; 3x3 360->32 at 74x74, 453, 5093 for 3182).
 THIN_X, THIN_Y = 2.9, 1.6
 MANY_GROUPS = 4  # whose boxes lie far apart
-SLOT = 0.25  # us of adding a slot to those before. 2x2 stride 2, 128->256 at 112x112, 34 slots: 47 us
 
 
 @triton.jit(do_not_specialize=["boxes", "N", "H", "W", "QH", "QW", "in_h", "in_w", "first_h", "first_w", "Q", "turned"])
@@ -195,68 +192,13 @@ def estimate(problem: Problem) -> float:
     if problem.paced:
         # 1x4 in 5120 groups, 27 images of 2048: 947 us; 1x31 1544->276 in 4 groups, 21 images of 2189: 2.5 ms.
         many = costs.relative(problem, "weight, box, groups") if problem.groups >= MANY_GROUPS else 1.0
-        return costs.at_least(problem, many * thin(problem) * microseconds(at.line))
+        return costs.at_least(problem, many * thin(problem) * box_line.microseconds(at.line))
     return costs.microseconds(problem, NAME, costs.dense(problem), at.line.tiles + at.line.programs)
 
 
 def thin(problem: Problem) -> float:
     """Times as long, of few channels."""
     return THIN_X if problem.C < 32 else THIN_Y if problem.M <= 32 else 1.0
-
-
-class Line(NamedTuple):
-    """Tiles of the gradient with so many taps each, of `boxes` steps; the steps of all stand in a line, `total`, of
-    which a program takes `each`; `together` programs run at once; slots that a tile has at most."""
-
-    tile: launch.Tile
-    taps: int
-    boxes: int
-    tiles: int
-    each: int
-    together: int
-
-    @property
-    def total(self) -> int:
-        return self.tiles * (PAUSE + self.boxes)
-
-    @property
-    def whole(self) -> bool:
-        """Whether each program sums one tile, and nothing is added afterwards."""
-        return self.each == PAUSE + self.boxes
-
-    @property
-    def programs(self) -> int:
-        return launch.cdiv(self.total, self.each)
-
-    @property
-    def slots(self) -> int:
-        return 1 if self.whole else launch.cdiv(self.boxes - 1, self.each) + 1
-
-    @property
-    def blocks(self) -> dict[str, int]:
-        """Constants of the kernels."""
-        return {"BLOCK_M": self.tile["BLOCK_M"], "BLOCK_N": self.tile["BLOCK_N"], "TAPS": self.taps}
-
-
-def in_line(problem: Problem, tile: launch.Tile, boxes: int, taps: int, together: int) -> Line:
-    """All taps of all channels in tiles, of which one has `together` taps: a program for each, or as many as fit, which
-    take equal parts."""
-    tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
-    tiles *= taps // together
-    device = tile["PER_PROCESSOR"] * problem.processors
-    programs = max(1, min(device, tiles * boxes // LEAST))
-    even = Line(tile, together, boxes, tiles, launch.cdiv(tiles * (PAUSE + boxes), programs), device)
-    return min(even, even._replace(each=PAUSE + boxes), key=microseconds) if problem.paced else even
-
-
-def microseconds(at: Line) -> float:
-    """Of the products and the sums. A program ends a tile and may begin another: so many are written and added."""
-    step, fixed = pace.of_box_weight(at.tile, at.taps).step, pace.known().rounds["even"]
-    time = pace.steps(at.each, at.tile["BLOCK_K"]) * step
-    if at.whole:
-        return fixed + launch.cdiv(at.tiles, at.together) * time
-    values = at.tile["BLOCK_M"] * at.tile["BLOCK_N"] * at.taps
-    return fixed + time + pace.of_shares(at.programs + at.tiles, values) + SLOT * at.slots
 
 
 class Cut(NamedTuple):
@@ -266,14 +208,14 @@ class Cut(NamedTuple):
     box: tuple[int, int, int]
     merged: bool
     whole: bool
-    line: Line
+    line: box_line.Line
 
 
 def cut(problem: Problem) -> Cut:
     """How the gradient is cut; of several tiles by the one of least time."""
     tiles_ = problem.tiles("conv_box_grad_weight", M=problem.M, N=problem.C, T=len(problem.at.v.taps))
     made = [_cut(problem, tile) for tile in tiles_]
-    return min(made, key=lambda at: microseconds(at.line)) if problem.paced else made[0]
+    return min(made, key=lambda at: box_line.microseconds(at.line)) if problem.paced else made[0]
 
 
 def _cut(problem: Problem, tile: launch.Tile) -> Cut:
@@ -287,7 +229,7 @@ def _cut(problem: Problem, tile: launch.Tile) -> Cut:
         other = _boxes((1, N * h.count, v.count), tile["BLOCK_K"], tall=True)
         merged = other[1] <= boxes
         box, boxes = other if merged else (box, boxes)
-    return Cut(box, merged, whole, in_line(problem, tile, boxes, problem.taps, taps))
+    return Cut(box, merged, whole, box_line.in_line(problem, tile, boxes, problem.taps, taps))
 
 
 def _boxes(sizes: tuple[int, int, int], pixels: int, tall: bool = False) -> tuple[tuple[int, int, int], int]:
@@ -308,7 +250,8 @@ def prepare(problem: Problem) -> Prepared:
     line, box = at.line, at.box
     firsts = (walk.in_start + max(0, -(walk.in_start // walk.in_step)) * walk.in_step for walk in (h, v))
     scalars = (
-        line.boxes, N, H, W, QH, QW, M, groups, h.in_start, v.in_start, *firsts, reciprocal(QH), line.each, PAUSE,
+        line.boxes, N, H, W, QH, QW, M, groups, h.in_start, v.in_start, *firsts, reciprocal(QH), line.each,
+        box_line.PAUSE,
     )  # fmt: skip
     meta = {
         **problem.taps_read, **problem.constants, **early.options(target=problem.target), **line.blocks,
@@ -320,15 +263,8 @@ def prepare(problem: Problem) -> Prepared:
         conv_box_grad_weight_kernel, (line.programs,), scalars, meta,
         (None, _box(problem, at.merged, box, min(block, problem.part or block))),
     )  # fmt: skip
-    added = sum_of(problem, problem.taps, line)
+    added = box_line.sum_of(problem, problem.taps, line)
     return Prepared(product, (line.slots, math.prod(problem.shape)), added, problem.shape)
-
-
-def sum_of(problem: Problem, taps: int, line: Line) -> launch.Prepared | None:
-    """What adds the slots of tiles; None where each has one."""
-    if line.whole:
-        return None
-    return prepare_sum(problem, taps, line.tiles, line.boxes, line.each, PAUSE, line.blocks)
 
 
 def _box(problem: Problem, merged: bool, box: tuple[int, int, int], channels: int) -> Box:

@@ -18,8 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import boxed_grad_weight, costs, mirrored, voxels
-from minidl.kernels.conv.boxed_grad_weight import PAUSE
+from minidl.kernels.conv import box_line, boxed_grad_weight, costs, mirrored, voxels
 from minidl.kernels.conv.cubes import AHEAD
 from minidl.kernels.conv.even_parts import Prepared, slots_of, step_at
 from minidl.kernels.conv.prepared import Copy
@@ -148,7 +147,7 @@ def estimate(cubes_: Cubes) -> float:
 
 def _microseconds(cubes_: Cubes) -> float:
     problem = cubes_.problem
-    time = boxed_grad_weight.thin(problem) * boxed_grad_weight.microseconds(_cut(cubes_).line)
+    time = boxed_grad_weight.thin(problem) * box_line.microseconds(_cut(cubes_).line)
     return costs.at_least(problem, time, voxels.moved(cubes_))
 
 
@@ -205,14 +204,14 @@ def _sums(cubes_: Cubes) -> Prepared:
     problem, (N, QD, QH, QW), at = cubes_.problem, cubes_.counts, _cut(cubes_)
     line = at.line
     starts = (walk.in_start for walk in cubes_.walks)
-    scalars = (line.boxes, N, cubes_.read[0], QD, QH, QW, problem.M, problem.groups, *starts, line.each, PAUSE)
+    scalars = (line.boxes, N, cubes_.read[0], QD, QH, QW, problem.M, problem.groups, *starts, line.each, box_line.PAUSE)
     meta = {
         **voxels.taps_read(cubes_, at.box), **problem.constants, **early.options(target=problem.target), **line.blocks,
         "num_warps": line.tile.num_warps, "num_stages": line.tile.num_stages,
     }  # fmt: skip
     of_boxes = (None, voxels.box_of(cubes_, at.box, line.tile["BLOCK_N"]))
     made = launch.Prepared(conv_cube_grad_weight_kernel, (line.programs,), scalars, meta, of_boxes)
-    added = boxed_grad_weight.sum_of(problem, cubes_.taps, line)
+    added = box_line.sum_of(problem, cubes_.taps, line)
     shape = problem.groups * problem.M, cubes_.taps, problem.C
     return Prepared(made, (line.slots, math.prod(shape)), added, shape)
 
@@ -221,7 +220,7 @@ class _Cut(NamedTuple):
     """A box of voxels, and the line of all boxes."""
 
     box: tuple[int, ...]
-    line: boxed_grad_weight.Line
+    line: box_line.Line
 
 
 def _cut(cubes_: Cubes) -> _Cut:
@@ -232,8 +231,8 @@ def _cut(cubes_: Cubes) -> _Cut:
         box = voxels.shape_of(cubes_, tile["BLOCK_K"])
         together = tile["TAPS"] if row % tile["TAPS"] == 0 else 1
         boxes = voxels.number(cubes_.counts, box)
-        made.append(_Cut(box, boxed_grad_weight.in_line(problem, tile, boxes, cubes_.taps, together)))
-    return min(made, key=lambda at: boxed_grad_weight.microseconds(at.line)) if problem.paced else made[0]
+        made.append(_Cut(box, box_line.in_line(problem, tile, boxes, cubes_.taps, together)))
+    return min(made, key=lambda at: box_line.microseconds(at.line)) if problem.paced else made[0]
 
 
 def run(prepared: Weights, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:

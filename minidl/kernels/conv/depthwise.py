@@ -16,14 +16,12 @@ All walks of a transposed convolution are one launch, with as many taps as the l
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs, narrow, spread
-from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, No, Problem, Tensors
 from minidl.runtime import early, estimates, launch
@@ -34,7 +32,6 @@ DIRECTIONS = FORWARD, TRANSPOSED
 FAMILIES = (narrow.FAMILY, "conv_turn")
 # Channels that an output reads, which are unrolled.
 MOST_CHANNELS = 4
-NO_DEPTH = {"JD": 0, "IN_STEP_D": 0, "IN_TAP_D": 0, "OUT_STEP_D": 0}
 
 
 @triton.jit
@@ -233,27 +230,7 @@ def _paced(problem: Problem, found: narrow.Cut) -> float:
     return time + (0.0 if found.direct else known.ordered)
 
 
-class Depth(NamedTuple):
-    """The third axis, of slices: `size` of a volume that is read and `written`, one walk, and the kernel's taps."""
-
-    size: int
-    written: int
-    walk: Walk
-    kernel: int
-
-    def seen(self, problem: Problem) -> Problem:
-        """With the rows of all slices of the kernel one below the other."""
-        at = problem.geometry
-        return problem._replace(geometry=at._replace(h=at.h._replace(kernel=at.h.kernel * self.kernel)))
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """What a kernel of slices takes."""
-        walk = self.walk
-        return {"JD": len(walk.taps), "IN_STEP_D": walk.in_step, "IN_TAP_D": walk.in_tap, "OUT_STEP_D": walk.out_step}
-
-
-def prepare(problem: Problem, depth: Depth | None = None) -> Product:
+def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Product:
     """The launch; with a depth, the images are the slices of volumes that outputs of a walk are."""
     found, out = narrow.cut(problem), problem.groups * problem.M
     whole = problem if depth is None else depth.seen(problem)
@@ -279,7 +256,7 @@ def prepare(problem: Problem, depth: Depth | None = None) -> Product:
         "ACC": launch.acc(problem.dtype), **early.options(found.grid, problem.target), **problem.flags("POOL"),
         "UNROLL": unroll, "ROWS": found.step,
         **options, "VEC": found.vec, "BLOCK_R": found.rows,
-        **(NO_DEPTH if depth is None else depth.constants),
+        **(narrow.NO_DEPTH if depth is None else depth.constants),
     }  # fmt: skip
     for name, axis, walks, period in zip("HW", found.axes, found.walks, found.periods, strict=True):
         # On the way back taps first, first + period, ... solve tap * dilation = remainder (mod stride).

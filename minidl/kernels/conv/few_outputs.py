@@ -25,8 +25,8 @@ import triton.language as tl
 
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs
-from minidl.kernels.conv.boxed import shape_of_box
 from minidl.kernels.conv.geometry import Axis
+from minidl.kernels.conv.pixel_boxes import shape_of_box
 from minidl.kernels.conv.prepared import Copy, Product
 from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, No, Problem, Tensors
 from minidl.runtime import launch

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from minidl.kernels.conv.geometry import Axis
+from minidl.kernels.conv.geometry import Axis, Walk
 from minidl.kernels.conv.problem import MANY, TRANSPOSED, Problem
 from minidl.runtime import launch
 
@@ -27,6 +27,7 @@ MOST_VALUES = 96
 MOST_PRODUCTS = 320
 # Rows of taps in a step of the loop, which are unrolled.
 MOST_ROWS = 8
+NO_DEPTH = {"JD": 0, "IN_STEP_D": 0, "IN_TAP_D": 0, "OUT_STEP_D": 0}
 
 
 class Cut(NamedTuple):
@@ -58,6 +59,26 @@ class Cut(NamedTuple):
     step: int
     unroll: int
     grid: int
+
+
+class Depth(NamedTuple):
+    """The third axis, of slices: `size` of a volume that is read and `written`, one walk, and the kernel's taps."""
+
+    size: int
+    written: int
+    walk: Walk
+    kernel: int
+
+    def seen(self, problem: Problem) -> Problem:
+        """With the rows of all slices of the kernel one below the other."""
+        at = problem.geometry
+        return problem._replace(geometry=at._replace(h=at.h._replace(kernel=at.h.kernel * self.kernel)))
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What a kernel of slices takes."""
+        walk = self.walk
+        return {"JD": len(walk.taps), "IN_STEP_D": walk.in_step, "IN_TAP_D": walk.in_tap, "OUT_STEP_D": walk.out_step}
 
 
 def cut(problem: Problem) -> Cut:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, pace, pixel_choice
-from minidl.kernels.conv.pixel_tiled import pixel
+from minidl.kernels.conv.pixel_steps import pixel
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors, all_inside
 from minidl.kernels.division import divided, reciprocal

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 
 from minidl.kernels.conv import depthwise, depthwise_grad_weight
-from minidl.kernels.conv.depthwise import Depth
 from minidl.kernels.conv.geometry import Axis, Volume, Walk
+from minidl.kernels.conv.narrow import Depth
 from minidl.kernels.conv.prepared import Product, Shares
 from minidl.kernels.conv.problem import TRANSPOSED, Problem, Tensors
 from minidl.kernels.conv.stacks import as_they_are
