@@ -16,6 +16,7 @@ import torch
 
 from minidl.kernels import cross_entropy as entropy
 from minidl.kernels import elementwise, reduce
+from minidl.kernels.cross_entropy.targets import check_arguments, target_weights
 from minidl.kernels.gemm import gemm
 from minidl.kernels.loss import add_up
 from minidl.runtime import check, launch
@@ -58,7 +59,7 @@ def linear_cross_entropy(
     """
     _check(x, w, bias)
     R, N = len(x), len(w)
-    soft = entropy.check_arguments(
+    soft = check_arguments(
         x.new_empty(()).expand(R, N), target, weight, ignore_index, reduction, smoothing, op="linear_cross_entropy"
     )
     acc, with_grad = launch.acc_torch(x.dtype), any(wanted)
@@ -70,7 +71,7 @@ def linear_cross_entropy(
     if soft and mean:
         sums = torch.full((1,), R, dtype=acc, device=x.device)
     elif not soft and (launch.INTERPRETED or mean):
-        sums, count = entropy.target_weights("linear_cross_entropy", target, weight, R, N, ignore_index, acc, x.dtype)
+        sums, count = target_weights("linear_cross_entropy", target, weight, R, N, ignore_index, acc, x.dtype)
     out = acc if wide else x.dtype
     step = rows_at_once(R, N)
     losses, dxs = [], []

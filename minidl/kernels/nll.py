@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.cross_entropy import check_classes, row_targets, target_weights
+from minidl.kernels.cross_entropy.kernels import row_targets
+from minidl.kernels.cross_entropy.targets import check_classes, target_weights
 from minidl.kernels.loss import add_up
 from minidl.runtime import launch, order
 

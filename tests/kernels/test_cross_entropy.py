@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import cross_entropy, nll
-from minidl.kernels.cross_entropy import all_targets
+from minidl.kernels.cross_entropy.kernels import all_targets, scale_kernel, target_kernel
 from minidl.runtime import launch
 
 WHOLE = launch.Tile({"BLOCK_M": 8, "BLOCK_N": 16})
@@ -123,7 +123,7 @@ def test_what_is_no_class_counts_by_neither_way(weighted, device):
     sums = torch.full((2,), NAN, device=device)
     launch.run(all_targets_kernel, (1,), target, weight, sums, 8, 5, -100, WEIGHTED=weighted)
     launch.run(
-        cross_entropy.target_kernel, (1,), target, weight, sums[1:], None, 8, 5, -100, 1,
+        target_kernel, (1,), target, weight, sums[1:], None, 8, 5, -100, 1,
         WEIGHTED=weighted, EARLY=False, ACC=tl.float32, BLOCK_N=8,
     )  # fmt: skip
     assert sums.tolist() == ([23.0, 23.0] if weighted else [4.0, 4.0])
@@ -307,7 +307,7 @@ def test_the_scale_of_a_row_beyond_two_to_the_32_logits(device):
     dy = torch.arange(INNER, dtype=torch.float32, device=device)
     grid = (-(-n // 1024),)
     launch.run(
-        cross_entropy.scale_kernel, grid, g, dy, None, n, N, INNER,
+        scale_kernel, grid, g, dy, None, n, N, INNER,
         EACH=True, EARLY=False, ACC=launch.acc(g.dtype), BLOCK_N=1024,
     )  # fmt: skip
     assert torch.equal(g.cpu(), (torch.arange(n) % INNER).float())
