@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 _carried: list[threading.local] = []
 
 
@@ -33,27 +35,32 @@ _mode = settings()
 
 
 def is_grad_enabled() -> bool:
-    """Whether operations are being recorded in this thread."""
-    return getattr(_mode, "enabled", True)
+    """Whether operations are being recorded in this thread: as was set last, here or by torch's own no_grad."""
+    recorded = torch.is_grad_enabled()
+    chosen: tuple[bool, bool] | None = getattr(_mode, "enabled", None)
+    return recorded if chosen is None or chosen[1] != recorded else chosen[0]
 
 
 def is_anomaly_enabled() -> bool:
     """Whether backward() looks for NaN in this thread."""
-    return getattr(_mode, "anomaly", False)
+    return bool(getattr(_mode, "anomaly", False))
 
 
 class _Setting(contextlib.ContextDecorator):
     """A value of `_mode` for as long as a block or a decorated function runs, a generator's between two yields, too."""
 
-    _name, _default = "enabled", True
+    _name: str
     _value: bool
 
     def __init__(self) -> None:
-        self._before: list[bool] = []
+        self._before: list[Any] = []
+
+    def _setting(self) -> Any:
+        return self._value
 
     def __enter__(self) -> None:
-        self._before.append(getattr(_mode, self._name, self._default))
-        setattr(_mode, self._name, self._value)
+        self._before.append(getattr(_mode, self._name, None))
+        setattr(_mode, self._name, self._setting())
 
     def __exit__(self, *exc: object) -> None:
         setattr(_mode, self._name, self._before.pop())
@@ -82,7 +89,15 @@ class _Setting(contextlib.ContextDecorator):
         return generator
 
 
-class _GradMode(_Setting):
+class _Recording(_Setting):
+    _name = "enabled"
+
+    def _setting(self) -> tuple[bool, bool]:
+        """With what torch has set: once that changes, it counts."""
+        return self._value, torch.is_grad_enabled()
+
+
+class _GradMode(_Recording):
     """Without arguments, of a class, or as a bare decorator: `@no_grad` and `@no_grad()` are the same."""
 
     def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
@@ -101,16 +116,16 @@ class enable_grad(_GradMode):  # noqa: N801 (torch's name)
     _value = True
 
 
-class set_grad_enabled(_Setting):  # noqa: N801 (torch's name)
+class set_grad_enabled(_Recording):  # noqa: N801 (torch's name)
     """Whether operations are recorded: from now on, or within `with set_grad_enabled(False):`; or a decorator."""
 
     def __init__(self, mode: bool) -> None:
-        self._first, self._value = is_grad_enabled(), bool(mode)
+        self._first, self._value = getattr(_mode, "enabled", None), bool(mode)
         super().__init__()
-        _mode.enabled = self._value
+        _mode.enabled = self._setting()
 
     def __enter__(self) -> None:
-        _mode.enabled = self._value
+        _mode.enabled = self._setting()
         self._before.append(self._first)
 
     def __call__(self, function: Callable[..., Any]) -> Any:
@@ -124,7 +139,7 @@ class set_grad_enabled(_Setting):  # noqa: N801 (torch's name)
 class detect_anomaly(_Setting):  # noqa: N801 (torch's name)
     """Context manager in which backward() raises RuntimeError at the first operation whose gradient has NaN."""
 
-    _name, _default = "anomaly", False
+    _name = "anomaly"
 
     def __init__(self, check_nan: bool = True) -> None:
         super().__init__()

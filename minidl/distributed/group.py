@@ -140,7 +140,9 @@ class Group:
                 first = self._store.add(_TOLD, 1) == 1
             return (text if first else None), code
         except RuntimeError:  # the store has gone with the first process
-            gone = f"error: process 0 of {self.size} ended without a word (killed?), the others were in {self.last}"
+            gone = (
+                f"error: no answer from process 0 of {self.size} (killed or stopped?), the others were in {self.last}"
+            )
             return (gone if isinstance(error, LostError) else message) if text is None else None, code
 
     def _wait(self, ready: Callable[[], bool]) -> None:
@@ -166,7 +168,9 @@ class Group:
         gone = [rank for rank, at in places.items() if at is None]
         if gone:
             names = ", ".join(map(str, gone))
-            return f"process {names} of {self.size} ended without a word (killed?), the others were in {self.last}"
+            return (
+                f"no answer from process {names} of {self.size} (killed or stopped?), the others were in {self.last}"
+            )
         there = "; ".join(f"process {rank} {at}" for rank, at in places.items())
         return f"the processes wait for each other: {there} ({what})"
 

@@ -30,6 +30,7 @@ from minidl.data.workers import WorkerError
 
 RUN = "MINIDL_RUN"
 _POLL, _PATIENCE = 0.02, 10.0  # seconds between two looks; until those that were asked to end are killed
+_HEARD = 5.0  # seconds in which one says what is wrong, of several that end
 _ERROR, _INTERRUPTED = "error: ", "interrupted"  # how the last line of a command that has judged itself begins
 # prctl's PR_SET_PDEATHSIG; a parent that has ended before is told by its number.
 _START = (
@@ -93,6 +94,11 @@ def age_of_starter() -> float:
     return phases.age(os.getppid()) if RUN in os.environ or "TORCHELASTIC_RUN_ID" in os.environ else 0.0
 
 
+def started_together() -> int:
+    """How many processes `run` has started together with this one; 0 where it did not start it."""
+    return int(os.environ["WORLD_SIZE"]) if RUN in os.environ else 0
+
+
 def again() -> list[str]:
     """The command line of this process, which is one of minidl."""
     return [sys.executable, "-m", "minidl", *sys.argv[1:]]
@@ -109,11 +115,11 @@ def run(
     """Run a command in `count` processes until all have done their work, and pass on what they print.
 
     When one fails the others are ended. One that is killed or crashes is started anew, each up to `restarts` times; not
-    one whose last line says what is wrong. With `together`, all are then started anew, so many times. With `first`, all
-    is done when the first process has ended well.
+    one whose last line says what is wrong, or that refuses the command (exit code 2). With `together`, all are then
+    started anew, so many times. With `first`, all is done when the first process has ended well.
 
-    Raises DataError for an exit code of 2, else WorkerError with the rank, how it ended, and its last line; `left` adds
-    what is left to do.
+    Raises DataError for an exit code of 2, else WorkerError: with what it says is wrong, or with the rank, how it
+    ended, and its last line; `left` adds what is left to do.
     """
     variables = {**os.environ, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), RUN: secrets.token_hex(8)}
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port())}
@@ -123,12 +129,10 @@ def run(
         ones.extend(_One(command, rank, variables) for rank in range(count))
         while any(one.popen.returncode != 0 for one in ones[: 1 if first else count]):
             time.sleep(_POLL)
-            failed = [one for one in ones if not one.running and one.ended() != 0]
-            # Of those that end together the one that was killed comes first: the others end as it is gone.
-            for one in sorted(failed, key=lambda one: one.popen.returncode)[: 1 if together else count]:
+            for one in _failed(ones)[: 1 if together else count]:
                 if first and ones[0].popen.returncode == 0:
                     break
-                if one.last.startswith(_ERROR) or begun[one.rank] >= restarts:
+                if one.refused or one.spoke or begun[one.rank] >= restarts:
                     _end(ones)
                     one.tell(left())
                 what = "all are started anew, and go on from what is saved" if together else "it is started anew"
@@ -167,8 +171,8 @@ class _One:
                 # What was printed before an error may be read after it: the streams are two.
                 if line.strip() not in ("", _INTERRUPTED) and not self.last.startswith(_ERROR):
                     self.last = line.strip()
-                # An error is told once, when the others have ended.
-                if not self.quiet and not line.startswith((_ERROR, _INTERRUPTED)):
+                # An error is told once, when the others have ended; that all are interrupted, by what started them.
+                if not self.quiet and not line.startswith(_ERROR) and line.strip() != _INTERRUPTED:
                     with contextlib.suppress(OSError, ValueError):
                         print(line, end="", file=getattr(sys, name), flush=True)
 
@@ -188,6 +192,16 @@ class _One:
                 thread.join(5.0)  # what has left its group may hold the pipe open
         return self.popen.returncode
 
+    @property
+    def spoke(self) -> bool:
+        """Whether it has said what is wrong."""
+        return self.last.startswith(_ERROR)
+
+    @property
+    def refused(self) -> bool:
+        """Whether it has ended with the exit code of a command that cannot be done as it is given."""
+        return self.popen.returncode == 2
+
     def ending(self) -> str:
         """How it ended."""
         code = self.popen.returncode
@@ -198,9 +212,22 @@ class _One:
     def tell(self, left: str) -> None:
         """Raises what `run` does."""
         more = f"; {left}" if left else ""
-        if self.popen.returncode == 2 and self.last.startswith(_ERROR):
-            raise DataError(self.last.removeprefix(_ERROR) + more)
-        raise WorkerError(self.ending() + more)
+        if not self.spoke:
+            raise WorkerError(self.ending() + more)
+        what = self.last.removeprefix(_ERROR) + more
+        raise DataError(what) if self.refused else WorkerError(what)
+
+
+def _failed(ones: Sequence[_One]) -> list[_One]:
+    """Those that have not ended well. What all find wrong one of them says alone, and it may end after the others."""
+    end = time.monotonic() + _HEARD
+    while True:
+        failed = [one for one in ones if not one.running and one.ended() != 0]
+        silent = failed and all(one.popen.returncode > 0 and not one.spoke for one in failed)
+        if not (silent and any(one.running for one in ones) and time.monotonic() < end):
+            # Of those that end together the one that was killed comes first: the others end as it is gone.
+            return sorted(failed, key=lambda one: (one.popen.returncode > 0, not one.spoke))
+        time.sleep(_POLL)
 
 
 def _end(ones: Sequence[_One]) -> None:

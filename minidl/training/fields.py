@@ -42,10 +42,19 @@ def parse_size(text: str) -> tuple[int, int]:
 
 def parse_devices(text: str) -> int | str:
     """A number of devices, all or auto. Raises ConfigError."""
-    if text in ("all", "auto"):
+    return text if text == "auto" else _number_or_all(text, _DEVICES.text)
+
+
+def parse_all_devices(text: str) -> int | str:
+    """A number of devices or all. Raises ConfigError."""
+    return _number_or_all(text, _ALL_DEVICES.text)
+
+
+def _number_or_all(text: str, expected: str) -> int | str:
+    if text == "all":
         return text
     if not is_number(text) or int(text) == 0:
-        raise ConfigError(f"--devices is {shorten(text)}, expected {_DEVICES.text}, from 1 on")
+        raise ConfigError(f"--devices is {shorten(text)}, expected {expected}")
     return int(text)
 
 
@@ -87,7 +96,8 @@ Size = Annotated[
 Part = Annotated[str | None, Field(min_length=1), UTF8, Expected("a file or a folder", utf8=_RECORDED)]
 Share = Annotated[float | None, Field(gt=0, lt=1), Expected("a share between 0 and 1")]
 Device = Annotated[Literal["auto", "cuda", "cpu"], Field(description="auto, cuda or cpu (Triton's interpreter).")]
-_DEVICES = Expected("a number of devices, all or auto")
+_DEVICES = Expected("a number of devices from 1 on, all or auto")
+_ALL_DEVICES = Expected("a number of devices from 1 on, or all")
 Devices = Annotated[
     Annotated[int, Field(ge=1)] | Literal["all", "auto"],
     Field(description="GPUs that share the work: a number, all, or auto (as many as it pays for)."),
@@ -97,8 +107,8 @@ Devices = Annotated[
 AllDevices = Annotated[
     Annotated[int, Field(ge=1)] | Literal["all"],
     Field(description="GPUs that share the work: a number or all."),
-    Expected("a number of devices or all"),
-    Written(str, parse_devices),
+    _ALL_DEVICES,
+    Written(str, parse_all_devices),
 ]
 Timeout = Annotated[
     float,

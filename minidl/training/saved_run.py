@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minidl.data.parsing import cut
+from minidl.distributed import workers
 from minidl.training import files, manifest
 from minidl.training.errors import ConfigError, DamagedError, damaged, missing
 from minidl.training.manifest import RunFiles
@@ -115,8 +116,11 @@ def saved_settings(run: SavedRun, session: dict[str, Any] | None = None) -> Any:
 
 
 def resume_command(kind: str, folder: Path) -> str:
-    """The command that continues a run, which has all other settings."""
-    return shlex.join(["minidl", "train", kind, "--out", str(folder), "--resume"])
+    """The command that continues a run, which has all other settings; in as many processes, where --devices started
+    them."""
+    count = workers.started_together()
+    devices = ["--devices", str(count)] if count > 1 else []
+    return shlex.join(["minidl", "train", kind, "--out", str(folder), "--resume", *devices])
 
 
 def own_data(run: SavedRun) -> Any:

@@ -14,6 +14,34 @@ def leaf(*values):
     return as_tensor(list(values), requires_grad=True)
 
 
+class TestTorchsModes:
+    @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.set_grad_enabled(False)])
+    def test_nothing_is_recorded_where_torch_records_nothing(self, mode):
+        x = leaf(1.0)
+        with mode():
+            assert not is_grad_enabled()
+            assert not (x * 2).requires_grad
+            x -= 0.5
+            with minidl.enable_grad():
+                assert (x * 2).requires_grad
+            assert not is_grad_enabled()
+        assert (x * 2).requires_grad
+        assert x.item() == 0.5
+        decorated = torch.no_grad()(lambda: (x * 2).requires_grad)
+        assert not decorated()
+
+    def test_what_was_set_last_counts(self):
+        x = leaf(1.0)
+        with no_grad(), torch.no_grad():
+            assert not is_grad_enabled()
+        with torch.no_grad(), no_grad():
+            assert not is_grad_enabled()
+            with torch.enable_grad():
+                assert (x * 2).requires_grad
+            assert not is_grad_enabled()
+        assert is_grad_enabled()
+
+
 class Cube(Function):
     @staticmethod
     def forward(ctx, x, factor):

@@ -180,7 +180,7 @@ def test_processes_of_torchrun(command, model, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--devices", 0), "--devices is '0', expected a number of devices, all or auto, from 1 on"),
+        (("--devices", 0), "--devices is '0', expected a number of devices from 1 on, all or auto"),
         (("--devices", "most"), "--devices is 'most', expected a number of devices"),
         (("--devices", 65), "--devices is 65, expected at most 64"),
         (("--devices", 2, "--profile"), "--profile and --trace are of one process"),
@@ -262,7 +262,8 @@ def test_answers_and_scores_of_several_processes(command, text_run, texts, tmp_p
         assert two.out == one.out
     assert len(asked) == 2
     refused(
-        command("predict", run, "a text", "--devices", "auto"), "--devices is auto, expected a number of devices or"
+        command("predict", run, "a text", "--devices", "auto"),
+        "--devices is 'auto', expected a number of devices from 1 on, or all",
     )
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

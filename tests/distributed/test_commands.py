@@ -44,7 +44,7 @@ def test_one_that_is_killed_ends_all(tmp_path):
     processes[1].kill()
     codes, said = ended(processes)
     assert codes == [1, -signal.SIGKILL]
-    assert said.startswith("error: process 1 of 2 ended without a word (killed?), the others were in ")
+    assert said.startswith("error: no answer from process 1 of 2 (killed or stopped?), the others were in ")
     assert said.count("\n") == 1, said
 
 

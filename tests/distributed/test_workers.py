@@ -70,11 +70,22 @@ def test_all_do_their_work_and_what_they_print_is_passed_on(tmp_path, capfd, mon
          "process 1 was ended by SIGKILL (its last line: hello from 1 of 3); some are left"),
         ("if rank == 2: sys.exit(3)\ntime.sleep(100)", WorkerError, "process 2 ended with exit code 3 (its last line"),
         ("sys.exit(print('error: no such file', file=sys.stderr) or 2)", DataError, "no such file; some are left"),
+        # Others find the same, say nothing, and end before the one that speaks for all.
+        ("if rank: sys.exit(2)\ntime.sleep(1)\nsys.exit(print('error: too many', file=sys.stderr) or 2)", DataError,
+         "too many; some are left"),
+        ("if rank != 1: sys.exit(1)\ntime.sleep(1)\nsys.exit(print('error: full', file=sys.stderr) or 1)", WorkerError,
+         "full; some are left"),
     ],
 )  # fmt: skip
 def test_the_first_that_fails_ends_all(tmp_path, capfd, does, error, message):
     with pytest.raises(error) as told:
-        workers.run(child(does, tmp_path), 3, left=lambda: "some are left")
+        workers.run(
+            child(does, tmp_path),
+            3,
+            restarts=0 if "time.sleep(100)" in does else 3,
+            together=True,
+            left=lambda: "some are left",
+        )
     assert str(told.value).startswith(message)
     none_is_left(numbers(tmp_path, 1))
     assert capfd.readouterr().err == ""
