@@ -168,9 +168,7 @@ class Group:
         gone = [rank for rank, at in places.items() if at is None]
         if gone:
             names = ", ".join(map(str, gone))
-            return (
-                f"no answer from process {names} of {self.size} (killed or stopped?), the others were in {self.last}"
-            )
+            return f"no answer from process {names} of {self.size} (killed or stopped?), the others were in {self.last}"
         there = "; ".join(f"process {rank} {at}" for rank, at in places.items())
         return f"the processes wait for each other: {there} ({what})"
 

@@ -2,7 +2,7 @@
 
     loss = -w_t x_t of a row x with the class t         dx_t = -w_t dy, all else 0
 
-    x   [R, N], [N] or [R, N, ...], any strides         t   [R], [] or [R, ...] int64 or int32
+    x   [R, N], [N] or [R, N, ...], any strides         t   [R], [] or [R, ...] int64, int32 or uint8
 
 Only the chosen element of each row is read. The mean divides by the sum of w_t over the rows that are not ignored, as
 that of `cross_entropy` does, and targets that are no class are treated as there.

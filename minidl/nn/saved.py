@@ -16,24 +16,29 @@ from minidl.nn.module import Module
 from minidl.tensors import Tensor
 
 _TREE = "minidl.tree"  # in the metadata: what is not a plain dict of tensors
+_RESERVED = "__metadata__"  # is no name of a tensor in a safetensors file
 
 
 def save(obj: Any, f: str | os.PathLike[str]) -> None:
     """Write a module's state, a dict of tensors, or dicts, lists and tuples of these with numbers, text and None.
 
     The file at `f` is whole or as before. A dict of tensors is a plain safetensors file with these names, contiguous;
-    the structure of anything else is JSON in its metadata. Raises TypeError, naming the place, for anything else, and
-    OSError.
+    the structure of anything else is JSON in its metadata. Raises TypeError, naming the place, for anything else,
+    ValueError for what contains itself, and OSError.
     """
     value = obj.state_dict() if isinstance(obj, Module) else obj
     tensors: dict[str, torch.Tensor] = {}
-    tree = _taken(value, "", tensors)
+    try:
+        tree = _taken(value, "", tensors)
+    except RecursionError:
+        raise ValueError("minidl.save: it contains itself, or is nested deeper than Python follows") from None
     # safetensors refuses memory that two names share.
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        if tensor.data_ptr() in seen:
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in seen:
             tensors[name] = tensor.clone()
-        seen.add(tensor.data_ptr())
+        seen.add(memory)
     plain = isinstance(value, Mapping) and list(tensors) == list(value)
     content, _ = storage.tensor_bytes(tensors, {} if plain else {_TREE: json.dumps(tree)})
     storage.write_bytes(Path(f), content)
@@ -51,7 +56,12 @@ def load(f: str | os.PathLike[str], map_location: torch.device | str | None = No
         raise ValueError(f"{f}: {error}; minidl.load reads safetensors, torch.load what torch.save wrote") from None
     if map_location is not None:
         tensors = {name: tensor.to(map_location) for name, tensor in tensors.items()}
-    return _put(json.loads(about[_TREE]), tensors) if _TREE in about else tensors
+    if _TREE not in about:
+        return tensors
+    try:
+        return _put(json.loads(about[_TREE]), tensors)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError(f"{f}: its metadata {_TREE} is not the structure that minidl.save writes") from None
 
 
 def _taken(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -61,7 +71,9 @@ def _taken(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, Tensor):
         value = value.data
     if isinstance(value, torch.Tensor):
-        while name in tensors:
+        if value.layout != torch.strided:
+            raise TypeError(f"minidl.save: {name or 'it'} is of layout {value.layout}; write its values and indices")
+        while name in tensors or name == _RESERVED:
             name += "_"
         tensors[name] = value.detach()
         return {"tensor": name}
@@ -76,8 +88,11 @@ def _taken(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         return {kind: [_taken(item, f"{inner}{i}", tensors) for i, item in enumerate(value)]}
     if value is None or isinstance(value, str | bool | int | float):
         return value
-    if isinstance(value, Real):  # of NumPy
+    # Of NumPy, whose bool is no number.
+    if isinstance(value, Real):
         return int(value) if isinstance(value, Integral) else float(value)
+    if str(getattr(value, "dtype", "")) == "bool" and getattr(value, "shape", None) == ():
+        return bool(value)
     raise TypeError(
         f"minidl.save: {name or 'it'} is a {type(value).__name__}; it writes modules, tensors, numbers, text, None and "
         "dicts, lists and tuples of them"
@@ -85,10 +100,12 @@ def _taken(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _put(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The inverse of `_taken`."""
+    """The inverse of `_taken`. Raises ValueError, KeyError or TypeError for what that does not give."""
     if not isinstance(tree, dict):
         return tree
     ((kind, inside),) = tree.items()
+    if kind not in ("tensor", "dict", "list", "tuple"):
+        raise ValueError(kind)
     if kind == "tensor":
         return tensors[inside]
     if kind == "dict":

@@ -134,9 +134,9 @@ def cross_entropy(
 ) -> Tensor:
     """Cross-entropy of softmax(input) and the target classes or probabilities, as torch.nn.functional.cross_entropy.
 
-    Shapes: input [N], [R, N] or [R, N, ...] logits of N classes; target [], [R] or [R, ...] of int64 or int32 classes,
-    or input's shape and dtype for probabilities; weight [N], a factor for each class. Rows whose target is
-    `ignore_index` are left out. "mean" divides by the sum of the weights of the remaining targets (NaN if there are
+    Shapes: input [N], [R, N] or [R, N, ...] logits of N classes; target [], [R] or [R, ...] of int64, int32 or
+    uint8 classes, or input's shape and dtype for probabilities; weight [N], a factor for each class. Rows whose target
+    is `ignore_index` are left out. "mean" divides by the sum of the weights of the remaining targets (NaN if there are
     none), or by the number of rows for probabilities; "none" gives the loss of each row. weight gets no gradient.
     size_average and reduce are torch's older names of reductions.
     Raises TypeError for dtypes, ValueError for shapes, devices or options that do not fit. A target outside the classes

@@ -36,6 +36,13 @@ def _bounds(offsets: torch.Tensor, entries: int) -> torch.Tensor:
     if launch.INTERPRETED and not torch.equal(bounds, offsets):
         wrong = int(offsets[bounds != offsets][0])
         raise IndexError(f"embedding_bag: offsets holds {wrong}, expected places from 0 to {entries}, input's length")
+    if launch.INTERPRETED and len(offsets) > 1:
+        if int(offsets[0]) != 0:
+            raise ValueError(f"embedding_bag: offsets begins with {int(offsets[0])}, expected 0")
+        falls = (offsets.diff() < 0).nonzero()
+        if len(falls):
+            one, next_ = offsets[int(falls[0]) :][:2].tolist()
+            raise ValueError(f"embedding_bag: offsets has {next_} after {one}, expected none below the one before")
     return bounds
 
 
@@ -109,8 +116,9 @@ def embedding_bag(
 
     per_sample_weights gets no gradient. Raises ValueError for the mode "max", max_norm, scale_grad_by_freq, sparse and
     padding_idx, which are not built; where kernels are interpreted IndexError for a row that is not there and for an
-    offset outside of input. On a GPU, where looking would wait for the device, nothing outside is read: the bag of such
-    a row is NaN, and so is the gradient of row 0; an offset is taken as the nearest place that is there.
+    offset outside of input, and ValueError for offsets that do not begin at 0 or fall. On a GPU, where looking would
+    wait for the device, nothing outside is read: the bag of such a row is NaN, and so is the gradient of row 0; an
+    offset is taken as the nearest place that is there.
     """
     unbuilt = {
         "max_norm": max_norm is not None, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse,
@@ -129,6 +137,8 @@ def embedding_bag(
         offsets = torch.arange(len(input) + 1, device=input.device) * input.shape[1]
     elif input.dim() != 1 or offsets is None:
         raise ValueError(f"embedding_bag: input has shape {list(input.shape)}, expected [bags, L], or [L] with offsets")
+    elif offsets.dim() != 1:
+        raise ValueError(f"embedding_bag: offsets has shape {list(offsets.shape)}, expected [bags]")
     elif not include_last_offset:
         offsets = torch.cat([offsets, offsets.new_full((1,), len(input))])
     factors = None if per_sample_weights is None else per_sample_weights.reshape(-1)

@@ -334,6 +334,14 @@ def test_bags_read_nothing_outside(rows, offsets):
     y.nan_to_num().sum().backward()
 
 
+@pytest.mark.skipif(not launch.INTERPRETED, reason="looking would wait for the GPU")
+def test_bags_begin_at_0_and_follow_one_another():
+    w = _randn(5, 3)
+    for offsets, message in (([2, 4], "begins with 2"), ([0, 4, 2], "2 after 4"), ([[0, 2]], r"has shape \[1, 2\]")):
+        with pytest.raises(ValueError, match=message):
+            mt.embedding_bag(_ROWS, w, torch.tensor(offsets))
+
+
 def test_a_row_behind_all_bags_has_no_gradient():
     w = _randn(5, 3).requires_grad_()
     offsets = torch.tensor([0, 2], device=_DEVICE)

@@ -198,10 +198,13 @@ def test_no_rows_at_all_are_nan_for_the_mean(reads, device):
     assert cross_entropy.cross_entropy(x, target, reduction="sum") == 0
 
 
-def test_32_bit_classes_and_probabilities_agree_with_64_bit_classes(reads, device):
+def test_small_classes_and_probabilities_agree_with_64_bit_classes(reads, device):
     x, target = torch.randn(40, 13, dtype=torch.float64, device=device), torch.randint(13, (40,), device=device)
     expected, grad = cross_entropy.cross_entropy(x, target, label_smoothing=0.1, with_grad=True)
-    assert torch.equal(cross_entropy.cross_entropy(x, target.int(), label_smoothing=0.1), expected)
+    for dtype in (torch.int32, torch.uint8):
+        assert torch.equal(cross_entropy.cross_entropy(x, target.to(dtype), label_smoothing=0.1), expected)
+    each, _ = nll.nll_loss(x, target, ignore_index=3, reduction="none")
+    assert torch.equal(nll.nll_loss(x, target.to(torch.uint8), ignore_index=3, reduction="none")[0], each)
     one = torch.zeros_like(x).scatter_(1, target[:, None], 1.0)
     soft, soft_grad = cross_entropy.cross_entropy(x, one, label_smoothing=0.1, with_grad=True)
     torch.testing.assert_close(soft, expected)

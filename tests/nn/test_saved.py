@@ -104,3 +104,34 @@ def test_what_is_not_written_or_read(tmp_path):
     torch.save({"a": torch.ones(1)}, tmp_path / "x")  # noqa: TID251
     with pytest.raises(ValueError, match=r"minidl\.load reads safetensors, torch\.load what torch\.save wrote"):
         minidl.load(tmp_path / "x")
+
+
+def test_any_name_any_overlap_and_numpys_bool(tmp_path):
+    x = torch.arange(4.0)
+    given = {"__metadata__": torch.ones(2), "all": x, "tail": x[1:], "done": np.bool_(True)}
+    minidl.save(given, tmp_path / "x")
+    read = minidl.load(tmp_path / "x")
+    assert list(read) == list(given)
+    assert read["done"] is True
+    assert all(torch.equal(read[name], given[name]) for name in ("__metadata__", "all", "tail"))
+
+
+def test_what_has_no_end_or_no_strides_is_refused(tmp_path):
+    endless = []
+    endless.append(endless)
+    with pytest.raises(ValueError, match="contains itself"):
+        minidl.save(endless, tmp_path / "x")
+    with pytest.raises(TypeError, match=r"a\.b is of layout torch\.sparse_coo"):
+        minidl.save({"a": {"b": torch.eye(2).to_sparse()}}, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        minidl.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "tree", ['{"tensor":"zz"}', '{"list":5}', "[" * 100_000, '{"foo":[1]}', "{", '{"dict":[[1]]}', '{"dict":{"a":1}}']
+)
+def test_a_structure_of_another_hand_is_refused(tree, tmp_path):
+    save_file({"a": torch.ones(1)}, tmp_path / "x", metadata={"minidl.tree": tree})
+    with pytest.raises(ValueError, match=r"its metadata minidl\.tree is not the structure"):
+        minidl.load(tmp_path / "x")

@@ -6,7 +6,7 @@ For logits x with shares q of the classes (N of them) in each row:
     class t, weights w, smoothing e:    q_c = (1 - e) w_t [c = t] + e w_c / N
     probabilities p:                    q_c = w_c ((1 - e) p_c + e / N)
 
-    x   [R, N], [N] or [R, N, ...], any strides        t   [R], [] or [R, ...] int64 or int32, or p of x's shape
+    x   [R, N], [N] or [R, N, ...], any strides        t   [R], [] or [R, ...] integers, or p of x's shape
 
 The mean divides by the sum of w_t over the rows that are not ignored (by the number of rows for probabilities), as
 torch.nn.functional.cross_entropy does. A program takes BLOCK_M rows, reads rows that fit BLOCK_N once and walks longer
@@ -71,8 +71,8 @@ def cross_entropy_parts(
 ) -> CrossEntropy:
     """Cross-entropy of logits x [N], [R, N] or [R, N, ...] with classes or probabilities.
 
-    target        classes: int64 or int32, x's shape without dimension 1 (without any for [N]), or probabilities: x's
-                  shape and dtype
+    target        classes: int64, int32 or uint8, x's shape without dimension 1 (without any for [N]), or
+                  probabilities: x's shape and dtype
     weight        [N] in x's dtype: a factor for each class
     ignore_index  a class value whose rows count nothing
     reduction     "mean", "sum", or "none" for the loss of each row, in x's dtype

@@ -62,8 +62,8 @@ def check_classes(op, x, target, weight, reduction, or_else="", soft=False):
             raise ValueError(f"{op}: weight has shape {list(weight.shape)}, expected [{N}], one number per class")
     if soft:
         return
-    if target.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"{op}: target has dtype {target.dtype}, expected int64 or int32 classes{or_else}")
+    if target.dtype not in (torch.int64, torch.int32, torch.uint8):
+        raise TypeError(f"{op}: target has dtype {target.dtype}, expected int64, int32 or uint8 classes{or_else}")
     if target.device != x.device:
         raise ValueError(f"{op}: input is on {x.device} and target is on {target.device}; move one of them with .to()")
     expected = x.shape[:axis] + x.shape[axis + 1 :]

@@ -167,7 +167,7 @@ SPECS = [
                 ValueError, r"target has shape \[5\], expected \[4\] for input \[4, 3\]", (4, 3), integers(5, high=2)
             ),
             refuses(ValueError, r"target of probabilities has shape \[4, 2\]", (4, 3), (4, 2)),
-            refuses(TypeError, "target has dtype torch.bool, expected int64 or int32 classes", (4, 3), bools(4)),
+            refuses(TypeError, "target has dtype torch.bool, expected int64, int32 or uint8 classes", (4, 3), bools(4)),
             Bad(classes(4, 3, weight=positive(4)), ValueError, r"weight has shape \[4\]"),
             Bad(classes(4, 3, label_smoothing=1.5), ValueError, "label_smoothing is 1.5"),
             Bad(classes(4, 3, reduction="max"), ValueError, "unknown reduction 'max'"),

@@ -248,7 +248,7 @@ SPECS = [
             "weighted images": classes(2, 5, 7, reduction="none", weight=positive(5)),
         },
         bad=(
-            refuses(TypeError, "target has dtype torch.bool, expected int64 or int32 classes", (4, 3), bools(4)),
+            refuses(TypeError, "target has dtype torch.bool, expected int64, int32 or uint8 classes", (4, 3), bools(4)),
             refuses(ValueError, r"target has shape \[5\], expected \[4\]", (4, 3), integers(5, high=2)),
             outside("nll_loss: target holds 3", tensors((4, 3), integers(4, low=3, high=3))),
         ),
