@@ -106,6 +106,18 @@ def carry_through_product(function: Callable[..., Any], lanes: Lanes, builder: A
     return result
 
 
+def carry_through_histogram(
+    function: Callable[..., Any], lanes: Lanes, builder: Any, values: Any, bins: Any, mask: Any
+) -> Any:
+    """A histogram, of which a marked lane that counts marks every bin: any may be the one that it adds to."""
+    result = function(builder, values, bins, mask)
+    numbers = lanes.of(values.data, values.dtype.scalar)
+    if numbers is not None:
+        counted = numbers if mask is None else np.where(mask.data, numbers, -1)
+        _put(result, np.broadcast_to(counted.max(), np.shape(result.data)))
+    return result
+
+
 def carry_through_reduction(function: Callable[..., Any], lanes: Lanes, operation: Any, inputs: Any) -> Any:
     """A reduction, which would skip NaN and add integers: a marked lane marks its result."""
     with_index = getattr(operation.combine_fn, "__name__", "").startswith(("_argmin", "_argmax"))

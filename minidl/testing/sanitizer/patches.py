@@ -16,7 +16,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.testing.sanitizer.checks import ADDRESS, Launch, Sanitizer
 from minidl.testing.sanitizer.findings import SanitizerError
-from minidl.testing.sanitizer.lanes import carry_through, carry_through_product, carry_through_reduction
+from minidl.testing.sanitizer.lanes import (
+    carry_through,
+    carry_through_histogram,
+    carry_through_product,
+    carry_through_reduction,
+)
 
 _BUILDER = interpreter.InterpreterBuilder
 _EXECUTOR = interpreter.GridExecutor
@@ -25,13 +30,13 @@ _originals: dict[tuple[Any, str], Any] = {}
 # Conversions, and functions whose NaN NumPy makes anew or leaves out.
 _CARRYING = (
     "create_si_to_fp", "create_ui_to_fp", "create_fp_to_si", "create_fp_to_ui", "create_fp_ext", "create_fp_trunc",
-    "create_fp_to_fp", "create_int_cast", "create_exp", "create_exp2", "create_log", "create_log2", "create_sin",
-    "create_cos", "create_erf", "create_sqrt", "create_precise_sqrt", "create_rsqrt",
+    "create_fp_to_fp", "create_int_cast", "create_bitcast", "create_exp", "create_exp2", "create_log", "create_log2",
+    "create_sin", "create_cos", "create_erf", "create_sqrt", "create_precise_sqrt", "create_rsqrt",
     "create_maxnumf", "create_minnumf", "create_clampf", "create_extern_elementwise",
 )  # fmt: skip
 # A barrier, and functions in which the lanes of a block exchange values.
 _JOINING = (
-    "create_barrier", "create_histogram", "create_trans", "create_join", "create_split", "create_cat", "create_gather",
+    "create_barrier", "create_trans", "create_join", "create_split", "create_cat", "create_gather",
 )  # fmt: skip
 # Triton 3.9 has no other kinds of load.
 _SEMANTIC_LOAD = "_load_legacy" if hasattr(TritonSemantic, "_load_legacy") else "load"
@@ -75,6 +80,7 @@ def _install() -> None:
         **{(_BUILDER, name): _joining(getattr(_BUILDER, name)) for name in _JOINING if hasattr(_BUILDER, name)},
         (interpreter.ReduceScanOpInterface, "apply"): _joining(interpreter.ReduceScanOpInterface.apply),
         (interpreter.ReduceOps, "apply_impl"): _carrying(interpreter.ReduceOps, "apply_impl", carry_through_reduction),
+        (_BUILDER, "create_histogram"): _joining(_carrying(_BUILDER, "create_histogram", carry_through_histogram)),
         (_BUILDER, "create_dot"): _joining(_carrying(_BUILDER, "create_dot", carry_through_product)),
         **{(_BUILDER, name): _carrying(_BUILDER, name) for name in _CARRYING if hasattr(_BUILDER, name)},
     }

@@ -1,15 +1,15 @@
 """Tracking of unwritten elements in newly allocated memory.
 
-Memory from torch.empty and similar functions counts as unwritten until a kernel stores to it or torch writes to it
-(copy_, fill_, indexed assignment, `out=`, any function whose name ends in an underscore). Memory that torch shares with
-others (NumPy, DLPack, a storage) counts as written, since their writes are invisible; so does memory whose version
-shows another writer, such as another thread.
+Memory from torch.empty and similar functions, and what resize_ adds, counts as unwritten until a kernel stores to it or
+torch writes to it (copy_, fill_, indexed assignment, `out=`, any function whose name ends in an underscore). Memory
+that torch shares with others (NumPy, DLPack, a storage) counts as written, since their writes are invisible; so does
+memory whose version shows another writer, such as another thread.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -107,6 +107,8 @@ class Unwritten(TorchFunctionMode):
         written = list(_written(func, args, kwargs or {})) if self._shadows and func not in UNWRITTEN else []
         for tensor, _ in written:
             self.catch_up(tensor)
+        if getattr(func, "__name__", "") == "resize_" and args[0].device.type == "cpu":
+            return self._resize(args[0], lambda: func(*args, **(kwargs or {})))
         result = func(*args, **(kwargs or {}))
         for tensor, whole in written:
             self._write(tensor, whole)
@@ -115,6 +117,21 @@ class Unwritten(TorchFunctionMode):
                 fresh = result.detach() if result.requires_grad else result
                 if is_fresh(func, args, kwargs, fresh):
                     self.add(fresh)
+        return result
+
+    def _resize(self, tensor: torch.Tensor, resize: Callable[[], Any]) -> Any:
+        """What resize_ returns; the memory that it adds is unwritten, and what was there stays as it was."""
+        with torch._C.DisableTorchFunction():
+            before, shadow = tensor.untyped_storage().nbytes(), self._of_tensor(tensor)
+        result = resize()
+        with torch._C.DisableTorchFunction():
+            storage = tensor.untyped_storage()
+            if storage.nbytes() > before:
+                made = Shadow(storage, shadow.unit if shadow else tensor.element_size(), _version(tensor))
+                made.unwritten[-(-before // made.unit) :] = True
+                if shadow is not None:
+                    made.unwritten[: len(shadow.unwritten)] |= shadow.unwritten
+                self._shadows[storage.data_ptr()] = made
         return result
 
     def _write(self, tensor: torch.Tensor, whole: bool) -> None:

@@ -394,6 +394,17 @@ def test_memory_that_resizing_frees_is_as_new():
             kernels.copies[(1,)](x, torch.zeros(1000), 1000, BLOCK=1024)
 
 
+def test_what_resizing_adds_is_unwritten():
+    x = torch.zeros(4)
+    with sanitize():
+        x.resize_(16)
+        kernels.copies[(1,)](x, torch.zeros(4), 4, BLOCK=4)
+        x[4:12] = 1.0
+        kernels.copies[(1,)](x, torch.zeros(12), 12, BLOCK=16)
+    (finding,) = found_by(lambda: kernels.copies[(1,)](x.resize_(20_000), torch.zeros(20_000), 20_000, BLOCK=32768))
+    assert (finding.kind, finding.elements) == ("read of unwritten memory", 20_000 - 16)
+
+
 def test_the_parameters_of_a_module_are_written():
     with sanitize():
         kernels.copies[(1,)](torch.nn.Linear(2, 5).weight.data, torch.zeros(10), 10, BLOCK=16)
