@@ -13,7 +13,7 @@ from minidl.ops import random, sorting
 from minidl.ops.promotion import python_number
 from minidl.ops.random import rand, randn
 from minidl.runtime import check
-from minidl.tensors import Scalar, Tensor, device_of, full
+from minidl.tensors import Scalar, Tensor, device_of, full, without_tensors
 
 __all__ = [
     "arange", "empty", "empty_like", "eye", "from_numpy", "full_like", "linspace", "ones_like", "rand_like", "randint",
@@ -36,10 +36,9 @@ def tensor(data: Any, dtype: Kind = None, device: Where = None, requires_grad: b
     try:
         made = torch.tensor(data, dtype=dtype, device=device_of(device))
     except (TypeError, ValueError):
-        if not isinstance(data, list | tuple) or not any(isinstance(part, Tensor) for part in data):
+        if (plain := without_tensors(data)) is data:
             raise
-        parts = [part.data if isinstance(part, Tensor) else part for part in data]
-        made = torch.tensor(parts, dtype=dtype, device=device_of(device))
+        made = torch.tensor(plain, dtype=dtype, device=device_of(device))
     return Tensor(made, requires_grad)
 
 
@@ -49,14 +48,17 @@ def from_numpy(ndarray: Any) -> Tensor:
 
 
 def arange(
-    start: Scalar, end: Scalar | None = None, step: Scalar = 1, *, dtype: Kind = None, device: Where = None,
-    requires_grad: bool = False,
+    start: Scalar | None = None, end: Scalar | None = None, step: Scalar = 1, *, dtype: Kind = None,
+    device: Where = None, requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
     """start, start + step, ... below end (above it for a step below 0); from 0 where end is left out.
 
     int64 for whole numbers, else float32, computed in float64 and rounded once.
     Raises ValueError for a step of 0, or one that leads away from end, and for what is not finite.
     """
+    if start is None and end is None:
+        raise TypeError("arange: got no end, expected arange(end) or arange(start, end)")
+    start = 0 if start is None else start
     start, end, step = map(python_number, (0, start, step) if end is None else (start, end, step))
     if step == 0 or (end - start) * step < 0 or not all(map(math.isfinite, (start, end, step))):
         raise ValueError(f"arange: a step of {step!r} does not lead from {start!r} to {end!r}")

@@ -6,6 +6,7 @@ attaches them here when it is imported.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -435,15 +436,15 @@ class Tensor(Variable):
 
         __sub__ = __mul__ = __truediv__ = __pow__ = __floordiv__ = __mod__ = __and__ = __or__ = __xor__ = __add__
         __lt__ = __le__ = __gt__ = __ge__ = mul = maximum = minimum = eq = ne = lt = le = gt = ge = __add__
-        floor_divide = remainder = fmod = logical_xor = __add__
+        floor_divide = remainder = fmod = logical_xor = __lshift__ = __rshift__ = __add__
 
         def __radd__(self, other: Scalar) -> Tensor: ...
 
-        __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rfloordiv__ = __rmod__ = __radd__
+        __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rfloordiv__ = __rmod__ = __rlshift__ = __rrshift__ = __radd__
 
         def __neg__(self) -> Tensor: ...
 
-        __invert__ = __abs__ = abs = exp = log = sqrt = square = relu = sigmoid = tanh = neg = sign = __neg__
+        __invert__ = __pos__ = __abs__ = abs = exp = log = sqrt = square = relu = sigmoid = tanh = neg = sign = __neg__
         reciprocal = isnan = isinf = isfinite = clone = contiguous = __neg__
         expm1 = log1p = log2 = log10 = sin = cos = erf = floor = ceil = trunc = trace = __neg__
 
@@ -455,11 +456,12 @@ class Tensor(Variable):
         matmul = __matmul__
 
         def __getitem__(self, index: Any) -> Tensor: ...
+        def __contains__(self, element: Any) -> Any: ...
         def __eq__(self, other: object) -> Tensor: ...  # type: ignore[override]
         def __ne__(self, other: object) -> Tensor: ...  # type: ignore[override]
         def __iadd__(self, other: Tensor | Scalar) -> Self: ...
 
-        __isub__ = __imul__ = __itruediv__ = __ipow__ = mul_ = __iadd__
+        __isub__ = __imul__ = __itruediv__ = __ipow__ = __ilshift__ = __irshift__ = mul_ = __iadd__
 
         def add_(self, other: Tensor | Scalar, alpha: Scalar = 1) -> Self: ...
 
@@ -570,7 +572,7 @@ class Tensor(Variable):
         def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor: ...
         def transpose(self, dim0: int, dim1: int) -> Tensor: ...
         def swapaxes(self, axis0: int, axis1: int) -> Tensor: ...
-        def squeeze(self, dim: int | None = None) -> Tensor: ...
+        def squeeze(self, *dim: int | Sequence[int] | None) -> Tensor: ...
         def to(self, *args: Any, **kwargs: Any) -> Tensor: ...
         # The last of all: above, these names are types.
         def half(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor: ...
@@ -632,7 +634,23 @@ def as_tensor(
         same = dtype in (None, data.dtype) and (device is None or torch.device(device) == data.device)
         data = data if same else data.to(device or data.device, dtype or data.dtype)
         return data if data.requires_grad or not requires_grad else Tensor(data.data, True)
-    return Tensor(torch.as_tensor(data, dtype=dtype, device=device_of(device)), requires_grad)
+    try:
+        made = torch.as_tensor(data, dtype=dtype, device=device_of(device))
+    except (TypeError, ValueError):
+        if (plain := without_tensors(data)) is data:
+            raise
+        made = torch.as_tensor(plain, dtype=dtype, device=device_of(device))
+    return Tensor(made, requires_grad)
+
+
+def without_tensors(data: Any) -> Any:
+    """Lists in lists with torch's tensors in place of Tensors; what holds none as it is."""
+    if isinstance(data, Tensor):
+        return data.data
+    if not isinstance(data, list | tuple):
+        return data
+    parts = [without_tensors(part) for part in data]
+    return data if all(map(operator.is_, parts, data)) else parts
 
 
 def zeros(

@@ -20,6 +20,13 @@ from minidl.tensors import default_device
         lambda m: m.full_like(m.arange(3), 7), lambda m: m.full((2,), 1), lambda m: m.full((2,), True),
         lambda m: m.empty(2, 0), lambda m: m.empty_like(m.ones(0)), lambda m: m.cat([m.ones(1), m.zeros(2)]),
         lambda m: m.stack([m.ones(2), m.zeros(2)]), lambda m: m.exp(m.zeros(2)),
+        lambda m: m.arange(end=5), lambda m: m.arange(0.0, 3), lambda m: m.arange(start=1, end=7, step=3),
+        lambda m: m.tensor([[m.tensor(1.5)], [m.tensor(2)]]), lambda m: m.tensor([[m.tensor(1), 2], [3, m.tensor(4)]]),
+        lambda m: m.as_tensor([m.tensor(1.5, requires_grad=True).detach(), 2.0]),
+        lambda m: m.as_tensor(((m.tensor(1), 2),), dtype=m.float16),
+        lambda m: m.cat([m.tensor([3], dtype=m.int32), m.tensor([4]), m.tensor([True])]),
+        lambda m: m.cat([m.ones(0), m.tensor([4])]), lambda m: m.stack([m.tensor(1), m.tensor(2.5)]),
+        lambda m: m.cat([m.ones(1, dtype=m.float16), m.ones(1, dtype=m.bfloat16), m.tensor([3])]),
     ],
 )  # fmt: skip
 def test_as_torch(make):
@@ -64,6 +71,7 @@ def test_random():
         (lambda: minidl.arange(1, 2, 0), "a step of 0 does not lead from 1 to 2"),
         (lambda: minidl.arange(2, 1), "a step of 1 does not lead from 2 to 1"),
         (lambda: minidl.linspace(0, 1, -1), "steps is -1"),
+        (lambda: minidl.as_tensor([[minidl.tensor(1)], [1, 2]]), "expected sequence of length"),
         (lambda: minidl.eye(-1), r"got \[-1, -1\]"),
         (lambda: minidl.tensor([[1.0], [1.0, 2.0]]), "expected sequence of length"),
     ],

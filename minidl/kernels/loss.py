@@ -145,9 +145,9 @@ def element_loss_grads(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexp
         elif KIND == ABSOLUTE:
             b_dx = b_sign
         elif KIND == SMOOTH:
-            b_dx = tl.where(tl.abs(b_d) < exact(BETA, b_d), b_d / BETA, b_sign)
+            b_dx = tl.where(tl.abs(b_d) >= exact(BETA, b_d), b_sign, b_d / BETA)  # NaN stays NaN
         else:
-            b_dx = tl.where(tl.abs(b_d) <= exact(BETA, b_d), b_d, b_sign * BETA)
+            b_dx = tl.where(tl.abs(b_d) > exact(BETA, b_d), b_sign * BETA, b_d)
         return b_dx, b_dx * -1.0
 
 

@@ -62,6 +62,7 @@ class Module:
     training: bool
     _shown: tuple[str, ...] = ()  # attributes that `repr` shows
     _fixed: tuple[str, ...] = ()  # buffers whose dtype `to` leaves as it is
+    _may_lack: tuple[str, ...] = ()  # buffers that older states do not have
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if kwargs and cls.__init__.__module__.startswith("minidl."):
@@ -365,10 +366,12 @@ class Module:
         """Copy values into parameters and buffers by name, converting dtype and device.
 
         Returns the names that were missing in `state` and those that were not known. Nothing changes unless everything
-        fits. Raises KeyError for missing names, and for unknown ones when `strict`; ValueError for a different shape.
+        fits. As in torch, num_batches_tracked of a batch norm may be missing, and stays as it is. Raises KeyError for
+        missing names, and for unknown ones when `strict`; ValueError for a different shape.
         """
         places = dict(self.named_tensors())
-        missing = [name for name in places if name not in state]
+        later = {id(module._buffers.get(name)) for module in self.modules() for name in module._may_lack}
+        missing = [name for name, tensor in places.items() if name not in state and id(tensor) not in later]
         unknown = [name for name in state if name not in places]
         if strict and (missing or unknown):
             raise KeyError(

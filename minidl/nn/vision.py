@@ -107,6 +107,7 @@ class AdaptiveAvgPool1d(AdaptiveAvgPool2d):
 class _Norm(_Affine):
     """The base of norms of channels with running statistics; `ranks` are the allowed numbers of dimensions of x."""
 
+    _may_lack = ("num_batches_tracked",)
     ranks: tuple[int, ...]
     expected: str
 

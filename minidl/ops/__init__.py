@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 from collections.abc import Callable
@@ -100,6 +101,8 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
 }
 
 
+# Arguments that are True or False, also where a dimension more is given by mistake.
+_FLAGS = ("ceil_mode", "count_include_pad", "descending", "keepdim", "largest", "unbiased")
 _OF_NUMPY = (("axis", "dim"), ("keepdims", "keepdim"))  # NumPy's names of arguments, which torch takes, too
 
 
@@ -122,6 +125,21 @@ def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
         if p.annotation in _ALLOWED
     ]
 
+    flags = [(i, name) for i, name in enumerate(signature) if name in _FLAGS]
+    at_dim = list(signature).index("dim") if "dim" in signature else len(signature)
+    takes_several = "dim" in signature and signature["dim"].annotation in ("Any", "Dim")
+
+    def check_flags(args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        for i, name in flags:
+            value = args[i] if i < len(args) else named.get(name)
+            if not (isinstance(value, bool) or value is None):
+                dims = args[at_dim:]
+                several = takes_several and len(dims) > 1 and builtins.all(isinstance(dim, int) for dim in dims)
+                raise TypeError(
+                    f"{function.__name__}: {name} is {value!r}, expected True or False"
+                    + (f"; write several dimensions as dim={dims}" if several else "")
+                )
+
     @functools.wraps(function)
     def checked(*args: Any, **named: Any) -> Any:
         if named:
@@ -131,6 +149,8 @@ def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
         if spread in named:
             before = list(signature)[len(args) : list(signature).index(spread)]
             args = (*args, *(named.pop(name) for name in before if name in named), named.pop(spread))
+        if flags:
+            check_flags(args, named)
         for i, name, allowed, several in places:
             if i < len(args):
                 value = args[i]
@@ -178,6 +198,11 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
                            ("floor_divide", "floordiv")):  # fmt: skip
         setattr(Tensor, f"__{operator}__", functions[name])
         setattr(Tensor, f"__r{operator}__", _swapped(functions[name]))
+    for name, function in (("lshift", pieces.left_shift), ("rshift", pieces.right_shift)):
+        setattr(Tensor, f"__{name}__", function)
+        setattr(Tensor, f"__r{name}__", _swapped(function))
+    setattr(Tensor, "__pos__", pieces.positive)  # noqa: B010
+    setattr(Tensor, "__contains__", pieces.contains)  # noqa: B010
     setattr(Tensor, "__invert__", functions["bitwise_not"])  # noqa: B010
     for name, operator in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "truediv"), ("pow", "pow"),
                            ("matmul", "matmul")):  # fmt: skip

@@ -150,6 +150,8 @@ class Hardtanh(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
         check.floating("hardtanh", x=x)
+        if low > high:
+            raise ValueError(f"hardtanh: min_val {low} is above max_val {high}")
         ctx.save(x)
         ctx.range = low, high
         return elementwise.clamp(x, low, high)
@@ -160,7 +162,10 @@ class Hardtanh(Function):
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
-    """input limited to [min_val, max_val]. The gradient is 0 at both and outside. Raises ValueError as `clamp`."""
+    """input limited to [min_val, max_val]. The gradient is 0 at both and outside.
+
+    Raises ValueError for a min_val above max_val.
+    """
     return applied(lambda x: Hardtanh.apply(x, min_val, max_val), input, inplace)
 
 

@@ -52,8 +52,8 @@ def set_item(x: Tensor, index: Any, value: Operand) -> None:
     """x[index] = value, which broadcasts to what `getitem` selects, in x's dtype; of equal places one value stays.
 
     Gradients go to both; of equal places each value gets that of the place. Raises RuntimeError for a value that does
-    not fit, a leaf that requires grad, and where a gradient is recorded while a view of x shares its memory; else as
-    `getitem`.
+    not fit, a leaf that requires grad, and where a gradient is recorded while a view of x shares its memory; TypeError
+    for a tensor of another dtype at an index of tensors; else as `getitem`.
     """
     settle_all()
     value = Tensor(value) if isinstance(value, torch.Tensor) else python_number(value)
@@ -61,6 +61,11 @@ def set_item(x: Tensor, index: Any, value: Operand) -> None:
     if recorded and x.requires_grad and x.is_leaf:
         refuse_recorded("x[...] = y", x)
     at = _parsed(x, index)
+    by_tensors = at[1] is not ... and not all(isinstance(part, slice) for part in at[1])
+    if by_tensors and isinstance(value, Tensor) and value.dtype != x.dtype and not _is_fill(index, value):
+        raise TypeError(
+            f"x[...] = y: y is {value.dtype}, expected {x.dtype} at an index of tensors; convert it with .to()"
+        )
     if not recorded:
         raw = value.data.to(x.device, x.dtype) if isinstance(value, Tensor) else value
         x.data[at[0]][at[1]] = apart(raw, x.data)
@@ -69,6 +74,13 @@ def set_item(x: Tensor, index: Any, value: Operand) -> None:
         value = view.to(value, x.device, x.dtype)
     saved = x._node is not None and x._node.context is not None and any(t is not None for t in x._node.context._saved)
     replaced("x[...] = y", x, lambda before, new: Assign.apply(before, new, at, not saved), value)
+
+
+def _is_fill(index: Any, value: Tensor) -> bool:
+    """Whether one value goes to all places of one mask, in whatever dtype."""
+    parts = index if isinstance(index, tuple) else (index,)
+    tensors = [part.data if isinstance(part, Tensor) else part for part in parts if not places.is_basic(part)]
+    return value.numel() == 1 and len(tensors) == 1 and torch.as_tensor(tensors[0]).dtype == torch.bool
 
 
 def _parsed(x: Tensor, index: Any) -> Index:

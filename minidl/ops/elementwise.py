@@ -7,7 +7,7 @@ gradient is summed back to its operand's shape.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, overload
 
 import torch
 
@@ -15,7 +15,8 @@ from minidl.autograd import Function, UnknownTensor
 from minidl.kernels import activation, elementwise, reduce
 from minidl.kernels.activation import Activation
 from minidl.later import Later, may_wait, take
-from minidl.ops.promotion import alike
+from minidl.ops import view
+from minidl.ops.promotion import alike, dtype_of, python_number
 from minidl.ops.unary import Reciprocal, Sqrt, Square
 from minidl.tensors import Scalar, Tensor
 
@@ -180,13 +181,11 @@ def _raw(x: Operand) -> _Raw:
 
 
 def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
-    """input + alpha other; of bools, whether either is true. Raises TypeError for two floating types, ValueError for
-    shapes that do not broadcast."""
-    a: Any
-    b: Any
-    a, b = alike(input, _scaled(other, alpha))
+    """input + alpha other; of bools, whether either is true. Raises TypeError for two floating types, or an alpha that
+    is a fraction for integers; ValueError for shapes that do not broadcast."""
+    a, b = _scaled("add", input, other, alpha)
     if _are_bools(a, b):
-        return Tensor(torch.logical_or(a.data, b.data))
+        return _of_bools(torch.bitwise_or, a, b)
     if not (_waits(a) and _waits(b) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)):
         return Add.apply(a, b)
     for one, other in ((a, b), (b, a)):
@@ -200,21 +199,38 @@ def _waits(x: Any) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and may_wait(x) and x.dtype.is_floating_point
 
 
-def _scaled(x: Operand, factor: Scalar) -> Operand:
-    if factor == 1:
-        return x
-    return mul(x, factor) if isinstance(x, Tensor | torch.Tensor) else x * factor
+def _scaled(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any, Any]:
+    """a and alpha b in one dtype, which alpha does not change. Raises TypeError for an alpha that does not fit it."""
+    a, b = alike(a, b)
+    if type(alpha) is int and alpha == 1:
+        return a, b
+    alpha = python_number(alpha)
+    kind = dtype_of(a) or dtype_of(b)
+    if isinstance(alpha, bool) and kind not in (None, torch.bool):
+        raise TypeError(f"{name}: alpha is {alpha}, expected a number; a truth goes with bools alone")
+    if isinstance(alpha, float) and kind is not None and not kind.is_floating_point:
+        raise TypeError(f"{name}: alpha is {alpha}, expected a whole number for {kind}; convert the tensor with .to()")
+    if kind == torch.bool:
+        return a, b if alpha else False
+    if isinstance(alpha, float) and alpha == 1:
+        return a, b
+    return a, mul(b, alpha) if isinstance(b, Tensor | torch.Tensor) else b * alpha
 
 
 def _are_bools(*operands: Any) -> bool:
-    """Whether they are torch.bool, of which there is no arithmetic but that of truths."""
-    return all(isinstance(x, Tensor | torch.Tensor) and _is_bool(x) for x in operands)
+    """Whether they are torch.bool, of which there is no arithmetic but that of truths; one may be True or False."""
+    truths = [isinstance(x, bool) or (isinstance(x, Tensor | torch.Tensor) and _is_bool(x)) for x in operands]
+    return all(truths) and not all(isinstance(x, bool) for x in operands)
+
+
+def _of_bools(function: Callable[..., torch.Tensor], a: Any, b: Any) -> Tensor:
+    return Tensor(function(_raw(a), _raw(b)))
 
 
 def _are_whole(*operands: Any) -> bool:
     """Whether they are integers, tensors or numbers, and one at least a tensor."""
     try:
-        kinds = [getattr(x, "dtype", None) for x in operands]
+        kinds = [x.dtype if isinstance(x, Tensor | torch.Tensor) else None for x in operands]
     except UnknownTensor:
         return False
     numbers = all(kind is not None or isinstance(x, int) for x, kind in zip(operands, kinds, strict=True))
@@ -231,7 +247,7 @@ def _is_bool(x: Any) -> bool:
 def sub(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """input - alpha other. Raises TypeError for bools or two floating types, ValueError for shapes that do not
     broadcast."""
-    return Sub.apply(*alike(input, _scaled(other, alpha)))
+    return Sub.apply(*_scaled("sub", input, other, alpha))
 
 
 def mul(input: Operand, other: Operand) -> Tensor:
@@ -240,7 +256,7 @@ def mul(input: Operand, other: Operand) -> Tensor:
     b: Any
     a, b = alike(input, other)
     if _are_bools(a, b):
-        return Tensor(torch.logical_and(a.data, b.data))
+        return _of_bools(torch.bitwise_and, a, b)
     return Mul.apply(a, b)
 
 
@@ -292,7 +308,7 @@ def pow(input: Operand, exponent: Operand) -> Tensor:
     Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
     """
     a, b = alike(input, exponent)
-    if isinstance(a, Tensor) and not isinstance(b, Tensor):
+    if isinstance(a, Tensor) and isinstance(b, int | float):
         if b == 2:
             return Square.apply(a)
         if b == 0.5:
@@ -321,23 +337,39 @@ def minimum(input: Operand, other: Operand) -> Tensor:
     return Minimum.apply(*alike(input, other))
 
 
-def where(condition: Tensor, input: Operand, other: Operand) -> Tensor:
+@overload
+def where(condition: Tensor) -> tuple[Tensor, ...]: ...
+@overload
+def where(condition: Tensor, input: Operand, other: Operand) -> Tensor: ...
+def where(condition: Tensor, input: Operand | None = None, other: Operand | None = None) -> Any:
     """input where condition is true, else other; all three broadcast. Of two numbers, float32, or int64 of whole ones.
 
+    Of condition alone the places where it is not 0, as `nonzero` with as_tuple=True.
     Raises TypeError if condition is not torch.bool or for two floating types, ValueError for shapes that do not
     broadcast.
     """
+    if input is None and other is None:
+        truths = condition.data if condition.dtype == torch.bool else elementwise.ne(condition.data, 0)
+        return tuple(map(Tensor, torch.nonzero(truths.reshape(truths.shape or (1,)), as_tuple=True)))
+    if input is None or other is None:
+        raise TypeError("where: got one of input and other, expected both, or condition alone")
     if not isinstance(input, Tensor | torch.Tensor) and not isinstance(other, Tensor | torch.Tensor):
         kind = torch.result_type(torch.tensor(input), torch.tensor(other))
         input = Tensor(torch.full((), input, dtype=kind, device=condition.device))
-    return Where.apply(condition, *alike(input, other))
+    a: Any
+    b: Any
+    a, b = alike(input, other)
+    if _are_bools(a, b):
+        a, b = (x if isinstance(x, bool) else view.to(x, torch.uint8) for x in (a, b))
+        return view.to(Where.apply(condition, a, b), torch.bool)
+    return Where.apply(condition, a, b)
 
 
 def clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """input limited to [min, max], numbers or tensors that broadcast; None sets no limit, and above max, min is max.
 
     NaN stays NaN. The gradient goes to input where it is within the limits, else to the limit.
-    Raises ValueError when both are None or the number min is above the number max.
+    Raises ValueError when both are None.
     """
     if isinstance(min, Tensor | torch.Tensor) or isinstance(max, Tensor | torch.Tensor):
         above = input if min is None else _moved(input, min, elementwise.lt)
@@ -358,7 +390,17 @@ def _moved(x: Tensor, bound: Operand, beyond: Kernel) -> Tensor:
 
 def _compared(compare: Kernel, a: Operand, b: Operand) -> Tensor:
     a, b = alike(a, b)
+    # A number that the tensor's type does not have is compared all the same.
+    a, b = _widened(a, b), _widened(b, a)
     return Tensor(compare(_raw(a), _raw(b)))
+
+
+def _widened(x: Any, other: Any) -> Any:
+    """x as int64 where it is of integers that do not have a whole number among them."""
+    if type(other) is not int or not _are_whole(x) or _is_bool(x):
+        return x
+    limits = torch.iinfo(x.dtype)
+    return x if limits.min <= other <= limits.max else view.to(x, torch.int64)
 
 
 def eq(input: Operand, other: Operand) -> Tensor:

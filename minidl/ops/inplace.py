@@ -29,61 +29,91 @@ Operand = Tensor | torch.Tensor | Scalar
 
 
 def add_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
-    """x + alpha * other, in place. Raises as `add`; ValueError where `other` does not broadcast to x's shape."""
-    if alpha == 1:
-        return _changed("add_", x, ops.add, elementwise.add, other)
-    return _changed(
+    """x + alpha * other, in place. Raises as `add`; ValueError where `other` does not broadcast to x's shape, TypeError
+    where torch does not let the result become x's dtype."""
+    if type(alpha) is int and alpha == 1:
+        return _arithmetic("add_", x, ops.add, elementwise.add, other)
+    return _arithmetic(
         "add_", x, lambda a, b: ops.add(a, b, alpha=alpha),
-        lambda a, b, out: elementwise.add_scaled(a, b, alpha, out), other,
+        lambda a, b, out: elementwise.add_scaled(a, b, alpha, out), other, whole=False,
     )  # fmt: skip
 
 
 def sub_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
     """x - alpha * other, in place. Raises as `add_`."""
-    return _changed("sub_", x, ops.sub, elementwise.sub, other) if alpha == 1 else add_(x, other, -alpha)
+    if type(alpha) is int and alpha == 1:
+        return _arithmetic("sub_", x, ops.sub, elementwise.sub, other)
+    return _arithmetic(
+        "sub_", x, lambda a, b: ops.sub(a, b, alpha=alpha),
+        lambda a, b, out: elementwise.add_scaled(a, b, -alpha, out), other, whole=False,
+    )  # fmt: skip
 
 
 def mul_(x: Tensor, other: Operand) -> Tensor:
     """x * other, in place. Raises as `add_`."""
-    return _changed("mul_", x, ops.mul, elementwise.mul, other)
+    return _arithmetic("mul_", x, ops.mul, elementwise.mul, other)
 
 
 def div_(x: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
     """x / other, in place, as `div`. Raises as `add_`; TypeError for integers that are not rounded."""
     if rounding_mode is None:
-        return _changed("div_", x, ops.div, elementwise.div, other)
+        return _arithmetic("div_", x, ops.div, elementwise.div, other)
     return _by_result("div_", functools.partial(ops.div, rounding_mode=rounding_mode))(x, other)
 
 
 def pow_(x: Tensor, exponent: Operand) -> Tensor:
-    """x to the power `exponent`, in place. Raises as `add_`; TypeError for integers."""
-    return _changed("pow_", x, ops.pow, elementwise.pow, exponent)
+    """x to the power `exponent`, in place. Raises as `add_` and `pow`."""
+    return _arithmetic("pow_", x, ops.pow, elementwise.pow, exponent, whole=False)
 
 
 def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """x limited to [min, max], in place. Raises as `clamp`."""
+    """x limited to [min, max], in place. Raises as `clamp` and `add_`."""
     if isinstance(min, Tensor | torch.Tensor) or isinstance(max, Tensor | torch.Tensor):
-        return copy_(x, ops.clamp(x, min, max))  # type: ignore[arg-type]
+        return _by_result("clamp_", ops.clamp)(x, min, max)
     return _changed("clamp_", x, lambda a: ops.clamp(a, min, max), lambda a, out: elementwise.clamp(a, min, max, out))
 
 
-def _by_result(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The method that writes function's result into x."""
+def _arithmetic(
+    name: str, x: Tensor, function: Callable[..., Tensor], kernel: Callable[..., torch.Tensor], other: Operand,
+    whole: bool = True,
+) -> Tensor:  # fmt: skip
+    """x, changed by `kernel`, of integers only if `whole` and both are of one dtype; else into function's result."""
+    result = _writing(name, function)
+
+    def either(a: torch.Tensor, b: Any, out: torch.Tensor) -> torch.Tensor:
+        alike = not isinstance(b, torch.Tensor) or b.dtype == a.dtype
+        direct = a.dtype.is_floating_point or (whole and alike and a.dtype != torch.bool)
+        return (kernel if direct else result)(a, b, out=out)
+
+    return _changed(name, x, function, either, other)
+
+
+def _writing(name: str, function: Callable[..., Tensor]) -> Callable[..., torch.Tensor]:
+    """The kernel that writes function's result, in whatever dtype torch has it."""
 
     def kernel(*operands: Any, out: torch.Tensor) -> torch.Tensor:
         made = function(*(Tensor(each) if isinstance(each, torch.Tensor) else each for each in operands)).data
         _check_fits(name, made, out)
         return out.copy_(made)
 
+    return kernel
+
+
+def _by_result(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The method that writes function's result into x."""
+    kernel = _writing(name, function)
     return lambda x, *others: _changed(name, x, function, kernel, *others)
 
 
 def _check_fits(name: str, made: Any, x: Any) -> None:
-    """Raises ValueError for a result of another shape or dtype than x has."""
-    if made.shape != x.shape or made.dtype != x.dtype:
+    """Raises ValueError for a result of another shape than x has, TypeError for a dtype that cannot become x's."""
+    if made.shape != x.shape:
         raise ValueError(
-            f"{name}: the result has shape {list(made.shape)} and dtype {made.dtype}, which does not fit in place of "
-            f"{list(x.shape)} and {x.dtype}"
+            f"{name}: the result has shape {list(made.shape)}, which does not fit in place of {list(x.shape)}"
+        )
+    if not torch.can_cast(made.dtype, x.dtype):
+        raise TypeError(
+            f"{name}: the result is {made.dtype}, which does not fit in place of {x.dtype}; convert it with .to()"
         )
 
 
@@ -207,9 +237,10 @@ def _changed_known(
 
 
 def _fitting(x: Tensor, other: Operand) -> Operand:
-    """An operand in x's dtype, where it has integers and x does not."""
-    if isinstance(other, Tensor | torch.Tensor) and x.dtype.is_floating_point and not other.dtype.is_floating_point:
-        return other.to(x.dtype)
+    """An operand in x's dtype, where x is floating and the other one does not count: integers, and one number."""
+    if isinstance(other, Tensor | torch.Tensor) and x.dtype.is_floating_point:
+        passes = not other.dtype.is_floating_point or len(other.shape) == 0 < x.ndim
+        return other.to(x.dtype) if passes and other.dtype != x.dtype else other
     return python_number(other)
 
 
@@ -235,6 +266,7 @@ def replaced(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Ope
             "not follow; write x = x + y in place of x += y, or change a clone()"
         )
     _check_fits(name, made, x)
+    made = view.to(made, x.dtype)
     kept = None if node is None else node.retained.get(x._index)
     x._take_place(made)
     if kept is not None and kept() is x and node is not None:
@@ -286,6 +318,7 @@ def _in_place(name: str) -> Callable[..., Tensor]:
 METHODS: dict[str, Callable[..., Tensor | None]] = {
     "__iadd__": add_, "__isub__": sub_, "__imul__": mul_, "__itruediv__": div_, "__ipow__": pow_,
     "__ifloordiv__": _by_result("//=", ops.floor_divide), "__imod__": _by_result("%=", ops.remainder),
+    "__ilshift__": _by_result("<<=", pieces.left_shift), "__irshift__": _by_result(">>=", pieces.right_shift),
     "__iand__": _by_result("&=", pieces.bitwise_and), "__ior__": _by_result("|=", pieces.bitwise_or),
     "__ixor__": _by_result("^=", pieces.bitwise_xor),
     **{f"{name}_": _in_place(name) for name in (*_OF_ONE, *_OF_TWO)},

@@ -58,8 +58,10 @@ def allclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e
 def logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     """log(sum(exp(input))) over `dim`, from the maximum, so that nothing overflows.
 
-    Raises ValueError for no elements, IndexError for a dimension out of range, TypeError for integers.
+    -inf of no elements. Raises IndexError for a dimension out of range, TypeError for integers.
     """
+    if input.numel() == 0:
+        return unary.log(reduce.sum(unary.exp(input), dim, keepdim))
     most = reduce.amax(input.detach(), dim, True)
     most = elementwise.where(isfinite(most), most, 0)
     total = unary.log(reduce.sum(unary.exp(elementwise.sub(input, most)), dim, keepdim))

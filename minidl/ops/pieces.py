@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -142,29 +142,40 @@ def repeat(input: Tensor, *repeats: int | Sequence[int]) -> Tensor:
 def masked_fill(input: Tensor, mask: Tensor, value: Scalar | Tensor) -> Tensor:
     """value (a number, or a tensor of one) where mask is true, else input, in input's dtype.
 
-    Raises TypeError for a mask that is not torch.bool, or a fraction among integers; ValueError for other shapes.
+    Raises TypeError for a mask that is not torch.bool, or a fraction among integers; ValueError for other shapes, and
+    for a number outside the range of the dtype.
     """
-    if isinstance(value, Tensor) and value.ndim:
-        raise ValueError(f"masked_fill: value has shape {list(value.shape)}, expected a number; use where")
-    if not input.dtype.is_floating_point and (
-        isinstance(value, float) or (isinstance(value, Tensor) and value.dtype.is_floating_point)
-    ):
-        raise TypeError(f"masked_fill: {value!r} does not fit a tensor of {input.dtype}; convert it with .to()")
-    return elementwise.where(mask, value, input)
+    filled: Any = value if isinstance(value, Tensor | torch.Tensor) else python_number(value)
+    one = isinstance(filled, Tensor | torch.Tensor)
+    if one and len(filled.shape):
+        raise ValueError(f"masked_fill: value has shape {list(filled.shape)}, expected a number; use where")
+    if not input.dtype.is_floating_point:
+        filled = filled.item() if one else filled
+        if isinstance(filled, float):
+            raise TypeError(f"masked_fill: {value!r} does not fit a tensor of {input.dtype}; convert it with .to()")
+        filled = bool(filled) if isinstance(filled, int) and input.dtype == torch.bool else filled
+    elif one:
+        filled = view.to(filled, input.dtype)
+    return elementwise.where(mask, filled, input)
 
 
 def any(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Whether any element along `dim` is not 0. NaN is not. Raises IndexError for a dimension out of range."""
-    return Tensor(torch.any(truths(input), _axes("any", input, dim), keepdim))
+    """Whether any element along `dim` is not 0; along no dimensions, each for itself. NaN is not 0. uint8 of uint8.
+
+    Raises IndexError for a dimension out of range.
+    """
+    return _of_truths(torch.any, input, dim, keepdim)
 
 
 def all(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Whether no element along `dim` is 0. Raises IndexError for a dimension out of range."""
-    return Tensor(torch.all(truths(input), _axes("all", input, dim), keepdim))
+    """Whether no element along `dim` is 0, as `any`."""
+    return _of_truths(torch.all, input, dim, keepdim)
 
 
-def _axes(name: str, x: Tensor, dim: Dim) -> Any:
-    return None if dim is None else check.axes(name, dim, max(x.ndim, 1)) or None
+def _of_truths(join: Callable[..., torch.Tensor], x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
+    axes = None if dim is None else check.axes(join.__name__, dim, max(x.ndim, 1))
+    found = truths(x).clone() if axes == () else join(truths(x), axes, keepdim)
+    return Tensor(found.to(torch.uint8) if x.dtype == torch.uint8 else found)
 
 
 def truths(x: Tensor) -> torch.Tensor:
@@ -205,6 +216,31 @@ def bitwise_or(input: Tensor, other: Tensor | Scalar) -> Tensor:
 def bitwise_xor(input: Tensor, other: Tensor | Scalar) -> Tensor:
     """input ^ other, of integers or bools. Raises TypeError for floating types."""
     return Tensor(torch.bitwise_xor(_whole("bitwise_xor", input), _whole("bitwise_xor", other)))
+
+
+def left_shift(input: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
+    """input << other, of integers. Raises TypeError for floating types."""
+    return Tensor(torch.bitwise_left_shift(_whole("<<", input), _whole("<<", other)))
+
+
+def right_shift(input: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
+    """input >> other, of integers, with the sign. Raises TypeError for floating types."""
+    return Tensor(torch.bitwise_right_shift(_whole(">>", input), _whole(">>", other)))
+
+
+def positive(input: Tensor) -> Tensor:
+    """+input: the tensor itself. Raises TypeError for bools."""
+    if input.dtype == torch.bool:
+        raise TypeError("+x: got torch.bool, expected numbers; convert it with .to()")
+    return input
+
+
+def contains(input: Tensor, element: Any) -> bool:
+    """Whether any element equals `element`, a number or a tensor that broadcasts. Raises TypeError for all else."""
+    element = Tensor(element) if isinstance(element, torch.Tensor) else python_number(element)
+    if not isinstance(element, Tensor | int | float):
+        raise TypeError(f"in: got {type(element).__name__}, expected a number or a Tensor")
+    return bool(any(elementwise.eq(input, element)))
 
 
 def _whole(name: str, x: Any) -> Any:

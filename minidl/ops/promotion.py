@@ -24,7 +24,7 @@ def alike(a: Any, b: Any, floating: bool = False) -> tuple[Any, Any]:
 
     With `floating`, whole numbers become float32, as for a quotient.
     """
-    kind, other = _kind(a), _kind(b)
+    kind, other = dtype_of(a), dtype_of(b)
     if kind is other and (kind is None or kind.is_floating_point):
         return a, b
     if kind is None or other is None:
@@ -49,7 +49,7 @@ def python_number(x: Any) -> Any:
     return x.item() if type(x).__module__ == "numpy" and type(x).__name__ != "ndarray" else x
 
 
-def _kind(x: Any) -> torch.dtype | None:
+def dtype_of(x: Any) -> torch.dtype | None:
     """The dtype of a tensor; None for numbers, and where a tensor stands for any other (`nn.trace`)."""
     if type(x) is Tensor and x._later is None:
         return x._held.dtype  # a third of a microsecond less than by `dtype`

@@ -6,6 +6,7 @@ position and all of the gradient.
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -95,6 +96,8 @@ class Chosen(Function):
             if found.dim() < len(shape):
                 dy, found = dy.unsqueeze(dim), found.unsqueeze(dim)
             dy = reduce.spread(dy, found, shape, dims, dim)
+        else:
+            dy = reduce.sum_to(dy, shape)  # of one element, or of none
         return (dy, *(None for _ in ctx.needs[1:]))
 
 
@@ -208,7 +211,7 @@ def _extreme(name: str, x: Tensor, dim: Any, keepdim: bool) -> Any:
         return pointwise.minimum(x, dim) if smallest else pointwise.maximum(x, dim)
     if dim is None:
         return (Amin if smallest else Amax).apply(x, None, keepdim)
-    if not isinstance(dim, int):
+    if not isinstance(dim, int) or isinstance(dim, bool):
         raise TypeError(f"{name}: dim is {dim!r}, expected one dimension, or none for all; a{name} takes several")
     return Found(*Extreme.apply(x, dim, keepdim, smallest))
 
@@ -225,14 +228,18 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The index of the first maximum along `dim`, or in flattened input, as int64; of the first NaN if there is one.
 
-    Raises ValueError for the maximum of no elements, IndexError for a dimension out of range.
+    Raises ValueError for the maximum of no elements, IndexError for a dimension out of range, TypeError for several.
     """
-    return Tensor(reduce.argmax(input.data, dim, keepdim))
+    return Tensor(reduce.argmax(input.data, _one("argmax", input, dim), keepdim))
 
 
 def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The index of the first minimum along `dim`, or in flattened input, as int64. As `argmax`."""
-    return Tensor(reduce.argmin(input.data, dim, keepdim))
+    return Tensor(reduce.argmin(input.data, _one("argmin", input, dim), keepdim))
+
+
+def _one(name: str, x: Tensor, dim: Any) -> int | None:
+    return None if dim is None else check.axis(name, dim, builtins.max(x.ndim, 1))
 
 
 def norm(input: Tensor, p: float | str = "fro", dim: Dim = None, keepdim: bool = False) -> Tensor:

@@ -124,9 +124,11 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
 
     mode "constant" makes margins of `value` (0), "reflect" mirrors the inside at the edge, "replicate" repeats the
     edge, "circular" goes on with the other end. Negative margins cut. Raises ValueError for another mode, an odd
-    number of margins or too many, and for margins wider than what they repeat; TypeError for integers.
+    number of margins or too many, and for margins wider than what they repeat or that leave nothing to repeat;
+    TypeError for integers in other modes than "constant", and for a fraction as their value.
     """
-    check.floating("pad", input=input.data)
+    if mode != "constant":
+        check.floating("pad", input=input.data)
     if mode not in ("constant", "reflect", "replicate", "circular"):
         raise ValueError(f'pad: unknown mode {mode!r}; known: "constant", "reflect", "replicate", "circular"')
     if len(pad) % 2 or len(pad) > 2 * input.ndim:
@@ -138,6 +140,12 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
         size = input.shape[-1 - at]
         if max(before, after) > size + most or size + before + after < 0 or (mode != "constant" and size == 0):
             raise ValueError(f"pad: margins {before} and {after} do not fit a size of {size} with mode {mode!r}")
+        if mode == "circular" and size + min(before, 0) + min(after, 0) <= 0:
+            raise ValueError(f"pad: margins {before} and {after} leave nothing of a size of {size} to go on with")
+    if not input.dtype.is_floating_point:
+        if isinstance(value, float) and not value.is_integer():
+            raise TypeError(f"pad: value is {value}, expected a whole number for {input.dtype}; convert it with .to()")
+        return Tensor(torch.nn.functional.pad(input.data, tuple(pad), value=value))
     # Two dimensions at a time, the last two first; those before them are planes, those behind lie inside.
     for at in range(0, len(margins), 2):
         (columns, rows), shape = (*margins[at:], (0, 0))[:2], list(x.shape)

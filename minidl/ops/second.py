@@ -121,7 +121,7 @@ def _chosen(ctx: Any, dy: Tensor, *_: None) -> Any:
     (found,), kept = ctx.context.saved, ctx.context
     shape, _, dim = ctx.place
     if not shape:
-        return first(ctx, dy)
+        return first(ctx, summed(dy, shape))
     at = Tensor(found if found.dim() == len(shape) else found.unsqueeze(dim))
 
     def there(ddx: Tensor) -> Tensor:

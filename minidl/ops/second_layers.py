@@ -12,7 +12,7 @@ from minidl.kernels import conv as kernels
 from minidl.kernels import row_norm as rows_kernels
 from minidl.kernels.conv.geometry import Geometry
 from minidl.modes import no_grad
-from minidl.ops import batchnorm, join, linalg, loss, row_norm
+from minidl.ops import batchnorm, join, linalg, loss, row_norm, view
 from minidl.ops import elementwise as e
 from minidl.ops import unary as u
 from minidl.ops.activation import log_softmax, sigmoid
@@ -227,10 +227,12 @@ def _element_loss(ctx: Any, dy: Tensor) -> Any:
         dx = away * 2
     elif how.op == "l1_loss" or (how.op == "smooth_l1_loss" and how.beta == 0):
         dx = u.sign(away)
-    elif how.op == "smooth_l1_loss":
-        dx = e.clamp(away / how.beta, -1.0, 1.0)
-    elif how.op == "huber_loss":
-        dx = e.clamp(away, -how.beta, how.beta)
+    elif how.op in ("smooth_l1_loss", "huber_loss"):
+        size = u.abs(away)
+        end, slope = (1.0, 1 / how.beta) if how.op == "smooth_l1_loss" else (how.beta, 1.0)
+        # NaN, which is neither within beta nor beyond it, stays NaN, and has a slope of 0 as in torch.
+        within = view.to(size < how.beta, away.dtype) * slope
+        dx = e.where(size >= how.beta, u.sign(away) * end, away * within)
     elif how.op == "binary_cross_entropy_with_logits" and not ctx.needs[1]:
         dx = sigmoid(x) - target
         if positive is not None:

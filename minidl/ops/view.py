@@ -213,9 +213,10 @@ def expand(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
     return Expand.apply(input, tuple(view.shape))
 
 
-def squeeze(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+def squeeze(input: Tensor, *dim: int | Sequence[int] | None) -> Tensor:
     """input without its dimensions of size 1, or without those of `dim`, one or several, that have size 1."""
-    drop = range(input.ndim) if dim is None else check.axes("squeeze", dim, max(input.ndim, 1))
+    named = dim[0] if len(dim) == 1 else dim
+    drop = range(input.ndim) if dim in ((), (None,)) else check.axes("squeeze", named, max(input.ndim, 1))
     return Reshape.apply(input, tuple(s for i, s in enumerate(input.shape) if s != 1 or i not in drop))
 
 
@@ -251,12 +252,16 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors joined along `dim`; those of shape [0] are left out, as torch does.
+    """Tensors joined along `dim`, in the dtype that all of them promote to; those of shape [0] are left out, as torch
+    does.
 
-    Raises ValueError for sizes that differ elsewhere, TypeError for different dtypes.
+    Raises ValueError for sizes that differ elsewhere, and other devices.
     """
     if not tensors:
         raise ValueError("cat: got no tensors, expected at least one")
+    if len(kinds := {part.dtype for part in tensors}) > 1:
+        kind = functools.reduce(torch.promote_types, kinds)
+        tensors = [to(part, kind) for part in tensors]
     tensors = [part for part in tensors if part.shape != (0,)] or tensors
     first = tensors[0]
     at = check.axis("cat", dim, first.ndim)

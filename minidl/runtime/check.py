@@ -57,7 +57,9 @@ def whole(op: str, name: str, value: Any, least: int | None = None) -> int:
 
 
 def several(op: str, name: str, value: Any) -> tuple[int, ...]:
-    """Whole numbers, of which one may stand alone. Raises TypeError for anything else."""
+    """Whole numbers, of which one may stand alone. Raises TypeError for anything else, also True and False."""
+    if any(isinstance(each, bool) for each in (value if isinstance(value, list | tuple) else (value,))):
+        raise TypeError(f"{op}: {name} is {value!r}, expected whole numbers")
     if not isinstance(value, list | tuple):
         try:
             return (operator.index(value),)
@@ -82,6 +84,8 @@ def sizes(op: str, given: tuple[Any, ...]) -> tuple[int, ...]:
 def axis(op: str, dim: int, rank: int) -> int:
     """`dim` counted from the front. Raises IndexError when it is outside [-rank, rank), TypeError for what is no whole
     number."""
+    if isinstance(dim, bool):
+        raise TypeError(f"{op}: dim is {dim}, expected a whole number")
     dim = whole(op, "dim", dim)
     if not -rank <= dim < rank:
         raise IndexError(f"{op}: dim {dim} is out of range for a tensor of {rank} dimensions")

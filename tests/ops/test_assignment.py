@@ -94,6 +94,19 @@ def test_refuses_what_torch_refuses():
         y[0] = view[1]
     with pytest.raises(TypeError, match=r"a tensor with a gradient cannot become torch.int64"):
         zeros(3, dtype=torch.int64)[0] = (x * 1)[0]
+    for made in (zeros, torch.zeros):
+        whole, floats = made(3, dtype=torch.int64), made(2)
+        with pytest.raises(
+            (TypeError, RuntimeError), match=r"dtypes match|expected torch.int64 at an index of tensors"
+        ):
+            whole[[0, 1]] = floats + 0.5
+        with pytest.raises((TypeError, RuntimeError), match=r"dtypes match|y is torch.int64, expected torch.float32"):
+            floats[whole[:2] > -1] = whole[:2]
+        whole[0:2] = floats + 1.5
+        whole[whole == 0] = floats[0] + 7.5
+        whole[[1]] = 2.5
+        floats[[0]] = 3
+        assert (whole.tolist(), floats.tolist()) == ([1, 2, 7], [3, 0])
     out = zeros(3)
     with pytest.raises(RuntimeError, match="expanded size"):
         out[:] = Tensor(torch.ones(2, device=default_device()), True) * 1

@@ -1,7 +1,9 @@
 """Numbers beside tensors, and powers that are computed as something else."""
 
+import math
 import operator
 
+import numpy as np
 import pytest
 import torch
 
@@ -75,6 +77,80 @@ def test_truth_values_beside_numbers(device):
     for number in (-300, -1, 0, 1, 2, 3, 300):
         for compare in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge):
             assert compare(Tensor(x), number).tolist() == compare(x, number).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+def test_integers_beside_numbers_that_they_do_not_have(dtype, device):
+    """torch takes the number around the range of narrow types: 256 is 0 to uint8."""
+    x = torch.tensor([0, 1, 100], dtype=dtype, device=device)
+    for number in (-(2**40), -129, -1, 0, 127, 255, 256, 2**40):
+        for compare in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge):
+            assert compare(Tensor(x), number).tolist() == compare(x.long(), number).tolist()
+            assert compare(number, Tensor(x)).tolist() == compare(number, x.long()).tolist()
+
+
+@pytest.mark.parametrize("limits", [(1, -1), (0.5, 0.25), (math.nan, 1), (0, math.nan), (math.nan, None), (2, 2)])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_limits_in_any_order_are_torchs(limits, in_place, device):
+    values = torch.tensor([-3.0, -1.0, 0.3, 1.0, 3.0, math.nan])
+    x, expected = Tensor(values.to(device), True), values.clone().requires_grad_()
+    for leaf in (x, expected):
+        y = leaf * 2
+        y = y.clamp_(*limits) if in_place else y.clamp(*limits)
+        (y * y).sum().backward()
+        if leaf is x:
+            ours = y
+    torch.testing.assert_close(ours.data.cpu(), y.detach(), equal_nan=True)
+    torch.testing.assert_close(x.grad.data.cpu(), expected.grad, equal_nan=True)
+    whole = torch.tensor([-3, 0, 3])
+    assert Tensor(whole.to(device)).clamp(2, 1).tolist() == whole.clamp(2, 1).tolist() == [1, 1, 1]
+
+
+KINDS = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float64]
+
+
+@pytest.mark.parametrize("name", ["add", "sub"])
+@pytest.mark.parametrize("alpha", [2, 0, 0.5, 1.0, True, np.float32(0.5)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_alpha_changes_no_dtype(name, alpha, kind, device):
+    x = torch.tensor([3, 0], dtype=kind, device=device)
+    others = [torch.tensor([1, 0], dtype=other, device=device) for other in KINDS] + [3, True]
+    others = [x if getattr(y, "is_floating_point", bool)() and x.is_floating_point() else y for y in others]
+    if name == "sub":  # minidl takes 0 and 1 of bools from numbers, torch does not
+        others = [y for y in others if torch.bool not in (kind, getattr(y, "dtype", None)) and y is not True]
+    made = 0
+    for y in others:
+        ours = Tensor(y) if isinstance(y, torch.Tensor) else y
+        try:
+            expected = getattr(torch, name)(x, y, alpha=alpha)
+        except (RuntimeError, TypeError):
+            with pytest.raises((TypeError, ValueError)):
+                getattr(ops, name)(Tensor(x), ours, alpha=alpha)
+            continue
+        found = getattr(ops, name)(Tensor(x), ours, alpha=alpha)
+        assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
+        made += 1
+    assert made or alpha is True or not kind.is_floating_point
+
+
+def test_bools_are_chosen_as_bools(device):
+    a, b = torch.tensor([True, False], device=device), torch.tensor([[False], [True]], device=device)
+    for x, y in ((a, b), (a, True), (False, b)):
+        ours = ops.where(Tensor(a), *(Tensor(z) if isinstance(z, torch.Tensor) else z for z in (x, y)))
+        expected = torch.where(a, x, y)
+        assert (ours.dtype, ours.tolist()) == (torch.bool, expected.tolist())
+    assert (Tensor(a) + True).tolist() == (a + True).tolist()
+    assert (Tensor(a) * True).tolist() == (a * True).tolist()
+
+
+def test_where_of_a_condition_alone_are_the_places(device):
+    for values in ([[1.0, 0.0], [math.nan, 2.0]], [[True, False]], [0, 3], 5, 0):
+        x = torch.tensor(values, device=device)
+        ours, expected = ops.where(Tensor(x)), torch.where(x)
+        assert [part.tolist() for part in ours] == [part.tolist() for part in expected]
+        assert isinstance(ours, tuple)
+    with pytest.raises(TypeError, match="where: got one of input and other, expected both"):
+        ops.where(Tensor(x > 0), 1.0)
 
 
 def test_a_number_is_chosen_as_the_tensor_has_it(device):

@@ -1,5 +1,6 @@
 """Losses in the graph: a gradient that waits, walked twice, and what gets none."""
 
+import math
 import warnings
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import minidl
 from minidl import from_torch, no_grad, ops
 from minidl.kernels import cross_entropy as kernels
 from minidl.runtime import launch
@@ -127,6 +129,31 @@ def test_what_gets_no_gradient_is_refused(device):
         ops.cross_entropy(x, p, leaf(5, device=device))
     with pytest.raises(ValueError, match="pos_weight requires a gradient"):
         ops.binary_cross_entropy_with_logits(x, p, pos_weight=leaf(5, device=device))
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("smooth_l1_loss", {"beta": 0.5}), ("huber_loss", {"delta": 0.5}), ("huber_loss", {})]
+)  # fmt: skip
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_difference_of_nan_has_a_gradient_of_nan(name, how, reduction, device):
+    """And at the bounds, and beyond them, the first and the second are torch's as well."""
+    nan, inf = math.nan, math.inf
+    values = [nan, 0.0, 0.5, -0.5, 0.2, 1.0, 3.0, -3.0, inf, 1.0]
+    targets = [0.0] * 9 + [nan]
+    found = []
+    for module, functions, where in ((minidl, ops, device), (torch, F, "cpu")):
+        x, t = (module.tensor(v, device=where, requires_grad=True) for v in (values, targets))
+        loss = getattr(functions, name)(x, t, reduction=reduction, **how).sum()
+        first = module.autograd.grad(loss, [x, t], create_graph=True)
+        (first[0] * first[0] + first[0] * 3).sum().backward()
+        found.append([part.detach().tolist() for part in (*first, x.grad, t.grad)])
+        plain = module.tensor(values, device=where, requires_grad=True)
+        getattr(functions, name)(plain, t.detach(), reduction=reduction, **how).sum().backward()
+        found[-1].append(plain.grad.tolist())
+    for ours, expected in zip(*found, strict=True):
+        assert math.isnan(expected[0])
+        assert ours == pytest.approx(expected, nan_ok=True)
+    assert [math.isnan(slope) for slope in found[0][-1]] == [True] + [False] * 8 + [True]
 
 
 def test_older_names_of_reductions_are_torchs(device):

@@ -127,11 +127,31 @@ def test_matrices_and_vectors():
         lambda m, n: n // 2.5, lambda m, n: n + (n > 2), lambda m, n: (n > 2) * 2.5, lambda m, n: (n > 2) + (n > 3),
         lambda m, n: (n > 1) * (n < 4), lambda m, n: n > 2.5, lambda m, n: n.bool(), lambda m, n: n.float().long(),
         lambda m, n: n**3, lambda m, n: 2 ** (n + 5),
+        lambda m, n: n.any(()), lambda m, n: n.all([]), lambda m, n: n.reshape(2, 3).any((), True),
+        lambda m, n: (n > 2).any(()), lambda m, n: (n + 5).to(m.uint8).any(), lambda m, n: (n + 5).to(m.uint8).all(0),
+        lambda m, n: (n + 5).to(m.uint8).any(()), lambda m, n: n[0].any(()),
+        lambda m, n: n.masked_fill(n > 1, 9), lambda m, n: n.masked_fill(n > 1, np.int64(9)),
+        lambda m, n: n.masked_fill(n > 1, True), lambda m, n: (n > 2).masked_fill(n > 1, 0),
+        lambda m, n: (n > 2).masked_fill(n < 1, 1), lambda m, n: (n > 2).masked_fill(n > 1, n[0]),
+        lambda m, n: (n > 2).masked_fill_(n > 1, 0), lambda m, n: (n > 2).masked_fill_(n < 0, n[0]),
+        lambda m, n: n.int().masked_fill(n > 1, n[1]), lambda m, n: n[2].int().masked_fill(n[2] > 0, n[1]),
+        lambda m, n: n[2].float().masked_fill(n[2] > 0, n[1].double()), lambda m, n: m.tril((n > 1).reshape(2, 3)),
+        lambda m, n: n.half().masked_fill_(n > 1, n[1].double() / 2),
         lambda m, n: n.clamp(0.5), lambda m, n: m.full((2,), 3), lambda m, n: m.maximum(n, n.float() * 0.5),
     ],
 )  # fmt: skip
 def test_integers_and_truths_as_torch(function):
     both(function, torch.tensor([-5, -1, 1, 2, 3, 7]))
+
+
+@pytest.mark.parametrize("margins", [(1, 2), (0, 1, 2, 0), (-1, 2, 1, -1), (0, 0, 0, 0, 1, 1)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_integers_and_truths_get_margins(margins, dtype):
+    values = torch.arange(12).reshape(2, 2, 3).to(dtype)
+    for value in (None, 1, True, 3.0):
+        ours = ops.pad(Tensor(values.to(default_device())), margins, value=value)
+        expected = torch.nn.functional.pad(values, margins, value=value)
+        assert (ours.dtype, ours.tolist()) == (expected.dtype, expected.tolist())
 
 
 def test_integers_beside_floats_pass_the_gradient():
@@ -192,6 +212,14 @@ def test_narrow_types_spread_far_from_zero():
     ("call", "message"),
     [
         (lambda x: x & 1, "bitwise_and: got torch.float32"),
+        (lambda x: x.long().masked_fill(x > 0, 0.5), "masked_fill: 0.5 does not fit a tensor of torch.int64"),
+        (lambda x: x.long().masked_fill_(x > 0, np.float32(0.5)), "masked_fill: 0.5 does not fit a tensor of torch.i"),
+        (lambda x: x.long().masked_fill(x > 0, x[0, 0]), "does not fit a tensor of torch.int64"),
+        (lambda x: x.to(torch.int8).masked_fill(x > 0, minidl.tensor(300)), "300 is outside the range of torch.int8"),
+        (lambda x: (x > 0).masked_fill(x, 1), "the condition has dtype torch.float32, expected torch.bool"),
+        (lambda x: ops.pad(x.long(), (1, 1), value=0.5), "pad: value is 0.5, expected a whole number for torch.int64"),
+        (lambda x: ops.pad(x.long(), (1, 1), "replicate"), "pad: input has dtype torch.int64"),
+        (lambda x: ops.pad(x[:1, :1], (-1, 1), "circular"), "pad: margins -1 and 1 leave nothing of a size of 1"),
         (lambda x: x.split([1, 1]), r"split: sizes \[1, 1\] do not add up to the 3 of dim 0"),
         (lambda x: x.chunk(0), "chunk: chunks is 0"),
         (lambda x: ops.einsum("iij->i", x), "'iij' of 'iij->i' does not name 2 dimensions by letters"),

@@ -33,6 +33,25 @@ def test_a_mean_of_nothing_has_an_empty_gradient(device):
     assert x.grad.shape == (0, 3)
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (0,)])
+def test_logsumexp_of_nothing(shape, device):
+    for dim in range(len(shape)):
+        x, expected = Tensor(torch.ones(shape, device=device), True), torch.ones(shape).requires_grad_()
+        y, wanted = ops.logsumexp(x, dim, True), torch.logsumexp(expected, dim, True)
+        assert (y.shape, y.tolist()) == (wanted.shape, wanted.tolist())
+        y.sum().backward()
+        assert x.grad.shape == shape
+
+
+def test_the_first_none_of_a_number_have_gradient_zero(device):
+    for values in (5.0, [5.0, 1.0]):
+        x = Tensor(torch.tensor(values, device=device), True)
+        x.topk(0)[0].sum().backward(create_graph=True)
+        assert x.grad.tolist() == (x * 0).tolist()
+        (x.topk(1)[0] * 3).sum().backward()
+        assert x.grad.reshape(-1)[0].item() == 3
+
+
 def test_errors_name_the_operation(device):
     x = Tensor(torch.ones(2, 3, device=device))
     for name in ("sum", "mean", "norm", "amax", "argmax"):

@@ -110,6 +110,16 @@ def test_cat_gives_each_part_its_own_gradient():
     assert not shares(a.grad, b.grad)
 
 
+def test_cat_of_two_dtypes_gives_each_gradient_in_its_own():
+    a, b = view.to(numbers(2), torch.float16), numbers(2, requires_grad=True)
+    a = Tensor(a.data, True)
+    joined = view.cat([a, b, view.to(numbers(2), torch.int64)])
+    joined.backward(numbers(6))
+    assert (joined.dtype, joined.tolist()) == (torch.float32, [0, 1] * 3)
+    assert (a.grad.dtype, a.grad.tolist()) == (torch.float16, [0, 1])
+    assert (b.grad.dtype, b.grad.tolist()) == (torch.float32, [2, 3])
+
+
 def test_cat_of_nothing():
     with pytest.raises(ValueError, match="cat: got no tensors"):
         view.cat([])

@@ -9,6 +9,7 @@ and one pair of kernels in `compute` evaluates them.
 At ties and kinks the gradients follow torch: equal operands of maximum share the gradient, |x| has 0 at 0.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -166,15 +167,18 @@ def where(condition: torch.Tensor, a: Operand, b: Operand) -> torch.Tensor:
 
 
 def clamp(x: torch.Tensor, low: float | None, high: float | None, out: torch.Tensor | None = None) -> torch.Tensor:
-    """x moved into [low, high]; None leaves that side open. NaN stays. Raises ValueError unless low <= high."""
+    """x moved into [low, high], and to high where low is above it; None leaves that side open.
+
+    NaN stays, and limits of NaN make all of it NaN. Raises ValueError where both sides are open.
+    """
     if low is None and high is None:
         raise ValueError("clamp: got neither min nor max, expected at least one")
     if low is None:
         return compute("clamp", functions.MINIMUM, x, high, integers=True, out=out)
     if high is None:
         return compute("clamp", functions.MAXIMUM, x, low, integers=True, out=out)
-    if not low <= high:
-        raise ValueError(f"clamp: min {low} is above max {high}")
+    if low != low or high != high:
+        return compute("clamp", functions.MAXIMUM, x, math.nan, integers=True, out=out)
     return compute("clamp", functions.CLAMP, x, low, high, integers=True, out=out)
 
 

@@ -270,7 +270,7 @@ def _filled(
 ) -> torch.Tensor:
     """A number as a tensor: in the type computed in, so that it is not rounded to a narrower one, unless `narrow`."""
     if not isinstance(value, int | float):
-        raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor or a number")
+        raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor or a number; use minidl.as_tensor(...)")
     if not dtype.is_floating_point and isinstance(value, float):
         raise TypeError(f"{name}: got a {dtype} tensor and the number {value}; convert the tensor to a floating type")
     if dtype == torch.bool:

@@ -223,7 +223,7 @@ def _prelu_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtyp
     return bounds.rounded(dx, u * dx.abs(), dtype), bounds.rounded(dw, error, dtype)
 
 
-_RANGE = refuses(ValueError, "min 2.0 is above max 1.0", (3,), extra=(2.0, 1.0))
+_RANGE = refuses(ValueError, "min_val 2.0 is above max_val 1.0", (3,), extra=(2.0, 1.0))
 INPUT_FLOATING = refuses(TypeError, "dtype torch.int64, expected a floating type", integers(3))
 
 SPECS = [

@@ -8,7 +8,7 @@ import torch
 
 from minidl import ops
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Bad, Case, of, one, records, refuses
+from minidl.testing.specs.base import Bad, Case, one, records, refuses
 from minidl.testing.specs.elementwise import no_error, no_grad_error
 from minidl.testing.specs.make import Make
 
@@ -193,7 +193,6 @@ SPECS = [
         bad=(
             refuses(ValueError, r"\[2, 4\], which does not fit \[2, 3\] along dim 0", (2, 3), (2, 4), extra=(0,)),
             refuses(ValueError, r"tensors\[1\] has shape \[2\], which does not fit", (2, 3), (2,), extra=(0,)),
-            refuses(TypeError, r"tensors\[1\] is torch.float64", (2,), of(torch.float64, 2), extra=(0,)),
             refuses(IndexError, "dim 1 is out of range", (2,), (2,), extra=(1,)),
         ),
     ),
