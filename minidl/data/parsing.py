@@ -179,6 +179,12 @@ def cut(value: object, most: int = 300) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def counted(number: int, what: str) -> str:
+    """As "1 launch", "3,000 kernels"."""
+    ending = "" if number == 1 else "es" if what.endswith(("ch", "s")) else "s"
+    return f"{number:,} {what}{ending}"
+
+
 def listed(names: Sequence[str]) -> str:
     """Names for a message, the first thirty of them."""
     shown = ", ".join(shorten(name) for name in names[:30])
