@@ -1,6 +1,7 @@
 """docs/: its commands parse, its Python blocks run, its links and paths lead somewhere."""
 
 import importlib.util
+import inspect
 import re
 import shlex
 import subprocess
@@ -11,6 +12,9 @@ import pytest
 import typer
 
 from minidl.cli import app
+from minidl.cli.options import read
+from minidl.training.errors import ConfigError
+from minidl.training.settings import Written, note
 from tests.pages import CHAPTERS, PAGES, ROOT, blocks, commands, new_files, prose, untrue
 from tests.test_readme import recipe, run
 
@@ -44,9 +48,14 @@ def check_minidl(words):
         command = command.commands[name]
     if rest and not hasattr(command, "commands"):
         try:
-            command.make_context(command.name, rest)
+            context = command.make_context(command.name, rest)
         except USAGE_ERROR as error:
             pytest.fail(f"{shlex.join(words)}: {error.format_message()}")
+        callback = context.command.callback  # None of a group
+        fields = inspect.unwrap(callback).fields if callback else {}
+        for name, value in context.params.items():
+            if name in fields and value is not None and note(fields[name], Written) is None:
+                read(name, fields[name], value)  # a ConfigError for what is no number
 
 
 def check(words):
@@ -87,7 +96,7 @@ def test_commands_are_ones_that_there_are(page):
     ],
 )
 def test_a_wrong_command_is_found(line):
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, pytest.fail.Exception, ConfigError)):
         check(shlex.split(line))
 
 
@@ -97,7 +106,6 @@ def test_python_blocks_run(name, tmp_path):
     text = "\n".join(block.text for block in blocks(ROOT / "docs" / f"{name}.md", "python"))
     script = tmp_path / "page.py"
     script.write_text(text)
-    (tmp_path / "runs").mkdir()
     run([sys.executable, script.name], tmp_path)
 
 

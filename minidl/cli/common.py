@@ -5,17 +5,18 @@ from __future__ import annotations
 import _thread
 import errno
 import io
+import itertools
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, ClassVar, NoReturn, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -43,6 +44,19 @@ def _without_type(option: Any) -> Any:
 
 
 class Command(TyperCommand):
+    """`several` are the options of two values and what these are: typer would take the next option for one of them."""
+
+    several: ClassVar[Mapping[str, str]] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for name in self.several.keys() & set(args):
+            at = args.index(name) + 1
+            given = list(itertools.takewhile(lambda word: not word.startswith("--"), args[at : at + 2]))
+            if len(given) < 2:
+                told = f"expected {self.several[name]}, got {' '.join(given) or 'none'}"
+                raise typer.BadParameter(told, param_hint=f"'{name}'")
+        return super().parse_args(ctx, args)
+
     def get_help_option(self, ctx: Any) -> Any:
         return _without_type(super().get_help_option(ctx))
 

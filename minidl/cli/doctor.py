@@ -26,9 +26,9 @@ class Doctor(Settings):
     matrix instructions, or a float32 constant among float64 values.
 
     NAMES with --compile are Python files, whose own Triton kernels are compiled in place of minidl's: each file runs
-    with its kernels interpreted, on the CPU, and what it launches is compiled as it is specialised there, an autotuned
-    kernel in every configuration. With -m, NAMES are a module and its arguments, as in python -m. The exit code is also
-    1 if a file fails or launches nothing.
+    with its kernels interpreted, on the CPU ("cuda" stands for it where there is no GPU), and what it launches is
+    compiled as it is specialised there, an autotuned kernel in every configuration. With -m, NAMES are a module and its
+    arguments, as in python -m. The exit code is also 1 if a file fails or launches nothing.
 
     With --warm, compile into Triton's cache (TRITON_CACHE_DIR) what the usual commands launch, in all processes: for an
     image of a container, or before the first command. NAMES are text, table, images, gan (to train with default

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
 
 import typer
 
 from minidl.cli.common import Command, errors, examples
 from minidl.training import environment
 from minidl.training.errors import ConfigError
-from minidl.training.settings import Positional, Settings, Written, choices, description, flag, note, value_type
+from minidl.training.settings import (
+    Positional,
+    Settings,
+    Written,
+    choices,
+    description,
+    expected,
+    flag,
+    note,
+    shown,
+    value_type,
+)
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 
+_NUMBERS = {int: "<int>", float: "<float>"}  # and how the help shows them
 _Settings = TypeVar("_Settings", bound=Settings)
 
 
@@ -44,8 +56,7 @@ def command(
         with errors():
             environment.check_threads()
             given = {name: value for name, value in values.items() if value not in (None, [], ())}
-            written = {name: note(fields[name], Written) for name in given}
-            run({name: how.parse(given[name]) if how else given[name] for name, how in written.items()})
+            run({name: read(name, fields[name], value) for name, value in given.items()})
 
     parameters = [_parameter(name, info, name in required) for name, info in fields.items()]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -53,7 +64,9 @@ def command(
     call.settings, call.fields = settings, fields  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     text, epilog = inspect.getdoc(settings), examples(*settings.examples)
-    return lambda app: app.command(name, cls=Command, context_settings=context, help=text, epilog=epilog)(call)
+    several = {flag(name): expected(info) for name, info in fields.items() if _is_pair(info)}
+    kind = type("Command", (Command,), {"several": several})
+    return lambda app: app.command(name, cls=kind, context_settings=context, help=text, epilog=epilog)(call)
 
 
 def taken(given: dict[str, Any], settings: type[_Settings]) -> _Settings:
@@ -76,6 +89,25 @@ def _in_order(settings: type[Settings]) -> dict[str, FieldInfo]:
     return {name: fields[name] for name in names}
 
 
+def read(name: str, info: FieldInfo, value: Any) -> Any:
+    """A setting from its form on the command line. Raises ConfigError."""
+    written, kind = note(info, Written), value_type(info)
+    if written is not None:
+        return written.parse(value)
+    if kind not in _NUMBERS:
+        return value
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(f"{flag(name)} is {shown(value)}, expected {expected(info)}") from None
+
+
+def _is_pair(info: FieldInfo) -> bool:
+    """Whether the option of a field takes two values."""
+    written = note(info, Written)
+    return written is not None and get_origin(written.kind) is tuple
+
+
 def _parameter(name: str, info: FieldInfo, required: bool) -> inspect.Parameter:
     """The parameter for typer. None means not given; the help states the default."""
     written, kind, text = note(info, Written), value_type(info), description(info)
@@ -87,9 +119,12 @@ def _parameter(name: str, info: FieldInfo, required: bool) -> inspect.Parameter:
         names = {False: flag(name), True: f" /{flag('no_' + name)}", None: f"{flag(name)}/{flag('no_' + name)}"}
         declared = typer.Option(names[info.default], help=text, metavar="", show_default=False)
     else:
-        metavar = None if written is None else written.metavar
-        # What cannot be read is told where it is read.
-        declared = typer.Option(flag(name), help=text, metavar=metavar, show_default=False, readable=False)
+        metavar = _NUMBERS.get(kind) if written is None else written.metavar
+        # What cannot be read is told where it is read, numbers in `read`.
+        parser = str if kind in _NUMBERS and written is None else None
+        declared = typer.Option(
+            flag(name), help=text, metavar=metavar, parser=parser, show_default=False, readable=False
+        )
     kind = str if choices(info) else kind if written is None else written.kind
     return inspect.Parameter(
         name,

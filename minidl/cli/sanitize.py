@@ -11,6 +11,7 @@ from pydantic import Field
 
 from minidl.cli.common import check_files
 from minidl.cli.options import command
+from minidl.data.parsing import counted
 from minidl.training import device
 from minidl.training.errors import ConfigError
 from minidl.training.settings import REPEATED, Positional, Settings
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 class Sanitize(Settings):
     """Run a script and check every load and store of its Triton kernels, on the CPU, without a GPU.
 
-    The kernels are interpreted. Reported are accesses out of bounds, masked loads without other= whose lanes reach a
-    store, reads of uninitialized memory, and writes of two programs or lanes to one element, each with kernel, program,
-    line and index. An access out of bounds is skipped, and the script continues.
+    The kernels are interpreted; where there is no GPU, "cuda" stands for the CPU. Reported are accesses out of bounds,
+    masked loads without other= whose lanes reach a store, reads of uninitialized memory, and writes of two programs or
+    lanes to one element, each with kernel, program, line and index. An access out of bounds is skipped, and the script
+    continues.
 
-    The exit code is 1 if a bug is found, else that of the script.
+    The exit code is that of the script; where this is 0, it is 1 if a bug is found or no kernel launched.
     """
 
     examples = (
@@ -55,11 +57,11 @@ def _sanitize(given: dict[str, Any]) -> None:
     from minidl.training import files
 
     outcome = work.run(script, list(config.arguments), module=config.module, stop=config.first)
-    _show(outcome.sanitizer)
-    found = outcome.sanitizer.findings
+    _show(outcome.sanitizer, outcome.code)
+    fine = outcome.sanitizer.launches and not outcome.sanitizer.findings
     if json is not None:
         files.write_json(json, _as_json(outcome.sanitizer))
-    raise typer.Exit(outcome.code or int(bool(found)))
+    raise typer.Exit(outcome.code or int(not fine))
 
 
 def check_scripts(names: Sequence[str], *, module: bool) -> None:
@@ -73,20 +75,18 @@ def check_scripts(names: Sequence[str], *, module: bool) -> None:
             raise ConfigError(f"{name} is not a file; expected a Python script, or -m and the name of a module")
 
 
-def _show(sanitizer: Sanitizer) -> None:
+def _show(sanitizer: Sanitizer, code: int) -> None:
     for number, finding in enumerate(sanitizer.findings, 1):
         typer.echo(f"{number}. {finding}", err=True)
+    failed = f"the script {'was interrupted' if code == 130 else f'failed (exit code {code})'}; " if code else ""
     launches = sum(sanitizer.launches.values())
     if launches == 0:
-        typer.echo("nothing was checked: the script launched no Triton kernel", err=True)
+        typer.echo(f"{failed}nothing was checked: the script launched no Triton kernel", err=True)
         return
     count = len(sanitizer.findings)
-    bugs = f"{count} bug{'s' if count > 1 else ''}" if count else "no bugs"
-    kernels = len(sanitizer.launches)
-    typer.echo(
-        f"{bugs} in {launches:,} launch{'es' if launches > 1 else ''} of {kernels} kernel{'s' if kernels > 1 else ''}",
-        err=True,
-    )
+    bugs = counted(count, "bug") if count else "no bugs"
+    checked = f"{bugs} in {counted(launches, 'launch')} of {counted(len(sanitizer.launches), 'kernel')}"
+    typer.echo(f"{failed}{checked}{' up to there' if code else ''}", err=True)
 
 
 def _as_json(sanitizer: Sanitizer) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidl.data.files import Records
-from minidl.data.parsing import kind_of, shorten
+from minidl.data.parsing import at_line, kind_of, shorten
 from minidl.data.records import DataError
 
 _MISSING_NUMBER = {"", "na", "n/a", "nan", "null", "none", "?"}
@@ -92,7 +92,7 @@ def missing(records: Records, row: int, at: int) -> DataError:
 
 def place(records: Records, row: int, at: int) -> str:
     """File, line and column of a cell for a message."""
-    return f"{records.path}, line {records.lines[row]}, column {records.columns[at]!r}"
+    return f"{at_line(records.path, records.lines[row])}, column {records.columns[at]!r}"
 
 
 def shown(value: Any) -> str:

@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidl.data import formats
-from minidl.data.parsing import CsvRows, decode, in_columns, json_object, kind_of, listed, shorten
+from minidl.data.parsing import (
+    ARGUMENT,
+    CsvRows,
+    at_line,
+    decode,
+    in_columns,
+    json_object,
+    kind_of,
+    listed,
+    shorten,
+)
 from minidl.data.records import DataError, TextDataset, Texts
 
 if TYPE_CHECKING:
@@ -44,12 +54,17 @@ class Records:
     sha256: str
 
     def position(self, column: str, role: str) -> int:
-        """Index of a column. Raises DataError that lists the columns there are."""
-        if column not in self._places:
-            raise DataError(
-                f"{self.path} has no {role} column {shorten(column)}; its columns are: {listed(self.columns)}"
-            )
-        return self._places[column]
+        """Index of a column. Raises DataError as `positions`."""
+        return self.positions([column], role)[0]
+
+    def positions(self, columns: Sequence[str], role: str) -> list[int]:
+        """Indices of columns. Raises DataError that lists those that are missing, and the columns there are."""
+        lacking = [column for column in columns if column not in self._places]
+        if lacking:
+            where = at_line(self.path, self.lines[0]) if self.path == ARGUMENT else self.path
+            named = f"column{'s' if len(lacking) > 1 else ''} {listed(lacking)}"
+            raise DataError(f"{where} has no {role} {named}; its columns are: {listed(self.columns)}")
+        return [self._places[column] for column in columns]
 
     @cached_property
     def _places(self) -> dict[str, int]:

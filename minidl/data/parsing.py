@@ -15,6 +15,7 @@ from typing import Any
 
 from minidl.data.records import DataError
 
+ARGUMENT = Path("argument")  # in place of a file; its lines are the arguments
 MAX_NESTING = 64  # of JSON: what minidl writes has 6 levels
 _MAX_FIELD = 2**31 - 1  # csv's own limit of 131,072 characters would refuse long texts
 # A number with a decimal comma, alone in its cell.
@@ -122,17 +123,24 @@ def _inside(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
+def at_line(path: Path, line: int) -> str:
+    """A line of a file, or an argument, for a message."""
+    return f"{path} {line}" if path == ARGUMENT else f"{path}, line {line}"
+
+
 def json_object(text: str, path: Path, line: int, example: str) -> dict[str, Any]:
     """The JSON object on a line. Raises DataError for anything else; `example` shows what a line may be."""
-    advice = f"write one object per line, such as {example}"
+    where, advice = at_line(path, line), f"write one object per line, such as {example}"
     try:
         value = parse_json(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {line}: not JSON ({error.msg} at character {error.pos + 1}); {advice}") from None
+        raise DataError(
+            f"{at_line(path, line)}: not JSON ({error.msg} at character {error.pos + 1}); {advice}"
+        ) from None
     except ValueError as error:
-        raise DataError(f"{path}, line {line}: JSON that cannot be read ({error})") from None
+        raise DataError(f"{where}: JSON that cannot be read ({error})") from None
     if not isinstance(value, dict):
-        raise DataError(f"{path}, line {line}: {kind_of(value)} where an object is expected; {advice}")
+        raise DataError(f"{where}: {kind_of(value)} where an object is expected; {advice}")
     return value
 
 
@@ -177,6 +185,12 @@ def cut(value: object, most: int = 300) -> str:
     """The text of a value for a message, truncated if it is long."""
     text = str(value)
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def counted(number: int, what: str) -> str:
+    """As "1 launch", "3,000 kernels"."""
+    ending = "" if number == 1 else "es" if what.endswith(("ch", "s")) else "s"
+    return f"{number:,} {what}{ending}"
 
 
 def listed(names: Sequence[str]) -> str:

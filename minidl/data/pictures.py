@@ -229,6 +229,15 @@ def picture_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
+def pictures_in(folder: Path) -> list[Path]:
+    """The picture files directly in a folder, or else those of the folders directly in it, by name."""
+    found = picture_files(folder)
+    if not found:
+        names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        found = [path for name in names for path in picture_files(folder / name)]
+    return found
+
+
 def _is_file(entry: os.DirEntry[str]) -> bool:
     """Whether it is a file or a link to one. A link that leads to itself is none."""
     try:

@@ -58,8 +58,8 @@ class TableSchema(Record):
     def features(self, records: Records) -> np.ndarray:
         """float32 [N, F]. Raises DataError for a missing column and for a value that does not fit its column."""
         blocks = [np.zeros((len(records.rows), 0), dtype=np.float32)]
-        for column in self.columns:
-            at = records.position(column.name, "input")
+        places = records.positions([column.name for column in self.columns], "input")
+        for column, at in zip(self.columns, places, strict=True):
             if column.categories is None:
                 values = [self._number(records, row, at, column) for row in range(len(records.rows))]
                 numbers = cells.standardised(values, column.mean, column.scale, records, column.name)

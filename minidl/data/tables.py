@@ -153,7 +153,7 @@ def read_features(path: str | Path, schema: TableSchema) -> np.ndarray:
 
 def _keys(records: Records, columns: Sequence[str]) -> list[str]:
     """A key per row: rows with the same inputs have equal keys. Raises DataError for a missing column."""
-    places = [records.position(column, "input") for column in columns]
+    places = records.positions(columns, "input")
     # By repr what JSON lacks, such as the dates of a Parquet file: where a column of them is used, it is refused.
     return [json.dumps([cells.same_cell(row[i]) for i in places], default=repr) for row in records.rows]
 

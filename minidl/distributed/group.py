@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from minidl.distributed import workers
 from minidl.distributed.started import TIMEOUT, DistributedError, LostError, is_started
 from minidl.runtime import launch
 
@@ -253,6 +254,8 @@ def init(timeout: float = TIMEOUT) -> Group:
     """
     if not is_started() or _joined:
         return current()
+    if lacking := workers.nowhere_to_meet():
+        raise DistributedError(lacking)
     limit = dt.timedelta(seconds=timeout)
     try:
         store, rank, size = next(rendezvous("env://", timeout=limit))

@@ -69,6 +69,17 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     return Place(rank, world, local, local_world)
 
 
+def nowhere_to_meet(environment: Mapping[str, str] = os.environ) -> str:
+    """What to say where it is not told where the processes meet; else nothing."""
+    lacking = " and ".join(name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name))
+    if not lacking:
+        return ""
+    return (
+        f"WORLD_SIZE={environment.get('WORLD_SIZE')} is set, but not {lacking}, where the processes meet: start them "
+        "by torchrun, which sets all; for one process unset RANK and WORLD_SIZE"
+    )
+
+
 def gpus() -> int:
     """How many GPUs CUDA gives this process, asked without torch, and by another process: one that has asked goes on
     seeing all of them, whatever `only` says afterwards."""

@@ -192,6 +192,8 @@ def run_of(place: Place) -> tuple[str, Any]:
     given = os.environ.get(workers.RUN)
     if given or place.world == 1:
         return given or secrets.token_hex(8), None
+    if lacking := workers.nowhere_to_meet():
+        raise DataError(lacking)
     from torch.distributed.rendezvous import rendezvous
 
     try:

@@ -84,7 +84,7 @@ def accelerate(model: nn.Module, example: Any = None, fuse: bool = True) -> nn.M
             module.__class__ = fusing.whole(module)
         if isinstance(module, Accelerated) and not isinstance(module, Layer):
             type(module)._minidl_folds = fusing.pairs(module)
-    _reports[model] = _told(model, {**reasons, **untraced})
+    _reports[model] = _told(model, {**reasons, **untraced, **{module: why for module, why in reasons.items() if why}})
     return model
 
 
@@ -112,6 +112,9 @@ def _torchs(kind: Any) -> Any:
 def report(model: nn.Module) -> Report:
     """What each module of an accelerated model runs as."""
     known = _reports.get(model)
+    if known is None and not any(isinstance(module, Accelerated) for module in model.modules()):
+        told = "not accelerated: call minidl.torch.accelerate first"
+        return Report([Line("(the model)", type(model).__name__, "torch", told)])
     return known if known is not None else _told(model, {})
 
 
@@ -133,6 +136,8 @@ def _refuses(module: nn.Module) -> str | None:
         dtypes = {p.dtype for p in module.parameters(recurse=False)}
         wrong = [dtype for dtype in dtypes if not dtype.is_floating_point or dtype.itemsize == 1]
         return f"dtype {wrong[0]}" if wrong else CLASSES[kind]._minidl_refuses(module)
+    if isinstance(module, nn.MultiheadAttention):
+        return "no operator: torch projects its inputs and computes the attention"
     if any(True for _ in module.children()):
         return None
     known = next((each for each in CLASSES if issubclass(kind, each)), None)

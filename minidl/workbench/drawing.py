@@ -103,10 +103,14 @@ class Drawing:
         return self.svg
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture: SVG or DOT by the ending of the name. Raises ValueError for another ending."""
+        """Write the picture: SVG or DOT by the ending of the name. A missing folder is made.
+
+        Raises ValueError for another ending.
+        """
         path = Path(path)
         if path.suffix not in (".svg", ".dot"):
             raise ValueError(f"draw: cannot write {path.name!r}; the name must end in .svg or .dot")
+        storage.make_folder(path.parent, parents=True)
         storage.write_bytes(path, (self.svg if path.suffix == ".svg" else self.dot).encode())
         return path
 

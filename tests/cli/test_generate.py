@@ -206,6 +206,7 @@ def test_a_manifest_names_no_file_elsewhere(command, model, tmp_path):
         (("--model", "fashion"), "--model fashion is neither mnist nor a run"),
         (("--model", "none.safetensors"), "none.safetensors is gone"),
         (("--truncation", "0"), "--truncation is 0"),
+        (("--count", "2.5"), "--count is 2.5, expected a whole number from 1 to 10000000"),
         (("--format", "gif"), "expected one of png, jpg, webp, bmp, npy, zip"),
         (("--count", "5", "--grid", "2x2"), "has 4 places, and 5 pictures"),
     ],
@@ -215,6 +216,14 @@ def test_bad_requests_are_told_and_leave_nothing(command, model, tmp_path, monke
     given = ("--model", model, *flags) if "--model" not in flags else flags
     refused(command("generate", *given, "--out", tmp_path / "out"), message)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_walk_with_one_end_is_told(minidl):
+    for arguments, got in ((("--interpolate", 3, "--out", "q"), "3"), (("--out", "q", "--interpolate"), "none")):
+        done = minidl("generate", *arguments)
+        assert (done.code, done.out) == (2, "")
+        words = " ".join(done.err.replace("│", " ").split())
+        assert f"Invalid value for '--interpolate': expected two seeds from 0 to 2^63 - 1, got {got} " in words
 
 
 def test_latents_of_another_length(command, model, tmp_path):

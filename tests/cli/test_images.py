@@ -147,6 +147,17 @@ def test_pictures_are_decoded_before_torch_is_there(image_run, photos):
     assert read_without_torch(image_run[0], inputs=[str(folder)]) == len(list(folder.iterdir()))
 
 
+def test_a_folder_of_class_folders_is_answered(answers, image_run, photos, tmp_path):
+    for name in ("b", "a", ".hidden"):
+        (tmp_path / name).mkdir()
+        for number in (2, 1):
+            shutil.copy(photos / "down" / "001.png", tmp_path / name / f"{number}.png")
+    files = [str(tmp_path / name) for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png")]
+    assert [answer["file"] for answer in answers(image_run[0], tmp_path)] == files
+    shutil.copy(photos / "down" / "001.png", tmp_path / "own.png")
+    assert [answer["file"] for answer in answers(image_run[0], tmp_path)] == [str(tmp_path / "own.png")]
+
+
 def test_answers_before_a_bad_file_are_written(answers, image_run, photos, tmp_path):
     good, bad = photos / "down" / "001.png", tmp_path / "bad.png"
     bad.write_bytes(good.read_bytes()[:-30])
@@ -158,8 +169,9 @@ def test_answers_before_a_bad_file_are_written(answers, image_run, photos, tmp_p
     assert len(answers.written) == 260
     with pytest.raises(DataError, match=r"none\.png does not exist"):
         answers(image_run[0], tmp_path / "none.png")
+    (tmp_path / "none" / "below").mkdir(parents=True)
     with pytest.raises(DataError, match="is a folder without pictures"):
-        answers(image_run[0], photos)
+        answers(image_run[0], tmp_path / "none")
     with pytest.raises(ConfigError, match="--file and --text-column are for text and table runs"):
         answers(image_run[0], file=good)
     with pytest.raises(ConfigError, match="an empty name was given"):

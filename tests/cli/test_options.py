@@ -24,6 +24,7 @@ class Paint(Settings):
     subject: Annotated[str, Positional(), Field(description="What is seen.")]
     colour: Annotated[Literal["red", "blue"], Field(description="Colour:")] = "blue"
     layers: Annotated[int, Field(ge=1, le=9, description="Coats of paint.")] = 2
+    thinner: Annotated[float, Field(gt=0, le=1, description="Share of water.")] = 0.5
     size: Size = None
     brush: Annotated[tuple[str, ...], Field(strict=False, description="May be repeated."), REPEATED] = ()
     frame: Annotated[bool, Field(description="Leave it bare.")] = True
@@ -56,13 +57,13 @@ def test_only_what_is_given_is_passed_on():
 
 def test_values_have_the_types_of_their_fields():
     (given, config), _ = run(
-        Paint, "sky", "--colour", "red", "--layers", "3", "--size", "4x5", "--brush", "a", "--brush", "b",
-        "--no-frame", "--dry", "--no-gloss", "--json", "f.json",
+        Paint, "sky", "--colour", "red", "--layers", "3", "--thinner", "1", "--size", "4x5", "--brush", "a",
+        "--brush", "b", "--no-frame", "--dry", "--no-gloss", "--json", "f.json",
     )  # fmt: skip
     assert given["json"] == Path("f.json")
     assert config.model_dump() == {
-        "subject": "sky", "colour": "red", "layers": 3, "size": (4, 5), "brush": ("a", "b"), "frame": False,
-        "dry": True, "gloss": False, "record": Path("f.json"),
+        "subject": "sky", "colour": "red", "layers": 3, "thinner": 1.0, "size": (4, 5), "brush": ("a", "b"),
+        "frame": False, "dry": True, "gloss": False, "record": Path("f.json"),
     }  # fmt: skip
 
 
@@ -71,6 +72,9 @@ def test_values_have_the_types_of_their_fields():
     [
         (("--colour", "green"), "error: --colour is green, expected one of red, blue"),
         (("--layers", "10"), "error: --layers is 10, expected a whole number from 1 to 9"),
+        (("--layers", "2.5"), "error: --layers is 2.5, expected a whole number from 1 to 9\n"),
+        (("--layers", "--dry"), "error: --layers is --dry, expected a whole number from 1 to 9\n"),
+        (("--gloss", "--thinner", "much"), "error: --thinner is much, expected a number above 0, at most 1\n"),
         (("--size", "4x5x6"), "error: --size is 4x5x6, expected a height and width in pixels, such as 32 or 32x48"),
         (("--size", "4x2000"), "error: --size is 4x2000, expected a height and width from 1 to 1024"),
     ],

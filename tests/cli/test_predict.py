@@ -151,7 +151,7 @@ def test_nothing_in_is_nothing_out(answers, text_run, table_run):
         ("[1,2", " has a header and no rows: add a line per example"),
         ("3", " has a header and no rows"),
         ("null", " has a header and no rows"),
-        ("3\n4", " has no input column 'size'; its columns are: '3'"),
+        ("3\n4", " has no input columns 'size', 'age', 'kind'; its columns are: '3'"),
     ],
 )
 def test_what_is_no_row_is_told(command, table_run, given, message):
@@ -160,7 +160,7 @@ def test_what_is_no_row_is_told(command, table_run, given, message):
     assert f"error: standard input{message}" in result.err
     result = command("predict", table_run[0], given)
     assert (result.code, result.out) == (2, "")
-    assert "error: argument, line 1: " in result.err
+    assert "error: argument 1: " in result.err
 
 
 def test_a_reader_that_leaves_is_no_error(text_run, tmp_path):
@@ -217,10 +217,23 @@ def test_table_rows_come_as_json_or_csv(answers, table_run, tmp_path):
     assert answers(folder, file=tmp_path / "rows.csv") == by_argument
 
 
+def test_an_argument_that_cannot_be_read_is_told_by_its_number(command, table_run):
+    whole = '{"size": 1, "age": 2, "kind": "flat"}'
+    for arguments, message in (
+        (('{"size": 1}',), "argument 1 has no input columns 'age', 'kind'; its columns are: 'size'"),
+        ((whole, '{"size": '), "argument 2: not JSON"),
+        ((whole, whole.replace("2", '"old"')), "argument 2, column 'age': 'old' where a finite number is expected"),
+    ):
+        result = command("predict", table_run[0], *arguments)
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert result.err.startswith(f"error: {message}")
+
+
 @pytest.mark.parametrize(
     ("stdin", "message"),
     [
-        ('{"size": 1}\n', "standard input has no input column 'age'"),
+        ('{"size": 1}\n', "standard input has no input columns 'age', 'kind'; its columns are: 'size'"),
+        ('{"size": 1, "kind": "flat"}\n', "standard input has no input column 'age'"),
         (
             '{"size": 1, "age": "old", "kind": "flat"}\n',
             "line 1, column 'age': 'old' where a finite number is expected",
@@ -243,8 +256,8 @@ GOOD = {"size": 100, "age": 10, "kind": "house"}
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ("not json", "line 3: not JSON"),
-        ('{"size": "big", "age": 10, "kind": "flat"}', "line 3, column 'size': 'big' where a finite number"),
+        ("not json", "3: not JSON"),
+        ('{"size": "big", "age": 10, "kind": "flat"}', "3, column 'size': 'big' where a finite number"),
         ('{"size": 5, "kind": "flat"}', "column 'age'"),
     ],
 )
@@ -273,7 +286,7 @@ def test_good_rows_of_csv_are_answered_before_a_bad_one(command, table_run, tmp_
 
 
 def test_an_argument_that_is_no_row_is_told(command, table_run):
-    assert "argument, line 1: not JSON" in command("predict", table_run[0], "").err
+    assert "argument 1: not JSON" in command("predict", table_run[0], "").err
 
 
 def test_a_file_without_its_flag_is_told(command, text_run, table_run, tmp_path, monkeypatch):

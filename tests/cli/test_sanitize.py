@@ -8,7 +8,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
+from torch.autograd.function import BackwardCFunction
 
+from minidl.testing.pretended_gpu import pretended_gpu
+
+FOR_A_GPU = Path(__file__).parents[1] / "testing/for_a_gpu"
 KERNEL = """
 import sys
 import torch, triton, triton.language as tl
@@ -77,12 +82,53 @@ def test_threads_are_waited_for(minidl, script):
     assert (done.code, done.err) == (0, "no bugs in 1 launch of 1 kernel\n")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a GPU")
+@pytest.mark.parametrize(
+    ("name", "out", "launches"), [("vector_add.py", "added cuda:0\n", 2), ("in_place.py", "done\n", 14)]
+)
+def test_scripts_for_a_gpu_run_without_one(minidl, name, out, launches):
+    done = minidl("sanitize", FOR_A_GPU / name)
+    assert (done.code, done.out, done.err) == (0, out, f"no bugs in {launches} launches of 1 kernel\n")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a GPU")
+def test_bugs_in_tensors_of_a_gpu_are_told(minidl, script):
+    script.write_text(KERNEL.replace("torch.empty(10)", 'torch.empty(10, device="cuda")'))
+    done = minidl("sanitize", script, 12)
+    assert (done.code, done.out) == (1, "copied 12\n")
+    assert "1 past the end of out (float32 tensor of shape [10])" in done.err
+    script.write_text(KERNEL.replace("torch.ones(10)", 'torch.empty(10, device=torch.device("cuda"))'))
+    done = minidl("sanitize", script, 10)
+    assert "1. read of unwritten memory in copies, program (0, 0, 0)" in done.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a GPU")
+def test_what_stands_for_a_gpu_ends_with_the_script():
+    answers, apply = dict(vars(torch.cuda)), BackwardCFunction.apply
+    with pretended_gpu():
+        torch.set_default_device("cuda")
+        assert torch.cuda.is_available()
+        assert torch.zeros(1).is_cuda
+    assert vars(torch.cuda) == answers
+    assert BackwardCFunction.apply is apply
+    assert not torch.zeros(1).is_cuda
+    with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
+        torch.zeros(1, device="cuda")
+
+
 def test_what_was_found_before_an_interrupt_is_told(minidl, script):
     script.write_text(KERNEL + "    raise KeyboardInterrupt\n")
     done = minidl("sanitize", script, 12)
     assert (done.code, done.out) == (130, "copied 12\n")
     assert done.err.startswith("interrupted\n1. out-of-bounds read in copies")
-    assert done.err.endswith("2 bugs in 1 launch of 1 kernel\n")
+    assert done.err.endswith("\nthe script was interrupted; 2 bugs in 1 launch of 1 kernel up to there\n")
+
+
+def test_a_script_that_fails_is_not_called_free_of_bugs(minidl, script):
+    script.write_text(KERNEL.replace("    tl.store(", "    tl.foo(i)\n    tl.store("))
+    done = minidl("sanitize", script, 10)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.endswith("\nthe script failed (exit code 1); no bugs in 1 launch of 1 kernel up to there\n")
 
 
 def test_a_module_whose_package_has_kernels_is_found_and_interpreted(script):
@@ -106,8 +152,8 @@ def test_a_module_whose_package_has_kernels_is_found_and_interpreted(script):
 @pytest.mark.parametrize(
     ("source", "code", "out", "err"),
     [
-        ("print('done')", 0, "done\n", "nothing was checked: the script launched no Triton kernel\n"),
-        ("from own import WORD\nimport sys\nprint(WORD)\nsys.exit(7)", 7, "own\n", "nothing was checked"),
+        ("print('done')", 1, "done\n", "nothing was checked: the script launched no Triton kernel\n"),
+        ("from own import WORD\nimport sys\nprint(WORD)\nsys.exit(7)", 7, "own\n", "failed (exit code 7); nothing was"),
         ("raise SystemExit('no luck')", 1, "", "no luck\n"),
         ("def f():\n    raise ValueError('mine')\nf()", 1, "", "ValueError: mine\n"),
         ("1 +", 1, "", "SyntaxError: invalid syntax\n"),

@@ -78,7 +78,7 @@ def test_a_schema_reads_new_rows_as_the_old(tmp_path):
     assert x[:, 2:].tolist() == [[0, 0], [0, 1]], "a colour never seen in training is all zeros"
     with pytest.raises(DataError, match=r"new.csv has no target column 'target'; its columns are: 'colour'"):
         read_rows(unlabelled, schema)
-    with pytest.raises(DataError, match="has no input column 'n'"):
+    with pytest.raises(DataError, match="has no input columns 'n', 'colour'; its columns are: 'ratio'"):
         read_features(write(tmp_path / "less.csv", ["ratio"], [[1]]), schema)
     with pytest.raises(DataError, match=r"bad.csv, line 2, column 'n': 'many' where a finite number is expected"):
         read_features(write(tmp_path / "bad.csv", ["colour", "n", "ratio"], [["red", "many", 1]]), schema)

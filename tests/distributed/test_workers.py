@@ -13,7 +13,9 @@ import torch
 
 from minidl.data import DataError
 from minidl.data.workers import WorkerError
-from minidl.distributed import workers
+from minidl.distributed import group, workers
+from minidl.distributed.started import DistributedError
+from minidl.generation import sharing
 
 CHILD = """
 import os, pathlib, subprocess, sys, time
@@ -112,6 +114,19 @@ def test_none_is_left_whichever_is_killed_whenever(tmp_path, trial):
     os.kill(begun.pid, draw.choice([signal.SIGKILL, signal.SIGINT]))
     begun.communicate(timeout=20)
     none_is_left({*groups, *numbers(tmp_path, 1)})
+
+
+def test_a_place_without_an_address_is_told(monkeypatch):
+    told = "WORLD_SIZE=2 is set, but not MASTER_ADDR and MASTER_PORT, where the processes meet: start them by torchrun"
+    assert workers.nowhere_to_meet({"RANK": "0", "WORLD_SIZE": "2"}).startswith(told)
+    whole = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    assert workers.nowhere_to_meet(whole) == ""
+    for name, value in {**whole, "MASTER_PORT": ""}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DistributedError, match="WORLD_SIZE=2 is set, but not MASTER_PORT, where"):
+        group.init()
+    with pytest.raises(DataError, match="WORLD_SIZE=2 is set, but not MASTER_PORT, where"):
+        sharing.run_of(workers.place())
 
 
 def test_places():

@@ -133,6 +133,25 @@ def test_the_report_names_each_layer_and_why_others_stay(device):
     assert {line.module: line.how for line in unfused}["1"] == "operator"
 
 
+def test_the_report_of_attention_says_what_torch_computes(device):
+    model = nn.TransformerEncoderLayer(8, 2, 16).to(device)
+    found = {line.module: line for line in mt.report(mt.accelerate(model))}
+    assert (found["self_attn"].kind, found["self_attn"].how) == ("MultiheadAttention", "torch")
+    assert found["self_attn"].note == "no operator: torch projects its inputs and computes the attention"
+    assert found["self_attn.out_proj"].how == "torch"
+    assert found["linear1"].how == "operator"
+
+
+def test_the_report_of_a_model_that_is_not_accelerated_says_so(device):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).to(device)
+    for _ in range(2):
+        (line,) = mt.report(model)
+        assert (line.how, line.note) == ("torch", "not accelerated: call minidl.torch.accelerate first")
+        assert "not accelerated" in str(mt.report(model))
+        assert [line.how for line in mt.report(mt.accelerate(model)[0])][:1] == ["operator"]
+        mt.restore(model)
+
+
 def test_layers_of_which_torch_is_known_to_be_faster_stay_torchs_unless_they_are_timed(device):
     model = nn.Sequential(nn.Conv3d(64, 32, 2), nn.Conv3d(32, 8, 2), nn.Flatten(), nn.Linear(256, 256)).to(device)
     assert [line.how for line in mt.report(mt.accelerate(model))][:2] == ["torch", "operator"]

@@ -50,6 +50,7 @@ def test_save_by_ending(tmp_path):
     drawing = draw(loss_of(nn.MLP(4, [], 2)))
     assert drawing.save(tmp_path / "g.svg").read_text().startswith("<svg")
     assert drawing.save(tmp_path / "g.dot").read_text().startswith("digraph")
+    assert drawing.save(tmp_path / "new" / "folder" / "g.svg").read_text() == drawing.svg
     with pytest.raises(ValueError, match=r"must end in \.svg or \.dot"):
         drawing.save(tmp_path / "g.png")
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidl.testing.pretended_gpu import pretended_gpu
 from minidl.testing.sanitizer import Sanitizer, SanitizerError, sanitize
 
 
@@ -41,9 +42,12 @@ def run(script: str, arguments: Sequence[str], *, module: bool, stop: bool) -> O
 
 
 def play(script: str, arguments: Sequence[str], *, module: bool) -> int:
-    """Run a script or module in this process as Python does, with its threads: its exit code."""
+    """Run a script or module in this process as Python does, with its threads: its exit code.
+
+    Without a GPU, "cuda" stands for the CPU in it.
+    """
     before = set(threading.enumerate())
-    with _as_main(script, arguments, module):
+    with _as_main(script, arguments, module), pretended_gpu():
         code = _execute(script, module)
         for thread in set(threading.enumerate()) - before:
             if not thread.daemon:

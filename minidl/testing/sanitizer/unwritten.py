@@ -8,7 +8,6 @@ memory whose version shows another writer, such as another thread.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from minidl.testing.memory import UNWRITTEN, is_fresh, span, without_repeats
+from minidl.testing.pretended_gpu import asked_by
 
 _HANDED_OUT = {"numpy", "__array__", "__dlpack__"}
 # These share memory, too, except when called by the interpreter, torch itself or minidl.
@@ -153,7 +153,7 @@ def _version(tensor: torch.Tensor) -> int:
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[torch.Tensor, bool]]:
     """The tensors that a torch function writes, and whether all of their storage counts as written."""
     name = getattr(func, "__name__", "")
-    handed_out = name in _HANDED_OUT or (name in _STORAGES and _is_asked_by_others())
+    handed_out = name in _HANDED_OUT or (name in _STORAGES and not asked_by(_TRUSTED))
     in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
     written: list[Any] = []
     if name == "__setitem__":
@@ -167,12 +167,6 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[torch.Tensor, 
     for tensor in written:
         if isinstance(tensor, torch.Tensor):
             yield tensor, handed_out
-
-
-def _is_asked_by_others() -> bool:
-    """Whether the current torch function was called by a module other than the trusted ones."""
-    frame = sys._getframe(3)  # past _written and __torch_function__
-    return not f"{frame.f_globals.get('__name__', '')}.".startswith(_TRUSTED)
 
 
 def _assigned(tensor: torch.Tensor, index: Any) -> torch.Tensor:

@@ -7,13 +7,13 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from minidl import data
 from minidl.data import DataError
+from minidl.data.parsing import ARGUMENT
 from minidl.training import fields, inputs
 from minidl.training.config import Evaluate, Perceptron, Predict, Session
 from minidl.training.errors import ConfigError
@@ -168,7 +168,7 @@ class TablePredictor(Predictor):
         # Where missing values are filled, so is a column that no line of a chunk names.
         expected = [column.name for column in self.schema.columns] if self.schema.missing == "fill" else []
         if config.inputs:
-            return inputs.json_rows(list(enumerate(config.inputs, 1)), Path("argument"), expected)
+            return inputs.json_rows(list(enumerate(config.inputs, 1)), ARGUMENT, expected)
         if config.file is not None:
             return [read_records(config.file)]
         return inputs.rows_as_they_come(inputs.standard_input(), expected)

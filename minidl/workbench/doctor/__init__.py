@@ -75,7 +75,7 @@ def doctor_compile(
 
     from minidl.workbench.doctor import compile, jobs, report
 
-    kernels = sorted(name.split(":")[1] for name in jobs.kernels())
+    kernels = sorted({name.split(":")[1] for name in jobs.kernels()})
     if not any(only in name for name in kernels):
         known = ", ".join(name.removesuffix("_kernel") for name in kernels)
         raise ValueError(f"no kernel has {only!r} in its name; the kernels are: {known}")

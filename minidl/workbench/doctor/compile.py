@@ -102,12 +102,13 @@ class Worker:
 
 @dataclass
 class Verdict:
-    """The figures of every job, and the calls and kernels that could not be recorded."""
+    """The figures of every job, the calls and kernels that could not be recorded, and the scripts that failed."""
 
     figures: dict[str, tuple[Job, Figures]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    scripts: dict[str, str] = field(default_factory=dict)
 
     def wrong(self) -> dict[str, list[str]]:
         """Problems by job, for the jobs that have any."""
@@ -121,7 +122,7 @@ class Verdict:
     @property
     def fine(self) -> bool:
         """Whether nothing is wrong."""
-        return not self.failures and not self.wrong()
+        return not self.failures and not self.scripts and not self.wrong()
 
 
 def run(

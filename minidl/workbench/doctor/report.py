@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from minidl.data.parsing import counted
 from minidl.jobs import Job, arch_name
 from minidl.version import __version__
 from minidl.workbench.doctor.compile import Verdict
@@ -60,7 +61,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "seconds": round(verdict.seconds, 1),
         "compiled": len(verdict.figures),
         "fine": verdict.fine,
-        "failures": verdict.failures,
+        "failures": verdict.failures | verdict.scripts,
         "rows": rows(verdict),
     }
 
@@ -92,13 +93,16 @@ def show(verdict: Verdict, console: Console, every_tile: bool = False) -> None:
             console.print(f"[red]wrong[/] {what}: {escape(line)}", highlight=False, soft_wrap=True)
         for line in row["accepted"]:
             console.print(f"[yellow]accepted[/] {what}: {row['spill']} bytes spilled: {line}", highlight=False)
-    for name, error in verdict.failures.items():
+    for name, error in (verdict.failures | verdict.scripts).items():
         console.print(f"[red]failed[/] {escape(f'{name}: {error}')}", highlight=False, soft_wrap=True)
-    kernels = len({row["kernel"] for row in summary})
+    compiled, kernels = len(verdict.figures), len({row["kernel"] for row in summary})
     bad = sum(bool(row["problems"]) for row in summary) + len(verdict.failures)
+    told = [f"{bad} wrong"] if bad else []
+    told += [f"{counted(len(verdict.scripts), 'script')} failed"] if verdict.scripts else []
     console.print(
-        f"{len(verdict.figures)} launches of {kernels} kernels compiled with Triton {verdict.versions['triton']} in "
-        f"{verdict.seconds:.0f} s: " + (f"[red]{bad} wrong[/]" if bad else "[green]no problem[/]"),
+        f"{counted(compiled, 'launch')} of {counted(kernels, 'kernel')} compiled with Triton "
+        f"{verdict.versions['triton']} in {verdict.seconds:.0f} s: "
+        + (f"[red]{', '.join(told)}[/]" if told else "[green]no problem[/]"),
         highlight=False,
     )
 

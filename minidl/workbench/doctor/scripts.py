@@ -23,6 +23,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from minidl.data.parsing import counted
 from minidl.jobs import Arch, Job, arch_name
 from minidl.runtime import ahead, interpret
 from minidl.testing.sanitizer.patches import configured
@@ -142,7 +143,8 @@ def record(files: Sequence[str], archs: Sequence[Arch], *, module: bool = False)
             if launches.count == before:
                 launches.failed[script] = "launched no Triton kernel of its own"
             if code:
-                launches.failed[script] = f"ended with exit code {code}, after {launches.count - before} launches"
+                count = counted(launches.count - before, "launch")
+                launches.failed[script] = f"ended with exit code {code}, after {count}"
     return launches
 
 
@@ -153,7 +155,8 @@ def compile_all(launches: Launches, only: str, progress: Callable[[int, int], No
     refused = {name: why for name, why in launches.refused.items() if only in name.rpartition(" for ")[0]}
     with compile.pool(Forked, min(len(jobs), len(os.sched_getaffinity(0)))) as pool:
         figures = compile.compile_jobs(pool, jobs, progress) if jobs else {}
-    return Verdict(figures, launches.failed | refused, worker.answer({"versions": True}), time.perf_counter() - start)
+    versions = worker.answer({"versions": True})
+    return Verdict(figures, refused, versions, time.perf_counter() - start, launches.failed)
 
 
 class Forked(compile.Worker):

@@ -20,6 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
+from minidl import storage
 from minidl.runtime import launch
 from minidl.training import files
 from minidl.training.outputs import check_output
@@ -44,7 +45,8 @@ def _stopped(begun: Any) -> dict[str, Any]:
 class Profile:
     """Context manager that profiles what runs inside, in all threads; afterwards it has the figures.
 
-    trace    a file for the trace in Chrome's format (chrome://tracing, Perfetto), written at the end
+    trace    a file for the trace in Chrome's format (chrome://tracing, Perfetto), written at the end; a missing folder
+             is made
     updates  how many optimisers update weights in a training step
     """
 
@@ -65,6 +67,8 @@ class Profile:
 
     def __enter__(self) -> Profile:
         if self.trace is not None:
+            with contextlib.suppress(OSError):  # the check tells
+                storage.make_folder(self.trace.parent, parents=True)
             check_output("profile: trace", self.trace)
         with contextlib.ExitStack() as opened:
             if not _running.acquire(blocking=False):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from minidl.runtime import launch
 from minidl.workbench.doctor import doctor_files
@@ -107,7 +108,18 @@ def test_files_that_fail_or_launch_nothing_are_told_and_what_was_launched_counts
     assert "failed empty.py: launched no Triton kernel of its own\n" in done.stdout
     assert "failed fails.py: ended with exit code 1, after 2 launches\n" in done.stdout
     assert "failed copies for sm_90: KeyError: 'Keyword argument waves_per_eu was specified but unr" in done.stdout
-    assert "3 launches of 1 kernels compiled" in done.stdout
+    assert "3 launches of 1 kernel compiled" in done.stdout
+    assert done.stdout.endswith(" s: 1 wrong, 2 scripts failed\n")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda is a GPU")
+def test_scripts_for_a_gpu_run_without_one(tmp_path):
+    scripts = (ROOT / "tests/testing/for_a_gpu" / name for name in ("vector_add.py", "in_place.py"))
+    done = doctor(tmp_path, *scripts, "--arch", "90")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("added cuda:0\ndone\n")
+    assert " of 2 kernels compiled with Triton" in done.stdout
+    assert done.stdout.endswith(" s: no problem\n")
 
 
 @pytest.mark.skipif(not launch.INTERPRETED, reason="scripts run in this process, with their kernels interpreted")
@@ -128,5 +140,5 @@ def test_tests_run_by_pytest(tmp_path):
     (tmp_path / "test_own.py").write_text(KERNEL + "def test_it():\n    launch(16)\n")
     done = doctor(tmp_path, "--arch", "90", "-m", "pytest", "test_own.py")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "1 launches of 1 kernels compiled with Triton" in done.stdout
+    assert "1 launch of 1 kernel compiled with Triton" in done.stdout
     assert done.stdout.endswith(": no problem\n")

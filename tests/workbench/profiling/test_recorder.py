@@ -160,13 +160,18 @@ def test_a_profile_in_a_profile_is_refused():
 def test_a_trace_that_cannot_be_written_is_told_before_the_work(tmp_path):
     (tmp_path / "file").touch()
     for path, message in (
-        (tmp_path, "is a folder"), (tmp_path / "no" / "t", "is not a folder; create it"),
-        (tmp_path / "file" / "t", "is not"), ("", "is a folder"),
+        (tmp_path, "is a folder"), (tmp_path / "file" / "t", "is not a folder; create it"), ("", "is a folder"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"profile: trace .*{message}"):
             minidl.profile(path).__enter__()
     with minidl.profile():
         pass
+
+
+def test_a_missing_folder_of_a_trace_is_made(tmp_path):
+    with minidl.profile(tmp_path / "new" / "folder" / "trace.json"):
+        ops.relu(Tensor(torch.zeros(4, device=default_device())))
+    assert json.loads((tmp_path / "new" / "folder" / "trace.json").read_text())["minidl"]["rows"]
 
 
 def test_a_trace_that_is_not_written_does_not_hide_an_error(tmp_path):

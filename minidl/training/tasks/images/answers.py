@@ -115,12 +115,12 @@ class PictureClassifier(Predictor):
 
 
 def _files(path: Path) -> list[Path]:
-    """The file, or the picture files in a folder. Raises DataError for a folder without pictures."""
-    from minidl.data.pictures import picture_files
+    """The file, or the picture files in a folder, or in its folders. Raises DataError for a folder without pictures."""
+    from minidl.data.pictures import pictures_in
 
     if not path.is_dir():
         return [path]
-    found = picture_files(path)
+    found = pictures_in(path)
     if not found:
         raise DataError(f"{path} is a folder without pictures; give picture files or a folder of them")
     return found
