@@ -134,9 +134,7 @@ def json_object(text: str, path: Path, line: int, example: str) -> dict[str, Any
     try:
         value = parse_json(text)
     except json.JSONDecodeError as error:
-        raise DataError(
-            f"{at_line(path, line)}: not JSON ({error.msg} at character {error.pos + 1}); {advice}"
-        ) from None
+        raise DataError(f"{where}: not JSON ({error.msg} at character {error.pos + 1}); {advice}") from None
     except ValueError as error:
         raise DataError(f"{where}: JSON that cannot be read ({error})") from None
     if not isinstance(value, dict):
