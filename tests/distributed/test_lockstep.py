@@ -8,6 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import distributed, nn, ops, optim, random
+from minidl.autograd import enable_grad
 from minidl.captured import capture
 from minidl.tensors import Tensor, default_device
 from tests.graphs import graphs, same_random
@@ -216,7 +217,7 @@ def test_threads_have_the_settings_of_the_one_that_waits():
         held.append(torch.is_grad_enabled())
         return ops.mean(model(x))
 
-    with Functions(), Operations(), torch.no_grad():
+    with Functions(), Operations(), torch.no_grad(), enable_grad():
         parallel(loss, x)
     assert Functions.seen
     assert Operations.seen
