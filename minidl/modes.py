@@ -35,35 +35,34 @@ _mode = settings()
 
 
 def is_grad_enabled() -> bool:
-    """Whether operations are being recorded in this thread: as was set last, here or by torch's own no_grad."""
-    recorded = torch.is_grad_enabled()
-    chosen: tuple[bool, bool] | None = getattr(_mode, "enabled", None)
-    return recorded if chosen is None or chosen[1] != recorded else chosen[0]
+    """Whether operations are being recorded in this thread: the setting is torch's own."""
+    return torch.is_grad_enabled()
 
 
 def is_anomaly_enabled() -> bool:
     """Whether backward() looks for NaN in this thread."""
-    return bool(getattr(_mode, "anomaly", False))
+    return getattr(_mode, "anomaly", False)
 
 
 class _Setting(contextlib.ContextDecorator):
-    """A value of `_mode` for as long as a block or a decorated function runs, a generator's between two yields, too."""
+    """A setting for as long as a block or a decorated function runs, a generator's between two yields, too.
 
-    _name: str
+    It is read by `_get`, and made by `_set`.
+    """
+
+    _get: Callable[[], bool]
+    _set: Callable[[bool], None]
     _value: bool
 
     def __init__(self) -> None:
-        self._before: list[Any] = []
-
-    def _setting(self) -> Any:
-        return self._value
+        self._before: list[bool] = []
 
     def __enter__(self) -> None:
-        self._before.append(getattr(_mode, self._name, None))
-        setattr(_mode, self._name, self._setting())
+        self._before.append(self._get())
+        self._set(self._value)
 
     def __exit__(self, *exc: object) -> None:
-        setattr(_mode, self._name, self._before.pop())
+        self._set(self._before.pop())
 
     def _recreate_cm(self) -> _Setting:
         # A decorated function may run in several threads at once, each with its own mode to return to.
@@ -90,11 +89,8 @@ class _Setting(contextlib.ContextDecorator):
 
 
 class _Recording(_Setting):
-    _name = "enabled"
-
-    def _setting(self) -> tuple[bool, bool]:
-        """With what torch has set: once that changes, it counts."""
-        return self._value, torch.is_grad_enabled()
+    _get = staticmethod(torch.is_grad_enabled)
+    _set = staticmethod(torch._C._set_grad_enabled)
 
 
 class _GradMode(_Recording):
@@ -120,26 +116,31 @@ class set_grad_enabled(_Recording):  # noqa: N801 (torch's name)
     """Whether operations are recorded: from now on, or within `with set_grad_enabled(False):`; or a decorator."""
 
     def __init__(self, mode: bool) -> None:
-        self._first, self._value = getattr(_mode, "enabled", None), bool(mode)
+        self._first, self._value = self._get(), bool(mode)
         super().__init__()
-        _mode.enabled = self._setting()
+        self._set(self._value)
 
     def __enter__(self) -> None:
-        _mode.enabled = self._setting()
+        self._set(self._value)
         self._before.append(self._first)
 
     def __call__(self, function: Callable[..., Any]) -> Any:
-        _mode.enabled = self._first
+        self._set(self._first)
         return super().__call__(function)
 
     def _recreate_cm(self) -> Any:
         return no_grad() if not self._value else enable_grad()
 
 
+def _set_anomaly(value: bool) -> None:
+    _mode.anomaly = value
+
+
 class detect_anomaly(_Setting):  # noqa: N801 (torch's name)
     """Context manager in which backward() raises RuntimeError at the first operation whose gradient has NaN."""
 
-    _name = "anomaly"
+    _get = staticmethod(is_anomaly_enabled)
+    _set = staticmethod(_set_anomaly)
 
     def __init__(self, check_nan: bool = True) -> None:
         super().__init__()

@@ -139,7 +139,7 @@ def _raw(result: Any) -> Any:
 
 def _alone(function: type[Function], tensor: torch.Tensor) -> torch.Tensor:
     """A torch tensor as an operand, of which torch records nothing. Raises TypeError where it does."""
-    if tensor.requires_grad and is_grad_enabled() and torch.is_grad_enabled():
+    if tensor.requires_grad and is_grad_enabled():
         raise TypeError(
             f"{function.__name__}: an operand is a torch tensor that requires grad, whose gradient would end here, as "
             "torch and minidl record apart; pass t.detach(), or minidl.from_torch(t.detach(), requires_grad=True) and "

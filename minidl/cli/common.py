@@ -258,4 +258,9 @@ def _ended(error: BaseException, message: str, code: int) -> tuple[str | None, i
 def _fail(message: str | None, code: int) -> NoReturn:
     if message is not None:
         typer.echo(message, err=True)
+    else:
+        from minidl.distributed import workers
+
+        if workers.started_together():
+            typer.echo(workers.LEFT, err=True)
     raise typer.Exit(code) from None

@@ -71,6 +71,8 @@ def _train(kind: str, given: dict[str, Any]) -> None:
 
 def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, place: workers.Place) -> None:
     """As one of several processes: the first reads the flags and writes the run, the others follow it."""
+    if lacking := workers.nowhere_to_meet():
+        raise ConfigError(lacking)
     there = 0 if given.get("device") == "cpu" else workers.gpus()
     if 0 < there < place.local_world:
         raise ConfigError(f"{place.local_world} processes of this host have {there} GPUs: start one for each")

@@ -30,7 +30,8 @@ from minidl.data.workers import WorkerError
 
 RUN = "MINIDL_RUN"
 _POLL, _PATIENCE = 0.02, 10.0  # seconds between two looks; until those that were asked to end are killed
-_HEARD = 5.0  # seconds in which one says what is wrong, of several that end
+_HEARD = 5.0  # seconds in which one says what is wrong that another has left to it
+LEFT = "another process says what is wrong"  # printed by those that end without saying it; not passed on
 _ERROR, _INTERRUPTED = "error: ", "interrupted"  # how the last line of a command that has judged itself begins
 # prctl's PR_SET_PDEATHSIG; a parent that has ended before is told by its number.
 _START = (
@@ -129,8 +130,8 @@ def run(
     one whose last line says what is wrong, or that refuses the command (exit code 2). With `together`, all are then
     started anew, so many times. With `first`, all is done when the first process has ended well.
 
-    Raises DataError for an exit code of 2, else WorkerError: with what it says is wrong, or with the rank, how it
-    ended, and its last line; `left` adds what is left to do.
+    Raises DataError for an exit code of 2, else WorkerError: with what it says is wrong where it speaks for all (of a
+    command, or `together`), else with the rank, how it ended, and its last line; `left` adds what is left to do.
     """
     variables = {**os.environ, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), RUN: secrets.token_hex(8)}
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port())}
@@ -145,7 +146,7 @@ def run(
                     break
                 if one.refused or one.spoke or begun[one.rank] >= restarts:
                     _end(ones)
-                    one.tell(left())
+                    one.tell(left(), together)
                 what = "all are started anew, and go on from what is saved" if together else "it is started anew"
                 print(f"note: {one.ending()}; {what}", file=sys.stderr, flush=True)
                 anew = list(ones) if together else [one]
@@ -163,7 +164,7 @@ class _One:
     """One process."""
 
     def __init__(self, command: Sequence[str], rank: int, variables: dict[str, str]) -> None:
-        self.rank, self.last, self.quiet = rank, "", False
+        self.rank, self.last, self.quiet, self.silent = rank, "", False, False
         # Its progress bar needs the terminal itself.
         own = None if rank == 0 and sys.stdout.isatty() else subprocess.PIPE
         self.popen = subprocess.Popen(
@@ -179,6 +180,9 @@ class _One:
     def _pass_on(self, pipe: IO[str], name: str) -> None:
         with pipe:
             for line in pipe:
+                if line.strip() == LEFT:
+                    self.silent = True
+                    continue
                 # What was printed before an error may be read after it: the streams are two.
                 if line.strip() not in ("", _INTERRUPTED) and not self.last.startswith(_ERROR):
                     self.last = line.strip()
@@ -220,24 +224,23 @@ class _One:
         how = f"was ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
         return f"process {self.rank} {how}" + (f" (its last line: {self.last})" if self.last else "")
 
-    def tell(self, left: str) -> None:
+    def tell(self, left: str, for_all: bool) -> None:
         """Raises what `run` does."""
-        more = f"; {left}" if left else ""
-        if not self.spoke:
-            raise WorkerError(self.ending() + more)
-        what = self.last.removeprefix(_ERROR) + more
+        alone = self.spoke and (for_all or self.refused)
+        what = self.last.removeprefix(_ERROR) if alone else self.ending()
+        what += f"; {left}" if left else ""
         raise DataError(what) if self.refused else WorkerError(what)
 
 
 def _failed(ones: Sequence[_One]) -> list[_One]:
-    """Those that have not ended well. What all find wrong one of them says alone, and it may end after the others."""
+    """Those that have not ended well; where one of them leaves it to another to say why, once that one has ended."""
     end = time.monotonic() + _HEARD
     while True:
         failed = [one for one in ones if not one.running and one.ended() != 0]
-        silent = failed and all(one.popen.returncode > 0 and not one.spoke for one in failed)
-        if not (silent and any(one.running for one in ones) and time.monotonic() < end):
-            # Of those that end together the one that was killed comes first: the others end as it is gone.
-            return sorted(failed, key=lambda one: (one.popen.returncode > 0, not one.spoke))
+        unheard = any(one.silent for one in failed) and not any(one.spoke for one in failed)
+        if not (unheard and any(one.running for one in ones) and time.monotonic() < end):
+            # One that was killed or crashed comes first: others end as it is gone.
+            return sorted(failed, key=lambda one: (one.popen.returncode > 0, one.spoke or one.silent, one.silent))
         time.sleep(_POLL)
 
 

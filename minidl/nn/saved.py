@@ -33,12 +33,11 @@ def save(obj: Any, f: str | os.PathLike[str]) -> None:
     except RecursionError:
         raise ValueError("minidl.save: it contains itself, or is nested deeper than Python follows") from None
     # safetensors refuses memory that two names share.
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        if memory in seen:
+    last = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):
+        if tensor.data_ptr() < last:
             tensors[name] = tensor.clone()
-        seen.add(memory)
+        last = max(last, _end(tensor))
     plain = isinstance(value, Mapping) and list(tensors) == list(value)
     content, _ = storage.tensor_bytes(tensors, {} if plain else {_TREE: json.dumps(tree)})
     storage.write_bytes(Path(f), content)
@@ -62,6 +61,12 @@ def load(f: str | os.PathLike[str], map_location: torch.device | str | None = No
         return _put(json.loads(about[_TREE]), tensors)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{f}: its metadata {_TREE} is not the structure that minidl.save writes") from None
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """The address after a tensor's last element."""
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (reach + 1) * tensor.element_size() * (tensor.numel() > 0)
 
 
 def _taken(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:

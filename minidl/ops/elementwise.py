@@ -397,7 +397,7 @@ def _compared(compare: Kernel, a: Operand, b: Operand) -> Tensor:
 
 def _widened(x: Any, other: Any) -> Any:
     """x as int64 where it is of integers that do not have a whole number among them."""
-    if type(other) is not int or not _are_whole(x) or _is_bool(x):
+    if type(other) is not int or isinstance(x, int | float) or x.dtype.is_floating_point or _is_bool(x):
         return x
     limits = torch.iinfo(x.dtype)
     return x if limits.min <= other <= limits.max else view.to(x, torch.int64)

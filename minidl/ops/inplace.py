@@ -78,11 +78,13 @@ def _arithmetic(
     whole: bool = True,
 ) -> Tensor:  # fmt: skip
     """x, changed by `kernel`, of integers only if `whole` and both are of one dtype; else into function's result."""
+    if x.dtype.is_floating_point:
+        return _changed(name, x, function, kernel, other)
     result = _writing(name, function)
 
     def either(a: torch.Tensor, b: Any, out: torch.Tensor) -> torch.Tensor:
         alike = not isinstance(b, torch.Tensor) or b.dtype == a.dtype
-        direct = a.dtype.is_floating_point or (whole and alike and a.dtype != torch.bool)
+        direct = whole and alike and a.dtype != torch.bool
         return (kernel if direct else result)(a, b, out=out)
 
     return _changed(name, x, function, either, other)

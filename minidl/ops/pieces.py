@@ -149,13 +149,12 @@ def masked_fill(input: Tensor, mask: Tensor, value: Scalar | Tensor) -> Tensor:
     one = isinstance(filled, Tensor | torch.Tensor)
     if one and len(filled.shape):
         raise ValueError(f"masked_fill: value has shape {list(filled.shape)}, expected a number; use where")
-    if not input.dtype.is_floating_point:
-        filled = filled.item() if one else filled
-        if isinstance(filled, float):
-            raise TypeError(f"masked_fill: {value!r} does not fit a tensor of {input.dtype}; convert it with .to()")
-        filled = bool(filled) if isinstance(filled, int) and input.dtype == torch.bool else filled
-    elif one:
+    if not input.dtype.is_floating_point and (filled.dtype.is_floating_point if one else isinstance(filled, float)):
+        raise TypeError(f"masked_fill: {value!r} does not fit a tensor of {input.dtype}; convert it with .to()")
+    if one:
         filled = view.to(filled, input.dtype)
+    elif input.dtype == torch.bool:
+        filled = bool(filled)
     return elementwise.where(mask, filled, input)
 
 

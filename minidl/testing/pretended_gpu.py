@@ -91,6 +91,13 @@ class _Generator(torch.Generator):
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]
 
 
+class _Device(contextlib.nullcontext[None]):
+    idx = prev_idx = 0
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+
 def _seed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
@@ -112,7 +119,7 @@ ANSWERS: Mapping[str, Any] = {
     "mem_get_info": _always((CARD.total_memory, CARD.total_memory)),
     "get_per_process_memory_fraction": _always(1.0), "is_current_stream_capturing": _always(False),
     "manual_seed": _seed, "set_rng_state": _set_state, "get_rng_state": lambda *_: torch.default_generator.get_state(),
-    "device": lambda *_: contextlib.nullcontext(), "device_of": lambda *_: contextlib.nullcontext(),
+    "device": _Device, "device_of": _Device,
     "Event": _Event, "Stream": _Stream, "stream": lambda *_: contextlib.nullcontext(), "set_stream": _always(None),
     "current_stream": lambda *_: _Stream(), "default_stream": lambda *_: _Stream(),
 }  # fmt: skip
@@ -162,6 +169,8 @@ class _Cuda(TorchFunctionMode):
             return args[0] if func is torch.Tensor.pin_memory else None
         if kwargs.get("pin_memory"):
             del kwargs["pin_memory"]
+        if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
+            setattr(args[0], _HOST, not self._is_there(args[1]))
         given = list(_tensors((args, kwargs)))
         place, args, kwargs = self._place(func, args, kwargs)
         if place is None:
@@ -171,8 +180,9 @@ class _Cuda(TorchFunctionMode):
         if func in _MOVES and result is args[0] and place != self._is_there(result):
             result = result.clone()  # from one memory to the other
         if not place:
+            before = set(map(id, given))
             for made in _tensors(result):
-                if not any(made is each for each in given):
+                if id(made) not in before:
                     setattr(made, _HOST, True)
         return result
 
@@ -222,6 +232,29 @@ def asked_by(packages: tuple[str, ...]) -> bool:
     return frame is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(packages)
 
 
+_load = torch.load  # noqa: TID251 (of a script that calls it)
+
+
+def _loaded(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """What torch.load reads, to the GPU where it is to go there."""
+    there = isinstance(map_location, (str, torch.device)) and torch.device(map_location).type == "cuda"
+    found = _load(f, "cpu" if there else map_location, *args, **kwargs)
+    for tensor in _tensors(found) if there else ():
+        setattr(tensor, _HOST, False)
+    return found
+
+
+_new_parameter = torch.nn.Parameter.__new__
+
+
+def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    """A parameter, which is where its values are."""
+    made = _new_parameter(cls, data, requires_grad)
+    if getattr(data, _HOST, False) and made is not data:
+        setattr(made, _HOST, True)
+    return made
+
+
 @contextlib.contextmanager
 def pretended_gpu() -> Iterator[None]:
     """A context in which "cuda" stands for the CPU, also in threads that begin in it. With a GPU it does nothing.
@@ -237,6 +270,9 @@ def pretended_gpu() -> Iterator[None]:
     replaced: dict[tuple[Any, str], Any] = {(torch.cuda, name): answer for name, answer in ANSWERS.items()}
     replaced |= {
         (torch, "Generator"): _Generator,
+        **{(torch, name): _on_host(getattr(torch, name)) for name in ("from_numpy", "frombuffer", "from_dlpack")},
+        (torch, "load"): _loaded,
+        (torch.nn.Parameter, "__new__"): _parameter,
         (torch.accelerator, "current_accelerator"): _accelerator(torch.accelerator.current_accelerator),
         (torch.accelerator, "synchronize"): _always(None),
         (triton.testing, "do_bench"): _once(triton.testing.do_bench),
@@ -257,6 +293,15 @@ def pretended_gpu() -> Iterator[None]:
             setattr(owner, name, value)
         if _cuda_is_default():
             torch.set_default_device(None)
+
+
+def _on_host(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = make(*args, **kwargs)
+        setattr(tensor, _HOST, True)
+        return tensor
+
+    return made
 
 
 def _accelerator(own: Callable[..., Any]) -> Callable[..., Any]:

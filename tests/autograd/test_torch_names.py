@@ -39,7 +39,25 @@ class TestTorchsModes:
             with torch.enable_grad():
                 assert (x * 2).requires_grad
             assert not is_grad_enabled()
+        with torch.no_grad(), minidl.enable_grad(), torch.no_grad():
+            assert not (x * 2).requires_grad
+        with no_grad(), torch.no_grad(), torch.enable_grad():
+            assert (x * 2).requires_grad
         assert is_grad_enabled()
+
+    def test_a_setting_that_is_made_within_a_block_ends_with_it(self):
+        x = leaf(1.0)
+        with torch.no_grad():
+            set_grad_enabled(True)
+            assert (x * 2).requires_grad
+        with torch.no_grad():
+            assert not (x * 2).requires_grad
+
+    def test_torch_records_nothing_where_minidl_does_not(self):
+        t = torch.ones(1, requires_grad=True)
+        with no_grad():
+            assert not (t * 2).requires_grad
+        assert (t * 2).requires_grad
 
 
 class Cube(Function):

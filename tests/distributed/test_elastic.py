@@ -194,9 +194,7 @@ def test_ctrl_c_says_that_all_is_saved_and_how_to_go_on(tmp_path):
     _, said = begun.communicate(timeout=60)
     assert begun.returncode == 130
     assert said.startswith("interrupted after epoch ")
-    assert f"; everything is saved. To continue:\n  minidl train digits --out {out} --resume --devices 2\n" in said, (
-        said
-    )
+    assert f"; everything is saved. To continue:\n  minidl train table --out {out} --resume --devices 2\n" in said, said
     none_is_left(processes)
 
 

@@ -8,7 +8,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import distributed, nn, ops, optim, random
-from minidl.autograd import enable_grad
 from minidl.captured import capture
 from minidl.tensors import Tensor, default_device
 from tests.graphs import graphs, same_random
@@ -217,11 +216,16 @@ def test_threads_have_the_settings_of_the_one_that_waits():
         held.append(torch.is_grad_enabled())
         return ops.mean(model(x))
 
-    with Functions(), Operations(), torch.no_grad(), enable_grad():
+    with Functions(), Operations():
         parallel(loss, x)
     assert Functions.seen
     assert Operations.seen
-    assert held == [False] * 4
+    assert held == [True] * 4
+    held.clear()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="nothing was recorded"):
+        parallel(loss, x)
+    assert held
+    assert not any(held)
 
 
 def test_a_recorded_step_gives_what_the_step_gives(graphs):

@@ -65,6 +65,9 @@ def test_all_do_their_work_and_what_they_print_is_passed_on(tmp_path, capfd, mon
     none_is_left(numbers(tmp_path, 3))
 
 
+LEAVES = f"def leave(code): sys.exit(print({workers.LEFT!r}, file=sys.stderr) or code)\n"
+
+
 @pytest.mark.parametrize(
     ("does", "error", "message"),
     [
@@ -72,11 +75,11 @@ def test_all_do_their_work_and_what_they_print_is_passed_on(tmp_path, capfd, mon
          "process 1 was ended by SIGKILL (its last line: hello from 1 of 3); some are left"),
         ("if rank == 2: sys.exit(3)\ntime.sleep(100)", WorkerError, "process 2 ended with exit code 3 (its last line"),
         ("sys.exit(print('error: no such file', file=sys.stderr) or 2)", DataError, "no such file; some are left"),
-        # Others find the same, say nothing, and end before the one that speaks for all.
-        ("if rank: sys.exit(2)\ntime.sleep(1)\nsys.exit(print('error: too many', file=sys.stderr) or 2)", DataError,
-         "too many; some are left"),
-        ("if rank != 1: sys.exit(1)\ntime.sleep(1)\nsys.exit(print('error: full', file=sys.stderr) or 1)", WorkerError,
-         "full; some are left"),
+        # Others find the same, leave it to one to say it, and end before that one.
+        (LEAVES + "if rank: leave(2)\ntime.sleep(1)\nsys.exit(print('error: too many', file=sys.stderr) or 2)",
+         DataError, "too many; some are left"),
+        (LEAVES + "if rank != 1: leave(1)\ntime.sleep(1)\nsys.exit(print('error: full', file=sys.stderr) or 1)",
+         WorkerError, "full; some are left"),
     ],
 )  # fmt: skip
 def test_the_first_that_fails_ends_all(tmp_path, capfd, does, error, message):
@@ -100,6 +103,17 @@ def test_one_that_is_killed_is_replaced_once(tmp_path, capfd):
     assert capfd.readouterr().err.startswith("note: process 1 was ended by SIGKILL (its last line: hello from 1 of 2)")
     with pytest.raises(WorkerError, match="process 1 was ended by SIGKILL"):
         workers.run(child("if rank == 1: os.kill(os.getpid(), 9)", tmp_path), 2, restarts=1)
+
+
+def test_all_are_started_anew_when_one_crashes_though_others_say_that_it_is_gone(tmp_path, capfd):
+    does = (
+        "died = folder / 'died'\nif rank == 1 and not died.exists():\n died.touch()\n sys.exit(1)\n"
+        "if rank == 0 and not (folder / 'told').exists():\n (folder / 'told').touch()\n"
+        " while not died.exists(): time.sleep(0.01)\n"
+        " time.sleep(0.5)\n sys.exit(print('error: no answer from process 1', file=sys.stderr) or 1)"
+    )
+    workers.run(child(does, tmp_path), 2, restarts=1, first=True, together=True)
+    assert capfd.readouterr().err.startswith("note: process 1 ended with exit code 1")
 
 
 @pytest.mark.slow
