@@ -143,7 +143,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Scalar | Tensor) -> Tensor:
     """value (a number, or a tensor of one) where mask is true, else input, in input's dtype.
 
     Raises TypeError for a mask that is not torch.bool, or a fraction among integers; ValueError for other shapes, and
-    for a number outside the range of the dtype.
+    for a number outside the range of the dtype (a tensor of one wraps round, as looking would wait for the device).
     """
     filled: Any = value if isinstance(value, Tensor | torch.Tensor) else python_number(value)
     one = isinstance(filled, Tensor | torch.Tensor)

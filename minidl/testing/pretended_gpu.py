@@ -232,18 +232,6 @@ def asked_by(packages: tuple[str, ...]) -> bool:
     return frame is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(packages)
 
 
-_load = torch.load  # noqa: TID251 (of a script that calls it)
-
-
-def _loaded(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """What torch.load reads, to the GPU where it is to go there."""
-    there = isinstance(map_location, (str, torch.device)) and torch.device(map_location).type == "cuda"
-    found = _load(f, "cpu" if there else map_location, *args, **kwargs)
-    for tensor in _tensors(found) if there else ():
-        setattr(tensor, _HOST, False)
-    return found
-
-
 _new_parameter = torch.nn.Parameter.__new__
 
 
@@ -271,7 +259,7 @@ def pretended_gpu() -> Iterator[None]:
     replaced |= {
         (torch, "Generator"): _Generator,
         **{(torch, name): _on_host(getattr(torch, name)) for name in ("from_numpy", "frombuffer", "from_dlpack")},
-        (torch, "load"): _loaded,
+        (torch.serialization, "default_restore_location"): _restored(torch.serialization.default_restore_location),
         (torch.nn.Parameter, "__new__"): _parameter,
         (torch.accelerator, "current_accelerator"): _accelerator(torch.accelerator.current_accelerator),
         (torch.accelerator, "synchronize"): _always(None),
@@ -302,6 +290,11 @@ def _on_host(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return tensor
 
     return made
+
+
+def _restored(restore: Callable[..., Any]) -> Callable[..., Any]:
+    """What a file has of a GPU stays in the CPU's memory, and says so."""
+    return lambda storage, location: storage if str(location).startswith("cuda") else restore(storage, location)
 
 
 def _accelerator(own: Callable[..., Any]) -> Callable[..., Any]:

@@ -215,7 +215,7 @@ def test_narrow_types_spread_far_from_zero():
         (lambda x: x.long().masked_fill(x > 0, 0.5), "masked_fill: 0.5 does not fit a tensor of torch.int64"),
         (lambda x: x.long().masked_fill_(x > 0, np.float32(0.5)), "masked_fill: 0.5 does not fit a tensor of torch.i"),
         (lambda x: x.long().masked_fill(x > 0, x[0, 0]), "does not fit a tensor of torch.int64"),
-        (lambda x: x.to(torch.int8).masked_fill(x > 0, minidl.tensor(300)), "300 is outside the range of torch.int8"),
+        (lambda x: x.to(torch.int8).masked_fill(x > 0, 300), "300 is outside the range of torch.int8"),
         (lambda x: (x > 0).masked_fill(x, 1), "the condition has dtype torch.float32, expected torch.bool"),
         (lambda x: ops.pad(x.long(), (1, 1), value=0.5), "pad: value is 0.5, expected a whole number for torch.int64"),
         (lambda x: ops.pad(x.long(), (1, 1), "replicate"), "pad: input has dtype torch.int64"),
