@@ -149,7 +149,8 @@ def masked_fill(input: Tensor, mask: Tensor, value: Scalar | Tensor) -> Tensor:
     one = isinstance(filled, Tensor | torch.Tensor)
     if one and len(filled.shape):
         raise ValueError(f"masked_fill: value has shape {list(filled.shape)}, expected a number; use where")
-    if not input.dtype.is_floating_point and (filled.dtype.is_floating_point if one else isinstance(filled, float)):
+    fraction = filled.dtype.is_floating_point if one else isinstance(filled, float)
+    if (fraction and not input.dtype.is_floating_point) or (one and filled.dtype.is_complex):
         raise TypeError(f"masked_fill: {value!r} does not fit a tensor of {input.dtype}; convert it with .to()")
     if one:
         filled = view.to(filled, input.dtype)
