@@ -13,7 +13,7 @@ from minidl.ops import random, sorting
 from minidl.ops.promotion import python_number
 from minidl.ops.random import rand, randn
 from minidl.runtime import check
-from minidl.tensors import Scalar, Tensor, device_of, full, without_tensors
+from minidl.tensors import Scalar, Tensor, device_of, full, made_by
 
 __all__ = [
     "arange", "empty", "empty_like", "eye", "from_numpy", "full_like", "linspace", "ones_like", "rand_like", "randint",
@@ -33,13 +33,7 @@ def tensor(data: Any, dtype: Kind = None, device: Where = None, requires_grad: b
         source = data.data if isinstance(data, Tensor) else data.detach()
         copy = torch.empty_like(source, dtype=dtype or source.dtype, device=device or source.device)
         return Tensor(copy.copy_(source), requires_grad)
-    try:
-        made = torch.tensor(data, dtype=dtype, device=device_of(device))
-    except (TypeError, ValueError):
-        if (plain := without_tensors(data)) is data:
-            raise
-        made = torch.tensor(plain, dtype=dtype, device=device_of(device))
-    return Tensor(made, requires_grad)
+    return made_by(torch.tensor, data, dtype, device, requires_grad)
 
 
 def from_numpy(ndarray: Any) -> Tensor:

@@ -634,22 +634,30 @@ def as_tensor(
         same = dtype in (None, data.dtype) and (device is None or torch.device(device) == data.device)
         data = data if same else data.to(device or data.device, dtype or data.dtype)
         return data if data.requires_grad or not requires_grad else Tensor(data.data, True)
+    return made_by(torch.as_tensor, data, dtype, device, requires_grad)
+
+
+def made_by(
+    make: Callable[..., torch.Tensor], data: Any, dtype: torch.dtype | None, device: torch.device | str | None,
+    requires_grad: bool,
+) -> Tensor:  # fmt: skip
+    """What torch.tensor or torch.as_tensor makes of `data`, in whose lists Tensors may be. Raises as these."""
     try:
-        made = torch.as_tensor(data, dtype=dtype, device=device_of(device))
+        made = make(data, dtype=dtype, device=device_of(device))
     except (TypeError, ValueError):
-        if (plain := without_tensors(data)) is data:
+        if (plain := _without_tensors(data)) is data:
             raise
-        made = torch.as_tensor(plain, dtype=dtype, device=device_of(device))
+        made = make(plain, dtype=dtype, device=device_of(device))
     return Tensor(made, requires_grad)
 
 
-def without_tensors(data: Any) -> Any:
+def _without_tensors(data: Any) -> Any:
     """Lists in lists with torch's tensors in place of Tensors; what holds none as it is."""
     if isinstance(data, Tensor):
         return data.data
     if not isinstance(data, list | tuple):
         return data
-    parts = [without_tensors(part) for part in data]
+    parts = [_without_tensors(part) for part in data]
     return data if all(map(operator.is_, parts, data)) else parts
 
 

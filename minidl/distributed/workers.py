@@ -184,7 +184,7 @@ class _One:
                     self.silent = True
                     continue
                 # What was printed before an error may be read after it: the streams are two.
-                if line.strip() not in ("", _INTERRUPTED) and not self.last.startswith(_ERROR):
+                if line.strip() not in ("", _INTERRUPTED) and not self.spoke:
                     self.last = line.strip()
                 # An error is told once, when the others have ended; that all are interrupted, by what started them.
                 if not self.quiet and not line.startswith(_ERROR) and line.strip() != _INTERRUPTED:

@@ -13,6 +13,7 @@ import torch
 
 from minidl import storage
 from minidl.nn.module import Module
+from minidl.runtime import order
 from minidl.tensors import Tensor
 
 _TREE = "minidl.tree"  # in the metadata: what is not a plain dict of tensors
@@ -37,7 +38,7 @@ def save(obj: Any, f: str | os.PathLike[str]) -> None:
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):
         if tensor.data_ptr() < last:
             tensors[name] = tensor.clone()
-        last = max(last, _end(tensor))
+        last = max(last, tensor.data_ptr() + order.span(tensor) * tensor.element_size())
     plain = isinstance(value, Mapping) and list(tensors) == list(value)
     content, _ = storage.tensor_bytes(tensors, {} if plain else {_TREE: json.dumps(tree)})
     storage.write_bytes(Path(f), content)
@@ -61,12 +62,6 @@ def load(f: str | os.PathLike[str], map_location: torch.device | str | None = No
         return _put(json.loads(about[_TREE]), tensors)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{f}: its metadata {_TREE} is not the structure that minidl.save writes") from None
-
-
-def _end(tensor: torch.Tensor) -> int:
-    """The address after a tensor's last element."""
-    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr() + (reach + 1) * tensor.element_size() * (tensor.numel() > 0)
 
 
 def _taken(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:

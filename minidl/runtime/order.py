@@ -36,6 +36,13 @@ def channels_last(x: torch.Tensor) -> bool:
     return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
+def span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last of a tensor in memory, gaps counted."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def back(permuted: Sequence[int]) -> list[int]:
     """The permutation that undoes one."""
     return sorted(range(len(permuted)), key=permuted.__getitem__)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from minidl.runtime import order
+
 
 class MemoryGuardError(AssertionError):
     """A write outside a tensor, or to an input."""
@@ -122,7 +124,7 @@ class GuardedAllocations(TorchFunctionMode):
     def _place(self, like: torch.Tensor, offset: int) -> torch.Tensor:
         """A tensor of the same shape, strides and dtype in a guarded buffer, `offset` elements past its band."""
         first = _BAND + offset
-        last = first + span(like) - 1
+        last = first + order.span(like) - 1
         buffer = _pattern(last + 1 + _BAND, like.dtype, like.device)
         inside = torch.zeros(len(buffer), dtype=torch.bool, device=like.device)
         inside.as_strided(without_repeats(like), like.stride(), first).fill_(True)
@@ -183,13 +185,6 @@ def is_fresh(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> bool:
         return False
     source = args[0] if args and isinstance(args[0], torch.Tensor) and result.numel() else None
     return source is None or result.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
-
-
-def span(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last of a tensor in memory, gaps counted."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def without_repeats(tensor: torch.Tensor) -> tuple[int, ...]:

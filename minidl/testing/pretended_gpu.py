@@ -232,17 +232,6 @@ def asked_by(packages: tuple[str, ...]) -> bool:
     return frame is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(packages)
 
 
-_new_parameter = torch.nn.Parameter.__new__
-
-
-def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-    """A parameter, which is where its values are."""
-    made = _new_parameter(cls, data, requires_grad)
-    if getattr(data, _HOST, False) and made is not data:
-        setattr(made, _HOST, True)
-    return made
-
-
 @contextlib.contextmanager
 def pretended_gpu() -> Iterator[None]:
     """A context in which "cuda" stands for the CPU, also in threads that begin in it. With a GPU it does nothing.
@@ -260,7 +249,7 @@ def pretended_gpu() -> Iterator[None]:
         (torch, "Generator"): _Generator,
         **{(torch, name): _on_host(getattr(torch, name)) for name in ("from_numpy", "frombuffer", "from_dlpack")},
         (torch.serialization, "default_restore_location"): _restored(torch.serialization.default_restore_location),
-        (torch.nn.Parameter, "__new__"): _parameter,
+        (torch.nn.Parameter, "__new__"): _beside_its_values(torch.nn.Parameter.__new__),
         (torch.accelerator, "current_accelerator"): _accelerator(torch.accelerator.current_accelerator),
         (torch.accelerator, "synchronize"): _always(None),
         (triton.testing, "do_bench"): _once(triton.testing.do_bench),
@@ -288,6 +277,16 @@ def _on_host(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         tensor = make(*args, **kwargs)
         setattr(tensor, _HOST, True)
         return tensor
+
+    return made
+
+
+def _beside_its_values(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        parameter = make(cls, data, requires_grad)
+        if getattr(data, _HOST, False):
+            setattr(parameter, _HOST, True)
+        return parameter
 
     return made
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from minidl.testing.memory import span, without_repeats
+from minidl.runtime.order import span
+from minidl.testing.memory import without_repeats
 from minidl.testing.sanitizer.unwritten import Shadow, Unwritten
 
 # Gaps in views are checked if the view spans at most this many elements.

@@ -15,7 +15,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from minidl.testing.memory import UNWRITTEN, is_fresh, span, without_repeats
+from minidl.runtime.order import span
+from minidl.testing.memory import UNWRITTEN, is_fresh, without_repeats
 from minidl.testing.pretended_gpu import asked_by
 
 _HANDED_OUT = {"numpy", "__array__", "__dlpack__"}
