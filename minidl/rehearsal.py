@@ -9,6 +9,7 @@ one, the rehearsal ends.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,8 +108,11 @@ def rehearsal(keep: Callable[..., None], target: str | None = None) -> Iterator[
         keep(kernel, grid, args, meta)
 
     state = random.get_state()
+    # What torch.compile has made is not followed: Dynamo would trace the rehearsal.
+    loaded = "torch._dynamo" in sys.modules
+    eager = torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
     try:
-        with launch.record(listed, target), memory:
+        with launch.record(listed, target), memory, eager:
             yield
     finally:
         random.set_state(state)

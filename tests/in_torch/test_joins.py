@@ -9,7 +9,7 @@ from torch import nn
 
 import minidl.torch as mt
 from minidl.ops.join import Room
-from minidl.torch import joining
+from minidl.torch.backend import joining
 
 
 class Layer(nn.Module):
