@@ -11,7 +11,7 @@
 Operators are `torch.ops.minidl.*`.
 """
 
-from minidl.torch import mapping, optim
+from minidl.torch import flops, mapping, optim
 from minidl.torch.accelerating import Report, accelerate, report, restore
 from minidl.torch.activations import bias_act, linear
 from minidl.torch.backend import backend
@@ -23,10 +23,10 @@ from minidl.torch.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from minidl.torch.rows import cross_entropy, group_norm, layer_norm, log_softmax, rms_norm, softmax
 
 __all__ = [
-    "Report", "accelerate", "adaptive_avg_pool2d", "avg_pool2d", "backend", "batch_norm", "bias_act", "conv1d", "conv2d", "conv3d",
-    "conv_transpose1d", "conv_transpose2d", "cross_entropy", "embedding_bag", "group_norm", "layer_norm", "linear",
-    "linear_cross_entropy", "log_softmax", "max_pool2d", "optim",
-    "report", "restore", "rms_norm", "softmax",
+    "Report", "accelerate", "adaptive_avg_pool2d", "avg_pool2d", "backend", "batch_norm", "bias_act", "conv1d",
+    "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "cross_entropy", "embedding_bag", "group_norm", "layer_norm",
+    "linear", "linear_cross_entropy", "log_softmax", "max_pool2d", "optim", "report", "restore", "rms_norm", "softmax",
 ]  # fmt: skip
 
+flops.register()
 mapping.register()

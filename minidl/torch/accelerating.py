@@ -9,7 +9,8 @@ from torch import nn
 
 from minidl.runtime import launch
 from minidl.torch import measuring
-from minidl.torch.layers import CLASSES, Accelerated, Layer
+from minidl.torch.layer import Accelerated, Layer
+from minidl.torch.layers import CLASSES
 
 _reports: weakref.WeakKeyDictionary[nn.Module, Report] = weakref.WeakKeyDictionary()
 
@@ -41,10 +42,10 @@ class Report(tuple[Line, ...]):
 def accelerate(model: nn.Module, example: Any = None) -> nn.Module:
     """Return the same model, whose layers compute with minidl's kernels; `report(model)` tells which do.
 
-    Layers of torch get another class, a subclass of their own; parameters, buffers, hooks and `state_dict` stay as they
-    are. Nothing is traced: forward runs at each call, and layers that are changed, patched or exchanged compute what
-    torch's would. Results of convolutions, batch norms and pools lie in channels-last memory: use `reshape` or `flatten`
-    where forward has `view`. `torch.compile(model, backend="minidl")` fuses layers with what follows them.
+    Layers of torch get another class, a subclass of their own; parameters, buffers, hooks and `state_dict` stay as
+    they are. Nothing is traced: forward runs at each call, and a layer that was changed, patched or exchanged computes
+    what torch's would. Results of convolutions, batch norms and pools lie in channels-last memory: use `reshape` or
+    `flatten` where forward has `view`. `torch.compile(model, backend="minidl")` fuses layers with what follows them.
 
     example: the model's input, or a tuple of its arguments, on a GPU. The model is run with it once, and each layer is
     timed on what it got, forward and, if the model is in training, back, on torch's kernels and on these; it stays

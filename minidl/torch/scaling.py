@@ -1,4 +1,4 @@
-"""A sum with a tensor that is scaled by channel and by example, as the blocks of ConvNeXt end, as an operator of torch."""
+"""A tensor scaled by channel and by example and added to another, as ConvNeXt's blocks end, as an operator of torch."""
 
 from __future__ import annotations
 

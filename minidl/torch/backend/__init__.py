@@ -11,12 +11,14 @@ alone, `folding` folds all batch norms of an inference at once. What is left sta
 from __future__ import annotations
 
 import logging
+import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from minidl.rehearsal import compile_ahead
 from minidl.runtime import launch
@@ -55,8 +57,8 @@ def backend(
 def _summary(graph: fx.Graph, counts: Counter[str]) -> str:
     left = Counter(
         str(getattr(node.target, "__name__", node.target)) for node in graph.nodes
-        if node.op in ("call_function", "call_method") and not getattr(node.target, "__module__", "").startswith("minidl.")
-        and str(node.target) != "<built-in function getitem>"
+        if node.op in ("call_function", "call_method") and node.target is not operator.getitem
+        and not str(getattr(node.target, "__module__", "")).startswith("minidl.")
     )  # fmt: skip
     ours = [f"{count} {name}" for name, count in (+counts).items()]
     return f"operators: {', '.join(ours) or 'none'}; torch: {', '.join(f'{n} {name}' for name, n in left.items())}"
@@ -77,8 +79,8 @@ def _ahead(module: fx.GraphModule) -> Callable[..., Any]:
 
 
 def _step(module: fx.GraphModule, args: Sequence[Any]) -> None:
-    results = [each for each in torch.utils._pytree.tree_leaves(module.forward(*args)) if isinstance(each, torch.Tensor)]
-    recorded = [each for each in results if each.requires_grad and each.grad_fn is not None]
+    results = (each for each in tree_leaves(module.forward(*args)) if isinstance(each, torch.Tensor))
+    recorded = [each for each in results if each.grad_fn is not None]
     wanted = [each for each in args if isinstance(each, torch.Tensor) and each.requires_grad]
     if recorded and wanted:
         gradients = [torch.empty_like(each) for each in recorded]

@@ -22,7 +22,7 @@ from minidl.torch.activations import from_output
 from minidl.torch.backend import graph as graphs
 from minidl.torch.backend.graph import value
 from minidl.torch.backend.reading import Layer, Norm
-from minidl.torch.layers import ready
+from minidl.torch.layer import ready
 
 Act = tuple[str | None, float]
 _NONE: Act = (None, 0.0)
@@ -62,12 +62,14 @@ def fuse(graph: fx.Graph) -> list[str]:
 
 def _chain(node: fx.Node) -> Chain:
     nodes, added, act = [node], None, _NONE
-    layer = Layer(*node.args) if node.target is Layer else None
-    norm = Norm(*node.args) if node.target is Norm else None
+    args: Any = node.args
+    layer = Layer(*args) if node.target is Layer else None
+    norm = Norm(*args) if node.target is Norm else None
     convolves = layer is not None and layer.settings is not None
     after = graphs.only_user(node)
     if convolves and after is not None and after.target is Norm and after.args[0] is node:
-        norm, after = Norm(*after.args), _take(nodes, after)
+        args = after.args
+        norm, after = Norm(*args), _take(nodes, after)
     other = graphs.other_addend(after, nodes[-1]) if convolves or norm is not None else None
     if after is not None and other is not None and _can_add(nodes[-1], other):
         added, after = other, _take(nodes, after)
@@ -123,12 +125,11 @@ def _emit(graph: fx.Graph, chain: Chain) -> None:
     elif norm.training:
         moved = (norm.mean, norm.var, norm.batches, norm.momentum, norm.eps)
         moved = moved if norm.mean is not None else (None, None, None, 0.1, norm.eps)
-        vectors = (added, norm.weight, norm.bias)
         if layer is None:
             args: Any = (norm.x, norm.weight, norm.bias, added, *moved, *act)
             result = graphs.replace(graph, nodes, norms.batch_norm_training, args, 0)
         else:
-            args = (*layer[:3], *vectors, *moved, *(layer.settings or ()), *act)
+            args = (*layer[:3], added, norm.weight, norm.bias, *moved, *(layer.settings or ()), *act)
             result = graphs.replace(graph, nodes, norms.conv_norm, args, 0)
     elif layer is None or recorded:
         x = norm.x

@@ -58,7 +58,7 @@ def fold_at_once(graph: fx.Graph) -> None:
     alike: dict[Any, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
         if node.target is norms.folded:
-            x, *vectors, eps = node.args
+            *vectors, eps = node.args[1:]
             inputs = [vector for vector in vectors if vector is not None]
             if all(v.op in ("placeholder", "get_attr") and v not in changed and _is_aligned(v) for v in inputs):
                 kinds = tuple(None if v is None else (value(v).dtype, value(v).device) for v in vectors)
@@ -93,5 +93,3 @@ def split_folds(*args: Any) -> list[tuple[torch.Tensor, ...]]:
     *columns, lengths = args
     scales, shifts = _operator(*columns)
     return list(zip(scales.split(lengths), shifts.split(lengths), strict=True))
-
-

@@ -82,19 +82,23 @@ def is_mode(node: fx.Node) -> bool:
     return node.op == "call_function" and name.startswith(("_enter_", "_exit_", "_set_", "_saved_tensors"))
 
 
-def has_barrier(nodes: Sequence[fx.Node], kept: Sequence[Any] = (), but: Callable[[fx.Node], bool] | None = None) -> bool:
-    """Return whether what is computed at the last node's place would differ from the nodes in theirs: a tensor or a mode
-    is changed between the first and the last of them, or one of the tensors `kept` is read. `but`: nodes to leave out."""
+def has_barrier(
+    nodes: Sequence[fx.Node], kept: Sequence[Any] = (), but: Callable[[fx.Node], bool] = lambda node: False
+) -> bool:
+    """Return whether what nodes compute would differ at the place of the last: a tensor or a mode is changed between
+    them, or one of the tensors `kept` is read. Changes for which `but` holds are left out."""
     node = nodes[0].next
     while node is not nodes[-1] and node.op != "root":
-        changes = (is_mode(node) or is_in_place(node)) and not (but is not None and but(node))
+        changes = (is_mode(node) or is_in_place(node)) and not but(node)
         if node not in nodes and (changes or any(tensor in node.all_input_nodes for tensor in kept)):
             return True
         node = node.next
     return False
 
 
-def replace(graph: fx.Graph, nodes: Sequence[fx.Node], target: Any, args: Sequence[Any], item: int | None = None) -> fx.Node:
+def replace(
+    graph: fx.Graph, nodes: Sequence[fx.Node], target: Any, args: Sequence[Any], item: int | None = None
+) -> fx.Node:
     """Put a call in the place of the last of these nodes, or an item of its result, and erase them all."""
     last = nodes[-1]
     with graph.inserting_before(last):

@@ -17,7 +17,7 @@ from minidl.ops.join import Room
 from minidl.torch import normalisation as norms
 from minidl.torch.backend import graph as graphs
 from minidl.torch.backend.graph import value
-from minidl.torch.layers import ready
+from minidl.torch.layer import ready
 from minidl.torch.registry import straight
 
 _JOINS = (torch.cat, torch.concat, torch.concatenate)

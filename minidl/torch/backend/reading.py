@@ -17,10 +17,10 @@ from minidl.torch import convolution
 from minidl.torch.backend import graph as graphs
 from minidl.torch.backend.graph import bind, is_constant, value
 from minidl.torch.convolution import Settings
-from minidl.torch.layers import few_rows, ready, wide_volume
+from minidl.torch.layer import few_rows, ready, wide_volume
 from minidl.torch.registry import NAMESPACE
 
-_CONVOLUTIONS = {
+_CONVOLUTIONS: dict[Any, str] = {
     torch.conv1d: "conv1d", torch.conv2d: "conv2d", torch.conv3d: "conv3d",
     torch.conv_transpose1d: "conv_transpose1d", torch.conv_transpose2d: "conv_transpose2d",
 }  # fmt: skip
@@ -88,9 +88,8 @@ def _torchs_layer(node: fx.Node) -> Layer | None:
     if arguments is None:
         return None
     x, weight, bias = (arguments.pop(key) for key in ("input", "weight", "bias"))
-    if value(weight) is None or not is_constant(list(weight_shape := value(weight).shape)) or not all(
-        isinstance(size, int) for size in weight_shape
-    ) or not all(map(is_constant, arguments.values())):
+    shape = () if value(weight) is None else value(weight).shape
+    if not shape or not all(isinstance(size, int) for size in shape) or not all(map(is_constant, arguments.values())):
         return None
     return Layer(x, weight, bias, convolution.settings_of(name, value(weight), **arguments))
 
@@ -98,7 +97,7 @@ def _torchs_layer(node: fx.Node) -> Layer | None:
 def _our_layer(node: fx.Node, operators: Any) -> Layer | None:
     args: Any = node.args
     if node.target is operators.linear.default and args[3] is None:
-        return Layer(*args[:3], None)
+        return Layer(args[0], args[1], args[2], None)
     if node.target is operators.convolution.default:
         x, weight, bias, scale, added, *settings, act, _ = args
         if scale is None and added is None and act is None:

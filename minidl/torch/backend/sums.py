@@ -1,6 +1,6 @@
-"""Replace a tensor that is scaled along a dimension and added to another, as the blocks of ConvNeXt end, by one operator.
+"""Replace a tensor scaled along a dimension and added to another, as the blocks of ConvNeXt end, by one operator.
 
-    scale * t  [* factor of each example, as stochastic depth draws it]  + other
+scale * t  [* factor of each example, as stochastic depth draws it]  + other
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minidl.kernels import scaled_sum as kernels
 from minidl.torch import scaling
 from minidl.torch.backend import graph as graphs
 from minidl.torch.backend.graph import value
-from minidl.torch.layers import ready
+from minidl.torch.layer import ready
 
 _PRODUCTS = (operator.mul, torch.mul, "mul")
 
