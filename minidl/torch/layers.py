@@ -18,6 +18,10 @@ from minidl.torch.layer import Layer, few_rows, wide_volume
 class _Conv(Layer):
     _minidl_methods = ("_conv_forward",)
 
+    @classmethod
+    def _minidl_refuses(cls, module: Any) -> str:
+        return "" if module.padding_mode == "zeros" else f"padding_mode {module.padding_mode!r}"
+
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
         return (
             super()._minidl_takes(input, *more) and self.padding_mode == "zeros"
@@ -118,7 +122,7 @@ class Linear(Layer, nn.Linear):
     def _minidl_takes(self, input: Any, *more: Any) -> bool:
         if not super()._minidl_takes(input, *more):
             return False
-        return torch.compiler.is_compiling() or not few_rows(input, self.weight)
+        return torch.compiler.is_compiling() or not few_rows(input, self.in_features, self.out_features)
 
     def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
         return activations.linear(input, self.weight, self.bias)

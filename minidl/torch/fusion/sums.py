@@ -13,8 +13,8 @@ from torch import fx
 
 from minidl.kernels import scaled_sum as kernels
 from minidl.torch import scaling
-from minidl.torch.backend import graph as graphs
-from minidl.torch.backend.graph import value
+from minidl.torch.fusion import graph as graphs
+from minidl.torch.fusion.graph import value
 from minidl.torch.layer import ready
 
 _PRODUCTS = (operator.mul, torch.mul, "mul")

@@ -15,8 +15,8 @@ from torch import fx
 
 from minidl.ops.join import Room
 from minidl.torch import normalisation as norms
-from minidl.torch.backend import graph as graphs
-from minidl.torch.backend.graph import value
+from minidl.torch.fusion import graph as graphs
+from minidl.torch.fusion.graph import value
 from minidl.torch.layer import ready
 from minidl.torch.registry import straight
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import fx
 
 from minidl.torch import convolution
-from minidl.torch.backend import graph as graphs
-from minidl.torch.backend.graph import bind, is_constant, value
 from minidl.torch.convolution import Settings
+from minidl.torch.fusion import graph as graphs
+from minidl.torch.fusion.graph import bind, is_constant, value
 from minidl.torch.layer import few_rows, ready, wide_volume
 from minidl.torch.registry import NAMESPACE
 
@@ -110,7 +110,7 @@ def _kernels_take(node: fx.Node, layer: Layer) -> bool:
         return False
     x, weight = value(layer.x), value(layer.weight)
     if layer.settings is None:
-        return weight.dim() == 2 and x.dim() >= 2 and not few_rows(x, weight)
+        return weight.dim() == 2 and x.dim() >= 2 and not few_rows(x, *weight.shape[::-1])
     return x.dim() == weight.dim() and not wide_volume(weight, layer.settings[4])
 
 

@@ -11,8 +11,8 @@ from torch import fx
 
 from minidl.torch import activations, convolution, pooling, rows
 from minidl.torch import normalisation as norms
-from minidl.torch.backend import graph as graphs
-from minidl.torch.backend.graph import value
+from minidl.torch.fusion import graph as graphs
+from minidl.torch.fusion.graph import value
 from minidl.torch.layer import ready
 
 _LAYERS = (F.linear, activations._linear, convolution.convolution, norms.conv_norm, torch.conv1d, torch.conv2d)

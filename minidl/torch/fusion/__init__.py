@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from minidl.rehearsal import compile_ahead
 from minidl.runtime import launch
-from minidl.torch.backend import chains, exchanging, folding, joining, reading, sums
+from minidl.torch.fusion import chains, exchanging, folding, joining, reading, sums
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def backend(
 
     mode, options: those of torch's Inductor, which then compiles what lies between the operators, as
     `mode="reduce-overhead"` for CUDA graphs. Without them torch computes it as it stands. The logger
-    `minidl.torch.backend` tells at level INFO what each graph was made of.
+    `minidl.torch.fusion` tells at level INFO what each graph was made of.
     """
     compiles = mode is not None or options is not None
     graph = module.graph
@@ -42,9 +42,9 @@ def backend(
     counts = Counter(chains.fuse(graph))
     counts["scaled sum"] += sums.scale_and_add(graph)
     counts.update(exchanging.exchange(graph))
-    folding.fold_at_once(graph)
     if not compiles:
         joining.join_in_one_memory(graph)
+    folding.fold_at_once(graph, alone=not compiles)
     graph.lint()
     module.recompile()
     _log.info("%s", _summary(graph, counts))

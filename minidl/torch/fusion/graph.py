@@ -87,8 +87,8 @@ def has_barrier(
 ) -> bool:
     """Return whether what nodes compute would differ at the place of the last: a tensor or a mode is changed between
     them, or one of the tensors `kept` is read. Changes for which `but` holds are left out."""
-    node = nodes[0].next
-    while node is not nodes[-1] and node.op != "root":
+    node = nodes[0]
+    while node is not nodes[-1]:
         changes = (is_mode(node) or is_in_place(node)) and not but(node)
         if node not in nodes and (changes or any(tensor in node.all_input_nodes for tensor in kept)):
             return True

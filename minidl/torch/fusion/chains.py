@@ -19,9 +19,9 @@ from torch import fx
 from minidl.torch import activations, convolution
 from minidl.torch import normalisation as norms
 from minidl.torch.activations import from_output
-from minidl.torch.backend import graph as graphs
-from minidl.torch.backend.graph import value
-from minidl.torch.backend.reading import Layer, Norm
+from minidl.torch.fusion import graph as graphs
+from minidl.torch.fusion.graph import value
+from minidl.torch.fusion.reading import Layer, Norm
 from minidl.torch.layer import ready
 
 Act = tuple[str | None, float]
