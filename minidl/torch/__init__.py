@@ -15,8 +15,8 @@ from minidl.torch import flops, mapping, optim
 from minidl.torch.accelerating import Report, accelerate, report, restore
 from minidl.torch.activations import bias_act, linear
 from minidl.torch.bags import embedding_bag
+from minidl.torch.compiling import backend
 from minidl.torch.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
-from minidl.torch.fusion import backend
 from minidl.torch.linear_loss import linear_cross_entropy
 from minidl.torch.normalisation import batch_norm
 from minidl.torch.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d

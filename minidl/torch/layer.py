@@ -76,14 +76,15 @@ class Layer(Accelerated):
     _minidl_methods: ClassVar[tuple[str, ...]] = ()
     _minidl_functions: ClassVar[tuple[str, ...]] = ()
     _minidl_originals: ClassVar[tuple[tuple[Any, str, Any], ...]] = ()
+    _minidl_own: ClassVar[tuple[tuple[str, Any], ...]] = ()
 
     def __init_subclass__(cls) -> None:
         torchs = vars(cls).get("_minidl_torchs")
         if torchs is None:
             return
-        names = [(torchs, name) for name in ("forward", *cls._minidl_methods)]
-        names += [(F, name) for name in cls._minidl_functions]
+        names = [(torchs, "forward"), *((F, name) for name in cls._minidl_functions)]
         cls._minidl_originals = tuple((owner, name, _torchs_own(owner, name)) for owner, name in names)
+        cls._minidl_own = tuple((name, _torchs_own(torchs, name)) for name in cls._minidl_methods)
         own = torchs.forward
 
         @functools.wraps(own)
@@ -109,8 +110,8 @@ class Layer(Accelerated):
         for owner, name, original in self._minidl_originals:
             if getattr(owner, name) is not original:
                 return False
-        for name in self._minidl_methods:
-            if name in self.__dict__:
+        for name, original in self._minidl_own:
+            if getattr(getattr(self, name), "__func__", None) is not original:
                 return False
         return not more and ready(input) and not _intercepted(self, input) and not torch.onnx.is_in_onnx_export()
 

@@ -22,21 +22,17 @@ from torch.utils._pytree import tree_leaves
 
 from minidl.rehearsal import compile_ahead
 from minidl.runtime import launch
-from minidl.torch.fusion import chains, exchanging, folding, joining, reading, sums
+from minidl.torch.fusion import chains, exchanging, folding, guarding, joining, reading, sums
 
 _log = logging.getLogger(__name__)
 
 
-def backend(
-    module: fx.GraphModule, inputs: Sequence[Any], mode: str | None = None, options: dict[str, Any] | None = None
+def compile_graph(
+    module: fx.GraphModule, inputs: Sequence[Any], mode: str | None, options: dict[str, Any] | None
 ) -> Callable[..., Any]:
-    """Return what computes a graph of Dynamo with minidl's operators; `torch.compile` calls this.
-
-    mode, options: those of torch's Inductor, which then compiles what lies between the operators, as
-    `mode="reduce-overhead"` for CUDA graphs. Without them torch computes it as it stands. The logger
-    `minidl.torch.fusion` tells at level INFO what each graph was made of.
-    """
+    """Return what computes a graph of Dynamo: see `minidl.torch.backend`."""
     compiles = mode is not None or options is not None
+    guarding.guard_modules()
     graph = module.graph
     reading.mark(graph)
     counts = Counter(chains.fuse(graph))
