@@ -1,4 +1,4 @@
-"""A model that is changed after, or before, `accelerate` or the backend of `torch.compile` computes what torch's does."""
+"""A model changed after, or before, `accelerate` or the backend of `torch.compile` computes what torch's does."""
 
 import copy
 import functools
