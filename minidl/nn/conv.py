@@ -51,7 +51,7 @@ class _Conv(Module):
             raise ValueError(f"{type(self).__name__}: padding {padding!r} goes with zeros; give numbers")
         self.stride, self.padding, self.dilation = stride, padding, dilation
         self.weight = _weight(out_channels, in_channels // groups, self.kernel_size, device, dtype)
-        self.bias = _bias(self.weight, out_channels) if bias else None
+        self.register_parameter("bias", _bias(self.weight, out_channels) if bias else None)
 
     def forward(self, input: Tensor) -> Tensor:
         input, padding = self._padded(input)
@@ -165,7 +165,7 @@ class _ConvTranspose(Module):
         conv_transpose.check_settings(op, stride, padding, output_padding, dilation)
         self.stride, self.padding, self.output_padding, self.dilation = stride, padding, output_padding, dilation
         self.weight = _weight(in_channels, out_channels // groups, self.kernel_size, device, dtype)
-        self.bias = _bias(self.weight, out_channels) if bias else None
+        self.register_parameter("bias", _bias(self.weight, out_channels) if bias else None)
 
     def forward(self, input: Tensor) -> Tensor:
         return type(self)._op(

@@ -23,8 +23,8 @@ class _Affine(Module):
     def _parameters_of(
         self, shape: tuple[int, ...], weight: bool, bias: bool, device: Device, dtype: torch.dtype | None
     ) -> None:
-        self.weight = _full(shape, 1.0, device, dtype) if weight else None
-        self.bias = _full(shape, 0.0, device, dtype) if bias else None
+        self.register_parameter("weight", _full(shape, 1.0, device, dtype) if weight else None)
+        self.register_parameter("bias", _full(shape, 0.0, device, dtype) if bias else None)
 
 
 class LayerNorm(_Affine):
@@ -66,7 +66,7 @@ class RMSNorm(_Affine):
         super().__init__()
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
-        self.weight = _full(shape, 1.0, device, dtype) if elementwise_affine else None
+        self.register_parameter("weight", _full(shape, 1.0, device, dtype) if elementwise_affine else None)
 
     def forward(self, input: Tensor) -> Tensor:
         return ops.rms_norm(input, self.normalized_shape, self.weight, self.eps)

@@ -107,7 +107,7 @@ class AdaptiveAvgPool1d(AdaptiveAvgPool2d):
 class _Norm(_Affine):
     """The base of norms of channels with running statistics; `ranks` are the allowed numbers of dimensions of x."""
 
-    _may_lack = ("num_batches_tracked",)
+    _version = 2  # 1 had no num_batches_tracked
     ranks: tuple[int, ...]
     expected: str
 
@@ -149,6 +149,14 @@ class _Norm(_Affine):
                 f"{type(self).__name__}: input has {input.shape[at]} channels (shape {list(input.shape)}), expected "
                 f"num_features, {self.num_features}"
             )
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        counted = self._buffers.get("num_batches_tracked")
+        if counted is not None and (local_metadata.get("version") or 1) < 2:
+            state_dict.setdefault(f"{prefix}num_batches_tracked", counted)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
     def extra_repr(self) -> str:
         return (
