@@ -6,6 +6,7 @@ attaches them here when it is imported.
 
 from __future__ import annotations
 
+import copy
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -216,6 +217,22 @@ class Tensor(Variable):
         # Of a TypeError torch's operators make another try, x + t for t + x: what changes t must not.
         changes = getattr(function, "__name__", "") == f"{name}_"
         raise RuntimeError(text) if changes else TypeError(text)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As torch's: a copy is a leaf over the same memory, a pickle has the values, and neither has the gradient."""
+        return _restored, (type(self), self.data, self._requires_grad, self.name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """A leaf with memory and a gradient of its own. Raises RuntimeError for what an operation made."""
+        if not self.is_leaf:
+            raise RuntimeError(
+                f"deepcopy: this tensor was made by an operation, {self._node}, whose graph is not copied; copy "
+                "x.detach(), and keep no results as attributes of a module"
+            )
+        copied = _restored(type(self), copy.deepcopy(self.data, memo), self._requires_grad, self.name)
+        copied._grad = copy.deepcopy(self._grad, memo)
+        memo[id(self)] = copied
+        return copied
 
     def to_torch(self) -> torch.Tensor:
         """The torch tensor underneath, sharing memory; torch's own autograd does not see it."""
@@ -578,6 +595,13 @@ class Tensor(Variable):
         def half(self, memory_format: torch.memory_format = torch.preserve_format) -> Tensor: ...
 
         float = double = bfloat16 = long = int = bool = half
+
+
+def _restored(kind: type[Tensor], data: torch.Tensor, requires_grad: bool, name: str) -> Tensor:
+    """A leaf of a class, as it was before it was copied or pickled."""
+    tensor = kind(data, requires_grad)
+    tensor.name = name
+    return tensor
 
 
 Function.result_class = Tensor

@@ -22,6 +22,12 @@ class Parameter(Tensor):
     def __init__(self, data: Tensor | torch.Tensor, requires_grad: bool = True) -> None:
         super().__init__(data.data if isinstance(data, Tensor) else data, requires_grad)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """As torch's, without the gradient."""
+        copied = super().__deepcopy__(memo)
+        copied.grad = None
+        return copied
+
 
 def described(value: Any) -> str:
     """What stands in the place of a Module, and what to write instead."""

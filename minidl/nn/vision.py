@@ -187,12 +187,14 @@ class _BatchNorm(_Norm):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
+        mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
         # Without running statistics, evaluation uses those of the batch too.
-        training = self.training or self.running_mean is None
+        training = self.training or (mean is None and var is None)
+        if self.training and not self.track_running_stats:
+            mean = var = count = None
         return self._op(
-            input, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps,
-            self.act, self.num_batches_tracked,
-        )  # fmt: skip
+            input, mean, var, self.weight, self.bias, training, self.momentum, self.eps, self.act, count
+        )
 
     def extra_repr(self) -> str:
         return super().extra_repr() + _act_repr(self.act)
@@ -218,8 +220,8 @@ class _InstanceNorm(_Norm):
         self._check(input, 0 if one else 1)
         x = ops.unsqueeze(input, 0) if one else input
         y = ops.instance_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, self.training or self.running_mean is None,
-            self.momentum or 0.0, self.eps,
+            x, self.running_mean, self.running_var, self.weight, self.bias,
+            self.training or not self.track_running_stats, self.momentum or 0.0, self.eps,
         )  # fmt: skip
         return ops.squeeze(y, 0) if one else y
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,6 +20,8 @@ from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
+# What `_start` makes, and what torch's schedulers put over `step`.
+_REMADE = ("_adjusted", "_bounds", "_known_on_device", "_params", "_skips", "_update", "step")
 _UNREAD = ("self", "__class__", "params", "foreach", "fused", "capturable", "decoupled_weight_decay")
 
 
@@ -63,27 +65,32 @@ class Optimizer(torch.optim.Optimizer):
         name = type(self).__name__
         if differentiable:
             raise ValueError(f"{name}: differentiable is not supported: gradients do not pass through a step")
-        self.defaults = defaults
-        self.param_groups: list[dict[str, Any]] = []
-        self._bounds: list[tuple[int, int]] = []
-        self._params: list[Tensor] = []
-        for group in read_groups(name, params):
-            self._take(of_groups.filled(name, group, defaults))
-        of_groups.check_params(name, self._params)
         if max_norm is not None:
             check_number(name, "max_norm", max_norm)
         if loss_scale is not None:
             check_number(name, "loss_scale", loss_scale)
             if not skip_nonfinite:
                 raise ValueError(f"{name}: loss_scale is found by skipping steps; it needs skip_nonfinite=True")
+        self.defaults = defaults
+        self.skip_nonfinite, self.max_norm, self.lazy = skip_nonfinite, max_norm, lazy
+        self.warns = skip_nonfinite and loss_scale is None
+        self._of_update = {"max_norm": max_norm, "lazy": lazy, "initial": initial, "loss_scale": loss_scale}
+        self._start(of_groups.filled(name, group, defaults) for group in read_groups(name, params))
+
+    def _start(self, groups: Iterable[Mapping[str, Any]]) -> None:
+        """Begin with groups of parameters that have all settings."""
+        name = type(self).__name__
+        self.param_groups: list[dict[str, Any]] = []
+        self._bounds: list[tuple[int, int]] = []
+        self._params: list[Tensor] = []
+        for group in groups:
+            self._take(group)
+        of_groups.check_params(name, self._params)
         of_groups.flags(name, self.param_groups, self.defaults)
         self._update = update.Update(
-            self._rule, [p.data for p in self._params], self._states_of(self.param_groups),
-            max_norm=max_norm, lazy=lazy, initial=initial, loss_scale=loss_scale,
-        )  # fmt: skip
-        self._update.skip = self.skip_nonfinite = skip_nonfinite
-        self.max_norm, self.lazy = max_norm, lazy
-        self.warns = skip_nonfinite and loss_scale is None
+            self._rule, [p.data for p in self._params], self._states_of(self.param_groups), **self._of_update
+        )
+        self._update.skip = self.skip_nonfinite
         self._known_on_device: list[dict[str, float]] = []
         self._skips = Skips(self._update)
         self._synchronize()
@@ -95,11 +102,18 @@ class Optimizer(torch.optim.Optimizer):
             lines.append(f"  {len(group['params'])} parameters: {numbers}")
         return "\n".join(lines)
 
-    def __getstate__(self) -> Any:
-        return object.__getstate__(self)
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle has: settings, parameters and `state_dict()`."""
+        if self._update.part is not None:
+            raise TypeError(f"{type(self).__name__}: the state is shared out among processes; save its state_dict()")
+        return {**{k: v for k, v in vars(self).items() if k not in _REMADE}, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        settings = dict(state)
+        values, groups = settings.pop("state"), settings.pop("param_groups")
+        self.__dict__.update(settings)
+        self._start(groups)
+        self.load_state_dict(values)
 
     @property
     def lr(self) -> float:
