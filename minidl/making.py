@@ -77,7 +77,7 @@ def linspace(
     for value in (start, end):
         if isinstance(value, Tensor | torch.Tensor) and value.numel() != 1:
             raise ValueError(f"linspace: an end has shape {list(value.shape)}, expected one number")
-    start, end = (v.item() if isinstance(v, Tensor | torch.Tensor) else v for v in (start, end))
+    start, end = (v.item() if isinstance(v, Tensor | torch.Tensor) else python_number(v) for v in (start, end))
     where, between = device_of(device), (end - start) / max(steps - 1, 1)
     # From both ends, so that both are exact.
     half = (steps + 1) // 2

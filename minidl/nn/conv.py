@@ -42,7 +42,9 @@ class _Conv(Module):
     ) -> None:
         super().__init__()
         activation.parse(act)
-        _check_channels(type(self).__name__, in_channels, out_channels, groups, padding_mode)
+        in_channels, out_channels, groups = _channels(
+            type(self).__name__, in_channels, out_channels, groups, padding_mode
+        )
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = check_settings(self._op.__name__, kernel_size, stride, padding, dilation)
         self.padding_mode = padding_mode
@@ -169,7 +171,9 @@ class _ConvTranspose(Module):
         super().__init__()
         activation.parse(act)
         op = self._op.__name__
-        _check_channels(type(self).__name__, in_channels, out_channels, groups, padding_mode)
+        in_channels, out_channels, groups = _channels(
+            type(self).__name__, in_channels, out_channels, groups, padding_mode
+        )
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = numbers(op, "kernel_size", kernel_size, 1, axes_in(op))
         conv_transpose.check_settings(op, stride, padding, output_padding, dilation)
@@ -219,17 +223,21 @@ def _weight(rows: int, columns: int, kernel: tuple[int, ...], device: Device, dt
     return weight
 
 
-def _check_channels(layer: str, in_channels: int, out_channels: int, groups: int, padding_mode: str) -> None:
+def _channels(
+    layer: str, in_channels: int, out_channels: int, groups: int, padding_mode: str
+) -> tuple[int, int, int]:
+    """Channels and groups as Python's numbers. Raises ValueError for those, or a mode, that do not fit."""
     modes = ("zeros",) if "Transpose" in layer else ("zeros", "reflect", "replicate", "circular")
     if padding_mode not in modes:
         raise ValueError(f"{layer}: padding_mode is {padding_mode!r}, expected one of {', '.join(modes)}")
-    for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
-        whole(layer, name, value)
+    in_channels, out_channels = whole(layer, "in_channels", in_channels), whole(layer, "out_channels", out_channels)
+    groups = whole(layer, "groups", groups)
     if min(in_channels, out_channels, groups) < 1 or in_channels % groups or out_channels % groups:
         raise ValueError(
             f"{layer}: got {in_channels} input and {out_channels} output channels in {groups} groups; expected "
             "numbers of 1 or more, and both channels multiples of groups"
         )
+    return in_channels, out_channels, groups
 
 
 def _bias(weight: Parameter, channels: int) -> Parameter:

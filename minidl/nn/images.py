@@ -88,7 +88,8 @@ class _Pad2d(Called):
 
     def __init__(self, padding: Four) -> None:
         super().__init__()
-        self.padding = (padding,) * 4 if isinstance(padding, int) else tuple(padding)
+        widths = check.several(type(self).__name__, "padding", padding)
+        self.padding = widths if isinstance(padding, list | tuple) else widths * 4
 
 
 class ZeroPad2d(_Pad2d):

@@ -9,6 +9,7 @@ import torch
 from minidl import ops
 from minidl.nn.layers import Device
 from minidl.nn.module import Module, Parameter
+from minidl.runtime import check
 from minidl.tensors import Tensor, device_of
 
 
@@ -42,7 +43,7 @@ class LayerNorm(_Affine):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        shape = check.several(type(self).__name__, "normalized_shape", normalized_shape)
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
         self._parameters_of(shape, elementwise_affine, elementwise_affine and bias, device, dtype)
 
@@ -64,7 +65,7 @@ class RMSNorm(_Affine):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        shape = check.several(type(self).__name__, "normalized_shape", normalized_shape)
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
         self.register_parameter("weight", _full(shape, 1.0, device, dtype) if elementwise_affine else None)
 
@@ -89,6 +90,10 @@ class GroupNorm(_Affine):
         bias: bool = True,
     ) -> None:
         super().__init__()
+        num_groups, num_channels = (
+            check.whole("GroupNorm", name, value)
+            for name, value in (("num_groups", num_groups), ("num_channels", num_channels))
+        )
         if num_groups < 1 or num_channels % num_groups:
             raise ValueError(f"GroupNorm: num_channels {num_channels} is no multiple of num_groups {num_groups}")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
