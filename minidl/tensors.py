@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
+from torch.utils._device import DeviceContext
 
 from minidl import autograd, missing
 from minidl.autograd import Function, Grad
@@ -607,10 +608,19 @@ def _restored(kind: type[Tensor], data: torch.Tensor, requires_grad: bool, name:
 Function.result_class = Tensor
 
 
+def _of_context() -> torch.device | None:
+    """The device of `with torch.device(...):` or torch.set_default_device, if any."""
+    if not torch._C._len_torch_function_stack():
+        return None
+    modes = reversed(torch.overrides._get_current_function_mode_stack())
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
+
+
 def device_of(device: torch.device | str | None) -> torch.device:
-    """A device by name, None for where kernels run. Raises RuntimeError for CUDA where torch sees no GPU."""
+    """A device by name; None for torch's default device where one is set, else where kernels run. Raises RuntimeError for CUDA where torch sees no GPU."""
     if device is None:
-        return default_device()
+        chosen = _of_context()
+        return default_device() if chosen is None else device_of(chosen)
     found = torch.device(device)
     if found.type == "cuda" and not torch.cuda.is_available():
         why = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
@@ -687,7 +697,7 @@ def _without_tensors(data: Any) -> Any:
 
 def zeros(
     *shape: Any,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -697,12 +707,12 @@ def zeros(
 
 def ones(
     *shape: Any,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """A Tensor of ones. Raises as `zeros`."""
-    return full(check.sizes("ones", shape), 1, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full(check.sizes("ones", shape), 1.0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def full(
@@ -712,6 +722,6 @@ def full(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A Tensor of one value: float32 unless named, or as in torch int64 of a whole number and bool of a truth."""
+    """A Tensor of one value: torch's default dtype unless named, or as in torch int64 of a whole number and bool of a truth."""
     shape = check.sizes("full", (size,))
     return Tensor(torch.full(shape, fill_value, dtype=dtype, device=device_of(device)), requires_grad)

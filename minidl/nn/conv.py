@@ -218,7 +218,7 @@ class ConvTranspose2d(_ConvTranspose):
 def _weight(rows: int, columns: int, kernel: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> Parameter:
     """[rows, columns, *kernel] with the columns last in memory, in torch's range."""
     place = device_of(device)
-    weight = Parameter(torch.empty(rows, *kernel, columns, device=place, dtype=dtype or torch.float32).movedim(-1, 1))
+    weight = Parameter(torch.empty(rows, *kernel, columns, device=place, dtype=dtype).movedim(-1, 1))
     init.kaiming_uniform_(weight, a=math.sqrt(5.0))
     return weight
 

@@ -23,7 +23,7 @@ Device = torch.device | str | None
 
 
 def _empty(*shape: int, device: Device, dtype: torch.dtype | None) -> Parameter:
-    return Parameter(torch.empty(shape, device=device_of(device), dtype=dtype or torch.float32))
+    return Parameter(torch.empty(shape, device=device_of(device), dtype=dtype or torch.get_default_dtype()))
 
 
 def _act_repr(act: Activation) -> str:
@@ -92,7 +92,7 @@ class SparseLinear(Module):
         act: Activation = None,
         std: float = 0.1,
         device: Device = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         activation.parse(act)
@@ -231,7 +231,7 @@ class MLP(Sequential):
         dropout: float = 0.0,
         sparse: bool = False,
         device: Device = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> None:
         sizes = [in_features, *hidden, out_features]
         if min(sizes) < 1:

@@ -14,7 +14,7 @@ from minidl.tensors import Tensor, device_of
 
 
 def _full(shape: tuple[int, ...], value: float, device: Device, dtype: torch.dtype | None) -> Parameter:
-    return Parameter(torch.full(shape, value, device=device_of(device), dtype=dtype or torch.float32))
+    return Parameter(torch.full(shape, value, device=device_of(device), dtype=dtype or torch.get_default_dtype()))
 
 
 class _Affine(Module):

@@ -205,27 +205,35 @@ class Registry:
             module = module._modules[name]
         return module
 
-    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Parameter]]:
-        """Every parameter once, with its dotted name, in order of assignment; without `recurse` this module's own."""
-        return self._named("_parameters", prefix, recurse)
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """Every parameter with its dotted name, in order of assignment; without `recurse` this module's own.
+
+        Each comes once unless `remove_duplicate` is False.
+        """
+        return self._named("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
         """Every parameter once; without `recurse` this module's own."""
         return (parameter for _, parameter in self.named_parameters(recurse=recurse))
 
-    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Every buffer once, with its dotted name; without `recurse` this module's own."""
-        return self._named("_buffers", prefix, recurse)
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Every buffer with its dotted name, as `named_parameters`."""
+        return self._named("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         """Every buffer once; without `recurse` this module's own."""
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
-    def _named(self, registry: str, within: str = "", recurse: bool = True) -> Iterator[tuple[str, Any]]:
+    def _named(self, registry: str, within: str, recurse: bool, once: bool) -> Iterator[tuple[str, Any]]:
         seen: set[int] = set()
-        for prefix, module in self.named_modules(prefix=within) if recurse else ((within, self),):
+        modules = self.named_modules(prefix=within, remove_duplicate=once) if recurse else ((within, self),)
+        for prefix, module in modules:
             for name, tensor in module.__dict__[registry].items():
-                if tensor is not None and id(tensor) not in seen:
+                if tensor is not None and not (once and id(tensor) in seen):
                     seen.add(id(tensor))
                     yield (f"{prefix}.{name}" if prefix else name), tensor
 

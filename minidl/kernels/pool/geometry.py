@@ -92,7 +92,7 @@ def windows(
     Raises ValueError where padding is above half of the kernel, or a window does not fit.
     """
     kernel = pair(op, "kernel_size", kernel_size, 1)
-    step = kernel if stride is None or stride == () else pair(op, "stride", stride, 1)
+    step = kernel if stride is None or (isinstance(stride, tuple) and not stride) else pair(op, "stride", stride, 1)
     pad, dil = pair(op, "padding", padding, 0), pair(op, "dilation", dilation, 1)
     if divisor == 0:
         raise ValueError(f"{op}: divisor_override is 0, expected another number, or None for the size of the window")
