@@ -82,7 +82,8 @@ class Context:
 
     def save(self, *tensors: torch.Tensor | None) -> None:
         """Keep tensors for backward. Changing one of them in place before that is an error."""
-        if (hooks := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is not None and True in self.needs:
             _refuse_hooks(hooks[0])
         self._saved = tensors
         # What torch made under inference_mode counts no versions.

@@ -142,7 +142,7 @@ def _copied(key: str, tensor: Tensor, value: Any) -> list[str]:
     """Copy a value into a tensor; returns what is to be said of one that does not fit."""
     value = value.data if isinstance(value, Tensor) else value
     if not isinstance(value, torch.Tensor):
-        return [f'While copying the parameter named "{key}", expected a tensor but received {type(value)}']
+        return [f'While copying the parameter named "{key}", expected torch.Tensor or Tensor-like object from checkpoint but received {type(value)}']
     if tensor.ndim == 0 and value.shape == (1,):
         value = value[0]
     if value.shape != tensor.shape:

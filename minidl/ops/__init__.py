@@ -197,7 +197,7 @@ def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
                 raise error from None
             raise
 
-    return checked if places else function
+    return checked if places or converts else function
 
 
 def _swapped(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
