@@ -617,7 +617,10 @@ def _of_context() -> torch.device | None:
 
 
 def device_of(device: torch.device | str | None) -> torch.device:
-    """A device by name; None for torch's default device where one is set, else where kernels run. Raises RuntimeError for CUDA where torch sees no GPU."""
+    """A device by name; None for torch's default device where one is set, else where kernels run.
+
+    Raises RuntimeError for CUDA where torch sees no GPU.
+    """
     if device is None:
         chosen = _of_context()
         return default_device() if chosen is None else device_of(chosen)
@@ -722,6 +725,6 @@ def full(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A Tensor of one value: torch's default dtype unless named, or as in torch int64 of a whole number and bool of a truth."""
+    """A Tensor of one value: of torch's default dtype unless named, or int64 of a whole number and bool of a truth."""
     shape = check.sizes("full", (size,))
     return Tensor(torch.full(shape, fill_value, dtype=dtype, device=device_of(device)), requires_grad)

@@ -82,7 +82,7 @@ class Context:
 
     def save(self, *tensors: torch.Tensor | None) -> None:
         """Keep tensors for backward. Changing one of them in place before that is an error."""
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and True in self.needs:
             _refuse_hooks(hooks[0])
         self._saved = tensors

@@ -223,9 +223,7 @@ def _weight(rows: int, columns: int, kernel: tuple[int, ...], device: Device, dt
     return weight
 
 
-def _channels(
-    layer: str, in_channels: int, out_channels: int, groups: int, padding_mode: str
-) -> tuple[int, int, int]:
+def _channels(layer: str, in_channels: int, out_channels: int, groups: int, padding_mode: str) -> tuple[int, int, int]:
     """Channels and groups as Python's numbers. Raises ValueError for those, or a mode, that do not fit."""
     modes = ("zeros",) if "Transpose" in layer else ("zeros", "reflect", "replicate", "circular")
     if padding_mode not in modes:

@@ -114,14 +114,13 @@ class Registry:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
 
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
-
     def _check_name(self, name: Any, exists: bool) -> None:
-        """Raise TypeError for a name that is no string, KeyError for one that no file can hold, or that exists already."""
+        """Raise TypeError for a name that is no string, KeyError for one that exists, or that no file can hold."""
         if not isinstance(name, str):
             raise TypeError(f"{type(self).__name__}: a name is a string, got {type(name).__name__}")
-        why = "it is empty" if name == "" else "it has a dot" if "." in name else "it exists already" if exists else None
+        why = (
+            "it is empty" if name == "" else "it has a dot" if "." in name else "it exists already" if exists else None
+        )
         if why is not None:
             raise KeyError(f"{type(self).__name__}: nothing can be named {name!r}: {why}")
 

@@ -74,16 +74,17 @@ class Stateful(Registry):
         and unknown names when `strict`, and for a value that does not fit; no parameter or buffer changes then. As in
         torch, num_batches_tracked of a batch norm may be missing in a state without versions, and stays as it is.
         """
-        if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
-            got = f"a {type(state_dict).__name__}" if not isinstance(state_dict, Mapping) else "names that are no text"
-            raise TypeError(f"{type(self).__name__}.load_state_dict: got {got}, expected a dict of tensors by name")
+        state: Any = state_dict
+        if not isinstance(state, Mapping) or any(not isinstance(name, str) for name in state):
+            got = type(state).__name__
+            raise TypeError(f"{type(self).__name__}.load_state_dict: got a {got}, expected a dict of tensors by name")
         settle_all()
         before = {id(tensor): (tensor.data, tensor.data.clone()) for _, tensor in self.named_tensors()}
         missing: list[str] = []
         unknown: list[str] = []
         errors: list[str] = []
         try:
-            self._load(OrderedDict(state_dict), "", getattr(state_dict, "_metadata", {}), missing, unknown, errors)
+            self._load(OrderedDict(state), "", getattr(state, "_metadata", {}), missing, unknown, errors)
             for title, names in (("Unexpected", unknown), ("Missing", missing)):
                 if strict and names:
                     listed = ", ".join(f'"{name}"' for name in names)
@@ -142,14 +143,13 @@ def _copied(key: str, tensor: Tensor, value: Any) -> list[str]:
     """Copy a value into a tensor; returns what is to be said of one that does not fit."""
     value = value.data if isinstance(value, Tensor) else value
     if not isinstance(value, torch.Tensor):
-        return [f'While copying the parameter named "{key}", expected torch.Tensor or Tensor-like object from checkpoint but received {type(value)}']
+        expected = "expected torch.Tensor or Tensor-like object from checkpoint but received"
+        return [f'While copying the parameter named "{key}", {expected} {type(value)}']
     if tensor.ndim == 0 and value.shape == (1,):
         value = value[0]
     if value.shape != tensor.shape:
-        return [
-            f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in current "
-            f"model is {tensor.shape}."
-        ]
+        sizes = f"with shape {value.shape} from checkpoint, the shape in current model is {tensor.shape}."
+        return [f"size mismatch for {key}: copying a param {sizes}"]
     if tensor.data.is_meta and not value.is_meta:
         warnings.warn(f"for {key}: the module is on the device meta, which keeps no values", stacklevel=5)
     try:

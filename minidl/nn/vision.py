@@ -192,9 +192,7 @@ class _BatchNorm(_Norm):
         training = self.training or (mean is None and var is None)
         if self.training and not self.track_running_stats:
             mean = var = count = None
-        return self._op(
-            input, mean, var, self.weight, self.bias, training, self.momentum, self.eps, self.act, count
-        )
+        return self._op(input, mean, var, self.weight, self.bias, training, self.momentum, self.eps, self.act, count)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + _act_repr(self.act)

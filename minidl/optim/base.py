@@ -13,7 +13,7 @@ from minidl.autograd import enable_grad
 from minidl.kernels import update
 from minidl.later import settle_all
 from minidl.optim import groups as of_groups
-from minidl.optim import states
+from minidl.optim import replays, states
 from minidl.optim.groups import Params, check_number, read_group, read_groups
 from minidl.optim.skips import Skips
 from minidl.runtime import launch
@@ -77,7 +77,7 @@ class Optimizer(torch.optim.Optimizer):
         self._of_update = {"max_norm": max_norm, "lazy": lazy, "initial": initial, "loss_scale": loss_scale}
         self._start(of_groups.filled(name, group, defaults) for group in read_groups(name, params))
 
-    def _start(self, groups: Iterable[Mapping[str, Any]]) -> None:
+    def _start(self, groups: Iterable[dict[str, Any]]) -> None:
         """Begin with groups of parameters that have all settings."""
         name = type(self).__name__
         self.param_groups: list[dict[str, Any]] = []
@@ -173,15 +173,6 @@ class Optimizer(torch.optim.Optimizer):
         own.decay = any(group.get("weight_decay", 0.0) != 0.0 for group in self.param_groups)
         own.dampened = any(group.get("dampening", 0.0) != 0.0 for group in self.param_groups)
 
-    def _launched(self) -> dict[str, Any]:
-        """What launches are made of: a graph that holds them cannot change it."""
-        own = self._update
-        return {
-            "weight_decay": own.decay, "nesterov": own.nesterov, "maximize": own.maximize,
-            "dampening": own.dampened, "centered or amsgrad": own.third, "states": tuple(own.states),
-            "parameters": len(self._params), "iterations": own.newton, "shared out": own.part is not None,
-        }  # fmt: skip
-
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient. `closure` computes the loss and its gradients first.
 
@@ -196,7 +187,9 @@ class Optimizer(torch.optim.Optimizer):
         self._synchronize()
         captured.at_replay(self._prepare_replay)
         if captured.recording():
-            captured.at_replay(partial(self._check_replay, self._launched()))
+            captured.at_replay(
+                partial(replays.check, type(self).__name__, self._update, replays.launched(self._update))
+            )
         grads = [
             self._rows(grad) if isinstance(grad, RowGrad) else grad
             for grad in (param.raw_grad for param in self._params)
@@ -223,22 +216,6 @@ class Optimizer(torch.optim.Optimizer):
         self._synchronize()
         self._say_skipped()
         torch.autograd.graph.increment_version([param.data for param in self._params])
-
-    def _check_replay(self, launched: Mapping[str, Any]) -> None:
-        """Raise ValueError where a graph has other launches than a step would have now."""
-        for key, now in self._launched().items():
-            then = launched[key]
-            if now == then or (key == "weight_decay" and then):
-                continue
-            if key == "weight_decay":
-                raise ValueError(
-                    f"{type(self).__name__}: weight_decay was 0 when the step was captured, so the graph has none: "
-                    "capture the step again, or start with a weight_decay above 0"
-                )
-            raise ValueError(
-                f"{type(self).__name__}: {key} changed from {then} to {now} since the step was captured: capture it "
-                "again"
-            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of all parameters, or with `set_to_none=False` fill them with zeros."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from minidl.optim.base import Optimizer
@@ -204,7 +204,7 @@ class Muon(Optimizer):
     ) -> None:
         super().__init__(params, locals())
 
-    def _start(self, groups: Iterable[Mapping[str, Any]]) -> None:
+    def _start(self, groups: Iterable[dict[str, Any]]) -> None:
         self._adjusted: list[float] = []
         super()._start(groups)
 

@@ -215,7 +215,10 @@ class TestState:
             ({"0.bias": None}, r'named "0.bias", expected [\s\S]* received <class .NoneType.>'),
             ({"0.bias": np.zeros(2)}, r"received <class .numpy.ndarray.>"),
             ({"0.bias": torch.zeros(3), "1.weight": torch.zeros(1)}, r"size mismatch for 0.bias[\s\S]*for 1.weight"),
-            ({"0.other": torch.zeros(3), "2.x": torch.zeros(1)}, r'Unexpected key\(s\) in state_dict: "2.x", "0.other"'),
+            (
+                {"0.other": torch.zeros(3), "2.x": torch.zeros(1)},
+                r'Unexpected key\(s\) in state_dict: "2.x", "0.other"',
+            ),
             ({"0.bias": torch.eye(2).to_sparse()[0]}, "0.bias"),
         ],
         ids=["none", "numpy", "sizes", "names", "sparse"],

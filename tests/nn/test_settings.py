@@ -18,7 +18,12 @@ CHANGES = [
     ("BatchNorm1d", {"num_features": 6}, ROWS, {"track_running_stats": False}),
     ("BatchNorm2d", {"num_features": 6}, IMAGES, {"momentum": None}),
     ("BatchNorm2d", {"num_features": 6}, IMAGES, {"eps": 0.5, "momentum": 0.9}),
-    ("BatchNorm2d", {"num_features": 6}, IMAGES, {"running_mean": None, "running_var": None, "num_batches_tracked": None}),
+    (
+        "BatchNorm2d",
+        {"num_features": 6},
+        IMAGES,
+        {"running_mean": None, "running_var": None, "num_batches_tracked": None},
+    ),
     ("BatchNorm2d", {"num_features": 6, "track_running_stats": False}, IMAGES, {"track_running_stats": True}),
     ("InstanceNorm2d", TRACKED, IMAGES, {"track_running_stats": False}),
     ("InstanceNorm2d", {"num_features": 6}, IMAGES, {"track_running_stats": True}),
