@@ -65,8 +65,6 @@ class Optimizer(torch.optim.Optimizer):
         name = type(self).__name__
         if differentiable:
             raise ValueError(f"{name}: differentiable is not supported: gradients do not pass through a step")
-        if max_norm is not None:
-            check_number(name, "max_norm", max_norm)
         if loss_scale is not None:
             check_number(name, "loss_scale", loss_scale)
             if not skip_nonfinite:
@@ -74,7 +72,7 @@ class Optimizer(torch.optim.Optimizer):
         self.defaults = defaults
         self.skip_nonfinite, self.max_norm, self.lazy = skip_nonfinite, max_norm, lazy
         self.warns = skip_nonfinite and loss_scale is None
-        self._of_update = {"max_norm": max_norm, "lazy": lazy, "initial": initial, "loss_scale": loss_scale}
+        self._of_update = {"lazy": lazy, "initial": initial, "loss_scale": loss_scale}
         self._start(of_groups.filled(name, group, defaults) for group in read_groups(name, params))
 
     def _start(self, groups: Iterable[dict[str, Any]]) -> None:
@@ -90,7 +88,6 @@ class Optimizer(torch.optim.Optimizer):
         self._update = update.Update(
             self._rule, [p.data for p in self._params], self._states_of(self.param_groups), **self._of_update
         )
-        self._update.skip = self.skip_nonfinite
         self._known_on_device: list[dict[str, float]] = []
         self._skips = Skips(self._update)
         self._synchronize()
@@ -168,6 +165,9 @@ class Optimizer(torch.optim.Optimizer):
             if state not in own.states:
                 of_groups.check_not_recording(name, state)
                 own.keep(state, [param.data for param in self._params])
+        if self.max_norm is not None:
+            check_number(name, "max_norm", self.max_norm)
+        own.max_norm, own.skip = self.max_norm, self.skip_nonfinite
         own.nesterov, own.maximize = flags.get("nesterov", False), flags.get("maximize", False)
         own.third = flags.get("centered", False) or flags.get("amsgrad", False)
         own.decay = any(group.get("weight_decay", 0.0) != 0.0 for group in self.param_groups)
@@ -208,7 +208,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _say_skipped(self) -> None:
         # Recorded launches have counted nothing, and their tensors may have no memory.
-        if self.warns and not launch.recording() and self._skips.say(type(self).__name__):
+        if self.warns and self.skip_nonfinite and not launch.recording() and self._skips.say(type(self).__name__):
             self.warns = False
 
     def _prepare_replay(self) -> None:

@@ -13,7 +13,7 @@ def launched(of: Update) -> dict[str, Any]:
     return {
         "weight_decay": of.decay, "nesterov": of.nesterov, "maximize": of.maximize, "dampening": of.dampened,
         "centered or amsgrad": of.third, "states": tuple(of.states), "parameters": len(of.shapes),
-        "iterations": of.newton, "shared out": of.part is not None,
+        "iterations": of.newton, "max_norm": of.max_norm, "skip_nonfinite": of.skip, "shared out": of.part is not None,
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import minidl
-from minidl import nn
+from minidl import nn, optim
 from minidl.tensors import Tensor, default_device
 
 IMAGES, ROWS = (2, 6, 5, 7), (4, 6)
@@ -86,3 +86,23 @@ def test_a_causal_convolution_takes_its_margin_from_its_mode():
     layer.padding_mode = "replicate"
     nn.init.ones_(layer.weight)
     assert layer(minidl.tensor([[[1.0, 2.0, 4.0]]])).tolist() == [[[3.0, 4.0, 7.0]]]
+
+
+def test_an_optimizer_reads_its_settings_at_every_step():
+    weight = nn.Parameter(torch.zeros(2, device=default_device()))
+    optimizer = optim.SGD([weight], lr=1.0)
+
+    def step(value):
+        weight.grad = Tensor(torch.full_like(weight.data, value))
+        optimizer.step()
+        return weight.tolist()
+
+    optimizer.max_norm = 2.0**0.5
+    assert step(3.0) == pytest.approx([-1, -1], rel=1e-5)
+    optimizer.max_norm = None
+    assert step(3.0) == pytest.approx([-4, -4], rel=1e-5)
+    optimizer.skip_nonfinite = False
+    assert str(step(float("nan"))) == "[nan, nan]"
+    optimizer.max_norm = -1.0
+    with pytest.raises(ValueError, match="max_norm is -1.0, expected a number above 0"):
+        step(1.0)
