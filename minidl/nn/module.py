@@ -107,13 +107,15 @@ class Module(Stateful):
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradient of every parameter, or fill it with zeros."""
+        """Forget the gradient of every parameter, or fill it with zeros where it lies."""
         for parameter in self.parameters():
             grad = parameter.raw_grad
             if set_to_none or grad is None:
                 parameter.grad = None
-            else:
-                parameter.grad = Tensor(torch.zeros_like(parameter.data))
+                continue
+            parameter._grad = grad.dense() if isinstance(grad, RowGrad) else grad
+            parameter._grad.zero_()
+            parameter._slope = None
 
     def apply(self: M, function: Callable[[Module], None]) -> M:
         """Call `function` on every module, this one last."""

@@ -162,6 +162,14 @@ class TestMoving:
         assert weight.grad.dtype == torch.float64
         assert weight.grad.tolist() == grad
 
+    @KITS
+    def test_zeros_are_filled_in_where_the_gradient_lies(self, kit):
+        layer = kit.Linear(1, 1)
+        layer(minidl.ones(1, 1) if kit is nn else torch.ones(1, 1)).sum().backward()
+        grad = layer.weight.grad
+        layer.zero_grad(set_to_none=False)
+        assert grad.tolist() == layer.weight.grad.tolist() == [[0]]
+
     def test_a_gradient_of_few_rows_stays_one(self):
         layer = nn.Embedding(5, 2)
         place = layer.weight.device

@@ -104,5 +104,5 @@ def test_an_optimizer_reads_its_settings_at_every_step():
     optimizer.skip_nonfinite = False
     assert str(step(float("nan"))) == "[nan, nan]"
     optimizer.max_norm = -1.0
-    with pytest.raises(ValueError, match="max_norm is -1.0, expected a number above 0"):
+    with pytest.raises(ValueError, match=r"max_norm is -1.0, expected a number above 0"):
         step(1.0)
