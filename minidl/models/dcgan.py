@@ -175,7 +175,7 @@ def from_pytorch_examples(state: Mapping[str, torch.Tensor], device: Device = No
     try:
         model.load_state_dict(mapped)
     except RuntimeError as error:
-        raise ValueError(f"no generator of pytorch/examples: {error.args[0]}") from None
+        raise ValueError(f"no generator of pytorch/examples: {' '.join(str(error).split())}") from None
     return model
 
 
