@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 
 # torch's, by their names.
 _OF_TORCH = (
-    "Size", "bfloat16", "bool", "device", "double", "dtype", "finfo", "float", "float16", "float32", "float64", "half",
-    "iinfo", "inf", "int", "int16", "int32", "int64", "int8", "long", "nan", "pi", "short", "uint8",
+    "Size", "bfloat16", "bool", "device", "double", "dtype", "finfo", "float", "float16", "float32", "float64",
+    "get_default_dtype", "half", "iinfo", "inf", "int", "int16", "int32", "int64", "int8", "long", "nan", "pi",
+    "set_default_dtype", "short", "uint8",
 )  # fmt: skip
 # Those of `minidl.ops` that torch has at this place, too.
 _OPERATIONS = (
@@ -117,9 +118,7 @@ _INSTEAD = {
     "amp": "make the model and its inputs float16 by .half()",
     "autocast": "make the model and its inputs float16 by .half()",
     "compile": "operations are compiled already, and minidl.capture records a step",
-    "get_default_dtype": "it is float32",
     "torch": "import minidl.torch, which nothing else imports",
-    "set_default_dtype": "it is float32; name dtype= where tensors are made, and call .double() of modules",
     "utils": "torch.utils.data works as it is; see minidl.data.to_device",
 }
 

@@ -57,7 +57,7 @@ def arange(
     if step == 0 or (end - start) * step < 0 or not all(map(math.isfinite, (start, end, step))):
         raise ValueError(f"arange: a step of {step!r} does not lead from {start!r} to {end!r}")
     whole = all(isinstance(value, int) for value in (start, end, step))
-    dtype = dtype or (torch.int64 if whole else torch.float32)
+    dtype = dtype or (torch.int64 if whole else torch.get_default_dtype())
     where = device_of(device)
     if whole and not dtype.is_floating_point:
         return Tensor(torch.arange(start, end, step, dtype=dtype, device=where), requires_grad)
@@ -77,12 +77,12 @@ def linspace(
     for value in (start, end):
         if isinstance(value, Tensor | torch.Tensor) and value.numel() != 1:
             raise ValueError(f"linspace: an end has shape {list(value.shape)}, expected one number")
-    start, end = (v.item() if isinstance(v, Tensor | torch.Tensor) else v for v in (start, end))
+    start, end = (v.item() if isinstance(v, Tensor | torch.Tensor) else python_number(v) for v in (start, end))
     where, between = device_of(device), (end - start) / max(steps - 1, 1)
     # From both ends, so that both are exact.
     half = (steps + 1) // 2
     parts = _steps(start, between, half, where), _steps(end, -between, steps - half, where).flip(0)
-    return Tensor(torch.cat(parts).to(dtype or torch.float32), requires_grad)
+    return Tensor(torch.cat(parts).to(dtype or torch.get_default_dtype()), requires_grad)
 
 
 def _steps(start: float, step: float, count: int, device: torch.device | str) -> torch.Tensor:
@@ -98,14 +98,14 @@ def eye(
     columns = n if m is None else m
     if n < 0 or columns < 0:
         raise ValueError(f"eye: got [{n}, {columns}], expected sizes from 0")
-    data = torch.zeros(n, columns, dtype=dtype or torch.float32, device=device_of(device))
+    data = torch.zeros(n, columns, dtype=dtype or torch.get_default_dtype(), device=device_of(device))
     data.diagonal().fill_(1)
     return Tensor(data, requires_grad)
 
 
 def empty(*size: Any, dtype: Kind = None, device: Where = None, requires_grad: bool = False) -> Tensor:
     """A Tensor whose values are whatever the memory holds."""
-    data = torch.empty(check.sizes("empty", size), dtype=dtype or torch.float32, device=device_of(device))
+    data = torch.empty(check.sizes("empty", size), dtype=dtype or torch.get_default_dtype(), device=device_of(device))
     return Tensor(data, requires_grad)
 
 

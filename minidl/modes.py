@@ -40,7 +40,11 @@ def is_grad_enabled() -> bool:
 
 
 def is_anomaly_enabled() -> bool:
-    """Whether backward() looks for NaN in this thread."""
+    """Whether backward() looks for NaN: in this thread, or by torch's setting, which holds for all."""
+    return _looks_for_nan() or (torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled())
+
+
+def _looks_for_nan() -> bool:
     return getattr(_mode, "anomaly", False)
 
 
@@ -139,7 +143,7 @@ def _set_anomaly(value: bool) -> None:
 class detect_anomaly(_Setting):  # noqa: N801 (torch's name)
     """Context manager in which backward() raises RuntimeError at the first operation whose gradient has NaN."""
 
-    _get = staticmethod(is_anomaly_enabled)
+    _get = staticmethod(_looks_for_nan)
     _set = staticmethod(_set_anomaly)
 
     def __init__(self, check_nan: bool = True) -> None:

@@ -29,9 +29,15 @@ _state = {"seed": 0, "stream": 0}
 _thread = modes.settings()
 
 
-def manual_seed(seed: int) -> None:
-    """Start again from stream 0 of `seed`. Raises TypeError unless it is an integer, ValueError outside [0, 2^63)."""
+def manual_seed(seed: int) -> torch.Generator:
+    """Start again from stream 0 of `seed`, and seed torch, whose generator this returns: loaders shuffle by it.
+
+    Raises TypeError unless the seed is an integer, ValueError outside [0, 2^63).
+    """
+    import torch
+
     set_state({"seed": seed, "stream": 0})
+    return torch.manual_seed(_state["seed"])
 
 
 def get_state() -> dict[str, int]:

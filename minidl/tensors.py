@@ -6,12 +6,14 @@ attaches them here when it is imported.
 
 from __future__ import annotations
 
+import copy
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
+from torch.utils._device import DeviceContext
 
 from minidl import autograd, missing
 from minidl.autograd import Function, Grad
@@ -216,6 +218,22 @@ class Tensor(Variable):
         # Of a TypeError torch's operators make another try, x + t for t + x: what changes t must not.
         changes = getattr(function, "__name__", "") == f"{name}_"
         raise RuntimeError(text) if changes else TypeError(text)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As torch's: a copy is a leaf over the same memory, a pickle has the values, and neither has the gradient."""
+        return _restored, (type(self), self.data, self._requires_grad, self.name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """A leaf with memory and a gradient of its own. Raises RuntimeError for what an operation made."""
+        if not self.is_leaf:
+            raise RuntimeError(
+                f"deepcopy: this tensor was made by an operation, {self._node}, whose graph is not copied; copy "
+                "x.detach(), and keep no results as attributes of a module"
+            )
+        copied = _restored(type(self), copy.deepcopy(self.data, memo), self._requires_grad, self.name)
+        copied._grad = copy.deepcopy(self._grad, memo)
+        memo[id(self)] = copied
+        return copied
 
     def to_torch(self) -> torch.Tensor:
         """The torch tensor underneath, sharing memory; torch's own autograd does not see it."""
@@ -580,13 +598,32 @@ class Tensor(Variable):
         float = double = bfloat16 = long = int = bool = half
 
 
+def _restored(kind: type[Tensor], data: torch.Tensor, requires_grad: bool, name: str) -> Tensor:
+    """A leaf of a class, as it was before it was copied or pickled."""
+    tensor = kind(data, requires_grad)
+    tensor.name = name
+    return tensor
+
+
 Function.result_class = Tensor
 
 
+def _of_context() -> torch.device | None:
+    """The device of `with torch.device(...):` or torch.set_default_device, if any."""
+    if not torch._C._len_torch_function_stack():
+        return None
+    modes = reversed(torch.overrides._get_current_function_mode_stack())
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
+
+
 def device_of(device: torch.device | str | None) -> torch.device:
-    """A device by name, None for where kernels run. Raises RuntimeError for CUDA where torch sees no GPU."""
+    """A device by name; None for torch's default device where one is set, else where kernels run.
+
+    Raises RuntimeError for CUDA where torch sees no GPU.
+    """
     if device is None:
-        return default_device()
+        chosen = _of_context()
+        return default_device() if chosen is None else device_of(chosen)
     found = torch.device(device)
     if found.type == "cuda" and not torch.cuda.is_available():
         why = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
@@ -663,7 +700,7 @@ def _without_tensors(data: Any) -> Any:
 
 def zeros(
     *shape: Any,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -673,12 +710,12 @@ def zeros(
 
 def ones(
     *shape: Any,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """A Tensor of ones. Raises as `zeros`."""
-    return full(check.sizes("ones", shape), 1, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full(check.sizes("ones", shape), 1.0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def full(
@@ -688,6 +725,6 @@ def full(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A Tensor of one value: float32 unless named, or as in torch int64 of a whole number and bool of a truth."""
+    """A Tensor of one value: of torch's default dtype unless named, or int64 of a whole number and bool of a truth."""
     shape = check.sizes("full", (size,))
     return Tensor(torch.full(shape, fill_value, dtype=dtype, device=device_of(device)), requires_grad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -81,6 +82,9 @@ class Context:
 
     def save(self, *tensors: torch.Tensor | None) -> None:
         """Keep tensors for backward. Changing one of them in place before that is an error."""
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is not None and True in self.needs:
+            _refuse_hooks(hooks[0])
         self._saved = tensors
         # What torch made under inference_mode counts no versions.
         self._versions = tuple(-1 if t is None or t.is_inference() else t._version for t in tensors)
@@ -98,6 +102,20 @@ class Context:
         return self._saved
 
     saved_tensors = saved
+
+
+def _refuse_hooks(pack: Callable[..., Any]) -> None:
+    """Say what torch's hooks of saved tensors do not do here. Raises RuntimeError for hooks that may change values."""
+    where = getattr(pack, "__module__", "")
+    if where not in ("torch.utils.checkpoint", "torch.autograd.graph"):
+        raise RuntimeError(
+            "torch's saved_tensors_hooks do not see what minidl saves for backward: leave the hooks out, or write a "
+            "minidl.autograd.Function that saves what you want"
+        )
+    warnings.warn(
+        f"{where} saves no memory here: minidl keeps what backward needs where it is, and computes nothing again",
+        stacklevel=2,
+    )
 
 
 class Variable:

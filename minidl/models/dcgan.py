@@ -174,8 +174,8 @@ def from_pytorch_examples(state: Mapping[str, torch.Tensor], device: Device = No
         mapped[f"norm.{part}" if number == 1 else f"upward.{number // 3 * 2 - 2 + number % 3}.{part}"] = tensor
     try:
         model.load_state_dict(mapped)
-    except KeyError as error:
-        raise ValueError(f"no generator of pytorch/examples: {error.args[0]}") from None
+    except RuntimeError as error:
+        raise ValueError(f"no generator of pytorch/examples: {' '.join(str(error).split())}") from None
     return model
 
 
@@ -209,7 +209,7 @@ def load_generator(path: str | Path, device: Device = None) -> Generator:
         _check_fit(settings, tensors)
         model = Generator(**{**settings, "size": tuple(settings["size"])}, device=device)
         model.load_state_dict(tensors)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{source} describes no generator: {cut(error)}") from None
     return model.eval()
 

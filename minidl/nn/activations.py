@@ -31,12 +31,6 @@ class ReLU(_InPlace):
     _op = staticmethod(ops.relu)
 
 
-class ReLU6(_InPlace):
-    """min(max(x, 0), 6)."""
-
-    _op = staticmethod(ops.relu6)
-
-
 class LeakyReLU(_InPlace):
     """x where it is above 0, else negative_slope * x."""
 
@@ -91,6 +85,21 @@ class Hardtanh(_InPlace):
         if min_val >= max_val:
             raise ValueError(f"Hardtanh: min_val is {min_val}, expected less than max_val, {max_val}")
         self.min_val, self.max_val = min_val, max_val
+
+
+class ReLU6(Hardtanh):
+    """min(max(x, 0), 6)."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__(0.0, 6.0, inplace)
+
+    def forward(self, input: Tensor) -> Tensor:
+        # What can be fused, unless the limits were changed.
+        usual = (self.min_val, self.max_val) == (0.0, 6.0)
+        return ops.relu6(input, self.inplace) if usual else super().forward(input)
+
+    def extra_repr(self) -> str:
+        return "inplace=True" if self.inplace else ""
 
 
 class Sigmoid(Called):

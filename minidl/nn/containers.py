@@ -58,7 +58,7 @@ class ModuleList(Module):
         return len(self._modules)
 
     def __iter__(self) -> Iterator[Module]:
-        return self.children()
+        return iter(self._modules.values())
 
 
 class ModuleDict(Module):
@@ -78,7 +78,7 @@ class ModuleDict(Module):
 
     def __setitem__(self, name: str, module: Module) -> None:
         _check(self, name, module)
-        self._modules[name] = module
+        self.add_module(name, module)
 
     def __delitem__(self, name: str) -> None:
         del self._modules[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
 
 import torch
 
@@ -43,15 +42,17 @@ class _Conv(Module):
     ) -> None:
         super().__init__()
         activation.parse(act)
-        _check_channels(type(self).__name__, in_channels, out_channels, groups, padding_mode)
+        in_channels, out_channels, groups = _channels(
+            type(self).__name__, in_channels, out_channels, groups, padding_mode
+        )
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = check_settings(self._op.__name__, kernel_size, stride, padding, dilation)
         self.padding_mode = padding_mode
-        if padding_mode != "zeros" and isinstance(padding, str):
-            raise ValueError(f"{type(self).__name__}: padding {padding!r} goes with zeros; give numbers")
         self.stride, self.padding, self.dilation = stride, padding, dilation
+        # Of margins that are not zeros, by torch's name: as there, `padding` is read once.
+        self._reversed_padding_repeated_twice = self._margins()
         self.weight = _weight(out_channels, in_channels // groups, self.kernel_size, device, dtype)
-        self.bias = _bias(self.weight, out_channels) if bias else None
+        self.register_parameter("bias", _bias(self.weight, out_channels) if bias else None)
 
     def forward(self, input: Tensor) -> Tensor:
         input, padding = self._padded(input)
@@ -61,8 +62,19 @@ class _Conv(Module):
         """x with margins that are not zeros, and the padding that is left."""
         if self.padding_mode == "zeros":
             return x, self.padding
-        widths = numbers(self._op.__name__, "padding", cast(Pair, self.padding), 0, len(self.kernel_size))
-        return ops.pad(x, [width for width in reversed(widths) for _ in range(2)], self.padding_mode), 0
+        return ops.pad(x, self._reversed_padding_repeated_twice, self.padding_mode), 0
+
+    def _margins(self) -> list[int]:
+        """The widths of margins on both sides of each axis, the last axis first."""
+        op, axes = self._op.__name__, len(self.kernel_size)
+        if not isinstance(self.padding, str):
+            widths = numbers(op, "padding", self.padding, 0, axes)
+            return [width for width in reversed(widths) for _ in range(2)]
+        spread = numbers(op, "dilation", self.dilation, 1, axes)
+        totals = [d * (k - 1) for d, k in zip(reversed(spread), reversed(self.kernel_size), strict=True)]
+        before = {"same": [n // 2 for n in totals], "causal": totals, "valid": [0 for _ in totals]}[self.padding]
+        after = {"same": [n - n // 2 for n in totals]}.get(self.padding, [0 for _ in totals])
+        return [width for both in zip(before, after, strict=True) for width in both]
 
     def extra_repr(self) -> str:
         return _shown(self, stride=1, padding=0, dilation=1, groups=1)
@@ -159,15 +171,20 @@ class _ConvTranspose(Module):
         super().__init__()
         activation.parse(act)
         op = self._op.__name__
-        _check_channels(type(self).__name__, in_channels, out_channels, groups, padding_mode)
+        in_channels, out_channels, groups = _channels(
+            type(self).__name__, in_channels, out_channels, groups, padding_mode
+        )
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = numbers(op, "kernel_size", kernel_size, 1, axes_in(op))
         conv_transpose.check_settings(op, stride, padding, output_padding, dilation)
         self.stride, self.padding, self.output_padding, self.dilation = stride, padding, output_padding, dilation
+        self.padding_mode = padding_mode
         self.weight = _weight(in_channels, out_channels // groups, self.kernel_size, device, dtype)
-        self.bias = _bias(self.weight, out_channels) if bias else None
+        self.register_parameter("bias", _bias(self.weight, out_channels) if bias else None)
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.padding_mode != "zeros":
+            raise ValueError(f"{type(self).__name__}: padding_mode is {self.padding_mode!r}, expected 'zeros'")
         return type(self)._op(
             input, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation,
             self.act,
@@ -201,22 +218,24 @@ class ConvTranspose2d(_ConvTranspose):
 def _weight(rows: int, columns: int, kernel: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> Parameter:
     """[rows, columns, *kernel] with the columns last in memory, in torch's range."""
     place = device_of(device)
-    weight = Parameter(torch.empty(rows, *kernel, columns, device=place, dtype=dtype or torch.float32).movedim(-1, 1))
+    weight = Parameter(torch.empty(rows, *kernel, columns, device=place, dtype=dtype).movedim(-1, 1))
     init.kaiming_uniform_(weight, a=math.sqrt(5.0))
     return weight
 
 
-def _check_channels(layer: str, in_channels: int, out_channels: int, groups: int, padding_mode: str) -> None:
+def _channels(layer: str, in_channels: int, out_channels: int, groups: int, padding_mode: str) -> tuple[int, int, int]:
+    """Channels and groups as Python's numbers. Raises ValueError for those, or a mode, that do not fit."""
     modes = ("zeros",) if "Transpose" in layer else ("zeros", "reflect", "replicate", "circular")
     if padding_mode not in modes:
         raise ValueError(f"{layer}: padding_mode is {padding_mode!r}, expected one of {', '.join(modes)}")
-    for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
-        whole(layer, name, value)
+    in_channels, out_channels = whole(layer, "in_channels", in_channels), whole(layer, "out_channels", out_channels)
+    groups = whole(layer, "groups", groups)
     if min(in_channels, out_channels, groups) < 1 or in_channels % groups or out_channels % groups:
         raise ValueError(
             f"{layer}: got {in_channels} input and {out_channels} output channels in {groups} groups; expected "
             "numbers of 1 or more, and both channels multiples of groups"
         )
+    return in_channels, out_channels, groups
 
 
 def _bias(weight: Parameter, channels: int) -> Parameter:

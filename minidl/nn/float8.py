@@ -63,7 +63,7 @@ def to_float8(model: Module, dtype: torch.dtype = torch.float8_e4m3fn) -> Module
         with no_grad():
             values, scale = ops.float8.quantize(layer.weight, dtype)
         bias, factor = layer.bias, getattr(layer, "scale", None)
-        layer.weight, layer.bias = None, None
+        del layer.weight, layer.bias
         layer.register_buffer("weight", values)
         layer.register_buffer("weight_scale", scale)
         layer.register_buffer("bias", None if bias is None else Tensor(bias.data))

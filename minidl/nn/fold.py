@@ -164,6 +164,7 @@ def _fold(layer: Module, norm: BatchNorm1d | BatchNorm2d | SyncBatchNorm, featur
     layer.act, layer.bias = norm.act, None
     if features is None:
         layer.register_buffer("scale", scale)
+        del layer.bias
         layer.register_buffer("bias", shift)
     else:
         trained = layer.weight.requires_grad

@@ -88,7 +88,8 @@ class _Pad2d(Called):
 
     def __init__(self, padding: Four) -> None:
         super().__init__()
-        self.padding = (padding,) * 4 if isinstance(padding, int) else tuple(padding)
+        widths = check.several(type(self).__name__, "padding", padding)
+        self.padding = widths if isinstance(padding, list | tuple) else widths * 4
 
 
 class ZeroPad2d(_Pad2d):
@@ -146,7 +147,7 @@ class Embedding(Module):
         self.max_norm, self.norm_type = max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         if _weight is None:
-            place, kind = device_of(device), dtype or torch.float32
+            place, kind = device_of(device), dtype or torch.get_default_dtype()
             self.weight = Parameter(torch.empty(num_embeddings, embedding_dim, device=place, dtype=kind))
             init.normal_(self.weight)
             if padding_idx is not None:

@@ -23,7 +23,7 @@ Device = torch.device | str | None
 
 
 def _empty(*shape: int, device: Device, dtype: torch.dtype | None) -> Parameter:
-    return Parameter(torch.empty(shape, device=device_of(device), dtype=dtype or torch.float32))
+    return Parameter(torch.empty(shape, device=device_of(device), dtype=dtype or torch.get_default_dtype()))
 
 
 def _act_repr(act: Activation) -> str:
@@ -64,7 +64,7 @@ class Linear(Module):
         self.act = act
         self.weight = _empty(out_features, in_features, device=device, dtype=dtype)
         init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
-        self.bias: Parameter | None = None
+        self.register_parameter("bias", None)
         if bias:
             self.bias = _empty(out_features, device=device, dtype=dtype)
             bound = 1.0 / math.sqrt(max(1, in_features))
@@ -92,7 +92,7 @@ class SparseLinear(Module):
         act: Activation = None,
         std: float = 0.1,
         device: Device = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         activation.parse(act)
@@ -101,7 +101,7 @@ class SparseLinear(Module):
         self.act = act
         self.weight = _empty(in_features, out_features, device=device, dtype=dtype)
         init.normal_(self.weight, 0.0, std)
-        self.bias: Parameter | None = None
+        self.register_parameter("bias", None)
         if bias:
             self.bias = _empty(out_features, device=device, dtype=dtype)
             init.zeros_(self.bias)
@@ -188,7 +188,7 @@ class Sequential(Module):
             self.add_module(name, module)
 
     def forward(self, input: Any) -> Any:
-        for module in self.children():
+        for module in self:
             input = module(input)
         return input
 
@@ -207,7 +207,7 @@ class Sequential(Module):
         self.add_module(list(self._modules)[index], module)
 
     def __iter__(self) -> Iterator[Module]:
-        return self.children()
+        return iter(self._modules.values())
 
     def append(self, module: Module) -> Sequential:
         """Add a module at the end. Raises TypeError for anything else."""
@@ -231,7 +231,7 @@ class MLP(Sequential):
         dropout: float = 0.0,
         sparse: bool = False,
         device: Device = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> None:
         sizes = [in_features, *hidden, out_features]
         if min(sizes) < 1:

@@ -9,11 +9,12 @@ import torch
 from minidl import ops
 from minidl.nn.layers import Device
 from minidl.nn.module import Module, Parameter
+from minidl.runtime import check
 from minidl.tensors import Tensor, device_of
 
 
 def _full(shape: tuple[int, ...], value: float, device: Device, dtype: torch.dtype | None) -> Parameter:
-    return Parameter(torch.full(shape, value, device=device_of(device), dtype=dtype or torch.float32))
+    return Parameter(torch.full(shape, value, device=device_of(device), dtype=dtype or torch.get_default_dtype()))
 
 
 class _Affine(Module):
@@ -23,8 +24,8 @@ class _Affine(Module):
     def _parameters_of(
         self, shape: tuple[int, ...], weight: bool, bias: bool, device: Device, dtype: torch.dtype | None
     ) -> None:
-        self.weight = _full(shape, 1.0, device, dtype) if weight else None
-        self.bias = _full(shape, 0.0, device, dtype) if bias else None
+        self.register_parameter("weight", _full(shape, 1.0, device, dtype) if weight else None)
+        self.register_parameter("bias", _full(shape, 0.0, device, dtype) if bias else None)
 
 
 class LayerNorm(_Affine):
@@ -42,7 +43,7 @@ class LayerNorm(_Affine):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        shape = check.several(type(self).__name__, "normalized_shape", normalized_shape)
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
         self._parameters_of(shape, elementwise_affine, elementwise_affine and bias, device, dtype)
 
@@ -64,9 +65,9 @@ class RMSNorm(_Affine):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        shape = check.several(type(self).__name__, "normalized_shape", normalized_shape)
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
-        self.weight = _full(shape, 1.0, device, dtype) if elementwise_affine else None
+        self.register_parameter("weight", _full(shape, 1.0, device, dtype) if elementwise_affine else None)
 
     def forward(self, input: Tensor) -> Tensor:
         return ops.rms_norm(input, self.normalized_shape, self.weight, self.eps)
@@ -89,6 +90,10 @@ class GroupNorm(_Affine):
         bias: bool = True,
     ) -> None:
         super().__init__()
+        num_groups, num_channels = (
+            check.whole("GroupNorm", name, value)
+            for name, value in (("num_groups", num_groups), ("num_channels", num_channels))
+        )
         if num_groups < 1 or num_channels % num_groups:
             raise ValueError(f"GroupNorm: num_channels {num_channels} is no multiple of num_groups {num_groups}")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine

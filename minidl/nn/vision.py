@@ -107,7 +107,7 @@ class AdaptiveAvgPool1d(AdaptiveAvgPool2d):
 class _Norm(_Affine):
     """The base of norms of channels with running statistics; `ranks` are the allowed numbers of dimensions of x."""
 
-    _may_lack = ("num_batches_tracked",)
+    _version = 2  # 1 had no num_batches_tracked
     ranks: tuple[int, ...]
     expected: str
 
@@ -150,6 +150,14 @@ class _Norm(_Affine):
                 f"num_features, {self.num_features}"
             )
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        counted = self._buffers.get("num_batches_tracked")
+        if counted is not None and (local_metadata.get("version") or 1) < 2:
+            state_dict.setdefault(f"{prefix}num_batches_tracked", counted)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
     def extra_repr(self) -> str:
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
@@ -179,12 +187,12 @@ class _BatchNorm(_Norm):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
+        mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
         # Without running statistics, evaluation uses those of the batch too.
-        training = self.training or self.running_mean is None
-        return self._op(
-            input, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps,
-            self.act, self.num_batches_tracked,
-        )  # fmt: skip
+        training = self.training or (mean is None and var is None)
+        if self.training and not self.track_running_stats:
+            mean = var = count = None
+        return self._op(input, mean, var, self.weight, self.bias, training, self.momentum, self.eps, self.act, count)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + _act_repr(self.act)
@@ -210,8 +218,8 @@ class _InstanceNorm(_Norm):
         self._check(input, 0 if one else 1)
         x = ops.unsqueeze(input, 0) if one else input
         y = ops.instance_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, self.training or self.running_mean is None,
-            self.momentum or 0.0, self.eps,
+            x, self.running_mean, self.running_var, self.weight, self.bias,
+            self.training or not self.track_running_stats, self.momentum or 0.0, self.eps,
         )  # fmt: skip
         return ops.squeeze(y, 0) if one else y
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -106,6 +106,26 @@ _FLAGS = ("ceil_mode", "count_include_pad", "descending", "keepdim", "largest", 
 _OF_NUMPY = (("axis", "dim"), ("keepdims", "keepdim"))  # NumPy's names of arguments, which torch takes, too
 
 
+# What torch.autocast computes in its own dtype first of all: the products.
+_BY_AUTOCAST = {
+    "addmm", "bmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "einsum", "linear",
+    "linear_cross_entropy", "matmul", "mm", "mv", "sparse_linear",
+}  # fmt: skip
+
+
+def _check_autocast(op: str, args: Sequence[Any]) -> None:
+    """Raise RuntimeError where torch's autocast would convert an operand."""
+    for x in args:
+        if not isinstance(x, Tensor | torch.Tensor) or not torch.is_autocast_enabled(x.device.type):
+            continue
+        if x.dtype not in (torch.float64, kind := torch.get_autocast_dtype(x.device.type)):
+            raise RuntimeError(
+                f"{op}: got {x.dtype} under torch.autocast, which would compute in {kind} and does not reach minidl: "
+                "convert the model and its inputs by .to(), with a loss_scale of the optimizer in float16, or write "
+                f"`with torch.autocast({x.device.type!r}, enabled=False):` around minidl's part"
+            )
+
+
 def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, raising TypeError where its annotations say Tensor and an argument is something else."""
 
@@ -140,8 +160,12 @@ def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
                     + (f"; write several dimensions as dim={dims}" if several else "")
                 )
 
+    converts = function.__name__ in _BY_AUTOCAST
+
     @functools.wraps(function)
     def checked(*args: Any, **named: Any) -> Any:
+        if converts and torch._C._is_any_autocast_enabled():
+            _check_autocast(function.__name__, (*args, *named.values()))
         if named:
             for numpys, name in _OF_NUMPY:
                 if numpys in named and name in signature and numpys not in signature and name not in named:
@@ -173,7 +197,7 @@ def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
                 raise error from None
             raise
 
-    return checked if places else function
+    return checked if places or converts else function
 
 
 def _swapped(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -166,7 +166,8 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
 
     Raises ValueError for a min_val above max_val.
     """
-    return applied(lambda x: Hardtanh.apply(x, min_val, max_val), input, inplace)
+    least, most = float(min_val), float(max_val)
+    return applied(lambda x: Hardtanh.apply(x, least, most), input, inplace)
 
 
 PReLU = binary("PReLU", elementwise.prelu, elementwise.prelu_grad_a, elementwise.prelu_grad_b)

@@ -267,8 +267,8 @@ def sizes_of(op: str, x: Any, weight: Any, groups: int) -> tuple[tuple[int, ...]
             f"{op}: input has shape {list(x.shape)}, weight {list(weight.shape)}; expected [N, C, {SHAPES[axes]}] and "
             f"weight [{channels}, {KERNELS[axes]}]"
         )
-    # type, because 1.0 and True are found in a cache under 1.
-    if type(groups) is not int or groups < 1:
+    # 1.0 and True are found in a cache under 1.
+    if isinstance(groups, bool) or not hasattr(groups, "__index__") or groups < 1:
         raise ValueError(f"{op}: groups is {groups!r}, expected a whole number of 1 or more")
     size, kernel = tuple(x.shape[2:]), tuple(weight.shape[2:])
     if 0 in kernel or 0 in size:
@@ -301,7 +301,7 @@ def check_vectors(op: str, channels: int, **vectors: Any) -> None:
 def geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int) -> Geometry:
     """The geometry for x [N, C, H, W] and weight [M, C / groups, R, S]. Raises ValueError if they do not fit."""
     h, w = axes_of("conv2d", x, weight, stride, padding, dilation, groups)
-    return Geometry(h, w, groups)
+    return Geometry(h, w, int(groups))
 
 
 def axes_of(

@@ -88,7 +88,7 @@ def conv1d(
     """
     (axis,) = axes_of("conv1d", input, weight, stride, padding, dilation, groups)
     check_vectors("conv1d", weight.shape[0], bias=bias, scale=scale)
-    geometry = _geometry(weight, axis, groups)
+    geometry = _geometry(weight, axis, int(groups))
     if not recorded("conv1d", input, weight, bias, scale):
         at = _place(weight)
         y, _ = conv.forward(
@@ -125,8 +125,8 @@ def conv_transpose1d(
     """
     op = "conv_transpose1d"
     (axis,) = conv_transpose.axes_of(op, input, weight, stride, padding, output_padding, groups, dilation)
-    check_vectors(op, weight.shape[1] * groups, bias=bias, scale=scale)
-    geometry = _geometry(weight, axis, groups)
+    check_vectors(op, weight.shape[1] * int(groups), bias=bias, scale=scale)
+    geometry = _geometry(weight, axis, int(groups))
     if not recorded(op, input, weight, bias, scale):
         at = _place(weight)
         y, _ = conv.transposed(

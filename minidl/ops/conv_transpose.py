@@ -69,6 +69,7 @@ def conv_transpose2d(
     different dtypes. Source: Dumoulin and Visin, arXiv 1603.07285, chapter 4.
     """
     h, w = axes_of(OP, input, weight, stride, padding, output_padding, groups, dilation)
+    groups = int(groups)
     geometry = Geometry(h, w, groups)
     check_vectors(OP, weight.shape[1] * groups, bias=bias, scale=scale)
     if scale is None and act is form is None and may_wait(input):

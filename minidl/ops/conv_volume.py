@@ -59,7 +59,7 @@ def conv3d(
     """
     d, h, w = axes_of("conv3d", input, weight, stride, padding, dilation, groups)
     check_vectors("conv3d", weight.shape[0], bias=bias, scale=scale)
-    geometry = Volume(d, Geometry(h, w, groups))
+    geometry = Volume(d, Geometry(h, w, int(groups)))
     if not recorded("conv3d", input, weight, bias, scale):
         y, _ = volume.forward(
             input.data, weight.data, geometry, None if bias is None else bias.data, act,

@@ -8,6 +8,7 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import linear_cross_entropy as kernels
+from minidl.runtime import check
 from minidl.tensors import Tensor
 
 __all__ = ["linear_cross_entropy"]
@@ -65,7 +66,7 @@ def linear_cross_entropy(
             raise ValueError(
                 f"linear_cross_entropy: {name} requires a gradient, but gets none here; pass {name}.detach()"
             )
-    index = -100 if ignore_index is None else ignore_index
+    index = -100 if ignore_index is None else check.whole("linear_cross_entropy", "ignore_index", ignore_index)
     if input.ndim == 1:
         input, target, one = input.unsqueeze(0), target.unsqueeze(0), True
     else:

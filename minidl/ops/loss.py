@@ -11,6 +11,7 @@ from minidl.kernels import cross_entropy as entropy
 from minidl.kernels import elementwise, nll
 from minidl.kernels import loss as elements
 from minidl.kernels import softmax as rows
+from minidl.runtime import check
 from minidl.tensors import Tensor
 
 __all__ = [
@@ -144,6 +145,7 @@ def cross_entropy(
     """
     _refuse_grad("cross_entropy", weight=weight)
     reduction = named_reduction(size_average, reduce, reduction)
+    ignore_index = check.whole("cross_entropy", "ignore_index", ignore_index)
     return CrossEntropy.apply(input, target, weight, ignore_index, reduction, label_smoothing)
 
 
@@ -158,6 +160,7 @@ def nll_loss(
 ) -> Tensor:
     """-weight[target] input[target] of rows of logarithms of probabilities; all else as `cross_entropy` of classes."""
     _refuse_grad("nll_loss", weight=weight)
+    ignore_index = check.whole("nll_loss", "ignore_index", ignore_index)
     return NLLLoss.apply(input, target, weight, ignore_index, named_reduction(size_average, reduce, reduction))
 
 

@@ -81,6 +81,8 @@ def _is_mask(part: Any) -> bool:
 def _as_index(part: Any, device: torch.device) -> Any:
     """An integer tensor or a mask, on the device; an int for one without dimensions."""
     part = part.data if isinstance(part, Tensor) else part
+    if getattr(getattr(part, "dtype", None), "kind", "") in ("i", "u") and part.shape == ():
+        return int(part)  # of NumPy, of any width
     if isinstance(part, list | range) or hasattr(part, "__array__"):
         try:
             part = torch.as_tensor(part if not isinstance(part, range) else list(part))

@@ -5,6 +5,7 @@ Results of images are in channels-last memory format.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -104,8 +105,10 @@ def avg_pool2d(
     Shapes as `max_pool2d`. The part of a window beyond the padding (with ceil_mode) is not counted.
     Raises as `max_pool2d`, ValueError if divisor_override is 0, and TypeError if it is not a whole number.
     """
-    if divisor_override is not None and type(divisor_override) is not int:
-        raise TypeError(f"avg_pool2d: divisor_override is {divisor_override!r}, expected a whole number or None")
+    if divisor_override is not None:
+        if isinstance(divisor_override, bool) or not hasattr(divisor_override, "__index__"):
+            raise TypeError(f"avg_pool2d: divisor_override is {divisor_override!r}, expected a whole number or None")
+        divisor_override = operator.index(divisor_override)
     size = kernels.checked("avg_pool2d", input.data)
     at = kernels.windows(
         "avg_pool2d", size, kernel_size, stride, padding, 1, ceil_mode, divisor_override, count_include_pad

@@ -37,7 +37,7 @@ def alike(a: Any, b: Any, floating: bool = False) -> tuple[Any, Any]:
     else:
         result = other if kind is other else torch.result_type(_stand_in(a, kind), _stand_in(b, other))
     if floating and not result.is_floating_point:
-        result = torch.float32
+        result = torch.get_default_dtype()
     both = kind is not None and other is not None and kind.is_floating_point and other.is_floating_point
     if both and (len(a.shape) == 0) == (len(b.shape) == 0):
         return a, b

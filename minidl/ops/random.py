@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ def dropout2d(
 def rand(
     *shape: int | Sequence[int],
     seed: int | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -74,23 +74,28 @@ def rand(
 
     float16 and bfloat16 may round up to 1. Raises TypeError for an integer dtype, ValueError for a negative size.
     """
-    where = device_of(device)
-    sizes = check.sizes("rand", shape)
-    data = kernels.uniform(sizes, 0.0, 1.0, *random.key(seed), dtype=dtype, device=where, first=random.place(sizes))
-    return Tensor(data, requires_grad)
+    return _drawn("rand", kernels.uniform, shape, seed, dtype, device, requires_grad)
 
 
 def randn(
     *shape: int | Sequence[int],
     seed: int | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """A tensor of normally distributed numbers with mean 0 and standard deviation 1. Seeds and errors as `rand`."""
-    where = device_of(device)
-    sizes = check.sizes("randn", shape)
-    data = kernels.normal(sizes, 0.0, 1.0, *random.key(seed), dtype=dtype, device=where, first=random.place(sizes))
+    return _drawn("randn", kernels.normal, shape, seed, dtype, device, requires_grad)
+
+
+def _drawn(
+    op: str, draw: Callable[..., torch.Tensor], shape: tuple[Any, ...], seed: int | None, dtype: torch.dtype | None,
+    device: torch.device | str | None, requires_grad: bool,
+) -> Tensor:  # fmt: skip
+    where, sizes, kind = device_of(device), check.sizes(op, shape), dtype or torch.get_default_dtype()
+    if where.type == "meta":  # no memory to fill
+        return Tensor(torch.empty(sizes, dtype=kind, device=where), requires_grad)
+    data = draw(sizes, 0.0, 1.0, *random.key(seed), dtype=kind, device=where, first=random.place(sizes))
     return Tensor(data, requires_grad)
 
 
@@ -103,4 +108,5 @@ def randint(
     """
     where = device_of(device)
     sizes = check.sizes("randint", (size,))
+    low, high = check.whole("randint", "low", low), check.whole("randint", "high", high)
     return Tensor(kernels.randint(sizes, low, high, *random.key(seed), device=where, first=random.place(sizes)))

@@ -211,7 +211,7 @@ def _extreme(name: str, x: Tensor, dim: Any, keepdim: bool) -> Any:
         return pointwise.minimum(x, dim) if smallest else pointwise.maximum(x, dim)
     if dim is None:
         return (Amin if smallest else Amax).apply(x, None, keepdim)
-    if not isinstance(dim, int) or isinstance(dim, bool):
+    if not hasattr(dim, "__index__") or isinstance(dim, bool):
         raise TypeError(f"{name}: dim is {dim!r}, expected one dimension, or none for all; a{name} takes several")
     return Found(*Extreme.apply(x, dim, keepdim, smallest))
 

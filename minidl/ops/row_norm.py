@@ -60,7 +60,7 @@ def layer_norm(
     Raises TypeError for dtypes that are not floating or differ, ValueError for shapes that do not fit.
     """
     dims = _dims("layer_norm", input, normalized_shape, weight, bias)
-    return RowNorm.apply(input, weight, bias, (kernels.layers, dims), eps, False)
+    return RowNorm.apply(input, weight, bias, (kernels.layers, dims), float(eps), False)
 
 
 def rms_norm(
@@ -72,7 +72,7 @@ def rms_norm(
     """
     dims = _dims("rms_norm", input, normalized_shape, weight, None)
     eps = torch.finfo(input.dtype).eps if eps is None else eps
-    return RowNorm.apply(input, weight, None, (kernels.layers, dims), eps, True)
+    return RowNorm.apply(input, weight, None, (kernels.layers, dims), float(eps), True)
 
 
 def group_norm(
@@ -130,10 +130,11 @@ def _by_channels(
     if input.ndim < 2:
         raise ValueError(f"{op}: input has shape {list(input.shape)}, expected [N, C, ...]")
     C = input.shape[1]
+    num_groups = check.whole(op, "num_groups", num_groups)
     if num_groups < 1 or C % num_groups:
         raise ValueError(f"{op}: {C} channels cannot be shared out to num_groups {num_groups}")
     _fit(op, (C,), weight, bias)
-    return RowNorm.apply(input, weight, bias, (kernels.groups, num_groups), eps, False)
+    return RowNorm.apply(input, weight, bias, (kernels.groups, num_groups), float(eps), False)
 
 
 def _dims(
@@ -142,7 +143,7 @@ def _dims(
     """The number of dimensions that are normalised."""
     check.floating(op, input=input.data)
     check.same(op, input=input, weight=weight, bias=bias)
-    sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    sizes = check.several(op, "normalized_shape", normalized_shape)
     if not sizes or tuple(input.shape[-len(sizes) :]) != sizes:
         raise ValueError(f"{op}: input has shape {list(input.shape)}, expected one that ends in {list(sizes)}")
     _fit(op, sizes, weight, bias)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,13 +13,15 @@ from minidl.autograd import enable_grad
 from minidl.kernels import update
 from minidl.later import settle_all
 from minidl.optim import groups as of_groups
-from minidl.optim import states
+from minidl.optim import replays, states
 from minidl.optim.groups import Params, check_number, read_group, read_groups
 from minidl.optim.skips import Skips
 from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
+# What `_start` makes, and what torch's schedulers put over `step`.
+_REMADE = ("_adjusted", "_bounds", "_known_on_device", "_params", "_skips", "_update", "step")
 _UNREAD = ("self", "__class__", "params", "foreach", "fused", "capturable", "decoupled_weight_decay")
 
 
@@ -63,27 +65,29 @@ class Optimizer(torch.optim.Optimizer):
         name = type(self).__name__
         if differentiable:
             raise ValueError(f"{name}: differentiable is not supported: gradients do not pass through a step")
-        self.defaults = defaults
-        self.param_groups: list[dict[str, Any]] = []
-        self._bounds: list[tuple[int, int]] = []
-        self._params: list[Tensor] = []
-        for group in read_groups(name, params):
-            self._take(of_groups.filled(name, group, defaults))
-        of_groups.check_params(name, self._params)
-        if max_norm is not None:
-            check_number(name, "max_norm", max_norm)
         if loss_scale is not None:
             check_number(name, "loss_scale", loss_scale)
             if not skip_nonfinite:
                 raise ValueError(f"{name}: loss_scale is found by skipping steps; it needs skip_nonfinite=True")
+        self.defaults = defaults
+        self.skip_nonfinite, self.max_norm, self.lazy = skip_nonfinite, max_norm, lazy
+        self.warns = skip_nonfinite and loss_scale is None
+        self._of_update = {"lazy": lazy, "initial": initial, "loss_scale": loss_scale}
+        self._start(of_groups.filled(name, group, defaults) for group in read_groups(name, params))
+
+    def _start(self, groups: Iterable[dict[str, Any]]) -> None:
+        """Begin with groups of parameters that have all settings."""
+        name = type(self).__name__
+        self.param_groups: list[dict[str, Any]] = []
+        self._bounds: list[tuple[int, int]] = []
+        self._params: list[Tensor] = []
+        for group in groups:
+            self._take(group)
+        of_groups.check_params(name, self._params)
         of_groups.flags(name, self.param_groups, self.defaults)
         self._update = update.Update(
-            self._rule, [p.data for p in self._params], self._states_of(self.param_groups),
-            max_norm=max_norm, lazy=lazy, initial=initial, loss_scale=loss_scale,
-        )  # fmt: skip
-        self._update.skip = self.skip_nonfinite = skip_nonfinite
-        self.max_norm, self.lazy = max_norm, lazy
-        self.warns = skip_nonfinite and loss_scale is None
+            self._rule, [p.data for p in self._params], self._states_of(self.param_groups), **self._of_update
+        )
         self._known_on_device: list[dict[str, float]] = []
         self._skips = Skips(self._update)
         self._synchronize()
@@ -95,11 +99,18 @@ class Optimizer(torch.optim.Optimizer):
             lines.append(f"  {len(group['params'])} parameters: {numbers}")
         return "\n".join(lines)
 
-    def __getstate__(self) -> Any:
-        return object.__getstate__(self)
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle has: settings, parameters and `state_dict()`."""
+        if self._update.part is not None:
+            raise TypeError(f"{type(self).__name__}: the state is shared out among processes; save its state_dict()")
+        return {**{k: v for k, v in vars(self).items() if k not in _REMADE}, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        settings = dict(state)
+        values, groups = settings.pop("state"), settings.pop("param_groups")
+        self.__dict__.update(settings)
+        self._start(groups)
+        self.load_state_dict(values)
 
     @property
     def lr(self) -> float:
@@ -154,19 +165,13 @@ class Optimizer(torch.optim.Optimizer):
             if state not in own.states:
                 of_groups.check_not_recording(name, state)
                 own.keep(state, [param.data for param in self._params])
+        if self.max_norm is not None:
+            check_number(name, "max_norm", self.max_norm)
+        own.max_norm, own.skip = self.max_norm, self.skip_nonfinite
         own.nesterov, own.maximize = flags.get("nesterov", False), flags.get("maximize", False)
         own.third = flags.get("centered", False) or flags.get("amsgrad", False)
         own.decay = any(group.get("weight_decay", 0.0) != 0.0 for group in self.param_groups)
         own.dampened = any(group.get("dampening", 0.0) != 0.0 for group in self.param_groups)
-
-    def _launched(self) -> dict[str, Any]:
-        """What launches are made of: a graph that holds them cannot change it."""
-        own = self._update
-        return {
-            "weight_decay": own.decay, "nesterov": own.nesterov, "maximize": own.maximize,
-            "dampening": own.dampened, "centered or amsgrad": own.third, "states": tuple(own.states),
-            "parameters": len(self._params), "iterations": own.newton, "shared out": own.part is not None,
-        }  # fmt: skip
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient. `closure` computes the loss and its gradients first.
@@ -182,7 +187,9 @@ class Optimizer(torch.optim.Optimizer):
         self._synchronize()
         captured.at_replay(self._prepare_replay)
         if captured.recording():
-            captured.at_replay(partial(self._check_replay, self._launched()))
+            captured.at_replay(
+                partial(replays.check, type(self).__name__, self._update, replays.launched(self._update))
+            )
         grads = [
             self._rows(grad) if isinstance(grad, RowGrad) else grad
             for grad in (param.raw_grad for param in self._params)
@@ -201,7 +208,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _say_skipped(self) -> None:
         # Recorded launches have counted nothing, and their tensors may have no memory.
-        if self.warns and not launch.recording() and self._skips.say(type(self).__name__):
+        if self.warns and self.skip_nonfinite and not launch.recording() and self._skips.say(type(self).__name__):
             self.warns = False
 
     def _prepare_replay(self) -> None:
@@ -209,22 +216,6 @@ class Optimizer(torch.optim.Optimizer):
         self._synchronize()
         self._say_skipped()
         torch.autograd.graph.increment_version([param.data for param in self._params])
-
-    def _check_replay(self, launched: Mapping[str, Any]) -> None:
-        """Raise ValueError where a graph has other launches than a step would have now."""
-        for key, now in self._launched().items():
-            then = launched[key]
-            if now == then or (key == "weight_decay" and then):
-                continue
-            if key == "weight_decay":
-                raise ValueError(
-                    f"{type(self).__name__}: weight_decay was 0 when the step was captured, so the graph has none: "
-                    "capture the step again, or start with a weight_decay above 0"
-                )
-            raise ValueError(
-                f"{type(self).__name__}: {key} changed from {then} to {now} since the step was captured: capture it "
-                "again"
-            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of all parameters, or with `set_to_none=False` fill them with zeros."""

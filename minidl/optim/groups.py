@@ -48,6 +48,9 @@ class Group(dict[str, Any]):
         super().__init__(settings)
         self._name = name
 
+    def __reduce__(self) -> Any:
+        return Group, (self._name, dict(self))
+
     def __setitem__(self, key: str, value: Any) -> None:
         if key not in self or self[key] != value:
             check_not_recording(self._name, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from minidl.optim.base import Optimizer
@@ -201,8 +202,11 @@ class Muon(Optimizer):
         loss_scale: float | None = None,
         skip_nonfinite: bool = True,
     ) -> None:
-        self._adjusted: list[float] = []
         super().__init__(params, locals())
+
+    def _start(self, groups: Iterable[dict[str, Any]]) -> None:
+        self._adjusted: list[float] = []
+        super()._start(groups)
 
     def _take(self, group: dict[str, Any]) -> None:
         iterations([*self.param_groups, group])

@@ -108,9 +108,11 @@ def numbers(op: str, name: str, value: Pair, least: int, count: int) -> tuple[in
 
     Raises TypeError for anything else, ValueError for numbers that are not from `least` to MOST.
     """
-    values = (value,) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
-    # bool is an int to Python, and True is found in a cache under 1.
-    whole = len(values) in (1, count) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
+    try:
+        values = several(op, name, value)
+    except TypeError:
+        values = ()
+    whole = len(values) in (1, count)
     if not whole or not all(least <= v <= MOST for v in values):
         text = f"{op}: {name} is {value!r}, expected a whole number from {least} to {MOST}, or {SEVERAL[count]}"
         raise ValueError(text) if whole else TypeError(text)

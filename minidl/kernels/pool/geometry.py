@@ -92,7 +92,7 @@ def windows(
     Raises ValueError where padding is above half of the kernel, or a window does not fit.
     """
     kernel = pair(op, "kernel_size", kernel_size, 1)
-    step = kernel if stride in (None, ()) else pair(op, "stride", stride, 1)
+    step = kernel if stride is None or (isinstance(stride, tuple) and not stride) else pair(op, "stride", stride, 1)
     pad, dil = pair(op, "padding", padding, 0), pair(op, "dilation", dilation, 1)
     if divisor == 0:
         raise ValueError(f"{op}: divisor_override is 0, expected another number, or None for the size of the window")
@@ -125,7 +125,7 @@ def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[in
     if len(sizes) != 2:
         raise TypeError(f"{op}: output_size is {output_size!r}, expected an integer or a pair")
     kept = tuple(size[axis] if value is None else value for axis, value in enumerate(sizes))
-    output = pair(op, "output_size", output_size if isinstance(output_size, int) else kept, 0)
+    output = pair(op, "output_size", kept, 0)
     if 0 in size:
         raise ValueError(f"{op}: the image is {size[0]} x {size[1]}, expected a height and width of 1 or more")
     kernel = largest_window(size[0], output[0]), largest_window(size[1], output[1])

@@ -1,0 +1,252 @@
+"""What a module has by name: parameters, buffers and modules, its own and those of all modules below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minidl import missing
+from minidl.tensors import Tensor
+
+if TYPE_CHECKING:
+    from minidl.nn.module import Module
+
+
+class Parameter(Tensor):
+    """A Tensor that a Module trains: its gradient is recorded, and `parameters()` yields it."""
+
+    __slots__ = ()
+
+    def __init__(self, data: Tensor | torch.Tensor, requires_grad: bool = True) -> None:
+        super().__init__(data.data if isinstance(data, Tensor) else data, requires_grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """As torch's, without the gradient."""
+        copied = super().__deepcopy__(memo)
+        copied.grad = None
+        return copied
+
+
+def described(value: Any) -> str:
+    """What stands in the place of a Module, and what to write instead."""
+    kind = type(value).__name__
+    if isinstance(value, type):
+        return f"the class {value.__name__}, expected a Module: write {value.__name__}(...)"
+    if isinstance(value, torch.nn.Module):
+        return f"torch's {kind}, expected a minidl Module: use minidl.nn.{kind}, and load_state_dict for its weights"
+    if isinstance(value, list | tuple):
+        return f"a {kind}, expected a Module: pass its modules one by one, as in Sequential(*modules)"
+    if callable(value):
+        called = getattr(value, "__name__", kind)
+        return f"the function {called}, expected a Module: use a layer that calls it, such as nn.Tanh() for ops.tanh"
+    return f"of type {kind}, expected a Module"
+
+
+class Registry:
+    """The names of a Module: a Parameter, Module or registered buffer has the name of its attribute."""
+
+    training: bool
+
+    def __init__(self) -> None:
+        self.__dict__["_parameters"] = {}
+        self.__dict__["_buffers"] = {}
+        self.__dict__["_modules"] = {}
+        self.__dict__["_passing"] = set()  # names of buffers that are not saved
+        self.__dict__["training"] = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_parameters" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__}: call super().__init__() before setting {name!r}")
+        registry = None
+        if isinstance(value, Parameter):
+            registry = self._parameters
+        elif name in self._parameters:
+            registry = self._parameters
+            if value is not None:
+                raise TypeError(f"{type(self).__name__}.{name} is a parameter; assign a Parameter or None")
+        elif isinstance(value, Registry):
+            registry = self._modules
+        elif name in self._modules:
+            registry = self._modules
+            if value is not None:
+                raise TypeError(f"{type(self).__name__}.{name} is a module and the value {described(value)}, or None")
+        elif name in self._buffers:
+            registry, value = self._buffers, self._as_buffer(name, value)
+        elif isinstance(value, torch.nn.Module):
+            raise TypeError(f"{type(self).__name__}.{name} is {described(value)}")
+        elif isinstance(value, torch.nn.Parameter) or (isinstance(value, torch.Tensor) and value.requires_grad):
+            raise TypeError(
+                f"{type(self).__name__}.{name} is a torch tensor that torch trains, which parameters() would not "
+                "yield; assign minidl.nn.Parameter(t.detach())"
+            )
+        if registry is None:
+            object.__setattr__(self, name, value)
+            return
+        # As in torch, a module may have the name of something in its class.
+        self._check_name(name, registry is self._parameters and hasattr(type(self), name))
+        for other in (self._parameters, self._buffers, self._modules, self.__dict__):
+            if other is not registry:
+                other.pop(name, None)
+        if registry is not self._buffers:
+            self._passing.discard(name)
+        registry[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        own = self.__dict__
+        if "_modules" in own:  # else __init__ was not called
+            for registry in (own["_parameters"], own["_buffers"], own["_modules"]):
+                if name in registry:
+                    return registry[name]
+        near = None if name.startswith("_") else missing.nearest(name, dir(self))
+        end = f"; did you mean {near}?" if near else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{end}")
+
+    def __delattr__(self, name: str) -> None:
+        for registry in (self._parameters, self._buffers, self._modules):
+            if name in registry:
+                del registry[name]
+                self._passing.discard(name)
+                return
+        super().__delattr__(name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
+
+    def _check_name(self, name: Any, exists: bool) -> None:
+        """Raise TypeError for a name that is no string, KeyError for one that exists, or that no file can hold."""
+        if not isinstance(name, str):
+            raise TypeError(f"{type(self).__name__}: a name is a string, got {type(name).__name__}")
+        why = (
+            "it is empty" if name == "" else "it has a dot" if "." in name else "it exists already" if exists else None
+        )
+        if why is not None:
+            raise KeyError(f"{type(self).__name__}: nothing can be named {name!r}: {why}")
+
+    def _exists(self, name: str, registry: dict[str, Any]) -> bool:
+        """Whether a name belongs to anything but an entry of `registry`."""
+        registries = self.__dict__, self._parameters, self._buffers, self._modules
+        return name not in registry and (hasattr(type(self), name) or any(name in each for each in registries))
+
+    def register_buffer(self, name: str, tensor: Tensor | torch.Tensor | None, persistent: bool = True) -> None:
+        """Add a tensor that is not trained: saved with the module unless it is not `persistent`.
+
+        What is assigned to its name from then on, a Tensor or None, is the buffer. A torch tensor is wrapped.
+        Raises TypeError for anything else, KeyError for a name that is empty, dotted or in use.
+        """
+        self._check_name(name, self._exists(name, self._buffers))
+        self._buffers[name] = self._as_buffer(name, tensor)
+        self._passing.discard(name)
+        if not persistent:
+            self._passing.add(name)
+
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
+        """Add a parameter or None under a name. Raises TypeError for anything else, KeyError as `register_buffer`."""
+        if param is not None and not isinstance(param, Parameter):
+            raise TypeError(f"{type(self).__name__}.{name} is of type {type(param).__name__}, expected a Parameter")
+        self._check_name(name, self._exists(name, self._parameters))
+        self._parameters[name] = param
+
+    def _as_buffer(self, name: str, value: Any) -> Tensor | None:
+        if isinstance(value, torch.Tensor):
+            return Tensor(value)
+        if value is None or isinstance(value, Tensor):
+            return value
+        raise TypeError(
+            f"{type(self).__name__}.{name} is a buffer: got {type(value).__name__}, expected a Tensor or None"
+        )
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """Add a module or None under a name. Raises TypeError for anything else, KeyError as `register_buffer`."""
+        if module is not None and not isinstance(module, Registry):
+            raise TypeError(f"{type(self).__name__}: {name!r} is {described(module)}")
+        self._check_name(name, self._exists(name, self._modules))
+        self._modules[name] = module
+
+    register_module = add_module
+
+    def named_modules(
+        self, memo: set[Any] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Any]]:
+        """This module and all below it with dotted names, each once unless `remove_duplicate` is False."""
+        memo = set() if memo is None else memo
+        if remove_duplicate and self in memo:
+            return
+        memo.add(self)
+        yield prefix, self
+        for name, module in self._modules.items():
+            if module is not None:
+                yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
+
+    def modules(self) -> Iterator[Any]:
+        """This module and all below it."""
+        return (module for _, module in self.named_modules())
+
+    def children(self) -> Iterator[Module]:
+        """The modules directly below this one, each once."""
+        return (module for _, module in self.named_children())
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The modules directly below this one, each once, with their names."""
+        seen: set[Module] = set()
+        for name, module in self._modules.items():
+            if module is not None and module not in seen:
+                seen.add(module)
+                yield name, module
+
+    def get_submodule(self, target: str) -> Module:
+        """The module with a dotted name. Raises AttributeError where there is none."""
+        module: Any = self
+        for name in target.split(".") if target else ():
+            if module._modules.get(name) is None:
+                raise AttributeError(f"{type(module).__name__} has no module {name!r}, of {target!r}")
+            module = module._modules[name]
+        return module
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """Every parameter with its dotted name, in order of assignment; without `recurse` this module's own.
+
+        Each comes once unless `remove_duplicate` is False.
+        """
+        return self._named("_parameters", prefix, recurse, remove_duplicate)
+
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """Every parameter once; without `recurse` this module's own."""
+        return (parameter for _, parameter in self.named_parameters(recurse=recurse))
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Every buffer with its dotted name, as `named_parameters`."""
+        return self._named("_buffers", prefix, recurse, remove_duplicate)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """Every buffer once; without `recurse` this module's own."""
+        return (buffer for _, buffer in self.named_buffers(recurse=recurse))
+
+    def _named(self, registry: str, within: str, recurse: bool, once: bool) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        modules = self.named_modules(prefix=within, remove_duplicate=once) if recurse else ((within, self),)
+        for prefix, module in modules:
+            for name, tensor in module.__dict__[registry].items():
+                if tensor is not None and not (once and id(tensor) in seen):
+                    seen.add(id(tensor))
+                    yield (f"{prefix}.{name}" if prefix else name), tensor
+
+    def num_parameters(self) -> int:
+        """Number of trained values."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """The parameters and buffers of this module alone that its state has, by name."""
+        named = (*self._parameters.items(), *self._buffers.items())
+        return {name: tensor for name, tensor in named if tensor is not None and name not in self._passing}
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter and buffer that is saved, with its dotted name; a shared one has several."""
+        for prefix, module in self.named_modules(remove_duplicate=False):
+            for name, tensor in module.saved_tensors().items():
+                yield (f"{prefix}.{name}" if prefix else name), tensor
