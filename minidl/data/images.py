@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,18 +50,12 @@ def _unpacked(raw: bytes) -> Mapping[str, bytes]:
     return {"content": gunzip(raw, _MAX_FILE)}
 
 
-def _as_it_is(raw: bytes) -> Mapping[str, bytes]:
-    return {"file": raw}
-
-
-def _resources(
-    folder: str, mirrors: Sequence[str], unpack: Callable[[bytes], Mapping[str, bytes]], checksums: Mapping[str, str]
-) -> dict[str, Resource]:
+def _resources(folder: str, mirrors: Sequence[str], checksums: Mapping[str, str]) -> dict[str, Resource]:
     return {
         name: Resource(
             path=f"{folder}/{name}-ubyte.gz",
             mirrors=tuple(f"{mirror}{name}-ubyte.gz" for mirror in mirrors),
-            unpack=unpack,
+            unpack=_unpacked,
             sha256=sha256,
             max_bytes=_MAX_FILE,
         )
@@ -69,11 +63,10 @@ def _resources(
     }
 
 
-# Mirrors have recompressed MNIST's files, so the checksum is that of the content.
+# Mirrors and distributions have recompressed the files, so the checksums are those of the content.
 MNIST = _resources(
     "mnist",
     MNIST_MIRRORS,
-    _unpacked,
     {
         "train-images-idx3": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "train-labels-idx1": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -81,16 +74,14 @@ MNIST = _resources(
         "t10k-labels-idx1": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     },
 )
-# All mirrors of Fashion-MNIST have its authors' files, whose checksums are published.
 FASHION = _resources(
     "fashion-mnist",
     FASHION_MIRRORS,
-    _as_it_is,
     {
-        "train-images-idx3": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        "train-labels-idx1": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        "t10k-images-idx3": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        "t10k-labels-idx1": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        "train-images-idx3": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "train-labels-idx1": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "t10k-images-idx3": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "t10k-labels-idx1": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     },
 )
 
@@ -138,8 +129,7 @@ def load_mnist(
     for key, resource in resources.items():
         addresses = None if mirrors is None else [f"{mirror.rstrip('/')}/{key}-ubyte.gz" for mirror in mirrors]
         parts, origin = fetch(resource, mirrors=addresses, cache=cache, progress=progress)
-        content = parts["content"] if "content" in parts else gunzip(parts["file"], _MAX_FILE)
-        arrays[key] = parse_idx(content, int(key[-1]), origin)
+        arrays[key] = parse_idx(parts["content"], int(key[-1]), origin)
     halves = {half: _half(arrays, half) for half in _COUNTS}
     source = {
         "name": name,
