@@ -64,8 +64,9 @@ def fetch(
     """The checked, unpacked parts of a resource, and where they came from (a path or an address).
 
     Looked for in the folder named by the environment variable MINIDL_DATA, then in SYSTEM, in `cache` (default
-    `cache_folder()`) and at each mirror in turn. Raises DataError when a file in MINIDL_DATA has the wrong content, when the cache
-    cannot be read or written, and when no mirror delivers; the last names every address and what each answered.
+    `cache_folder()`) and at each mirror in turn. Raises DataError when a file in MINIDL_DATA has the wrong content,
+    when the cache cannot be read or written, and when no mirror delivers; the last names every address and what each
+    answered.
     """
     given = os.environ.get("MINIDL_DATA")
     if given:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from minidl.data import files
+from minidl.data.analyzers import Analyzer
 from minidl.data.digests import content_digest
 from minidl.data.parsing import CsvRows, is_utf8, json_object
 from minidl.data.records import DataError
-from minidl.data.terms import Analyzer, TermCounter
+from minidl.data.terms import TermCounter
 from minidl.data.workers import Message
 
 PART = 2**21  # bytes of a worker's part of a file

@@ -43,6 +43,7 @@ def test_the_formula():
         TfidfOptions(min_df=1),
         TfidfOptions(min_df=1, ngram_max=2, max_features=9),
         TfidfOptions(min_df=1, sublinear_tf=False, lowercase=False, stop_words="english", token_pattern=r"\w+"),
+        TfidfOptions(min_df=1, unit="char", ngram_min=2, ngram_max=3, nfc=False),
     ],
 )
 def test_a_reloaded_vocabulary_gives_the_same_bits(options):
@@ -104,7 +105,9 @@ def test_no_terms_is_a_clear_error():
 @pytest.mark.parametrize(
     "option",
     [{"ngram_max": 0}, {"ngram_max": True}, {"min_df": 0}, {"max_features": 0}, {"stop_words": "klingon"},
-     {"token_pattern": "("}, {"token_pattern": "(a)(b)"}, {"lowercase": 1}, {"sublinear_tf": None}],
+     {"token_pattern": "("}, {"token_pattern": "(a)(b)"}, {"lowercase": 1}, {"sublinear_tf": None}, {"ngram_min": 2},
+     {"unit": "chars"}, {"unit": "char", "stop_words": "english"}, {"unit": "char_wb", "token_pattern": "x+"},
+     {"nfc": None}],
 )  # fmt: skip
 def test_bad_options(option):
     with pytest.raises(ValueError, match=f"bad TF-IDF option {next(iter(option))}"):
