@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidl.data.files import Records
+from minidl.data.file_rows import Records
+from minidl.data.number_formats import NumberFormat, to_number
 from minidl.data.parsing import at_line, kind_of, shorten
 from minidl.data.records import DataError
 
@@ -28,22 +29,17 @@ def standardised(values: Sequence[float], mean: float, scale: float, records: Re
     return narrow
 
 
-def to_number(value: Any) -> float | None:
-    """A finite float, or None for anything else; True and False are categories, not numbers."""
-    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+def read_number(records: Records, row: int, at: int, form: NumberFormat | None) -> float | None:
+    """The number in a cell of a column with a format, or with plain numbers; None where there is none."""
+    return to_number(records.cell(row, at)) if form is None else form.number(records.rows[row][at])
 
 
-def same_cell(value: Any) -> Any:
+def same_cell(records: Records, row: int, at: int, form: NumberFormat | None) -> Any:
     """Equal for cells that the model cannot tell apart: 1, "1" and " 1.0"."""
-    number = to_number(value)
+    number = read_number(records, row, at, form)
     if number is not None:
         return number
+    value = records.cell(row, at)
     return value.strip() if isinstance(value, str) else value
 
 
@@ -59,19 +55,19 @@ def is_missing_number(value: Any) -> bool:
     return is_missing(value) or (isinstance(value, str) and value.strip().lower() in _MISSING_NUMBER)
 
 
-def number(records: Records, row: int, at: int, expected: str) -> float:
+def number(records: Records, row: int, at: int, expected: str, form: NumberFormat | None) -> float:
     """The number in a cell. Raises DataError, which says what is `expected` and what to do, unless it is finite."""
-    value = records.rows[row][at]
-    found = to_number(value)
+    found = read_number(records, row, at, form)
     if found is None:
-        raise DataError(f"{place(records, row, at)}: {shown(value)} where {expected}")
+        such = "" if form is None else f"; the column's numbers are written as {form.example!r}"
+        raise DataError(f"{place(records, row, at)}: {shown(records.rows[row][at])} where {expected}{such}")
     return found
 
 
-def target_number(records: Records, row: int, at: int) -> float:
+def target_number(records: Records, row: int, at: int, form: NumberFormat | None) -> float:
     """The target of a regression in a row. Raises DataError unless it is a finite number."""
     expected = "the target of a regression must be a finite number; correct it, delete the row, or choose the task"
-    return number(records, row, at, f"{expected} classification")
+    return number(records, row, at, f"{expected} classification", form)
 
 
 def not_a_number(records: Records, row: int, at: int, more: str = "") -> DataError:

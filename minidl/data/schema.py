@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from minidl.data import cells
-from minidl.data.files import Records, label_at
+from minidl.data.file_rows import Records, label_at
+from minidl.data.number_formats import NumberFormat
 from minidl.data.parsing import listed, shorten
 from minidl.data.records import DataError, Rows
 from minidl.data.saved import Checked, Names, Record, Scale
@@ -20,12 +21,16 @@ MAX_CATEGORIES = 100  # of a column
 
 @dataclass(frozen=True)
 class Column(Checked):
-    """One input column: a number with the training split's mean and scale, or a category with its known values."""
+    """One input column: a number with the training split's mean and scale, or a category with its known values.
+
+    `number_format` says how the numbers are written; None for plain ones.
+    """
 
     name: str
     mean: float = 0.0
     scale: Scale = 1.0
     categories: Annotated[Names, Field(min_length=1, max_length=MAX_CATEGORIES)] | None = None
+    number_format: NumberFormat | None = None
 
     @property
     def features(self) -> list[str]:
@@ -39,9 +44,11 @@ class TableSchema(Record):
 
     `missing` is "error" (a missing value raises) or "fill" (a missing number becomes the mean, a missing category
     zeros). `labels` is empty in a regression; `target_mean` and `target_scale` are 0 and 1 in a classification.
+    `target_format` says how the target's numbers are written; None for plain ones.
     """
 
     format = "minidl-table-schema"
+    optional = ("number_format", "target_format")
     columns: Annotated[list[Column], Field(min_length=1)]
     target: str
     task: Annotated[str, Field(pattern=f"^({REGRESSION}|{CLASSIFICATION})$")]
@@ -49,6 +56,7 @@ class TableSchema(Record):
     target_mean: float = 0.0
     target_scale: Scale = 1.0
     missing: Annotated[str, Field(pattern="^(error|fill)$")] = "error"
+    target_format: NumberFormat | None = None
 
     @property
     def feature_names(self) -> list[str]:
@@ -94,7 +102,7 @@ class TableSchema(Record):
         """
         at = records.position(self.target, "target")
         if self.task == REGRESSION:
-            values = [cells.target_number(records, row, at) for row in range(len(records.rows))]
+            values = [cells.target_number(records, row, at, self.target_format) for row in range(len(records.rows))]
             return cells.standardised(values, self.target_mean, self.target_scale, records, self.target)
         index = {label: i for i, label in enumerate(self.labels)}
         indices = []
@@ -113,16 +121,14 @@ class TableSchema(Record):
             raise ValueError("a classification has two labels or more")
 
     def _number(self, records: Records, row: int, at: int, column: Column) -> float:
-        value = records.rows[row][at]
-        if cells.is_missing_number(value):
+        if cells.is_missing_number(records.rows[row][at]):
             if self.missing == "fill":
                 return column.mean
             raise cells.missing(records, row, at)
-        return cells.number(records, row, at, "a finite number is expected; correct it")
+        return cells.number(records, row, at, "a finite number is expected; correct it", column.number_format)
 
     def _category(self, records: Records, row: int, at: int) -> str | None:
-        value = records.rows[row][at]
-        if cells.is_missing(value):
+        if cells.is_missing(records.rows[row][at]):
             if self.missing == "fill":
                 return None
             raise cells.missing(records, row, at)
