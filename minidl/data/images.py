@@ -1,4 +1,4 @@
-"""Pictures to classify: scikit-learn's digits, MNIST, Fashion-MNIST, or a folder with a folder per class.
+"""Pictures to classify: scikit-learn's digits, MNIST and Fashion-MNIST.
 
 MNIST: LeCun, Bottou, Bengio and Haffner, Proc. IEEE 86(11), 1998. Fashion-MNIST: Xiao, Rasul and Vollgraf, arXiv
 1708.07747. digits: the test half of Alpaydin and Kaynak's optical digits (UCI, 1998), 8x8 pixels of 17 greys.
@@ -17,19 +17,15 @@ from typing import Any
 import numpy as np
 
 from minidl import imports
-from minidl.data import pictures
 from minidl.data.download import Resource, fetch, gunzip
-from minidl.data.picture_cache import PictureCache
 from minidl.data.records import Augment, DataError, ImageDataset, Images
-from minidl.data.split import TEST, TRAIN, VALIDATION, Splitter, check_labels, digests, sides_of
-from minidl.data.workers import Workers
+from minidl.data.split import TEST, TRAIN, VALIDATION, digests, sides_of
 
 DIGITS = [str(digit) for digit in range(10)]
 CLOTHES = [
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 ]  # fmt: skip
 VALIDATION_SHARE = 1 / 12  # of MNIST's training half: about 5,000 pictures
-_USES = {VALIDATION: "validate", TEST: "test"}
 _MAX_FILE = 64 * 2**20
 _EXACT = 16  # pictures
 _UNSIGNED_BYTES = 8  # in an IDX file
@@ -96,7 +92,7 @@ def load_digits() -> ImageDataset:
         "split": "by class and hash of the pixels: 10% validation, 20% test",
     }
     parts = _split(Images(pixels, rows[:, 64].astype(np.int64)), 0.1, 0.2)
-    return _dataset("digits", DIGITS, parts, Augment(1), source)
+    return dataset("digits", DIGITS, parts, Augment(1), source)
 
 
 def _digits() -> np.ndarray:
@@ -139,90 +135,7 @@ def load_mnist(
         "split": "the published halves; a twelfth of the training half by class and hash is the validation split",
     }
     train, validation, _ = _split(halves["train"], VALIDATION_SHARE, 0.0)
-    return _dataset(name, labels, (train, validation, halves["t10k"]), augment, source)
-
-
-def load_folder(
-    folder: str | Path,
-    *,
-    size: tuple[int, int] | None = None,
-    validation: float | str | Path = 0.1,
-    test: float | str | Path = 0.2,
-    split_seed: int = 0,
-    workers: Workers | None = None,
-    cache: PictureCache | None = None,
-) -> ImageDataset:
-    """A folder that holds a folder of pictures per class, named as the class.
-
-    Pictures are resized to `size` (height, width), by default the most common one of the files; they are grey if none
-    has colour. Equal pictures are always in the same part of the split. `validation` and `test` are shares of the
-    folder, or other folders of the same form. `cache` keeps the decoded pictures. Raises DataError, naming the file,
-    for one that cannot be read, fewer than two classes, a class with fewer different pictures than splits are made of
-    it, shares that leave nothing for training, and classes in another folder that this one lacks.
-    """
-    splitter = Splitter(validation, test, split_seed)
-    root = Path(folder)
-    found = list(pictures.class_folders(root))
-    if len(found) < 2:
-        raise DataError(
-            f"{root} holds {'one folder' if found else 'no folder'} of pictures, expected one for each of at least two "
-            f"classes: {root}/CLASS/PICTURE.png"
-        )
-    paths = [path for _, files in found for path in files]
-    labels = [name for name, _ in found]
-    targets = np.repeat(np.arange(len(found)), [len(files) for _, files in found])
-    pixels, keys = pictures.read_keyed(paths, size, None, workers, cache)
-    whole = Images(pixels, targets)
-    _check_classes(root, labels, keys, targets, ["learn from", *(_USES[side] for side in splitter.shares)])
-    height, width, channels = whole.pixels.shape[1:]
-
-    def taken(chosen: np.ndarray) -> Images:
-        return Images(whole.pixels[chosen], targets[chosen])
-
-    def read(other: Path) -> tuple[Images, np.ndarray]:
-        if not other.is_dir():
-            raise DataError(f"{other} is no folder; expected one with a folder of pictures per class")
-        check_labels(other, (name for name, _ in pictures.class_folders(other)), labels, root)
-        images, own_keys = _read_labelled(other, labels, (height, width), channels, workers, cache)
-        return images, digests(own_keys, split_seed)
-
-    parts, split = splitter.split(folder, "pixels", digests(keys, split_seed), targets, taken, read)
-    source = {"name": str(folder), "about": f"{len(whole):,} pictures of {root}", **split}
-    augment = Augment(shift=min(height, width) // 16, replicate=True)
-    return _dataset(str(folder), labels, parts, augment, source)
-
-
-def read_labelled_pictures(
-    folder: str | Path, labels: Sequence[str], size: tuple[int, int], channels: int, workers: Workers | None = None
-) -> tuple[Images, dict[str, Any]]:
-    """The pictures of a folder of class folders whose names are among `labels`, for a model that exists.
-
-    Raises DataError for another class and for a file that cannot be read.
-    """
-    return _read_labelled(Path(folder), labels, size, channels, workers)[0], {"name": str(folder)}
-
-
-def _read_labelled(
-    root: Path,
-    labels: Sequence[str],
-    size: tuple[int, int],
-    channels: int,
-    workers: Workers | None,
-    cache: PictureCache | None = None,
-) -> tuple[Images, list[str]]:
-    """`read_labelled_pictures`, and their keys."""
-    index = {label: i for i, label in enumerate(labels)}
-    found = list(pictures.class_folders(root))
-    for name, _ in found:
-        if name not in index:
-            known = ", ".join(map(repr, list(labels)[:20]))
-            raise DataError(f"{root / name}: class {name!r} is unknown to the model; its classes are: {known}")
-    if not found:
-        raise DataError(f"{root} contains no folder of pictures; expected {root}/CLASS/PICTURE.png")
-    paths = [path for _, files in found for path in files]
-    targets = np.array([index[name] for name, files in found for _ in files], dtype=np.int64)
-    pixels, keys = pictures.read_keyed(paths, size, channels, workers, cache)
-    return Images(pixels, targets), keys
+    return dataset(name, labels, (train, validation, halves["t10k"]), augment, source)
 
 
 def parse_idx(content: bytes, dimensions: int, source: str) -> np.ndarray:
@@ -267,23 +180,6 @@ def _half(arrays: Mapping[str, np.ndarray], half: str) -> Images:
     return Images(pixels[:, :, :, None], labels.astype(np.int64))
 
 
-def _check_classes(
-    root: Path, names: Sequence[str], keys: Sequence[str], targets: np.ndarray, uses: Sequence[str]
-) -> None:
-    """Raises DataError for a class with fewer different pictures than there are uses for them."""
-    found_keys: list[set[str]] = [set() for _ in names]
-    for key, label in zip(keys, targets.tolist(), strict=True):
-        found_keys[label].add(key)
-    for name, different in zip(names, found_keys, strict=True):
-        if len(different) < len(uses):
-            found = "1 picture" if len(different) == 1 else f"{len(different)} different pictures"
-            needed = " and one to ".join([", one to ".join(uses[:-1]), uses[-1]])
-            raise DataError(
-                f"{root / name} has {found}, expected at least {len(uses)}: one to {needed}; add some, or move the "
-                "folder away"
-            )
-
-
 def _split(whole: Images, validation: float, test: float) -> tuple[Images, Images, Images]:
     """(training, validation, test)."""
     sides = sides_of(digests(_keys(whole.pixels)), whole.labels, validation, test)
@@ -292,9 +188,10 @@ def _split(whole: Images, validation: float, test: float) -> tuple[Images, Image
     return parts[0], parts[1], parts[2]
 
 
-def _dataset(
+def dataset(
     name: str, labels: list[str], parts: Sequence[Images], augment: Augment, source: dict[str, Any]
 ) -> ImageDataset:
+    """The data set of training, validation and test pictures."""
     mean, std = _statistics(parts[0].pixels)
     height, width, channels = parts[0].pixels.shape[1:]
     described = {**source, "height": height, "width": width, "channels": channels}
