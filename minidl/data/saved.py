@@ -35,18 +35,18 @@ class Checked:
 class Record(Checked):
     """The base of dataclasses that are saved as files, which say that they are of this `format`.
 
-    Fields of an `optional` name, which earlier versions lacked, are left out where they are None.
+    Fields of an `_optional` name, which earlier versions lacked, are left out where they are None.
     """
 
     format: ClassVar[str]
-    optional: ClassVar[tuple[str, ...]] = ()
+    _optional: ClassVar[tuple[str, ...]] = ()
 
     def to_json(self) -> str:
         """The record as JSON text."""
         whole: Any = self
 
         def written(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            return {name: value for name, value in pairs if value is not None or name not in self.optional}
+            return {name: value for name, value in pairs if value is not None or name not in self._optional}
 
         values = asdict(whole, dict_factory=written)
         return json.dumps({"format": self.format, "version": 1, **values}, ensure_ascii=False, indent=1)
@@ -58,7 +58,7 @@ class Record(Checked):
             data = parse_json(text)
             if not isinstance(data, dict) or data.pop("format", None) != cls.format or data.pop("version", None) != 1:
                 raise ValueError(f"not a {cls.format} file of version 1")
-            return made(cls, data, cls.optional)
+            return made(cls, data, cls._optional)
         except ValueError as error:
             raise DataError(f"{source or cls.format} is damaged: {cut(error)}; restore it or train again") from None
 

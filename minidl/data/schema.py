@@ -48,7 +48,7 @@ class TableSchema(Record):
     """
 
     format = "minidl-table-schema"
-    optional = ("number_format", "target_format")
+    _optional = ("number_format", "target_format")
     columns: Annotated[list[Column], Field(min_length=1)]
     target: str
     task: Annotated[str, Field(pattern=f"^({REGRESSION}|{CLASSIFICATION})$")]
