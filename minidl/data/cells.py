@@ -29,18 +29,24 @@ def standardised(values: Sequence[float], mean: float, scale: float, records: Re
     return narrow
 
 
-def read_number(records: Records, row: int, at: int, form: NumberFormat | None) -> float | None:
-    """The number in a cell of a column with a format, or with plain numbers; None where there is none."""
-    return to_number(records.cell(row, at)) if form is None else form.number(records.rows[row][at])
+def read_numbers(records: Records, at: int, form: NumberFormat | None) -> list[float | None]:
+    """The number in each cell of a column with a format, or with plain numbers; None where there is none."""
+    if form is not None:
+        return [form.number(values[at]) for values in records.rows]
+    if records.decimal_comma:
+        return [to_number(records.cell(row, at)) for row in range(len(records.rows))]
+    return [to_number(values[at]) for values in records.rows]
 
 
-def same_cell(records: Records, row: int, at: int, form: NumberFormat | None) -> Any:
-    """Equal for cells that the model cannot tell apart: 1, "1" and " 1.0"."""
-    number = read_number(records, row, at, form)
-    if number is not None:
-        return number
-    value = records.cell(row, at)
-    return value.strip() if isinstance(value, str) else value
+def same_cells(records: Records, at: int, form: NumberFormat | None) -> list[Any]:
+    """For each cell of a column a value that is equal for those that the model cannot tell apart: 1, "1" and " 1.0"."""
+
+    def other(row: int) -> Any:
+        value = records.cell(row, at)
+        return value.strip() if isinstance(value, str) else value
+
+    found = read_numbers(records, at, form)
+    return [other(row) if number is None else number for row, number in enumerate(found)]
 
 
 def is_missing(value: Any) -> bool:
@@ -55,19 +61,21 @@ def is_missing_number(value: Any) -> bool:
     return is_missing(value) or (isinstance(value, str) and value.strip().lower() in _MISSING_NUMBER)
 
 
-def number(records: Records, row: int, at: int, expected: str, form: NumberFormat | None) -> float:
-    """The number in a cell. Raises DataError, which says what is `expected` and what to do, unless it is finite."""
-    found = read_number(records, row, at, form)
-    if found is None:
-        such = "" if form is None else f"; the column's numbers are written as {form.example!r}"
-        raise DataError(f"{place(records, row, at)}: {shown(records.rows[row][at])} where {expected}{such}")
-    return found
+def no_number(records: Records, row: int, at: int, expected: str, form: NumberFormat | None) -> DataError:
+    """The error for a cell without a finite number, which says what is `expected` and what to do."""
+    such = "" if form is None else f"; the column's numbers are written as {form.example!r}"
+    return DataError(f"{place(records, row, at)}: {shown(records.rows[row][at])} where {expected}{such}")
 
 
-def target_number(records: Records, row: int, at: int, form: NumberFormat | None) -> float:
-    """The target of a regression in a row. Raises DataError unless it is a finite number."""
+def target_numbers(records: Records, at: int, form: NumberFormat | None) -> list[float]:
+    """The targets of a regression. Raises DataError unless all are finite numbers."""
     expected = "the target of a regression must be a finite number; correct it, delete the row, or choose the task"
-    return number(records, row, at, f"{expected} classification", form)
+    found: list[float] = []
+    for row, number in enumerate(read_numbers(records, at, form)):
+        if number is None:
+            raise no_number(records, row, at, f"{expected} classification", form)
+        found.append(number)
+    return found
 
 
 def not_a_number(records: Records, row: int, at: int, more: str = "") -> DataError:

@@ -36,11 +36,11 @@ def to_number(value: Any) -> float | None:
     """A finite float, or None for anything else; True and False are categories, not numbers."""
     if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
         return None
-    if isinstance(value, str) and not value.isascii():
-        value = value.translate(_MINUS)
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
+        if isinstance(value, str) and (other := value.translate(_MINUS)) != value:
+            return to_number(other)
         return None
     return number if math.isfinite(number) else None
 

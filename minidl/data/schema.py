@@ -69,7 +69,7 @@ class TableSchema(Record):
         places = records.positions([column.name for column in self.columns], "input")
         for column, at in zip(self.columns, places, strict=True):
             if column.categories is None:
-                values = [self._number(records, row, at, column) for row in range(len(records.rows))]
+                values = self._numbers(records, at, column)
                 numbers = cells.standardised(values, column.mean, column.scale, records, column.name)
                 blocks.append(numbers[:, None])
             else:
@@ -102,7 +102,7 @@ class TableSchema(Record):
         """
         at = records.position(self.target, "target")
         if self.task == REGRESSION:
-            values = [cells.target_number(records, row, at, self.target_format) for row in range(len(records.rows))]
+            values = cells.target_numbers(records, at, self.target_format)
             return cells.standardised(values, self.target_mean, self.target_scale, records, self.target)
         index = {label: i for i, label in enumerate(self.labels)}
         indices = []
@@ -120,12 +120,19 @@ class TableSchema(Record):
         if self.task == CLASSIFICATION and len(self.labels) < 2:
             raise ValueError("a classification has two labels or more")
 
-    def _number(self, records: Records, row: int, at: int, column: Column) -> float:
-        if cells.is_missing_number(records.rows[row][at]):
-            if self.missing == "fill":
-                return column.mean
-            raise cells.missing(records, row, at)
-        return cells.number(records, row, at, "a finite number is expected; correct it", column.number_format)
+    def _numbers(self, records: Records, at: int, column: Column) -> list[float]:
+        found: list[float] = []
+        for row, number in enumerate(cells.read_numbers(records, at, column.number_format)):
+            if number is not None:
+                found.append(number)
+            elif not cells.is_missing_number(records.rows[row][at]):
+                expected = "a finite number is expected; correct it"
+                raise cells.no_number(records, row, at, expected, column.number_format)
+            elif self.missing == "fill":
+                found.append(column.mean)
+            else:
+                raise cells.missing(records, row, at)
+        return found
 
     def _category(self, records: Records, row: int, at: int) -> str | None:
         if cells.is_missing(records.rows[row][at]):

@@ -134,7 +134,7 @@ def load_table_file(
     columns = [_measure_column(records, train, at, missing, forms[at], notes) for at in inputs]
     mean, scale = 0.0, 1.0
     if task == REGRESSION:
-        values = [cells.target_number(train, row, target_at, target_form) for row in range(len(train.rows))]
+        values = cells.target_numbers(train, target_at, target_form)
         mean, scale = _statistics(values, f"{records.path}: target column {target!r}")
         if min(values) == max(values):
             raise DataError(
@@ -169,12 +169,10 @@ def read_features(path: str | Path, schema: TableSchema) -> np.ndarray:
 
 def _keys(records: Records, columns: Sequence[str], forms: Iterable[NumberFormat | None]) -> list[str]:
     """A key per row: rows with the same inputs have equal keys. Raises DataError for a missing column."""
-    places = list(zip(records.positions(columns, "input"), forms, strict=True))
+    places = zip(records.positions(columns, "input"), forms, strict=True)
+    found = [cells.same_cells(records, at, form) for at, form in places]
     # By repr what JSON lacks, such as the dates of a Parquet file: where a column of them is used, it is refused.
-    return [
-        json.dumps([cells.same_cell(records, row, at, form) for at, form in places], default=repr)
-        for row in range(len(records.rows))
-    ]
+    return [json.dumps(row, default=repr) for row in zip(*found, strict=True)]
 
 
 def _format(records: Records, at: int, numbers: str, notes: list[str]) -> NumberFormat | None:
@@ -191,11 +189,11 @@ def _measure_column(
 ) -> Column:
     """The whole file decides between number and category; the statistics are those of the training split."""
     name = records.columns[at]
-    present = [row for row, values in enumerate(records.rows) if not cells.is_missing_number(values[at])]
-    not_numbers = [row for row in present if cells.read_number(records, row, at, form) is None]
+    others = [row for row, number in enumerate(cells.read_numbers(records, at, form)) if number is None]
+    not_numbers = [row for row in others if not cells.is_missing_number(records.rows[row][at])]
+    present = len(records.rows) - len(others) + len(not_numbers)
     if present and not not_numbers:
-        known = [row for row, values in enumerate(train.rows) if not cells.is_missing_number(values[at])]
-        values = [value for row in known if (value := cells.read_number(train, row, at, form)) is not None]
+        values = [value for value in cells.read_numbers(train, at, form) if value is not None]
         if len(values) < len(train.rows) and missing == "error":
             row = next(i for i, values in enumerate(records.rows) if cells.is_missing_number(values[at]))
             raise cells.missing(records, row, at)
@@ -203,7 +201,7 @@ def _measure_column(
             raise DataError(f"{records.path}: column {name!r} has no value in the training split; ignore the column")
         mean, scale = _statistics(values, f"{records.path}: column {name!r}")
         return Column(name, mean, scale, number_format=form)
-    if 2 * len(not_numbers) < len(present):
+    if 2 * len(not_numbers) < present:
         raise cells.not_a_number(records, not_numbers[0], at)
     found: set[str] = set()
     for row in range(len(train.rows)):
@@ -235,11 +233,10 @@ def _guess_task(records: Records, at: int, form: NumberFormat | None) -> str:
     """
     numbers: list[float] = []
     others: list[int] = []
-    for row, values in enumerate(records.rows):
-        number = cells.read_number(records, row, at, form)
+    for row, number in enumerate(cells.read_numbers(records, at, form)):
         if number is not None:
             numbers.append(number)
-        elif not cells.is_missing_number(values[at]):
+        elif not cells.is_missing_number(records.rows[row][at]):
             others.append(row)
     different = set(numbers)
     classes = len(different) <= MAX_INTEGER_CLASSES and all(number.is_integer() for number in different)

@@ -54,6 +54,18 @@ def test_a_reloaded_vocabulary_gives_the_same_bits(options):
     assert equal(tfidf.transform(texts), again.transform(texts))
 
 
+def test_a_vocabulary_of_an_earlier_version_keeps_its_words():
+    """It has none of the options that came later, and is written without them again."""
+    tfidf = Tfidf.fit(["re\u0301sume\u0301 \u0130stanbul"], TfidfOptions(min_df=1, nfc=False))
+    assert tfidf.terms == ["re", "stanbul", "sume"]
+    saved = json.loads(tfidf.to_json())["options"]
+    assert sorted(saved) == [
+        "lowercase", "max_features", "min_df", "ngram_max", "stop_words", "sublinear_tf", "token_pattern"
+    ]  # fmt: skip
+    assert Tfidf.from_json(tfidf.to_json()) == tfidf
+    assert json.loads(Tfidf.fit(TEXTS).to_json())["options"].keys() - saved.keys() == {"nfc"}
+
+
 @pytest.mark.parametrize("processors", [1, 5])
 def test_any_number_of_threads_gives_the_same_bits(processors, monkeypatch):
     texts = [*TEXTS, "", "unknown", *TEXTS[::-1], "oil oil oil rose"]

@@ -99,7 +99,9 @@ class TableTask(Task):
             }  # fmt: skip
         if config.task not in (None, "regression"):
             raise ConfigError(f"--task {config.task}: {config.data} is a regression")
-        only_for_files(config.data, {"target": config.target, "ignore": ignore}, "its columns are fixed")
+        numbers = config.numbers if config.numbers in ("point", "comma") else None
+        columns = {"target": config.target, "ignore": ignore, "numbers": numbers}
+        only_for_files(config.data, columns, "its columns are fixed")
         files = {"validation": config.validation, "test": config.test}
         only_for_files(config.data, files, "--val-split and --test-split split it")
         return config.splits
