@@ -47,7 +47,7 @@ class Analyzer:
 
     def _words(self) -> Terms:
         pattern, least, most = re.compile(self.token_pattern), self.ngram_min, self.ngram_max
-        find, whole = pattern.findall, self.nfc
+        find, nfc = pattern.findall, self.nfc
         stops: frozenset[str] = frozenset()
         if self.stop_words is not None:
             with imports.apart:
@@ -55,7 +55,7 @@ class Analyzer:
             stops = ENGLISH_STOP_WORDS
 
         def words(text: str) -> list[str]:
-            if whole and not text.isascii():
+            if nfc and not text.isascii():
                 bases, marks = _without_marks(text)
                 if marks:
                     spans = (match.span(pattern.groups) for match in pattern.finditer(bases))
@@ -63,10 +63,10 @@ class Analyzer:
             return find(text)
 
         def runs(text: str) -> list[str]:
-            found = [word for word in words(text) if word not in stops]
-            terms = list(found) if least == 1 else []
-            for size in range(max(2, least), min(most, len(found)) + 1):
-                terms += [" ".join(found[start : start + size]) for start in range(len(found) - size + 1)]
+            tokens = [word for word in words(text) if word not in stops]
+            terms = list(tokens) if least == 1 else []
+            for size in range(max(2, least), min(most, len(tokens)) + 1):
+                terms += [" ".join(tokens[start : start + size]) for start in range(len(tokens) - size + 1)]
             return terms
 
         return runs if stops or most > 1 else words

@@ -45,8 +45,8 @@ def same_cells(records: Records, at: int, form: NumberFormat | None) -> list[Any
         value = records.cell(row, at)
         return value.strip() if isinstance(value, str) else value
 
-    found = read_numbers(records, at, form)
-    return [other(row) if number is None else number for row, number in enumerate(found)]
+    numbers = read_numbers(records, at, form)
+    return [other(row) if number is None else number for row, number in enumerate(numbers)]
 
 
 def is_missing(value: Any) -> bool:
@@ -70,12 +70,12 @@ def no_number(records: Records, row: int, at: int, expected: str, form: NumberFo
 def target_numbers(records: Records, at: int, form: NumberFormat | None) -> list[float]:
     """The targets of a regression. Raises DataError unless all are finite numbers."""
     expected = "the target of a regression must be a finite number; correct it, delete the row, or choose the task"
-    found: list[float] = []
+    numbers: list[float] = []
     for row, number in enumerate(read_numbers(records, at, form)):
         if number is None:
             raise no_number(records, row, at, f"{expected} classification", form)
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 def not_a_number(records: Records, row: int, at: int, more: str = "") -> DataError:

@@ -121,7 +121,7 @@ def _guess(texts: Mapping[str, int], decimals: Sequence[str]) -> tuple[NumberFor
     `decimals` are the decimal marks that may be, the likelier one first. The other is a text that another format, which
     reads as many, reads as another number; None if there is none.
     """
-    parts = {text: found for text in texts if (found := _parts(text)) is not None}
+    parts = {text: split for text in texts if (split := _parts(text)) is not None}
     units: Counter[str] = Counter()
     for text, (_, unit, _, _) in parts.items():
         units[unit] += texts[text]
@@ -147,15 +147,15 @@ def _parts(text: str) -> tuple[str, str, str, str] | None:
     """Sign, unit, digits with their marks, and exponent of a number; None for another text."""
     if len(text) > _LONGEST:
         return None
-    found = _PARTS.fullmatch(text.translate(_PLAIN).strip())
-    if found is None:
+    match = _PARTS.fullmatch(text.translate(_PLAIN).strip())
+    if match is None:
         return None
-    opened, signs, units = found["open"], found["sign"] + found["inner"], found["before"] + found["after"]
-    if bool(opened) != bool(found["close"]) or len(signs) + len(opened) > 1 or len(units) > 1:
+    opened, signs, units = match["open"], match["sign"] + match["inner"], match["before"] + match["after"]
+    if bool(opened) != bool(match["close"]) or len(signs) + len(opened) > 1 or len(units) > 1:
         return None
     if units and units != PERCENT and unicodedata.category(units) != "Sc":
         return None
-    return "-" if opened else signs, units, found["digits"].rstrip(), found["exponent"]
+    return "-" if opened else signs, units, match["digits"].rstrip(), match["exponent"]
 
 
 @cache

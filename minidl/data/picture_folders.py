@@ -20,7 +20,7 @@ def picture_files(folder: Path, skipped: Counter[str] | None = None) -> list[Pat
 
     Linked folders are read, but for those that lead back to a folder around them.
     """
-    found: dict[str, list[str]] = {}
+    names_in: dict[str, list[str]] = {}
     waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(os.fspath(folder), frozenset())]
     while waiting:
         path, around = waiting.pop()
@@ -28,7 +28,7 @@ def picture_files(folder: Path, skipped: Counter[str] | None = None) -> list[Pat
         if (stat.st_dev, stat.st_ino) in around:
             continue
         within = around | {(stat.st_dev, stat.st_ino)}
-        found[path] = []
+        names_in[path] = []
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
@@ -36,19 +36,19 @@ def picture_files(folder: Path, skipped: Counter[str] | None = None) -> list[Pat
                 if _is(entry.is_dir):
                     waiting.append((entry.path, within))
                 elif entry.name.lower().endswith(SUFFIXES) and _is(entry.is_file):
-                    found[path].append(entry.name)
+                    names_in[path].append(entry.name)
                 elif skipped is not None:
                     skipped[Path(entry.name).suffix.lower() or "without a suffix"] += 1
-    return [Path(path, name) for path in sorted(found) for name in sorted(found[path])]
+    return [Path(path, name) for path in sorted(names_in) for name in sorted(names_in[path])]
 
 
 def pictures_in(folder: Path, skipped: Counter[str]) -> list[Path]:
     """The picture files directly in a folder, or else those in its folders."""
-    found = picture_files(folder, skipped)
-    direct = [path for path in found if path.parent == folder]
-    if direct and len(direct) < len(found):
-        skipped["pictures in its folders"] += len(found) - len(direct)
-    return direct or found
+    files = picture_files(folder, skipped)
+    direct = [path for path in files if path.parent == folder]
+    if direct and len(direct) < len(files):
+        skipped["pictures in its folders"] += len(files) - len(direct)
+    return direct or files
 
 
 def class_folders(folder: Path, skipped: Counter[str]) -> Iterator[tuple[str, list[Path]]]:
@@ -62,20 +62,20 @@ def class_folders(folder: Path, skipped: Counter[str]) -> Iterator[tuple[str, li
     outside = len(visible) - len(classes)
     if outside:
         skipped["outside of its folders"] += outside
-    own = 0
+    direct = 0
     for path in classes:
         if not is_utf8(path.name):
             raise DataError(f"{str(path)!r} is not UTF-8 text; rename the folder: its name is the label")
-        found = picture_files(path, skipped)
-        if not found:
+        files = picture_files(path, skipped)
+        if not files:
             raise DataError(
                 f"{path} contains no picture ({', '.join(SUFFIXES)}): put them into the folder of their class, or move "
                 "the folder away"
             )
-        own += sum(file.parent == path for file in found)
-        yield path.name, found
+        direct += sum(file.parent == path for file in files)
+        yield path.name, files
     names = [path.name for path in classes]
-    if not own and names and {name.lower() for name in names} <= _SPLITS:
+    if not direct and names and {name.lower() for name in names} <= _SPLITS:
         train = next((name for name in names if name.lower().startswith("train")), names[0])
         raise DataError(
             f"{folder} holds {listed(names)}, which are splits and no classes: give {folder / train} by itself, and "

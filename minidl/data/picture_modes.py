@@ -70,10 +70,10 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         raise ValueError(f"{between}, and whole numbers must lie between 0 and 65535: scale them")
     if image.mode == "I" and image.format == "TIFF" and 0 < high < 2**8:  # they would be black
         raise ValueError(f"{between}, in 32 bits, of which 65535 is white: save it with 8 bits")
-    found = np.empty((image.height, image.width), dtype=np.uint8)
+    grey = np.empty((image.height, image.width), dtype=np.uint8)
     for top, strip in _strips(image):
-        found[top : top + _STRIP] = np.rint(strip * (255.0 if high <= 1 else 1.0)) if floats else strip // 256.0
-    return Image.fromarray(found)
+        grey[top : top + _STRIP] = np.rint(strip * (255.0 if high <= 1 else 1.0)) if floats else strip // 256.0
+    return Image.fromarray(grey)
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, np.ndarray]]:

@@ -121,18 +121,18 @@ class TableSchema(Record):
             raise ValueError("a classification has two labels or more")
 
     def _numbers(self, records: Records, at: int, column: Column) -> list[float]:
-        found: list[float] = []
+        numbers: list[float] = []
         for row, number in enumerate(cells.read_numbers(records, at, column.number_format)):
             if number is not None:
-                found.append(number)
+                numbers.append(number)
             elif not cells.is_missing_number(records.rows[row][at]):
                 expected = "a finite number is expected; correct it"
                 raise cells.no_number(records, row, at, expected, column.number_format)
             elif self.missing == "fill":
-                found.append(column.mean)
+                numbers.append(column.mean)
             else:
                 raise cells.missing(records, row, at)
-        return found
+        return numbers
 
     def _category(self, records: Records, row: int, at: int) -> str | None:
         if cells.is_missing(records.rows[row][at]):

@@ -170,9 +170,9 @@ def read_features(path: str | Path, schema: TableSchema) -> np.ndarray:
 def _keys(records: Records, columns: Sequence[str], forms: Iterable[NumberFormat | None]) -> list[str]:
     """A key per row: rows with the same inputs have equal keys. Raises DataError for a missing column."""
     places = zip(records.positions(columns, "input"), forms, strict=True)
-    found = [cells.same_cells(records, at, form) for at, form in places]
+    same = [cells.same_cells(records, at, form) for at, form in places]
     # By repr what JSON lacks, such as the dates of a Parquet file: where a column of them is used, it is refused.
-    return [json.dumps(row, default=repr) for row in zip(*found, strict=True)]
+    return [json.dumps(row, default=repr) for row in zip(*same, strict=True)]
 
 
 def _format(records: Records, at: int, numbers: str, notes: list[str]) -> NumberFormat | None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minidl.data import DataError, HashedTfidf, Tfidf, TfidfOptions
 
 
-def found(text, **options):
+def terms_of(text, **options):
     return TfidfOptions(min_df=1, **options).analyzer.function()(text)
 
 
@@ -28,39 +28,39 @@ def test_words_of_all_scripts_stay_whole(text, form):
     composed form, Vietnamese, Chakma and Brahmi, Japanese: decomposed or not, the words are the same."""
     given_text = unicodedata.normalize(form, text)
     for pattern in (TfidfOptions().token_pattern, r"(?u)\b\w\w+\b", r"(\w+)"):
-        assert found(given_text, token_pattern=pattern) == unicodedata.normalize("NFC", text).split()
+        assert terms_of(given_text, token_pattern=pattern) == unicodedata.normalize("NFC", text).split()
 
 
 def test_a_pattern_of_a_script_finds_its_marks():
-    assert found("हिन्दी and मानक", token_pattern="[\u0900-\u097f]+") == ["हिन्दी", "मानक"]
-    assert found("x\u0302 and \u0302 y", token_pattern="[a-z]+") == ["x\u0302", "and", "y"]
+    assert terms_of("हिन्दी and मानक", token_pattern="[\u0900-\u097f]+") == ["हिन्दी", "मानक"]
+    assert terms_of("x\u0302 and \u0302 y", token_pattern="[a-z]+") == ["x\u0302", "and", "y"]
 
 
 def test_what_marks_no_letter_is_no_word():
     text = "\u0301ab \u2764\ufe0f 1\ufe0f\u20e3 \U0001f469\u200d\U0001f52c cd\u200d, \u200cef\U000e0101"
-    assert found(text) == ["ab", "cd", "ef\U000e0101"]
+    assert terms_of(text) == ["ab", "cd", "ef\U000e0101"]
 
 
 @pytest.mark.parametrize("word", ["İSTANBUL", "I\u0307STANBUL", "i\u0307stanbul", "Istanbul", "istanbul"])
 def test_a_dotted_capital_i_is_an_i(word):
-    assert found(word) == ["istanbul"]
+    assert terms_of(word) == ["istanbul"]
 
 
 def test_without_nfc_marks_end_words_as_in_scikit_learn():
-    assert found("résumé İstanbul", nfc=False) == ["résumé", "stanbul"]
-    assert found(unicodedata.normalize("NFD", "résumé"), nfc=False) == ["re", "sume"]
+    assert terms_of("résumé İstanbul", nfc=False) == ["résumé", "stanbul"]
+    assert terms_of(unicodedata.normalize("NFD", "résumé"), nfc=False) == ["re", "sume"]
 
 
 @given(st.text() | st.text(st.sampled_from("aeİIi\u0301\u0307\u0323 \u200dक्\U0001f600é1_")))
 def test_canonically_equal_texts_have_the_same_terms(text):
     for unit in ("word", "char", "char_wb"):
-        forms = [found(unicodedata.normalize(form, text), unit=unit, ngram_max=2) for form in ("NFC", "NFD")]
-        assert forms[0] == forms[1] == found(text, unit=unit, ngram_max=2)
+        forms = [terms_of(unicodedata.normalize(form, text), unit=unit, ngram_max=2) for form in ("NFC", "NFD")]
+        assert forms[0] == forms[1] == terms_of(text, unit=unit, ngram_max=2)
 
 
 def test_characters_where_no_space_ends_a_word():
-    assert found("東京都に行く", unit="char", ngram_min=2, ngram_max=2) == ["東京", "京都", "都に", "に行", "行く"]
-    assert found("ab c", unit="char_wb", ngram_min=2, ngram_max=3) == [
+    assert terms_of("東京都に行く", unit="char", ngram_min=2, ngram_max=2) == ["東京", "京都", "都に", "に行", "行く"]
+    assert terms_of("ab c", unit="char_wb", ngram_min=2, ngram_max=3) == [
         " a",
         "ab",
         "b ",
@@ -77,7 +77,7 @@ def test_characters_where_no_space_ends_a_word():
 )
 def test_long_runs_take_linear_time(mark):
     before = time.process_time()
-    found("x" + mark * 200_000)
+    terms_of("x" + mark * 200_000)
     assert time.process_time() - before < 2
 
 
