@@ -101,7 +101,7 @@ def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, plac
     if not group.leads:
         settings = TASKS[kind].settings
         own = {name: given[name] for name in settings.of_process().model_fields if name in given}
-        config, profiling = settings(**{**identity, **own}), Profiling()
+        config, profiling = settings(**{**settings.earlier, **identity, **own}), Profiling()
     _run(kind, config, profiling)
 
 

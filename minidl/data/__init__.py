@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from minidl.data.files import read_labelled, read_texts
     from minidl.data.hashing import HashedTfidf
     from minidl.data.image_batches import ImageBatches
-    from minidl.data.images import read_labelled_pictures
+    from minidl.data.image_folders import read_labelled_pictures
     from minidl.data.loaders import to_device
     from minidl.data.pictures import read_pictures
     from minidl.data.schema import TableDataset, TableSchema
@@ -87,7 +87,7 @@ _MODULES = {
     "files": "read_labelled read_texts",
     "hashing": "HashedTfidf",
     "image_batches": "ImageBatches",
-    "images": "read_labelled_pictures",
+    "image_folders": "read_labelled_pictures",
     "pictures": "read_pictures",
     "schema": "TableDataset TableSchema",
     "tables": "read_features read_rows",
@@ -137,9 +137,9 @@ def load_table(name_or_path: str | Path, **options: Any) -> TableDataset:
 def load_images(name_or_path: str | Path, **options: Any) -> ImageDataset:
     """An image classification task: a name of `IMAGE_DATA`, or a folder with a folder of pictures per class.
 
-    Options of a folder: `size`, `validation`, `test`, `split_seed`, `workers`, `cache`, see `images.load_folder`.
-    Options of `mnist` and `fashion-mnist`: `progress`, `cache`, `mirrors`, see `images.load_mnist`. `digits` takes
-    none.
+    Options of a folder: `size`, `validation`, `test`, `split_seed`, `workers`, `cache`, see
+    `image_folders.load_folder`. Options of `mnist` and `fashion-mnist`: `progress`, `cache`, `mirrors`, see
+    `images.load_mnist`. `digits` takes none.
 
     Raises DataError for an unknown name, an option that the data does not take, and data that cannot be used.
     """
@@ -151,7 +151,7 @@ def load_images(name_or_path: str | Path, **options: Any) -> ImageDataset:
     _check_path(name_or_path, IMAGE_DATA, "image data", "a folder that exists", "of a folder of class folders")
     if not Path(name_or_path).is_dir():
         raise DataError(f"{name_or_path} is a file; expected a folder with a folder of pictures per class")
-    return _call("images", "load_folder", name, options, name_or_path)
+    return _call("image_folders", "load_folder", name, options, name_or_path)
 
 
 def _call(module: str, loader: str, name: str, options: dict[str, Any], *arguments: str | Path) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidl.data.files import Records
+from minidl.data.file_rows import Records
+from minidl.data.number_formats import NumberFormat, to_number
 from minidl.data.parsing import at_line, kind_of, shorten
 from minidl.data.records import DataError
 
@@ -28,23 +29,24 @@ def standardised(values: Sequence[float], mean: float, scale: float, records: Re
     return narrow
 
 
-def to_number(value: Any) -> float | None:
-    """A finite float, or None for anything else; True and False are categories, not numbers."""
-    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+def read_numbers(records: Records, at: int, form: NumberFormat | None) -> list[float | None]:
+    """The number in each cell of a column with a format, or with plain numbers; None where there is none."""
+    if form is not None:
+        return [form.number(values[at]) for values in records.rows]
+    if records.decimal_comma:
+        return [to_number(records.cell(row, at)) for row in range(len(records.rows))]
+    return [to_number(values[at]) for values in records.rows]
 
 
-def same_cell(value: Any) -> Any:
-    """Equal for cells that the model cannot tell apart: 1, "1" and " 1.0"."""
-    number = to_number(value)
-    if number is not None:
-        return number
-    return value.strip() if isinstance(value, str) else value
+def same_cells(records: Records, at: int, form: NumberFormat | None) -> list[Any]:
+    """For each cell of a column a value that is equal for those that the model cannot tell apart: 1, "1" and " 1.0"."""
+
+    def other(row: int) -> Any:
+        value = records.cell(row, at)
+        return value.strip() if isinstance(value, str) else value
+
+    numbers = read_numbers(records, at, form)
+    return [other(row) if number is None else number for row, number in enumerate(numbers)]
 
 
 def is_missing(value: Any) -> bool:
@@ -59,19 +61,21 @@ def is_missing_number(value: Any) -> bool:
     return is_missing(value) or (isinstance(value, str) and value.strip().lower() in _MISSING_NUMBER)
 
 
-def number(records: Records, row: int, at: int, expected: str) -> float:
-    """The number in a cell. Raises DataError, which says what is `expected` and what to do, unless it is finite."""
-    value = records.rows[row][at]
-    found = to_number(value)
-    if found is None:
-        raise DataError(f"{place(records, row, at)}: {shown(value)} where {expected}")
-    return found
+def no_number(records: Records, row: int, at: int, expected: str, form: NumberFormat | None) -> DataError:
+    """The error for a cell without a finite number, which says what is `expected` and what to do."""
+    such = "" if form is None else f"; the column's numbers are written as {form.example!r}"
+    return DataError(f"{place(records, row, at)}: {shown(records.rows[row][at])} where {expected}{such}")
 
 
-def target_number(records: Records, row: int, at: int) -> float:
-    """The target of a regression in a row. Raises DataError unless it is a finite number."""
+def target_numbers(records: Records, at: int, form: NumberFormat | None) -> list[float]:
+    """The targets of a regression. Raises DataError unless all are finite numbers."""
     expected = "the target of a regression must be a finite number; correct it, delete the row, or choose the task"
-    return number(records, row, at, f"{expected} classification")
+    numbers: list[float] = []
+    for row, number in enumerate(read_numbers(records, at, form)):
+        if number is None:
+            raise no_number(records, row, at, f"{expected} classification", form)
+        numbers.append(number)
+    return numbers
 
 
 def not_a_number(records: Records, row: int, at: int, more: str = "") -> DataError:

@@ -19,11 +19,12 @@ import numpy as np
 
 from minidl import phases
 from minidl.data import files, formats, terms
-from minidl.data.files import Records
+from minidl.data.analyzers import Analyzer
+from minidl.data.file_rows import Records
 from minidl.data.parts import PART, Doubt, Form, count_part, ranges, read_part
 from minidl.data.records import DataError, TextDataset, Texts
 from minidl.data.split import Splitter, check_classes, check_labels, digests
-from minidl.data.terms import Analyzer, Counted
+from minidl.data.terms import Counted
 from minidl.data.workers import Message, Workers
 
 

@@ -1,4 +1,5 @@
-"""Public data sets: from MINIDL_DATA, from the cache, or from the first mirror that delivers the right content.
+"""Public data sets: from MINIDL_DATA, from a package of the system, from the cache, or from the first mirror that
+delivers the right content.
 
 The checksum is that of the unpacked content, because mirrors recompress the same files. A download goes to a
 temporary file beside its final place and is renamed only after its content was checked.
@@ -6,6 +7,7 @@ temporary file beside its final place and is renamed only after its content was 
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import http.client
@@ -22,6 +24,7 @@ from minidl import storage
 from minidl.data.records import DataError
 
 TIMEOUT_SECONDS = 30
+SYSTEM = Path("/usr/share/datasets")  # where Debian's packages put data sets, such as dataset-fashion-mnist
 _CHUNK = 1 << 16
 _OTHER_CACHE = "set XDG_CACHE_HOME to a folder that can be written, or MINIDL_DATA to one that holds the data"
 
@@ -60,9 +63,10 @@ def fetch(
 ) -> tuple[Mapping[str, bytes], str]:
     """The checked, unpacked parts of a resource, and where they came from (a path or an address).
 
-    Looked for in the folder named by the environment variable MINIDL_DATA, then in `cache` (default `cache_folder()`),
-    then at each mirror in turn. Raises DataError when a file in MINIDL_DATA has the wrong content, when the cache
-    cannot be read or written, and when no mirror delivers; the last names every address and what each answered.
+    Looked for in the folder named by the environment variable MINIDL_DATA, then in SYSTEM, in `cache` (default
+    `cache_folder()`) and at each mirror in turn. Raises DataError when a file in MINIDL_DATA has the wrong content,
+    when the cache cannot be read or written, and when no mirror delivers; the last names every address and what each
+    answered.
     """
     given = os.environ.get("MINIDL_DATA")
     if given:
@@ -70,15 +74,15 @@ def fetch(
         if path.exists():
             return _checked(resource, _read(path), str(path)), str(path)
     stored = (cache_folder() if cache is None else Path(cache)) / resource.path
-    try:
-        is_stored = stored.exists()
-    except OSError as error:
-        raise DataError(f"{stored} cannot be read: {error.strerror}; {_OTHER_CACHE}") from None
-    if is_stored:
+    for path in (SYSTEM / resource.path, stored):
         try:
-            return _checked(resource, _read(stored), str(stored)), str(stored)
-        except DataError:
-            pass  # a damaged cache entry is fetched again and replaced
+            is_stored = path.exists()
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}; {_OTHER_CACHE}") from None
+        if is_stored:
+            # A damaged cache entry is fetched again and replaced.
+            with contextlib.suppress(DataError):
+                return _checked(resource, _read(path), str(path)), str(path)
     addresses = list(resource.mirrors if mirrors is None else mirrors)
     answers = []
     for address in addresses:

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidl.data import formats
+from minidl.data.file_rows import Records, check_characters, label_at, text_at
 from minidl.data.parsing import (
-    ARGUMENT,
     CsvRows,
-    at_line,
     decode,
     in_columns,
     json_object,
-    kind_of,
     listed,
     shorten,
 )
@@ -40,44 +36,6 @@ _MAX_CELLS, _MOST_EMPTY = 10**7, 16
 _EXAMPLE = '{"text": "...", "label": "..."}'
 
 
-@dataclass(frozen=True)
-class Records:
-    """The rows of a file. `rows[i]` has one value per column, read from line `lines[i]`; JSONL values keep their type.
-
-    A key that a JSONL object lacks is None.
-    """
-
-    path: Path
-    columns: list[str]
-    rows: list[list[Any]]
-    lines: list[int]
-    sha256: str
-
-    def position(self, column: str, role: str) -> int:
-        """Index of a column. Raises DataError as `positions`."""
-        return self.positions([column], role)[0]
-
-    def positions(self, columns: Sequence[str], role: str) -> list[int]:
-        """Indices of columns. Raises DataError that lists those that are missing, and the columns there are."""
-        lacking = [column for column in columns if column not in self._places]
-        if lacking:
-            where = at_line(self.path, self.lines[0]) if self.path == ARGUMENT else self.path
-            named = f"column{'s' if len(lacking) > 1 else ''} {listed(lacking)}"
-            raise DataError(f"{where} has no {role} {named}; its columns are: {listed(self.columns)}")
-        return [self._places[column] for column in columns]
-
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        return {column: i for i, column in enumerate(self.columns)}
-
-    def taken(self, rows: Iterable[int]) -> Records:
-        """The rows of these indices."""
-        chosen = list(rows)
-        return Records(
-            self.path, self.columns, [self.rows[i] for i in chosen], [self.lines[i] for i in chosen], self.sha256
-        )
-
-
 def read_records(path: str | Path) -> Records:
     """All rows of a file that `formats` knows by its ending.
 
@@ -88,16 +46,16 @@ def read_records(path: str | Path) -> Records:
     if kind is None:
         raise formats.no_data_file(path)
     raw = formats.read_bytes(path)
-    columns, rows, lines = _parsed(raw, kind, path)
-    if not rows:
+    records = replace(_parsed(raw, kind, path), sha256=hashlib.sha256(raw).hexdigest())
+    if not records.rows:
         raise no_rows(path)
-    return Records(path, columns, rows, lines, hashlib.sha256(raw).hexdigest())
+    return records
 
 
-def _parsed(raw: bytes, kind: str, path: Path) -> tuple[list[str], list[list[Any]], list[int]]:
+def _parsed(raw: bytes, kind: str, path: Path) -> Records:
     if kind in formats.TABLES:
         columns, rows = formats.table(raw, path)
-        return columns, rows, list(range(1, len(rows) + 1))
+        return Records(path, columns, rows, list(range(1, len(rows) + 1)), "")
     text = decode(raw, path)
     if not text.strip():
         header = "" if kind == ".jsonl" else ", after a header line that names the columns"
@@ -266,13 +224,14 @@ def sort_labels(names: set[str]) -> list[str]:
     return sorted(names)
 
 
-def _parse_csv(text: str, path: Path, kind: str) -> tuple[list[str], list[list[Any]], list[int]]:
+def _parse_csv(text: str, path: Path, kind: str) -> Records:
     reader = CsvRows(path, text.lstrip("\r\n").split("\n", 1)[0], tabs=kind == ".tsv")
     rows = list(reader.read(io.StringIO(text, newline="")))
-    return reader.columns, [cells for _, cells in rows], [line for line, _ in rows]
+    lines = [line for line, _ in rows]
+    return Records(path, reader.columns, [cells for _, cells in rows], lines, "", reader.decimal_comma)
 
 
-def _parse_jsonl(text: str, path: Path) -> tuple[list[str], list[list[Any]], list[int]]:
+def _parse_jsonl(text: str, path: Path) -> Records:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     found = [json_object(line, path, number, _EXAMPLE) for number, line in lines]
     keys: dict[str, int] = {}
@@ -280,10 +239,10 @@ def _parse_jsonl(text: str, path: Path) -> tuple[list[str], list[list[Any]], lis
         for key in value:
             keys.setdefault(key, number)
     for key, number in keys.items():
-        _check_characters(key, f"{path}, line {number}: key {shorten(key)}")
+        check_characters(key, f"{path}, line {number}: key {shorten(key)}")
     if len(keys) * len(found) > max(_MAX_CELLS, _MOST_EMPTY * sum(map(len, found))):
         raise DataError(f"{path}: {len(keys)} different keys in {len(found)} objects; give every object the same keys")
-    return *in_columns(found), [number for number, _ in lines]
+    return Records(path, *in_columns(found), [number for number, _ in lines], "")
 
 
 def _guess(
@@ -301,48 +260,3 @@ def _guess(
         f"{records.path}: which column is the {role}? Name it with --{role}-column ({role}_column in Python); "
         f"the columns are: {listed(records.columns)}"
     )
-
-
-def text_at(records: Records, row: int, at: int) -> str:
-    """The text in a cell. Raises DataError for another type and for invalid characters."""
-    value = records.rows[row][at]
-    where = f"{records.path}, line {records.lines[row]}"
-    if not isinstance(value, str):
-        raise DataError(f"{where}: {kind_of(value)} in text column {records.columns[at]!r} where a string is expected")
-    _check_characters(value, where)
-    return value
-
-
-def label_at(records: Records, row: int, at: int) -> str:
-    """The label in a cell; numbers and booleans as JSON writes them.
-
-    Raises DataError for an empty cell and for NaN or infinity, with which tables mark missing values.
-    """
-    value = records.rows[row][at]
-    where = f"{records.path}, line {records.lines[row]}"
-    label = as_label(value)
-    if label is not None:
-        _check_characters(label, where)
-        return label
-    if value is None or isinstance(value, str | float):
-        raise DataError(f"{where}: no label in column {records.columns[at]!r}; fill it in or delete the row")
-    raise DataError(f"{where}: {kind_of(value)} in label column {records.columns[at]!r} where one label is expected")
-
-
-def as_label(value: object) -> str | None:
-    """A cell as a label, None for one that is empty or no label."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
-        return repr(value)
-    return value.strip() or None if isinstance(value, str) else None
-
-
-def _check_characters(value: str, where: str) -> None:
-    """Raises DataError for what `decode` refuses in bytes: JSON escapes can contain it."""
-    if "\0" in value:
-        raise DataError(f"{where}: a zero character, so this is not text; remove it")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise DataError(f"{where}: half of a surrogate pair, which is not a character; remove it") from None

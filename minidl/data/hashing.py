@@ -20,9 +20,10 @@ from pydantic import Field
 
 from minidl import imports
 from minidl.data import terms
+from minidl.data.analyzers import Analyzer
 from minidl.data.records import DataError
 from minidl.data.saved import Checked, Count
-from minidl.data.terms import Analyzer, Counted
+from minidl.data.terms import Counted
 from minidl.data.vectorizer import TfidfOptions, damaged, opened, sealed, unit_rows
 from minidl.data.workers import Workers
 
@@ -102,7 +103,7 @@ class HashedTfidf(Checked):
 
     def to_json(self) -> str:
         """Options, numbers of texts and a checksum of them as JSON text."""
-        return sealed(_FORMAT, asdict(self))
+        return sealed(_FORMAT, {**asdict(self), "options": self.options.saved})
 
     @classmethod
     def from_json(cls, text: str, source: str = "the vectorizer") -> HashedTfidf:

@@ -1,4 +1,4 @@
-"""Pictures to classify: scikit-learn's digits, MNIST, Fashion-MNIST, or a folder with a folder per class.
+"""Pictures to classify: scikit-learn's digits, MNIST and Fashion-MNIST.
 
 MNIST: LeCun, Bottou, Bengio and Haffner, Proc. IEEE 86(11), 1998. Fashion-MNIST: Xiao, Rasul and Vollgraf, arXiv
 1708.07747. digits: the test half of Alpaydin and Kaynak's optical digits (UCI, 1998), 8x8 pixels of 17 greys.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,15 @@ from typing import Any
 import numpy as np
 
 from minidl import imports
-from minidl.data import pictures
 from minidl.data.download import Resource, fetch, gunzip
-from minidl.data.picture_cache import PictureCache
 from minidl.data.records import Augment, DataError, ImageDataset, Images
-from minidl.data.split import TEST, TRAIN, VALIDATION, Splitter, check_labels, digests, sides_of
-from minidl.data.workers import Workers
+from minidl.data.split import TEST, TRAIN, VALIDATION, digests, sides_of
 
 DIGITS = [str(digit) for digit in range(10)]
 CLOTHES = [
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 ]  # fmt: skip
 VALIDATION_SHARE = 1 / 12  # of MNIST's training half: about 5,000 pictures
-_USES = {VALIDATION: "validate", TEST: "test"}
 _MAX_FILE = 64 * 2**20
 _EXACT = 16  # pictures
 _UNSIGNED_BYTES = 8  # in an IDX file
@@ -50,18 +46,12 @@ def _unpacked(raw: bytes) -> Mapping[str, bytes]:
     return {"content": gunzip(raw, _MAX_FILE)}
 
 
-def _as_it_is(raw: bytes) -> Mapping[str, bytes]:
-    return {"file": raw}
-
-
-def _resources(
-    folder: str, mirrors: Sequence[str], unpack: Callable[[bytes], Mapping[str, bytes]], checksums: Mapping[str, str]
-) -> dict[str, Resource]:
+def _resources(folder: str, mirrors: Sequence[str], checksums: Mapping[str, str]) -> dict[str, Resource]:
     return {
         name: Resource(
             path=f"{folder}/{name}-ubyte.gz",
             mirrors=tuple(f"{mirror}{name}-ubyte.gz" for mirror in mirrors),
-            unpack=unpack,
+            unpack=_unpacked,
             sha256=sha256,
             max_bytes=_MAX_FILE,
         )
@@ -69,11 +59,10 @@ def _resources(
     }
 
 
-# Mirrors have recompressed MNIST's files, so the checksum is that of the content.
+# Mirrors and distributions have recompressed the files, so the checksums are those of the content.
 MNIST = _resources(
     "mnist",
     MNIST_MIRRORS,
-    _unpacked,
     {
         "train-images-idx3": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "train-labels-idx1": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -81,16 +70,14 @@ MNIST = _resources(
         "t10k-labels-idx1": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     },
 )
-# All mirrors of Fashion-MNIST have its authors' files, whose checksums are published.
 FASHION = _resources(
     "fashion-mnist",
     FASHION_MIRRORS,
-    _as_it_is,
     {
-        "train-images-idx3": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        "train-labels-idx1": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        "t10k-images-idx3": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        "t10k-labels-idx1": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        "train-images-idx3": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        "train-labels-idx1": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        "t10k-images-idx3": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        "t10k-labels-idx1": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     },
 )
 
@@ -105,7 +92,7 @@ def load_digits() -> ImageDataset:
         "split": "by class and hash of the pixels: 10% validation, 20% test",
     }
     parts = _split(Images(pixels, rows[:, 64].astype(np.int64)), 0.1, 0.2)
-    return _dataset("digits", DIGITS, parts, Augment(1), source)
+    return dataset("digits", DIGITS, parts, Augment(1), source)
 
 
 def _digits() -> np.ndarray:
@@ -138,8 +125,7 @@ def load_mnist(
     for key, resource in resources.items():
         addresses = None if mirrors is None else [f"{mirror.rstrip('/')}/{key}-ubyte.gz" for mirror in mirrors]
         parts, origin = fetch(resource, mirrors=addresses, cache=cache, progress=progress)
-        content = parts["content"] if "content" in parts else gunzip(parts["file"], _MAX_FILE)
-        arrays[key] = parse_idx(content, int(key[-1]), origin)
+        arrays[key] = parse_idx(parts["content"], int(key[-1]), origin)
     halves = {half: _half(arrays, half) for half in _COUNTS}
     source = {
         "name": name,
@@ -149,90 +135,7 @@ def load_mnist(
         "split": "the published halves; a twelfth of the training half by class and hash is the validation split",
     }
     train, validation, _ = _split(halves["train"], VALIDATION_SHARE, 0.0)
-    return _dataset(name, labels, (train, validation, halves["t10k"]), augment, source)
-
-
-def load_folder(
-    folder: str | Path,
-    *,
-    size: tuple[int, int] | None = None,
-    validation: float | str | Path = 0.1,
-    test: float | str | Path = 0.2,
-    split_seed: int = 0,
-    workers: Workers | None = None,
-    cache: PictureCache | None = None,
-) -> ImageDataset:
-    """A folder that holds a folder of pictures per class, named as the class.
-
-    Pictures are resized to `size` (height, width), by default the most common one of the files; they are grey if none
-    has colour. Equal pictures are always in the same part of the split. `validation` and `test` are shares of the
-    folder, or other folders of the same form. `cache` keeps the decoded pictures. Raises DataError, naming the file,
-    for one that cannot be read, fewer than two classes, a class with fewer different pictures than splits are made of
-    it, shares that leave nothing for training, and classes in another folder that this one lacks.
-    """
-    splitter = Splitter(validation, test, split_seed)
-    root = Path(folder)
-    found = list(pictures.class_folders(root))
-    if len(found) < 2:
-        raise DataError(
-            f"{root} holds {'one folder' if found else 'no folder'} of pictures, expected one for each of at least two "
-            f"classes: {root}/CLASS/PICTURE.png"
-        )
-    paths = [path for _, files in found for path in files]
-    labels = [name for name, _ in found]
-    targets = np.repeat(np.arange(len(found)), [len(files) for _, files in found])
-    pixels, keys = pictures.read_keyed(paths, size, None, workers, cache)
-    whole = Images(pixels, targets)
-    _check_classes(root, labels, keys, targets, ["learn from", *(_USES[side] for side in splitter.shares)])
-    height, width, channels = whole.pixels.shape[1:]
-
-    def taken(chosen: np.ndarray) -> Images:
-        return Images(whole.pixels[chosen], targets[chosen])
-
-    def read(other: Path) -> tuple[Images, np.ndarray]:
-        if not other.is_dir():
-            raise DataError(f"{other} is no folder; expected one with a folder of pictures per class")
-        check_labels(other, (name for name, _ in pictures.class_folders(other)), labels, root)
-        images, own_keys = _read_labelled(other, labels, (height, width), channels, workers, cache)
-        return images, digests(own_keys, split_seed)
-
-    parts, split = splitter.split(folder, "pixels", digests(keys, split_seed), targets, taken, read)
-    source = {"name": str(folder), "about": f"{len(whole):,} pictures of {root}", **split}
-    augment = Augment(shift=min(height, width) // 16, replicate=True)
-    return _dataset(str(folder), labels, parts, augment, source)
-
-
-def read_labelled_pictures(
-    folder: str | Path, labels: Sequence[str], size: tuple[int, int], channels: int, workers: Workers | None = None
-) -> tuple[Images, dict[str, Any]]:
-    """The pictures of a folder of class folders whose names are among `labels`, for a model that exists.
-
-    Raises DataError for another class and for a file that cannot be read.
-    """
-    return _read_labelled(Path(folder), labels, size, channels, workers)[0], {"name": str(folder)}
-
-
-def _read_labelled(
-    root: Path,
-    labels: Sequence[str],
-    size: tuple[int, int],
-    channels: int,
-    workers: Workers | None,
-    cache: PictureCache | None = None,
-) -> tuple[Images, list[str]]:
-    """`read_labelled_pictures`, and their keys."""
-    index = {label: i for i, label in enumerate(labels)}
-    found = list(pictures.class_folders(root))
-    for name, _ in found:
-        if name not in index:
-            known = ", ".join(map(repr, list(labels)[:20]))
-            raise DataError(f"{root / name}: class {name!r} is unknown to the model; its classes are: {known}")
-    if not found:
-        raise DataError(f"{root} contains no folder of pictures; expected {root}/CLASS/PICTURE.png")
-    paths = [path for _, files in found for path in files]
-    targets = np.array([index[name] for name, files in found for _ in files], dtype=np.int64)
-    pixels, keys = pictures.read_keyed(paths, size, channels, workers, cache)
-    return Images(pixels, targets), keys
+    return dataset(name, labels, (train, validation, halves["t10k"]), augment, source)
 
 
 def parse_idx(content: bytes, dimensions: int, source: str) -> np.ndarray:
@@ -277,23 +180,6 @@ def _half(arrays: Mapping[str, np.ndarray], half: str) -> Images:
     return Images(pixels[:, :, :, None], labels.astype(np.int64))
 
 
-def _check_classes(
-    root: Path, names: Sequence[str], keys: Sequence[str], targets: np.ndarray, uses: Sequence[str]
-) -> None:
-    """Raises DataError for a class with fewer different pictures than there are uses for them."""
-    found_keys: list[set[str]] = [set() for _ in names]
-    for key, label in zip(keys, targets.tolist(), strict=True):
-        found_keys[label].add(key)
-    for name, different in zip(names, found_keys, strict=True):
-        if len(different) < len(uses):
-            found = "1 picture" if len(different) == 1 else f"{len(different)} different pictures"
-            needed = " and one to ".join([", one to ".join(uses[:-1]), uses[-1]])
-            raise DataError(
-                f"{root / name} has {found}, expected at least {len(uses)}: one to {needed}; add some, or move the "
-                "folder away"
-            )
-
-
 def _split(whole: Images, validation: float, test: float) -> tuple[Images, Images, Images]:
     """(training, validation, test)."""
     sides = sides_of(digests(_keys(whole.pixels)), whole.labels, validation, test)
@@ -302,9 +188,10 @@ def _split(whole: Images, validation: float, test: float) -> tuple[Images, Image
     return parts[0], parts[1], parts[2]
 
 
-def _dataset(
+def dataset(
     name: str, labels: list[str], parts: Sequence[Images], augment: Augment, source: dict[str, Any]
 ) -> ImageDataset:
+    """The data set of training, validation and test pictures."""
     mean, std = _statistics(parts[0].pixels)
     height, width, channels = parts[0].pixels.shape[1:]
     described = {**source, "height": height, "width": width, "channels": channels}

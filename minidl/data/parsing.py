@@ -21,7 +21,9 @@ _MAX_FIELD = 2**31 - 1  # csv's own limit of 131,072 characters would refuse lon
 # A number with a decimal comma, alone in its cell.
 _DECIMAL_COMMA = re.compile(r"^(\s*[-+]?\d+),(\d+\s*)$")
 encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # a value as JSON on one line
-_NAMES = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
+_NAMES = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
+_DECLARED = re.compile(r'(?i)(?P<quote>"?)sep=(?P<mark>[^"\r\n])(?P=quote)')
+_QUOTED = re.compile(r'"[^"]*"')
 QUOTES = "close every quoted field and write a double quote inside one twice"
 
 
@@ -53,18 +55,21 @@ def decode(raw: bytes, path: Path, first: int = 1) -> str:
 class CsvRows:
     """Rows of CSV or TSV with a header line. `columns` is empty until the header is read.
 
-    The delimiter of CSV is a semicolon if the header line has one and no comma, as spreadsheets write it where the
-    comma is the decimal mark. `advice` says what to do about an unclosed field.
+    A first line such as `sep=;`, as Excel reads and writes it, names the delimiter. Without it that of CSV is the first
+    of comma, semicolon, tab and bar that the header line has outside of quotes. Where it is a semicolon, the comma is
+    the decimal mark, as spreadsheets write it. `advice` says what to do about an unclosed field.
     """
 
-    def __init__(self, path: Path, header_line: str, advice: str = QUOTES, tabs: bool = False) -> None:
+    def __init__(self, path: Path, first_line: str, advice: str = QUOTES, tabs: bool = False) -> None:
         self.path = path
         self.advice = advice
         self.columns: list[str] = []
-        self.delimiter = "\t" if tabs else ","
-        self.decimal_comma = self.delimiter == "," and "," not in header_line and ";" in header_line
-        if self.decimal_comma:
-            self.delimiter = ";"
+        declared = _DECLARED.fullmatch(first_line.strip(" \r\n"))
+        self._declares = declared is not None
+        header = _QUOTED.sub("", first_line)
+        usual = "\t" if tabs else next((mark for mark in _NAMES if mark in header), ",")
+        self.delimiter = usual if declared is None else declared["mark"]
+        self.decimal_comma = self.delimiter == ";"
 
     def read(self, lines: Iterable[str], first: int = 1) -> Iterator[tuple[int, list[str]]]:
         """Each row with its line number; the first of `lines` has the number `first`.
@@ -78,6 +83,8 @@ class CsvRows:
             for row in reader:
                 if row and self.columns:
                     yield line, self._cells(row, line)
+                elif row and self._declares:
+                    self._declares = False
                 elif row:
                     self.columns = self._header(row, line)
                 line = first + reader.line_num
@@ -97,9 +104,14 @@ class CsvRows:
         if len(row) != len(self.columns):
             raise DataError(
                 f"{self.path}, line {line}: {len(row)} fields where the header has {len(self.columns)}; put a field "
-                f"that contains {_NAMES[self.delimiter]} or a line end in double quotes"
+                f"that contains {_NAMES.get(self.delimiter, repr(self.delimiter))} or a line end in double quotes"
             )
-        return [_DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in row] if self.decimal_comma else row
+        return row
+
+
+def with_point(cell: str) -> str:
+    """A cell of a file whose decimal mark is the comma: a number alone in it with a point."""
+    return _DECIMAL_COMMA.sub(r"\1.\2", cell)
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:

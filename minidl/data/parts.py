@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidl.data import files
+from minidl.data.analyzers import Analyzer
 from minidl.data.digests import content_digest
-from minidl.data.parsing import CsvRows, is_utf8, json_object
+from minidl.data.file_rows import as_label
+from minidl.data.parsing import CsvRows, is_utf8, json_object, with_point
 from minidl.data.records import DataError
-from minidl.data.terms import Analyzer, TermCounter
+from minidl.data.terms import TermCounter
 from minidl.data.workers import Message
 
 PART = 2**21  # bytes of a worker's part of a file
@@ -68,7 +69,7 @@ def read_part(asked: Message) -> Message:
     classes, digests, seed = array("i"), [], values["seed"]
     try:
         for row in _rows(bytes(asked.buffers[0]), form, values["first"]):
-            text, label = row[text_at], files.as_label(row[label_at])
+            text, label = row[text_at], as_label(row[label_at])
             if label is None or not isinstance(text, str) or "\0" in text or "\0" in label:
                 return Message({})
             digests.append(content_digest(text, seed))
@@ -107,7 +108,7 @@ def _rows(raw: bytes, form: Form, first: bool) -> Iterator[Sequence[Any]]:
         if not first:
             reader.columns = form.columns
         for _, row in reader.read(io.StringIO(text, newline="")):
-            yield row
+            yield list(map(with_point, row)) if reader.decimal_comma else row
         return
     for line in text.split("\n"):
         if line.strip():

@@ -47,9 +47,10 @@ class PictureCache:
         """
         try:
             folder = cache_folder() / "pictures"
-            asked = [_VERSION, str(paths[0].parents[1].resolve()), size, channels]
+            root = Path(os.path.commonpath([path.parent for path in paths]))
+            asked = [_VERSION, str(root.resolve()), size, channels]
             # Before decoding: a file that is changed meanwhile has another time afterwards.
-            stamp = _stamp(asked, paths)
+            stamp = _stamp(asked, paths, root)
         except (DataError, OSError) as error:
             self.tell(f"note: no pictures are kept: {error}")
             return decode()
@@ -108,11 +109,11 @@ class PictureCache:
         self.tell(f"note: the decoded pictures are kept for the next run with --cache; {remove}")
 
 
-def _stamp(asked: list[object], paths: Sequence[Path]) -> str:
+def _stamp(asked: list[object], paths: Sequence[Path], root: Path) -> str:
     """A digest of all that pixels depend on. Raises OSError for a file that is not there."""
     import PIL
 
-    stats = [(path.parts[-2:], path.stat()) for path in paths]  # class and file, however the folder is named
+    stats = [(path.relative_to(root).parts, path.stat()) for path in paths]  # however the folder is named
     return _digest([*asked, PIL.__version__, [(name, found.st_size, found.st_mtime_ns) for name, found in stats]])
 
 

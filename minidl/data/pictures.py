@@ -21,7 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from minidl.data.parsing import is_utf8
+from minidl.data.picture_folders import picture_files as picture_files
+from minidl.data.picture_modes import check_png, plain_picture
 from minidl.data.records import DataError
 from minidl.data.threads import in_threads
 from minidl.data.workers import Job, Message, Workers
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from minidl.data.picture_cache import PictureCache
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
 MAX_PIXELS = 2**26  # of one file: 8192 x 8192; a small file can promise far more
 MAX_LENGTH = 2**16  # of a side of one file: resizing takes 32 bytes for each pixel of it, in either direction
 MAX_SIDE = 1024  # of the pictures a network gets
@@ -44,7 +44,6 @@ _TOGETHER = 16
 _MOST_TOGETHER, _MOST_BYTES = 128, 2**24  # of a part: files, and their pixels
 _PARTS = 16  # for each worker, so that all of them end at much the same time
 _FEW = 240  # files, for which starting processes takes longer than they save
-_STRIP = 256  # rows
 _Result = TypeVar("_Result")
 
 
@@ -195,11 +194,11 @@ def _pixels_of(path: Path, size: tuple[int, int], channels: int) -> bytes:
 
     def convert(image: Image.Image) -> bytes:
         ImageOps.exif_transpose(image, in_place=True)  # not in place, it copies every picture that is upright
-        plain = _plain(image)
+        plain = plain_picture(image)
         if plain.mode != mode:
             plain = plain.convert(mode)
         if image.format == "PNG":
-            _check_png(path.read_bytes())
+            check_png(path.read_bytes())
         height, width = size
         if plain.size != (width, height):
             plain = plain.resize((width, height), Image.Resampling.BICUBIC)
@@ -216,95 +215,6 @@ def picture_size(path: Path) -> tuple[int, int]:
         return (image.width, image.height) if turned else (image.height, image.width)
 
     return _opened(path, size)
-
-
-def picture_files(folder: Path) -> list[Path]:
-    """The picture files directly in a folder by name, known by their suffixes; hidden ones are left out."""
-    with os.scandir(folder) as entries:
-        names = [
-            entry.name
-            for entry in entries
-            if entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".") and _is_file(entry)
-        ]
-    return [folder / name for name in sorted(names)]
-
-
-def pictures_in(folder: Path) -> list[Path]:
-    """The picture files directly in a folder, or else those of the folders directly in it, by name."""
-    found = picture_files(folder)
-    if not found:
-        names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-        found = [path for name in names for path in picture_files(folder / name)]
-    return found
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a file or a link to one. A link that leads to itself is none."""
-    try:
-        return entry.is_file()
-    except OSError:
-        return False
-
-
-def class_folders(folder: Path) -> Iterator[tuple[str, list[Path]]]:
-    """Name and picture files of each folder in a folder, by name.
-
-    Raises DataError for one without pictures, and for a name that is not UTF-8 text: labels are saved as text.
-    """
-    for path in sorted(folder.iterdir(), key=lambda path: path.name):
-        if path.name.startswith(".") or not path.is_dir():
-            continue
-        if not is_utf8(path.name):
-            raise DataError(f"{str(path)!r} is not UTF-8 text; rename the folder: its name is the label")
-        found = picture_files(path)
-        if not found:
-            raise DataError(
-                f"{path} contains no picture ({', '.join(SUFFIXES)}): put them directly into the folder of their "
-                "class, or move the folder away"
-            )
-        yield path.name, found
-
-
-def _check_png(content: bytes) -> None:
-    """Raises ValueError if a chunk does not match its checksum: Pillow does not check those of the pixels."""
-    place = 8
-    while place + 12 <= len(content):
-        (length,) = struct.unpack_from(">I", content, place)
-        kind = content[place + 4 : place + 8]
-        end = place + 8 + length
-        if end + 4 > len(content):
-            break  # truncated after the pixels; Pillow itself reports truncated pixels
-        if struct.unpack_from(">I", content, end)[0] != zlib.crc32(content[place + 4 : end]):
-            raise ValueError(f"its {kind.decode('latin-1')} chunk does not match its checksum")
-        if kind == b"IEND":
-            return
-        place = end + 4
-
-
-def _plain(image: Image.Image) -> Image.Image:
-    """The picture with eight bits a channel and without transparency."""
-    from PIL import Image
-
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        import numpy as np
-
-        # Keeps the upper 8 of 16 bits, as Pillow does for colour; Pillow's own conversion of grey clips at 255. In
-        # strips, because a picture of MAX_PIXELS would take gigabytes at once.
-        found = np.empty((image.height, image.width), dtype=np.uint8)
-        for top in range(0, image.height, _STRIP):
-            bottom = min(top + _STRIP, image.height)
-            values = np.nan_to_num(np.asarray(image.crop((0, top, image.width, bottom)), dtype=np.float64))
-            values = np.rint(values) if image.mode == "F" else values // 256.0
-            found[top:bottom] = np.clip(values, 0.0, 255.0)
-        return Image.fromarray(found)
-    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        laid = Image.new("RGB", image.size)
-        for top in range(0, image.height, _STRIP):
-            strip = image.crop((0, top, image.width, min(top + _STRIP, image.height))).convert("RGBA")
-            ground = Image.new("RGBA", strip.size, (0, 0, 0, 255))
-            laid.paste(Image.alpha_composite(ground, strip).convert("RGB"), (0, top))
-        return laid
-    return image
 
 
 def _opened(path: Path, use: Callable[[Image.Image], _Result]) -> _Result:

@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from minidl.data import cells
-from minidl.data.files import Records, label_at
+from minidl.data.file_rows import Records, label_at
+from minidl.data.number_formats import NumberFormat
 from minidl.data.parsing import listed, shorten
 from minidl.data.records import DataError, Rows
 from minidl.data.saved import Checked, Names, Record, Scale
@@ -20,12 +21,16 @@ MAX_CATEGORIES = 100  # of a column
 
 @dataclass(frozen=True)
 class Column(Checked):
-    """One input column: a number with the training split's mean and scale, or a category with its known values."""
+    """One input column: a number with the training split's mean and scale, or a category with its known values.
+
+    `number_format` says how the numbers are written; None for plain ones.
+    """
 
     name: str
     mean: float = 0.0
     scale: Scale = 1.0
     categories: Annotated[Names, Field(min_length=1, max_length=MAX_CATEGORIES)] | None = None
+    number_format: NumberFormat | None = None
 
     @property
     def features(self) -> list[str]:
@@ -39,9 +44,11 @@ class TableSchema(Record):
 
     `missing` is "error" (a missing value raises) or "fill" (a missing number becomes the mean, a missing category
     zeros). `labels` is empty in a regression; `target_mean` and `target_scale` are 0 and 1 in a classification.
+    `target_format` says how the target's numbers are written; None for plain ones.
     """
 
     format = "minidl-table-schema"
+    _optional = ("number_format", "target_format")
     columns: Annotated[list[Column], Field(min_length=1)]
     target: str
     task: Annotated[str, Field(pattern=f"^({REGRESSION}|{CLASSIFICATION})$")]
@@ -49,6 +56,7 @@ class TableSchema(Record):
     target_mean: float = 0.0
     target_scale: Scale = 1.0
     missing: Annotated[str, Field(pattern="^(error|fill)$")] = "error"
+    target_format: NumberFormat | None = None
 
     @property
     def feature_names(self) -> list[str]:
@@ -61,7 +69,7 @@ class TableSchema(Record):
         places = records.positions([column.name for column in self.columns], "input")
         for column, at in zip(self.columns, places, strict=True):
             if column.categories is None:
-                values = [self._number(records, row, at, column) for row in range(len(records.rows))]
+                values = self._numbers(records, at, column)
                 numbers = cells.standardised(values, column.mean, column.scale, records, column.name)
                 blocks.append(numbers[:, None])
             else:
@@ -94,7 +102,7 @@ class TableSchema(Record):
         """
         at = records.position(self.target, "target")
         if self.task == REGRESSION:
-            values = [cells.target_number(records, row, at) for row in range(len(records.rows))]
+            values = cells.target_numbers(records, at, self.target_format)
             return cells.standardised(values, self.target_mean, self.target_scale, records, self.target)
         index = {label: i for i, label in enumerate(self.labels)}
         indices = []
@@ -112,17 +120,22 @@ class TableSchema(Record):
         if self.task == CLASSIFICATION and len(self.labels) < 2:
             raise ValueError("a classification has two labels or more")
 
-    def _number(self, records: Records, row: int, at: int, column: Column) -> float:
-        value = records.rows[row][at]
-        if cells.is_missing_number(value):
-            if self.missing == "fill":
-                return column.mean
-            raise cells.missing(records, row, at)
-        return cells.number(records, row, at, "a finite number is expected; correct it")
+    def _numbers(self, records: Records, at: int, column: Column) -> list[float]:
+        numbers: list[float] = []
+        for row, number in enumerate(cells.read_numbers(records, at, column.number_format)):
+            if number is not None:
+                numbers.append(number)
+            elif not cells.is_missing_number(records.rows[row][at]):
+                expected = "a finite number is expected; correct it"
+                raise cells.no_number(records, row, at, expected, column.number_format)
+            elif self.missing == "fill":
+                numbers.append(column.mean)
+            else:
+                raise cells.missing(records, row, at)
+        return numbers
 
     def _category(self, records: Records, row: int, at: int) -> str | None:
-        value = records.rows[row][at]
-        if cells.is_missing(value):
+        if cells.is_missing(records.rows[row][at]):
             if self.missing == "fill":
                 return None
             raise cells.missing(records, row, at)

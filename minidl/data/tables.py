@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +18,16 @@ import numpy as np
 
 from minidl import imports
 from minidl.data import cells
-from minidl.data.files import Records, check_sizes, guesses, label_at, read_records, sort_labels
-from minidl.data.parsing import listed
+from minidl.data.file_rows import Records, label_at
+from minidl.data.files import check_sizes, guesses, read_records, sort_labels
+from minidl.data.number_formats import NUMBERS, NumberFormat, of_column, to_number
+from minidl.data.parsing import listed, shorten
 from minidl.data.records import DataError, Rows
 from minidl.data.schema import CLASSIFICATION, MAX_CATEGORIES, REGRESSION, Column, TableDataset, TableSchema
 from minidl.data.split import Splitter, check_classes, check_labels, digests
 
 MAX_INTEGER_CLASSES = 20  # an integer target with more values than this is taken for a quantity
+_FEW_CATEGORIES = 20  # that need no note
 _LARGEST = 1e100  # the square of a number is summed in float64
 
 
@@ -52,6 +55,7 @@ def load_table_file(
     task: str | None = None,
     ignore: Sequence[str] = (),
     missing: str = "error",
+    numbers: str = "auto",
     validation: float | str | Path = 0.1,
     test: float | str | Path = 0.2,
     split_seed: int = 0,
@@ -61,8 +65,9 @@ def load_table_file(
 
     `target` is the column to predict (default: a column named "target"); `task` is "regression" or "classification"
     (default: classification when the target is text or has at most 20 different whole numbers); `ignore` names
-    columns to leave out; `missing` is "error" or "fill", see `TableSchema`. `validation` and `test` are shares of the
-    file, or other files with the same columns.
+    columns to leave out; `missing` is "error" or "fill", see `TableSchema`; `numbers` is how they are written: "plain",
+    with the decimal mark "point" or "comma", or "auto": as each column shows, see `number_formats`. `validation` and
+    `test` are shares of the file, or other files with the same columns.
 
     Raises DataError as `read_records`, and for a missing column or value, a target of one value only, a column of more
     than 100 different texts, and labels in another file that this one lacks.
@@ -71,6 +76,8 @@ def load_table_file(
         raise DataError(f"unknown task {task!r}: expected {REGRESSION!r} or {CLASSIFICATION!r}")
     if missing not in ("error", "fill"):
         raise DataError(f"unknown treatment of missing values {missing!r}: expected 'error' or 'fill'")
+    if numbers not in NUMBERS:
+        raise DataError(f"unknown form of numbers {numbers!r}: expected one of {', '.join(map(repr, NUMBERS))}")
     splitter = Splitter(validation, test, split_seed)
     records = path if isinstance(path, Records) else read_records(path)
     guessed = guesses(target=target, task=task)
@@ -88,7 +95,15 @@ def load_table_file(
     inputs = [i for i in range(len(records.columns)) if i not in left_out]
     if not inputs:
         raise DataError(f"{records.path} has no input column besides the target {target!r}")
-    task = task or _guess_task(records, target_at)
+    notes: list[str] = []
+    forms = {at: _format(records, at, numbers, notes) for at in inputs}
+    told: list[str] = []
+    target_form = None if task == CLASSIFICATION else _format(records, target_at, numbers, told)
+    task = task or _guess_task(records, target_at, target_form)
+    if task == CLASSIFICATION:
+        target_form = None
+    else:
+        notes = [*told, *notes]
 
     names: list[str] = []
     labels: list[str] = []
@@ -106,26 +121,26 @@ def load_table_file(
         at = found.position(target, "target")
         if labels:
             check_labels(file, (label_at(found, row, at) for row in range(len(found.rows))), labels, records.path)
-        return found, digests(_keys(found, names_of_inputs), split_seed)
+        return found, digests(_keys(found, names_of_inputs, forms.values()), split_seed)
 
-    keys = _keys(records, names_of_inputs)
+    keys = _keys(records, names_of_inputs, forms.values())
     own = digests(keys, split_seed), np.array(classes, dtype=np.int64)
     parts, split = splitter.split(records.path, "inputs", *own, records.taken, read)
-    numbers = bool(labels) and all(cells.to_number(label) is not None for label in labels)
+    are_numbers = bool(labels) and all(to_number(label) is not None for label in labels)
     advice = "give at least three different rows of some class" if labels else "give at least three different rows"
-    advice += ", or predict the numbers as such (--task regression)" if numbers else ""
+    advice += ", or predict the numbers as such (--task regression)" if are_numbers else ""
     check_sizes(records.path, [len(part.rows) for part in parts], keys, names, target, advice)
     train = parts[0]
-    columns = [_measure_column(records, train, at, missing) for at in inputs]
+    columns = [_measure_column(records, train, at, missing, forms[at], notes) for at in inputs]
     mean, scale = 0.0, 1.0
     if task == REGRESSION:
-        values = [cells.target_number(train, row, target_at) for row in range(len(train.rows))]
+        values = cells.target_numbers(train, target_at, target_form)
         mean, scale = _statistics(values, f"{records.path}: target column {target!r}")
         if min(values) == max(values):
             raise DataError(
                 f"{records.path}: target column {target!r} has the one value {values[0]:g}: nothing to learn"
             )
-    schema = TableSchema(columns, target, task, labels, mean, scale, missing)
+    schema = TableSchema(columns, target, task, labels, mean, scale, missing, target_form)
     train_rows, validation_rows, test_rows = (Rows(schema.features(part), schema.targets(part)) for part in parts)
     source = {
         "name": str(records.path),
@@ -135,6 +150,7 @@ def load_table_file(
         "task": task,
         "guessed": guessed,
         "inputs": names_of_inputs,
+        **({"notes": notes} if notes else {}),
         **split,
     }
     return TableDataset(records.path.stem, schema, train_rows, validation_rows, test_rows, source)
@@ -151,29 +167,41 @@ def read_features(path: str | Path, schema: TableSchema) -> np.ndarray:
     return schema.features(read_records(path))
 
 
-def _keys(records: Records, columns: Sequence[str]) -> list[str]:
+def _keys(records: Records, columns: Sequence[str], forms: Iterable[NumberFormat | None]) -> list[str]:
     """A key per row: rows with the same inputs have equal keys. Raises DataError for a missing column."""
-    places = records.positions(columns, "input")
+    places = zip(records.positions(columns, "input"), forms, strict=True)
+    same = [cells.same_cells(records, at, form) for at, form in places]
     # By repr what JSON lacks, such as the dates of a Parquet file: where a column of them is used, it is refused.
-    return [json.dumps([cells.same_cell(row[i]) for i in places], default=repr) for row in records.rows]
+    return [json.dumps(row, default=repr) for row in zip(*same, strict=True)]
 
 
-def _measure_column(records: Records, train: Records, at: int, missing: str) -> Column:
+def _format(records: Records, at: int, numbers: str, notes: list[str]) -> NumberFormat | None:
+    """The format of a column whose numbers are not plain; None for all others."""
+    values = [row[at] for row in records.rows if not cells.is_missing_number(row[at])]
+    form, note = of_column(values, numbers, records.decimal_comma)
+    if note is not None:
+        notes.append(f"column {records.columns[at]!r}: {note}")
+    return form
+
+
+def _measure_column(
+    records: Records, train: Records, at: int, missing: str, form: NumberFormat | None, notes: list[str]
+) -> Column:
     """The whole file decides between number and category; the statistics are those of the training split."""
     name = records.columns[at]
-    present = [(row, values[at]) for row, values in enumerate(records.rows) if not cells.is_missing_number(values[at])]
-    not_numbers = [row for row, value in present if cells.to_number(value) is None]
+    others = [row for row, number in enumerate(cells.read_numbers(records, at, form)) if number is None]
+    not_numbers = [row for row in others if not cells.is_missing_number(records.rows[row][at])]
+    present = len(records.rows) - len(others) + len(not_numbers)
     if present and not not_numbers:
-        known = [cells.to_number(row[at]) for row in train.rows if not cells.is_missing_number(row[at])]
-        values = [value for value in known if value is not None]
+        values = [value for value in cells.read_numbers(train, at, form) if value is not None]
         if len(values) < len(train.rows) and missing == "error":
             row = next(i for i, values in enumerate(records.rows) if cells.is_missing_number(values[at]))
             raise cells.missing(records, row, at)
         if not values:
             raise DataError(f"{records.path}: column {name!r} has no value in the training split; ignore the column")
         mean, scale = _statistics(values, f"{records.path}: column {name!r}")
-        return Column(name, mean, scale)
-    if 2 * len(not_numbers) < len(present):
+        return Column(name, mean, scale, number_format=form)
+    if 2 * len(not_numbers) < present:
         raise cells.not_a_number(records, not_numbers[0], at)
     found: set[str] = set()
     for row in range(len(train.rows)):
@@ -189,10 +217,15 @@ def _measure_column(records: Records, train: Records, at: int, missing: str) -> 
             f"{records.path}: column {name!r} has {len(found)} different texts, at most {MAX_CATEGORIES} categories "
             "are taken; ignore the column (--ignore), or use it as the text of a text task"
         )
+    if len(found) > _FEW_CATEGORIES and 2 * len(found) > len(train.rows):
+        notes.append(
+            f"column {name!r} has {len(found)} categories in {len(train.rows)} training rows, such as "
+            f"{shorten(min(found))}: few rows share one; write its values as numbers, or ignore it (--ignore)"
+        )
     return Column(name, categories=sort_labels(found))
 
 
-def _guess_task(records: Records, at: int) -> str:
+def _guess_task(records: Records, at: int, form: NumberFormat | None) -> str:
     """The task that the target's values suggest. Raises DataError where a few of them look like mistyped numbers.
 
     Other values count as mistakes among quantities if most values are numbers, among whole numbers that could be
@@ -200,12 +233,10 @@ def _guess_task(records: Records, at: int) -> str:
     """
     numbers: list[float] = []
     others: list[int] = []
-    for row, values in enumerate(records.rows):
-        value = values[at]
-        number = None if isinstance(value, bool) else cells.to_number(value)
+    for row, number in enumerate(cells.read_numbers(records, at, form)):
         if number is not None:
             numbers.append(number)
-        elif not cells.is_missing_number(value):
+        elif not cells.is_missing_number(records.rows[row][at]):
             others.append(row)
     different = set(numbers)
     classes = len(different) <= MAX_INTEGER_CLASSES and all(number.is_integer() for number in different)

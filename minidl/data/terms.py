@@ -1,20 +1,16 @@
-"""Terms of texts, and how often each text has them, counted in chunks that workers share.
-
-The terms are those of scikit-learn's CountVectorizer (tested): words that a pattern finds in the text in lower case,
-without stop words, and runs of up to `ngram_max` neighbours joined by spaces.
-"""
+"""Terms of texts, and how often each text has them, counted in chunks that workers share."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from minidl import imports
+from minidl.data.analyzers import Analyzer
+from minidl.data.records import DataError
 from minidl.data.workers import Message, Workers
 
 if TYPE_CHECKING:
@@ -22,37 +18,6 @@ if TYPE_CHECKING:
 
 _DIGEST = 16  # bytes: among a billion terms two have the same with a probability of 1e-21
 _CHUNK = 2**19  # characters of texts that a worker gets at a time: 60 ms of work
-
-
-@dataclass(frozen=True)
-class Analyzer:
-    """What finds the terms of a text; the names are those of `TfidfOptions`."""
-
-    token_pattern: str
-    lowercase: bool
-    stop_words: str | None
-    ngram_max: int
-
-    def function(self) -> Callable[[str], list[str]]:
-        """From a text to its terms, one for each occurrence."""
-        find, lower, most = re.compile(self.token_pattern).findall, self.lowercase, self.ngram_max
-        stops: frozenset[str] = frozenset()
-        if self.stop_words is not None:
-            with imports.apart:
-                from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-            stops = ENGLISH_STOP_WORDS
-
-        def words(text: str) -> list[str]:
-            return find(text.lower() if lower else text)
-
-        def runs(text: str) -> list[str]:
-            found = [word for word in words(text) if word not in stops]
-            terms = list(found)
-            for size in range(2, min(most, len(found)) + 1):
-                terms += [" ".join(found[start : start + size]) for start in range(len(found) - size + 1)]
-            return terms
-
-        return runs if stops or most > 1 else words
 
 
 @dataclass(frozen=True)
@@ -119,12 +84,16 @@ class TermCounter:
 
 
 def count_texts(
-    texts: Sequence[str],
+    texts: Iterable[str],
     analyzer: Analyzer,
     vocabulary: dict[str, int] | None = None,
     workers: Workers | None = None,
 ) -> Counted:
-    """The terms of texts, of a vocabulary if there is one, counted by the workers where there are enough texts."""
+    """The terms of texts, of a vocabulary if there is one, counted by the workers where there are enough texts.
+
+    Raises DataError for anything but texts.
+    """
+    texts = _checked(texts)
     if workers is None or sum(map(len, texts)) < _CHUNK:
         counter = TermCounter(analyzer, vocabulary)
         for text in texts:
@@ -132,6 +101,19 @@ def count_texts(
         return merged([counter.message()], vocabulary)
     values = {"analyzer": asdict(analyzer), "vocabulary": None if vocabulary is None else list(vocabulary)}
     return merged(workers.map(count, (_packed(chunk, values) for chunk in _chunks(texts))), vocabulary)
+
+
+def _checked(texts: Iterable[str]) -> list[str]:
+    """The texts. Raises DataError for one text alone, whose characters would be texts, and for what is no text."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise DataError(f"texts is a {type(texts).__name__}, expected a list of texts; write one text as [text]")
+    listed = list(texts)
+    for place, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise DataError(
+                f"text {place} is a {type(text).__name__}, expected a str; leave missing texts out, decode bytes"
+            )
+    return listed
 
 
 def count(asked: Message) -> Message:

@@ -51,8 +51,9 @@ class Session(Settings):
         return {"out"}
 
     def identity(self) -> dict[str, Any]:
-        """The fields that define the run, as plain JSON values."""
-        return self.model_dump(mode="json", exclude=set(self.of_process().model_fields))
+        """The fields that define the run, as plain JSON values, but for those that are as in `earlier` runs."""
+        values = self.model_dump(mode="json", exclude=set(self.of_process().model_fields))
+        return {name: value for name, value in values.items() if (name, value) not in self.earlier.items()}
 
     @classmethod
     def of_process(cls) -> type[Session]:

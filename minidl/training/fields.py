@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,9 +12,12 @@ from minidl.data.files import LABEL_NAMES, TEXT_NAMES
 from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_output
-from minidl.training.settings import FLOAT32, UTF8, Expected, Written
+from minidl.training.settings import FLOAT32, UTF8, Expected, Written, shown
 
 _LONGEST = 1024  # pixels of a side
+MOST_NEIGHBOURS = 10  # `vectorizer.MOST_NEIGHBOURS`, whose module the help does not load
+_NGRAMS = f"a length from 1 to {MOST_NEIGHBOURS}, or two such as 2-3"
+_RANGE = re.compile(r"[0-9]{1,2}-[0-9]{1,2}")
 _SIZE = f"a height and width from 1 to {_LONGEST}, such as 32 or 32x48"
 
 
@@ -38,6 +42,25 @@ def parse_size(text: str) -> tuple[int, int]:
     if not all(1 <= side <= _LONGEST for side in size):  # told as it was typed
         raise ConfigError(f"--size is {text}, expected {_SIZE}")
     return size
+
+
+def parse_ngrams(text: str) -> int | str:
+    """A longest run, 2, or the shortest and the longest, 2-3. Raises ConfigError."""
+    return _ngrams(int(text) if is_number(text) else text)
+
+
+def _ngrams(value: int | str) -> int | str:
+    """A range that begins with 1 is written as its end."""
+    least, most = ngram_range(value) if isinstance(value, int) or _RANGE.fullmatch(value) else (0, 0)
+    if not 1 <= least <= most <= MOST_NEIGHBOURS:
+        raise ConfigError(f"--ngrams is {shown(value)}, expected {_NGRAMS}")
+    return most if least == 1 else f"{least}-{most}"
+
+
+def ngram_range(value: int | str) -> tuple[int, int]:
+    """The shortest and the longest run of a setting of `Ngrams`."""
+    least, _, most = str(value).rpartition("-") if isinstance(value, str) else ("1", "", value)
+    return int(least), int(most)
 
 
 def parse_devices(text: str) -> int | str:
@@ -168,6 +191,13 @@ SyncBatchNorm = Annotated[
     Field(description="With --shards: batch norm's statistics are those of the whole batch, not of each shard."),
 ]
 Precision = Annotated[Literal["float32", "tf32"], Field(description="Precision of matrix products on a GPU:")]
+Ngrams = Annotated[
+    int | str,
+    AfterValidator(_ngrams),
+    Field(description="Longest run of words or characters that is a feature, or the shortest and the longest."),
+    Expected(_NGRAMS),
+    Written(str, parse_ngrams),
+]
 Hidden = Annotated[
     tuple[Annotated[int, Field(ge=1, le=65536)], ...],
     Field(strict=False, min_length=1, description="Sizes of the hidden layers: 128 or 256,128."),

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from minidl.data import formats
-from minidl.data.files import Records, no_rows
+from minidl.data.file_rows import Records
+from minidl.data.files import no_rows
 from minidl.data.parsing import CsvRows, decode, in_columns, json_object, parse_json
 from minidl.data.records import DataError
 
@@ -150,7 +151,8 @@ def json_rows(lines: Sequence[Line], where: Path, expected: Sequence[str] = ()) 
 
 def _csv_rows(lines: Sequence[Line], reader: CsvRows) -> Iterator[Records]:
     for found in _until_fault(lines, lambda line: list(reader.read([line[1]], line[0]))):
-        yield Records(reader.path, reader.columns, [row for _, row in found], [number for number, _ in found], "")
+        rows, numbers = [row for _, row in found], [number for number, _ in found]
+        yield Records(reader.path, reader.columns, rows, numbers, "", reader.decimal_comma)
 
 
 def _until_fault(items: Iterable[_Item], read: Callable[[_Item], list[_Read]]) -> Iterator[list[_Read]]:

@@ -114,6 +114,11 @@ def leakage(found: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def notes(source: dict[str, Any]) -> list[tuple[str, str]]:
+    """A line for each note on how the data was read."""
+    return [("note", note) for note in source.get("notes", ())]
+
+
 def as_text(report: dict[str, Any]) -> str:
     """The report as plain text with aligned columns."""
     lines = [f"{report['task']} of {report['data']}", ""]
@@ -124,6 +129,7 @@ def as_text(report: dict[str, Any]) -> str:
             ("source", _source(report["source"])),
             ("columns", columns(report["source"])),
             ("leakage", leakage(report.get("leakage", []))),
+            *notes(report["source"]),
             ("device", device(report)),
             ("shared out", together(report)),
             (
@@ -145,6 +151,7 @@ def as_text(report: dict[str, Any]) -> str:
             ("run", report["run"]),
             ("columns", columns(source)),
             ("examples", f"{source['examples']:,}" + (f", the {source['part']}" if "part" in source else "")),
+            *notes(source),
         ]
     lines += [*pairs(about), ""]
     lines += _scores(report)

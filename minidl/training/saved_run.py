@@ -78,6 +78,7 @@ def read_run(folder: Path) -> SavedRun:
         raise manifest.changed(path)
     if report is not None and not own.is_own(REPORT, report):
         notes.append(f"{folder / REPORT} was changed after training")
+    config = {**TASKS[kind].settings.earlier, **config}
     return SavedRun(folder, kind, config, checksum, identity, documents, report is not None, own, tuple(notes))
 
 

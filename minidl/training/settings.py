@@ -31,6 +31,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     examples: ClassVar[tuple[str, ...]] = ()
+    # What settings that earlier versions lacked are in their runs, where it is not the default. Runs that have it are
+    # saved without them.
+    earlier: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def must_be_given(cls) -> set[str]:

@@ -97,6 +97,7 @@ class Supervised(Experiment):
             f"{sizes['test']:,} test examples, {self.features}{classes}"
             + (f"\ncolumns: {columns}" if columns else "")
             + (f"\nleakage: {leakage}" if leakage else "")
+            + "".join(f"\nnote: {note}" for note in self.source.get("notes", ()))
             + (f"\n{self.said}" if self.said else "")
         )
 

@@ -14,7 +14,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from minidl.data import DataError, HashedTfidf, TfidfOptions, hashing, terms, vectorizer
 from minidl.data.hashing import hashed
 from minidl.data.workers import Workers
-from tests.data.test_terms import options, same, texts, zipf
+from tests.data.test_terms import of_analyzer, options, same, texts, zipf
 from tests.data.test_vectorizer import TEXTS, equal
 
 FEW = TfidfOptions(min_df=1, max_features=16)
@@ -23,8 +23,7 @@ FEW = TfidfOptions(min_df=1, max_features=16)
 def theirs(chosen):
     """scikit-learn's vectorizer of these options, which counts."""
     return HashingVectorizer(
-        lowercase=chosen.lowercase, stop_words=chosen.stop_words, token_pattern=chosen.token_pattern,
-        ngram_range=(1, chosen.ngram_max), n_features=chosen.max_features, norm=None, dtype=np.float32,
+        **of_analyzer(chosen), n_features=chosen.max_features, norm=None, dtype=np.float32
     )  # fmt: skip
 
 

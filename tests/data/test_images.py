@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from minidl.data import Augment, DataError, images, load_images
-from minidl.data.download import Resource
+from minidl.data import Augment, DataError, download, images, load_images
 
 FOLDER = os.environ.get("MINIDL_DATA", "")
 
@@ -91,23 +90,14 @@ def four_files(tmp_path, monkeypatch):
         arrays[f"{half}-labels-idx1"] = (np.arange(count) % 10).astype(np.uint8)
     monkeypatch.setenv("MINIDL_DATA", str(tmp_path))
     monkeypatch.setattr(images, "_COUNTS", {"train": 24, "t10k": 10})
-    made = {}
-    for folder, attribute, unpack in (
-        ("mnist", "MNIST", images._unpacked),
-        ("fashion-mnist", "FASHION", images._as_it_is),
-    ):
-        resources = {}
+    monkeypatch.setattr(download, "SYSTEM", tmp_path / "system")
+    for folder, attribute in (("mnist", "MNIST"), ("fashion-mnist", "FASHION")):
         for name, array in arrays.items():
-            packed = gzip.compress(idx(array))
             path = tmp_path / folder / f"{name}-ubyte.gz"
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(packed)
-            checked = idx(array) if folder == "mnist" else packed
-            resources[name] = Resource(
-                f"{folder}/{name}-ubyte.gz", (), unpack, hashlib.sha256(checked).hexdigest(), 10**6
-            )
-        monkeypatch.setattr(images, attribute, resources)
-        made[folder] = resources
+            path.write_bytes(gzip.compress(idx(array)))
+        checksums = {name: hashlib.sha256(idx(array)).hexdigest() for name, array in arrays.items()}
+        monkeypatch.setattr(images, attribute, images._resources(folder, (), checksums))
     return arrays
 
 
@@ -120,6 +110,34 @@ def test_the_four_files_are_read(four_files, name, first, flip):
     assert len(found.train) + len(found.validation) == 24
     assert found.augment == Augment(shift=2, flip=flip)
     assert found.source["origin"].endswith(name)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+@pytest.mark.parametrize("level", [0, 1, 6])
+def test_files_that_are_compressed_anew_are_the_same_data(four_files, tmp_path, name, level):
+    for key, array in four_files.items():
+        (tmp_path / name / f"{key}-ubyte.gz").write_bytes(gzip.compress(idx(array), level, mtime=7))
+    assert np.array_equal(load_images(name, progress=False).test.pixels[:, :, :, 0], four_files["t10k-images-idx3"])
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_the_folder_of_a_package_of_the_system(four_files, tmp_path, monkeypatch, name):
+    (tmp_path / "system").mkdir()
+    (tmp_path / name).rename(tmp_path / "system" / name)
+    options = {"mirrors": [], "cache": tmp_path / "cache", "progress": False}
+    assert load_images(name, **options).source["origin"] == str(tmp_path / "system" / name)
+    (tmp_path / "system" / name / "t10k-images-idx3-ubyte.gz").write_bytes(b"another file")
+    with pytest.raises(DataError, match=f"{name}/t10k-images-idx3-ubyte.gz is not on this machine"):
+        load_images(name, **options)
+
+
+def test_the_published_checksums_are_those_of_debians_package():
+    folder = download.SYSTEM / "fashion-mnist"
+    if not folder.is_dir():
+        pytest.skip("Debian's package dataset-fashion-mnist is not installed")
+    for resource in images.FASHION.values():
+        content = gzip.decompress((download.SYSTEM / resource.path).read_bytes())
+        assert hashlib.sha256(content).hexdigest() == resource.sha256
 
 
 def test_a_wrong_file_is_told(four_files, tmp_path):

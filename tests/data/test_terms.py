@@ -16,8 +16,16 @@ words = st.sampled_from(
 )
 texts = st.lists(st.lists(words | st.text(max_size=4), max_size=8).map(" ".join), min_size=1, max_size=12)
 options = st.builds(
-    TfidfOptions,
-    ngram_max=st.integers(1, 3),
+    lambda least, most, unit, **others: TfidfOptions(
+        ngram_min=min(least, most),
+        ngram_max=max(least, most),
+        unit=unit,
+        nfc=False,
+        **(others if unit == "word" else {**others, "stop_words": None, "token_pattern": PATTERN}),
+    ),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from(["word", "word", "char", "char_wb"]),
     min_df=st.integers(1, 3),
     max_features=st.none() | st.integers(1, 6),
     sublinear_tf=st.booleans(),
@@ -27,11 +35,19 @@ options = st.builds(
 )
 
 
+def of_analyzer(chosen):
+    """The options of scikit-learn that say what the terms are; it warns of a pattern where there are no words."""
+    return {
+        "lowercase": chosen.lowercase, "stop_words": chosen.stop_words, "analyzer": chosen.unit,
+        "token_pattern": chosen.token_pattern if chosen.unit == "word" else r"(?u)\b\w\w+\b",
+        "ngram_range": (chosen.ngram_min, chosen.ngram_max),
+    }  # fmt: skip
+
+
 def theirs(chosen, count):
     """scikit-learn's vectorizer of these options."""
     return TfidfVectorizer(
-        lowercase=chosen.lowercase, stop_words=chosen.stop_words, token_pattern=chosen.token_pattern,
-        ngram_range=(1, chosen.ngram_max), min_df=min(chosen.min_df, max(1, count)),
+        **of_analyzer(chosen), min_df=min(chosen.min_df, max(1, count)),
         max_features=chosen.max_features, sublinear_tf=chosen.sublinear_tf, dtype=np.float32,
     )  # fmt: skip
 

@@ -43,6 +43,7 @@ def test_the_formula():
         TfidfOptions(min_df=1),
         TfidfOptions(min_df=1, ngram_max=2, max_features=9),
         TfidfOptions(min_df=1, sublinear_tf=False, lowercase=False, stop_words="english", token_pattern=r"\w+"),
+        TfidfOptions(min_df=1, unit="char", ngram_min=2, ngram_max=3, nfc=False),
     ],
 )
 def test_a_reloaded_vocabulary_gives_the_same_bits(options):
@@ -51,6 +52,18 @@ def test_a_reloaded_vocabulary_gives_the_same_bits(options):
     assert again == tfidf
     texts = [*TEXTS, "", "unknown words only", "OIL \0 oil"]
     assert equal(tfidf.transform(texts), again.transform(texts))
+
+
+def test_a_vocabulary_of_an_earlier_version_keeps_its_words():
+    """It has none of the options that came later, and is written without them again."""
+    tfidf = Tfidf.fit(["re\u0301sume\u0301 \u0130stanbul"], TfidfOptions(min_df=1, nfc=False))
+    assert tfidf.terms == ["re", "stanbul", "sume"]
+    saved = json.loads(tfidf.to_json())["options"]
+    assert sorted(saved) == [
+        "lowercase", "max_features", "min_df", "ngram_max", "stop_words", "sublinear_tf", "token_pattern"
+    ]  # fmt: skip
+    assert Tfidf.from_json(tfidf.to_json()) == tfidf
+    assert json.loads(Tfidf.fit(TEXTS).to_json())["options"].keys() - saved.keys() == {"nfc"}
 
 
 @pytest.mark.parametrize("processors", [1, 5])
@@ -104,7 +117,9 @@ def test_no_terms_is_a_clear_error():
 @pytest.mark.parametrize(
     "option",
     [{"ngram_max": 0}, {"ngram_max": True}, {"min_df": 0}, {"max_features": 0}, {"stop_words": "klingon"},
-     {"token_pattern": "("}, {"token_pattern": "(a)(b)"}, {"lowercase": 1}, {"sublinear_tf": None}],
+     {"token_pattern": "("}, {"token_pattern": "(a)(b)"}, {"lowercase": 1}, {"sublinear_tf": None}, {"ngram_min": 2},
+     {"unit": "chars"}, {"unit": "char", "stop_words": "english"}, {"unit": "char_wb", "token_pattern": "x+"},
+     {"nfc": None}],
 )  # fmt: skip
 def test_bad_options(option):
     with pytest.raises(ValueError, match=f"bad TF-IDF option {next(iter(option))}"):

@@ -224,3 +224,11 @@ def test_a_gans_settings_follow_its_data():
 def test_data_of_a_gan_has_a_name_that_its_run_can_record():
     with pytest.raises(ConfigError, match="expected a name in UTF-8"):
         TrainGan(data="photos\udcff", out=Path("run"))
+
+
+def test_a_setting_as_in_earlier_runs_is_not_part_of_the_run():
+    """A run of an earlier version, which lacks it, is the same run."""
+    assert text().identity()["nfc"] is True
+    assert "nfc" not in text(nfc=False).identity()
+    assert text(ngrams="1-2").identity()["ngrams"] == text(ngrams=2).identity()["ngrams"] == 2
+    assert text(ngrams="2-3").identity()["ngrams"] == "2-3"

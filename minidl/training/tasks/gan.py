@@ -95,6 +95,7 @@ class GanTask(PictureTask):
         speed = f"{report['images_per_second']:,.0f} pictures a second"
         pairs = [
             ("source", f"{source.get('about', source['name'])}; {source['examples']:,} pictures"),
+            *reports.notes(source),
             ("device", reports.device(report)),
             ("shared out", reports.together(report)),
             ("training", f"{training}, {report['seconds']:.1f} s, {speed}"),
@@ -136,7 +137,8 @@ class GanExperiment(Experiment):
     def introduction(self) -> str:
         count, height, width, channels = self.pixels.shape
         colours = "grey" if channels == 1 else "colour"
-        return f"{self.config.data}: {count:,} {colours} pictures of {height} x {width} pixels"
+        notes = "".join(f"\nnote: {note}" for note in self.dataset.source.get("notes", ()))
+        return f"{self.config.data}: {count:,} {colours} pictures of {height} x {width} pixels{notes}"
 
     def networks(self, config: TrainGan) -> memory.Networks:
         from minidl import optim

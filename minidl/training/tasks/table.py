@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from minidl import nn
-    from minidl.data.files import Records
+    from minidl.data.file_rows import Records
     from minidl.data.schema import TableDataset, TableSchema
     from minidl.training.manifest import RunFiles
     from minidl.training.supervised import Supervised
@@ -40,6 +40,7 @@ class TrainTable(Perceptron, Session):
         "minidl train table --data cars.csv --target kind --task classification --out c",
         "minidl train table --data h.csv --target y --ignore id --missing fill --out h",
     )
+    earlier = {"numbers": "plain"}  # noqa: RUF012
     data: Annotated[
         fields.Data,
         Field(description=f"diabetes, or {fields.FILE}."),
@@ -61,6 +62,13 @@ class TrainTable(Perceptron, Session):
         REPEATED,
     ] = ()
     missing: Annotated[Literal["error", "fill"], Field(description="Missing values:")] = "error"
+    numbers: Annotated[
+        Literal["auto", "plain", "point", "comma"],
+        Field(
+            description="How numbers are written: auto (as each column shows, such as $1,234 or 12%), plain (1234.5 "
+            "alone), or with a decimal point or comma where a column leaves the choice."
+        ),
+    ] = "auto"
     hidden: fields.Hidden = (64, 64)
     epochs: fields.Epochs = 40
     batch_size: fields.BatchSize = 32
@@ -87,11 +95,13 @@ class TableTask(Task):
         if config.data not in data.TABLE_DATA:
             return {
                 **config.splits, "target": config.target, "task": config.task, "ignore": ignore,
-                "missing": config.missing,
+                "missing": config.missing, "numbers": config.numbers,
             }  # fmt: skip
         if config.task not in (None, "regression"):
             raise ConfigError(f"--task {config.task}: {config.data} is a regression")
-        only_for_files(config.data, {"target": config.target, "ignore": ignore}, "its columns are fixed")
+        numbers = config.numbers if config.numbers in ("point", "comma") else None
+        columns = {"target": config.target, "ignore": ignore, "numbers": numbers}
+        only_for_files(config.data, columns, "its columns are fixed")
         files = {"validation": config.validation, "test": config.test}
         only_for_files(config.data, files, "--val-split and --test-split split it")
         return config.splits

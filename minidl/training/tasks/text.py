@@ -5,38 +5,29 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from minidl import data
-from minidl.data import DataError, TextDataset
-from minidl.data.parsing import listed
+from minidl.data import TextDataset
+from minidl.data.parsing import shorten
+from minidl.data.patterns import linear
 from minidl.data.workers import Workers, available
-from minidl.training import fields, helpers, inputs, memory, suited
-from minidl.training.config import SPLITS, Evaluate, Perceptron, Predict, Session
+from minidl.training import fields, helpers, memory, suited
+from minidl.training.config import SPLITS, Perceptron, Session
 from minidl.training.errors import ConfigError
-from minidl.training.settings import FLOAT32
-from minidl.training.task import Predictor, Task, only_for_files
+from minidl.training.settings import FLOAT32, UTF8, Expected
+from minidl.training.task import Task, only_for_files
+from minidl.training.tasks.text_answers import TextClassifier, examples
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy as np
-    from scipy.sparse import csr_matrix
-
-    from minidl import nn
-    from minidl.data import Texts
-    from minidl.data.corpus import Corpus, CorpusDataset
+    from minidl.data.corpus import CorpusDataset
     from minidl.data.hashing import HashedTfidf
-    from minidl.data.terms import Counted
     from minidl.data.vectorizer import Tfidf, TfidfOptions
     from minidl.training.manifest import RunFiles
     from minidl.training.supervised import Supervised
-    from minidl.training.targets import Classification
 
 
 # Weights, gradient and AdamW's state take 2 KiB a column with 128 hidden units: here 128 MiB. From one half of the
@@ -73,6 +64,7 @@ class TrainText(Perceptron, Session):
         "minidl train text --data logs.csv --features hash --out runs/logs",
         "minidl train text --out runs/mails --resume",
     )
+    earlier = {"nfc": False}  # noqa: RUF012
     data: Annotated[
         fields.Data,
         Field(description=f"docstrings, reuters-r8, reuters-r52, or {fields.FILE}."),
@@ -86,7 +78,28 @@ class TrainText(Perceptron, Session):
             "Default: tfidf."
         ),
     ] = None
-    ngrams: Annotated[int, Field(ge=1, le=5, description="Longest run of words that is a feature.")] = 1
+    analyzer: Annotated[
+        Literal["word", "char", "char_wb"] | None,
+        Field(
+            description="What features are runs of: word, char (characters, as for Chinese, Japanese and Thai), or "
+            "char_wb (characters of words, with a space at either end). Default: word."
+        ),
+    ] = None
+    ngrams: fields.Ngrams = 1
+    token_pattern: Annotated[
+        str | None,
+        Field(
+            description="Regular expression that finds the words. Default: two letters or digits, the first a letter."
+        ),
+        UTF8,
+        Expected("a regular expression", utf8="a regular expression in UTF-8"),
+    ] = None
+    nfc: Annotated[
+        bool,
+        Field(
+            description="Read texts as they are: not in NFC, so that combining marks end a word, as in scikit-learn."
+        ),
+    ] = True
     min_df: Annotated[int, Field(ge=1, le=10**9)] = _by_features(1, 2, "Texts that a feature must occur in.")
     max_features: Annotated[int, Field(ge=1, le=10**9)] = _by_features(
         _COLUMNS, 20_000, f"Most frequent features kept; with hash, the number of columns, at most {_MOST_COLUMNS}."
@@ -110,6 +123,18 @@ class TrainText(Perceptron, Session):
             raise ConfigError(
                 f"--max-features is {self.max_features}, expected at most {_MOST_COLUMNS} columns with --features hash"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_pattern(self) -> Self:
+        if self.token_pattern is None:
+            return self
+        if self.analyzer in ("char", "char_wb"):
+            raise ConfigError(f"--token-pattern finds words, and --analyzer {self.analyzer} takes characters: give one")
+        try:
+            linear(self.token_pattern)
+        except ValueError as error:
+            raise ConfigError(f"--token-pattern is {shorten(self.token_pattern)}: {error}") from None
         return self
 
 
@@ -190,9 +215,9 @@ class TextTask(Task):
             source={**dataset.source, "sizes": sizes(dataset), "features": count, "classes": classes},
             features=f"{count:,} {'hashed ' if config.features == 'hash' else ''}features",
             targets=targets,
-            train=_examples(vectorizer, dataset.train),
-            validation=_examples(vectorizer, dataset.validation),
-            test=lambda: _examples(vectorizer, dataset.test),
+            train=examples(vectorizer, dataset.train),
+            validation=examples(vectorizer, dataset.validation),
+            test=lambda: examples(vectorizer, dataset.test),
             make_model=lambda config, device: models.TextMLP(
                 count, classes, config.hidden, config.dropout, device=device
             ),
@@ -208,99 +233,15 @@ class TextTask(Task):
         return TextClassifier(config, own, vectorizer)
 
 
-@dataclass(frozen=True)
-class TextClassifier(Predictor):
-    """The model of a text run with what turns a text into its input."""
-
-    vectorizer: Tfidf | HashedTfidf
-    argument = "a text"
-
-    @cached_property
-    def targets(self) -> Classification:
-        from minidl.training.targets import Classification
-
-        return Classification.of_run(self.own)
-
-    @cached_property
-    def model(self) -> nn.Module:
-        from minidl import models
-        from minidl.training.supervised import saved_perceptron
-
-        return saved_perceptron(self.own, self.config, models.TextMLP, len(self.vectorizer), self.targets.outputs)
-
-    def chunks(self, config: Predict) -> Iterable[list[str] | Counted]:
-        if config.inputs:
-            return [list(config.inputs)]
-        if config.file is not None:
-            return self._of_file(config.file, config.text_column)
-        return ([line for _, line in chunk] for chunk in inputs.lines_as_they_come(inputs.standard_input()))
-
-    def _of_file(self, file: Path, text_column: str | None) -> Iterator[list[str] | Counted]:
-        from minidl.data.corpus import read_counted
-
-        given = text_column, self.config.text_column
-        counted = read_counted(file, self.vectorizer.analyzer, *given, self.workers)
-        if counted is None:
-            yield from inputs.chunks(data.read_texts(file, *given), inputs.FILE_CHUNK)
-            return
-        yield from counted.parts(inputs.FILE_CHUNK)
-
-    def features(self, texts: list[str] | Counted) -> csr_matrix:
-        if isinstance(texts, list):
-            return self.vectorizer.transform(texts, self.workers)
-        return self.vectorizer.weighted(texts)
-
-    def answers(self, texts: list[str] | Counted, features: csr_matrix, top: int) -> list[dict[str, Any]]:
-        """One answer per text: label, probability, the `top` best labels, and how many terms of the text are known."""
-        parts, known = self._outputs(features)
-        ranked = self.targets.answers(parts, top)
-        return [{**answer, "known_terms": count} for answer, count in zip(ranked, known.tolist(), strict=True)]
-
-    def lines(self, texts: list[str] | Counted, features: csr_matrix, top: int) -> Iterable[str]:
-        parts, known = self._outputs(features)
-        return self.targets.lines(parts, top, known, self.workers)
-
-    def _outputs(self, features: csr_matrix) -> tuple[Iterator[np.ndarray], np.ndarray]:
-        """The model's outputs, and how many terms of each text are known, int64 [N]."""
-        import numpy as np
-
-        return self.outputs(features), np.diff(features.indptr).astype(np.int64)
-
-    def check_columns(self, config: Evaluate) -> None:
-        name = self.config.data if config.data is None else config.data
-        if (config.text_column or config.label_column) and (config.data is None or name in data.TEXT_DATA):
-            raise ConfigError(f"--text-column and --label-column are for a file given by --data, not for {name}")
-
-    def labelled(self, config: Evaluate) -> tuple[Any, np.ndarray, dict[str, Any]]:
-        from minidl.data.corpus import read_corpus
-
-        assert config.data is not None
-        corpus = read_corpus(
-            config.data, self.vectorizer.analyzer, self.targets.labels,
-            text_column=config.text_column or self.config.text_column,
-            label_column=config.label_column or self.config.label_column,
-        )  # fmt: skip
-        return *_examples(self.vectorizer, corpus), corpus.source
-
-    def test(self, dataset: TextDataset | CorpusDataset, config: Evaluate) -> tuple[Any, np.ndarray]:
-        import numpy as np
-
-        labels = self.targets.labels
-        index = {label: i for i, label in enumerate(labels)}
-        unknown = [label for label in dataset.labels if label not in index]
-        if unknown:
-            raise DataError(
-                f"{dataset.name} has labels that the model does not know: {listed(unknown)}; its labels are: "
-                f"{listed(labels)}"
-            )
-        features, classes = _examples(self.vectorizer, dataset.test)
-        return features, np.array([index[label] for label in dataset.labels], dtype=np.int64)[classes]
-
-
 def _tfidf(config: TrainText) -> TfidfOptions:
-    from minidl.data.vectorizer import TfidfOptions
+    from minidl.data.vectorizer import TOKEN_PATTERN, TfidfOptions
 
-    return TfidfOptions(ngram_max=config.ngrams, min_df=config.min_df, max_features=config.max_features)
+    least, most = fields.ngram_range(config.ngrams)
+    return TfidfOptions(
+        ngram_min=least, ngram_max=most, min_df=config.min_df, max_features=config.max_features, nfc=config.nfc,
+        unit=config.analyzer or "word",
+        token_pattern=TOKEN_PATTERN if config.token_pattern is None else config.token_pattern,
+    )  # fmt: skip
 
 
 def _vectorizer(config: TrainText) -> tuple[type[Tfidf | HashedTfidf], str]:
@@ -312,12 +253,3 @@ def _vectorizer(config: TrainText) -> tuple[type[Tfidf | HashedTfidf], str]:
     from minidl.data.vectorizer import Tfidf
 
     return Tfidf, "vocabulary.json"
-
-
-def _examples(vectorizer: Tfidf | HashedTfidf, part: Texts | Corpus) -> tuple[Any, np.ndarray]:
-    """(scipy CSR, class indices int64 [N])."""
-    import numpy as np
-
-    if isinstance(part, data.Texts):
-        return vectorizer.transform(part.texts), np.asarray(part.labels, dtype=np.int64)
-    return vectorizer.weighted(part.counted), part.classes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,11 +118,14 @@ class PictureClassifier(Predictor):
 
 def _files(path: Path) -> list[Path]:
     """The file, or the picture files in a folder, or in its folders. Raises DataError for a folder without pictures."""
-    from minidl.data.pictures import pictures_in
+    from minidl.data.picture_folders import left_out, pictures_in
 
     if not path.is_dir():
         return [path]
-    found = pictures_in(path)
+    skipped = Counter[str]()
+    found = pictures_in(path, skipped)
     if not found:
         raise DataError(f"{path} is a folder without pictures; give picture files or a folder of them")
+    if note := left_out(path, skipped):
+        print(f"note: {note}", file=sys.stderr)
     return found

@@ -1,0 +1,128 @@
+"""What a finished text run answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from minidl import data
+from minidl.data import DataError, TextDataset
+from minidl.data.parsing import listed
+from minidl.training import inputs
+from minidl.training.config import Evaluate, Predict
+from minidl.training.errors import ConfigError
+from minidl.training.task import Predictor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from scipy.sparse import csr_matrix
+
+    from minidl import nn
+    from minidl.data import Texts
+    from minidl.data.corpus import Corpus, CorpusDataset
+    from minidl.data.hashing import HashedTfidf
+    from minidl.data.terms import Counted
+    from minidl.data.vectorizer import Tfidf
+    from minidl.training.targets import Classification
+
+
+@dataclass(frozen=True)
+class TextClassifier(Predictor):
+    """The model of a text run with what turns a text into its input."""
+
+    vectorizer: Tfidf | HashedTfidf
+    argument = "a text"
+
+    @cached_property
+    def targets(self) -> Classification:
+        from minidl.training.targets import Classification
+
+        return Classification.of_run(self.own)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        from minidl import models
+        from minidl.training.supervised import saved_perceptron
+
+        return saved_perceptron(self.own, self.config, models.TextMLP, len(self.vectorizer), self.targets.outputs)
+
+    def chunks(self, config: Predict) -> Iterable[list[str] | Counted]:
+        if config.inputs:
+            return [list(config.inputs)]
+        if config.file is not None:
+            return self._of_file(config.file, config.text_column)
+        return ([line for _, line in chunk] for chunk in inputs.lines_as_they_come(inputs.standard_input()))
+
+    def _of_file(self, file: Path, text_column: str | None) -> Iterator[list[str] | Counted]:
+        from minidl.data.corpus import read_counted
+
+        given = text_column, self.config.text_column
+        counted = read_counted(file, self.vectorizer.analyzer, *given, self.workers)
+        if counted is None:
+            yield from inputs.chunks(data.read_texts(file, *given), inputs.FILE_CHUNK)
+            return
+        yield from counted.parts(inputs.FILE_CHUNK)
+
+    def features(self, texts: list[str] | Counted) -> csr_matrix:
+        if isinstance(texts, list):
+            return self.vectorizer.transform(texts, self.workers)
+        return self.vectorizer.weighted(texts)
+
+    def answers(self, texts: list[str] | Counted, features: csr_matrix, top: int) -> list[dict[str, Any]]:
+        """One answer per text: label, probability, the `top` best labels, and how many terms of the text are known."""
+        parts, known = self._outputs(features)
+        ranked = self.targets.answers(parts, top)
+        return [{**answer, "known_terms": count} for answer, count in zip(ranked, known.tolist(), strict=True)]
+
+    def lines(self, texts: list[str] | Counted, features: csr_matrix, top: int) -> Iterable[str]:
+        parts, known = self._outputs(features)
+        return self.targets.lines(parts, top, known, self.workers)
+
+    def _outputs(self, features: csr_matrix) -> tuple[Iterator[np.ndarray], np.ndarray]:
+        """The model's outputs, and how many terms of each text are known, int64 [N]."""
+        import numpy as np
+
+        return self.outputs(features), np.diff(features.indptr).astype(np.int64)
+
+    def check_columns(self, config: Evaluate) -> None:
+        name = self.config.data if config.data is None else config.data
+        if (config.text_column or config.label_column) and (config.data is None or name in data.TEXT_DATA):
+            raise ConfigError(f"--text-column and --label-column are for a file given by --data, not for {name}")
+
+    def labelled(self, config: Evaluate) -> tuple[Any, np.ndarray, dict[str, Any]]:
+        from minidl.data.corpus import read_corpus
+
+        assert config.data is not None
+        corpus = read_corpus(
+            config.data, self.vectorizer.analyzer, self.targets.labels,
+            text_column=config.text_column or self.config.text_column,
+            label_column=config.label_column or self.config.label_column,
+        )  # fmt: skip
+        return *examples(self.vectorizer, corpus), corpus.source
+
+    def test(self, dataset: TextDataset | CorpusDataset, config: Evaluate) -> tuple[Any, np.ndarray]:
+        import numpy as np
+
+        labels = self.targets.labels
+        index = {label: i for i, label in enumerate(labels)}
+        unknown = [label for label in dataset.labels if label not in index]
+        if unknown:
+            raise DataError(
+                f"{dataset.name} has labels that the model does not know: {listed(unknown)}; its labels are: "
+                f"{listed(labels)}"
+            )
+        features, classes = examples(self.vectorizer, dataset.test)
+        return features, np.array([index[label] for label in dataset.labels], dtype=np.int64)[classes]
+
+
+def examples(vectorizer: Tfidf | HashedTfidf, part: Texts | Corpus) -> tuple[Any, np.ndarray]:
+    """(scipy CSR, class indices int64 [N])."""
+    import numpy as np
+
+    if isinstance(part, data.Texts):
+        return vectorizer.transform(part.texts), np.asarray(part.labels, dtype=np.int64)
+    return vectorizer.weighted(part.counted), part.classes
