@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -97,7 +98,6 @@ class UnknownError(RuntimeError):
 @contextlib.contextmanager
 def rehearsal(keep: Callable[..., None], target: str | None = None) -> Iterator[None]:
     """A context in which launches go to `keep(kernel, grid, args, meta)`, and nothing that lasts is changed."""
-    memory = _Memory()
 
     def listed(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
         for value in args:
@@ -106,12 +106,9 @@ def rehearsal(keep: Callable[..., None], target: str | None = None) -> Iterator[
                 memory.unknown.add(tensor)
         keep(kernel, grid, args, meta)
 
-    state = random.get_state()
-    try:
-        with launch.record(listed, target), memory:
-            yield
-    finally:
-        random.set_state(state)
+    memory = _Memory(lambda: launch.record(listed, target))
+    with random.forked(), launch.record(listed, target), memory:
+        yield
 
 
 class _Storages:
@@ -134,10 +131,14 @@ class _Storages:
 
 
 class _Memory(TorchDispatchMode):
-    """Follows torch's operations: which memory is new, and of which the values are unknown."""
+    """Follows torch's operations: which memory is new, and of which the values are unknown.
 
-    def __init__(self) -> None:
+    torch's backward takes this mode to threads of its own, where `recording` then makes the context for launches.
+    """
+
+    def __init__(self, recording: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._recording = recording
         self.new = _Storages()
         self.unknown = _Storages()
 
@@ -168,7 +169,8 @@ class _Memory(TorchDispatchMode):
             raise UnknownError
         if name == "aten::_to_copy" and unknown and given[0].device.type != _device_type(given[0], kwargs):
             raise UnknownError
-        outputs = func(*args, **kwargs)
+        with self._recording() if func.namespace == "minidl" and launch.runs() else contextlib.nullcontext():
+            outputs = func(*args, **kwargs)
         for output in _flat((outputs,)):
             if isinstance(output, torch.Tensor) and not any(_same_memory(output, tensor) for tensor in given):
                 self.new.add(output)

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
 
+from minidl import modes
 from minidl.jobs import target_of
 from minidl.runtime import direct, interpret, keys, tables
 from minidl.runtime.boxes import Box, Halves
@@ -68,15 +69,15 @@ class Tile:
 @dataclass
 class _State:
     precision: str = "tf32x3"
-    target: str | None = None
-    instead: Callable[..., None] | None = None
-    runs: bool = True
     forced: dict[str, Tile] | None = None
     given: Mapping[str, tables.Table] | None = None
 
 
 _state = _State()
 _settlers: list[Callable[[], None]] = []
+_thread = modes.settings()  # the recorder of this thread's launches, and the target of these
+_recorders: list[Callable[..., None]] = []  # of all threads
+_watchers: list[Callable[..., None]] = []
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -90,8 +91,8 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     if max(grid) > MAX_GRID[1]:
         _check_grid(kernel, grid)
     meta.setdefault("enable_fp_fusion", True)
-    if _state.instead is not None:
-        _state.instead(kernel, grid, args, meta)
+    if (_recorders or _watchers) and (receiver := _receiver()) is not None:
+        receiver(kernel, grid, args, meta)
     elif _tapes and (tape := _tapes.get(threading.get_ident())) is not None:
         tape.launches.append((kernel, grid, args, meta))
         with _disable_current_modes():  # what Triton asks torch for is no part of it
@@ -207,11 +208,9 @@ TARGETS = ("interpreted", "sm_80", "sm_90")  # the tile tables that there are
 
 def target() -> str:
     """The tile table in use: "interpreted", or the newest table that the device's architecture can run."""
-    if _state.target is not None:
-        return _state.target
-    if INTERPRETED:
-        return "interpreted"
-    return device_target()
+    if recording():
+        return _thread.target
+    return "interpreted" if INTERPRETED else device_target()
 
 
 @functools.cache
@@ -243,15 +242,19 @@ def boxes(target_: str | None = None) -> bool:
     return (target_ or target()) != "sm_80"
 
 
-@functools.cache
 def processors() -> int:
     """Multiprocessors of the device, to size persistent grids and splits; 132 (an H100 or H200) when compiling offline.
 
     The interpreter runs programs one after another: 1.
     """
-    if _state.target is not None:
+    if recording():
         return 132
-    return 1 if INTERPRETED else torch.cuda.get_device_properties("cuda").multi_processor_count
+    return 1 if INTERPRETED else _multiprocessors()
+
+
+@functools.cache
+def _multiprocessors() -> int:
+    return torch.cuda.get_device_properties("cuda").multi_processor_count
 
 
 def table(family: str) -> tables.Table:
@@ -378,7 +381,7 @@ def settle() -> None:
 
 @contextlib.contextmanager
 def _changed(*caches: Any, **fields: Any) -> Iterator[None]:
-    """A context in which `_state` has these fields; `caches` depend on them."""
+    """A context in which `_state` has these fields, for all threads; `caches` depend on them."""
 
     def change(values: Mapping[str, Any]) -> None:
         for name, value in values.items():
@@ -406,23 +409,34 @@ def use_tables(**tables_: tables.Table) -> AbstractContextManager[None]:
     return _changed(*_made_of_tiles, given={**(_state.given or {}), **tables_})
 
 
-def record(recorder: Callable[..., None], target_: str | None = None) -> AbstractContextManager[None]:
-    """A context that hands launches, with tiles of `target_`, to `recorder(kernel, grid, args, meta)` and runs none.
+@contextlib.contextmanager
+def record(recorder: Callable[..., None], target_: str | None = None) -> Iterator[None]:
+    """A context that hands this thread's launches, with tiles of `target_`, to `recorder(kernel, grid, args, meta)` and
+    runs none of them.
 
     For compiling offline: launchers run as usual on tensors of any device, and nothing is computed. Without a target,
     launches are those of this process.
     """
-    return _changed(processors, instead=recorder, target=target_, runs=False)
+    settle()
+    before = getattr(_thread, "recorder", None), getattr(_thread, "target", None)
+    _recorders.append(recorder)
+    _thread.recorder, _thread.target = recorder, target_
+    try:
+        yield
+        settle()
+    finally:
+        _thread.recorder, _thread.target = before
+        _recorders.remove(recorder)
 
 
 def runs() -> bool:
-    """Whether launches run, and are not only recorded."""
-    return _state.runs
+    """Whether this thread's launches run, and are not only recorded."""
+    return not _recorders or getattr(_thread, "recorder", None) is None
 
 
 def recording() -> bool:
-    """Whether launches are recorded for a target of their own, and not run."""
-    return _state.target is not None
+    """Whether this thread's launches are recorded for a target of their own, and not run."""
+    return bool(_recorders) and getattr(_thread, "target", None) is not None
 
 
 def pointed_at(tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
@@ -437,8 +451,15 @@ keepers: list[Callable[[Iterable[torch.Tensor]], None]] = []
 
 
 def handed_over() -> bool:
-    """Whether launches go to a recorder or a watcher."""
-    return _state.instead is not None
+    """Whether this thread's launches go to a recorder or a watcher."""
+    return _receiver() is not None
+
+
+def _receiver() -> Callable[..., None] | None:
+    if not runs():
+        return _thread.recorder
+    newest = _watchers[-1:]  # another thread may take away the last one at any time
+    return newest[0] if newest else None
 
 
 def is_gpu(device: torch.device) -> bool:
@@ -446,16 +467,23 @@ def is_gpu(device: torch.device) -> bool:
     return device.type == "cuda" or recording()
 
 
-def watch(watcher: Callable[..., None]) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def watch(watcher: Callable[..., None]) -> Iterator[None]:
     """A context that hands launches of all threads to `watcher(kernel, grid, args, meta, go)`, where `go()` launches.
 
-    Recorded launches are not watched.
+    Recorded launches are not watched. Of several watchers the newest gets them.
     """
 
-    def instead(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+    def receive(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
         watcher(kernel, grid, args, meta, functools.partial(_run_now, kernel, grid, args, meta))
 
-    return _changed(instead=instead)
+    settle()
+    _watchers.append(receive)
+    try:
+        yield
+        settle()
+    finally:
+        _watchers.remove(receive)
 
 
 def in_precision(name: str) -> AbstractContextManager[None]:
