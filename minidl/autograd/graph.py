@@ -75,10 +75,6 @@ class Context:
         find = self._arrived.get(threading.get_ident())
         return None if find is None else find(index)
 
-    def take(self, name: str) -> Any:
-        """In backward: an attribute that only the first one gets, even of several threads; then None."""
-        return vars(self).pop(name, None)
-
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
         """torch's name of `needs`."""

@@ -31,7 +31,7 @@ class LinearCrossEntropy(Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
         # As in `CrossEntropy`: what is given away is made again for a second backward.
-        made = ctx.take("made")
+        made, ctx.made = ctx.made, None
         if made is None or not made.grads:
             rows = dy if ctx.options[1] == "none" else None
             made = kernels.linear_cross_entropy(*ctx.saved, *ctx.options, wanted=ctx.wanted, dy=rows)

@@ -50,7 +50,7 @@ class CrossEntropy(Function):
         if not ctx.needs[0]:
             return None, dt, None, None, None, None
         # The gradient is scaled in place and given away; a second backward through a retained graph computes it again.
-        made = ctx.take("made")
+        made, ctx.made = ctx.made, None
         if made is None:
             x, target, weight = ctx.saved
             ignore_index, reduction, smoothing = ctx.options
