@@ -102,18 +102,23 @@ def test_every_operation(name):
 
 
 class Branches(nn.Module):
-    """Hands a result that is not computed yet to threads. Its numbers are whole: their sums have any order."""
+    """Hands results that are not computed yet to threads. Its numbers are whole: their sums have any order."""
 
     def __init__(self):
         super().__init__()
         self.first = nn.Conv2d(4, 8, 3)
-        self.each = nn.ModuleList([nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 1)) for _ in range(3)])
+        of_one, of_both = nn.ReLU(), nn.BatchNorm2d(16, eps=0)
+        self.one = nn.ModuleList([nn.Sequential(of_one, nn.Conv2d(8, 8, 1)) for _ in range(2)])
+        self.both = nn.ModuleList([nn.Sequential(of_both, nn.Conv2d(16, 8, 1)) for _ in range(3)])
         for seed, parameter in enumerate(self.parameters()):
             parameter.data.copy_(whole_numbers(*parameter.shape, seed=seed).data)
 
     def forward(self, x):
         y = self.first(ops.round(x))
-        return sum(at_once(*(lambda layers=layers: layers(y) for layers in self.each), context=contextlib.nullcontext))
+        both = ops.cat([self.first(ops.round(2 * x)), ops.relu(y)], 1)
+        works = [lambda layers=layers: layers(y) for layers in self.one]
+        works += [lambda layers=layers: layers(both) for layers in self.both]
+        return ops.cat([both, *at_once(*works, context=contextlib.nullcontext)], 1)
 
 
 class Dense(nn.Module):
