@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import minidl
-from minidl import nn, ops, random, rehearsal
+from minidl import later, nn, ops, random, rehearsal
 from minidl.autograd import Function, detect_anomaly, is_anomaly_enabled, is_grad_enabled, no_grad
 from minidl.kernels import elementwise
 from minidl.runtime import launch, replay
@@ -102,23 +102,18 @@ def test_every_operation(name):
 
 
 class Branches(nn.Module):
-    """Hands results that are not computed yet to threads. Its numbers are whole: their sums have any order."""
+    """Hands a result that is not computed yet to threads. Its numbers are whole: their sums have any order."""
 
     def __init__(self):
         super().__init__()
         self.first = nn.Conv2d(4, 8, 3)
-        of_one, of_both = nn.ReLU(), nn.BatchNorm2d(16, eps=0)
-        self.one = nn.ModuleList([nn.Sequential(of_one, nn.Conv2d(8, 8, 1)) for _ in range(2)])
-        self.both = nn.ModuleList([nn.Sequential(of_both, nn.Conv2d(16, 8, 1)) for _ in range(3)])
+        self.each = nn.ModuleList([nn.Sequential(nn.ReLU(), nn.Conv2d(8, 4, 1)) for _ in range(2)])
         for seed, parameter in enumerate(self.parameters()):
             parameter.data.copy_(whole_numbers(*parameter.shape, seed=seed).data)
 
     def forward(self, x):
         y = self.first(ops.round(x))
-        both = ops.cat([self.first(ops.round(2 * x)), ops.relu(y)], 1)
-        works = [lambda layers=layers: layers(y) for layers in self.one]
-        works += [lambda layers=layers: layers(both) for layers in self.both]
-        return ops.cat([both, *at_once(*works, context=contextlib.nullcontext)], 1)
+        return sum(at_once(*(lambda layers=layers: layers(y) for layers in self.each), context=contextlib.nullcontext))
 
 
 class Dense(nn.Module):
@@ -165,6 +160,27 @@ def test_one_model(make, recorded):
     for x, rounds in zip(inputs, found, strict=True):
         for one, other in zip(rounds, answers(x), strict=True):
             assert all(map(same_bits, one, other))
+
+
+class Slow(later.Later):
+    """Counts how often it is computed."""
+
+    def compute(self):
+        self.computed = getattr(self, "computed", 0) + 1
+        time.sleep(0.05)
+        return numbers(*self.shape)
+
+
+def test_a_result_is_settled_by_one_of_several_threads():
+    """No operation of another thread takes it in."""
+    with later.deferring(nn.Identity()):
+        slow = Slow((2, 3), torch.float32, default_device(), False)
+        y = Tensor._of_later(slow)
+        assert later.waiting(y) is slow
+        assert at_once(lambda: later.waiting(y)) == [None]
+        first, *others = at_once(*[lambda: y.data] * THREADS)
+        assert all(values is first for values in others)
+    assert slow.computed == 1
 
 
 def test_sums_of_gradients_at_shared_leaves():
