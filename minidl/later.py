@@ -6,8 +6,8 @@ makes a `Tensor` with a `Later`; one that takes it in makes another of that. Wha
 an operation that knows no Later, the graph) settles the result first: it is computed then, as if at once.
 
 Nothing is left open when the call of the outermost module ends, and nothing is deferred outside of one: what a user
-does between two calls finds every result computed. Within a call, another thread's use settles a result, too. Within a call minidl's own changes in place settle what is open;
-memory that torch changed is found by its version, and refused.
+does between two calls finds every result computed. Within a call minidl's own changes in place settle what is open, and
+another thread's use settles what it uses; memory that torch changed is found by its version, and refused.
 
 A batch norm in training has its statistics from the convolution before it, if that can hand them on.
 

@@ -221,9 +221,7 @@ def _apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
     return changed
 
 
-def _to_leaf(
-    leaf: Variable, grad: Grad, shared: bool, wanted: dict[Edge, Grad | None] | None, stream: Any
-) -> None:
+def _to_leaf(leaf: Variable, grad: Grad, shared: bool, wanted: dict[Edge, Grad | None] | None, stream: Any) -> None:
     if wanted is not None and (leaf, 0) not in wanted:
         return
     for hook in leaf._hooks.values():

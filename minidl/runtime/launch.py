@@ -24,10 +24,17 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
 
-from minidl import modes
 from minidl.jobs import target_of
-from minidl.runtime import direct, interpret, keys, tables
+from minidl.runtime import direct, interpret, keys, receivers, tables
 from minidl.runtime.boxes import Box, Halves
+from minidl.runtime.receivers import before_changes as before_changes
+from minidl.runtime.receivers import handed_over as handed_over
+from minidl.runtime.receivers import record as record
+from minidl.runtime.receivers import recording as recording
+from minidl.runtime.receivers import runs as runs
+from minidl.runtime.receivers import settle as settle
+from minidl.runtime.receivers import settled_by as settled_by
+from minidl.runtime.receivers import watch as watch
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 PRECISIONS = ("tf32x3", "ieee", "tf32")
@@ -74,10 +81,6 @@ class _State:
 
 
 _state = _State()
-_settlers: list[Callable[[], None]] = []
-_thread = modes.settings()  # the recorder of this thread's launches, and the target of these
-_recorders: list[Callable[..., None]] = []  # of all threads
-_watchers: list[Callable[..., None]] = []
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -91,14 +94,23 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     if max(grid) > MAX_GRID[1]:
         _check_grid(kernel, grid)
     meta.setdefault("enable_fp_fusion", True)
-    if (_recorders or _watchers) and (receiver := _receiver()) is not None:
-        receiver(kernel, grid, args, meta)
-    elif _tapes and (tape := _tapes.get(threading.get_ident())) is not None:
+    if receivers.active and _hand_over(kernel, grid, args, meta):
+        return
+    if _tapes and (tape := _tapes.get(threading.get_ident())) is not None:
         tape.launches.append((kernel, grid, args, meta))
         with _disable_current_modes():  # what Triton asks torch for is no part of it
             _run_now(kernel, grid, args, meta)
     else:
         _run_now(kernel, grid, args, meta)
+
+
+def _hand_over(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> bool:
+    recorder, watcher = receivers.recorder(), receivers.watcher()
+    if recorder is not None:
+        recorder(kernel, grid, args, meta)
+    elif watcher is not None:
+        watcher(kernel, grid, args, meta, functools.partial(_run_now, kernel, grid, args, meta))
+    return recorder is not None or watcher is not None
 
 
 def _run_now(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
@@ -208,9 +220,7 @@ TARGETS = ("interpreted", "sm_80", "sm_90")  # the tile tables that there are
 
 def target() -> str:
     """The tile table in use: "interpreted", or the newest table that the device's architecture can run."""
-    if recording():
-        return _thread.target
-    return "interpreted" if INTERPRETED else device_target()
+    return receivers.target() or ("interpreted" if INTERPRETED else device_target())
 
 
 @functools.cache
@@ -358,27 +368,6 @@ def tile_of(rule: Mapping[str, Any]) -> Tile:
     return Tile(dict(rule["tile"]), rule.get("warps", 4), rule.get("stages", 3))
 
 
-def before_changes(settle: Callable[[], None]) -> None:
-    """Have `settle` called before a setting of launches changes: it launches what is still to be launched by it."""
-    _settlers.append(settle)
-
-
-@contextlib.contextmanager
-def settled_by(settle: Callable[[], None]) -> Iterator[None]:
-    """A context in which `settle` is called before changes, after the others."""
-    _settlers.append(settle)
-    try:
-        yield
-    finally:
-        _settlers.remove(settle)
-
-
-def settle() -> None:
-    """Launch all that is still to be launched."""
-    for each in tuple(_settlers):
-        each()
-
-
 @contextlib.contextmanager
 def _changed(*caches: Any, **fields: Any) -> Iterator[None]:
     """A context in which `_state` has these fields, for all threads; `caches` depend on them."""
@@ -409,36 +398,6 @@ def use_tables(**tables_: tables.Table) -> AbstractContextManager[None]:
     return _changed(*_made_of_tiles, given={**(_state.given or {}), **tables_})
 
 
-@contextlib.contextmanager
-def record(recorder: Callable[..., None], target_: str | None = None) -> Iterator[None]:
-    """A context that hands this thread's launches, with tiles of `target_`, to `recorder(kernel, grid, args, meta)` and
-    runs none of them.
-
-    For compiling offline: launchers run as usual on tensors of any device, and nothing is computed. Without a target,
-    launches are those of this process.
-    """
-    settle()
-    before = getattr(_thread, "recorder", None), getattr(_thread, "target", None)
-    _recorders.append(recorder)
-    _thread.recorder, _thread.target = recorder, target_
-    try:
-        yield
-        settle()
-    finally:
-        _thread.recorder, _thread.target = before
-        _recorders.remove(recorder)
-
-
-def runs() -> bool:
-    """Whether this thread's launches run, and are not only recorded."""
-    return not _recorders or getattr(_thread, "recorder", None) is None
-
-
-def recording() -> bool:
-    """Whether this thread's launches are recorded for a target of their own, and not run."""
-    return bool(_recorders) and getattr(_thread, "target", None) is not None
-
-
 def pointed_at(tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
     """Say that launches just made find these tensors by addresses in memory: who has launches wait keeps them."""
     for keep in keepers:
@@ -450,40 +409,9 @@ def pointed_at(tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
 keepers: list[Callable[[Iterable[torch.Tensor]], None]] = []
 
 
-def handed_over() -> bool:
-    """Whether this thread's launches go to a recorder or a watcher."""
-    return _receiver() is not None
-
-
-def _receiver() -> Callable[..., None] | None:
-    if not runs():
-        return _thread.recorder
-    newest = _watchers[-1:]  # another thread may take away the last one at any time
-    return newest[0] if newest else None
-
-
 def is_gpu(device: torch.device) -> bool:
     """Whether what is on a device is a GPU's: while launches are recorded for one, everything is."""
     return device.type == "cuda" or recording()
-
-
-@contextlib.contextmanager
-def watch(watcher: Callable[..., None]) -> Iterator[None]:
-    """A context that hands launches of all threads to `watcher(kernel, grid, args, meta, go)`, where `go()` launches.
-
-    Recorded launches are not watched. Of several watchers the newest gets them.
-    """
-
-    def receive(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
-        watcher(kernel, grid, args, meta, functools.partial(_run_now, kernel, grid, args, meta))
-
-    settle()
-    _watchers.append(receive)
-    try:
-        yield
-        settle()
-    finally:
-        _watchers.remove(receive)
 
 
 def in_precision(name: str) -> AbstractContextManager[None]:
