@@ -12,3 +12,7 @@ def lock() -> Any:
     made: Any = threading.RLock()
     os.register_at_fork(after_in_child=made._at_fork_reinit)
     return made
+
+
+# Held while Triton itself launches: it interprets a kernel, or compiles and loads one that is launched the first time.
+TRITON = lock()

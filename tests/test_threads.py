@@ -227,7 +227,7 @@ def test_gradients_that_streams_add_up_follow_one_another():
     ready = threading.Barrier(2)
 
     def late():
-        torch.cuda._sleep(200_000_000)
+        torch.cuda._sleep(1_000_000_000)
         (weight * x).sum().backward()
         ready.wait(60)
 
@@ -235,5 +235,7 @@ def test_gradients_that_streams_add_up_follow_one_another():
         ready.wait(60)
         (weight * x * 2).sum().backward()
 
-    at_once(late, next_one)
-    assert same_bits(weight.grad.data, torch.full_like(weight.data, 3.0))
+    for _ in range(2):  # the second time kernels are loaded
+        weight.grad = None
+        at_once(late, next_one)
+        assert same_bits(weight.grad.data, torch.full_like(weight.data, 3.0))

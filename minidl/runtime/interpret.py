@@ -4,7 +4,7 @@ The interpreter replaces the functions of `triton.language` at every launch and 
 as `tl.sum` (about 200 us each), and computes each int32 sum twice to look for overflow. A process that interprets
 never compiles, so the replacement is done once and kept; the overflow check only acts in debug mode. NumPy's warnings
 about infinities and NaN are silenced during a launch: a GPU gives none. A launch holds a lock, as the interpreter keeps
-the program that it is in, and what is cached here, for the process. `interpret_memory` replaces loads and stores,
+the program that it is in, and this module what it caches, for the process. `interpret_memory` replaces loads and stores,
 `interpret_operators` operators; `interpret_missing` and `interpret_bfloat16` add what the interpreter lacks. The
 NumPy types of elements and the argument names of kernels are cached. glibc keeps freed blocks of megabytes for the next
 operation, so that their pages need not be mapped again.
@@ -160,9 +160,6 @@ def _call_helper(function, *args, **kwargs):
     return function.rewrite()(*args, **kwargs)
 
 
-_launching = locks.lock()
-
-
 def _one_at_a_time(run):
     """`run` of a kernel, without NumPy's warnings and without launches of other threads meanwhile.
 
@@ -171,7 +168,7 @@ def _one_at_a_time(run):
 
     def run_alone(function, *args, **kwargs):
         state = vars(interpreter.interpreter_builder)
-        with _launching, interpreter.np.errstate(all="ignore"):
+        with locks.TRITON, interpreter.np.errstate(all="ignore"):
             before = {name: state[name] for name in ("grid_dim", "grid_idx") if name in state}
             try:
                 return run(function, *args, **kwargs)

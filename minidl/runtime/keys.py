@@ -16,14 +16,13 @@ from triton.runtime.jit import JITFunction
 from minidl import locks
 
 _settled: set[int] = set()
-_settling = locks.lock()  # until a key is there, no other thread may have Triton make one
 
 
 def settle(kernel: Any) -> None:
     """Give a JITFunction its key; of anything else nothing is done."""
     if not isinstance(kernel, JITFunction):
         return
-    with _settling:
+    with locks.TRITON:
         if id(kernel) in _settled:
             return
         _settled.add(id(kernel))  # first, as a function may call itself

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
 
+from minidl import locks
 from minidl.jobs import target_of
 from minidl.runtime import direct, interpret, keys, receivers, tables
 from minidl.runtime.boxes import Box, Halves
@@ -160,13 +161,14 @@ class Prepared(NamedTuple):
 
 def _run_by_triton(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
     device = _check_place(kernel, args)
-    keys.settle(kernel)
-    if device is None or device.type != "cuda" or device.index == torch.cuda.current_device():
-        direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
-        return
-    with torch.cuda.device(device):
-        if not direct.launch(kernel, grid, args, meta):
+    with locks.TRITON:
+        keys.settle(kernel)
+        if device is None or device.type != "cuda" or device.index == torch.cuda.current_device():
             direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
+            return
+        with torch.cuda.device(device):
+            if not direct.launch(kernel, grid, args, meta):
+                direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
 
 
 def _check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
