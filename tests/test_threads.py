@@ -18,7 +18,7 @@ from minidl.tensors import Tensor, default_device
 from minidl.testing.specs import all_specs
 from minidl.testing.specs.make import SeededMake
 from tests.battery import outputs_and_gradients, pose, same_bits
-from tests.threads import THREADS, at_once, numbers, often, whole_numbers  # noqa: F401 (a fixture)
+from tests.threads import THREADS, at_once, numbers, often, same_stream, whole_numbers  # noqa: F401 (a fixture)
 
 
 def problem(spec, place):
@@ -55,8 +55,8 @@ class Branches(nn.Module):
             parameter.data.copy_(whole_numbers(*parameter.shape, seed=seed).data)
 
     def forward(self, x):
-        y = self.first(ops.round(x))
-        return sum(at_once(*(lambda layers=layers: layers(y) for layers in self.each), context=contextlib.nullcontext))
+        y, here = self.first(ops.round(x)), same_stream()
+        return sum(at_once(*(lambda layers=layers: layers(y) for layers in self.each), context=here))
 
 
 class Dense(nn.Module):

@@ -1,6 +1,7 @@
 """Work in several threads at the same time."""
 
 import contextlib
+import functools
 import sys
 import threading
 
@@ -33,6 +34,13 @@ def stream_of_its_own():
     with torch.cuda.stream(stream):
         yield
     stream.synchronize()
+
+
+def same_stream():
+    """A context for other threads: on a GPU the stream of this one."""
+    if launch.INTERPRETED:
+        return contextlib.nullcontext
+    return functools.partial(torch.cuda.stream, torch.cuda.current_stream())
 
 
 def at_once(*works, context=stream_of_its_own):

@@ -3,11 +3,11 @@
 The interpreter replaces the functions of `triton.language` at every launch and again at every call of a helper such
 as `tl.sum` (about 200 us each), and computes each int32 sum twice to look for overflow. A process that interprets
 never compiles, so the replacement is done once and kept; the overflow check only acts in debug mode. NumPy's warnings
-about infinities and NaN are silenced during a launch: a GPU gives none. A launch holds a lock, as the interpreter keeps
-the program that it is in, and this module what it caches, for the process. `interpret_memory` replaces loads and stores,
-`interpret_operators` operators; `interpret_missing` and `interpret_bfloat16` add what the interpreter lacks. The
-NumPy types of elements and the argument names of kernels are cached. glibc keeps freed blocks of megabytes for the next
-operation, so that their pages need not be mapped again.
+about infinities and NaN are silenced during a launch: a GPU gives none. A launch holds a lock, as the program that it
+is in, and what is cached here, are the process's. `interpret_memory` replaces loads and stores, `interpret_operators`
+operators; `interpret_missing` and `interpret_bfloat16` add what the interpreter lacks. The NumPy types of elements and
+the argument names of kernels are cached. glibc keeps freed blocks of megabytes for the next operation, so that their
+pages need not be mapped again.
 
 `compile_from_now_on` takes back what concerns the language, in a process that has interpreted and is to compile.
 """
