@@ -9,6 +9,7 @@ one, the rehearsal ends.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -107,7 +108,10 @@ def rehearsal(keep: Callable[..., None], target: str | None = None) -> Iterator[
         keep(kernel, grid, args, meta)
 
     memory = _Memory(lambda: launch.record(listed, target))
-    with random.forked(), launch.record(listed, target), memory:
+    # What torch.compile has made is not followed: Dynamo would trace the rehearsal.
+    loaded = "torch._dynamo" in sys.modules
+    eager = torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
+    with random.forked(), launch.record(listed, target), memory, eager:
         yield
 
 

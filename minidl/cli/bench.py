@@ -36,8 +36,8 @@ class Bench(networks.WholeNetworks):
     torch to run it that was measured; the same command goes on with what the file has not.
 
     in-torch [MODEL]... measures models of torchvision and timm, which must be installed, and a DCGAN: as
-    minidl.torch.accelerate changes them, beside themselves eager and compiled; also launched kernel by kernel, and what
-    is left to torch.
+    torch.compile(model, backend="minidl") runs them, beside themselves eager and compiled by Inductor; also launched
+    kernel by kernel, and with the layers of minidl.torch.accelerate alone.
 
     The exit code is 1 if a row is wrong or cannot be measured.
     """

@@ -4,15 +4,18 @@
 
     y = minidl.torch.conv2d(x, weight, bias, padding=1, act="relu")     # one operator, as torch.nn.functional.conv2d
 
-    minidl.torch.accelerate(model)                                      # the layers of a model, fused where they can be
+    minidl.torch.accelerate(model)                                      # the layers of a model
+
+    torch.compile(model, backend="minidl")                              # fused with what follows them
 
 Operators are `torch.ops.minidl.*`.
 """
 
-from minidl.torch import mapping, optim
+from minidl.torch import flops, mapping, optim
 from minidl.torch.accelerating import Report, accelerate, report, restore
 from minidl.torch.activations import bias_act, linear
 from minidl.torch.bags import embedding_bag
+from minidl.torch.compiling import backend
 from minidl.torch.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
 from minidl.torch.linear_loss import linear_cross_entropy
 from minidl.torch.normalisation import batch_norm
@@ -20,10 +23,11 @@ from minidl.torch.pooling import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from minidl.torch.rows import cross_entropy, group_norm, layer_norm, log_softmax, rms_norm, softmax
 
 __all__ = [
-    "Report", "accelerate", "adaptive_avg_pool2d", "avg_pool2d", "batch_norm", "bias_act", "conv1d", "conv2d", "conv3d",
-    "conv_transpose1d", "conv_transpose2d", "cross_entropy", "embedding_bag", "group_norm", "layer_norm", "linear",
-    "linear_cross_entropy", "log_softmax", "max_pool2d", "optim",
-    "report", "restore", "rms_norm", "softmax",
+    "Report", "accelerate", "adaptive_avg_pool2d", "avg_pool2d", "backend", "batch_norm", "bias_act", "conv1d",
+    "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "cross_entropy", "embedding_bag", "group_norm",
+    "layer_norm", "linear", "linear_cross_entropy", "log_softmax", "max_pool2d", "optim", "report", "restore",
+    "rms_norm", "softmax",
 ]  # fmt: skip
 
+flops.register()
 mapping.register()

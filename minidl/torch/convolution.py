@@ -144,7 +144,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
 @operator(
     f"convolution(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? added, {SETTINGS}, str? act, "
     "float slope) -> Tensor",
-    _fake, save=_save, backward=_gradients, cast=(LOWER, (0, 1, 2, 4)), replay=True,
+    _fake, save=_save, backward=_gradients, pack=1, cast=(LOWER, (0, 1, 2, 4)), replay=True,
 )  # fmt: skip
 def convolution(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None,

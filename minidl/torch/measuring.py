@@ -1,16 +1,15 @@
-"""Which layers and blocks of a model are slower with minidl's operators than with torch's, on an example of input."""
+"""Which layers of a model are slower with minidl's operators than with torch's, on an example of input."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from minidl.rehearsal import compile_ahead
 from minidl.runtime import launch
-from minidl.torch import blocks
 from minidl.torch.layers import CLASSES
 
 # A layer is torch's where these take longer than that: clocks differ by as much from one run to the next.
@@ -18,40 +17,24 @@ NEVER_SLOWER = 1.02
 REPEATS, ROUNDS = 10, 5
 
 
-class Unit(NamedTuple):
-    """What is timed at once: a layer, a norm or both, with the activation and sum of a block."""
+def slower(model: nn.Module, example: Any, layers: Sequence[nn.Module]) -> dict[nn.Module, str]:
+    """Return the layers that are slower with our classes than with torch's, and by how much.
 
-    layer: nn.Module | None
-    norm: nn.Module | None
-    act: tuple[str | None, float] = (None, 0.0)
-    sum: bool = False
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        return tuple(each for each in (self.layer, self.norm) if each is not None)
-
-
-def slower(model: nn.Module, example: Any, units: Iterable[Unit]) -> dict[nn.Module, str]:
-    """Modules of units that are slower with our classes than with torch's, and by how much.
-
-    Raises what the model does with the example. Nothing is timed where kernels are interpreted, nor what is not called.
+    Raises what the model does with the example. Nothing is timed where kernels are interpreted, nor what is not called
+    with one tensor.
     """
-    units = list(units)
-    seen = _inputs(model, example, [unit.modules[0] for unit in units])
+    seen = _inputs(model, example, layers)
     if launch.INTERPRETED:
         return {}
     known: dict[Hashable, tuple[float, float]] = {}
     found: dict[nn.Module, str] = {}
-    for unit in units:
-        x = seen.get(unit.modules[0])
-        if x is None:
-            continue
-        key = repr(unit), tuple(x.shape), x.dtype, x.stride(), [m.training for m in unit.modules].__repr__()
+    for layer, x in seen.items():
+        key = repr(layer), tuple(x.shape), x.dtype, x.stride(), layer.training
         if key not in known:
-            known[key] = _times(unit, x)
+            known[key] = _times(layer, x)
         ours, theirs = known[key]
         if ours > NEVER_SLOWER * theirs:
-            found.update(dict.fromkeys(unit.modules, f"torch takes {theirs:.1f} us, these {ours:.1f}"))
+            found[layer] = f"torch takes {theirs:.1f} us, these {ours:.1f}"
     return found
 
 
@@ -81,9 +64,9 @@ def _put_back(buffers: Iterable[torch.Tensor], before: list[torch.Tensor]) -> No
             buffer.copy_(value)
 
 
-def _times(unit: Unit, x: torch.Tensor) -> tuple[float, float]:
-    """Microseconds of a call with our classes and with torch's, forward and, in training, back; modules are left as
-    they were.
+def _times(layer: nn.Module, x: torch.Tensor) -> tuple[float, float]:
+    """Microseconds of a call with our class and with torch's, forward and, in training, back; the layer is left as it
+    was.
 
     All of it is on one stream beside the others: gradients of leaves are added on the stream of their first use, which
     a capture must not leave.
@@ -91,40 +74,32 @@ def _times(unit: Unit, x: torch.Tensor) -> tuple[float, float]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        found = _both(unit, x)
+        found = _both(layer, x)
     torch.cuda.current_stream().wait_stream(stream)
     return found
 
 
-def _both(unit: Unit, x: torch.Tensor) -> tuple[float, float]:
-    buffers = [buffer for module in unit.modules for buffer in module.buffers()]
-    before = [buffer.clone() for buffer in buffers]
-    kinds = [type(module) for module in unit.modules]
-    training = any(module.training for module in unit.modules)
-    wanted = [p for module in unit.modules for p in module.parameters() if p.requires_grad] if training else []
-    x = torch.randn_like(x).requires_grad_(training)
-    with torch.set_grad_enabled(training):
-        added = torch.zeros_like(blocks.apart(unit.layer, unit.norm, None, 0.0, x, None)) if unit.sum else None
-        given = unit.layer, unit.norm, *unit.act, x, None if added is None else added.detach()
+def _both(layer: nn.Module, x: torch.Tensor) -> tuple[float, float]:
+    before = [buffer.clone() for buffer in layer.buffers()]
+    kind = type(layer)
+    wanted = [p for p in layer.parameters() if p.requires_grad] if layer.training else []
+    x = torch.randn_like(x).requires_grad_(layer.training)
 
-        def call(run: Callable[..., torch.Tensor]) -> None:
-            y = run(*given)
-            if training:
-                torch.autograd.grad(y, [x, *wanted], torch.ones_like(y))
+    def call() -> None:
+        y = layer(x)
+        if layer.training:
+            torch.autograd.grad(y, [x, *wanted], torch.ones_like(y))
 
-        for module, kind in zip(unit.modules, kinds, strict=True):
-            module.__class__ = CLASSES[kind]
-        alone = unit.act[0] is None and len(unit.modules) == 1 and not unit.sum
-        run: Callable[..., torch.Tensor] = blocks.apart if alone else blocks.block
+    with torch.set_grad_enabled(layer.training):
+        layer.__class__ = CLASSES[kind]
         try:
             if __name__.startswith("minidl."):  # a copy of another name cannot be imported by processes that compile
-                compile_ahead(lambda: call(run))
-            ours = _time(lambda: call(run))
+                compile_ahead(call)
+            ours = _time(call)
         finally:
-            for module, kind in zip(unit.modules, kinds, strict=True):
-                module.__class__ = kind
-        theirs = _time(lambda: call(blocks.apart))
-    _put_back(buffers, before)
+            layer.__class__ = kind
+        theirs = _time(call)
+    _put_back(layer.buffers(), before)
     return ours, theirs
 
 

@@ -259,7 +259,7 @@ def _back(
 @operator(
     "conv_norm(Tensor x, Tensor conv_weight, Tensor? conv_bias, Tensor? added, Tensor? weight, Tensor? bias, "
     f"{_MOVED}, {SETTINGS}, str? act, float slope) -> (Tensor, Tensor, Tensor, Tensor)",
-    _fake_conv_norm, save=_save_conv_norm, backward=_conv_norm_gradients, cast=(LOWER, (0, 1, 2, 3)),
+    _fake_conv_norm, save=_save_conv_norm, backward=_conv_norm_gradients, pack=1, cast=(LOWER, (0, 1, 2, 3)),
 )  # fmt: skip
 def conv_norm(
     x: torch.Tensor, conv_weight: torch.Tensor, conv_bias: Any, added: Any, weight: Any, bias: Any, *more: Any

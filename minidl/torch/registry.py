@@ -42,6 +42,7 @@ def operator(
     save: Callable[..., None] | None = None,
     backward: Callable[..., Gradients] | None = None,
     cast: tuple[str, Sequence[int]] | None = None,
+    pack: int | None = None,
     replay: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that registers a function as the operator of a schema, and returns how it is called: with all of its
@@ -53,6 +54,7 @@ def operator(
               asked for
     cast      under autocast the tensors among these arguments get LOWER or FLOAT32, as torch has it for what they
               stand for; RESULT: the tensors stay, and the argument that is the result's dtype is float32 if it is None
+    pack      the weight of a convolution among them: autocast writes it in channels-last memory as it casts it
     replay    the function does nothing but what `runtime.replay` can launch again
     """
 
@@ -95,8 +97,8 @@ def operator(
         _library.impl(name, recorded, "Autograd")
         if cast is not None:
             for kind in ("cpu", "cuda"):
-                _library.impl(name, _autocast(op, kind, *cast), f"Autocast{kind.upper()}")
-        lowered = {kind: _autocast(recorded, kind, *cast or (LOWER, ())) for kind in ("cpu", "cuda")}
+                _library.impl(name, _autocast(op, kind, *cast, pack), f"Autocast{kind.upper()}")
+        lowered = {kind: _autocast(recorded, kind, *cast or (LOWER, ()), pack) for kind in ("cpu", "cuda")}
 
         def call(*args: Any) -> Any:
             if torch.compiler.is_compiling() or transformed() or torch._C._get_tracing_state() is not None:
@@ -212,7 +214,7 @@ def _function(name: str, below: Any, save: Any, backward: Any) -> Any:
     return type(name, (torch.autograd.Function,), members)
 
 
-def _autocast(run: Any, device: str, to: str, which: Sequence[int]) -> Callable[..., Any]:
+def _autocast(run: Any, device: str, to: str, which: Sequence[int], pack: int | None) -> Callable[..., Any]:
     def cast(*args: Any) -> Any:
         dtype = torch.get_autocast_dtype(device) if to == LOWER else torch.float32
         given = list(args)
@@ -221,11 +223,34 @@ def _autocast(run: Any, device: str, to: str, which: Sequence[int]) -> Callable[
             if to == RESULT and value is None and given[0].dtype != torch.float64:
                 given[index] = dtype
             if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64:
-                given[index] = value.to(dtype)
+                given[index] = _packed(value, dtype) if index == pack else value.to(dtype)
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
             return run(*given)
 
     return cast
+
+
+class _Pack(torch.autograd.Function):
+    """A weight [M, C, ...] cast to a dtype and put in channels-last memory in one pass; its gradient comes back so."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        ctx.dtype = weight.dtype
+        return last(weight.shape, weight, dtype).copy_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad.new_empty(grad.shape, dtype=ctx.dtype).copy_(grad), None
+
+
+def _packed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight of a dtype, in channels-last memory where it is contiguous."""
+    if weight.dim() < 3 or weight.dtype == dtype or not weight.is_contiguous() or not straight((weight,)):
+        return weight.to(dtype)
+    if weight.movedim(1, -1).is_contiguous():
+        return weight.to(dtype)
+    packed: torch.Tensor = _Pack.apply(weight, dtype)  # type: ignore[no-untyped-call]
+    return packed
 
 
 def last(shape: Sequence[Any], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

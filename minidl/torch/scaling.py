@@ -1,21 +1,13 @@
-"""A sum with a tensor that is scaled by channel and by example, as the blocks of ConvNeXt end, as an operator of torch.
-
-`scaled` is what `accelerate` puts in place of the lines that `shortcuts` finds.
-"""
+"""A tensor scaled by channel and by example and added to another, as ConvNeXt's blocks end, as an operator of torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import nn
 
 from minidl.kernels import scaled_sum as kernels
-from minidl.torch.layers import ready
-from minidl.torch.registry import operator, transformed
-
-# Modules that multiply examples by 0 or 1 / (1 - p) in training: module and class, and what holds p.
-_DEPTHS = {("torchvision.ops.stochastic_depth", "StochasticDepth"): "p", ("timm.layers.drop", "DropPath"): "drop_prob"}
+from minidl.torch.registry import operator
 
 
 def _like(x: torch.Tensor, axis: int, dtype: torch.dtype) -> torch.Tensor:
@@ -70,53 +62,17 @@ def scaled_sum_backward(
     return [each for each in (None if dx is None else dx.movedim(-1, axis), dscale) if each is not None]
 
 
-def drops(module: nn.Module) -> bool:
-    """Whether a module is stochastic depth, or nothing in its place."""
-    return type(module) is nn.Identity or _named(module) in _DEPTHS
+def scaled(scale: torch.Tensor, x: torch.Tensor, factor: torch.Tensor | None, added: torch.Tensor) -> torch.Tensor:
+    """Return added + scale * x * factor; by torch where it would be copied to lie with the scale's dimension last."""
+    axis = _axis(scale, x, added)
+    if axis is None:
+        y = scale * x
+        return (y if factor is None else y * factor) + added
+    return _scaled_sum(x, scale.reshape(-1), None if factor is None else factor.reshape(-1), added, axis)
 
 
-def _named(module: nn.Module) -> tuple[str, str]:
-    return type(module).__module__, type(module).__qualname__
-
-
-def scaled(scale: Any, x: Any, depth: nn.Module | None, added: Any, in_place: bool) -> Any:
-    """added + depth(scale * x); in place: of added into the rest, whose dtype the result then has."""
-    axis = _axis(scale, x, added, in_place)
-    if axis is None or not (depth is None or _fits(depth)):
-        y = scale * x if depth is None else depth(scale * x)
-        if in_place:
-            y += added
-            return y
-        return y + added
-    factor = None if depth is None else _factor(depth, x, torch.promote_types(x.dtype, scale.dtype))
-    return _scaled_sum(x, scale.reshape(-1), factor, added, axis)
-
-
-def _fits(depth: nn.Module) -> bool:
-    """torch.vmap has rules of its own for random numbers."""
-    mapped = not torch.compiler.is_compiling() and transformed()
-    return drops(depth) and not (mapped and depth.training)
-
-
-def _factor(depth: nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """What a module multiplies examples by, of the random numbers that it takes for x; None where it leaves them."""
-    name = _DEPTHS.get(_named(depth))
-    if name is None or not depth.training or getattr(depth, name) == 0:
-        return None
-    ones = torch.ones((x.shape[0],) + (1,) * (x.dim() - 1), dtype=dtype, device=x.device)
-    found: torch.Tensor = depth(ones)
-    return found.reshape(-1)
-
-
-def _axis(scale: Any, x: Any, added: Any, in_place: bool) -> int | None:
-    """The dimension of x that a scale is along, if all can be one operator: torch's rules are left to torch, and what
-    would be copied to lie with that dimension last."""
-    if not (ready(x) and ready(scale) and ready(added)) or x.dim() < 2 or scale.dim() > x.dim():
-        return None
-    if not x.device == scale.device == added.device or x.shape != added.shape:
-        return None
-    if in_place and torch.promote_types(x.dtype, scale.dtype) != kernels.promoted(x, scale, added):
-        return None
+def _axis(scale: torch.Tensor, x: torch.Tensor, added: torch.Tensor) -> int | None:
+    """The dimension of x that a scale is along, where all that is read lies with it last."""
     for axis in (1, x.dim() - 1):
         at = axis - x.dim()
         if scale.dim() >= -at and scale.shape[at] == scale.numel() == x.shape[axis]:

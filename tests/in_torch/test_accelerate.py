@@ -98,10 +98,6 @@ def _same(ours, theirs, x, call=lambda model, x: model(x)):
         _close(one, other)
 
 
-def _blocks(model):
-    return [str(line.note) for line in mt.report(model) if line.how == "block" and "conv" not in line.kind]
-
-
 def test_training_evaluation_and_channels_last(pair):
     ours, theirs, x = pair
     _same(ours, theirs, x)
@@ -126,11 +122,9 @@ def test_the_report_names_each_layer_and_why_others_stay(device):
     found = {line.module: line for line in mt.report(mt.accelerate(model))}
     assert found["0"].how == "torch"
     assert "circular" in found["0"].note
-    assert found["1"].note == found["2"].note == "1 + 2 + relu"
+    assert found["1"].how == found["2"].how == "operator"
     assert "made from Linear" in found["4"].note
-    assert "block: 2" in str(mt.report(model))
-    unfused = mt.report(mt.accelerate(model, fuse=False))
-    assert {line.module: line.how for line in unfused}["1"] == "operator"
+    assert "operator: 2" in str(mt.report(model))
 
 
 def test_the_report_of_attention_says_what_torch_computes(device):
@@ -394,7 +388,7 @@ def test_second_derivatives_are_refused_and_wrong_use_is_told(pair):
 
 
 def test_wrapped_by_ddp_and_fsdp(pair):
-    """DDP wraps an accelerated model; FSDP, which takes no channels-last weights, is followed by accelerate."""
+    """DDP wraps an accelerated model, and accelerate follows or precedes FSDP."""
     ours, theirs, x = pair
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -403,7 +397,7 @@ def test_wrapped_by_ddp_and_fsdp(pair):
         sharded, mesh = copy.deepcopy(theirs), init_device_mesh(x.device.type, (1,))
         fully_shard(sharded.blocks[0], mesh=mesh)
         fully_shard(sharded, mesh=mesh)
-        assert any(line.how == "block" for line in mt.report(mt.accelerate(sharded)))
+        assert any(line.how == "operator" for line in mt.report(mt.accelerate(sharded)))
         made = [model(x) for model in (sharded, theirs)]
         _close(*made)
         for y in made:
@@ -475,7 +469,7 @@ def test_with_an_example_what_is_slower_stays_torchs(monkeypatch, pair):
     assert (3, 3, 9, 8) in asked
     left = {line.module: line.note for line in mt.report(ours) if line.how == "torch"}
     assert left["blocks.1.conv2"] == left["blocks.1.bn2"] == "torch takes 2.0 us, these 3.0"
-    assert left["stem.0"] == left["stem.1"] == "torch takes 2.0 us, these 2.1"
+    assert left["stem.0"] == "torch takes 2.0 us, these 2.1"
     assert not left.keys() & {"blocks.0.conv1", "blocks.1.conv1", "stem.3"}
     _same(ours, theirs, x)  # also of statistics, which the call with the example has not moved
 
@@ -554,7 +548,7 @@ def test_the_script_of_the_page_runs(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torchvision", vision)
     for old, new in {
         ".cuda()": "", '"cuda"': '"cpu"', "bfloat16": "float16", "224, 224": "8, 8", "(64": "(4", "(100": "(3",
-        'mode="reduce-overhead"': "backend='eager'",
+        ', mode="reduce-overhead"': "",
     }.items():  # fmt: skip
         assert old in script
         script = script.replace(old, new)

@@ -1,4 +1,4 @@
-"""The rows of `minidl bench in-torch`: models of others, as `minidl.torch.accelerate` takes them; their goals."""
+"""The rows of `minidl bench in-torch`: models of others, as the backend of `torch.compile` takes them; their goals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Model(Net):
 
     @property
     def title(self) -> str:
-        return f"{super().title}, accelerated in torch"
+        return f"{super().title}, fused in torch"
 
     def made(self) -> nn.Module:
         """The model with random weights and no dropout."""

@@ -1,4 +1,4 @@
-"""Measure a model that `minidl.torch.accelerate` has changed beside itself, unchanged and compiled.
+"""Measure a model that `torch.compile(model, backend="minidl")` runs beside itself, eager and compiled by Inductor.
 
     python -m minidl.workbench.bench.accelerated_run ROW PEERS
 
@@ -91,9 +91,9 @@ def measured(
     theirs = row.begun("torch", lambda: Side(net, copy.deepcopy(made), cast))
     row.first("torch", theirs.given(batch))
     row.memory("torch", theirs, theirs.given(batch))
-    ours = row.begun("ours", lambda: Side(net, minidl.torch.accelerate(made), cast))
-    row.found["left_to_torch"] = _left(made)
-    row.first("ours", lambda: (compile_ahead(ours.given(batch)), ours.given(batch)()))
+    ours = row.begun("ours", lambda: Side(net, made, cast))
+    ours.calls = {"": torch.compile(made, backend=minidl.torch.backend, dynamic=False)}
+    row.first("ours", ours.given(batch))
     row.memory("ours", ours, ours.given(batch))
     exact = Side(net, copy.deepcopy(theirs.networks[""]).double())
     row.judge(ours, theirs, exact, batch)
@@ -110,7 +110,7 @@ def measured(
         row.found["launched_ms"] = first_line(error)
     row.beside_all(peers, theirs, batch, keep)
     theirs.calls = dict(theirs.networks)
-    row.found["by_example"] = _by_example(row, theirs, batch)
+    row.found["layers_alone"] = _layers_alone(row, theirs, batch)
     keep(row.timed())
 
 
@@ -135,7 +135,6 @@ def _judge_in_evaluation(row: Row, ours: Side, theirs: Side, exact: Side, batch:
     exact.take_statistics(few)
     for side in (ours, exact, theirs):
         side.load(exact if side is ours else ours)
-    compile_ahead(lambda: ours.compared(few))
     own, torchs = network_sides.errors_of([ours, theirs], exact, batch)
     row.found["errors_in_evaluation"], row.found["torch_errors_in_evaluation"] = own.as_json(), torchs.as_json()
     row.found["error_ok"] &= network_sides.right(own, torchs, row.dtype)
@@ -150,8 +149,6 @@ def _launched(row: Row, images: int, ours: Side, theirs: Side) -> dict[str, floa
         first = next(side.networks[""].parameters())
         batch = (ours.net.batch(images, first.device.type, first.dtype),)
         call = side.given(batch)
-        if side is ours:
-            compile_ahead(call)
         call()
         call()
         clock = (Launched if row.gpu else HostClock)([call], True)
@@ -160,12 +157,10 @@ def _launched(row: Row, images: int, ours: Side, theirs: Side) -> dict[str, floa
     return found
 
 
-def _by_example(row: Row, theirs: Side, batch: Batch) -> dict[str, Any]:
-    """Milliseconds with those layers alone that `accelerate(model, example)` found no slower, and those it left."""
+def _layers_alone(row: Row, theirs: Side, batch: Batch) -> dict[str, Any]:
+    """Milliseconds with the layers that `accelerate` exchanges and nothing fused, and what it leaves to torch."""
     try:
-        made = Side(theirs.net, copy.deepcopy(theirs.networks[""]), theirs.cast)
-        with made.casting(batch[0].device.type):
-            minidl.torch.accelerate(made.networks[""], batch)
+        made = Side(theirs.net, minidl.torch.accelerate(copy.deepcopy(theirs.networks[""])), theirs.cast)
         call = made.given(batch)
         compile_ahead(call)
         made.forget_gradients()

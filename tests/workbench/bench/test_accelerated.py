@@ -65,7 +65,7 @@ def test_a_model_is_measured_beside_itself(torchvision, training):
     assert 0 < row["errors"]["loss"] < 1e-5
     assert ("errors_in_evaluation" in row) == training
     assert row["launched_ms"].keys() == {"2" if training else "1", "3"}
-    assert row["left_to_torch"] == row["by_example"]["left_to_torch"] == ["1 PReLU: no operator"]
+    assert row["layers_alone"]["left_to_torch"] == ["1 PReLU: no operator"]
     found = results.Results(dict(MACHINE))
     found.add(net.row, json.loads(json.dumps(row)))
     assert found.in_order[0]["goal"] == 1.0

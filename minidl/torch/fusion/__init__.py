@@ -1,0 +1,83 @@
+"""The backend "minidl" of `torch.compile`: Dynamo traces and guards a model, this fuses what it has traced.
+
+    torch.compile(model, backend="minidl")
+
+Dynamo hands over a graph of torch's functions, and traces anew what was changed since, so that nothing of a trace can
+be out of date. The passes, in their order: `reading` marks layers and batch norms, `chains` puts operators in the place
+of them and of what follows, `sums` and `joining` do so for other lines of known networks, `exchanging` for functions
+alone, `folding` folds all batch norms of an inference at once. What is left stays torch's.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from minidl.rehearsal import compile_ahead
+from minidl.runtime import launch
+from minidl.torch.fusion import chains, exchanging, folding, guarding, joining, reading, sums
+
+_log = logging.getLogger(__name__)
+
+
+def compile_graph(
+    module: fx.GraphModule, inputs: Sequence[Any], mode: str | None, options: dict[str, Any] | None
+) -> Callable[..., Any]:
+    """Return what computes a graph of Dynamo: see `minidl.torch.backend`."""
+    compiles = mode is not None or options is not None
+    guarding.guard_modules()
+    graph = module.graph
+    reading.mark(graph)
+    counts = Counter(chains.fuse(graph))
+    counts["scaled sum"] += sums.scale_and_add(graph)
+    counts.update(exchanging.exchange(graph))
+    if not compiles:
+        joining.join_in_one_memory(graph)
+    folding.fold_at_once(graph, alone=not compiles)
+    graph.lint()
+    module.recompile()
+    _log.info("%s", _summary(graph, counts))
+    if compiles:
+        wrapper: Any = torch._TorchCompileInductorWrapper
+        return wrapper(mode, options, None)(module, inputs)
+    return module.forward if launch.INTERPRETED or not __name__.startswith("minidl.") else _ahead(module)
+
+
+def _summary(graph: fx.Graph, counts: Counter[str]) -> str:
+    left = Counter(
+        str(getattr(node.target, "__name__", node.target)) for node in graph.nodes
+        if node.op in ("call_function", "call_method") and node.target is not operator.getitem
+        and not str(getattr(node.target, "__module__", "")).startswith("minidl.")
+    )  # fmt: skip
+    ours = [f"{count} {name}" for name, count in (+counts).items()]
+    return f"operators: {', '.join(ours) or 'none'}; torch: {', '.join(f'{n} {name}' for name, n in left.items())}"
+
+
+def _ahead(module: fx.GraphModule) -> Callable[..., Any]:
+    """The graph, whose first call compiles its kernels on all processors, with those of its gradients."""
+    waiting = True
+
+    def call(*args: Any) -> Any:
+        nonlocal waiting
+        if waiting and not torch.cuda.is_current_stream_capturing():
+            compile_ahead(lambda: _step(module, args))
+            waiting = False
+        return module.forward(*args)
+
+    return call
+
+
+def _step(module: fx.GraphModule, args: Sequence[Any]) -> None:
+    results = (each for each in tree_leaves(module.forward(*args)) if isinstance(each, torch.Tensor))
+    recorded = [each for each in results if each.grad_fn is not None]
+    wanted = [each for each in args if isinstance(each, torch.Tensor) and each.requires_grad]
+    if recorded and wanted:
+        gradients = [torch.empty_like(each) for each in recorded]
+        torch.autograd.grad(recorded, wanted, gradients, allow_unused=True)

@@ -1,0 +1,154 @@
+"""Replace a layer and what follows it by one operator: convolution or product, batch norm, sum and activation.
+
+    layer -> batch norm -> + other -> activation      as far as each is the only reader of the one before
+
+In training a convolution and its batch norm are `conv_norm`, which reads the convolution's result once less. In
+inference a scale and a shift made from the batch norm go into the convolution. An activation whose gradient needs its
+input is an operator of its own where a gradient is recorded.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from minidl.torch import activations, convolution
+from minidl.torch import normalisation as norms
+from minidl.torch.activations import from_output
+from minidl.torch.fusion import graph as graphs
+from minidl.torch.fusion.graph import value
+from minidl.torch.fusion.reading import Layer, Norm
+from minidl.torch.layer import ready
+
+Act = tuple[str | None, float]
+_NONE: Act = (None, 0.0)
+_ACTS: dict[Any, str] = {
+    F.relu: "relu", torch.relu: "relu", "relu": "relu", torch.relu_: "relu", "relu_": "relu", F.relu6: "relu6",
+    torch.sigmoid: "sigmoid", F.sigmoid: "sigmoid", "sigmoid": "sigmoid", "sigmoid_": "sigmoid", torch.tanh: "tanh",
+    F.tanh: "tanh", "tanh": "tanh", "tanh_": "tanh", F.silu: "silu", F.mish: "mish", F.hardswish: "hardswish",
+    F.hardsigmoid: "hardsigmoid", F.hardtanh: "hardtanh", F.leaky_relu: "leaky_relu", F.gelu: "gelu",
+}  # fmt: skip
+
+
+class Chain(NamedTuple):
+    """What one operator computes, and the nodes that it replaces."""
+
+    layer: Layer | None
+    norm: Norm | None
+    added: fx.Node | None
+    act: Act
+    nodes: tuple[fx.Node, ...]
+
+    def __str__(self) -> str:
+        kind = "linear" if self.layer is not None and self.layer.settings is None else "convolution"
+        parts = (self.layer and kind, self.norm and "batch norm", self.added and "sum", self.act[0])
+        return " + ".join(part for part in parts if part)
+
+
+def fuse(graph: fx.Graph) -> list[str]:
+    """Replace all marked layers and batch norms by operators that take in what follows; return what each computes."""
+    names = []
+    for node in list(graph.nodes):
+        if node.target in (Layer, Norm) and not node._erased:
+            chain = _chain(node)
+            _emit(graph, chain)
+            names.append(str(chain))
+    return names
+
+
+def _chain(node: fx.Node) -> Chain:
+    nodes, added, act = [node], None, _NONE
+    args: Any = node.args
+    layer = Layer(*args) if node.target is Layer else None
+    norm = Norm(*args) if node.target is Norm else None
+    convolves = layer is not None and layer.settings is not None
+    after = graphs.only_user(node)
+    if convolves and after is not None and after.target is Norm and after.args[0] is node:
+        args = after.args
+        norm, after = Norm(*args), _take(nodes, after)
+    other = graphs.other_addend(after, nodes[-1]) if convolves or norm is not None else None
+    if after is not None and other is not None and _can_add(nodes[-1], other):
+        added, after = other, _take(nodes, after)
+    known = None if after is None else _act_of(after)
+    if after is not None and known is not None:
+        act = known
+        _take(nodes, after)
+    kept = (norm.mean, norm.var) if norm is not None and norm.training else ()
+    if graphs.has_barrier(nodes, kept):
+        return Chain(layer, norm if layer is None else None, None, _NONE, (node,))
+    return Chain(layer, norm, added, act, tuple(nodes))
+
+
+def _take(nodes: list[fx.Node], node: fx.Node) -> fx.Node | None:
+    nodes.append(node)
+    return graphs.only_user(node)
+
+
+def _can_add(one: fx.Node, other: fx.Node) -> bool:
+    """Whether the operator's sum is torch's: of one shape, dtype and device."""
+    a, b = value(one), value(other)
+    return ready(b) and a.dtype == b.dtype and a.device == b.device and graphs.same_shape(a, b)
+
+
+def _act_of(node: fx.Node) -> Act | None:
+    """The name and number of the activation that a node is of its one tensor."""
+    name = _ACTS.get(node.target)
+    if name is None or node.op not in ("call_function", "call_method"):
+        return None
+    named = {key: number for key, number in node.kwargs.items() if key != "inplace"}
+    numbers: list[Any] = [*node.args[1:], *named.values()]
+    if name == "leaky_relu":
+        slope = numbers[0] if numbers else 0.01
+        if not isinstance(slope, int | float) or slope < 0 or len(node.args) > 2:
+            return None
+        return (name, float(slope)) if slope else ("relu", 0.0)
+    if name == "hardtanh":
+        return ("relu6", 0.0) if numbers[:2] == [0.0, 6.0] else None
+    if name == "gelu":
+        return ("gelu_tanh" if numbers == ["tanh"] else "gelu"), 0.0
+    return None if numbers and not (len(numbers) == 1 and isinstance(numbers[0], bool)) else (name, 0.0)
+
+
+def _emit(graph: fx.Graph, chain: Chain) -> None:
+    layer, norm, added, (name, slope), nodes = chain
+    recorded = bool(value(nodes[-1]).requires_grad)
+    # A batch norm alone keeps its input, of which the gradient of any activation can be made.
+    late = recorded and not from_output(name) and (norm is None or added is not None)
+    act = _NONE if late else (name, slope)
+    if norm is None:
+        assert layer is not None
+        result = graphs.replace(graph, nodes, *_layer_call(layer, layer.bias, None, added, act))
+    elif norm.training:
+        moved = (norm.mean, norm.var, norm.batches, norm.momentum, norm.eps)
+        moved = moved if norm.mean is not None else (None, None, None, 0.1, norm.eps)
+        if layer is None:
+            args: Any = (norm.x, norm.weight, norm.bias, added, *moved, *act)
+            result = graphs.replace(graph, nodes, norms.batch_norm_training, args, 0)
+        else:
+            args = (*layer[:3], added, norm.weight, norm.bias, *moved, *(layer.settings or ()), *act)
+            result = graphs.replace(graph, nodes, norms.conv_norm, args, 0)
+    elif layer is None or recorded:
+        x = norm.x
+        if layer is not None:
+            with graph.inserting_before(nodes[-1]):
+                x = graph.call_function(*_layer_call(layer, layer.bias, None, None, _NONE))
+        args = (x, norm.weight, norm.bias, added, norm.mean, norm.var, norm.eps, *act)
+        result = graphs.replace(graph, nodes, norms.batch_norm_inference, args, 0)
+    else:
+        vectors = (norm.mean, norm.var, layer.bias, norm.weight, norm.bias)
+        with graph.inserting_before(nodes[-1]):
+            folded = graph.call_function(norms.folded, (layer.x, *vectors, norm.eps))
+            scale, shift = (graph.call_function(operator.getitem, (folded, i)) for i in range(2))
+        result = graphs.replace(graph, nodes, *_layer_call(layer, shift, scale, added, act))
+    if late:
+        graphs.append(graph, result, activations._bias_act, (result, None, name, slope))
+
+
+def _layer_call(layer: Layer, bias: Any, scale: Any, added: Any, act: Act) -> tuple[Any, tuple[Any, ...]]:
+    if layer.settings is None:
+        return activations._linear, (layer.x, layer.weight, bias, *act)
+    return convolution.convolution, (layer.x, layer.weight, bias, scale, added, *layer.settings, *act)

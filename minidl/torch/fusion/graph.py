@@ -1,0 +1,123 @@
+"""How passes read and change a graph of torch.fx that Dynamo has traced: values of nodes, barriers, replacement."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
+_IN_PLACE_OPERATORS = {getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod",
+                                                                   "pow", "and", "or", "xor")}  # fmt: skip
+
+
+def value(node: Any) -> Any:
+    """Return the fake tensor of a node, with its shape, dtype and device; None where it is no tensor."""
+    example = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return example if isinstance(example, torch.Tensor) else None
+
+
+def bind(node: fx.Node, names: Sequence[str], defaults: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a call's arguments by name, in the order of the names; None where it has others."""
+    if len(node.args) > len(names) or node.kwargs.keys() - set(names):
+        return None
+    arguments = {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return {name: arguments[name] for name in names}
+
+
+def is_constant(argument: Any) -> bool:
+    """Return whether an argument holds no node, as sizes that are symbols do."""
+    if isinstance(argument, list | tuple):
+        return all(map(is_constant, argument))
+    return not isinstance(argument, fx.Node)
+
+
+def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two shapes are equal for all values of their symbols."""
+    return a.dim() == b.dim() and all(
+        x is y or statically_known_true(x == y) for x, y in zip(a.shape, b.shape, strict=True)
+    )
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    """Return the node that reads another one alone."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def other_addend(node: fx.Node | None, one: fx.Node) -> fx.Node | None:
+    """Return the node that a sum adds to `one`; None where it is no such sum, or adds in place to the other."""
+    if node is None or node.target not in ADDITIONS or node.kwargs or len(node.args) != 2:
+        return None
+    first, second = node.args
+    if first is second or not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
+        return None
+    if first is one:
+        return second
+    return None if node.target in (operator.iadd, "add_") else first
+
+
+def is_in_place(node: fx.Node) -> bool:
+    """Return whether a node changes a floating tensor. Counters of batches are integers, which no pass reads late."""
+    if node.op not in ("call_function", "call_method"):
+        return node.op == "call_module"
+    name = str(getattr(node.target, "__name__", node.target))
+    changes = (
+        node.target in _IN_PLACE_OPERATORS
+        or node.target is operator.setitem
+        or (name.endswith("_") and not name.endswith("__"))
+        or bool(node.kwargs.get("inplace"))
+        or node.kwargs.get("out") is not None
+    )
+    changed = value(node.args[0]) if changes and node.args else None
+    return changes and (changed is None or changed.dtype.is_floating_point)
+
+
+def is_mode(node: fx.Node) -> bool:
+    """Return whether a node changes a mode of torch, as whether gradients are recorded."""
+    name = str(getattr(node.target, "__name__", node.target))
+    return node.op == "call_function" and name.startswith(("_enter_", "_exit_", "_set_", "_saved_tensors"))
+
+
+def has_barrier(
+    nodes: Sequence[fx.Node], kept: Sequence[Any] = (), but: Callable[[fx.Node], bool] = lambda node: False
+) -> bool:
+    """Return whether what nodes compute would differ at the place of the last: a tensor or a mode is changed between
+    them, or one of the tensors `kept` is read. Changes for which `but` holds are left out."""
+    node = nodes[0]
+    while node is not nodes[-1]:
+        changes = (is_mode(node) or is_in_place(node)) and not but(node)
+        if node not in nodes and (changes or any(tensor in node.all_input_nodes for tensor in kept)):
+            return True
+        node = node.next
+    return False
+
+
+def replace(
+    graph: fx.Graph, nodes: Sequence[fx.Node], target: Any, args: Sequence[Any], item: int | None = None
+) -> fx.Node:
+    """Put a call in the place of the last of these nodes, or an item of its result, and erase them all."""
+    last = nodes[-1]
+    with graph.inserting_before(last):
+        call = result = graph.call_function(target, tuple(args))
+        if item is not None:
+            result = graph.call_function(operator.getitem, (call, item))
+    result.meta["example_value"] = last.meta.get("example_value")
+    last.replace_all_uses_with(result)
+    for node in reversed(nodes):
+        graph.erase_node(node)
+    return result
+
+
+def append(graph: fx.Graph, node: fx.Node, target: Any, args: Sequence[Any]) -> fx.Node:
+    """Put a call of a node's result behind it, which all its readers get."""
+    readers = list(node.users)
+    with graph.inserting_after(node):
+        result = graph.call_function(target, tuple(args))
+    result.meta["example_value"] = node.meta.get("example_value")
+    for reader in readers:
+        reader.replace_input_with(node, result)
+    return result

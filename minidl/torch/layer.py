@@ -1,0 +1,136 @@
+"""The base of accelerated layers: when an operator computes what torch's own forward would, and when that is called.
+
+What an operator cannot take when it is called, as a tensor on a device without kernels, goes to torch's own forward. So
+does a call of a layer that was changed: by a patch of its class or of torch.nn.functional, by a method set on it.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import functools
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import has_torch_function
+from torch.utils._device import DeviceContext
+
+from minidl.runtime import check, launch
+
+FEW = 32  # rows
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def ready(x: Any) -> bool:
+    """Return whether kernels can take a tensor where it is: bfloat16 is not interpreted."""
+    if not isinstance(x, torch.Tensor) or x.dtype not in check.FLOATING:
+        return False
+    if not launch.INTERPRETED:
+        return launch.is_gpu(x.device)
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16:
+        return False
+    return x.dtype != torch.bfloat16 and x.device.type in ("cpu", "cuda")
+
+
+def few_rows(x: torch.Tensor, inputs: int, outputs: int) -> bool:
+    """Return whether a product has so few rows that torch is faster: 0.91 of the time in the mean of 10 (H100,
+    float16)."""
+    return bool(inputs >= 256 and outputs >= 256 and x.numel() < FEW * inputs)
+
+
+def wide_volume(weight: torch.Tensor, groups: int) -> bool:
+    """Return whether a convolution is of volumes of many channels, for which torch is faster: of ten such eight were,
+    forward 0.73 and with the way back 0.74 in the mean; 34 others 2.0 and 2.3 (H100, float16)."""
+    wide = groups == 1 and weight.dim() == 5 and weight.shape[1] >= 64 and weight.shape[0] >= 32
+    return wide and weight.shape[2:].numel() >= 4
+
+
+class Accelerated(nn.Module):
+    """The base of all classes that `accelerate` gives; `_minidl_torchs` is the one that a module had.
+
+    A copy is accelerated as well; what is pickled is a module of torch's class.
+    """
+
+    _minidl_torchs: ClassVar[type[nn.Module]]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
+
+    def __prepare_scriptable__(self) -> Any:
+        raise NotImplementedError("torch.jit.script takes no modules of minidl; call minidl.torch.restore(model) first")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return copyreg._reconstructor, (self._minidl_torchs, object, None), vars(self)  # type: ignore[attr-defined]
+
+
+class Layer(Accelerated):
+    """The base of those of layers: a subclass has `_minidl_forward`, which its operators compute."""
+
+    # What torch's own forward calls: methods of the class, functions of torch.nn.functional.
+    _minidl_methods: ClassVar[tuple[str, ...]] = ()
+    _minidl_functions: ClassVar[tuple[str, ...]] = ()
+    _minidl_originals: ClassVar[tuple[tuple[Any, str, Any], ...]] = ()
+    _minidl_own: ClassVar[tuple[tuple[str, Any], ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        torchs = vars(cls).get("_minidl_torchs")
+        if torchs is None:
+            return
+        names = [(torchs, "forward"), *((F, name) for name in cls._minidl_functions)]
+        cls._minidl_originals = tuple((owner, name, _torchs_own(owner, name)) for owner, name in names)
+        cls._minidl_own = tuple((name, _torchs_own(torchs, name)) for name in cls._minidl_methods)
+        own = torchs.forward
+
+        @functools.wraps(own)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs or not self._minidl_takes(*args):
+                return torchs.forward(self, *args, **kwargs)
+            return self._minidl_forward(*args)
+
+        cls.forward = forward
+
+    @classmethod
+    def _minidl_refuses(cls, module: Any) -> str:
+        """Why a module of torch's class stays what it is; empty where nothing speaks against this one."""
+        return ""
+
+    @classmethod
+    def _minidl_slower(cls, module: Any) -> str:
+        """Why it stays so unless both are timed; from what was measured at drawn shapes (`benchmarks/notes.md`)."""
+        return ""
+
+    def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
+        """Return whether the operator computes what torch's own forward would."""
+        for owner, name, original in self._minidl_originals:
+            if getattr(owner, name) is not original:
+                return False
+        for name, original in self._minidl_own:
+            if getattr(getattr(self, name), "__func__", None) is not original:
+                return False
+        return not more and ready(input) and not _intercepted(self, input) and not torch.onnx.is_in_onnx_export()
+
+
+def _torchs_own(owner: Any, name: str) -> Any:
+    """A function of torch; None where something else stands there already."""
+    function = getattr(owner, name)
+    code = getattr(function, "__code__", None)
+    return function if code is None or code.co_filename.startswith(_TORCH) else None
+
+
+def _intercepted(module: nn.Module, input: torch.Tensor) -> bool:
+    """Whether a tensor subclass or a mode wants to see torch's functions."""
+    if torch.compiler.is_compiling() or not has_torch_function((input, *module._parameters.values())):
+        return False
+    plain = (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
+    tensors = (each for each in (input, *module._parameters.values()) if each is not None)
+    depth = torch._C._len_torch_function_stack()
+    modes = (torch._C._get_function_stack_at(i) for i in range(depth))
+    return any(type(t).__torch_function__ not in plain for t in tensors) or not all(
+        isinstance(mode, DeviceContext) for mode in modes
+    )
