@@ -6,12 +6,14 @@ from collections import Counter
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import minidl
 from minidl import nn, ops, random, rehearsal
 from minidl.autograd import detect_anomaly, is_anomaly_enabled, is_grad_enabled, no_grad
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
+from minidl.torch import registry
 from tests.battery import same_bits
 from tests.graphs import graphs, same_random  # noqa: F401 (fixtures)
 from tests.threads import THREADS, at_once, numbers, often  # noqa: F401 (a fixture)
@@ -100,6 +102,24 @@ def test_launches_are_recorded_of_one_thread():
     assert same_bits(y, ops.exp(x).data)
     assert listed
     assert all("softmax" in name for name in listed)
+
+
+def test_launches_of_a_thread_that_torch_begins_for_a_rehearsed_backward_are_recorded():
+    """As its engine does on a GPU, a thread takes over the modes of torch, and nothing of minidl."""
+    assert "softmax" in registry.NAMES
+    x, listed, seen = torch.ones(2, 4, device=default_device()), [], []
+
+    def engine():
+        for mode in modes:
+            with mode:
+                torch.ops.minidl.softmax(x, -1, False)
+        seen.append(launch.handed_over())
+
+    with rehearsal.rehearsal(lambda kernel, *_: listed.append(kernel.__name__)):
+        modes = _get_current_dispatch_mode_stack()
+        at_once(engine)
+    assert len(listed) == len(modes) == 1
+    assert seen == [False]
 
 
 def test_tiles_of_another_target_are_of_one_thread():

@@ -165,7 +165,7 @@ def _through(
         # Only a leaf, and so the optimiser, is given rows.
         result = node.function.backward(context, *(g.dense() if isinstance(g, RowGrad) else g for g in grads))
         returned = result if isinstance(result, tuple) else (result,)
-        del context._arrived[threading.get_ident()]
+        context._arrived.pop(threading.get_ident(), None)
         if is_anomaly_enabled():
             node.refuse_nan(returned)
     if len(returned) != len(node.edges):
