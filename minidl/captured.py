@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -21,9 +22,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minidl import modes, random
+from minidl import locks, modes, random
 from minidl.later import settle_all
-from minidl.runtime import launch
+from minidl.runtime import launch, streams
 from minidl.runtime.together import together
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
@@ -108,12 +109,28 @@ class Captured(Generic[T]):
         self._key: torch.Tensor | None = None
         self._seed = 0  # in the key
         self._shared: tuple[Any, Any] | None = None
+        self._lock = threading.RLock()
+        self._stream: Any = None  # of the last call
 
     def __call__(self, *inputs: Any, **named: Any) -> T:
-        """Run the step with these inputs; on a GPU it is queued on the current stream."""
+        """Run the step with these inputs; on a GPU it is queued on the current stream, one call after another."""
         if named:
             raise TypeError(f"a captured step takes its inputs by position; given by name: {', '.join(named)}")
         device = self._check(inputs)
+        shares = _has_graphs(device) and not getattr(_thread, "inside", False)
+        with self._after_others(device) if shares else contextlib.nullcontext():
+            return self._run(inputs, device)
+
+    @contextlib.contextmanager
+    def _after_others(self, device: torch.device) -> Iterator[None]:
+        """A context for a call in memory that all calls share: those of other threads, and what they queued, end before
+        it."""
+        with self._lock:
+            before, self._stream = self._stream, streams.current(device)
+            streams.follow(self._stream, before)
+            yield
+
+    def _run(self, inputs: tuple[Input, ...], device: torch.device) -> T:
         shape = tuple(map(_shape, inputs))
         known = self._recordings.get(shape)
         if known is None:
@@ -195,16 +212,16 @@ class Captured(Generic[T]):
         """A context that numbers random streams on the device, as in the recording, to compile the same kernels."""
         if self._key is None:
             self._key = torch.zeros(2, dtype=torch.int64, device=device)
-        self._number(self._key)
+        state = random.get_state()
+        self._number(self._key, state)
         before, _thread.hooks = getattr(_thread, "hooks", None), known.hooks
         try:
-            with random.numbered_by(self._key), _inside():
+            with random.numbered_by(self._key, state["stream"]), _inside():
                 yield
         finally:
             _thread.hooks = before
 
-    def _number(self, key: torch.Tensor) -> None:
-        state = random.get_state()
+    def _number(self, key: torch.Tensor, state: dict[str, int]) -> None:
         if state["seed"] != self._seed:
             key[0].fill_(state["seed"])
             self._seed = state["seed"]
@@ -214,13 +231,13 @@ class Captured(Generic[T]):
         # Copies of changed values happen now; in the graph they would happen at every replay.
         for prepare in list(known.hooks):
             prepare()
-        state = random.get_state()
         kept = tuple(_clone(given) for given in inputs)
         if self._shared is None:
             self._shared = _shared(device)
         try:
             _thread.recording = True
-            with self._watched(known, device):
+            with random.forked(), self._watched(known, device):
+                first = random.get_state()["stream"]
 
                 def call() -> Any:
                     made = _map(self._step(*kept), _detached)
@@ -228,13 +245,12 @@ class Captured(Generic[T]):
                     return made
 
                 graph, outputs = _recorded(call, *self._shared)
-            known.draws = random.get_state()["stream"] - state["stream"]
+                known.draws = random.get_state()["stream"] - first
         except BaseException:
             self._shared = None  # the allocator counts the memory of a failed recording as in use
             raise
         finally:
             _thread.recording = False
-            random.set_state(state)
         # Only complete graphs are kept.
         known.graph, known.inputs, known.outputs = graph, kept, outputs
         known.precision = launch.float32_precision()
@@ -251,8 +267,7 @@ class Captured(Generic[T]):
             _copy(kept, given)
         if known.draws:
             assert self._key is not None
-            self._number(self._key)
-            random.skip(known.draws)
+            self._number(self._key, random.skip(known.draws))
         known.graph.replay()
         return _map(known.outputs, _clone)
 
@@ -342,21 +357,36 @@ def _shared(device: torch.device) -> tuple[Any, Any]:
     return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
 
+_capturing = locks.lock()
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """A context, of one thread at a time, for a capture: collection might free a graph or an event, which CUDA does not
+    allow then."""
+    with _capturing:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
+
+
 def _recorded(call: Callable[[], Any], stream: Any, pool: Any) -> tuple[Any, Any]:
     """A CUDA graph of the launches of `call`, and its result.
 
     Raises RuntimeError when it reads a value on the host.
     """
     graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize(stream.device)
-    # Return the memory of earlier calls, so that the graph's pool can use it.
-    torch.cuda.empty_cache()
-    # Garbage collection might free a graph or an event, which CUDA does not allow during capture.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with _without_garbage_collection():
+        torch.cuda.synchronize(stream.device)
+        # Return the memory of earlier calls, so that the graph's pool can use it.
+        torch.cuda.empty_cache()
         with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool)
+            # Other threads may ask for memory meanwhile.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 with NoHostReads("cuda"):
                     outputs = call()
@@ -368,9 +398,6 @@ def _recorded(call: Callable[[], Any], stream: Any, pool: Any) -> tuple[Any, Any
                     ) from error
                 raise
             graph.capture_end()
-    finally:
-        if collecting:
-            gc.enable()
     return graph, outputs
 
 

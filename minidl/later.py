@@ -6,8 +6,8 @@ makes a `Tensor` with a `Later`; one that takes it in makes another of that. Wha
 an operation that knows no Later, the graph) settles the result first: it is computed then, as if at once.
 
 Nothing is left open when the call of the outermost module ends, and nothing is deferred outside of one: what a user
-does between two calls finds every result computed. Within a call minidl's own changes in place settle what is open;
-memory that torch changed is found by its version, and refused.
+does between two calls finds every result computed. Within a call minidl's own changes in place settle what is open, and
+another thread's use settles what it uses; memory that torch changed is found by its version, and refused.
 
 A batch norm in training has its statistics from the convolution before it, if that can hand them on.
 
@@ -99,9 +99,12 @@ def is_fused() -> bool:
 
 
 def waiting(x: Variable) -> Later | None:
-    """The Later of x that an operation may be taken in by: one that was made in the same mode, recorded or not."""
+    """The Later of x that an operation may be taken in by: one that this thread made in the same mode, recorded or
+    not."""
     later = x._later
-    return later if later is not None and later._recorded == is_grad_enabled() else None
+    if later is None or later._recorded != is_grad_enabled() or later._thread != threading.get_ident():
+        return None
+    return later
 
 
 def take(x: Variable, method: str, *args: Any) -> Any:
@@ -138,7 +141,7 @@ class Later:
     ) -> None:
         self.shape, self.dtype, self.device = torch.Size(shape), dtype, device
         self.requires_grad = requires_grad and is_grad_enabled()
-        self._recorded = is_grad_enabled()
+        self._recorded, self._thread, self._lock = is_grad_enabled(), threading.get_ident(), threading.RLock()
         held = ((operand, _held(operand)) for operand in operands)
         self._versions = [(operand, t, t._version) for operand, t in held if t is not None]
 
@@ -172,10 +175,13 @@ class Later:
 
     def settle(self, variable: Variable) -> None:
         """Compute the result and make it the variable's."""
-        self.unchanged()
-        with enable_grad() if self._recorded else no_grad():
-            made = self.compute()
-        variable._become(made)
+        with self._lock:
+            if variable._later is not self:
+                return  # another thread has
+            self.unchanged()
+            with enable_grad() if self._recorded else no_grad():
+                made = self.compute()
+            variable._become(made)
 
     def unchanged(self) -> None:
         """Raises RuntimeError where an operand was changed since."""

@@ -12,20 +12,19 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from minidl import modes
+from minidl import locks, modes
 
 if TYPE_CHECKING:
     import torch
 
     from minidl.kernels.random import DeviceStream
 
-_lock = threading.Lock()
+_lock = locks.lock()
 _state = {"seed": 0, "stream": 0}
-# Of this thread: the key on the device that streams are numbered by, and the number of its first stream.
+# Of this thread: the key on the device that streams are numbered by, the number of its first stream, a state instead.
 _thread = modes.settings()
 
 
@@ -43,7 +42,11 @@ def manual_seed(seed: int) -> torch.Generator:
 def get_state() -> dict[str, int]:
     """{"seed", "stream"}: what `set_state` takes."""
     with _lock:
-        return dict(_state)
+        return dict(_current())
+
+
+def _current() -> dict[str, int]:
+    return getattr(_thread, "forked", None) or _state
 
 
 def set_state(state: Mapping[str, int]) -> None:
@@ -58,7 +61,7 @@ def set_state(state: Mapping[str, int]) -> None:
         raise ValueError(f"the random state has {sorted(state)}, expected ['seed', 'stream']")
     checked = {name: _checked(name, value) for name, value in state.items()}
     with _lock:
-        _state.update(checked)
+        _current().update(checked)
 
 
 def key(seed: int | None = None) -> tuple[int, int | DeviceStream]:
@@ -69,8 +72,9 @@ def key(seed: int | None = None) -> tuple[int, int | DeviceStream]:
     if seed is not None:
         return _checked("seed", seed), 0
     with _lock:
-        seed, stream = _state["seed"], _state["stream"]
-        _state["stream"] += 1
+        state = _current()
+        seed, stream = state["seed"], state["stream"]
+        state["stream"] += 1
     on_device = getattr(_thread, "key", None)
     if on_device is None:
         return seed, stream
@@ -79,19 +83,32 @@ def key(seed: int | None = None) -> tuple[int, int | DeviceStream]:
     return seed, DeviceStream(on_device, stream - _thread.first)
 
 
-def skip(count: int) -> None:
-    """Advance by `count` streams, which a graph has used."""
+def skip(count: int) -> dict[str, int]:
+    """Advance by `count` streams, which a graph has used. Returns the state before."""
     with _lock:
-        _state["stream"] += count
+        before = get_state()
+        _current()["stream"] += count
+        return before
 
 
 @contextlib.contextmanager
-def numbered_by(key: torch.Tensor) -> Iterator[None]:
+def forked() -> Iterator[None]:
+    """A context in which this thread's random numbers follow a copy of the state, which stays as it is."""
+    before, _thread.forked = getattr(_thread, "forked", None), get_state()
+    try:
+        yield
+    finally:
+        _thread.forked = before
+
+
+@contextlib.contextmanager
+def numbered_by(key: torch.Tensor, first: int | None = None) -> Iterator[None]:
     """A context in which this thread's streams are numbered from `key`: int64 [2] on the device, seed and next stream.
 
-    Kernels read `key` when they run. With this process's state in `key` they draw the same numbers as without it.
+    Kernels read `key` when they run. With the state in `key`, whose stream is `first` (default: that of now), they draw
+    the same numbers as without it.
     """
-    _thread.key, _thread.first = key, get_state()["stream"]
+    _thread.key, _thread.first = key, get_state()["stream"] if first is None else first
     try:
         yield
     finally:

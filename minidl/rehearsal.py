@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -98,7 +99,6 @@ class UnknownError(RuntimeError):
 @contextlib.contextmanager
 def rehearsal(keep: Callable[..., None], target: str | None = None) -> Iterator[None]:
     """A context in which launches go to `keep(kernel, grid, args, meta)`, and nothing that lasts is changed."""
-    memory = _Memory()
 
     def listed(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
         for value in args:
@@ -107,15 +107,12 @@ def rehearsal(keep: Callable[..., None], target: str | None = None) -> Iterator[
                 memory.unknown.add(tensor)
         keep(kernel, grid, args, meta)
 
-    state = random.get_state()
+    memory = _Memory(lambda: launch.record(listed, target))
     # What torch.compile has made is not followed: Dynamo would trace the rehearsal.
     loaded = "torch._dynamo" in sys.modules
     eager = torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
-    try:
-        with launch.record(listed, target), memory, eager:
-            yield
-    finally:
-        random.set_state(state)
+    with random.forked(), launch.record(listed, target), memory, eager:
+        yield
 
 
 class _Storages:
@@ -138,10 +135,14 @@ class _Storages:
 
 
 class _Memory(TorchDispatchMode):
-    """Follows torch's operations: which memory is new, and of which the values are unknown."""
+    """Follows torch's operations: which memory is new, and of which the values are unknown.
 
-    def __init__(self) -> None:
+    torch's backward takes this mode to threads of its own, where `recording` then makes the context for launches.
+    """
+
+    def __init__(self, recording: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._recording = recording
         self.new = _Storages()
         self.unknown = _Storages()
 
@@ -172,7 +173,8 @@ class _Memory(TorchDispatchMode):
             raise UnknownError
         if name == "aten::_to_copy" and unknown and given[0].device.type != _device_type(given[0], kwargs):
             raise UnknownError
-        outputs = func(*args, **kwargs)
+        with self._recording() if func.namespace == "minidl" and launch.runs() else contextlib.nullcontext():
+            outputs = func(*args, **kwargs)
         for output in _flat((outputs,)):
             if isinstance(output, torch.Tensor) and not any(_same_memory(output, tensor) for tensor in given):
                 self.new.add(output)

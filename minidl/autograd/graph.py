@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,7 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from minidl import locks
 from minidl.kernels import elementwise, reduce
+from minidl.runtime import streams
 from minidl.sparse.rows import RowGrad
 
 
@@ -29,6 +32,7 @@ Arrived = Grad | OpenSum | None
 Hook = Callable[[torch.Tensor], "torch.Tensor | None"]
 
 _sequence = itertools.count()
+accumulating = locks.lock()  # of a sum of gradients: threads may go back to the same leaves
 
 
 class RemovableHandle:
@@ -62,14 +66,15 @@ class Context:
         self._saved: tuple[torch.Tensor | None, ...] = ()
         self._versions: tuple[int, ...] = ()
         self._where = ""
-        self._arrived: Callable[[int], torch.Tensor | None] | None = None
+        self._arrived: dict[int, Callable[[int], torch.Tensor | None]] = {}  # of each thread that goes back
 
     def arrived(self, index: int) -> torch.Tensor | None:
         """In backward: the gradient of an input that other operations have given so far; None where there is none.
 
         Whoever asks adds it: what backward returns for this input is the sum.
         """
-        return None if self._arrived is None else self._arrived(index)
+        find = self._arrived.get(threading.get_ident())
+        return None if find is None else find(index)
 
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
@@ -123,7 +128,7 @@ class Variable:
 
     __slots__ = (
         "__weakref__", "_after", "_grad", "_held", "_hooks", "_index", "_later", "_node", "_requires_grad", "_slope",
-        "_taken", "name",
+        "_stream", "_taken", "name",
     )  # fmt: skip
 
     def __init__(self, data: torch.Tensor) -> None:
@@ -133,6 +138,7 @@ class Variable:
         self.name = ""
         self._grad: Grad | None = None
         self._slope: Variable | None = None  # _grad at its place in the graph, where it was recorded
+        self._stream: Any = None  # of a GPU, that _grad was last added to on
         self._node: Node | None = None
         self._index = 0
         self._hooks: dict[int, Hook] = {}
@@ -168,6 +174,12 @@ class Variable:
         if self._slope is not None and self._slope._held is not self._grad:
             self._slope = None
         return self._slope
+
+    def _adds_on(self, stream: Any) -> None:
+        """Note that a stream adds to `_grad` next: after what another one has added."""
+        before, self._stream, grad = self._stream, stream, self._grad
+        if grad is not None:
+            streams.follow(stream, before, *((grad,) if isinstance(grad, torch.Tensor) else (grad.rows, grad.values)))
 
     def _recorded_by(self, node: Node, index: int) -> None:
         self._node, self._index, self._requires_grad = node, index, True

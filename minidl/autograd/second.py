@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from minidl.autograd.function import Function
-from minidl.autograd.graph import Context, Edge, Hook, Node, Variable
+from minidl.autograd.graph import Context, Edge, Hook, Node, Variable, accumulating
 from minidl.modes import enable_grad, is_anomaly_enabled
+from minidl.runtime import streams
 from minidl.sparse.rows import RowGrad
 
 
@@ -141,15 +142,17 @@ def backward(root: Variable, gradient: Variable | None, retain_graph: bool) -> N
 
 
 def _add_to_grad(leaf: Variable, grad: Variable) -> None:
-    before = leaf._grad
-    if before is not None:
-        dense = before.dense() if isinstance(before, RowGrad) else before
-        held: Any = leaf._graph_grad()
-        held = Function.result_class(dense) if held is None else held
-        grad = held + grad
-    else:
-        grad = grad.clone()  # type: ignore[attr-defined]  # two leaves may have been given the same
-    leaf._grad, leaf._slope = grad.data, grad
+    with accumulating:
+        leaf._adds_on(streams.current(grad.data.device))
+        before = leaf._grad
+        if before is not None:
+            dense = before.dense() if isinstance(before, RowGrad) else before
+            held: Any = leaf._graph_grad()
+            held = Function.result_class(dense) if held is None else held
+            grad = held + grad
+        else:
+            grad = grad.clone()  # type: ignore[attr-defined]  # two leaves may have been given the same
+        leaf._grad, leaf._slope = grad.data, grad
     for hook in list(leaf._after.values()):
         hook(leaf)
 

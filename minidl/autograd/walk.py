@@ -8,13 +8,16 @@ as it has been used.
 from __future__ import annotations
 
 import heapq
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
-from minidl.autograd.graph import Arrived, Edge, Grad, Hook, Node, OpenSum, Variable
+from minidl.autograd.graph import Arrived, Context, Edge, Grad, Hook, Node, OpenSum, Variable, accumulating
 from minidl.modes import is_anomaly_enabled
+from minidl.runtime import streams
 from minidl.sparse.rows import RowGrad
 
 # The gradients that have arrived at the outputs of a node, or at a leaf.
@@ -35,13 +38,14 @@ def backward(
     """
     edge = root._edge()
     assert edge is not None
+    stream = streams.current(root.data.device)
     if isinstance(edge[0], Node):
         waiting = _count_uses(edge[0])
         if gradient is None and (wanted is not None or not _takes_none(*edge)):
             gradient = torch.ones_like(root.data)
-        _walk(edge, gradient, waiting, retain_graph, wanted)
+        _walk(edge, gradient, waiting, retain_graph, wanted, stream)
     else:
-        _to_leaf(edge[0], torch.ones_like(root.data) if gradient is None else gradient, True, wanted)
+        _to_leaf(edge[0], torch.ones_like(root.data) if gradient is None else gradient, True, wanted, stream)
 
 
 def _takes_none(node: Variable | Node, index: int) -> bool:
@@ -61,11 +65,7 @@ def _count_uses(root: Node) -> dict[Variable | Node, int]:
     stack = [root]
     while stack:
         node = stack.pop()
-        if node.context is None:
-            raise RuntimeError(
-                f"{node}: backward() reached this operation a second time, after its saved tensors were freed; "
-                "call backward(retain_graph=True) the first time, or compute the result again"
-            )
+        _context(node)
         for edge in node.edges:
             if edge is None:
                 continue
@@ -78,12 +78,24 @@ def _count_uses(root: Node) -> dict[Variable | Node, int]:
     return uses
 
 
+def _context(node: Node) -> Context:
+    """What the operation kept. Raises RuntimeError where that was freed, also by another thread since."""
+    context = node.context
+    if context is None:
+        raise RuntimeError(
+            f"{node}: backward() reached this operation a second time, after its saved tensors were freed; "
+            "call backward(retain_graph=True) the first time, or compute the result again"
+        )
+    return context
+
+
 def _walk(
     edge: Edge,
     gradient: torch.Tensor | None,
     waiting: dict[Variable | Node, int],
     retain_graph: bool,
     wanted: dict[Edge, Grad | None] | None,
+    stream: Any,
 ) -> None:
     root, index = edge
     assert isinstance(root, Node)
@@ -96,7 +108,7 @@ def _walk(
     ready = [(-root.sequence, root)]
     while ready:
         node = heapq.heappop(ready)[1]
-        grads = [_run_hooks(node, i, g) for i, g in enumerate(pending.pop(node))]
+        grads = [_run_hooks(node, i, g, stream) for i, g in enumerate(pending.pop(node))]
         if wanted is not None:
             for i, arrived in enumerate(grads):
                 if arrived is not None and (node, i) in wanted:
@@ -123,7 +135,7 @@ def _walk(
                 total = pending.pop(target)[0]
                 assert not isinstance(total, OpenSum)
                 if total is not None:
-                    _to_leaf(target, total, target in borrowed, wanted)
+                    _to_leaf(target, total, target in borrowed, wanted, stream)
 
 
 def _taken(pending: Pending, edges: list[Edge | None], index: int) -> torch.Tensor | None:
@@ -143,18 +155,17 @@ def _through(
 
     `one` says that the gradient of the output is 1 where it is None.
     """
-    context = node.context
-    assert context is not None
+    context = _context(node)
     if not retain_graph:
         node.context = None
     if not one and all(g is None for g in grads):
         returned: Sequence[Grad | None] = (None,) * len(node.edges)
     else:
-        context._arrived = partial(_taken, pending, node.edges)
+        context._arrived[threading.get_ident()] = partial(_taken, pending, node.edges)
         # Only a leaf, and so the optimiser, is given rows.
         result = node.function.backward(context, *(g.dense() if isinstance(g, RowGrad) else g for g in grads))
         returned = result if isinstance(result, tuple) else (result,)
-        context._arrived = None
+        context._arrived.pop(threading.get_ident(), None)
         if is_anomaly_enabled():
             node.refuse_nan(returned)
     if len(returned) != len(node.edges):
@@ -181,7 +192,7 @@ def _memory(grad: Grad) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _run_hooks(node: Node, index: int, grad: Arrived) -> Arrived:
+def _run_hooks(node: Node, index: int, grad: Arrived, stream: Any) -> Arrived:
     if isinstance(grad, OpenSum) and (node.hooks.get(index) or index in node.retained):
         grad = grad.dense()
     if grad is None or isinstance(grad, OpenSum):
@@ -191,7 +202,7 @@ def _run_hooks(node: Node, index: int, grad: Arrived) -> Arrived:
     reference = node.retained.get(index)
     tensor = reference() if reference is not None else None
     if tensor is not None:
-        tensor._grad = _add(tensor._grad, grad)
+        _add_to_grad(tensor, grad, stream)
     return grad
 
 
@@ -210,7 +221,7 @@ def _apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
     return changed
 
 
-def _to_leaf(leaf: Variable, grad: Grad, shared: bool, wanted: dict[Edge, Grad | None] | None) -> None:
+def _to_leaf(leaf: Variable, grad: Grad, shared: bool, wanted: dict[Edge, Grad | None] | None, stream: Any) -> None:
     if wanted is not None and (leaf, 0) not in wanted:
         return
     for hook in leaf._hooks.values():
@@ -219,11 +230,17 @@ def _to_leaf(leaf: Variable, grad: Grad, shared: bool, wanted: dict[Edge, Grad |
         shares = shared and isinstance(grad, torch.Tensor)
         wanted[leaf, 0] = _add(wanted[leaf, 0], grad.clone() if shares and isinstance(grad, torch.Tensor) else grad)
         return
-    if leaf._grad is None and shared and isinstance(grad, torch.Tensor):
-        grad = grad.clone()
-    leaf._grad = _add(leaf._grad, grad)
+    _add_to_grad(leaf, grad, stream, shared)
     for after in list(leaf._after.values()):
         after(leaf)
+
+
+def _add_to_grad(variable: Variable, grad: Grad, stream: Any, shared: bool = False) -> None:
+    with accumulating:
+        if variable._grad is None and shared and isinstance(grad, torch.Tensor):
+            grad = grad.clone()
+        variable._adds_on(stream)
+        variable._grad = _add(variable._grad, grad)
 
 
 def _add(old: Arrived, new: Grad) -> Grad:

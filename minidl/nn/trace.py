@@ -220,16 +220,12 @@ class Trace:
         self._layers, self._norms = set(filter(is_layer, modules)), set(filter(is_norm, modules))
         self._example = bool(example)
         self._under_way: list[Module] = []
-        state = random.get_state()
-        try:
-            with no_grad(), self._watching(model):
-                # Held until then: a layer output that is still alive may be used after this call.
-                result = model(*example) if example else model.forward(*_arguments(model))
-                for call in self.calls:
-                    call.elsewhere |= any(output() is not None for output in call.outputs)
-                del result
-        finally:
-            random.set_state(state)
+        with random.forked(), no_grad(), self._watching(model):
+            # Held until then: a layer output that is still alive may be used after this call.
+            result = model(*example) if example else model.forward(*_arguments(model))
+            for call in self.calls:
+                call.elsewhere |= any(output() is not None for output in call.outputs)
+            del result
 
     @contextlib.contextmanager
     def _watching(self, model: Module) -> Iterator[None]:

@@ -9,6 +9,7 @@ it is asked for, as in the first call.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -28,9 +29,13 @@ Key = tuple[Any, ...]  # what makes it, how, and the vectors' ids
 
 
 class _Asked:
-    """What each call of a module has asked for, with the vectors, and that in groups made at once."""
+    """What each call of a module has asked for, with the vectors, and that in groups made at once.
+
+    Threads may call one module: both change under the lock.
+    """
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()
         self.keys: dict[Key, tuple[Any, ...]] = {}
         self.groups: list[_Group] | None = None
 
@@ -99,8 +104,9 @@ def _of_call(make: Callable[..., Any], vectors: Vectors, *how: Hashable) -> tupl
     elif all(map(_fits, vectors)):
         asked = _asked[call.owner]
         refs = tuple(None if vector is None else weakref.ref(vector) for vector in vectors)
-        if asked.keys.get(key) != refs:  # that of a tensor is one object: else what had its id is gone
-            asked.keys[key], asked.groups = refs, None
+        with asked.lock:
+            if asked.keys.get(key) != refs:  # that of a tensor is one object: else what had its id is gone
+                asked.keys[key], asked.groups = refs, None
     return tuple(make(*vectors, *how))
 
 
@@ -124,12 +130,13 @@ def _kind(columns: list[Any]) -> list[Any]:
 
 def _all(asked: _Asked) -> dict[Key, _Made]:
     """Everything that was asked for before and whose tensors there still are."""
-    groups = _grouped(asked) if asked.groups is None else asked.groups
-    columns_of = [group.vectors() for group in groups]
-    if None in columns_of:
-        groups = _grouped(asked)
+    with asked.lock:
+        groups = _grouped(asked) if asked.groups is None else asked.groups
         columns_of = [group.vectors() for group in groups]
-    asked.groups = groups
+        if None in columns_of:
+            groups = _grouped(asked)
+            columns_of = [group.vectors() for group in groups]
+        asked.groups = groups
     ready: dict[Key, _Made] = {}
     for group, columns in zip(groups, columns_of, strict=True):
         assert columns is not None

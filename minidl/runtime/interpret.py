@@ -3,10 +3,11 @@
 The interpreter replaces the functions of `triton.language` at every launch and again at every call of a helper such
 as `tl.sum` (about 200 us each), and computes each int32 sum twice to look for overflow. A process that interprets
 never compiles, so the replacement is done once and kept; the overflow check only acts in debug mode. NumPy's warnings
-about infinities and NaN are silenced during a launch: a GPU gives none. `interpret_memory` replaces loads and stores,
-`interpret_operators` operators; `interpret_missing` and `interpret_bfloat16` add what the interpreter lacks. The
-NumPy types of elements and the argument names of kernels are cached. glibc keeps freed blocks of megabytes for the next
-operation, so that their pages need not be mapped again.
+about infinities and NaN are silenced during a launch: a GPU gives none. A launch holds a lock, as the program that it
+is in, and what is cached here, are the process's. `interpret_memory` replaces loads and stores, `interpret_operators`
+operators; `interpret_missing` and `interpret_bfloat16` add what the interpreter lacks. The NumPy types of elements and
+the argument names of kernels are cached. glibc keeps freed blocks of megabytes for the next operation, so that their
+pages need not be mapped again.
 
 `compile_from_now_on` takes back what concerns the language, in a process that has interpreted and is to compile.
 """
@@ -25,6 +26,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
+from minidl import locks
 from minidl.runtime import interpret_bfloat16, interpret_memory, interpret_missing, interpret_operators
 
 
@@ -45,7 +47,7 @@ def speed_up() -> None:
     tl.tensor.__index__ = lambda self: int(self.handle.data.reshape(()))
     interpreter._patch_lang = lambda fn: _Kept()
     interpreter.InterpretedFunction.__call__ = _call_helper
-    interpreter.GridExecutor.__call__ = _without_warnings(interpreter.GridExecutor.__call__)
+    interpreter.InterpretedFunction.run = _one_at_a_time(interpreter.InterpretedFunction.run)
     interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
     interpreter.inspect = _remembering()
     interpret_missing.install()
@@ -158,9 +160,19 @@ def _call_helper(function, *args, **kwargs):
     return function.rewrite()(*args, **kwargs)
 
 
-def _without_warnings(call):
-    def quiet(executor, *args, **kwargs):
-        with interpreter.np.errstate(all="ignore"):
-            return call(executor, *args, **kwargs)
+def _one_at_a_time(run):
+    """`run` of a kernel, without NumPy's warnings and without launches of other threads meanwhile.
 
-    return quiet
+    A launch within one, as of a signal's handler, gives back the program that it interrupted.
+    """
+
+    def run_alone(function, *args, **kwargs):
+        state = vars(interpreter.interpreter_builder)
+        with locks.TRITON, interpreter.np.errstate(all="ignore"):
+            before = {name: state[name] for name in ("grid_dim", "grid_idx") if name in state}
+            try:
+                return run(function, *args, **kwargs)
+            finally:
+                state.update(before)
+
+    return run_alone

@@ -13,17 +13,22 @@ from typing import Any
 
 from triton.runtime.jit import JITFunction
 
+from minidl import locks
+
 _settled: set[int] = set()
 
 
 def settle(kernel: Any) -> None:
     """Give a JITFunction its key; of anything else nothing is done."""
-    if id(kernel) in _settled or not isinstance(kernel, JITFunction):
+    if not isinstance(kernel, JITFunction):
         return
-    _settled.add(id(kernel))  # first, as a function may call itself
-    for callee in _called(kernel.fn.__globals__, kernel.fn.__code__):
-        settle(callee)
-    _ = kernel.cache_key
+    with locks.TRITON:
+        if id(kernel) in _settled:
+            return
+        _settled.add(id(kernel))  # first, as a function may call itself
+        for callee in _called(kernel.fn.__globals__, kernel.fn.__code__):
+            settle(callee)
+        _ = kernel.cache_key
 
 
 def _called(known: dict[str, Any], code: CodeType) -> Iterator[Any]:

@@ -24,9 +24,18 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
 
+from minidl import locks
 from minidl.jobs import target_of
-from minidl.runtime import direct, interpret, keys, tables
+from minidl.runtime import direct, interpret, keys, receivers, tables
 from minidl.runtime.boxes import Box, Halves
+from minidl.runtime.receivers import before_changes as before_changes
+from minidl.runtime.receivers import handed_over as handed_over
+from minidl.runtime.receivers import record as record
+from minidl.runtime.receivers import recording as recording
+from minidl.runtime.receivers import runs as runs
+from minidl.runtime.receivers import settle as settle
+from minidl.runtime.receivers import settled_by as settled_by
+from minidl.runtime.receivers import watch as watch
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 PRECISIONS = ("tf32x3", "ieee", "tf32")
@@ -68,15 +77,11 @@ class Tile:
 @dataclass
 class _State:
     precision: str = "tf32x3"
-    target: str | None = None
-    instead: Callable[..., None] | None = None
-    runs: bool = True
     forced: dict[str, Tile] | None = None
     given: Mapping[str, tables.Table] | None = None
 
 
 _state = _State()
-_settlers: list[Callable[[], None]] = []
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -90,14 +95,23 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     if max(grid) > MAX_GRID[1]:
         _check_grid(kernel, grid)
     meta.setdefault("enable_fp_fusion", True)
-    if _state.instead is not None:
-        _state.instead(kernel, grid, args, meta)
-    elif _tapes and (tape := _tapes.get(threading.get_ident())) is not None:
+    if receivers.active and _hand_over(kernel, grid, args, meta):
+        return
+    if _tapes and (tape := _tapes.get(threading.get_ident())) is not None:
         tape.launches.append((kernel, grid, args, meta))
         with _disable_current_modes():  # what Triton asks torch for is no part of it
             _run_now(kernel, grid, args, meta)
     else:
         _run_now(kernel, grid, args, meta)
+
+
+def _hand_over(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> bool:
+    recorder, watcher = receivers.recorder(), receivers.watcher()
+    if recorder is not None:
+        recorder(kernel, grid, args, meta)
+    elif watcher is not None:
+        watcher(kernel, grid, args, meta, functools.partial(_run_now, kernel, grid, args, meta))
+    return recorder is not None or watcher is not None
 
 
 def _run_now(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
@@ -147,13 +161,14 @@ class Prepared(NamedTuple):
 
 def _run_by_triton(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
     device = _check_place(kernel, args)
-    keys.settle(kernel)
-    if device is None or device.type != "cuda" or device.index == torch.cuda.current_device():
-        direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
-        return
-    with torch.cuda.device(device):
-        if not direct.launch(kernel, grid, args, meta):
+    with locks.TRITON:
+        keys.settle(kernel)
+        if device is None or device.type != "cuda" or device.index == torch.cuda.current_device():
             direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
+            return
+        with torch.cuda.device(device):
+            if not direct.launch(kernel, grid, args, meta):
+                direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
 
 
 def _check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
@@ -207,11 +222,7 @@ TARGETS = ("interpreted", "sm_80", "sm_90")  # the tile tables that there are
 
 def target() -> str:
     """The tile table in use: "interpreted", or the newest table that the device's architecture can run."""
-    if _state.target is not None:
-        return _state.target
-    if INTERPRETED:
-        return "interpreted"
-    return device_target()
+    return receivers.target() or ("interpreted" if INTERPRETED else device_target())
 
 
 @functools.cache
@@ -243,15 +254,19 @@ def boxes(target_: str | None = None) -> bool:
     return (target_ or target()) != "sm_80"
 
 
-@functools.cache
 def processors() -> int:
     """Multiprocessors of the device, to size persistent grids and splits; 132 (an H100 or H200) when compiling offline.
 
     The interpreter runs programs one after another: 1.
     """
-    if _state.target is not None:
+    if recording():
         return 132
-    return 1 if INTERPRETED else torch.cuda.get_device_properties("cuda").multi_processor_count
+    return 1 if INTERPRETED else _multiprocessors()
+
+
+@functools.cache
+def _multiprocessors() -> int:
+    return torch.cuda.get_device_properties("cuda").multi_processor_count
 
 
 def table(family: str) -> tables.Table:
@@ -355,30 +370,9 @@ def tile_of(rule: Mapping[str, Any]) -> Tile:
     return Tile(dict(rule["tile"]), rule.get("warps", 4), rule.get("stages", 3))
 
 
-def before_changes(settle: Callable[[], None]) -> None:
-    """Have `settle` called before a setting of launches changes: it launches what is still to be launched by it."""
-    _settlers.append(settle)
-
-
-@contextlib.contextmanager
-def settled_by(settle: Callable[[], None]) -> Iterator[None]:
-    """A context in which `settle` is called before changes, after the others."""
-    _settlers.append(settle)
-    try:
-        yield
-    finally:
-        _settlers.remove(settle)
-
-
-def settle() -> None:
-    """Launch all that is still to be launched."""
-    for each in tuple(_settlers):
-        each()
-
-
 @contextlib.contextmanager
 def _changed(*caches: Any, **fields: Any) -> Iterator[None]:
-    """A context in which `_state` has these fields; `caches` depend on them."""
+    """A context in which `_state` has these fields, for all threads; `caches` depend on them."""
 
     def change(values: Mapping[str, Any]) -> None:
         for name, value in values.items():
@@ -406,25 +400,6 @@ def use_tables(**tables_: tables.Table) -> AbstractContextManager[None]:
     return _changed(*_made_of_tiles, given={**(_state.given or {}), **tables_})
 
 
-def record(recorder: Callable[..., None], target_: str | None = None) -> AbstractContextManager[None]:
-    """A context that hands launches, with tiles of `target_`, to `recorder(kernel, grid, args, meta)` and runs none.
-
-    For compiling offline: launchers run as usual on tensors of any device, and nothing is computed. Without a target,
-    launches are those of this process.
-    """
-    return _changed(processors, instead=recorder, target=target_, runs=False)
-
-
-def runs() -> bool:
-    """Whether launches run, and are not only recorded."""
-    return _state.runs
-
-
-def recording() -> bool:
-    """Whether launches are recorded for a target of their own, and not run."""
-    return _state.target is not None
-
-
 def pointed_at(tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
     """Say that launches just made find these tensors by addresses in memory: who has launches wait keeps them."""
     for keep in keepers:
@@ -436,26 +411,9 @@ def pointed_at(tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
 keepers: list[Callable[[Iterable[torch.Tensor]], None]] = []
 
 
-def handed_over() -> bool:
-    """Whether launches go to a recorder or a watcher."""
-    return _state.instead is not None
-
-
 def is_gpu(device: torch.device) -> bool:
     """Whether what is on a device is a GPU's: while launches are recorded for one, everything is."""
     return device.type == "cuda" or recording()
-
-
-def watch(watcher: Callable[..., None]) -> AbstractContextManager[None]:
-    """A context that hands launches of all threads to `watcher(kernel, grid, args, meta, go)`, where `go()` launches.
-
-    Recorded launches are not watched.
-    """
-
-    def instead(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
-        watcher(kernel, grid, args, meta, functools.partial(_run_now, kernel, grid, args, meta))
-
-    return _changed(instead=instead)
 
 
 def in_precision(name: str) -> AbstractContextManager[None]:

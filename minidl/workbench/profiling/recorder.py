@@ -30,6 +30,7 @@ from minidl.workbench.profiling.work import Work, work_of
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # what CUPTI's trace calls work of the device
 UPDATE = "update_kernel"  # of an optimiser: one for each step and dtype
 _running = threading.Lock()
+_counting = threading.Lock()
 
 
 def _stopped(begun: Any) -> dict[str, Any]:
@@ -108,8 +109,9 @@ class Profile:
     ) -> None:
         work = work_of(kernel, grid, args, meta)
         if self.on_gpu:
-            self._launched[work] += 1
-            self._at_once += not torch.cuda.is_current_stream_capturing()
+            with _counting:
+                self._launched[work] += 1
+                self._at_once += not torch.cuda.is_current_stream_capturing()
             go()
             return
         started = time.perf_counter_ns()

@@ -72,7 +72,7 @@ def test_nothing_is_watched_afterwards_also_after_an_error():
     assert seen >= 1
     ops.relu(x)
     assert len(profile.events) == seen
-    assert launch._state.instead is None
+    assert not launch.handed_over()
 
 
 def test_an_empty_profile_says_so(tmp_path):
@@ -150,7 +150,7 @@ def test_a_profile_in_a_profile_is_refused():
                 another.__enter__()
         ops.relu(x)
     assert [row.calls for row in profile.rows if row.tile] == [1]
-    assert launch._state.instead is None
+    assert not launch.handed_over()
     # The same one again begins anew.
     with profile:
         ops.relu(x)
