@@ -30,6 +30,7 @@ NONE, RELU, LEAKY_RELU, SIGMOID, TANH, GELU, GELU_TANH, SILU, RELU6, ELU, SOFTPL
 )
 # The derivative of these follows from the output alone, so nothing else needs keeping for the gradient.
 FROM_OUTPUT = (None, "relu", "leaky_relu", "sigmoid", "tanh", "relu6")
+FROM_INPUT_IN_TORCH = ("leaky_relu", "relu6")  # whose result torch lets change in place before the way back
 NEGATIVE_SLOPE = 0.01
 # What SLOPE is where none is given.
 SLOPES = {"leaky_relu": NEGATIVE_SLOPE, "elu": 1.0, "softplus": 1.0}

@@ -25,8 +25,9 @@ class LinearCrossEntropy(Function):
         ctx.options, ctx.wanted = options, list(ctx.needs[:3])
         # Gradients of each row's loss have to wait for how much each counts.
         now = [False] * 3 if options[1] == "none" else ctx.wanted
-        ctx.made = kernels.linear_cross_entropy(x, w, target, bias, weight, *options, wanted=now)
-        return ctx.made.loss
+        made = kernels.linear_cross_entropy(x, w, target, bias, weight, *options, wanted=now)
+        ctx.made = made._replace(loss=None)  # as in `CrossEntropy`
+        return made.loss
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:

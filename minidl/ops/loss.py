@@ -41,8 +41,9 @@ class CrossEntropy(Function):
     ) -> torch.Tensor:
         ctx.save(x, target, weight)
         ctx.options = ignore_index, reduction, smoothing
-        ctx.made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0])
-        return ctx.made.loss
+        made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0])
+        ctx.made = made._replace(loss=None)  # whoever changes the loss in place sees its memory alone
+        return made.loss
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
@@ -111,7 +112,8 @@ class ElementLoss(Function):
         weight: torch.Tensor | None = None,
         pos_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        ctx.save(x, target, weight, pos_weight)
+        only_target = how.op == "kl_div" and not ctx.needs[1]  # which alone the gradient reads then
+        ctx.save(target if only_target else x, target, weight, pos_weight)
         ctx.how = how
         return elements.elements_loss(how, x, target, weight, pos_weight)
 
