@@ -347,8 +347,8 @@ class Module:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The torch tensors of all parameters and buffers by name, sharing memory. A shared one has several names.
 
-        Weights of convolutions that have their channels last in memory are contiguous copies, as files want them; a
-        change of a copy in place raises RuntimeError.
+        Weights of convolutions that have their channels last in memory are contiguous copies, as files want them, that
+        follow the weight; a change of a copy in place raises RuntimeError.
         """
         return {name: InOrder.of(tensor.data) for name, tensor in self.named_tensors()}
 
