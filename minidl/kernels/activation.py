@@ -191,8 +191,8 @@ def activate(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
 
 @triton.jit
 def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
-    """act'(z). At 0, relu, leaky_relu and elu take the left derivative, as torch does; relu6 has 0 at 0 and at 6. At NaN
-    what is made of pieces has the derivative of the piece that torch's comparisons choose."""
+    """act'(z). At 0, relu, leaky_relu and elu take the left derivative, as torch does; relu6 has 0 at 0 and at 6. Of
+    pieces, NaN is in the one that torch's comparisons choose."""
     if ACT == RELU:
         return tl.where(z <= 0.0, 0.0, 1.0).to(z.dtype)
     elif ACT == LEAKY_RELU:

@@ -185,7 +185,7 @@ def _raw(x: Operand) -> _Raw:
 def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """input + alpha other; of bools, whether either is true. Raises TypeError for two floating types, or an alpha that
     is a fraction for integers; ValueError for shapes that do not broadcast."""
-    a, b = _scaled("add", input, other, alpha)
+    a, b = scaled("add", input, other, alpha)
     if _are_bools(a, b):
         return _of_bools(torch.bitwise_or, a, b)
     if not (_waits(a) and _waits(b) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)):
@@ -201,7 +201,7 @@ def _waits(x: Any) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and may_wait(x) and x.dtype.is_floating_point
 
 
-def _scaled(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any, Any]:
+def scaled(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any, Any]:
     """a and alpha b in one dtype, which alpha does not change. Raises TypeError for an alpha that does not fit it."""
     a, b = alike(a, b)
     if type(alpha) is int and alpha == 1:
@@ -249,7 +249,7 @@ def _is_bool(x: Any) -> bool:
 def sub(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """input - alpha other. Raises TypeError for bools or two floating types, ValueError for shapes that do not
     broadcast."""
-    return Sub.apply(*_scaled("sub", input, other, alpha))
+    return Sub.apply(*scaled("sub", input, other, alpha))
 
 
 def mul(input: Operand, other: Operand) -> Tensor:
