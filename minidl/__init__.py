@@ -111,19 +111,6 @@ if "triton" not in sys.modules:
     sys.meta_path.insert(0, _BeforeTriton())
 
 
-# What is said of names of torch that are not there, where the nearest name would mislead.
-_INSTEAD = {
-    "Generator": "random numbers take seed=, or follow minidl.manual_seed",
-    "amp": "make the model and its inputs float16 by .half()",
-    "autocast": "make the model and its inputs float16 by .half()",
-    "compile": "operations are compiled already, and minidl.capture records a step",
-    "get_default_dtype": "it is float32",
-    "torch": "import minidl.torch, which nothing else imports",
-    "set_default_dtype": "it is float32; name dtype= where tensors are made, and call .double() of modules",
-    "utils": "torch.utils.data works as it is; see minidl.data.to_device",
-}
-
-
 class _UnknownName(AttributeError):  # noqa: N818 (no error of its own)
     """A name that there is not; what is said of it is found when it is asked for, as `from minidl import tensors` asks
     for a name first."""
@@ -131,13 +118,10 @@ class _UnknownName(AttributeError):  # noqa: N818 (no error of its own)
     def __str__(self) -> str:
         name = str(self.args[0])
         text = f"module 'minidl' has no attribute {name!r}"
-        if name in _INSTEAD:
-            return f"{text}: {_INSTEAD[name]}"
-        if hasattr(importlib.import_module("minidl.ops"), name):
+        if name in importlib.import_module("minidl.ops").__all__:
             return f"{text}: it is minidl.ops.{name}"
         names = [*__all__, *_OPERATIONS, *_OF_TORCH]
-        near = importlib.import_module("minidl.missing").nearest(name, names)
-        return f"{text}; did you mean {near}?" if near else f"{text}: it is not built; dir(minidl.ops) lists what is"
+        return text + str(importlib.import_module("minidl.missing").told("minidl.ops", name, names))
 
 
 def __getattr__(name: str) -> Any:

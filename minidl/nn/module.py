@@ -155,6 +155,8 @@ class Module:
                     return registry[name]
         near = None if name.startswith("_") else missing.nearest(name, dir(self))
         end = f"; did you mean {near}?" if near else ""
+        if name in vars(torch.nn.Module()):
+            end = ", which torch's functions change: they take torch's modules alone; compute the same in forward()"
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{end}")
 
     def __delattr__(self, name: str) -> None:
