@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 
+from minidl import einops_backend
 from minidl.version import __version__ as __version__
 
 # As in `typing`, which takes longer to import than all of this: a command can be interrupted without a traceback after
@@ -109,6 +110,7 @@ class _BeforeTriton:
 
 if "triton" not in sys.modules:
     sys.meta_path.insert(0, _BeforeTriton())
+einops_backend.expect()
 
 
 class _UnknownName(AttributeError):  # noqa: N818 (no error of its own)
