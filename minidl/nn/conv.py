@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -49,7 +49,8 @@ class _Conv(Module):
         self.padding_mode = padding_mode
         if padding_mode != "zeros" and isinstance(padding, str):
             raise ValueError(f"{type(self).__name__}: padding {padding!r} goes with zeros; give numbers")
-        self.stride, self.padding, self.dilation = stride, padding, dilation
+        axes = len(self.kernel_size)
+        self.stride, self.padding, self.dilation = (_of_axes(each, axes) for each in (stride, padding, dilation))
         self.weight = _weight(out_channels, in_channels // groups, self.kernel_size, device, dtype)
         self.bias = _bias(self.weight, out_channels) if bias else None
 
@@ -163,7 +164,8 @@ class _ConvTranspose(Module):
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = numbers(op, "kernel_size", kernel_size, 1, axes_in(op))
         conv_transpose.check_settings(op, stride, padding, output_padding, dilation)
-        self.stride, self.padding, self.output_padding, self.dilation = stride, padding, output_padding, dilation
+        axes, settings = len(self.kernel_size), (stride, padding, output_padding, dilation)
+        self.stride, self.padding, self.output_padding, self.dilation = (_of_axes(each, axes) for each in settings)
         self.weight = _weight(in_channels, out_channels // groups, self.kernel_size, device, dtype)
         self.bias = _bias(self.weight, out_channels) if bias else None
 
@@ -219,6 +221,11 @@ def _check_channels(layer: str, in_channels: int, out_channels: int, groups: int
         )
 
 
+def _of_axes(value: Any, axes: int) -> Any:
+    """A setting as torch's layers have it, a number for each axis; text as it is."""
+    return value if isinstance(value, str) else (value,) * axes if isinstance(value, int) else tuple(value)
+
+
 def _bias(weight: Parameter, channels: int) -> Parameter:
     """A bias in torch's range for `weight`."""
     bias = _empty(channels, device=weight.device, dtype=weight.dtype)
@@ -231,6 +238,8 @@ def _shown(layer: _Conv | _ConvTranspose, **usual: int) -> str:
     """The layer's settings, without those that have their usual value."""
     shown = f"{layer.in_channels}, {layer.out_channels}, kernel_size={layer.kernel_size}"
     for name, value in usual.items():
-        if getattr(layer, name) not in (value, (value,) * len(layer.kernel_size)):
-            shown += f", {name}={getattr(layer, name)!r}"
+        setting = getattr(layer, name)
+        setting = setting[0] if isinstance(setting, tuple) and len({*setting}) == 1 else setting
+        if setting != value:
+            shown += f", {name}={setting!r}"
     return f"{shown}, bias={layer.bias is not None}{_act_repr(layer.act)}"

@@ -16,21 +16,16 @@ _ASSIGNMENTS = {
 class InOrder(torch.Tensor):
     """A contiguous copy of a weight that has its channels last in memory, for a `state_dict`.
 
-    What is computed with it is a plain torch tensor, of the values that the weight has then, as if it shared its
-    memory. A change in place, which the module would not see, raises RuntimeError.
+    What is computed with it is a plain torch tensor. A change in place, which the module would not see, raises
+    RuntimeError.
     """
-
-    _weight: torch.Tensor
-    _seen: int | None  # the version of the weight that was copied
 
     @classmethod
     def of(cls, data: torch.Tensor) -> torch.Tensor:
         """The data itself where it is contiguous; on the device "meta", where there is none."""
         if data.is_contiguous() or data.device.type == "meta":
             return data
-        made = data.detach().contiguous().as_subclass(cls)
-        made._weight, made._seen = data, _version(data)
-        return made
+        return data.detach().contiguous().as_subclass(cls)
 
     @classmethod
     def __torch_function__(
@@ -45,10 +40,6 @@ class InOrder(torch.Tensor):
                 ".clone() that load_state_dict takes"
             )
         with torch._C.DisableTorchFunctionSubclass():
-            for each in _all_of(cls, [args, list((kwargs or {}).values())]):
-                if each._seen is None or each._seen != _version(each._weight):
-                    each.copy_(each._weight)
-                    each._seen = _version(each._weight)
             return func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
@@ -56,15 +47,3 @@ class InOrder(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.clone().__reduce_ex__(protocol)
-
-
-def _all_of(kind: type[InOrder], value: Any) -> list[InOrder]:
-    """Those among the arguments of a call."""
-    if isinstance(value, list | tuple):
-        return [found for part in value for found in _all_of(kind, part)]
-    return [value] if isinstance(value, kind) else []
-
-
-def _version(x: torch.Tensor) -> int | None:
-    """How often x was changed; None where torch does not count."""
-    return None if x.is_inference() else x._version

@@ -155,8 +155,6 @@ class Module:
                     return registry[name]
         near = None if name.startswith("_") else missing.nearest(name, dir(self))
         end = f"; did you mean {near}?" if near else ""
-        if name in vars(torch.nn.Module()):
-            end = ", which torch's functions change: they take torch's modules alone; compute the same in forward()"
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{end}")
 
     def __delattr__(self, name: str) -> None:
@@ -349,8 +347,8 @@ class Module:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The torch tensors of all parameters and buffers by name, sharing memory. A shared one has several names.
 
-        Weights of convolutions that have their channels last in memory are contiguous copies, as files want them, that
-        follow the weight; a change of a copy in place raises RuntimeError.
+        Weights of convolutions that have their channels last in memory are contiguous copies, as files want them; a
+        change of a copy in place raises RuntimeError.
         """
         return {name: InOrder.of(tensor.data) for name, tensor in self.named_tensors()}
 

@@ -13,7 +13,8 @@ from minidl import missing, nn, ops, optim
 
 HOMES = {
     "minidl": (torch, minidl), "minidl.nn": (torch.nn, nn),
-    "minidl.nn.functional": (torch.nn.functional, nn.functional), "minidl.nn.init": (torch.nn.init, nn.init), "minidl.nn.utils": (torch.nn.utils, nn.utils),
+    "minidl.nn.functional": (torch.nn.functional, nn.functional), "minidl.nn.init": (torch.nn.init, nn.init),
+    "minidl.nn.utils": (torch.nn.utils, nn.utils),
     "minidl.optim": (torch.optim, optim), "minidl.Tensor": (torch.Tensor, minidl.Tensor),
 }  # fmt: skip
 A, B = torch.tensor([[0.3, -1.5, 0.9], [2.0, 0.1, -0.4]]), torch.tensor([[1.2, 0.7, -0.6], [0.5, -2.0, 1.0]])
@@ -25,8 +26,9 @@ ARGUMENTS = {
     "broadcastto": {"x": A, "size": (4, 2, 3)}, "celu": {"x": A, "alpha": 1.5},
     "channelshuffle": {"x": PICTURE, "groups": 2}, "clampmax": {"x": A, "max": 0.2}, "clampmin": {"x": A, "min": 0.2},
     "concat": {"tensors": [A, B], "dim": 1}, "concatenate": {"tensors": [A, B], "dim": 1},
-    "dist": {"x": A, "y": B, "p": 2}, "gaussiannllloss": {"x": A, "target": B, "var": POSITIVE + 1}, "ger": {"x": A[0], "vec2": B[1]},
-    "fmax": {"x": HOLES, "y": B}, "fmin": {"x": HOLES, "y": B}, "glu": {"x": PICTURE, "dim": 1},
+    "dist": {"x": A, "y": B, "p": 2}, "gaussiannllloss": {"x": A, "target": B, "var": POSITIVE + 1},
+    "ger": {"x": A[0], "vec2": B[1]}, "fmax": {"x": HOLES, "y": B}, "fmin": {"x": HOLES, "y": B},
+    "glu": {"x": PICTURE, "dim": 1},
     "hardshrink": {"x": A, "lambd": 0.5}, "kthvalue": {"x": A, "k": 2, "dim": 1}, "logit": {"x": POSITIVE},
     "marginrankingloss": {"x": A, "y": B, "target": SIGNS, "margin": 0.5}, "nanmean": {"x": HOLES[:, 1:]},
     "moveaxis": {"x": PICTURE, "source": 1, "destination": 3}, "nansum": {"x": HOLES}, "nantonum": {"x": HOLES},
