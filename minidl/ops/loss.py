@@ -41,9 +41,11 @@ class CrossEntropy(Function):
     ) -> torch.Tensor:
         ctx.save(x, target, weight)
         ctx.options = ignore_index, reduction, smoothing
-        made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0])
-        ctx.made = made._replace(loss=None)  # whoever changes the loss in place sees its memory alone
-        return made.loss
+        # The loss is not kept, so that whoever changes it in place sees its memory alone.
+        loss, *ctx.made = entropy.cross_entropy_parts(
+            x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0]
+        )
+        return loss
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
@@ -55,10 +57,10 @@ class CrossEntropy(Function):
         if made is None:
             x, target, weight = ctx.saved
             ignore_index, reduction, smoothing = ctx.options
-            made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, True)
-        grad = made.grad
-        if dy is not None or made.divisor is not None:
-            grad = entropy.cross_entropy_grad_(grad, dy, made.divisor)
+            made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, True)[1:]
+        grad, divisor = made
+        if dy is not None or divisor is not None:
+            grad = entropy.cross_entropy_grad_(grad, dy, divisor)
         return grad, dt, None, None, None, None
 
     @staticmethod
