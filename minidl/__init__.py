@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 
+from minidl import einops_backend
 from minidl.version import __version__ as __version__
 
 # As in `typing`, which takes longer to import than all of this: a command can be interrupted without a traceback after
@@ -110,17 +111,7 @@ class _BeforeTriton:
 
 if "triton" not in sys.modules:
     sys.meta_path.insert(0, _BeforeTriton())
-
-
-# What is said of names of torch that are not there, where the nearest name would mislead.
-_INSTEAD = {
-    "Generator": "random numbers take seed=, or follow minidl.manual_seed",
-    "amp": "make the model and its inputs float16 by .half()",
-    "autocast": "make the model and its inputs float16 by .half()",
-    "compile": "operations are compiled already, and minidl.capture records a step",
-    "torch": "import minidl.torch, which nothing else imports",
-    "utils": "torch.utils.data works as it is; see minidl.data.to_device",
-}
+einops_backend.expect()
 
 
 class _UnknownName(AttributeError):  # noqa: N818 (no error of its own)
@@ -130,13 +121,10 @@ class _UnknownName(AttributeError):  # noqa: N818 (no error of its own)
     def __str__(self) -> str:
         name = str(self.args[0])
         text = f"module 'minidl' has no attribute {name!r}"
-        if name in _INSTEAD:
-            return f"{text}: {_INSTEAD[name]}"
-        if hasattr(importlib.import_module("minidl.ops"), name):
+        if name in importlib.import_module("minidl.ops").__all__:
             return f"{text}: it is minidl.ops.{name}"
         names = [*__all__, *_OPERATIONS, *_OF_TORCH]
-        near = importlib.import_module("minidl.missing").nearest(name, names)
-        return f"{text}; did you mean {near}?" if near else f"{text}: it is not built; dir(minidl.ops) lists what is"
+        return text + str(importlib.import_module("minidl.missing").told("minidl.ops", name, names))
 
 
 def __getattr__(name: str) -> Any:

@@ -158,6 +158,8 @@ def randint(
     """
     if size is None:
         low, high, size = 0, low, high
+    elif high is None:
+        low, high = 0, low
     if not isinstance(size, Sequence):
         raise TypeError(f"randint: size is {size!r}, expected a sequence, as in randint(10, (2, 3))")
     data = random.randint(low, high, size, seed, device).data

@@ -1,85 +1,178 @@
-"""What names that are not there are answered with: the nearest name, or what stands in for torch's."""
+"""What names that are not there are answered with: what to write in their place, or the name that was meant."""
 
 from __future__ import annotations
 
 import difflib
+import functools
+import importlib
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-# What torch has and minidl has not, and the nearest thing. A name that ends in * stands for all that begin so.
+# What computes the same as a function of torch, or in a module's forward the same as a layer, by its name in small
+# letters without underscores; x and y are its tensors, all else its arguments by torch's names.
+EXPRESSIONS = {
+    "absolute": "x.abs()",
+    "addcdiv": "x + value * y / z",
+    "addcmul": "x + value * y * z",
+    "adjoint": "x.mT",
+    "argwhere": "x.nonzero()",
+    "broadcastto": "x.expand(size)",
+    "cdist": "(x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1).sqrt()",
+    "celu": "alpha * ops.elu(x / alpha)",
+    "channelshuffle": "x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)",
+    "clampmax": "x.clamp(max=max)",
+    "clampmin": "x.clamp(min=min)",
+    "concat": "ops.cat(tensors, dim)",
+    "concatenate": "ops.cat(tensors, dim)",
+    "cosh": "(x.exp() + (-x).exp()) / 2",
+    "deg2rad": "x * (math.pi / 180)",
+    "diff": "x[..., 1:] - x[..., :-1]",
+    "dist": "(x - y).norm(p)",
+    "divide": "x / y",
+    "erfc": "1 - x.erf()",
+    "exp2": "2**x",
+    "fix": "x.trunc()",
+    "fliplr": "x.flip(1)",
+    "flipud": "x.flip(0)",
+    "fmax": "ops.where(x.isnan(), y, ops.where(y.isnan(), x, ops.maximum(x, y)))",
+    "fmin": "ops.where(x.isnan(), y, ops.where(y.isnan(), x, ops.minimum(x, y)))",
+    "frac": "x - x.trunc()",
+    "gaussiannllloss": "(var.log() + (x - target).square() / var).mean() / 2",
+    "ger": "x.outer(vec2)",
+    "glu": "x.chunk(2, dim)[0] * x.chunk(2, dim)[1].sigmoid()",
+    "greater": "x > y",
+    "greaterequal": "x >= y",
+    "hardshrink": "ops.where(x.abs() > lambd, x, 0)",
+    "hypot": "(x * x + y * y).sqrt()",
+    "isin": "(x.unsqueeze(-1) == y.flatten()).any(-1)",
+    "isneginf": "x == -math.inf",
+    "isposinf": "x == math.inf",
+    "kthvalue": "x.sort(dim)[0].select(dim, k - 1)",
+    "ldexp": "x * 2**y",
+    "less": "x < y",
+    "lessequal": "x <= y",
+    "logaddexp": "ops.stack([x, y]).logsumexp(0)",
+    "logit": "(x / (1 - x)).log()",
+    "marginrankingloss": "(-target * (x - y) + margin).relu().mean()",
+    "median": "x.flatten().sort()[0][(x.numel() - 1) // 2]",
+    "moveaxis": "x.movedim(source, destination)",
+    "msort": "x.sort(0)[0]",
+    "multiply": "x * y",
+    "nanmean": "ops.where(x.isnan(), 0.0, x).sum() / (~x.isnan()).sum()",
+    "nansum": "ops.where(x.isnan(), 0.0, x).sum()",
+    "nantonum": "ops.where(x.isnan(), 0.0, x).clamp(torch.finfo(x.dtype).min, torch.finfo(x.dtype).max)",
+    "negative": "-x",
+    "notequal": "x != y",
+    "numel": "x.numel()",
+    "pairwisedistance": "(x - y + 1e-6).norm(dim=-1)",
+    "parameterstovector": "ops.cat([p.flatten() for p in parameters])",
+    "poissonnllloss": "(x.exp() - target * x).mean()",
+    "positive": "+x",
+    "rad2deg": "x * (180 / math.pi)",
+    "ravel": "x.flatten()",
+    "repeatinterleave": "x.flatten().unsqueeze(1).repeat(1, repeats).flatten()",
+    "rsqrt": "x.sqrt().reciprocal()",
+    "rsub": "y - x",
+    "scaleddotproductattention": "(query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1) @ value",
+    "selu": "1.0507009873554805 * ops.elu(x, 1.6732632423543772)",
+    "sgn": "x.sign()",
+    "sinh": "(x.exp() - (-x).exp()) / 2",
+    "softmarginloss": "(1 + (-target * x).exp()).log().mean()",
+    "softmin": "(-x).softmax(dim)",
+    "softshrink": "x.sign() * (x.abs() - lambd).relu()",
+    "softsign": "x / (1 + x.abs())",
+    "subtract": "x - y",
+    "swapdims": "x.swapaxes(dim0, dim1)",
+    "take": "x.flatten()[index]",
+    "takealongdim": "x.gather(dim, indices)",
+    "tan": "x.sin() / x.cos()",
+    "tanhshrink": "x - x.tanh()",
+    "threshold": "ops.where(x > threshold, x, value)",
+    "truedivide": "x / y",
+    "vdot": "x.dot(y)",
+    "xlogy": "ops.where(x == 0, 0.0, x * y.log())",
+}
+# What else does the same. A name that ends in * stands for all that begin so.
 INSTEAD = {
-    "ASGD": "SGD, and a mean of the weights",
-    "Adadelta": "RMSprop",
-    "Adafactor": "AdamW",
-    "Adamax": "Adam",
-    "AdaptiveLogSoftmaxWithLoss": "CrossEntropyLoss",
-    "AlphaDropout": "Dropout",
-    "AvgPool3d": "AvgPool2d of each slice",
-    "Bilinear": "Linear of the products of both inputs",
-    "CELU": "ELU",
+    "Bilinear": "Linear(in1 * in2, out) of (x.unsqueeze(-1) * y.unsqueeze(-2)).flatten(-2)",
     "CircularPad*": "ops.pad with mode='circular'",
     "ConstantPad*": "ConstantPad2d, or ops.pad",
-    "ConvTranspose3d": "Upsample of each slice and Conv3d",
     "DataParallel": "minidl train --devices",
     "Dropout1d": "Dropout2d of x.unsqueeze(3)",
     "Dropout3d": "Dropout2d of x.flatten(3)",
     "EmbeddingBag": "SparseLinear, whose input is a CSR, or Embedding and a sum",
-    "FeatureAlphaDropout": "Dropout2d",
-    "Fold": "ConvTranspose2d",
-    "GRU*": "Conv1d with padding='causal': there are no recurrent layers",
-    "GaussianNLLLoss": "MSELoss",
-    "LBFGS": "SGD with momentum",
-    "LSTM*": "Conv1d with padding='causal': there are no recurrent layers",
+    "Generator": "seed= where random numbers are drawn, or minidl.manual_seed before",
+    "GRU*": "Conv1d with padding='causal', another layer for sequences: there are no recurrent ones",
+    "LSTM*": "Conv1d with padding='causal', another layer for sequences: there are no recurrent ones",
     "Lazy*": "the layer without Lazy, with its number of inputs",
-    "LocalResponseNorm": "GroupNorm",
-    "MaxPool3d": "MaxPool2d of each slice",
-    "MultiLabelSoftMarginLoss": "BCEWithLogitsLoss",
-    "MultiheadAttention": "Linear, matmul and softmax",
-    "NAdam": "Adam",
-    "ParameterDict": "ModuleDict, or attributes",
-    "ParameterList": "ModuleList, or attributes",
-    "RAdam": "Adam",
-    "RNN*": "Conv1d with padding='causal': there are no recurrent layers",
+    "MultiheadAttention": "it of Linear, matmul and softmax",
+    "ParameterDict": "parameters as attributes, by setattr(self, name, parameter)",
+    "ParameterList": "parameters as attributes, by setattr(self, f'weight{i}', parameter)",
+    "RNN*": "Conv1d with padding='causal', another layer for sequences: there are no recurrent ones",
     "ReflectionPad*": "ReflectionPad2d, or ops.pad with mode='reflect'",
     "ReplicationPad*": "ReplicationPad2d, or ops.pad with mode='replicate'",
-    "Rprop": "RMSprop",
-    "ZeroPad*": "ZeroPad2d, or ops.pad",
-    "SELU": "ELU",
-    "SoftMarginLoss": "BCEWithLogitsLoss",
     "Softmax2d": "Softmax(dim=1)",
     "SparseAdam": "Adam(lazy=True)",
-    "Transformer*": "Linear, LayerNorm, matmul and softmax",
-    "functional": "grad with create_graph=True",
-    "gradcheck": "minidl.check_grads",
-    "gradgradcheck": "minidl.check_grads of a function that calls grad with create_graph=True",
-    "Unfold": "Conv2d",
-    "Softmin": "Softmax of -x",
+    "Transformer*": "it of Linear, LayerNorm, matmul and softmax",
     "UpsamplingBilinear2d": "Upsample(mode='bilinear', align_corners=True)",
     "UpsamplingNearest2d": "Upsample",
+    "ZeroPad*": "ZeroPad2d, or ops.pad",
+    "amp": "model.half() and x.half(): operations are computed in the dtype of their tensors",
+    "autocast": "model.half() and x.half(): operations are computed in the dtype of their tensors",
+    "compile": "minidl.capture(step), which records a step; operations are compiled already",
+    "eye_": "x.copy_(minidl.eye(*x.shape)) under minidl.no_grad()",
+    "functional": "grad with create_graph=True",
+    "fuse_conv_bn_eval": "nn.fold_batch_norms(model)",
+    "gradcheck": "minidl.check_grads",
+    "gradgradcheck": "minidl.check_grads of a function that calls grad with create_graph=True",
+    "linalg": "x.norm(p, dim) or x @ y; what solves and decomposes is torch.linalg's, of x.to_torch()",
+    "torch": "import minidl.torch, which nothing else imports",
+    "utils": "torch.utils.data, which works as it is; see minidl.data.to_device",
+    "vector_to_parameters": "p.copy_(part.reshape(p.shape)) of the parts vector.split(sizes), under minidl.no_grad()",
+    "weight_norm": "linear(x, g * v / v.norm(dim=1, keepdim=True)) in forward, with parameters g and v",
 }
+_HOMES = (
+    "Tensor", "amp", "autograd", "cuda", "linalg", "nn", "nn.Module", "nn.functional", "nn.init", "nn.utils", "optim",
+    "optim.lr_scheduler",
+)  # fmt: skip
+
+
+@functools.cache
+def of_torch() -> frozenset[str]:
+    """The names that torch has: whoever asks for one means that, and no other that is like it."""
+    torch = importlib.import_module("torch")
+    homes = torch, *operator.attrgetter(*_HOMES)(torch)
+    return frozenset(name for home in homes for name in dir(home))
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of the names that is most like `name`, if any is; large letters and small are alike."""
+    """The one of the names that is most like `name`, if any is and torch has none such; large letters and small are
+    alike."""
     alike = {known.lower(): known for known in names}
-    found = difflib.get_close_matches(name.lower(), alike, 1, 0.7)
-    return alike[found[0]] if found else None
+    near = difflib.get_close_matches(name.lower(), alike, 1, 0.7)
+    return alike[near[0]] if near and name not in of_torch() else None
+
+
+def told(module: str, name: str, names: Iterable[str]) -> str:
+    """What is said of a name that a module has not: what to write, or which name is meant."""
+    names = list(names)
+    written = EXPRESSIONS.get(name.lower().replace("_", "") if name in of_torch() else "")
+    stands = next((v for k, v in INSTEAD.items() if name == k or (k[-1] == "*" and name.startswith(k[:-1]))), written)
+    if stands is not None:
+        return f"; write {stands}"
+    if name.endswith("_") and name[:-1] in names:
+        return f"; write x = {name[:-1]}(x)"
+    near = f"{name}_" if f"{name}_" in names else nearest(name, names)
+    return f"; did you mean {near}?" if near else f": it is not built; dir({module}) lists what is"
 
 
 def attribute(module: str, name: str, names: Iterable[str]) -> AttributeError:
     """The error for a name that a module of minidl has not."""
     if name.startswith("_"):
         return AttributeError(f"module {module!r} has no attribute {name!r}")
-    stands = next((v for k, v in INSTEAD.items() if name == k or (k[-1] == "*" and name.startswith(k[:-1]))), None)
-    near = nearest(name, names)
-    if stands is not None:
-        end = f"; the nearest thing is {stands}"
-    elif near is not None:
-        end = f"; did you mean {near}?"
-    else:
-        end = f"; see dir({module})"
-    return AttributeError(f"{module} has no {name}{end}")
+    return AttributeError(f"{module} has no {name}{told(module, name, names)}")
 
 
 def argument(called: str, function: Callable[..., Any], given: Mapping[str, Any]) -> TypeError | None:

@@ -122,20 +122,26 @@ def tensor_bytes(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] |
     return b"".join([struct.pack("<Q", len(text)), text, raw[8 + length :]]), found
 
 
-def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file.
+def read_tensors(source: Path | bytes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file, or of its content.
 
     Raises OSError, and ValueError for any other file and for one that does not match its checksum, which files of older
     versions do not have.
     """
     from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load
 
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if isinstance(source, Path) and source.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(source))
     try:
-        with safe_open(str(path), framework="pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
-            about = dict(opened.metadata() or {})
+        if isinstance(source, bytes):
+            tensors = load(source)
+            header = json.loads(source[8 : 8 + int.from_bytes(source[:8], "little")])
+            about = dict(header.get("__metadata__", {}))
+        else:
+            with safe_open(str(source), framework="pt") as opened:
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
+                about = dict(opened.metadata() or {})
     except SafetensorError as error:
         raise ValueError(f"not a safetensors file ({error})") from None
     written = about.pop(CHECKSUM, None)

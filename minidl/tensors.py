@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -32,6 +33,27 @@ def default_device() -> torch.device:
     if launch.INTERPRETED or launch.recording():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+# Modules of torch that take torch's tensors alone, and fail on others without saying so; and what to write.
+_CALLERS = {
+    "torch.nn.utils.clip_grad": "minidl.nn.utils.clip_grad_norm_ or clip_grad_value_, or max_norm= of an optimiser",
+    "torch.amp.grad_scaler": "loss.backward(optimizer.loss_scale), with loss_scale= of an optimiser of minidl",
+    "torch.nn.utils.parametrize": "an expression of the parameters in forward()",
+    "torch.nn.utils.weight_norm": "an expression of the parameters in forward()",
+}
+
+
+def _refuse_callers(depth: int = 1) -> None:
+    """Raises TypeError where code of one of these asks, as far up as `depth` calls."""
+    frame = sys._getframe(2)
+    for _ in range(depth):
+        module = frame.f_globals.get("__name__", "")
+        if module in _CALLERS:
+            raise TypeError(f"{module} got a minidl Tensor, which it cannot take; use {_CALLERS[module]}")
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
 
 
 class Tensor(Variable):
@@ -208,6 +230,7 @@ class Tensor(Variable):
         cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
         """torch asks this of a Tensor among the arguments of its functions: refuse, and name minidl's."""
+        _refuse_callers(depth=4)
         name = getattr(function, "__name__", "").strip("_")
         known = next((n for n in (name, name[1:]) if n in OPERATIONS), None)
         ours = "" if known is None else f"minidl.ops.{known}, or "
@@ -251,6 +274,7 @@ class Tensor(Variable):
         return len(self.data)
 
     def __iter__(self) -> Iterator[Tensor]:
+        _refuse_callers()
         if self.ndim == 0:
             raise TypeError("a tensor of 0 dimensions cannot be iterated over")
         return (self[i] for i in range(len(self)))
@@ -328,6 +352,7 @@ class Tensor(Variable):
     @property
     def grad(self) -> Tensor | None:
         """The gradient that backward() has added up here, as a dense tensor; None before."""
+        _refuse_callers()
         if self._slope is not None and isinstance(recorded := self._graph_grad(), Tensor):
             return recorded
         if isinstance(self._grad, RowGrad):

@@ -94,6 +94,12 @@ class Context:
         # What torch made under inference_mode counts no versions.
         self._versions = tuple(-1 if t is None or t.is_inference() else t._version for t in tensors)
 
+    def keep(self, result: torch.Tensor) -> None:
+        """Take what was saved of a result for unchanged: one more version of it is another's, in memory of its own."""
+        memory = result.untyped_storage().data_ptr()
+        mine = (t is not None and t.untyped_storage().data_ptr() == memory for t in self._saved)
+        self._versions = tuple(version + own for version, own in zip(self._versions, mine, strict=True))
+
     @property
     def saved(self) -> tuple[Any, ...]:
         """The saved tensors. Raises RuntimeError when one was changed in place since."""

@@ -30,6 +30,7 @@ NONE, RELU, LEAKY_RELU, SIGMOID, TANH, GELU, GELU_TANH, SILU, RELU6, ELU, SOFTPL
 )
 # The derivative of these follows from the output alone, so nothing else needs keeping for the gradient.
 FROM_OUTPUT = (None, "relu", "leaky_relu", "sigmoid", "tanh", "relu6")
+FROM_INPUT_IN_TORCH = ("leaky_relu", "relu6")  # whose result torch lets change in place before the way back
 NEGATIVE_SLOPE = 0.01
 # What SLOPE is where none is given.
 SLOPES = {"leaky_relu": NEGATIVE_SLOPE, "elu": 1.0, "softplus": 1.0}
@@ -190,11 +191,12 @@ def activate(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
 
 @triton.jit
 def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
-    """act'(z). At 0, relu, leaky_relu and elu take the left derivative, as torch does; relu6 has 0 at 0 and at 6."""
+    """act'(z). At 0, relu, leaky_relu and elu take the left derivative, as torch does; relu6 has 0 at 0 and at 6. Of
+    pieces, NaN is in the one that torch's comparisons choose."""
     if ACT == RELU:
         return tl.where(z <= 0.0, 0.0, 1.0).to(z.dtype)
     elif ACT == LEAKY_RELU:
-        return tl.where(z <= 0.0, tl.full(z.shape, SLOPE, z.dtype), 1.0)  # two literals would be float32
+        return tl.where(z > 0.0, 1.0, tl.full(z.shape, SLOPE, z.dtype))  # two literals would be float32
     elif ACT == SIGMOID:
         return sigmoid(z) * sigmoid(-z)
     elif ACT == TANH:
@@ -214,7 +216,7 @@ def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
     elif ACT == RELU6:
         return tl.where((z <= 0.0) | (z >= 6.0), 0.0, 1.0).to(z.dtype)
     elif ACT == ELU:
-        return tl.where(z > 0.0, 1.0, exponential(tl.where(z > 0.0, 0.0, z)) * SLOPE)
+        return tl.where(z <= 0.0, exponential(tl.where(z <= 0.0, z, 0.0)) * SLOPE, 1.0)
     elif ACT == SOFTPLUS:
         return tl.where(z * SLOPE > 20.0, 1.0, sigmoid(z * SLOPE))
     elif ACT == MISH:
@@ -223,9 +225,9 @@ def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
         bend = z * (m / d) * sigmoid(z)
         return p / d + tl.where(bend == 0.0, 0.0, bend * (1.0 + p / d))
     elif ACT == HARDSWISH:
-        return tl.where(z <= -3.0, 0.0, tl.where(z >= 3.0, 1.0, z / 3.0 + 0.5))
+        return tl.where(z <= -3.0, 0.0, tl.where(z < 3.0, z / 3.0 + 0.5, 1.0))
     elif ACT == HARDSIGMOID:
-        return tl.where((z <= -3.0) | (z >= 3.0), 0.0, tl.full(z.shape, 1.0, z.dtype) / 6.0)
+        return tl.where((z > -3.0) & (z < 3.0), tl.full(z.shape, 1.0, z.dtype) / 6.0, 0.0)
     else:
         return tl.full(z.shape, 1.0, z.dtype)
 

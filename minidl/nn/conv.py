@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 
@@ -48,7 +49,8 @@ class _Conv(Module):
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = check_settings(self._op.__name__, kernel_size, stride, padding, dilation)
         self.padding_mode = padding_mode
-        self.stride, self.padding, self.dilation = stride, padding, dilation
+        axes = len(self.kernel_size)
+        self.stride, self.padding, self.dilation = (_of_axes(each, axes) for each in (stride, padding, dilation))
         # Of margins that are not zeros, by torch's name: as there, `padding` is read once.
         self._reversed_padding_repeated_twice = self._margins()
         self.weight = _weight(out_channels, in_channels // groups, self.kernel_size, device, dtype)
@@ -177,7 +179,8 @@ class _ConvTranspose(Module):
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = numbers(op, "kernel_size", kernel_size, 1, axes_in(op))
         conv_transpose.check_settings(op, stride, padding, output_padding, dilation)
-        self.stride, self.padding, self.output_padding, self.dilation = stride, padding, output_padding, dilation
+        axes, settings = len(self.kernel_size), (stride, padding, output_padding, dilation)
+        self.stride, self.padding, self.output_padding, self.dilation = (_of_axes(each, axes) for each in settings)
         self.padding_mode = padding_mode
         self.weight = _weight(in_channels, out_channels // groups, self.kernel_size, device, dtype)
         self.register_parameter("bias", _bias(self.weight, out_channels) if bias else None)
@@ -238,6 +241,13 @@ def _channels(layer: str, in_channels: int, out_channels: int, groups: int, padd
     return in_channels, out_channels, groups
 
 
+def _of_axes(value: Any, axes: int) -> Any:
+    """A setting as torch's layers have it, a number for each axis; text as it is."""
+    if isinstance(value, str):
+        return value
+    return (int(value),) * axes if hasattr(value, "__index__") else tuple(value)
+
+
 def _bias(weight: Parameter, channels: int) -> Parameter:
     """A bias in torch's range for `weight`."""
     bias = _empty(channels, device=weight.device, dtype=weight.dtype)
@@ -250,6 +260,8 @@ def _shown(layer: _Conv | _ConvTranspose, **usual: int) -> str:
     """The layer's settings, without those that have their usual value."""
     shown = f"{layer.in_channels}, {layer.out_channels}, kernel_size={layer.kernel_size}"
     for name, value in usual.items():
-        if getattr(layer, name) not in (value, (value,) * len(layer.kernel_size)):
-            shown += f", {name}={getattr(layer, name)!r}"
+        setting = getattr(layer, name)
+        setting = setting[0] if isinstance(setting, tuple) and len({*setting}) == 1 else setting
+        if setting != value:
+            shown += f", {name}={setting!r}"
     return f"{shown}, bias={layer.bias is not None}{_act_repr(layer.act)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from minidl import random
+from minidl import missing, random
 from minidl.kernels import random as kernels
 from minidl.tensors import Tensor
 
@@ -98,3 +98,7 @@ def _fan(tensor: Tensor, mode: str) -> int:
     if mode not in ("fan_in", "fan_out"):
         raise ValueError(f"unknown mode {mode!r}; known: fan_in, fan_out")
     return fans(tensor.shape)[mode == "fan_out"]
+
+
+def __getattr__(name: str) -> object:
+    raise missing.attribute("minidl.nn.init", name, globals())

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -20,12 +20,12 @@ _TREE = "minidl.tree"  # in the metadata: what is not a plain dict of tensors
 _RESERVED = "__metadata__"  # is no name of a tensor in a safetensors file
 
 
-def save(obj: Any, f: str | os.PathLike[str]) -> None:
+def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
     """Write a module's state, a dict of tensors, or dicts, lists and tuples of these with numbers, text and None.
 
-    The file at `f` is whole or as before. A dict of tensors is a plain safetensors file with these names, contiguous;
-    the structure of anything else is JSON in its metadata. Raises TypeError, naming the place, for anything else,
-    ValueError for what contains itself, and OSError.
+    The file at `f` is whole or as before; one that is open for bytes is written to. A dict of tensors is a plain
+    safetensors file with these names, contiguous; the structure of anything else is JSON in its metadata. Raises
+    TypeError, naming the place, for anything else, ValueError for what contains itself, and OSError.
     """
     value = obj.state_dict() if isinstance(obj, Module) else obj
     tensors: dict[str, torch.Tensor] = {}
@@ -41,17 +41,24 @@ def save(obj: Any, f: str | os.PathLike[str]) -> None:
         last = max(last, tensor.data_ptr() + order.span(tensor) * tensor.element_size())
     plain = isinstance(value, Mapping) and list(tensors) == list(value)
     content, _ = storage.tensor_bytes(tensors, {} if plain else {_TREE: json.dumps(tree)})
-    storage.write_bytes(Path(f), content)
+    if isinstance(f, str | os.PathLike):
+        storage.write_bytes(Path(f), content)
+    else:
+        f.write(content)
 
 
-def load(f: str | os.PathLike[str], map_location: torch.device | str | None = None, weights_only: bool = True) -> Any:
+def load(
+    f: str | os.PathLike[str] | IO[bytes], map_location: torch.device | str | None = None, weights_only: bool = True
+) -> Any:
     """What `save` wrote, or the dict of torch tensors of any safetensors file, on the CPU or at `map_location`.
+
+    A file that is open is read to its end.
 
     Raises OSError, and ValueError for another kind of file or one that does not match its checksum; there is nothing
     but data in it, whatever `weights_only`.
     """
     try:
-        tensors, about = storage.read_tensors(Path(f))
+        tensors, about = storage.read_tensors(Path(f) if isinstance(f, str | os.PathLike) else f.read())
     except ValueError as error:
         raise ValueError(f"{f}: {error}; minidl.load reads safetensors, torch.load what torch.save wrote") from None
     if map_location is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
+from minidl import missing
 from minidl.kernels import elementwise, reduce
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
@@ -54,3 +55,7 @@ def _grads(parameters: Tensor | Iterable[Tensor]) -> list[torch.Tensor]:
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     found = [p.raw_grad for p in given]
     return [g.values if isinstance(g, RowGrad) else g for g in found if g is not None]
+
+
+def __getattr__(name: str) -> object:
+    raise missing.attribute("minidl.nn.utils", name, __all__)

@@ -247,7 +247,7 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
     setattr(Tensor, "__setitem__", assignment.set_item)  # noqa: B010
     for name, method in inplace.METHODS.items():
         setattr(Tensor, name, method)
-    setattr(Tensor, "view", functions["reshape"])  # noqa: B010
+    setattr(Tensor, "view", _takes_tensors(view.viewed))  # noqa: B010
     setattr(Tensor, "T", property(functions["transposed"]))  # noqa: B010
 
 

@@ -13,7 +13,7 @@ import torch
 from minidl.autograd import Function, is_grad_enabled
 from minidl.kernels import reduce
 from minidl.later import settle_all
-from minidl.ops import places, view
+from minidl.ops import copies, places, view
 from minidl.ops.inplace import Operand, apart, refuse_recorded, replaced
 from minidl.ops.promotion import python_number
 from minidl.tensors import Tensor
@@ -60,6 +60,7 @@ def set_item(x: Tensor, index: Any, value: Operand) -> None:
     recorded = is_grad_enabled() and (x.requires_grad or (isinstance(value, Tensor) and value.requires_grad))
     if recorded and x.requires_grad and x.is_leaf:
         refuse_recorded("x[...] = y", x)
+    copies.refuse_change("x[...] = y", x.data)
     at = _parsed(x, index)
     by_tensors = at[1] is not ... and not all(isinstance(part, slice) for part in at[1])
     if by_tensors and isinstance(value, Tensor) and value.dtype != x.dtype and not _is_fill(index, value):

@@ -90,14 +90,15 @@ class _Binary(Function):
     compute: Kernel
     grad_a: Kernel
     grad_b: Kernel
-    crossed = False  # whether each gradient reads the other operand alone
+    reads: tuple[str, str]  # of "ab", the operands that the gradient of each reads
 
     @classmethod
     def forward(cls, ctx: Any, a: _Raw, b: _Raw) -> torch.Tensor:
         ctx.shapes = _shape(a), _shape(b)
         ctx.numbers = [None if isinstance(x, torch.Tensor) else x for x in (a, b)]
-        read = (ctx.needs[1], ctx.needs[0]) if cls.crossed else (True, True)
-        ctx.save(*(x if use and isinstance(x, torch.Tensor) else None for x, use in zip((a, b), read, strict=True)))
+        read = "".join(names for names, need in zip(cls.reads, ctx.needs, strict=True) if need)
+        operands = ((a, "a" in read), (b, "b" in read))
+        ctx.save(*(x if kept and isinstance(x, torch.Tensor) else None for x, kept in operands))
         return cls.compute(a, b)
 
     @classmethod
@@ -108,10 +109,12 @@ class _Binary(Function):
         return da, reduce.sum_to(cls.grad_b(dy, a, b), shape_b) if need_b else None
 
 
-def binary(name: str, compute: Kernel, grad_a: Kernel, grad_b: Kernel) -> type[Function]:
-    """The Function of two operands with these kernels."""
+def binary(
+    name: str, compute: Kernel, grad_a: Kernel, grad_b: Kernel, reads: tuple[str, str] = ("ab", "ab")
+) -> type[Function]:
+    """The Function of two operands with these kernels; `reads` names the operands that the gradient of each reads."""
     kernels = {"compute": compute, "grad_a": grad_a, "grad_b": grad_b}
-    return type(name, (_Binary,), {key: staticmethod(kernel) for key, kernel in kernels.items()})
+    return type(name, (_Binary,), {"reads": reads} | {key: staticmethod(kernel) for key, kernel in kernels.items()})
 
 
 def _swapped(gradient: Kernel) -> Kernel:
@@ -128,13 +131,12 @@ def _step(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
     return torch.zeros_like(dy)
 
 
-Mul = binary("Mul", elementwise.mul, _times_b, _swapped(_times_b))
-Mul.crossed = True  # type: ignore[attr-defined]
-Div = binary("Div", elementwise.div, lambda dy, a, b: elementwise.div(dy, b), elementwise.div_grad_b)
-DivTrunc = binary("DivTrunc", elementwise.div_trunc, _step, _step)
-DivFloor = binary("DivFloor", elementwise.div_floor, _step, _step)
-Fmod = binary("Fmod", elementwise.fmod, lambda dy, a, b: dy, elementwise.fmod_grad_b)
-Remainder = binary("Remainder", elementwise.remainder, lambda dy, a, b: dy, elementwise.remainder_grad_b)
+Mul = binary("Mul", elementwise.mul, _times_b, _swapped(_times_b), ("b", "a"))
+Div = binary("Div", elementwise.div, lambda dy, a, b: elementwise.div(dy, b), elementwise.div_grad_b, ("b", "ab"))
+DivTrunc = binary("DivTrunc", elementwise.div_trunc, _step, _step, ("", ""))
+DivFloor = binary("DivFloor", elementwise.div_floor, _step, _step, ("", ""))
+Fmod = binary("Fmod", elementwise.fmod, lambda dy, a, b: dy, elementwise.fmod_grad_b, ("", "ab"))
+Remainder = binary("Remainder", elementwise.remainder, lambda dy, a, b: dy, elementwise.remainder_grad_b, ("", "ab"))
 Pow = binary("Pow", elementwise.pow, elementwise.pow_grad_a, elementwise.pow_grad_b)
 Maximum = binary("Maximum", elementwise.maximum, elementwise.maximum_grad, _swapped(elementwise.maximum_grad))
 Minimum = binary("Minimum", elementwise.minimum, elementwise.minimum_grad, _swapped(elementwise.minimum_grad))
@@ -183,7 +185,7 @@ def _raw(x: Operand) -> _Raw:
 def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """input + alpha other; of bools, whether either is true. Raises TypeError for two floating types, or an alpha that
     is a fraction for integers; ValueError for shapes that do not broadcast."""
-    a, b = _scaled("add", input, other, alpha)
+    a, b = scaled("add", input, other, alpha)
     if _are_bools(a, b):
         return _of_bools(torch.bitwise_or, a, b)
     if not (_waits(a) and _waits(b) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)):
@@ -199,7 +201,7 @@ def _waits(x: Any) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and may_wait(x) and x.dtype.is_floating_point
 
 
-def _scaled(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any, Any]:
+def scaled(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any, Any]:
     """a and alpha b in one dtype, which alpha does not change. Raises TypeError for an alpha that does not fit it."""
     a, b = alike(a, b)
     if type(alpha) is int and alpha == 1:
@@ -247,7 +249,7 @@ def _is_bool(x: Any) -> bool:
 def sub(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """input - alpha other. Raises TypeError for bools or two floating types, ValueError for shapes that do not
     broadcast."""
-    return Sub.apply(*_scaled("sub", input, other, alpha))
+    return Sub.apply(*scaled("sub", input, other, alpha))
 
 
 def mul(input: Operand, other: Operand) -> Tensor:

@@ -2,8 +2,9 @@
 
 Where no gradient is recorded a kernel writes into x's memory, and the version of the memory counts up: what an
 operation saved of it before is refused on the way back. Where one is recorded (`loss += penalty`, or `out += identity`
-in a module) x takes the place of the result in the graph, so that whoever holds x sees it, and a leaf that requires
-grad is refused as in torch. Views of x, whose place in the graph would be left behind, are refused, too.
+in a module) x takes the place of the result in the graph, so that whoever holds x sees it; its memory stays as it was,
+with a version more, so that what was saved of it is refused all the same, as is a leaf that requires grad. Views of x,
+whose place in the graph would be left behind, are refused, too.
 A result that waits to be computed (`later`) stays so: nobody has seen its memory.
 """
 
@@ -17,11 +18,11 @@ import torch
 
 from minidl import random
 from minidl.autograd import UnknownTensor, is_grad_enabled
-from minidl.kernels import elementwise
+from minidl.kernels import activation, elementwise
 from minidl.kernels import random as random_kernels
 from minidl.later import settle_all
+from minidl.ops import copies, pieces, scattering, unary, view
 from minidl.ops import elementwise as ops
-from minidl.ops import pieces, scattering, unary, view
 from minidl.ops.promotion import python_number
 from minidl.tensors import Scalar, Tensor
 
@@ -193,6 +194,7 @@ def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, seed: int | None = 
 def refuse_recorded(name: str, x: Tensor) -> None:
     """Raises RuntimeError for a tensor of the graph."""
     settle_all()
+    copies.refuse_change(name, x.data)
     if x.requires_grad and is_grad_enabled():
         raise RuntimeError(
             f"{name}: a tensor whose gradient is recorded cannot be changed in place; "
@@ -221,6 +223,8 @@ def _changed_known(
     kernel: Callable[..., torch.Tensor],
     *others: Operand,
 ) -> Tensor:
+    if x._later is None:
+        copies.refuse_change(name, x.data)
     others = tuple([_fitting(x, other) for other in others])
     needs = is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in (x, *others))
     if needs or x._later is not None:
@@ -261,6 +265,8 @@ def replaced(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Ope
     node = x._node
     seen = x._later is None and not _alone(x)
     before = x._twin()
+    if x._later is None:
+        before._held = x.data.data  # its own count of versions: what saved the value before is refused on the way back
     made = recorded(before, *(before if other is x else other for other in others))
     if seen:
         raise RuntimeError(
@@ -270,6 +276,11 @@ def replaced(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Ope
     _check_fits(name, made, x)
     made = view.to(made, x.dtype)
     kept = None if node is None else node.retained.get(x._index)
+    if x._later is None and not x.data.is_inference():
+        torch.autograd.graph.increment_version(x.data)
+        context = None if node is None else node.context
+        if context is not None and activation.parse(getattr(context, "act", None))[0] in activation.FROM_INPUT_IN_TORCH:
+            context.keep(x.data)
     x._take_place(made)
     if kept is not None and kept() is x and node is not None:
         del node.retained[before._index]

@@ -20,7 +20,7 @@ __all__ = ["linear", "matmul"]
 class MatMul(Function):
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        ctx.save(a, b)
+        ctx.save(a if ctx.needs[1] else None, b if ctx.needs[0] else None)
         return gemm.gemm(a, b)
 
     @staticmethod
@@ -39,12 +39,13 @@ class Linear(Function):
         name, _ = activation.parse(act)
         ctx.act, ctx.from_output = act, name in activation.FROM_OUTPUT
         bias = None if bias is None else bias.contiguous()
+        read = x if ctx.needs[1] else None, weight if ctx.needs[0] else None
         if ctx.from_output or not any(ctx.needs):
             y = gemm.gemm(x, weight.t(), bias, act)
-            ctx.save(x, weight, None if name is None else y)
+            ctx.save(*read, None if name is None else y)
             return y
         y, z = gemm.gemm(x, weight.t(), bias, act, preactivation=True)
-        ctx.save(x, weight, z)
+        ctx.save(*read, z)
         return y
 
     @staticmethod

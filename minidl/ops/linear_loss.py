@@ -26,19 +26,19 @@ class LinearCrossEntropy(Function):
         ctx.options, ctx.wanted = options, list(ctx.needs[:3])
         # Gradients of each row's loss have to wait for how much each counts.
         now = [False] * 3 if options[1] == "none" else ctx.wanted
-        ctx.made = kernels.linear_cross_entropy(x, w, target, bias, weight, *options, wanted=now)
-        return ctx.made.loss
+        loss, *ctx.made = kernels.linear_cross_entropy(x, w, target, bias, weight, *options, wanted=now)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
         # As in `CrossEntropy`: what is given away is made again for a second backward.
-        made, ctx.made = ctx.made, None
-        if made is None or not made.grads:
+        (made, divisor), ctx.made = ctx.made or ([], None), None
+        if not made:
             rows = dy if ctx.options[1] == "none" else None
-            made = kernels.linear_cross_entropy(*ctx.saved, *ctx.options, wanted=ctx.wanted, dy=rows)
+            _, made, divisor = kernels.linear_cross_entropy(*ctx.saved, *ctx.options, wanted=ctx.wanted, dy=rows)
             dy = dy if rows is None else None
         dtype = ctx.saved[0].dtype
-        grads = (kernels.scaled(grad, dy, made.divisor, dtype) for grad in made.grads)
+        grads = (kernels.scaled(grad, dy, divisor, dtype) for grad in made)
         return *(next(grads) if want else None for want in ctx.wanted), *[None] * 5
 
 

@@ -42,8 +42,11 @@ class CrossEntropy(Function):
     ) -> torch.Tensor:
         ctx.save(x, target, weight)
         ctx.options = ignore_index, reduction, smoothing
-        ctx.made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0])
-        return ctx.made.loss
+        # The loss is not kept, so that whoever changes it in place sees its memory alone.
+        loss, *ctx.made = entropy.cross_entropy_parts(
+            x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0]
+        )
+        return loss
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
@@ -55,10 +58,10 @@ class CrossEntropy(Function):
         if made is None:
             x, target, weight = ctx.saved
             ignore_index, reduction, smoothing = ctx.options
-            made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, True)
-        grad = made.grad
-        if dy is not None or made.divisor is not None:
-            grad = entropy.cross_entropy_grad_(grad, dy, made.divisor)
+            made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, True)[1:]
+        grad, divisor = made
+        if dy is not None or divisor is not None:
+            grad = entropy.cross_entropy_grad_(grad, dy, divisor)
         return grad, dt, None, None, None, None
 
     @staticmethod
@@ -112,7 +115,8 @@ class ElementLoss(Function):
         weight: torch.Tensor | None = None,
         pos_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        ctx.save(x, target, weight, pos_weight)
+        only_target = how.op == "kl_div" and not ctx.needs[1]  # which alone the gradient reads then
+        ctx.save(target if only_target else x, target, weight, pos_weight)
         ctx.how = how
         return elements.elements_loss(how, x, target, weight, pos_weight)
 

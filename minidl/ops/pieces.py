@@ -290,8 +290,10 @@ def std(
     input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *,
     correction: float | None = None,
 ) -> Tensor:  # fmt: skip
-    """The square root of `var`, with gradient 0 where it is 0."""
+    """The square root of `var`, with gradient 0 where it is 0. Of one element it is NaN, as is its gradient."""
     away, dim, left = _spread("std", input, dim, unbiased, correction)
+    if not left:
+        return unary.sqrt(var(input, dim, keepdim=keepdim, unbiased=unbiased, correction=correction))
     return view.to(elementwise.div(reduce.norm(away, 2, dim, keepdim), math.sqrt(left)), input.dtype)
 
 

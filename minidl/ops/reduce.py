@@ -59,6 +59,7 @@ class Mean(Function):
 
 class Amax(Function):
     compute: Callable[..., torch.Tensor] = staticmethod(reduce.amax)
+    gradient: Callable[..., torch.Tensor] = staticmethod(elementwise.amax_grad)
 
     @classmethod
     def forward(cls, ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
@@ -67,14 +68,24 @@ class Amax(Function):
         ctx.save(x, y)
         return y
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
         x, y = ctx.saved
         y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
-        return elementwise.amax_grad(dy, x, y, reduce.count_equal(x, y, ctx.dim)), None, None
+        return cls.gradient(dy, x, y, reduce.count_equal(x, y, ctx.dim)), None, None
 
 
 class Amin(Amax):
+    compute = staticmethod(reduce.amin)
+
+
+class Max(Amax):
+    """The maximum whose gradient goes to NaN where there is one."""
+
+    gradient = staticmethod(elementwise.max_grad)
+
+
+class Min(Max):
     compute = staticmethod(reduce.amin)
 
 
@@ -150,7 +161,7 @@ class NormOf(Function):
         dx = elementwise.mul(elementwise.mul(dy, elementwise.sign(x)), slope)
         for zero in (x, y):
             dx = elementwise.where(elementwise.eq(zero, 0), 0, dx)
-        return dx, None, None, None
+        return elementwise.where(elementwise.eq(y, y), dx, y), None, None, None
 
 
 def _converted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -176,7 +187,7 @@ def mean(input: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.
 
 
 def amax(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The maximum over `dim`; NaN if any element is NaN. Equal maxima share the gradient evenly.
+    """The maximum over `dim`; NaN if any element is NaN, as is its gradient. Equal maxima share the gradient evenly.
 
     Raises ValueError for the maximum of no elements or a dimension named twice, IndexError for one out of range.
     """
@@ -191,7 +202,7 @@ def amin(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 def max(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
     """The maximum of input; or along `dim` (values, indices), the first NaN or maximum; or `maximum` of a Tensor.
 
-    Without `dim` equal maxima share the gradient evenly, along one the first has it all.
+    Without `dim` equal maxima, or NaNs, share the gradient evenly, along one the first has it all.
     Raises ValueError for the maximum of no elements, IndexError for a dimension out of range, TypeError for several,
     which `amax` takes.
     """
@@ -210,7 +221,7 @@ def _extreme(name: str, x: Tensor, dim: Any, keepdim: bool) -> Any:
     if isinstance(dim, Tensor):
         return pointwise.minimum(x, dim) if smallest else pointwise.maximum(x, dim)
     if dim is None:
-        return (Amin if smallest else Amax).apply(x, None, keepdim)
+        return (Min if smallest else Max).apply(x, None, keepdim)
     if not hasattr(dim, "__index__") or isinstance(dim, bool):
         raise TypeError(f"{name}: dim is {dim!r}, expected one dimension, or none for all; a{name} takes several")
     return Found(*Extreme.apply(x, dim, keepdim, smallest))
@@ -257,6 +268,6 @@ def norm(input: Tensor, p: float | str = "fro", dim: Dim = None, keepdim: bool =
     if p == 1:
         return sum(unary.abs(input), dim, keepdim)
     if p in (math.inf, -math.inf):
-        return (amax if p == math.inf else amin)(unary.abs(input), dim, keepdim)
+        return (Max if p == math.inf else Min).apply(unary.abs(input), dim, keepdim)
     wide = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
     return view.to(NormOf.apply(view.to(input, wide), float(p), dim, keepdim), input.dtype)

@@ -142,12 +142,14 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
         raise ValueError(f"index_add: source has shape {list(source.shape)}, expected {shape}")
     _inside("index_add", raw, whole.shape[at])
     first = [at, *(i for i in range(whole.ndim) if i != at)]
+    # Places that the index does not name stay as they are, also beside an alpha of NaN.
+    input, added = elementwise.scaled("index_add", input, added, alpha)
     rows = view.permute(added, *first)
     raw = torch.where(raw < whole.shape[at], raw.to(torch.int64), -1)
     total = Summed.apply(raw, view.reshape(rows, len(raw), rows[:1].numel()), whole.shape[at])
     total = view.reshape(total, whole.shape[at], *rows.shape[1:])
     back = [first.index(i) for i in range(whole.ndim)]
-    return elementwise.add(input, view.reshape(view.permute(total, *back), *input.shape), alpha=alpha)
+    return elementwise.add(input, view.reshape(view.permute(total, *back), *input.shape))
 
 
 def _fitting(name: str, x: Tensor, dim: int, index: Tensor, src: Any) -> tuple[torch.Tensor, int]:

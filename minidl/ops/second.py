@@ -110,7 +110,7 @@ def _diagonal(ctx: Any, dy: Tensor) -> Any:
     return first(ctx, dy * Tensor(factor[0] if isinstance(factor, tuple) else factor))
 
 
-@second(reduce.Amax, reduce.Amin)
+@second(reduce.Amax, reduce.Amin, reduce.Max, reduce.Min)
 def _most(ctx: Any, dy: Tensor) -> Any:
     factor = ctx.function.backward(ctx.context, torch.ones_like(dy.data))[0]
     return first(ctx, dy.reshape(ctx.kept) * Tensor(factor))

@@ -13,7 +13,7 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import reduce
-from minidl.ops import places
+from minidl.ops import copies, places
 from minidl.ops.join import joined
 from minidl.ops.lookup import Embedding
 from minidl.runtime import check, order
@@ -67,8 +67,8 @@ def _permuted_back(dy: torch.Tensor, _: torch.Size, dims: tuple[int, ...]) -> to
     return dy.permute(order.back(dims))
 
 
-Reshape = of("Reshape", torch.reshape, lambda dy, shape, _: dy.reshape(shape))
-Permute = of("Permute", torch.permute, _permuted_back)
+Reshape = of("Reshape", lambda x, how: copies.note(x.reshape(how), x), lambda dy, shape, _: dy.reshape(shape))
+Permute = of("Permute", lambda x, dims: copies.chosen(x.permute(dims)), _permuted_back)
 
 
 def _diagonal_back(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int, int]) -> torch.Tensor:
@@ -119,7 +119,7 @@ class Clone(Function):
 class Contiguous(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-        return x.contiguous(memory_format=memory_format)
+        return copies.note(x.contiguous(memory_format=memory_format), x)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
@@ -159,6 +159,13 @@ def reshape(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
     if not fits or any(size < -1 for size in sizes):
         raise ValueError(f"reshape: {list(input.shape)} has {input.numel()} elements, which do not fit {list(sizes)}")
     return Reshape.apply(input, sizes)
+
+
+def viewed(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
+    """`reshape`, of whose result torch's `view` would not be a copy."""
+    made = reshape(input, *shape)
+    copies.note(made.data, input.data, always=True)
+    return made
 
 
 def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:

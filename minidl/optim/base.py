@@ -57,6 +57,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Params, defaults: Mapping[str, Any]) -> None:
         """`defaults`: the arguments of a subclass as its `locals()`; what is not read here are settings of a group."""
+        if not hasattr(self, "_rule"):
+            raise TypeError(
+                f"{type(self).__name__}: Optimizer is the base of minidl's own optimisers, each of which has a kernel; "
+                "write a class without a base, whose step() changes parameters by p.sub_(...) and its like under "
+                "minidl.no_grad()"
+            )
         defaults = {key: value for key, value in defaults.items() if key not in _UNREAD}
         max_norm, loss_scale = defaults.pop("max_norm"), defaults.pop("loss_scale")
         skip_nonfinite, lazy = defaults.pop("skip_nonfinite"), defaults.pop("lazy", False)

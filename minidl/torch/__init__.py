@@ -12,6 +12,7 @@ Operators are `torch.ops.minidl.*`.
 """
 
 from minidl.torch import flops, mapping, optim
+from minidl.torch import scaling as scaling  # its operators have a rule of torch.vmap
 from minidl.torch.accelerating import Report, accelerate, report, restore
 from minidl.torch.activations import bias_act, linear
 from minidl.torch.bags import embedding_bag

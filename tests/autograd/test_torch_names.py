@@ -242,5 +242,5 @@ def test_what_torchs_module_has_beside():
     assert (old.is_leaf, old.requires_grad, autograd.Variable(x).requires_grad) == (True, True, False)
     with pytest.raises(RuntimeError, match="backward: got 1 gradients of 2 results"):
         autograd.backward([x * x, y], [ones(2)])
-    with pytest.raises(AttributeError, match="autograd has no functional; the nearest thing is grad with create_graph"):
+    with pytest.raises(AttributeError, match="autograd has no functional; write grad with create_graph"):
         _ = autograd.functional

@@ -287,7 +287,7 @@ class TestNames:
         assert (minidl.pi, minidl.inf) == (torch.pi, torch.inf)
         with minidl.inference_mode():
             assert not (ones(1, requires_grad=True) * 2).requires_grad
-        with pytest.raises(AttributeError, match=r"'utils': torch\.utils\.data works as it is"):
+        with pytest.raises(AttributeError, match=r"'utils'; write torch\.utils\.data, which works as it is"):
             minidl.utils.data  # noqa: B018
         with pytest.raises(AttributeError, match=r"minidl\.cuda has no amp"):
             minidl.cuda.amp  # noqa: B018

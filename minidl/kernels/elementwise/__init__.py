@@ -189,7 +189,7 @@ def clamp_grad(dy: torch.Tensor, x: torch.Tensor, low: float | None, high: float
 
 
 def hardtanh_grad(dy: torch.Tensor, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """dy where low < x < high, else 0."""
+    """dy where low < x < high, or x is NaN; else 0."""
     dx = compute("hardtanh_grad", functions.PASS_GT, dy, x, low)
     return compute("hardtanh_grad", functions.PASS_LT, dx, x, high)
 
@@ -205,6 +205,13 @@ def norm_grad(dy: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tenso
 
 
 def amax_grad(dy: torch.Tensor, x: torch.Tensor, y: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """dy / count where x equals its maximum y (of size 1, as dy and count, along what was reduced), else 0."""
+    """dy / count where x equals its maximum y (of size 1, as dy and count, along what was reduced), else 0; NaN where y
+    is."""
     share = compute("amax_grad", functions.DIV, dy, count, wide=True)
     return compute("amax_grad", functions.AMAX_GRAD, share, x, y, like=x)
+
+
+def max_grad(dy: torch.Tensor, x: torch.Tensor, y: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """`amax_grad`, where NaN equals NaN."""
+    share = compute("max_grad", functions.DIV, dy, count, wide=True)
+    return compute("max_grad", functions.MAX_GRAD, share, x, y, like=x)

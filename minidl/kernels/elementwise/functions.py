@@ -23,7 +23,7 @@ SIN_GRAD, COS_GRAD, LOG1P_GRAD, EXPM1_GRAD, ERF_GRAD, LOG2_GRAD = map(tl.constex
 WHERE, CLAMP, DIV_GRAD_B, POW_GRAD_A, POW_GRAD_B = map(tl.constexpr, range(60, 65))
 MAXIMUM_GRAD, MINIMUM_GRAD, PASS_GE, PASS_LE, NORM_GRAD, AMAX_GRAD = map(tl.constexpr, range(65, 71))
 ADD_SCALED = tl.constexpr(71)
-PRELU_GRAD_A, PASS_GT, PASS_LT = map(tl.constexpr, range(72, 75))
+PRELU_GRAD_A, PASS_GT, PASS_LT, MAX_GRAD = map(tl.constexpr, range(72, 76))
 FMOD_GRAD_B, REMAINDER_GRAD_B = map(tl.constexpr, (120, 121))
 
 # As plain numbers, which the host compares in C.
@@ -246,9 +246,9 @@ def function_of_3(a, b, c, OP: tl.constexpr):
     elif OP == ADD_SCALED:
         return a + c * b
     elif OP == PASS_GT:
-        return tl.where(b > c, a, 0.0)
+        return tl.where(b <= c, 0.0, a)
     elif OP == PASS_LT:
-        return tl.where(b < c, a, 0.0)
+        return tl.where(b >= c, 0.0, a)
     elif OP == PRELU_GRAD_A:
         return tl.where(b > 0, a, a * c)
     elif OP == FMOD_GRAD_B:
@@ -257,8 +257,10 @@ def function_of_3(a, b, c, OP: tl.constexpr):
         return a * (floor_quotient(b, c) * -1.0).to(a.dtype)
     elif OP == NORM_GRAD:
         return tl.where(c == 0, 0.0, a * divide(b, c))
+    elif OP == MAX_GRAD:
+        return a * ((b == c) | ((b != b) & (c != c))).to(a.dtype)
     else:
-        return a * (b == c).to(a.dtype)
+        return tl.where(c == c, a * (b == c).to(a.dtype), c)
 
 
 @triton.jit

@@ -73,7 +73,8 @@ def sum_rows(x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Ten
 
 
 def count_equal(x: torch.Tensor, y: torch.Tensor, dims: Sequence[int] | int | None = None) -> torch.Tensor:
-    """How many elements of x along `dims` equal y, which has size 1 there: as y's shape, in the accumulate type."""
+    """How many elements of x along `dims` equal y, which has size 1 there: as y's shape, in the accumulate type. NaN
+    equals NaN."""
     axes = _axes("count_equal", dims, x.dim())
     counts = torch.empty(y.shape, dtype=launch.acc_torch(x.dtype), device=x.device)
     return _sum(x, axes, counts, op=EQUAL, m=y.contiguous())

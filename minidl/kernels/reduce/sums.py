@@ -27,7 +27,7 @@ def added(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
             b_x = tl.where(mask, b_x, LOWEST_INTEGER)
         return tl.maximum(b_acc, b_x, propagate_nan=tl.PropagateNan.ALL)
     elif OP == EQUAL:
-        return b_acc + (mask & (b_x == b_m)).to(ACC)
+        return b_acc + (mask & ((b_x == b_m) | ((b_x != b_x) & (b_m != b_m)))).to(ACC)
     elif OP == SQUARES:
         return b_acc + b_x * b_x
     else:

@@ -168,7 +168,8 @@ def prepare_kernel(
     tl.store(p_control + NORM, norm)
     scale = 1.0
     if MAX_NORM is not None:
-        scale = tl.minimum(MAX_NORM / (norm + 1e-6), 1.0)
+        scale = MAX_NORM / (norm + 1e-6)
+        scale = tl.where(scale > 1.0, 1.0, scale)  # a compiled tl.minimum would lose NaN
     if HAS_SCALE:
         scale *= unscale
     tl.store(p_control + SCALE, scale)
@@ -277,7 +278,8 @@ def update_block(
             b_a += (1.0 - alpha).to(ACC) * (b_g - b_a)
             keep(p_a, b_a, m)
             # The variance is not negative; its rounding may be.
-            b_s = tl.maximum(b_s - b_a * b_a, 0.0)
+            b_s -= b_a * b_a
+            b_s = tl.where(b_s < 0.0, 0.0, b_s)
         b_d = b_g / (tl.sqrt(b_s) + eps)
         if HAS_MOMENTUM:
             p_b = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o

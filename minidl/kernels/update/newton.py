@@ -26,8 +26,8 @@ def scale_kernel(p_x, p_norm, each, count, EPS: tl.constexpr, BLOCK_N: tl.conste
     m = o_n < count
     b_norm = tl.load(p_norm + o_n // each, mask=m, other=1.0)  # [BLOCK_N]
     b_x = tl.load(p_x + o_n, mask=m, other=0.0)  # [BLOCK_N]
-    b_eps = tl.full((BLOCK_N,), EPS, b_norm.dtype)  # a number would be a float32 to tl.maximum
-    tl.store(p_x + o_n, b_x / tl.maximum(b_norm, b_eps), mask=m)
+    b_eps = tl.full((BLOCK_N,), EPS, b_norm.dtype)
+    tl.store(p_x + o_n, b_x / tl.where(b_norm < b_eps, b_eps, b_norm), mask=m)
 
 
 @triton.jit
