@@ -13,8 +13,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ import numpy as np
 from minidl import storage
 from minidl.data.parsing import cut
 from minidl.data.records import DataError
-from minidl.distributed import workers
+from minidl.distributed import started, workers
 from minidl.distributed.workers import Place
 from minidl.generation.output import write_at
 from minidl.training import files
@@ -97,6 +96,20 @@ class Part:
     def all_are_done(self) -> bool:
         """Whether all processes have come, and made everything."""
         return bool(self._record.look().all()) and len(self._record.read) == self.place.world
+
+    def wait(self, tell: Callable[[int], object]) -> None:
+        """Wait until all are done, and tell how many pictures are made. Raises RunError where none is made for long."""
+        before, end = -1, 0.0
+        while not self.all_are_done():
+            if self.done() != before:
+                before, end = self.done(), time.monotonic() + started.TIMEOUT
+                tell(before)
+            if time.monotonic() > end:
+                raise RunError(
+                    f"{before:,} of {self.count:,} images are made, and for {started.TIMEOUT:g} s no process has made "
+                    "another: one is gone or stopped; the same command makes the rest"
+                )
+            time.sleep(POLL)
 
 
 class _Record:
@@ -188,22 +201,21 @@ def ranges(numbers: Sequence[int] | np.ndarray) -> str:
 
 
 def run_of(place: Place) -> tuple[str, Any]:
-    """What all processes of this start know and no other start does, and what must be kept until they do."""
+    """What all processes of this start know and no other start does, and what must be kept until they do.
+
+    Raises DistributedError where they cannot meet, DataError where no place is set.
+    """
     given = os.environ.get(workers.RUN)
     if given or place.world == 1:
         return given or secrets.token_hex(8), None
     if lacking := workers.nowhere_to_meet():
         raise DataError(lacking)
-    from torch.distributed.rendezvous import rendezvous
+    from minidl.distributed.meeting import met
 
-    try:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=_SECONDS)))
-        if place.rank == 0:
-            store.set("minidl/run", secrets.token_hex(8))
-        return store.get("minidl/run").decode(), store
-    except (RuntimeError, ValueError) as error:
-        where = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')} MASTER_PORT={os.environ.get('MASTER_PORT')}"
-        raise DataError(f"the processes cannot meet at {where}: {str(error).splitlines()[0]}") from None
+    store, _, _ = met(_SECONDS)
+    if place.rank == 0:
+        store.set("minidl/run", secrets.token_hex(8))
+    return store.get("minidl/run").decode(), store
 
 
 def processes(rest: int, each: float, waited: float, start: float, most: int) -> int:
