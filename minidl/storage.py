@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from minidl import reading
+
 if TYPE_CHECKING:
     import torch
 
@@ -130,10 +132,8 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """
     from safetensors import SafetensorError, safe_open
 
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     try:
-        with safe_open(str(path), framework="pt") as opened:
+        with reading.opened(path) as file, safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
             about = dict(opened.metadata() or {})
     except SafetensorError as error:

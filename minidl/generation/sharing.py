@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidl import storage
+from minidl import reading, storage
 from minidl.data.parsing import cut
 from minidl.data.records import DataError
 from minidl.distributed import started, workers
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
     def put(self, at: np.ndarray, rows: np.ndarray) -> None:
         """Write the rows [n, ...] of these numbers [n], which ascend; they are on disk then. Raises OSError."""
         # Through to the disk: otherwise a client of NFS may write whole pages, with old rows of other hosts in them.
-        handle = os.open(self.path, os.O_WRONLY | os.O_DSYNC)
+        handle = reading.handle(self.path, os.O_WRONLY | os.O_DSYNC)
         try:
             for start, stop in _runs(at):
                 first = int(np.searchsorted(at, start))
@@ -71,7 +71,7 @@ class Part:
         missing = np.concatenate([np.arange(*ends) for ends in plan["missing"]] or [np.arange(0)])
         share = missing[_nth(len(missing), place) : _nth(len(missing), place._replace(rank=place.rank + 1))]
         self.mine = share[~self._record.look()[share]]
-        self._log = os.open(staged / f"made-{place.rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._log = reading.handle(staged / f"made-{place.rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._looked, self._seen = -math.inf, 0
 
     def clear(self, names: Sequence[str]) -> None:
@@ -124,7 +124,7 @@ class _Record:
         """Flags [count]."""
         for path in self._paths:
             try:
-                with path.open("rb") as file:
+                with reading.opened(path) as file:
                     file.seek(self.read.get(path, 0))
                     text = file.read()
             except FileNotFoundError:

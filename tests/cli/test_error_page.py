@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from minidl.data import formats
+from minidl.data import limits
 from minidl.training import inputs, locks
 from tests.cli.conftest import SMALL, write_csv
 from tests.pages import ROOT
@@ -143,7 +143,7 @@ CASES = {
     "a folder in place of a file": folder,
     "a compressed file that is cut off": lambda command, folder: packed(command, folder, gzip.compress(b"a,b")[:15]),
     "a small file that unpacks to a large one": lambda command, folder: packed(
-        command, folder, gzip.compress(bytes(formats._LEAST + 1))
+        command, folder, gzip.compress(bytes(limits.LEAST + 1))
     ),
     "Parquet, Arrow or `.zst` without pyarrow": without_pyarrow,
     "a folder that another command writes to": two_writers,
