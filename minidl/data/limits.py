@@ -61,12 +61,11 @@ def content(path: Path) -> bytes:
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         if stat.S_ISREG(found.st_mode):
-            if found.st_size > (most := reading.memory()):
-                raise DataError(
-                    f"{path} has {found.st_size:,} bytes, more than this machine's memory, {most:,}: split it"
-                )
+            if found.st_size > reading.memory():
+                raise DataError(f"{path} has {found.st_size:,} bytes, more than this machine has memory: split it")
             return file.read()
-        if stat.S_ISCHR(found.st_mode) and not file.isatty():
+        ends = found.st_rdev == Path(os.devnull).stat().st_rdev or file.isatty()
+        if stat.S_ISCHR(found.st_mode) and not ends:
             raise DataError(f"{path} is a device, which may have no end; give a file or a pipe")
         blocks, size = list[bytes](), 0
         while block := file.read(_BLOCK):

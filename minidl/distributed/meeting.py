@@ -52,9 +52,11 @@ def answered(work: Callable[[], _T], seconds: float) -> _T:
 
 def exchanged(call: Callable[..., Any], *arguments: Any) -> None:
     """Take part in an exchange of torch.distributed. Signals are heard meanwhile where gloo moves the tensors."""
+    if any(isinstance(each, torch.Tensor) and each.is_cuda for each in arguments):
+        call(*arguments)  # NCCL's only begins here, on this stream, and may be recorded for a CUDA graph
+        return
     work, pause = call(*arguments, async_op=True), _SHORTEST
-    # NCCL's only begins here, and may be recorded for a CUDA graph.
-    while not any(isinstance(each, torch.Tensor) and each.is_cuda for each in arguments) and not work.is_completed():
+    while not work.is_completed():
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST)
     work.wait()
