@@ -31,7 +31,7 @@ class Unpacked:
 
     def text(self, block: bytes) -> None:
         """Count a block of lines: what may end a row or begin a value counts for one. Raises DataError."""
-        self.add(len(block), block.count(b"\n"), sum(map(block.count, (b",", b";", b"\t", b"[", b"{"))))
+        self.add(len(block), block.count(b"\n"), len(block) - len(block.translate(None, b",;\t[{")))
 
     def add(self, size: int, rows: int, values: int) -> None:
         """Count some of it. Raises DataError when it is more than a file of this size may have."""

@@ -14,16 +14,20 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from minidl import reading, storage
 from minidl.data.parsing import cut
 from minidl.data.records import DataError
+from minidl.data.saved import Checked, Count, made
 from minidl.distributed import started, workers
 from minidl.distributed.workers import Place
+from minidl.generation.config import MAX_COUNT
 from minidl.generation.output import write_at
 from minidl.training import files
 from minidl.training.errors import DamagedError, RunError
@@ -32,6 +36,17 @@ PLAN = "plan.json"
 _LOG = re.compile(r"made-[0-9]+\.txt")
 _SECONDS, POLL = 300, 0.02  # until the first process has made the plan; between two looks
 ALONE = Place(0, 1, 0, 1)
+
+
+@dataclass
+class _Plan(Checked):
+    """What plan.json has. Its numbers decide on memory."""
+
+    run: str
+    about: dict[str, Any]
+    count: Annotated[int, Field(ge=0, le=MAX_COUNT)]
+    world: Annotated[int, Field(ge=1, le=2**16)]
+    missing: list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
 
 
 class Rows(NamedTuple):
@@ -132,7 +147,8 @@ class _Record:
             whole = text[: text.rfind(b"\n") + 1]
             self.read[path] = self.read.get(path, 0) + len(whole)
             for words in map(bytes.split, whole.splitlines()):
-                if len(words) == 3:  # else a killed process has not written all of it
+                # Else a killed process has not written all of it.
+                if len(words) == 3 and all(word.isdigit() and len(word) < 10 for word in words[:2]):
                     self._made[int(words[0]) : int(words[1])] = True
         return self._made
 
@@ -179,9 +195,10 @@ def read(staged: Path) -> dict[str, Any] | None:
     """The plan, if there is a whole one."""
     try:
         plan = files.read_json(staged / PLAN)
-    except (OSError, DamagedError):
+        made(_Plan, plan)
+    except (OSError, DamagedError, ValueError):
         return None
-    return plan if plan.keys() >= {"run", "about", "count", "world", "missing"} else None
+    return plan
 
 
 def left(staged: Path, seeds: Sequence[int]) -> str:

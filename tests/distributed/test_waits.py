@@ -14,6 +14,7 @@ from minidl.distributed import meeting, started
 from minidl.distributed.workers import Place
 from minidl.generation import sharing
 from minidl.runtime import launch
+from minidl.training import files
 from minidl.training.errors import RunError
 from tests.distributed.test_elastic import CHILD
 from tests.distributed.test_together import free_ports
@@ -120,6 +121,26 @@ def test_a_store_that_is_silent_is_asked_once():
         with pytest.raises(RuntimeError, match="does not answer"):
             store.check(["a"])
     assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize(
+    "harm", [{"count": 10**12}, {"world": 10**12}, {"missing": [[0, 1, 2]]}, {"missing": [5]}, {"run": 1}]
+)
+def test_a_plan_whose_numbers_cannot_be_is_none(tmp_path, harm):
+    """They decide how much memory is taken."""
+    sharing.begin(tmp_path, Place(0, 2, 0, 2), "run", {"pictures": 4}, [], None).close()
+    plan = sharing.read(tmp_path)
+    assert plan["count"] == 4
+    files.write_json(tmp_path / sharing.PLAN, {**plan, **harm})
+    assert sharing.read(tmp_path) is None
+    assert sharing.left(tmp_path, range(4)) == ""
+
+
+def test_notes_that_no_process_wrote_are_left_out(tmp_path):
+    part = sharing.begin(tmp_path, Place(0, 2, 0, 2), "run", {"pictures": 4}, [], None)
+    (tmp_path / "made-1.txt").write_bytes(b"x 3 .\n2 " + b"9" * 5000 + b" .\n-1 2 .\n3 4 .\n")
+    assert part._record.look().tolist() == [False, False, False, True]
+    part.close()
 
 
 def test_pictures_that_others_do_not_make_are_not_waited_for(tmp_path, monkeypatch):
