@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 DOCUMENT = 2**28  # bytes of JSON, text and plots
 _VALUES = (".safetensors", ".pictures", ".npy", ".npz", ".zip", ".gz", ".rows")  # as many bytes as there is memory
@@ -39,7 +39,7 @@ def handle(path: Path, flags: int = os.O_RDONLY) -> int:
     raise OSError(errno.EINVAL, _NO_FILE, str(path))
 
 
-def opened(path: Path, most: int | None = None) -> BinaryIO:
+def opened(path: Path, most: int | None = None) -> BufferedReader:
     """A regular file of at most so many bytes, by default those of its kind, open for reading. Raises OSError naming
     it."""
     file = os.fdopen(handle(path), "rb")

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from minidl.distributed import workers
-from minidl.distributed.meeting import Store, exchanged, met
+from minidl.distributed.meeting import exchanged, met
 from minidl.distributed.started import TIMEOUT, DistributedError, LostError, is_started
 from minidl.runtime import launch
 
@@ -40,7 +40,7 @@ class Group:
     `last` is the name of the last exchange that it took part in, `waited` the seconds that it has spent in exchanges.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None, timeout: float = TIMEOUT) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, store: Any = None, timeout: float = TIMEOUT) -> None:
         self.rank, self.size, self.last, self.waited = rank, size, "the start", 0.0
         self._store, self._timeout = store, timeout
         self._place = "after the start"
