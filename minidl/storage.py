@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from minidl import reading
+
 if TYPE_CHECKING:
     import torch
 
@@ -131,15 +133,16 @@ def read_tensors(source: Path | bytes) -> tuple[dict[str, torch.Tensor], dict[st
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load
 
-    if isinstance(source, Path) and source.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(source))
     try:
         if isinstance(source, bytes):
             tensors = load(source)
             header = json.loads(source[8 : 8 + int.from_bytes(source[:8], "little")])
             about = dict(header.get("__metadata__", {}))
         else:
-            with safe_open(str(source), framework="pt") as opened:
+            with (
+                reading.opened(source) as file,
+                safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt") as opened,
+            ):
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
                 about = dict(opened.metadata() or {})
     except SafetensorError as error:

@@ -22,6 +22,7 @@ from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
 
 _MANY = 4  # processors; with fewer, more processes only delay the first
+_LATER = 20.0  # seconds
 _RESTARTS = 3  # after which a run whose processes are killed is given up
 
 
@@ -51,7 +52,9 @@ def _train(kind: str, given: dict[str, Any]) -> None:
     count = device.processes(given.get("devices", 1), given.get("device", "auto"))
     if count > 1:
         # With all its checks: the first of these processes makes them.
-        workers.run(workers.again(), count, _RESTARTS, first=True, together=True)
+        # Later than the others notice by themselves.
+        stopped = given.get("timeout", started.TIMEOUT) + _LATER
+        workers.run(workers.again(), count, _RESTARTS, first=True, together=True, stopped=stopped)
         return
     check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
     config = runs.settings(kind, given)

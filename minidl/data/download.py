@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidl import storage
+from minidl import reading, storage
 from minidl.data.records import DataError
 
 TIMEOUT_SECONDS = 30
@@ -138,7 +138,7 @@ def _checked(resource: Resource, raw: bytes, origin: str) -> Mapping[str, bytes]
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return reading.read_bytes(path, reading.memory())
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidl.data import formats
+from minidl.data import formats, limits
 from minidl.data.file_rows import Records, check_characters, label_at, text_at
 from minidl.data.parsing import (
     CsvRows,
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 TEXT_NAMES = ("text", "sentence", "content", "body", "message", "review", "document")
 LABEL_NAMES = ("label", "class", "category", "target", "topic")
-# A table made from JSONL objects has at most so many cells, or so many times the values of the objects.
-_MAX_CELLS, _MOST_EMPTY = 10**7, 16
 _EXAMPLE = '{"text": "...", "label": "..."}'
 
 
@@ -240,8 +238,7 @@ def _parse_jsonl(text: str, path: Path) -> Records:
             keys.setdefault(key, number)
     for key, number in keys.items():
         check_characters(key, f"{path}, line {number}: key {shorten(key)}")
-    if len(keys) * len(found) > max(_MAX_CELLS, _MOST_EMPTY * sum(map(len, found))):
-        raise DataError(f"{path}: {len(keys)} different keys in {len(found)} objects; give every object the same keys")
+    limits.check_cells(path, len(keys), len(found), sum(map(len, found)))
     return Records(path, *in_columns(found), [number for number, _ in lines], "")
 
 

@@ -1,7 +1,7 @@
 """Data files by their endings: CSV, TSV and JSON lines, also compressed by gzip or Zstandard; Parquet and Arrow.
 
-Zstandard, Parquet and Arrow are read by pyarrow, which is the extra `arrow`. What a file unpacks to has a limit, as a
-few kilobytes may promise terabytes.
+Zstandard, Parquet and Arrow are read by pyarrow, which is the extra `arrow`. What a file unpacks to has a limit, see
+`limits`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from minidl.data import limits
+from minidl.data.limits import Unpacked
 from minidl.data.parsing import shorten
 from minidl.data.records import DataError
 
@@ -21,10 +23,9 @@ LINES = (".csv", ".tsv", ".jsonl")
 TABLES = (".parquet", ".arrow", ".feather")
 SUFFIXES = (*LINES, *TABLES)
 PACKED = (".gz", ".zst")
-# A file may unpack to so many bytes, or so many times its own.
-_LEAST, _TIMES = 2**26, 200
 _BLOCK = 2**20
 _ROWS = 1024  # of a table that are read at a time
+_AS_TEXT = "write it as .csv or .jsonl, which has no such limit"
 
 
 def kind_of(path: Path) -> str | None:
@@ -54,13 +55,15 @@ def no_data_file(path: Path) -> DataError:
 def read_bytes(path: Path) -> bytes:
     """The content of a file, unpacked. Raises DataError."""
     try:
-        raw = path.read_bytes()
+        raw = limits.content(path)
     except IsADirectoryError:
         raise no_data_file(path) from None
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; give the path of a file that can") from None
+    except DataError:
+        raise
     except ValueError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     ending = path.suffix.lower()
@@ -68,7 +71,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _unpacked(raw: bytes, ending: str, path: Path) -> bytes:
-    most = _most(raw)
+    unpacked = Unpacked(path, len(raw), "unpack it")
     errors: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
     stream: Any
     if ending == ".gz":
@@ -78,14 +81,11 @@ def _unpacked(raw: bytes, ending: str, path: Path) -> bytes:
         stream = pyarrow.CompressedInputStream(pyarrow.BufferReader(raw), "zstd")
         errors = (*errors, pyarrow.ArrowException)
     found: list[bytes] = []
-    size = 0
     try:
         with stream:
             while block := stream.read(_BLOCK):
                 found.append(block)
-                size += len(block)
-                if size > most:
-                    raise DataError(f"{path} unpacks to more than {most:,} bytes, the limit for its size; unpack it")
+                unpacked.text(block)
     except errors as error:
         raise DataError(f"{path} cannot be unpacked ({error}); it is damaged or incomplete: make it again") from None
     return b"".join(found)
@@ -94,7 +94,7 @@ def _unpacked(raw: bytes, ending: str, path: Path) -> bytes:
 def table(raw: bytes, path: Path) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows of a Parquet or an Arrow file. Raises DataError for another or a damaged file."""
     pyarrow = _pyarrow(path)
-    most, size = _most(raw), 0
+    unpacked = Unpacked(path, len(raw), _AS_TEXT)
     rows: list[list[Any]] = []
     try:
         columns, batches = _batches(raw, path, pyarrow)
@@ -102,12 +102,8 @@ def table(raw: bytes, path: Path) -> tuple[list[str], list[list[Any]]]:
             if count > 1:
                 raise DataError(f"{path}: column {shorten(name)} occurs {count} times; rename all but one of them")
         for batch in batches:
-            # A column of nulls takes no bytes: each cell counts as one, as where a file promises rows.
-            size += batch.num_rows * batch.num_columns
             values = [_plain(column, pyarrow) for column in batch.columns]
-            size += sum(column.nbytes for column in values)
-            if size > most:
-                raise DataError(f"{path} unpacks to more than {most:,} bytes, the limit for its size")
+            unpacked.add(sum(column.nbytes for column in values), batch.num_rows, sum(map(_values, values)))
             rows.extend(map(list, zip(*(column.to_pylist() for column in values), strict=True)))
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         if isinstance(error, DataError):
@@ -138,8 +134,7 @@ def _batches(raw: bytes, path: Path, pyarrow: Any) -> tuple[list[str], Iterator[
         from pyarrow import parquet
 
         file = parquet.ParquetFile(source)
-        if file.metadata.num_rows * max(1, file.metadata.num_columns) > _most(raw):
-            raise DataError(f"{path} promises {file.metadata.num_rows:,} rows, too many for its size; make it again")
+        _check_promise(file.metadata, Unpacked(path, len(raw), _AS_TEXT))
         return list(file.schema_arrow.names), file.iter_batches(batch_size=_ROWS)
     from pyarrow import ipc
 
@@ -156,8 +151,18 @@ def _cut(batch: Any) -> Iterator[Any]:
     return (batch.slice(start, _ROWS) for start in range(0, batch.num_rows, _ROWS))
 
 
-def _most(raw: bytes) -> int:
-    return max(_LEAST, _TIMES * len(raw))
+def _check_promise(about: Any, unpacked: Unpacked) -> None:
+    """Raises DataError for a Parquet file that says itself that it unpacks to too much, before it is unpacked."""
+    for group in map(about.row_group, range(about.num_row_groups)):
+        columns = [group.column(i) for i in range(group.num_columns)]
+        size = sum(max(0, column.total_uncompressed_size) for column in columns)
+        unpacked.add(size, max(0, group.num_rows), sum(max(0, column.num_values) for column in columns))
+
+
+def _values(column: Any) -> int:
+    """How many values a column has, with those inside of lists and structures: each becomes an object of Python's."""
+    inner = [column.keys, column.items] if hasattr(column, "items") else getattr(column, "flatten", list)()
+    return len(column) + sum(map(_values, inner if isinstance(inner, list) else [inner]))
 
 
 def _pyarrow(path: Path) -> Any:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minidl import storage
+from minidl import reading, storage
 from minidl.data.download import cache_folder
 from minidl.data.records import DataError
 
@@ -64,7 +64,8 @@ class PictureCache:
     def _kept(self, path: Path, stamp: str) -> Pixels | None:
         """What an entry holds; None if there is none for this stamp."""
         try:
-            raw = np.fromfile(path, dtype=np.uint8)
+            with reading.opened(path) as file:
+                raw = np.fromfile(file, dtype=np.uint8)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -16,6 +16,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from functools import partial
 from typing import IO, Any, NamedTuple, Self
 
 _HEAD = struct.Struct("<Q")
+STOPPED, _TICK = 60.0, 0.5  # seconds after which a process that is stopped is ended; between two looks
 _AHEAD = 2  # items for each worker that are taken before their results are asked for
 _ERRORS: dict[str, type[Exception]] = {"MemoryError": MemoryError, "OSError": OSError}
 _START = "import sys; sys.path[:] = {path!r}; from minidl.data.workers import main; main()"
@@ -49,11 +51,18 @@ def available() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def is_stopped(process: int) -> bool:
+    """Whether a child of this process is stopped, as by SIGSTOP."""
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
+
+
 class Workers:
     """`count` processes that run jobs, which are functions of modules; one is this process itself.
 
-    Used as a context manager: at its end the processes are ended, too. `variables` are set in the environment of each,
-    `flag` gives their number.
+    Used as a context manager: at its end the processes are ended, too; one that is stopped for long is ended before.
+    `variables` are set in the environment of each, `flag` gives their number.
     """
 
     def __init__(self, count: int, variables: Sequence[dict[str, str]] = (), flag: str = "--workers") -> None:
@@ -61,11 +70,13 @@ class Workers:
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         self._processes: list[_Process] = []
         self._threads: ThreadPoolExecutor | None = None
+        self._ended = threading.Event()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         for process in self._processes:
             process.kill()
         if self._threads is not None:
@@ -86,6 +97,14 @@ class Workers:
                 self._processes.append(process)
                 self._idle.put(process)
             self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="worker")
+            threading.Thread(target=self._watch, name="watch of workers", daemon=True).start()
+
+    def _watch(self) -> None:
+        """End processes that are stopped: whoever reads from one would wait without end. The time is counted in looks,
+        as this process may be stopped together with them."""
+        while not self._ended.wait(_TICK):
+            for process in self._processes:
+                process.look(_TICK)
 
     def map(self, job: Job, items: Iterable[Message]) -> Iterator[Message]:
         """The results of a job for each item, in order.
@@ -126,7 +145,7 @@ class _Process:
     """One worker."""
 
     def __init__(self, variables: dict[str, str], flag: str) -> None:
-        self.flag = flag
+        self.flag, self._still = flag, 0.0  # seconds for which it is stopped
         # Inherited: a terminal sends Ctrl-C to the worker, too, which would print a traceback while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -153,6 +172,12 @@ class _Process:
         error = getattr(importlib.import_module(module), kind) if module else _ERRORS.get(kind, RuntimeError)
         raise error(*failed["arguments"])
 
+    def look(self, seconds: float) -> None:
+        """Look at it after so many seconds, and end it where it is stopped for long."""
+        self._still = self._still + seconds if is_stopped(self._popen.pid) else 0.0
+        if self._still >= STOPPED:
+            self._popen.kill()
+
     def kill(self) -> None:
         self._popen.kill()
         self._popen.wait()
@@ -165,6 +190,8 @@ class _Process:
         code = self._popen.wait()
         names = {number.value: number.name for number in signal.Signals}
         how = f"by {names.get(-code, f'signal {-code}')}" if code < 0 else f"with exit code {code}"
+        if self._still >= STOPPED:
+            return f"a worker process was stopped for {STOPPED:g} s, as by SIGSTOP, and ended; run the command again"
         return (
             f"a worker process was ended {how}, as by the system where memory runs out; run the command again, with "
             f"fewer {self.flag} if it happens again"

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import datetime as dt
 import json
 import math
 import os
-import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +21,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from minidl.distributed import workers
+from minidl.distributed.meeting import exchanged, met
 from minidl.distributed.started import TIMEOUT, DistributedError, LostError, is_started
 from minidl.runtime import launch
 
@@ -48,6 +46,7 @@ class Group:
         self._place = "after the start"
         self._since: float | None = None  # when it began to wait
         self._endless = False  # whether no error ends the wait
+        self._left: int | None = None  # the exit code once an exchange was left, as by a signal
         self._ends = threading.Event()
         if store is not None:
             self._stopped = _Stopped()
@@ -85,6 +84,9 @@ class Group:
         except (RuntimeError, TimeoutError) as error:
             why = str(error).splitlines()[0].rpartition("] ")[2]  # gloo begins with the line of its source
             raise LostError(f"{what}: {why}") from None
+        except BaseException:
+            self._left = 130
+            raise
         self.waited += time.monotonic() - begun
 
     def gathered(self, value: Any, what: str) -> list[Any]:
@@ -94,12 +96,12 @@ class Group:
         text = json.dumps(value).encode()
         with self.exchanging(what):
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            dist.all_gather(sizes, torch.tensor([len(text)]))
+            exchanged(dist.all_gather, sizes, torch.tensor([len(text)]))
             lengths = [int(size) for size in sizes]
             own = torch.zeros(max(lengths), dtype=torch.uint8)
             own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             parts = [torch.zeros_like(own) for _ in range(self.size)]
-            dist.all_gather(parts, own)
+            exchanged(dist.all_gather, parts, own)
         return [json.loads(bytes(part[:length].tolist())) for part, length in zip(parts, lengths, strict=True)]
 
     def told(self, value: Any, what: str) -> Any:
@@ -125,6 +127,7 @@ class Group:
         if self._store is None:
             return message, code
         own, text = {"rank": self.rank, "message": message, "code": code}, None
+        self._store.seconds = min(self._store.seconds, _GRACE)
         try:
             if isinstance(error, LostError) and not self._store.check([_FAILED]):
                 own = {"rank": None, "message": f"error: {self._lost(str(error))}", "code": 1}
@@ -139,12 +142,14 @@ class Group:
             else:
                 self._wait(lambda: self._store.check([_TOLD]))
                 first = self._store.add(_TOLD, 1) == 1
+            self._left = self._left and code
             return (text if first else None), code
         except RuntimeError:  # the store has gone with the first process
-            gone = (
-                f"error: no answer from process 0 of {self.size} (killed or stopped?), the others were in {self.last}"
-            )
-            return (gone if isinstance(error, LostError) else message) if text is None else None, code
+            return (self._gone if isinstance(error, LostError) else message) if text is None else None, code
+
+    @property
+    def _gone(self) -> str:
+        return f"error: no answer from process 0 of {self.size} (killed or stopped?), the others were in {self.last}"
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         end = time.monotonic() + _ANSWER
@@ -211,14 +216,23 @@ class Group:
             if self.leads and self._store.add(_TOLD, 1) == 1:
                 os.write(2, (self._text(note) + "\n").encode())
             os._exit(note["code"])
+        # The store has gone with the first process, or does not answer.
+        while not self._ends.wait(_GRACE):
+            since = self._since
+            if since is not None and time.monotonic() > since + _GRACE:
+                os.write(2, f"{self._gone}\n".encode())
+                os._exit(1)
 
     def _end_threads(self) -> None:
+        if self._left is not None:  # gloo would wait for the end of what was left
+            sys.stdout.flush()
+            os._exit(self._left)
         self._ends.set()
         self._watcher.join(_GRACE)  # an exchange that is still open is waited for no longer
 
 
 class _Stopped:
-    """Whether SIGTERM has come since it was last called, also while the main thread does not run Python."""
+    """Whether SIGTERM or SIGINT has come since it was last called, also while the main thread does not run Python."""
 
     def __init__(self) -> None:
         self._reading, writing = os.pipe()
@@ -231,7 +245,7 @@ class _Stopped:
 
     def __call__(self) -> bool:
         try:
-            return signal.SIGTERM in os.read(self._reading, 1024)
+            return not {signal.SIGINT, signal.SIGTERM}.isdisjoint(os.read(self._reading, 1024))
         except BlockingIOError:
             return False
 
@@ -256,39 +270,12 @@ def init(timeout: float = TIMEOUT) -> Group:
         return current()
     if lacking := workers.nowhere_to_meet():
         raise DistributedError(lacking)
-    limit = dt.timedelta(seconds=timeout)
-    try:
-        store, rank, size = next(rendezvous("env://", timeout=limit))
-        store = _apart(store, rank, size, limit)
-    except (RuntimeError, ValueError, TimeoutError) as error:
-        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise DistributedError(f"the processes cannot meet at {where}: {str(error).splitlines()[0]}") from None
-    _joined.append(Group(rank, size, PrefixStore("minidl", store), timeout))
+    store, rank, size = met(timeout)
+    _joined.append(Group(rank, size, store.part("minidl"), timeout))
     backend = "gloo" if launch.INTERPRETED else _on_gpu()
     with current().exchanging("the start"):
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        store.start(backend, rank, size, timeout)
     return current()
-
-
-def _apart(store: Any, rank: int, size: int, limit: dt.timedelta) -> PrefixStore:
-    """A part of the store for this start alone: torchrun keeps one store through all restarts, with what processes that
-    have ended left in it. The first process names the part, to each that asks by a word of its own."""
-    word = secrets.token_hex(8)
-    if rank:
-        store.set(f"here {rank}", word)
-        store.wait([f"met {word}"], limit)
-        name = store.get(f"met {word}").decode()
-        store.add(f"came {name}", 1)
-        return PrefixStore(name, store)
-    end = time.monotonic() + limit.total_seconds()
-    while (came := store.add(f"came {word}", 0) + 1) < size:
-        for other in range(1, size):
-            if store.check([f"here {other}"]):
-                store.set(f"met {store.get(f'here {other}').decode()}", word)
-        if time.monotonic() > end:
-            raise TimeoutError(f"{came} of {size} processes have come within {limit.total_seconds():g} s")
-        time.sleep(_EACH / 10)
-    return PrefixStore(word, store)
 
 
 def _on_gpu() -> str:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from minidl.distributed.group import current
+from minidl.distributed.meeting import exchanged
 from minidl.distributed.parts import Shards, shards
 from minidl.kernels import tree
 from minidl.runtime import launch
@@ -59,7 +60,7 @@ def share(tensors: list[torch.Tensor], what: str) -> None:
         for tensor in tensors:
             held = tensor if tensor.is_contiguous() else tensor.contiguous()
             if held.numel():
-                dist.broadcast(held.view(-1).view(torch.uint8), 0)
+                exchanged(dist.broadcast, held.view(-1).view(torch.uint8), 0)
             if held is not tensor:
                 tensor.copy_(held)
 
@@ -105,7 +106,7 @@ def _whole(found: torch.Tensor, of: Shards, what: str) -> torch.Tensor:
     whole = torch.empty(of.size * found.numel(), dtype=found.dtype, device=found.device)
     if launch.runs():
         with current().exchanging(what):
-            gather(whole.view(torch.uint8), found.view(-1).view(torch.uint8))
+            exchanged(gather, whole.view(torch.uint8), found.view(-1).view(torch.uint8))
     return whole
 
 
@@ -124,4 +125,5 @@ def _exchange(there: torch.Tensor, here: torch.Tensor, come: list[int], go: list
     if launch.runs():
         sizes = [count * there.itemsize for count in come], [count * here.itemsize for count in go]
         with current().exchanging(what):
-            dist.all_to_all_single(there.view(-1).view(torch.uint8), here.view(-1).view(torch.uint8), *sizes)
+            parts = there.view(-1).view(torch.uint8), here.view(-1).view(torch.uint8)
+            exchanged(dist.all_to_all_single, *parts, *sizes)

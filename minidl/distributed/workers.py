@@ -26,7 +26,7 @@ from typing import IO, NamedTuple
 
 from minidl import phases
 from minidl.data.records import DataError
-from minidl.data.workers import WorkerError
+from minidl.data.workers import STOPPED, WorkerError, is_stopped
 
 RUN = "MINIDL_RUN"
 _POLL, _PATIENCE = 0.02, 10.0  # seconds between two looks; until those that were asked to end are killed
@@ -123,12 +123,14 @@ def run(
     first: bool = False,
     left: Callable[[], str] = lambda: "",
     together: bool = False,
+    stopped: float = STOPPED,
 ) -> None:
     """Run a command in `count` processes until all have done their work, and pass on what they print.
 
     When one fails the others are ended. One that is killed or crashes is started anew, each up to `restarts` times; not
     one whose last line says what is wrong, or that refuses the command (exit code 2). With `together`, all are then
-    started anew, so many times. With `first`, all is done when the first process has ended well.
+    started anew, so many times. With `first`, all is done when the first process has ended well. One that
+    is stopped for more than `stopped` seconds is killed.
 
     Raises DataError for an exit code of 2, else WorkerError: with what it says is wrong where it speaks for all (of a
     command, or `together`), else with the rank, how it ended, and its last line; `left` adds what is left to do.
@@ -141,6 +143,8 @@ def run(
         ones.extend(_One(command, rank, variables) for rank in range(count))
         while any(one.popen.returncode != 0 for one in ones[: 1 if first else count]):
             time.sleep(_POLL)
+            for one in ones:
+                one.look(stopped)
             for one in _failed(ones)[: 1 if together else count]:
                 if first and ones[0].popen.returncode == 0:
                     break
@@ -165,6 +169,7 @@ class _One:
 
     def __init__(self, command: Sequence[str], rank: int, variables: dict[str, str]) -> None:
         self.rank, self.last, self.quiet, self.silent = rank, "", False, False
+        self._still, self._why = 0.0, ""  # seconds for which it is stopped; why it was killed
         # Its progress bar needs the terminal itself.
         own = None if rank == 0 and sys.stdout.isatty() else subprocess.PIPE
         self.popen = subprocess.Popen(
@@ -197,6 +202,18 @@ class _One:
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return self.popen.returncode is None and os.waitid(os.P_PID, self.popen.pid, look) is None
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it is stopped, as by SIGSTOP: it answers nothing, and ends by SIGKILL alone."""
+        return self.popen.returncode is None and is_stopped(self.popen.pid)
+
+    def look(self, most: float) -> None:
+        """Kill it where it is stopped for more than `most` seconds, counted in looks: this process may be, too."""
+        self._still = self._still + _POLL if self.stopped else 0.0
+        if self._still > most:
+            self._why = f"process {self.rank} was stopped for {most:g} s, as by SIGSTOP, and killed"
+            self.ended()
+
     def ended(self) -> int:
         """Its exit code, once it and what it has started are ended and what it has printed is read."""
         if self.popen.returncode is None:
@@ -222,7 +239,7 @@ class _One:
         code = self.popen.returncode
         names = {number.value: number.name for number in signal.Signals}
         how = f"was ended by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
-        return f"process {self.rank} {how}" + (f" (its last line: {self.last})" if self.last else "")
+        return (self._why or f"process {self.rank} {how}") + (f" (its last line: {self.last})" if self.last else "")
 
     def tell(self, left: str, for_all: bool) -> None:
         """Raises what `run` does."""
@@ -252,7 +269,7 @@ def _end(ones: Sequence[_One]) -> None:
                 one.quiet = one.rank > 0
                 os.kill(one.popen.pid, signal.SIGTERM)
         end = time.monotonic() + _PATIENCE
-        while any(one.running for one in ones) and time.monotonic() < end:
+        while any(one.running and not one.stopped for one in ones) and time.monotonic() < end:
             time.sleep(_POLL)
     finally:
         for one in ones:

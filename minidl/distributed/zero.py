@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from minidl.distributed.group import current
+from minidl.distributed.meeting import exchanged
 from minidl.distributed.sums import gather, segment
 from minidl.optim import Muon, Optimizer
 from minidl.runtime import launch
@@ -63,7 +64,7 @@ class _Part:
             whole = own.new_empty(self.size, len(own))
             torch._foreach_copy_(*self._pairs(own, some, self.rank))
             with current().exchanging("the gathering of weights"):
-                gather(whole.view(-1).view(torch.uint8), own.view(torch.uint8))
+                exchanged(gather, whole.view(-1).view(torch.uint8), own.view(torch.uint8))
             for rank in range(self.size):
                 places, parts = self._pairs(whole[rank], some, rank)
                 torch._foreach_copy_(parts, places)
@@ -74,7 +75,7 @@ class _Part:
         own[: len(part)] = part
         found = own.new_empty(self.size, len(own)) if self.first else None
         with current().exchanging("the gathering of the optimizer's state"):
-            dist.gather(own, None if found is None else list(found))
+            exchanged(dist.gather, own, None if found is None else list(found))
         return like if found is None else found.view(-1).cpu().as_strided(like.shape, like.stride())
 
     def _pairs(

@@ -57,9 +57,8 @@ def generate(config: Generate, most: int = 1) -> int:
                 made = _paced(made, len(part.mine), most, display)
             with display.counted("images") as progress:
                 wanted.write(staged, made, part, lambda done: progress(done, count))
-                while part is not None and first and not part.all_are_done():
-                    progress(part.done(), count)
-                    time.sleep(sharing.POLL)
+                if part is not None and first:
+                    part.wait(lambda done: progress(done, count))
             if part is not None and first:
                 wanted.finish(staged)
     except _Spread as choice:

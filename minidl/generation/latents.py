@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from minidl import reading
 from minidl.data.records import DataError
 from minidl.kernels import random
 from minidl.tensors import default_device
@@ -93,8 +94,6 @@ def read(path: Path, latent: int) -> np.ndarray:
             f"{path} is not a file of latents that minidl reads: give a .txt or .npy file, {_expected(latent)}"
         )
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"{path} has more than {MAX_BYTES:,} bytes: split it")
         values = _read_text(path, latent) if path.suffix.lower() == ".txt" else _read_npy(path, latent)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
@@ -110,7 +109,7 @@ def read(path: Path, latent: int) -> np.ndarray:
 
 
 def _read_text(path: Path, latent: int) -> np.ndarray:
-    raw = path.read_bytes()
+    raw = reading.read_bytes(path, MAX_BYTES)
     try:
         words = raw.decode("utf-8-sig").split()
     except UnicodeDecodeError:
@@ -135,7 +134,7 @@ def _read_text(path: Path, latent: int) -> np.ndarray:
 def _read_npy(path: Path, latent: int) -> np.ndarray:
     try:
         # Not np.load, which takes archives and pickles as well.
-        with path.open("rb") as file:
+        with reading.opened(path, MAX_BYTES) as file:
             _check_size(file, path)
             values = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, DataError):

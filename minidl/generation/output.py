@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minidl import storage
+from minidl import reading, storage
 from minidl.data import encoding
 from minidl.data.threads import in_slices
 from minidl.training import files, samples
@@ -97,4 +97,5 @@ def write_at(handle: int, place: int, rows: np.ndarray) -> None:
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with reading.opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,18 +13,21 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
-from minidl import storage
+from minidl import reading, storage
 from minidl.data.parsing import cut
 from minidl.data.records import DataError
-from minidl.distributed import workers
+from minidl.data.saved import Checked, Count, made
+from minidl.distributed import started, workers
 from minidl.distributed.workers import Place
+from minidl.generation.config import MAX_COUNT
 from minidl.generation.output import write_at
 from minidl.training import files
 from minidl.training.errors import DamagedError, RunError
@@ -33,6 +36,17 @@ PLAN = "plan.json"
 _LOG = re.compile(r"made-[0-9]+\.txt")
 _SECONDS, POLL = 300, 0.02  # until the first process has made the plan; between two looks
 ALONE = Place(0, 1, 0, 1)
+
+
+@dataclass
+class _Plan(Checked):
+    """What plan.json has. Its numbers decide on memory."""
+
+    run: str
+    about: dict[str, Any]
+    count: Annotated[int, Field(ge=0, le=MAX_COUNT)]
+    world: Annotated[int, Field(ge=1, le=2**16)]
+    missing: list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
 
 
 class Rows(NamedTuple):
@@ -52,7 +66,7 @@ class Rows(NamedTuple):
     def put(self, at: np.ndarray, rows: np.ndarray) -> None:
         """Write the rows [n, ...] of these numbers [n], which ascend; they are on disk then. Raises OSError."""
         # Through to the disk: otherwise a client of NFS may write whole pages, with old rows of other hosts in them.
-        handle = os.open(self.path, os.O_WRONLY | os.O_DSYNC)
+        handle = reading.handle(self.path, os.O_WRONLY | os.O_DSYNC)
         try:
             for start, stop in _runs(at):
                 first = int(np.searchsorted(at, start))
@@ -72,7 +86,7 @@ class Part:
         missing = np.concatenate([np.arange(*ends) for ends in plan["missing"]] or [np.arange(0)])
         share = missing[_nth(len(missing), place) : _nth(len(missing), place._replace(rank=place.rank + 1))]
         self.mine = share[~self._record.look()[share]]
-        self._log = os.open(staged / f"made-{place.rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._log = reading.handle(staged / f"made-{place.rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._looked, self._seen = -math.inf, 0
 
     def clear(self, names: Sequence[str]) -> None:
@@ -98,6 +112,20 @@ class Part:
         """Whether all processes have come, and made everything."""
         return bool(self._record.look().all()) and len(self._record.read) == self.place.world
 
+    def wait(self, tell: Callable[[int], object]) -> None:
+        """Wait until all are done, and tell how many pictures are made. Raises RunError where none is made for long."""
+        before, end = -1, 0.0
+        while not self.all_are_done():
+            if self.done() != before:
+                before, end = self.done(), time.monotonic() + started.TIMEOUT
+                tell(before)
+            if time.monotonic() > end:
+                raise RunError(
+                    f"{before:,} of {self.count:,} images are made, and for {started.TIMEOUT:g} s no process has made "
+                    "another: one is gone or stopped; the same command makes the rest"
+                )
+            time.sleep(POLL)
+
 
 class _Record:
     """Which pictures are made, by the processes' notes."""
@@ -111,7 +139,7 @@ class _Record:
         """Flags [count]."""
         for path in self._paths:
             try:
-                with path.open("rb") as file:
+                with reading.opened(path) as file:
                     file.seek(self.read.get(path, 0))
                     text = file.read()
             except FileNotFoundError:
@@ -119,7 +147,8 @@ class _Record:
             whole = text[: text.rfind(b"\n") + 1]
             self.read[path] = self.read.get(path, 0) + len(whole)
             for words in map(bytes.split, whole.splitlines()):
-                if len(words) == 3:  # else a killed process has not written all of it
+                # Else a killed process has not written all of it.
+                if len(words) == 3 and all(word.isdigit() and len(word) < 10 for word in words[:2]):
                     self._made[int(words[0]) : int(words[1])] = True
         return self._made
 
@@ -166,9 +195,10 @@ def read(staged: Path) -> dict[str, Any] | None:
     """The plan, if there is a whole one."""
     try:
         plan = files.read_json(staged / PLAN)
-    except (OSError, DamagedError):
+        made(_Plan, plan)
+    except (OSError, DamagedError, ValueError):
         return None
-    return plan if plan.keys() >= {"run", "about", "count", "world", "missing"} else None
+    return plan
 
 
 def left(staged: Path, seeds: Sequence[int]) -> str:
@@ -188,22 +218,21 @@ def ranges(numbers: Sequence[int] | np.ndarray) -> str:
 
 
 def run_of(place: Place) -> tuple[str, Any]:
-    """What all processes of this start know and no other start does, and what must be kept until they do."""
+    """What all processes of this start know and no other start does, and what must be kept until they do.
+
+    Raises DistributedError where they cannot meet, DataError where no place is set.
+    """
     given = os.environ.get(workers.RUN)
     if given or place.world == 1:
         return given or secrets.token_hex(8), None
     if lacking := workers.nowhere_to_meet():
         raise DataError(lacking)
-    from torch.distributed.rendezvous import rendezvous
+    from minidl.distributed.meeting import met
 
-    try:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=_SECONDS)))
-        if place.rank == 0:
-            store.set("minidl/run", secrets.token_hex(8))
-        return store.get("minidl/run").decode(), store
-    except (RuntimeError, ValueError) as error:
-        where = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')} MASTER_PORT={os.environ.get('MASTER_PORT')}"
-        raise DataError(f"the processes cannot meet at {where}: {str(error).splitlines()[0]}") from None
+    store, _, _ = met(_SECONDS)
+    if place.rank == 0:
+        store.set("minidl/run", secrets.token_hex(8))
+    return store.get("minidl/run").decode(), store
 
 
 def processes(rest: int, each: float, waited: float, start: float, most: int) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from minidl import reading
 from minidl.data import encoding
 from minidl.data.workers import Job, Message, Workers, available
 from minidl.generation import folder, output, sharing
@@ -194,9 +195,10 @@ class Files:
         if self.config.format == "zip":
             with output.into_archive(staged / "images.zip") as save:
                 for name in map(self.file, self.names):
-                    save([name], [(staged / name).read_bytes()])
+                    save([name], [reading.read_bytes(staged / name)])
         if self.config.grid is not None:
-            pixels = np.fromfile(staged / "grid.rows", np.uint8)
+            with reading.opened(staged / "grid.rows") as file:
+                pixels = np.fromfile(file, np.uint8)
             self._write_grid(staged, pixels.reshape(-1, *self.shape))
 
     def _write_grid(self, staged: Path, pictures: np.ndarray) -> None:

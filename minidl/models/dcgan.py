@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from minidl import nn, storage
+from minidl import nn, reading, storage
 from minidl.data.parsing import cut, parse_json
 from minidl.nn import init
 from minidl.tensors import Tensor
@@ -215,7 +215,7 @@ def load_generator(path: str | Path, device: Device = None) -> Generator:
 
 
 def _settings_of_run(path: Path) -> dict[str, Any]:
-    content = parse_json(path.read_text(encoding="utf-8"))
+    content = parse_json(reading.read_bytes(path))
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ValueError("it has no settings of a model; give a run of `minidl train gan`")
     return content["model"]

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minidl import reading
 from minidl.runtime import tables
 
 FOLDER = Path(__file__).parent / "constants"
@@ -361,7 +362,7 @@ def scaled(constants: Constants, have: Figures, wanted: Figures) -> Constants:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    known = json.loads(path.read_text(encoding="utf-8"))
+    known = json.loads(reading.read_text(path))
     if not isinstance(known, dict):
         raise ValueError(f"expected an object with {', '.join(sorted(PARTS))}")
     return known

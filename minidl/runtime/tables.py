@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from minidl import reading
+
 VARIABLE = "MINIDL_TILES"
 FOLDER = Path(__file__).parent / "tiles"
 
@@ -74,7 +76,7 @@ def load(path: Path) -> Table:
     """The table in a file outside the package. Raises TableError for one that this version's kernels cannot use."""
     own = json.loads((FOLDER / path.name).read_text())
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(reading.read_text(path))
         if not isinstance(table, dict) or table.keys() != own.keys():
             raise ValueError(f"expected an object with {', '.join(own)}")
         for target, rules in table.items():

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from minidl import reading
 from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
 from minidl.version import __version__
@@ -107,7 +108,7 @@ def tile_hash() -> str:
 
     digest = hashlib.sha256()
     for family in launch.families():
-        digest.update(f"{family}\n".encode() + tables.file_of(family).read_bytes())
+        digest.update(f"{family}\n".encode() + reading.read_bytes(tables.file_of(family)))
     return digest.hexdigest()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidl import storage
+from minidl import reading, storage
 from minidl.data.parsing import parse_json
 from minidl.training.errors import damaged
 
@@ -66,7 +66,7 @@ def read_bytes(path: Path) -> bytes:
     A path through a file raises NotADirectoryError.
     """
     try:
-        return path.read_bytes()
+        return reading.read_bytes(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         raise
     except OSError as error:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from minidl import reading
 from minidl.training.errors import ConfigError
 
 INSIDE = ".lock"  # the name of a lock file in the folder itself
@@ -91,15 +92,15 @@ def _opened(folder: Path) -> tuple[Path, int] | None:
 
 
 def _open(folder: Path) -> tuple[Path, int]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
     path = folder.with_name(f".{folder.name}.lock") if folder.name else folder / INSIDE
     try:
-        return path, os.open(path, flags, 0o666)
+        return path, reading.handle(path, flags)
     except OSError as error:
         if error.errno not in _NOT_WRITABLE or not folder.is_dir():
             raise
     path = folder / INSIDE
-    return path, os.open(path, flags, 0o666)
+    return path, reading.handle(path, flags)
 
 
 def _is_at(path: Path, handle: int) -> bool:

@@ -7,6 +7,7 @@ counts; pictures that the run has are within the page. All text of the run is es
 from __future__ import annotations
 
 import base64
+import contextlib
 import html
 import itertools
 import math
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from minidl import reading
 from minidl.training import metrics, reports
 
 FILE = "report.html"
@@ -252,8 +254,8 @@ def _pictures(folder: Path) -> Iterator[str]:
     samples = sorted((folder / "samples").glob("epoch-*.png"))
     found += [(samples[-1], "Pictures of the last epoch")] if samples else []
     for path, title in found:
-        if path.is_file() and path.stat().st_size <= _MOST_BYTES:
-            data = base64.b64encode(path.read_bytes()).decode()
+        with contextlib.suppress(OSError):
+            data = base64.b64encode(reading.read_bytes(path, _MOST_BYTES)).decode()
             kind = path.suffix.removeprefix(".")
             yield f"<h2>{_text(title)}</h2>"
             yield f'<figure><img src="data:image/{kind};base64,{data}" alt="{_text(title)}"></figure>'

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from minidl import reading
 from minidl.autograd import no_grad
 from minidl.models import Generator
 from minidl.tensors import Tensor
@@ -61,7 +62,11 @@ def write_film(run: Path, epochs: int) -> None:
     frames = []
     for epoch in range(1, epochs + 1):
         # A missing or damaged grid must not fail the run; Pillow raises SyntaxError for a broken PNG.
-        with contextlib.suppress(OSError, SyntaxError), Image.open(path(run, epoch)) as opened:
+        with (
+            contextlib.suppress(OSError, SyntaxError),
+            reading.opened(path(run, epoch)) as file,
+            Image.open(file) as opened,
+        ):
             frames.append(opened.convert("P" if opened.mode == "L" else "RGB"))
     if not frames:
         return

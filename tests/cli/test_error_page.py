@@ -11,13 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from minidl.data import formats
+from minidl.data import limits
 from minidl.training import inputs, locks
 from tests.cli.conftest import SMALL, write_csv
 from tests.pages import ROOT
 
 # Rows whose message a test of its own causes, since it takes long or another process.
 ELSEWHERE = {
+    "a pipe in place of a file of a run": "test_strange_files.py::test_files_of_a_finished_run",
     "training that diverges": "test_errors.py::test_a_loss_that_explodes_stops_with_advice",
     "settings larger than the weights": "test_damage.py::test_settings_far_larger_than_their_weights_take_no_memory",
     "a model that cannot fit": "test_memory.py::test_a_model_that_cannot_fit_is_refused_with_one_that_does",
@@ -121,9 +122,14 @@ def folder(command, tmp_path):
     return command("train", "text", "--data", "photos", "--out", "run")
 
 
-def packed(command, tmp_path, content):
-    (tmp_path / "train.csv.gz").write_bytes(content)
-    return command("train", "text", "--data", "train.csv.gz", "--out", "run")
+def packed(command, tmp_path, content, ending=".csv.gz"):
+    (tmp_path / f"train{ending}").write_bytes(content)
+    return command("train", "text", "--data", f"train{ending}", "--out", "run")
+
+
+def device(command, tmp_path):
+    (tmp_path / "train.csv").symlink_to("/dev/zero")
+    return command("train", "text", "--data", "train.csv", "--out", "run")
 
 
 def without_pyarrow(command, tmp_path):
@@ -143,8 +149,12 @@ CASES = {
     "a folder in place of a file": folder,
     "a compressed file that is cut off": lambda command, folder: packed(command, folder, gzip.compress(b"a,b")[:15]),
     "a small file that unpacks to a large one": lambda command, folder: packed(
-        command, folder, gzip.compress(bytes(formats._LEAST + 1))
+        command, folder, gzip.compress(bytes(limits.LEAST + 1))
     ),
+    "a small file of many empty rows": lambda command, folder: packed(
+        command, folder, gzip.compress(b"{}\n" * 1_500_000), ".jsonl.gz"
+    ),
+    "a device in place of a file": device,
     "Parquet, Arrow or `.zst` without pyarrow": without_pyarrow,
     "a folder that another command writes to": two_writers,
     "one class only": lambda command, _: texts(command, b"text,label\n" + b"b c,a\n" * 20),

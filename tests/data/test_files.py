@@ -255,7 +255,7 @@ def test_blank_lines_are_skipped_and_line_numbers_stay_true(tmp_path):
 
 
 def test_objects_with_ever_new_keys_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("minidl.data.files._MAX_CELLS", 1000)
+    monkeypatch.setattr("minidl.data.limits.CELLS", 1000)
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(json.dumps({f"key{i}": 1}) for i in range(50)))
     with pytest.raises(DataError, match="50 different keys in 50 objects"):

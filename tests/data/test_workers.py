@@ -25,6 +25,8 @@ def failing(asked):
         raise OSError(errno.ENOSPC, "No space left on device", Path("a") / "b")
     if kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if kind == "noisy":
         print("not an answer")
         return Message({"fine": True})
@@ -165,3 +167,13 @@ def test_a_terminals_ctrl_c_is_left_to_the_command_while_workers_start():
 
 def test_processors_are_those_of_this_process():
     assert workers.available() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("more", [1, 2**24])
+def test_one_that_is_stopped_is_told(monkeypatch, more):
+    """Whoever reads its answer, or writes what does not fit into a pipe, would wait without end."""
+    monkeypatch.setattr(workers, "STOPPED", 0.4)
+    monkeypatch.setattr(workers, "_TICK", 0.1)
+    items = [Message({"kind": "stopped"}, [b"0" * more]), Message({"kind": "noisy"}, [b"0" * more])]
+    with Workers(2) as pool, pytest.raises(WorkerError, match=r"was stopped for 0\.4 s, as by SIGSTOP, and ended"):
+        list(pool.map(failing, [*items, *items]))

@@ -146,9 +146,9 @@ def test_one_that_hangs_is_told_after_the_time_out(does, message):
 def test_sigterm_ends_one_that_waits_in_a_recorded_step(how, ends):
     """Its main thread hears nothing there; torchrun would kill it after half a minute. A sum ends by itself."""
     line = (
-        "import signal; from torch.distributed import HashStore; from minidl.distributed import group;"
+        "import signal; from torch.distributed import HashStore; from minidl.distributed import group, meeting;"
         "signal.signal(signal.SIGTERM, lambda *_: None); group._PATIENCE = 1.0;"
-        "here = group.Group(0, 1, HashStore());"
+        "here = group.Group(0, 1, meeting.Store(HashStore(), 1.0));"
         f"print('waits', flush=True); block = here.{how}; block.__enter__(); time.sleep(4); block.__exit__(*3 * [None])"
     )
     with subprocess.Popen(
@@ -169,18 +169,19 @@ def test_one_without_memory_ends_all():
     assert codes == [1, 1], said
 
 
-def test_the_flag_decides_how_long_one_waits(tmp_path):
-    """A process that is stopped says nothing of itself."""
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_flag_decides_how_long_one_waits(tmp_path, victim):
+    """A process that is stopped says nothing of itself, and the first does not answer where they have met."""
     out = tmp_path / "run"
-    line = [sys.executable, "-m", "minidl", *command(out, "--epochs", "1000", "--devices", "2", "--timeout", "10")]
+    line = [sys.executable, "-m", "minidl", *command(out, "--epochs", "1000", "--devices", "2", "--timeout", "6")]
     begun = subprocess.Popen(line, env=ALONE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     processes = after_an_epoch(begun, out)
-    os.kill(processes[1], signal.SIGSTOP)
+    os.kill(processes[victim], signal.SIGSTOP)
     stopped = time.monotonic()
     _, said = begun.communicate(timeout=60)
     assert time.monotonic() - stopped < 45
     assert begun.returncode == 1
-    assert said.startswith("error: no answer from process 1 of 2")
+    assert said.startswith(f"error: no answer from process {victim} of 2")
     assert said.count("\n") == 1, said
     none_is_left(processes)
 

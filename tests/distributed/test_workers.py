@@ -116,6 +116,31 @@ def test_all_are_started_anew_when_one_crashes_though_others_say_that_it_is_gone
     assert capfd.readouterr().err.startswith("note: process 1 ended with exit code 1")
 
 
+def test_one_that_is_stopped_is_killed_and_replaced(tmp_path, capfd):
+    """It does not end by itself, and is no reason to wait; one that goes on in time does its work."""
+    does = (
+        "if rank == 1 and not (folder / 'stopped').exists():\n (folder / 'stopped').touch()\n os.kill(os.getpid(), 19)"
+    )
+    workers.run(child(does, tmp_path), 2, restarts=1, stopped=0.3)
+    assert len(numbers(tmp_path, 3)) == 3
+    assert capfd.readouterr().err.startswith(
+        "note: process 1 was stopped for 0.3 s, as by SIGSTOP, and killed (its last"
+    )
+    with pytest.raises(WorkerError, match=r"process 0 was stopped for 0\.3 s, as by SIGSTOP, and killed"):
+        workers.run(child("if rank == 0: os.kill(os.getpid(), 19)\ntime.sleep(1)", tmp_path), 2, stopped=0.3)
+    goes_on = "subprocess.Popen(['sh', '-c', f'sleep 0.3; kill -CONT {os.getpid()}'])\nos.kill(os.getpid(), 19)"
+    workers.run(child(goes_on, tmp_path), 2, stopped=20)
+
+
+def test_those_that_are_stopped_are_not_waited_for_at_the_end(tmp_path):
+    begun = time.monotonic()
+    does = "if rank: os.kill(os.getpid(), 19)\ntime.sleep(0.5)\nsys.exit(1)"
+    with pytest.raises(WorkerError, match="process 0 ended with exit code 1"):
+        workers.run(child(does, tmp_path), 3)
+    assert time.monotonic() - begun < 8
+    none_is_left(numbers(tmp_path, 3))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(4))
 def test_none_is_left_whichever_is_killed_whenever(tmp_path, trial):

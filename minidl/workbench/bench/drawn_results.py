@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from minidl import reading
 from minidl.data.parsing import cut, parse_json
 from minidl.training import files
 from minidl.training.errors import ConfigError
@@ -71,7 +72,7 @@ class Drawn:
 def is_drawn(path: Path) -> bool:
     """Whether a file is one of drawn shapes; False for any other, also for none."""
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(reading.read_bytes(path))
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and "drawn" in content
@@ -80,7 +81,7 @@ def is_drawn(path: Path) -> bool:
 def load(path: Path) -> Drawn:
     """The results in a file. Raises ConfigError for any other file."""
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(reading.read_bytes(path))
         if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
             raise ValueError("expected an object with a list of rows")
         about, rows = content.pop("drawn", None), content.pop("rows")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minidl import reading
 from minidl.data.parsing import cut, parse_json
 from minidl.training import files
 from minidl.training.errors import ConfigError
@@ -47,7 +48,7 @@ class Results:
 def load(path: Path) -> Results:
     """The results in a file, judged by the present goals. Raises ConfigError for any other file."""
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = parse_json(reading.read_bytes(path))
         if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
             raise ValueError("expected an object with a list of rows")
         known: dict[str, dict[str, Any]] = {}

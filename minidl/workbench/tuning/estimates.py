@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from minidl import reading
 from minidl.data.parsing import cut, parse_json
 from minidl.kernels import gemm
 from minidl.runtime import devices, launch
@@ -69,7 +70,7 @@ def begun(path: Path | None, about: dict[str, Any]) -> Rows:
 def load(path: Path) -> Rows:
     """The rows in a file. Raises ConfigError for any other file."""
     try:
-        known = parse_json(path.read_text(encoding="utf-8"))
+        known = parse_json(reading.read_bytes(path))
         if not isinstance(known, dict) or known.keys() != {"estimates", "rates", "rows"}:
             raise ValueError("expected estimates, rates and rows")
         about, rates = known["estimates"], known["rates"]

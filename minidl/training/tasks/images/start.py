@@ -50,11 +50,11 @@ class Start:
         """Raises ConfigError for a file that cannot be read and for one of another kind."""
         path = Path(name)
         path = path / MODEL if path.is_dir() else path
-        from minidl import storage
+        from minidl import reading, storage
 
         raw = b""
         try:
-            raw = path.read_bytes()
+            raw = reading.read_bytes(path)
             digest = hashlib.sha256(raw).hexdigest()
             tensors, about = storage.read_tensors(path)
         except OSError as error:

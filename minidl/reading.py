@@ -1,0 +1,63 @@
+"""How minidl reads the files that it takes for its own: of runs, pictures, caches, plans, results and tile tables.
+
+Anything may be in their place. Opening a pipe waits for its writer, a device such as /dev/zero never ends, and a sparse
+file may have more bytes than there is memory: only regular files of a size that their kind may have are read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+DOCUMENT = 2**28  # bytes of JSON, text and plots
+_VALUES = (".safetensors", ".pictures", ".npy", ".npz", ".zip", ".gz", ".rows")  # as many bytes as there is memory
+_NO_FILE = "it is a pipe, a socket or a device: only a regular file is read"
+
+
+def memory() -> int:
+    """The bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def handle(path: Path, flags: int = os.O_RDONLY) -> int:
+    """The descriptor of a regular file, opened without waiting. Raises OSError naming it."""
+    try:
+        found = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # of a socket, and of a pipe that nobody reads
+            raise
+        raise OSError(errno.EINVAL, _NO_FILE, str(path)) from None
+    mode = os.fstat(found).st_mode
+    if stat.S_ISREG(mode):
+        return found
+    os.close(found)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, _NO_FILE, str(path))
+
+
+def opened(path: Path, most: int | None = None) -> BufferedReader:
+    """A regular file of at most so many bytes, by default those of its kind, open for reading. Raises OSError naming
+    it."""
+    file = os.fdopen(handle(path), "rb")
+    if most is None:
+        most = memory() if path.suffix.lower() in _VALUES else DOCUMENT
+    size = os.fstat(file.fileno()).st_size
+    if size > most:
+        file.close()
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {most:,} are read", str(path))
+    return file
+
+
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """The content of a file of `opened`. Raises OSError naming it."""
+    with opened(path, most) as file:
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """The UTF-8 text of a file of `opened`. Raises OSError naming it, UnicodeDecodeError."""
+    return read_bytes(path).decode()
