@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from minidl.cli.common import Command, Group, examples, output_lost, prepare_streams, terminated
+from minidl.console import echo
 from minidl.version import __version__
 
 # One line of help each, the same as that of the command itself (tested).
@@ -78,12 +79,12 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        echo("interrupted", error=True)
         sys.exit(130)
     except SystemExit as end:
         # Typer shows nothing for a Ctrl-C while it parses the command line.
         if isinstance(end.__context__, typer.Exit) and isinstance(end.__context__.__cause__, KeyboardInterrupt):
-            print("interrupted", file=sys.stderr)
+            echo("interrupted", error=True)
         raise
     except OSError as error:  # of the help, or of the last lines
         sys.exit(output_lost(error))
@@ -95,7 +96,7 @@ def main() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        echo(__version__)
         raise typer.Exit
 
 

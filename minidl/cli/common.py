@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, ClassVar, NoReturn, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from minidl.console import echo, one_line
 from minidl.training import memory
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
 from minidl.training.outputs import check_output, discard_output
@@ -61,13 +62,29 @@ class Command(TyperCommand):
         return _without_type(super().get_help_option(ctx))
 
 
+@contextmanager
+def _usage() -> Iterator[None]:
+    """What typer says of a wrong usage has words of the command line in it."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = one_line(message)  # type: ignore[attr-defined]
+        raise
+
+
 class Group(TyperGroup):
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        with _usage():
+            return super().make_context(*args, **more)
+
     def get_help_option(self, ctx: Any) -> Any:
         return _without_type(super().get_help_option(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _usage():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             # Ctrl-C before a command starts its work or after it.
             _fail("interrupted", 130)
@@ -141,20 +158,20 @@ def errors() -> Iterator[None]:
     except Interrupted as stop:
         _fail(str(stop) if _leads() else None, 130)
     except DistributedError as error:
-        _fail(*_ended(error, f"error: {error}", 1))
+        _fail(*_ended(error, f"error: {one_line(str(error))}", 1))
     except (ConfigError, DataError, DamagedError) as error:
         if came and isinstance(error, DamagedError):  # torch took the signal for an error of what it read
             _fail("interrupted", 130)
-        _fail(*_ended(error, f"error: {error}", 2))
+        _fail(*_ended(error, f"error: {one_line(str(error))}", 2))
     except (RunError, WorkerError) as error:
-        _fail(*_ended(error, f"error: {error}", 1))
+        _fail(*_ended(error, f"error: {one_line(str(error))}", 1))
     except KeyboardInterrupt as error:
         _fail(*_ended(error, "interrupted", 130))
     except OSError as error:
         if not error.filename and error.errno in (errno.EPIPE, errno.ENOSPC):
             raise typer.Exit(output_lost(error)) from None
         where = f"{error.filename}: " if error.filename else ""
-        _fail(*_ended(error, f"error: {where}{error.strerror or error}", 1))
+        _fail(*_ended(error, f"error: {one_line(f'{where}{error.strerror or error}')}", 1))
     except Exception as error:
         if came:
             _fail("interrupted", 130)
@@ -172,7 +189,7 @@ def output_lost(error: OSError) -> int:
     discard_output()
     if isinstance(error, BrokenPipeError):
         return 141
-    typer.echo(f"error: standard output: {error.strerror or error}", err=True)
+    echo(f"error: standard output: {error.strerror or error}", error=True)
     return 1
 
 
@@ -257,10 +274,10 @@ def _ended(error: BaseException, message: str, code: int) -> tuple[str | None, i
 
 def _fail(message: str | None, code: int) -> NoReturn:
     if message is not None:
-        typer.echo(message, err=True)
+        echo(message, error=True)
     else:
         from minidl.distributed import workers
 
         if workers.started_together():
-            typer.echo(workers.LEFT, err=True)
+            echo(workers.LEFT, error=True)
     raise typer.Exit(code) from None

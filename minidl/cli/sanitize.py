@@ -11,6 +11,7 @@ from pydantic import Field
 
 from minidl.cli.common import check_files
 from minidl.cli.options import command
+from minidl.console import echo
 from minidl.data.parsing import counted
 from minidl.training import device
 from minidl.training.errors import ConfigError
@@ -77,16 +78,16 @@ def check_scripts(names: Sequence[str], *, module: bool) -> None:
 
 def _show(sanitizer: Sanitizer, code: int) -> None:
     for number, finding in enumerate(sanitizer.findings, 1):
-        typer.echo(f"{number}. {finding}", err=True)
+        echo(f"{number}. {finding}", error=True)
     failed = f"the script {'was interrupted' if code == 130 else f'failed (exit code {code})'}; " if code else ""
     launches = sum(sanitizer.launches.values())
     if launches == 0:
-        typer.echo(f"{failed}nothing was checked: the script launched no Triton kernel", err=True)
+        echo(f"{failed}nothing was checked: the script launched no Triton kernel", error=True)
         return
     count = len(sanitizer.findings)
     bugs = counted(count, "bug") if count else "no bugs"
     checked = f"{bugs} in {counted(launches, 'launch')} of {counted(len(sanitizer.launches), 'kernel')}"
-    typer.echo(f"{failed}{checked}{' up to there' if code else ''}", err=True)
+    echo(f"{failed}{checked}{' up to there' if code else ''}", error=True)
 
 
 def _as_json(sanitizer: Sanitizer) -> dict[str, object]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from minidl.console import one_line
 from minidl.data.workers import Message, WorkerError
 from minidl.training import files, helpers, metrics
 
@@ -300,8 +301,7 @@ def _show(axes: Any, pixels: np.ndarray) -> None:
 
 def shorten(name: str) -> str:
     """A name as a label, of at most 24 characters."""
-    line = " ".join(name.split())
-    line = line if line.isprintable() else ascii(line)[1:-1]
+    line = one_line(" ".join(name.split()))
     return line if len(line) <= 24 else line[:23] + "…"
 
 

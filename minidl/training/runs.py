@@ -27,6 +27,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from minidl.console import one_line
 from minidl.training import checkpoints, files, locks, manifest
 from minidl.training.config import Session
 from minidl.training.errors import ConfigError, DamagedError, RunError
@@ -75,8 +76,8 @@ def finished_report(config: Session) -> str | None:
         sweep(config.out)
         kept = finish(config.out)
     text = files.as_text(raw, config.out / "report.txt")
-    notes = "".join(f"note: {note}\n" for note in run.notes)
-    return f"{notes}{config.out} is already finished:\n\n{text}" + (f"{kept}\n" if kept else "")
+    *told, last = [one_line(line) for line in (*(f"note: {note}" for note in run.notes), str(config.out), kept or "")]
+    return "\n".join(told) + f" is already finished:\n\n{text}" + (f"{last}\n" if last else "")
 
 
 def is_younger(folder: Path, seconds: float) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from minidl import phases
+from minidl.console import escaped, one_line
 from minidl.data.saved import Checked, made
 from minidl.distributed.group import current
 from minidl.runtime import launch
@@ -47,7 +48,7 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
         _check_shards(config)
         with memory.used_for("the features", "less data"), phases.timed("vectorise"):
             experiment = task.prepare(config, dataset)
-        display.note(experiment.introduction)
+        display.show(experiment.introduction)
         memory.check_networks(experiment.networks, config, experiment.scaled_by)
         data_sha256 = next(task.fingerprints(dataset))
         group.check_same(data=data_sha256)
@@ -161,14 +162,15 @@ def _fit(
     elif config.plots:
         plotted = plots.MISSING
     report.update(phases=phases.current().taken(), memory=memory.peaks())
-    text = task.as_text(report)
+    text = escaped(task.as_text(report))
     with memory.used_for("the page", "less data"):
         shown = page.as_html(
             config.out, report, trainer.progress.history, config.identity(), described, experiment.mistakes(trainer)
         )
     files.write_text(config.out / page.FILE, shown)
     runs.complete(config.out, identity, report, text)
-    display.note("\n" + text, plotted, runs.finish(config.out), experiment.ending())
+    display.show("\n" + text)
+    display.note(plotted, runs.finish(config.out), experiment.ending())
     return report
 
 
@@ -248,7 +250,7 @@ def resumed(checkpoint: Checkpoint, described: dict[str, Any], after: str, displ
             f"  {name}: {environment.shown(was)} then, {environment.shown(now)} now"
             for name, (was, now) in changes.items()
         ]
-        warning = [f"warning: {checkpoint.path} was written in another environment:", *lines]
+        warning = [one_line(f"warning: {checkpoint.path} was written in another environment:"), *lines]
         advice = "Training goes on, but its results may differ in their last bits from those of an uninterrupted run."
-        display.note("\n".join([*warning, advice]))
+        display.show("\n".join([*warning, advice]))
     return {"resumed": entries} if entries else {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from pydantic import Field
 
+from minidl.console import one_line
 from minidl.data import ImageDataset
 from minidl.training import fields
 from minidl.training.config import Session
@@ -107,7 +108,7 @@ class GanTask(PictureTask):
             *reports.resumptions(report),
             ("last epoch", shown(report, ", ")),
         ]
-        return "\n".join([f"generator of {report['data']}", "", *reports.pairs(pairs)]) + "\n"
+        return "\n".join([one_line(f"generator of {report['data']}"), "", *reports.pairs(pairs)]) + "\n"
 
 
 class GanExperiment(Experiment):
@@ -136,7 +137,7 @@ class GanExperiment(Experiment):
     def introduction(self) -> str:
         count, height, width, channels = self.pixels.shape
         colours = "grey" if channels == 1 else "colour"
-        return f"{self.config.data}: {count:,} {colours} pictures of {height} x {width} pixels"
+        return f"{one_line(self.config.data)}: {count:,} {colours} pictures of {height} x {width} pixels"
 
     def networks(self, config: TrainGan) -> memory.Networks:
         from minidl import optim

@@ -16,6 +16,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from minidl.console import echo
 from minidl.training.errors import ConfigError
 from minidl.workbench.bench.goals import NOISE
 from minidl.workbench.bench.network_clocks import PEERS
@@ -167,7 +168,7 @@ def main(arguments: list[str]) -> None:
     whole, *parts = map(Path, arguments)
     found = joined([load(part) for part in parts])
     found.save(whole)
-    print(markdown(found))
+    echo(markdown(found))
 
 
 if __name__ == "__main__":
