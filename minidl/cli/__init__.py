@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minidl.cli.common import Command, Group, examples, output_lost, prepare_streams, terminated
+from minidl.cli.common import Command, Group, check_folder, examples, output_lost, prepare_streams, terminated
 from minidl.console import echo
 from minidl.version import __version__
 
@@ -46,6 +46,7 @@ class Deferred(Command):
         return group.commands[self.name]
 
     def make_context(self, *args: Any, **more: Any) -> Any:
+        check_folder()
         return self.load().make_context(*args, **more)
 
 
