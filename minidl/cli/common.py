@@ -283,14 +283,20 @@ def _is_uninterrupted(frame: FrameType | None) -> bool:
 
 def _leads() -> bool:
     """Whether this process is alone, or the first of several."""
-    group = sys.modules.get("minidl.distributed.group")
-    return group is None or bool(group.current().leads)
+    group = _group()
+    return group is None or bool(group.leads)
 
 
 def _ended(error: BaseException, message: str, code: int) -> tuple[str | None, int]:
     """What is to be said of an error, and the exit code; one of several processes speaks for all."""
-    group = sys.modules.get("minidl.distributed.group")
-    return (message, code) if group is None else group.current().failed(error, message, code)
+    group = _group()
+    return (message, code) if group is None else group.failed(error, message, code)
+
+
+def _group() -> Any:
+    """The processes that this one is of, None where it is alone, or has not got so far."""
+    current = getattr(sys.modules.get("minidl.distributed.group"), "current", None)  # a thread may still import it
+    return None if current is None else current()
 
 
 def _fail(message: str | None, code: int) -> NoReturn:
