@@ -221,7 +221,7 @@ def terminated(came: list[int] | None = None) -> Iterator[None]:
         yield
         return
 
-    waits = False  # whether a signal is to be raised again
+    waits, end = False, 0.0  # whether a signal is to be raised again, and until when it may wait
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal waits
@@ -254,7 +254,6 @@ def terminated(came: list[int] | None = None) -> Iterator[None]:
             waits = False
             raise KeyboardInterrupt
 
-    end = 0.0
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what is in the background
         numbers.remove(signal.SIGINT)

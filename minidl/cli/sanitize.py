@@ -27,9 +27,10 @@ class Sanitize(Settings):
     The kernels are interpreted; where there is no GPU, "cuda" stands for the CPU. Reported are accesses out of bounds,
     masked loads without other= whose lanes reach a store, reads of uninitialized memory, and writes of two programs or
     lanes to one element, each with kernel, program, line and index. An access out of bounds is skipped, and the script
-    continues.
+    continues. Processes that the script starts are checked, too.
 
-    The exit code is that of the script; where this is 0, it is 1 if a bug is found or no kernel launched.
+    The exit code is that of the script; where this is 0, it is 1 if a bug is found, no kernel launched, or a process
+    not checked.
     """
 
     examples = (

@@ -11,6 +11,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,10 +79,11 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     try:
         code = process.wait()
     except KeyboardInterrupt:
-        for end in (lambda: None, process.terminate, process.kill):
-            end()
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_PATIENCE if end == process.terminate else 1.0)
+                process.wait(1.0 if number is None else _PATIENCE)
                 break
         code = -2
     return code if code >= 0 else 128 - code
