@@ -24,7 +24,7 @@ from typing import Any
 
 from minidl.findings import Finding, Place
 
-_RECORD, _FIRST = "SANITIZED_BY_MINIDL", "SANITIZED_BY_MINIDL_FIRST"  # variables that `startup` reads
+_RECORD, _FIRST = "SANITIZED_RECORD", "SANITIZED_FIRST"  # variables that `startup` reads
 _STARTUP = Path(__file__).parents[1] / "testing/sanitizer/startup"
 _PATIENCE = 5.0  # seconds until processes that have outlived the script, or do not heed a signal, are given up
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 _FOLDER = Path(__file__).parent
-_RECORD, _FIRST = "SANITIZED_BY_MINIDL", "SANITIZED_BY_MINIDL_FIRST"  # the file of all; whether to stop
+_RECORD, _FIRST = "SANITIZED_RECORD", "SANITIZED_FIRST"  # the file of all; whether to stop
 _STARTS = {"subprocess.Popen": (0, 1, 3), "os.exec": (0, 1, 2), "os.posix_spawn": (0, 1, 2)}
 
 
