@@ -94,6 +94,19 @@ def make_folder(path: Path, parents: bool = False) -> None:
     flush_folder(path.parent)
 
 
+@contextmanager
+def folder_for(path: Path) -> Iterator[None]:
+    """A block that fills the folder `path`, which is made with those above it; of these the empty ones are deleted."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        make_folder(path, parents=True)
+        yield
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
+
+
 def checksum(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None) -> str:
     """SHA-256 of tensors on the CPU, with their names, dtypes and shapes, and of `about`."""
     import torch

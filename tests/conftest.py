@@ -13,6 +13,7 @@ pytest --sanitize          every load and store of each test's kernels is checke
 import gc
 import hashlib
 import os
+import signal
 
 import pytest
 import torch
@@ -52,6 +53,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what is in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     wanted = config.getoption("--device")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError("--device cuda: torch sees no CUDA device")

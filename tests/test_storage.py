@@ -105,6 +105,19 @@ def test_a_folder_is_made_and_flushed(tmp_path, monkeypatch, parents):
         storage.make_folder(tmp_path / "x" / "y")
 
 
+def test_folders_that_nothing_fills_are_deleted(tmp_path):
+    (tmp_path / "there").mkdir()
+    path = tmp_path / "there" / "a" / "b"
+    with pytest.raises(ZeroDivisionError), storage.folder_for(path):
+        raise ZeroDivisionError if path.is_dir() else AssertionError
+    assert names(tmp_path / "there") == []
+    with storage.folder_for(path):
+        (path / "c").write_text("")
+    with storage.folder_for(path.with_name("d")), storage.folder_for(tmp_path / "there"):
+        pass
+    assert names(path.parent) == ["b"]
+
+
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
 def test_a_file_system_that_flushes_no_folders_is_left_as_it_is(tmp_path, monkeypatch, code):
     with monkeypatch.context() as patched:

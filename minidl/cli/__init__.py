@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from minidl.cli.common import Command, Group, examples, output_lost, prepare_streams, terminated
+from minidl.cli.common import Command, Group, check_folder, examples, output_lost, prepare_streams, terminated
+from minidl.console import echo
 from minidl.version import __version__
 
 # One line of help each, the same as that of the command itself (tested).
@@ -45,6 +46,7 @@ class Deferred(Command):
         return group.commands[self.name]
 
     def make_context(self, *args: Any, **more: Any) -> Any:
+        check_folder()
         return self.load().make_context(*args, **more)
 
 
@@ -78,12 +80,12 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        echo("interrupted", error=True)
         sys.exit(130)
     except SystemExit as end:
         # Typer shows nothing for a Ctrl-C while it parses the command line.
         if isinstance(end.__context__, typer.Exit) and isinstance(end.__context__.__cause__, KeyboardInterrupt):
-            print("interrupted", file=sys.stderr)
+            echo("interrupted", error=True)
         raise
     except OSError as error:  # of the help, or of the last lines
         sys.exit(output_lost(error))
@@ -95,7 +97,7 @@ def main() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        echo(__version__)
         raise typer.Exit
 
 

@@ -12,6 +12,7 @@ from minidl.cli import drawn, kept_results, networks
 from minidl.cli.common import check_files, check_plot
 from minidl.cli.options import check_alone, command
 from minidl.cli.profiling import profiled
+from minidl.console import echo, rich_console
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_different
 from minidl.training.settings import REPEATED, Positional
@@ -91,7 +92,7 @@ def _bench(given: dict[str, Any]) -> None:
     if config.list_:
         check_alone(given, "json", "plot", "show", "peers", "profile", "trace")
         for name in wanted:
-            typer.echo(f"{GOALS[name]:>5g}  {name}")
+            echo(f"{GOALS[name]:>5g}  {name}")
         return
     check_files(json=json, plot=plot)
     for name in ("json", "peers", "profile", "trace") if show is not None else ():
@@ -103,13 +104,11 @@ def _bench(given: dict[str, Any]) -> None:
     if config.peers:
         _check_peers()
 
-    from rich.console import Console
-
     from minidl.training import files
     from minidl.workbench.bench import run, table
 
     check_plot(plot)
-    console = Console(width=None if Console().is_terminal else 140)
+    console = rich_console(width=None if rich_console().is_terminal else 140)
     failures: list[str] = []
     if show is None:
         found = kept_results.earlier(json)
@@ -122,9 +121,9 @@ def _bench(given: dict[str, Any]) -> None:
         console.print(run.table(found, wanted))
     if plot is not None:
         files.write_bytes(plot, table.picture(found, plot.suffix[1:]))
-    typer.echo(run.summary(found))
+    echo(run.summary(found))
     for line in failures:
-        typer.echo(line, err=True)
+        echo(line, error=True)
     if failures or not found.right:
         raise typer.Exit(1)
 
@@ -136,9 +135,9 @@ def _check_peers() -> None:
     there, missing = peers.there(), peers.missing()
     if not there:
         raise ConfigError(f"--peers: {'; '.join(missing)}")
-    typer.echo(f"with {', '.join(f'{name} {version}' for name, version in there.items())}")
+    echo(f"with {', '.join(f'{name} {version}' for name, version in there.items())}")
     for line in missing:
-        typer.echo(line, err=True)
+        echo(line, error=True)
 
 
 add_to = command("bench", Bench, _bench)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import errno
 import io
 import itertools
@@ -21,6 +20,8 @@ from typing import Any, BinaryIO, ClassVar, NoReturn, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from minidl.cli.libraries import failed_import
+from minidl.console import echo, one_line
 from minidl.training import memory
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
 from minidl.training.outputs import check_output, discard_output
@@ -61,16 +62,40 @@ class Command(TyperCommand):
         return _without_type(super().get_help_option(ctx))
 
 
+@contextmanager
+def _usage() -> Iterator[None]:
+    """What typer says of a wrong usage has words of the command line in it."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = one_line(message)  # type: ignore[attr-defined]
+        raise
+
+
 class Group(TyperGroup):
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        with _usage():
+            return super().make_context(*args, **more)
+
     def get_help_option(self, ctx: Any) -> Any:
         return _without_type(super().get_help_option(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _usage():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             # Ctrl-C before a command starts its work or after it.
             _fail("interrupted", 130)
+
+
+def check_folder() -> None:
+    """Exits when the working folder was deleted: libraries then end the process as they are imported."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        _fail(f"error: the working folder cannot be read: {error.strerror}; change to another with cd", 2)
 
 
 def check_files(**paths: Path | None) -> None:
@@ -85,12 +110,12 @@ def check_files(**paths: Path | None) -> None:
 
 def check_plot(path: Path | None) -> None:
     """Raises ConfigError when a plot is wanted in another format than PNG and SVG, or matplotlib is missing."""
-    from minidl.training import plots
+    from minidl.training import drawing
 
     if path is not None and path.suffix not in (".png", ".svg"):
         raise ConfigError(f"--plot is {path}, expected a name that ends with .png or .svg")
-    if path is not None and not plots.available():
-        raise ConfigError(plots.MISSING)
+    if path is not None and not drawing.available():
+        raise ConfigError(drawing.MISSING)
 
 
 class _Errors(io.FileIO):
@@ -141,30 +166,39 @@ def errors() -> Iterator[None]:
     except Interrupted as stop:
         _fail(str(stop) if _leads() else None, 130)
     except DistributedError as error:
-        _fail(*_ended(error, f"error: {error}", 1))
+        _fail(*_ended(error, f"error: {one_line(str(error))}", 1))
     except (ConfigError, DataError, DamagedError) as error:
         if came and isinstance(error, DamagedError):  # torch took the signal for an error of what it read
             _fail("interrupted", 130)
-        _fail(*_ended(error, f"error: {error}", 2))
+        _fail(*_ended(error, f"error: {one_line(str(error))}", 2))
     except (RunError, WorkerError) as error:
-        _fail(*_ended(error, f"error: {error}", 1))
+        _fail(*_ended(error, f"error: {one_line(str(error))}", 1))
     except KeyboardInterrupt as error:
         _fail(*_ended(error, "interrupted", 130))
     except OSError as error:
         if not error.filename and error.errno in (errno.EPIPE, errno.ENOSPC):
             raise typer.Exit(output_lost(error)) from None
+        if (told := _read(error)) is not None:
+            _fail(*_ended(error, *told))
         where = f"{error.filename}: " if error.filename else ""
-        _fail(*_ended(error, f"error: {where}{error.strerror or error}", 1))
+        _fail(*_ended(error, f"error: {one_line(f'{where}{error.strerror or error}')}", 1))
     except Exception as error:
         if came:
             _fail("interrupted", 130)
-        short = memory.read(error)
-        if short is None:
+        if (told := _read(error)) is None:
             _ended(error, f"error: {type(error).__name__}: {error}", 1)
             raise
+        _fail(*_ended(error, *told))
+
+
+def _read(error: Exception) -> tuple[str, int] | None:
+    """What is said of memory or threads that have run out and of a library that cannot be imported; the exit code."""
+    if (short := memory.read(error)) is not None:
         # The frames that the error came through hold what has taken the memory.
         traceback.clear_frames(error.__traceback__)
-        _fail(*_ended(error, f"error: {short}; {memory.advice(short)}", 1))
+        return f"error: {short}; {memory.advice(short)}", 1
+    told = failed_import(error)
+    return None if told is None else (f"error: {one_line(told)}", 2)
 
 
 def output_lost(error: OSError) -> int:
@@ -172,7 +206,7 @@ def output_lost(error: OSError) -> int:
     discard_output()
     if isinstance(error, BrokenPipeError):
         return 141
-    typer.echo(f"error: standard output: {error.strerror or error}", err=True)
+    echo(f"error: standard output: {error.strerror or error}", error=True)
     return 1
 
 
@@ -187,7 +221,7 @@ def terminated(came: list[int] | None = None) -> Iterator[None]:
         yield
         return
 
-    waits = False  # whether a signal is to be raised again
+    waits, end = False, 0.0  # whether a signal is to be raised again, and until when it may wait
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal waits
@@ -206,29 +240,32 @@ def terminated(came: list[int] | None = None) -> Iterator[None]:
             hook(what)
 
     def raise_later() -> None:
+        nonlocal waits, end
+        waits, end = True, time.monotonic() + _PATIENCE
+        # By a timer: a thread cannot be started where their number is limited.
+        before.setdefault(signal.SIGALRM, signal.signal(signal.SIGALRM, again))
+        signal.setitimer(signal.ITIMER_REAL, _SOON)
+
+    def again(number: int, frame: FrameType | None) -> None:
         nonlocal waits
-        waits = True
-        _thread.start_new_thread(again, ())  # not a threading.Thread, which Python joins at exit
+        if waits and _is_uninterrupted(frame) and time.monotonic() < end:
+            signal.setitimer(signal.ITIMER_REAL, _SOON)
+        elif waits:
+            waits = False
+            raise KeyboardInterrupt
 
-    def again() -> None:
-        end = time.monotonic() + _PATIENCE
-        time.sleep(_SOON)
-        while waits and entered and _is_uninterrupted(sys._current_frames().get(main)) and time.monotonic() < end:
-            time.sleep(_SOON)
-        if waits and entered:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    main, entered = threading.get_ident(), [True]
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what is in the background
         numbers.remove(signal.SIGINT)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    before: dict[int, Any] = {number: signal.signal(number, interrupt) for number in numbers}
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     finally:
         sys.unraisablehook = hook
-        entered.clear()
+        if signal.SIGALRM in before:
+            waits = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -245,22 +282,28 @@ def _is_uninterrupted(frame: FrameType | None) -> bool:
 
 def _leads() -> bool:
     """Whether this process is alone, or the first of several."""
-    group = sys.modules.get("minidl.distributed.group")
-    return group is None or bool(group.current().leads)
+    group = _group()
+    return group is None or bool(group.leads)
 
 
 def _ended(error: BaseException, message: str, code: int) -> tuple[str | None, int]:
     """What is to be said of an error, and the exit code; one of several processes speaks for all."""
-    group = sys.modules.get("minidl.distributed.group")
-    return (message, code) if group is None else group.current().failed(error, message, code)
+    group = _group()
+    return (message, code) if group is None else group.failed(error, message, code)
+
+
+def _group() -> Any:
+    """The processes that this one is of, None where it is alone, or has not got so far."""
+    current = getattr(sys.modules.get("minidl.distributed.group"), "current", None)  # a thread may still import it
+    return None if current is None else current()
 
 
 def _fail(message: str | None, code: int) -> NoReturn:
     if message is not None:
-        typer.echo(message, err=True)
+        echo(message, error=True)
     else:
         from minidl.distributed import workers
 
         if workers.started_together():
-            typer.echo(workers.LEFT, err=True)
+            echo(workers.LEFT, error=True)
     raise typer.Exit(code) from None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
 from minidl.cli.common import check_files
 from minidl.cli.options import command
+from minidl.console import echo
 from minidl.training.config import Compare
 
 
@@ -16,7 +15,7 @@ def _compare(given: dict[str, Any]) -> None:
     from minidl.training import compare
 
     check_files(html=config.html)
-    typer.echo(compare.compare(config), nl=False)
+    echo(compare.compare(config), end="")
 
 
 add_to = command("compare", Compare, _compare)

@@ -11,6 +11,7 @@ from pydantic import Field
 from minidl.cli.common import check_files
 from minidl.cli.options import check_alone
 from minidl.cli.profiling import Profiling
+from minidl.console import echo, rich_console
 from minidl.training.errors import ConfigError
 from minidl.training.settings import flag
 
@@ -123,12 +124,10 @@ def _list(config: DrawnShapes, indices: Sequence[int]) -> None:
     for of in KINDS if config.of == "all" else (config.of,):
         for index in indices:
             said = f"{of}: " if config.of == "all" else ""
-            typer.echo(f"{index:>5}  {said}{draw(of, config.seed, index, itemsize)}")
+            echo(f"{index:>5}  {said}{draw(of, config.seed, index, itemsize)}")
 
 
 def _measure(config: DrawnShapes, path: Path | None, indices: Sequence[int]) -> None:
-    from rich.console import Console
-
     from minidl.workbench.bench import drawn_results, drawn_run, machine
 
     here = machine.machine()
@@ -141,15 +140,15 @@ def _measure(config: DrawnShapes, path: Path | None, indices: Sequence[int]) -> 
     lost = ""
     try:
         left = drawn_run.run(
-            found, rows, Console(), lambda: found.save(path) if path is not None else None, config.minutes,
+            found, rows, rich_console(), lambda: found.save(path) if path is not None else None, config.minutes,
             config.regret, parts=1 if config.part is None else int(config.part.partition("/")[2]),
         )  # fmt: skip
     except drawn_run.LostError as error:
         left, lost = 0, str(error)
     if left:
-        typer.echo(f"{left} of {len(rows)} rows are left: run the same command again", err=True)
+        echo(f"{left} of {len(rows)} rows are left: run the same command again", error=True)
     if lost:
-        typer.echo(lost, err=True)
+        echo(lost, error=True)
     _tell(found)
     if lost:
         raise typer.Exit(1)
@@ -160,7 +159,7 @@ def _tell(found: Drawn) -> None:
     from minidl.workbench.bench import drawn_results
 
     for line in drawn_results.summary(found):
-        typer.echo(line)
+        echo(line)
     if found.failed:
         raise typer.Exit(1)
 

@@ -6,10 +6,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import ProfilingOfRun, profiled
+from minidl.console import echo
 from minidl.generation.config import BUILT_IN, EvaluateGan
 from minidl.training import device, environment, files, runs, saved_run
 from minidl.training.config import Evaluate
@@ -39,7 +38,7 @@ def _evaluate(given: dict[str, Any]) -> None:
     from minidl.training import reports
 
     with around:
-        typer.echo(reports.as_text(work.evaluate(config)), nl=False)
+        echo(reports.as_text(work.evaluate(config)), end="")
 
 
 def _evaluate_generator(config: Evaluate, given: dict[str, Any], around: AbstractContextManager[None]) -> None:
@@ -53,7 +52,7 @@ def _evaluate_generator(config: Evaluate, given: dict[str, Any], around: Abstrac
     environment.fix_threads(environment.wanted_threads())
 
     with around:
-        typer.echo(work.as_text(work.evaluate(wanted)), nl=False)
+        echo(work.as_text(work.evaluate(wanted)), end="")
 
 
 def _is_generator(run: Path) -> bool:

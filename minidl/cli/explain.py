@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
 from minidl.cli.options import command
+from minidl.console import echo
 from minidl.data.parsing import encoded
 from minidl.training import device
 from minidl.training.config import Explain
@@ -19,9 +18,9 @@ def _explain(given: dict[str, Any]) -> None:
 
     for text, labels in explain.explain(config):
         if config.as_json:
-            typer.echo(encoded(explain.as_json(text, labels)))
+            echo(encoded(explain.as_json(text, labels)))
         else:
-            typer.echo(explain.as_text(text, labels, config.terms), nl=False)
+            echo(explain.as_text(text, labels, config.terms), end="")
 
 
 add_to = command("explain", Explain, _explain)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import typer
-
 from minidl import compilers
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
+from minidl.console import echo
 from minidl.distributed import workers
 from minidl.generation import folder, sharing
 from minidl.generation.config import Generate
@@ -30,7 +29,7 @@ def _generate(given: dict[str, Any]) -> None:
         count = there if config.latents is not None else min(there, config.total())
         if count == 1 and config.devices != 1 and not config.quiet:
             few = "the one picture" if there > 1 else "no more than one GPU to use"
-            typer.echo(f"note: --devices {config.devices} takes one process: there is {few}")
+            echo(f"note: --devices {config.devices} takes one process: there is {few}")
     if (count > 1 or place is not None) and (profiling.profile or profiling.trace):
         raise ConfigError("--profile and --trace are of one process: leave out --devices")
     if count > 1 and config.devices != "auto":

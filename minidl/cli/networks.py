@@ -11,6 +11,7 @@ from pydantic import Field
 from minidl.cli import drawn, kept_results
 from minidl.cli.common import check_files, check_plot
 from minidl.cli.options import check_alone
+from minidl.console import echo, rich_console
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_different
 
@@ -62,7 +63,7 @@ def run(config: Any, given: Mapping[str, Any]) -> None:
     if config.list_:
         check_alone(given, "json", "plot", "show", "against", "minutes")
         for net in nets:
-            typer.echo(f"{net.goal:>5g}  {net.row}")
+            echo(f"{net.goal:>5g}  {net.row}")
         return
     show, json, plot = config.show, config.json_file, config.plot
     check_files(json=json, plot=plot)
@@ -72,17 +73,15 @@ def run(config: Any, given: Mapping[str, Any]) -> None:
     check_different(show=show, json=json, plot=plot)
     check_plot(plot)
 
-    from rich.console import Console
-
     from minidl.training import files
 
     names = [net.row for net in nets]
     found, failures = (kept_results.shown(show, names), []) if show is not None else _measured(config, nets)
-    console = Console(width=None if Console().is_terminal else 240)
+    console = rich_console(width=None if rich_console().is_terminal else 240)
     console.print(network_table.table(found, names))
     if plot is not None:
         files.write_bytes(plot, network_table.picture(found, plot.suffix[1:]))
-    typer.echo(accelerated_rows.summary(found.rows) if word == IN_TORCH else network_table.summary(found))
+    echo(accelerated_rows.summary(found.rows) if word == IN_TORCH else network_table.summary(found))
     if failures or not found.right:
         raise typer.Exit(1)
 
@@ -109,7 +108,7 @@ def _measured(config: Any, nets: list[Net]) -> tuple[Results, list[str]]:
             found.save(path)
 
     more = {"module": "minidl.workbench.bench.accelerated_run"} if in_torch else {}
-    left, failures = network_run.run(nets, found.rows, peers, keep, typer.echo, config.minutes, **more)
+    left, failures = network_run.run(nets, found.rows, peers, keep, echo, config.minutes, **more)
     if left:
-        typer.echo(f"{left} of {len(nets)} networks are left: run the same command again", err=True)
+        echo(f"{left} of {len(nets)} networks are left: run the same command again", error=True)
     return found, failures

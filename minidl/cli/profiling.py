@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from pydantic import Field
 
+from minidl.console import echo, one_line
 from minidl.training import runs
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_output
@@ -77,14 +77,14 @@ def profiled(profiling: Profiling, usual: Path | None, updates: int = 1) -> Iter
     if recorder.events:
         _show(recorder, trace or usual)
     else:
-        typer.echo(str(recorder), err=True, nl=False)
+        echo(str(recorder), error=True, end="")
 
 
 def _show(recorder: Profile, path: Path | None) -> None:
-    typer.echo(str(recorder), err=True, nl=False)
+    echo(str(recorder), error=True, end="")
     if path is None:
-        typer.echo("no trace was written; name a file with --trace", err=True)
+        echo("no trace was written; name a file with --trace", error=True)
     elif path.parent.is_dir():
         with runs.adding(path.parent, path.name) if path.name in runs.TRACES else contextlib.nullcontext():
             recorder.save(path)
-        typer.echo(f"trace: {path} (open it in ui.perfetto.dev or chrome://tracing)", err=True)
+        echo(one_line(f"trace: {path} (open it in ui.perfetto.dev or chrome://tracing)"), error=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from minidl.cli import COMMANDS, Deferred
+from minidl.console import echo
 from minidl.training.settings import Positional, description, expected, note, value_type
 
 
@@ -62,4 +63,4 @@ def _rows(command: Any) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    echo(page(), end="")

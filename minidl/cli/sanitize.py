@@ -11,13 +11,14 @@ from pydantic import Field
 
 from minidl.cli.common import check_files
 from minidl.cli.options import command
+from minidl.console import echo, one_line
 from minidl.data.parsing import counted
 from minidl.training import device
 from minidl.training.errors import ConfigError
 from minidl.training.settings import REPEATED, Positional, Settings
 
 if TYPE_CHECKING:
-    from minidl.testing import Sanitizer
+    from minidl.workbench.sanitizing import Outcome
 
 
 class Sanitize(Settings):
@@ -26,9 +27,10 @@ class Sanitize(Settings):
     The kernels are interpreted; where there is no GPU, "cuda" stands for the CPU. Reported are accesses out of bounds,
     masked loads without other= whose lanes reach a store, reads of uninitialized memory, and writes of two programs or
     lanes to one element, each with kernel, program, line and index. An access out of bounds is skipped, and the script
-    continues.
+    continues. Processes that the script starts are checked, too.
 
-    The exit code is that of the script; where this is 0, it is 1 if a bug is found or no kernel launched.
+    The exit code is that of the script; where this is 0, it is 1 if a bug is found, no kernel launched, or a process
+    not checked.
     """
 
     examples = (
@@ -53,20 +55,20 @@ def _sanitize(given: dict[str, Any]) -> None:
         json = json.absolute()  # the script may change the working directory
     device.choose("cpu")
     check_scripts([script], module=config.module)
-    from minidl.testing.sanitizer import script as work
     from minidl.training import files
+    from minidl.workbench import sanitizing
 
-    outcome = work.run(script, list(config.arguments), module=config.module, stop=config.first)
-    _show(outcome.sanitizer, outcome.code)
-    fine = outcome.sanitizer.launches and not outcome.sanitizer.findings
+    outcome = sanitizing.run(script, list(config.arguments), module=config.module, stop=config.first)
+    _show(outcome)
+    fine = outcome.launches and not outcome.findings and not outcome.unchecked
     if json is not None:
-        files.write_json(json, _as_json(outcome.sanitizer))
+        files.write_json(json, _as_json(outcome))
     raise typer.Exit(outcome.code or int(not fine))
 
 
 def check_scripts(names: Sequence[str], *, module: bool) -> None:
     """Raises ConfigError for a script, or a module, that is not there."""
-    from minidl.testing.sanitizer.script import has_module
+    from minidl.workbench.sanitizing import has_module
 
     for name in names:
         if module and not has_module(name):
@@ -75,23 +77,27 @@ def check_scripts(names: Sequence[str], *, module: bool) -> None:
             raise ConfigError(f"{name} is not a file; expected a Python script, or -m and the name of a module")
 
 
-def _show(sanitizer: Sanitizer, code: int) -> None:
-    for number, finding in enumerate(sanitizer.findings, 1):
-        typer.echo(f"{number}. {finding}", err=True)
+def _show(outcome: Outcome) -> None:
+    code = outcome.code
+    for number, finding in enumerate(outcome.findings, 1):
+        echo(f"{number}. {finding}", error=True)
+    for each in outcome.unchecked:
+        echo(f"not checked: {one_line(each)}", error=True)
+    partly = "; not all processes were checked" if outcome.unchecked else ""
     failed = f"the script {'was interrupted' if code == 130 else f'failed (exit code {code})'}; " if code else ""
-    launches = sum(sanitizer.launches.values())
+    launches = sum(outcome.launches.values())
     if launches == 0:
-        typer.echo(f"{failed}nothing was checked: the script launched no Triton kernel", err=True)
+        echo(f"{failed}nothing was checked: the script launched no Triton kernel{partly}", error=True)
         return
-    count = len(sanitizer.findings)
+    count = len(outcome.findings)
     bugs = counted(count, "bug") if count else "no bugs"
-    checked = f"{bugs} in {counted(launches, 'launch')} of {counted(len(sanitizer.launches), 'kernel')}"
-    typer.echo(f"{failed}{checked}{' up to there' if code else ''}", err=True)
+    checked = f"{bugs} in {counted(launches, 'launch')} of {counted(len(outcome.launches), 'kernel')}"
+    echo(f"{failed}{checked}{' up to there' if code else ''}{partly}", error=True)
 
 
-def _as_json(sanitizer: Sanitizer) -> dict[str, object]:
+def _as_json(outcome: Outcome) -> dict[str, object]:
     return {
-        "launches": dict(sanitizer.launches),
+        "launches": dict(outcome.launches),
         "findings": [
             {
                 "kind": finding.kind, "kernel": finding.kernel, "program": list(finding.program),
@@ -99,7 +105,7 @@ def _as_json(sanitizer: Sanitizer) -> dict[str, object]:
                 "index": None if finding.index is None else list(finding.index), "what": finding.what,
                 "accesses": finding.elements, "programs": len(finding.programs),
             }
-            for finding in sanitizer.findings
+            for finding in outcome.findings
         ],
     }  # fmt: skip
 

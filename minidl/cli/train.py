@@ -14,6 +14,7 @@ from minidl import compilers, phases
 from minidl.cli.common import Group, examples
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
+from minidl.console import echo
 from minidl.data.workers import available
 from minidl.distributed import started, workers
 from minidl.training import device, environment, helpers, runs, saved_run
@@ -62,7 +63,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
     done = runs.finished_report(config)
     if done is not None:
         if not config.quiet:
-            typer.echo(done, nl=False)
+            echo(done, end="")
         return
     processors = min(available(), config.workers or available())
     with contextlib.ExitStack() as alongside:
@@ -97,7 +98,7 @@ def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, plac
         done = runs.finished_report(config)
         told = [config.identity(), done is None]
         if done is not None and not config.quiet:
-            typer.echo(done, nl=False)
+            echo(done, end="")
     identity, goes_on = group.told(told, "the settings")
     if not goes_on:
         return
@@ -124,4 +125,4 @@ def _run(kind: str, config: Any, profiling: Profiling) -> None:
     with profiled(profiling, config.out / "trace.json", task.updates):
         train(kind, config, dataset)
     if profiling.profile:
-        typer.echo(phases.table(phases.current().taken()), err=True, nl=False)
+        echo(phases.table(phases.current().taken()), error=True, end="")

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from minidl.cli.common import check_files, check_plot
 from minidl.cli.options import check_alone, command
+from minidl.console import echo, one_line, rich_console
 from minidl.training import device
 from minidl.training.errors import ConfigError
 from minidl.training.fields import Device
@@ -99,7 +100,7 @@ def _run(given: dict[str, Any]) -> None:
         for shapes in wanted:
             count = len(space.candidates(shapes.family, shapes.target, shapes.tile))
             met = ", ".join(problem.name for problem in shapes.problems) or "no problem meets it"
-            typer.echo(f"{shapes.name}: {space.describe(shapes.tile)} ({count} candidates; {met})")
+            echo(f"{shapes.name}: {space.describe(shapes.tile)} ({count} candidates; {met})")
         return
     _tune(wanted, config)
 
@@ -122,8 +123,6 @@ def _classes(names: list[str], only: list[str]) -> list[ShapeClass]:
 
 
 def _tune(wanted: list[ShapeClass], config: Tune) -> None:
-    from rich.console import Console
-
     from minidl.runtime import launch, tables
     from minidl.training import files
     from minidl.workbench.tuning import check, run
@@ -143,7 +142,7 @@ def _tune(wanted: list[ShapeClass], config: Tune) -> None:
     except tables.TableError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
     if any(table != tables.read(family) for family, table in begun.items()):
-        typer.echo(f"continuing from the tables in {folder}")
+        echo(one_line(f"continuing from the tables in {folder}"))
         wanted = _again(wanted, begun)
     paths: set[Path] = set()
 
@@ -153,7 +152,7 @@ def _tune(wanted: list[ShapeClass], config: Tune) -> None:
 
     found: list[Found] = []
     try:
-        run.run(wanted, begun, config.budget, check.for_device(), Console(), keep, found)
+        run.run(wanted, begun, config.budget, check.for_device(), rich_console(), keep, found)
     finally:
         # After Ctrl-C as well, and each even if another fails: measurements are worth keeping.
         with contextlib.ExitStack() as outputs:
@@ -162,18 +161,17 @@ def _tune(wanted: list[ShapeClass], config: Tune) -> None:
             if json is not None and found:
                 outputs.callback(files.write_json, json, written.record(found))
             if paths:
-                typer.echo(f"wrote {', '.join(sorted(path.name for path in paths))} into {folder}")
+                echo(one_line(f"wrote {', '.join(sorted(path.name for path in paths))} into {folder}"))
                 if not write:
-                    typer.echo(f"to use them: export {tables.VARIABLE}={folder.resolve()}")
+                    echo(one_line(f"to use them: export {tables.VARIABLE}={folder.resolve()}"))
     faster = sum(each.chosen is not None for each in found)
-    typer.echo(f"{faster} of {len(found)} classes have a faster tile")
+    echo(f"{faster} of {len(found)} classes have a faster tile")
     if any(each.error for each in found):
         raise typer.Exit(1)
 
 
 def _estimates(config: Tune) -> None:
     import torch
-    from rich.console import Console
 
     from minidl.runtime import devices, launch, tables
     from minidl.runtime import estimates as used
@@ -192,19 +190,19 @@ def _estimates(config: Tune) -> None:
         _check_folder(path.parent, "--write:" if config.write else "--out" if config.out else "the folder of estimates")
     rows = estimates.begun(json, about)
     try:
-        estimates.measure(rows, config.budget, Console(), lambda: None if json is None else rows.save(json))
+        estimates.measure(rows, config.budget, rich_console(), lambda: None if json is None else rows.save(json))
     except KeyboardInterrupt:
-        typer.echo("interrupted: fitted to what was measured", err=True)
-    constants = estimates.fitted(rows, used.of(launch.target()), typer.echo)
+        echo("interrupted: fitted to what was measured", error=True)
+    constants = estimates.fitted(rows, used.of(launch.target()), echo)
     if constants is None:
-        typer.echo("what was left out is chosen worse: the constants stay as they are")
+        echo("what was left out is chosen worse: the constants stay as they are")
     if constants is None or config.dry_run:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(path, estimates.as_text(estimates.content(rows, constants, path)) + "\n")
-    typer.echo(f"wrote {path}")
+    echo(one_line(f"wrote {path}"))
     if not config.write:
-        typer.echo(f"to use them: export {tables.VARIABLE}={path.parent.resolve()}")
+        echo(one_line(f"to use them: export {tables.VARIABLE}={path.parent.resolve()}"))
 
 
 def _draw(plot: Path, found: list[Found]) -> None:

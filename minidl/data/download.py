@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidl import reading, storage
+from minidl import console, reading, storage
 from minidl.data.records import DataError
 
 TIMEOUT_SECONDS = 30
@@ -148,12 +148,11 @@ def _get(address: str, max_bytes: int, progress: bool) -> bytes:
 
     Shows a progress bar on standard error if it is a terminal, else one line with the address.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = progress and sys.stderr.isatty()
     if progress and not bar:
-        print(f"downloading {address}", file=sys.stderr)
+        console.echo(f"downloading {address}", error=True)
     columns = (TextColumn("downloading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     # The addresses are this package's own, or the caller's; file: is as good as http: since the content is checked.
     request = urllib.request.Request(address, headers={"User-Agent": "minidl"})
@@ -162,7 +161,7 @@ def _get(address: str, max_bytes: int, progress: bool) -> bytes:
         total = int(length) if length.isdigit() else None
         chunks: list[bytes] = []
         received = 0
-        with Progress(*columns, console=Console(stderr=True), disable=not bar) as shown:
+        with Progress(*columns, console=console.rich_console(stderr=True), disable=not bar) as shown:
             task = shown.add_task(address, total=total)
             while chunk := answer.read(_CHUNK):
                 received += len(chunk)

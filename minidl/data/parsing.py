@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from minidl.console import escaped
 from minidl.data.records import DataError
 
 ARGUMENT = Path("argument")  # in place of a file; its lines are the arguments
@@ -20,7 +21,7 @@ MAX_NESTING = 64  # of JSON: what minidl writes has 6 levels
 _MAX_FIELD = 2**31 - 1  # csv's own limit of 131,072 characters would refuse long texts
 # A number with a decimal comma, alone in its cell.
 _DECIMAL_COMMA = re.compile(r"^(\s*[-+]?\d+),(\d+\s*)$")
-encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # a value as JSON on one line
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _NAMES = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 _DECLARED = re.compile(r'(?i)(?P<quote>"?)sep=(?P<mark>[^"\r\n])(?P=quote)')
 _QUOTED = re.compile(r'"[^"]*"')
@@ -180,6 +181,11 @@ def shorten(value: str) -> str:
     """A quoted, printable form of a value for a message."""
     shown = value if len(value) <= 60 else value[:57] + "..."
     return ascii(shown) if not shown.isprintable() else repr(shown)
+
+
+def encoded(value: Any) -> str:
+    """A value as JSON on one line, with every control character escaped."""
+    return escaped(_ENCODER.encode(value))
 
 
 def is_utf8(text: str) -> bool:

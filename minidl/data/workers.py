@@ -92,7 +92,7 @@ class Workers:
                 except OSError as error:
                     raise WorkerError(
                         f"{self.count} worker processes cannot be started: {error.strerror or error}; run the command "
-                        "again with fewer {self.flag}"
+                        f"again with fewer {self.flag}"
                     ) from None
                 self._processes.append(process)
                 self._idle.put(process)

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
-from minidl import phases
+from minidl import console, phases
 from minidl.data.records import DataError
 from minidl.data.workers import STOPPED, WorkerError, is_stopped
 
@@ -152,7 +152,7 @@ def run(
                     _end(ones)
                     one.tell(left(), together)
                 what = "all are started anew, and go on from what is saved" if together else "it is started anew"
-                print(f"note: {one.ending()}; {what}", file=sys.stderr, flush=True)
+                console.note(f"{one.ending()}; {what}")
                 anew = list(ones) if together else [one]
                 _end(anew)
                 for each in anew:
@@ -194,7 +194,7 @@ class _One:
                 # An error is told once, when the others have ended; that all are interrupted, by what started them.
                 if not self.quiet and not line.startswith(_ERROR) and line.strip() != _INTERRUPTED:
                     with contextlib.suppress(OSError, ValueError):
-                        print(line, end="", file=getattr(sys, name), flush=True)
+                        console.echo(line, error=name == "stderr", end="")
 
     @property
     def running(self) -> bool:

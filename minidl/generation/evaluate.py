@@ -18,6 +18,7 @@ import numpy as np
 from scipy import ndimage
 
 from minidl import data
+from minidl.console import one_line
 from minidl.data import ImageDataset, Images
 from minidl.generation import evaluator, latents, output, passes, quality
 from minidl.generation.config import BUILT_IN, EvaluateGan
@@ -186,7 +187,8 @@ def write_nearest(path: Path, pixels: np.ndarray, near: tuple[np.ndarray, np.nda
 def as_text(report: dict[str, Any]) -> str:
     """The report as a table in plain text."""
     judge, model = report["evaluator"]["name"], f"{report['model']} ({report['model_sha256'][:12]})"
-    lines = [f"{report['samples']:,} pictures by {model} beside {report['data']}, evaluator {judge}", ""]
+    about = f"{report['samples']:,} pictures by {model} beside {report['data']}, evaluator {judge}"
+    lines = [one_line(about), ""]
     heads = f"{'':16}{'Frechet':>10}{'kernel':>11}{'precision':>11}{'recall':>9}{'near copies':>13}"
     lines.append(f"{heads}  classes, least to most")
     for name, row in report["scores"].items():

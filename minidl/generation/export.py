@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from minidl.console import echo
 from minidl.generation import evaluator
 from minidl.models import dcgan
 from minidl.training import saved_run
@@ -56,7 +57,7 @@ def main(arguments: list[str]) -> None:
     if not 3 <= len(arguments) <= 4 or arguments[0] not in ("generator", "evaluator"):
         sys.exit(__doc__)
     export(arguments[0], Path(arguments[1]), Path(arguments[2]), *arguments[3:])
-    print(f"{arguments[2]}: {Path(arguments[2]).stat().st_size:,} bytes")
+    echo(f"{arguments[2]}: {Path(arguments[2]).stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

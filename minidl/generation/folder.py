@@ -6,7 +6,6 @@ that it does not name is touched.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -62,9 +61,7 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any], kept: bool
     Raises ConfigError where another process writes there, or where a new file has the name of one that no earlier
     command made; OSError.
     """
-    made = not folder.exists()
-    files.make_folder(folder, parents=True)
-    with locks.held(folder):
+    with storage.folder_for(folder), locks.held(folder):
         old = check(folder, overwrite)
         for name in _listed(manifest):
             if name not in old and os.path.exists(f"{folder}/{name}"):  # noqa: PTH110 (10,000 paths take 0.05 s)
@@ -85,9 +82,6 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any], kept: bool
         finally:
             if kept is None:
                 _discard(staged)
-            if made:
-                with contextlib.suppress(OSError):  # it is not empty: the pictures are there
-                    folder.rmdir()
 
 
 def _is_begun(path: Path) -> bool:

@@ -17,7 +17,7 @@ from minidl.distributed.workers import Place
 from minidl.generation import folder, latents, passes, sharing, writing
 from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
-from minidl.training import saved_run
+from minidl.training import memory, saved_run
 from minidl.training.display import Display
 from minidl.training.errors import ConfigError, RunError
 from minidl.training.outputs import cannot_write
@@ -64,6 +64,8 @@ def generate(config: Generate, most: int = 1) -> int:
     except _Spread as choice:
         return int(choice.args[0])
     except OSError as error:
+        if memory.read(error) is not None:
+            raise
         raise RunError(cannot_write(config.out, error)) from None
     seconds = time.perf_counter() - started
     what = "1 image" if count == 1 else f"{count:,} images"

@@ -290,4 +290,5 @@ def _progress(done: int, of: int) -> None:
     """Said on a terminal: the first step takes seconds, and those after it milliseconds."""
     if sys.stderr.isatty():
         line = f"compiling kernels: {done} of {of}"
-        print(f"\r{line}" if done < of else f"\r{' ' * len(line)}\r", end="", file=sys.stderr, flush=True)
+        sys.stderr.write(f"\r{line}" if done < of else f"\r{' ' * len(line)}\r")
+        sys.stderr.flush()

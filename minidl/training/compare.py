@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from minidl.data.parsing import cut
 from minidl.training import files, metrics, page, reports
 from minidl.training.config import Compare
-from minidl.training.errors import damaged
+from minidl.training.progress import restoring
 from minidl.training.saved_run import REPORT, finished_run, tell
 
 _BESIDE = ("majority", "mean", "linear")  # baselines that are told
@@ -29,14 +29,17 @@ def compared(config: Compare) -> list[Compared]:
     for folder in map(Path, config.runs):
         run = finished_run(folder)
         tell(run.notes)
-        report = files.read_json(folder / REPORT)
-        try:
-            lines = files.as_text(run.files.read("metrics.jsonl"), folder / "metrics.jsonl").splitlines()
-            history = [files.as_json(line.encode(), folder / "metrics.jsonl") for line in lines]
-            rows([Compared("", report, run.config, history)])
-        except (KeyError, TypeError, ValueError) as error:
-            raise damaged(folder / REPORT, f"it is no report of a run: {error}") from None
-        found.append(Compared(str(folder), report, run.config, history))
+        metrics_file = folder / "metrics.jsonl"
+        lines = files.as_text(run.files.read(metrics_file.name), metrics_file).splitlines()
+        history = [files.as_json(line.encode(), metrics_file) for line in lines]
+        one = Compared(str(folder), files.read_json(folder / REPORT), run.config, history)
+        with restoring(folder / REPORT) as parts:
+            parts.append("it is no report of a run")
+            table = rows([one])
+        with restoring(metrics_file) as parts:
+            parts.append("they are no figures of epochs")
+            page.as_comparison(table, {one.name: history})
+        found.append(one)
     return found
 
 

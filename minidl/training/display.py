@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from minidl import console
 from minidl.compilers import Progress
 from minidl.training.outputs import discard_output
 
 
 class Display:
-    """Entered while training runs. `note` and `epoch` write lines; `step` moves the bar of the epoch under way."""
+    """Entered while training runs. `note`, `show` and `epoch` write lines; `step` moves the bar of an epoch."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -44,21 +45,25 @@ class Display:
 
     def note(self, *texts: str | None) -> None:
         """A line for each that is not None or empty."""
-        for text in filter(None, () if self.quiet else texts):
-            if self._bar is None:
-                self._print(text)
-            else:
-                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        for text in filter(None, texts):
+            self.show(console.one_line(text))
+
+    def show(self, text: str) -> None:
+        """A text of several lines."""
+        if self._bar is not None:
+            self._bar.console.print(console.escaped(text), markup=False, highlight=False, soft_wrap=True)
+        elif not self.quiet:
+            self._print(text)
 
     def _print(self, text: str) -> None:
         try:
-            print(text, flush=True)
+            console.echo(text)
         except OSError as error:
             # The run matters more than what is shown of it.
             self.quiet = True
             discard_output()
             if not isinstance(error, BrokenPipeError):
-                print(f"note: standard output cannot be written ({error.strerror}); going on", file=sys.stderr)
+                console.note(f"standard output cannot be written ({error.strerror}); going on")
 
     @contextmanager
     def counted(self, what: str) -> Iterator[Progress]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minidl import reading
+from minidl.console import one_line
 from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
 from minidl.version import __version__
@@ -66,7 +67,7 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]
 
 def shown(value: Any) -> str:
     """A value for display; a checksum is shortened."""
-    text = "none" if value is None else str(value)
+    text = "none" if value is None else one_line(str(value))
     return text[:12] if len(text) == 64 and " " not in text else text
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidl.console import one_line
 from minidl.data.parsing import shorten
 from minidl.data.terms import Counted, count_texts
 from minidl.training import inputs
@@ -84,12 +85,12 @@ def as_text(text: str, labels: Sequence[Spoken], most: int) -> str:
     lines = [shorten(text)]
     for spoke in labels:
         weighty = sorted(spoke.terms, key=lambda term: -abs(term[1]))[:most]
-        shown = [term for term in spoke.terms if term in weighty]
+        shown = [(one_line(name), value) for name, value in spoke.terms if (name, value) in weighty]
         others = sum(value for term, value in spoke.terms) - sum(value for _, value in shown)
         rows = [*shown, *([("other terms", others)] if len(shown) < len(spoke.terms) else []), ("rest", spoke.rest)]
         longest = max((abs(value) for _, value in rows), default=0.0) or 1.0
         width = max(len(name) for name, _ in rows)
-        lines.append(f"  {spoke.label}: probability {spoke.probability:.3f}, logit {spoke.logit:.3f}")
+        lines.append(f"  {one_line(spoke.label)}: probability {spoke.probability:.3f}, logit {spoke.logit:.3f}")
         for name, value in rows:
             bar = ("+" if value > 0 else "-") * round(_BAR * abs(value) / longest)
             lines.append(f"    {name.ljust(width)}  {value:8.3f}  {bar}".rstrip())

@@ -12,7 +12,7 @@ from minidl.data.files import LABEL_NAMES, TEXT_NAMES
 from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_output
-from minidl.training.settings import FLOAT32, UTF8, Expected, Written, shown
+from minidl.training.settings import FLOAT32, IN_FLOAT32, UTF8, Expected, Written, shown
 
 _LONGEST = 1024  # pixels of a side
 MOST_NEIGHBOURS = 10  # `vectorizer.MOST_NEIGHBOURS`, whose module the help does not load
@@ -150,8 +150,10 @@ JsonFile = Annotated[Path | None, AfterValidator(_json_file)]
 
 Epochs = Annotated[int, Field(ge=1, le=10**6, description="Passes over the training split.")]
 BatchSize = Annotated[int, Field(ge=1, le=10**6, description="Examples per step.")]
-LearningRate = Annotated[float, Field(gt=0, le=FLOAT32, description="Learning rate.")]
-WeightDecay = Annotated[float, Field(ge=0, le=FLOAT32, description="Weight decay: pull of weights towards zero.")]
+LearningRate = Annotated[float, Field(gt=0, le=FLOAT32, description="Learning rate."), IN_FLOAT32]
+WeightDecay = Annotated[
+    float, Field(ge=0, le=FLOAT32, description="Weight decay: pull of weights towards zero."), IN_FLOAT32
+]
 Dropout = Annotated[float, Field(ge=0, lt=1, description="Share of hidden values set to zero in training.")]
 Optimizer = Annotated[Literal["adamw", "adam", "rmsprop", "adagrad", "sgd"], Field(description="Optimizer:")]
 Schedule = Annotated[Literal["constant", "cosine", "linear"], Field(description="Learning rate schedule:")]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from minidl import console
 from minidl.data import formats
 from minidl.data.file_rows import Records
 from minidl.data.files import no_rows
@@ -48,7 +49,7 @@ def tell_files(given: Iterable[str], what: str) -> None:
             continue
         if there:
             file = shlex.quote(argument)
-            print(f"note: {argument} is taken as {what}; to answer what is in the file: --file {file}", file=sys.stderr)
+            console.note(f"{argument} is taken as {what}; to answer what is in the file: --file {file}")
 
 
 def chunks(items: list[_Item], size: int = CHUNK) -> Iterator[list[_Item]]:

@@ -97,10 +97,22 @@ def _open(folder: Path) -> tuple[Path, int]:
     try:
         return path, reading.handle(path, flags)
     except OSError as error:
+        _check_file(path, folder)
         if error.errno not in _NOT_WRITABLE or not folder.is_dir():
             raise
     path = folder / INSIDE
-    return path, reading.handle(path, flags)
+    try:
+        return path, reading.handle(path, flags)
+    except OSError:
+        _check_file(path, folder)
+        raise
+
+
+def _check_file(path: Path, folder: Path) -> None:
+    """Raises ConfigError for a lock that is no file."""
+    kind = "a link" if path.is_symlink() else "a folder" if path.is_dir() else None
+    if kind is not None:
+        raise ConfigError(f"{path}, the lock of {folder}, is {kind}, expected a file; delete it, then try again")
 
 
 def _is_at(path: Path, handle: int) -> bool:

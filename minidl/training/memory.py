@@ -33,14 +33,17 @@ NEW_RUN = "a new run (--overwrite) with a --batch-size of {}"
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
 _AMOUNT = r"([\d.]+) (bytes|[KMGTPE]iB|B)\b"
 # What torch, Python and the loader of libraries say of memory; a library that finds none is an ImportError.
-_FULL = re.compile(r"can't allocate memory|can't start new thread|Cannot allocate memory|failed to map segment")
+_FULL = re.compile(r"can't allocate memory|Cannot allocate memory|failed to map segment")
+# What is said of threads and processes, which lack memory only where there is none for a stack.
+_NO_THREAD = re.compile(r"can't start new thread|Resource temporarily unavailable")
+_STACK = 2**26
 
 
 @dataclass(frozen=True)
 class Shortage:
     """Sizes in bytes of an allocation that failed; None where unknown."""
 
-    where: str  # "GPU", "machine" or "kernel"
+    where: str  # "GPU", "machine", "kernel" or "threads"
     asked: int | None = None
     free: int | None = None
     total: int | None = None
@@ -51,6 +54,8 @@ class Shortage:
     def __str__(self) -> str:
         if self.where == "kernel":
             return f"a kernel needs {self.asked:,} of {self.kind}, but this GPU has {self.total:,}"
+        if self.where == "threads":
+            return "no further thread or process can be started"
         full = "the GPU is out of memory" if self.where == "GPU" else "this machine is out of memory"
         asked = "an allocation" if self.asked is None else f"{size(self.asked)} were requested"
         asked += f" for {self.what}" if self.what else ""
@@ -94,9 +99,13 @@ def read(error: BaseException) -> Shortage | None:
     is_torchs = type(error).__name__ == "OutOfMemoryError"
     if is_torchs or (isinstance(error, RuntimeError) and "CUDA" in text and "out of memory" in text):
         return Shortage("GPU", asked if is_torchs else None, *_of_device(), "", *about)
-    full = isinstance(error, RuntimeError | ImportError) and _FULL.search(text)
-    if full or isinstance(error, MemoryError):
-        return Shortage("machine", asked, machine.free(), None, "", *about)
+    # An error of minidl's own has said what to do.
+    says = isinstance(error, RuntimeError | ImportError | OSError) and not type(error).__module__.startswith("minidl.")
+    free, thread = machine.free(), says and _NO_THREAD.search(text)
+    if thread and (free is None or free >= _STACK):
+        return Shortage("threads")
+    if thread or (says and _FULL.search(text)) or isinstance(error, MemoryError):
+        return Shortage("machine", asked, free, None, "", *about)
     return None
 
 
@@ -133,6 +142,8 @@ def advice(
     """What to do, as the end of a sentence; arguments as for `guarded`. A batch is named only after a trial."""
     if short.where == "kernel":
         return "its tile is too large for this GPU: make tables for it with `minidl tune`, or unset MINIDL_TILES"
+    if short.where == "threads":
+        return "end other programs, or raise the limit of processes (ulimit -u, or pids.max of the control group)"
     if short.remedy or attempt is None or batch <= 1:
         return f"end other programs, or take {short.remedy or 'less data or a smaller model'}"
     tried = largest(attempt, batch, share, short.where)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minidl import reading
+from minidl.console import one_line
 from minidl.training import metrics, reports
 
 FILE = "report.html"
@@ -97,8 +98,8 @@ def _page(title: str, parts: Sequence[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Any text, shown and never read as HTML; what UTF-8 cannot hold is escaped."""
-    return html.escape(str(value).encode("utf-8", "backslashreplace").decode())
+    """Any text, shown and never read as HTML, without control characters and what UTF-8 cannot hold."""
+    return html.escape(one_line(str(value)))
 
 
 def _head(report: Mapping[str, Any]) -> Iterator[str]:

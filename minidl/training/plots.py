@@ -1,108 +1,23 @@
 """Pictures of a run: curves, the confusion matrix, predictions against truth, mistakes, filters.
 
-They need the plots extra. A function that is a plot makes PNG files by name and writes them to its first argument, the
-folder of a run; in `elsewhere` the processes of `helpers` draw them, several at a time.
+A function that is a plot makes PNG files by name and writes them to its first argument, the folder of a run.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import io
-import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minidl.data.workers import Message, WorkerError
-from minidl.training import files, helpers, metrics
+from minidl.console import one_line
+from minidl.training import metrics
+from minidl.training.drawing import Files, plot
 
 _MOST_DRAWN = 40  # of the classes in a confusion matrix, where there are too many
-MISSING = "no plots: matplotlib is not installed; install it with pip install 'minidl[plots]'"
-
-
-def available() -> bool:
-    """Whether matplotlib is installed."""
-    if find_spec("matplotlib") is None:
-        return False
-    if "MPLBACKEND" in os.environ and "matplotlib" not in sys.modules:
-        # matplotlib cannot be imported with a backend that it does not know; pictures need none.
-        backend = os.environ.pop("MPLBACKEND")
-        import matplotlib as mpl
-
-        with contextlib.suppress(ValueError):
-            mpl.rcParams["backend"] = backend
-        os.environ["MPLBACKEND"] = backend
-    return True
-
-
-Files = dict[str, bytes]
-_pending: list[list[Callable[[], None]]] = []  # of the block under way, what is yet to be written
-
-
-@contextlib.contextmanager
-def elsewhere() -> Iterator[None]:
-    """A block whose plots are drawn by the processes at hand, if there are some, and written at its end."""
-    pending: list[Callable[[], None]] = []
-    if helpers.at_hand() is not None:
-        _pending.append(pending)
-    try:
-        yield
-        for write in pending:
-            write()
-    finally:
-        _pending.clear()
-
-
-def _plot(draw: Callable[..., Files]) -> Callable[..., None]:
-    """A function that draws as one that writes what it has drawn to the folder that comes first."""
-
-    @functools.wraps(draw)
-    def plot(folder: Path, *args: Any) -> None:
-        workers = helpers.at_hand()
-        if not _pending or workers is None:
-            _save(folder, draw(*args))
-            return
-        arrays = [np.ascontiguousarray(value) for value in args if isinstance(value, np.ndarray)]
-        values = {
-            "name": draw.__name__,
-            "args": [None if isinstance(value, np.ndarray) else value for value in args],
-            "arrays": [place for place, value in enumerate(args) if isinstance(value, np.ndarray)],
-            "kinds": [(array.dtype.str, array.shape) for array in arrays],
-        }
-        result = workers.later(drawn, Message(values, arrays))
-
-        def write() -> None:
-            try:
-                found = result()
-            except WorkerError:  # the processes are gone
-                _save(folder, draw(*args))
-            else:
-                _save(folder, dict(zip(found.values["names"], found.buffers, strict=True)))
-
-        _pending[-1].append(write)
-
-    return plot
-
-
-def drawn(message: Message) -> Message:
-    """A worker's job: the files of a plot."""
-    values, args = message.values, message.values["args"]
-    for place, (dtype, shape), raw in zip(values["arrays"], values["kinds"], message.buffers, strict=True):
-        args[place] = np.frombuffer(raw, dtype).reshape(shape)
-    available()
-    found: Files = globals()[values["name"]].__wrapped__(*args)
-    return Message({"names": list(found)}, list(found.values()))
-
-
-def _save(folder: Path, found: Files) -> None:
-    for name, picture in found.items():
-        files.write_bytes(folder / name, picture)
 
 
 def curves(
@@ -129,7 +44,7 @@ def curves(
     over_epochs(folder, "scores.png", scores, kept, title, "validation score")
 
 
-@_plot
+@plot
 def over_epochs(name: str, lines: dict[str, list[float | None]], kept: int, title: str, y: str) -> Files:
     """A line for each list of figures of the epochs, with the epoch that is kept."""
     figure, axes = _figure(6, 4.5)
@@ -138,7 +53,7 @@ def over_epochs(name: str, lines: dict[str, list[float | None]], kept: int, titl
     return {name: _finished(figure, axes, title, "epoch", y)}
 
 
-@_plot
+@plot
 def gan_curves(history: Sequence[dict[str, Any]], title: str) -> Files:
     """curves.png: both losses, and the probabilities of being real that the discriminator gives, over the epochs."""
     from matplotlib.figure import Figure
@@ -159,7 +74,7 @@ def gan_curves(history: Sequence[dict[str, Any]], title: str) -> Files:
     return {"curves.png": _png(figure)}
 
 
-@_plot
+@plot
 def confusion(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str], title: str) -> Files:
     """confusion.png: the share of each true class (row) by predicted class; numbers are shown up to 25 classes.
 
@@ -191,7 +106,7 @@ def confusion(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str], t
     return {"confusion.png": _finished(figure, axes, title, "predicted", "true")}
 
 
-@_plot
+@plot
 def predictions(truth: np.ndarray, predicted: np.ndarray, target: str, title: str) -> Files:
     """predictions.png: predicted against true values of a regression."""
     from matplotlib.ticker import MaxNLocator
@@ -240,7 +155,7 @@ def mistakes(
         )
 
 
-@_plot
+@plot
 def _captioned(
     name: str, pixels: np.ndarray, captions: Sequence[str], title: str, none: str, maps: np.ndarray | None = None
 ) -> Files:
@@ -261,7 +176,7 @@ def _captioned(
     return {name: _png(figure)}
 
 
-@_plot
+@plot
 def filters(weight: np.ndarray, title: str) -> Files:
     """filters.png: the filters of the first layer, [M, C, R, S]; colour where C is 3, else the mean of its channels.
 
@@ -300,8 +215,7 @@ def _show(axes: Any, pixels: np.ndarray) -> None:
 
 def shorten(name: str) -> str:
     """A name as a label, of at most 24 characters."""
-    line = " ".join(name.split())
-    line = line if line.isprintable() else ascii(line)[1:-1]
+    line = one_line(" ".join(name.split()))
     return line if len(line) <= 24 else line[:23] + "…"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minidl.console import one_line
 from minidl.training import environment, metrics
 from minidl.training.baselines import LEFT_OUT
 from minidl.training.config import Training
@@ -108,10 +109,11 @@ def columns(source: dict[str, Any]) -> str:
 
 def leakage(found: Sequence[dict[str, Any]]) -> str:
     """How many examples of the files of a run are in another of them, too; "" for data in one file."""
-    return "; ".join(
+    told = (
         f"{entry['examples']:,} of {count(entry['of'], 'example')} of {entry['file']} also in {entry['also_in']}"
         for entry in found
     )
+    return one_line("; ".join(told))
 
 
 def notes(source: dict[str, Any]) -> list[tuple[str, str]]:
@@ -121,7 +123,7 @@ def notes(source: dict[str, Any]) -> list[tuple[str, str]]:
 
 def as_text(report: dict[str, Any]) -> str:
     """The report as plain text with aligned columns."""
-    lines = [f"{report['task']} of {report['data']}", ""]
+    lines = [one_line(f"{report['task']} of {report['data']}"), ""]
     if "seconds" in report:
         optimizer = report["optimizer"]
         then = f", {optimizer['unfreeze_lr']:g} of all layers" if "unfreeze_lr" in optimizer else ""
@@ -199,7 +201,7 @@ def _classes(classes: Sequence[dict[str, Any]], elsewhere: str) -> list[str]:
         classes = sorted(classes, key=lambda entry: -entry["support"])[:_MOST_ROWS]
     rows = [
         [
-            entry["label"] if entry["label"].isprintable() else ascii(entry["label"])[1:-1],
+            entry["label"],
             *(f"{entry[name]:.3f}" for name in ("precision", "recall", "f1")),
             str(entry["support"]),
         ]
@@ -210,7 +212,7 @@ def _classes(classes: Sequence[dict[str, Any]], elsewhere: str) -> list[str]:
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table: the first column aligned left, the others right."""
-    table = [titles, *rows]
+    table = [[one_line(cell) for cell in row] for row in (titles, *rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(titles))]
     lines = []
     for row in table:
@@ -223,7 +225,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def pairs(about: Sequence[tuple[str, str]]) -> list[str]:
     """Lines of the pairs that have a value."""
     width = max(len(name) for name, _ in about)
-    return [f"{name.ljust(width)}  {value}" for name, value in about if value]
+    return [f"{name.ljust(width)}  {one_line(value)}" for name, value in about if value]
 
 
 def count(number: int, what: str) -> str:

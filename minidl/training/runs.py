@@ -27,6 +27,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from minidl import storage
+from minidl.console import one_line
 from minidl.training import checkpoints, files, locks, manifest
 from minidl.training.config import Session
 from minidl.training.errors import ConfigError, DamagedError, RunError
@@ -75,8 +77,8 @@ def finished_report(config: Session) -> str | None:
         sweep(config.out)
         kept = finish(config.out)
     text = files.as_text(raw, config.out / "report.txt")
-    notes = "".join(f"note: {note}\n" for note in run.notes)
-    return f"{notes}{config.out} is already finished:\n\n{text}" + (f"{kept}\n" if kept else "")
+    *told, last = [one_line(line) for line in (*(f"note: {note}" for note in run.notes), str(config.out), kept or "")]
+    return "\n".join(told) + f" is already finished:\n\n{text}" + (f"{last}\n" if last else "")
 
 
 def is_younger(folder: Path, seconds: float) -> bool:
@@ -152,15 +154,18 @@ def check_out(config: Session) -> None:
         raise ConfigError(f"--out {folder} is a file: give the name of a folder")
     if config.resume or _is_new(folder):
         return
-    if not config.overwrite:
-        raise ConfigError(
-            f"--out {folder} exists and is not empty: choose another folder, continue the run in it with --resume, "
-            "or replace it with --overwrite"
-        )
     try:
         read_config(folder)
     except (ConfigError, DamagedError) as error:
+        if not config.overwrite:
+            raise ConfigError(f"--out {folder} exists and is not empty: choose another folder") from None
         raise ConfigError(f"--overwrite replaces runs only; {error}") from None
+    if not config.overwrite:
+        goes_on = "" if is_finished(folder) else "continue the run in it with --resume, "
+        raise ConfigError(
+            f"--out {folder} exists and is not empty: choose another folder, {goes_on}or replace the run in it with "
+            "--overwrite"
+        )
 
 
 def start(
@@ -236,14 +241,12 @@ def writing(config: Session) -> Iterator[None]:
     Raises ConfigError when another process writes there or has made a run in the meantime, or when a folder of the run
     is a link; RunError when nothing can be written.
     """
-    try:
-        files.make_folder(config.out.parent, parents=True)
-        lock = locks.held(config.out)
-        lock.__enter__()
-    except OSError as error:
-        raise RunError(cannot_write(config.out, error)) from None
     with contextlib.ExitStack() as stack:
-        stack.push(lock)
+        try:
+            stack.enter_context(storage.folder_for(config.out.parent))
+            stack.enter_context(locks.held(config.out))
+        except OSError as error:
+            raise RunError(cannot_write(config.out, error)) from None
         check_out(config)
         check_links(config.out)
         yield
@@ -307,17 +310,19 @@ def finish(folder: Path) -> str | None:
     return f"the replaced run contained other files; they are kept in {aside}" if _holds(aside) else None
 
 
-def cannot_save(config: Session, kind: str, error: OSError, is_back: bool = False) -> RunError:
-    """The error for a write that failed during training; `is_back` after a run that was to be replaced is put back."""
+def cannot_save(config: Session, kind: str, error: OSError, begun: bool = True, is_back: bool = False) -> RunError:
+    """The error for a write that failed: before the run has `begun`, or during training; `is_back` after a run that was
+    to be replaced is put back."""
     folder = config.out
+    what = f"{error.filename or folder} cannot be written: {error.strerror or error}"
+    if is_back or not begun:
+        kept = f"; the previous run is back in {folder}" if is_back else ""
+        return RunError(f"{what}{kept}. Free some space, then run the command again")
+    if is_finished(folder):
+        return RunError(f"{what}; the run in {folder} is complete all the same")
     saved = any((folder / checkpoints.FOLDER / name).exists() for name in checkpoints.JSON_FILES)
     kept = "the last checkpoint is kept" if saved else "no checkpoint yet"
-    then = f"continue with: {resume_command(kind, folder)}"
-    if is_back:
-        kept, then = f"the previous run is back in {folder}", "run the command again"
-    return RunError(
-        f"{error.filename or folder} cannot be written: {error.strerror or error}; {kept}. Free some space, then {then}"
-    )
+    return RunError(f"{what}; {kept}. Free some space, then continue with: {resume_command(kind, folder)}")
 
 
 def check_not_own(name: str, path: Path, in_run: bool = False) -> None:

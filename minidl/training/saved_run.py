@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minidl import console
 from minidl.data.parsing import cut
 from minidl.distributed import workers
 from minidl.training import files, manifest
@@ -100,7 +100,7 @@ def previous(folder: Path) -> Path:
 def tell(notes: Iterable[str]) -> None:
     """Show notes of a run on standard error: standard output has answers."""
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        console.note(note)
 
 
 def is_finished(folder: Path) -> bool:
@@ -121,7 +121,7 @@ def resume_command(kind: str, folder: Path) -> str:
     them."""
     count = workers.started_together()
     devices = ["--devices", str(count)] if count > 1 else []
-    return shlex.join(["minidl", "train", kind, "--out", str(folder), "--resume", *devices])
+    return console.one_line(shlex.join(["minidl", "train", kind, "--out", str(folder), "--resume", *devices]))
 
 
 def own_data(run: SavedRun) -> Any:

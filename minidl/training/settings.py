@@ -5,6 +5,7 @@ Command-line options, `config.json`, checks with their error messages and the re
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,13 @@ def _utf8(value: str | Path | None) -> str | Path | None:
     return value
 
 
+def _in_float32(value: float | None) -> float | None:
+    if value and not ctypes.c_float(value).value:
+        raise PydanticCustomError("zero_in_float32", "zero in float32")
+    return value
+
+
+IN_FLOAT32 = AfterValidator(_in_float32)  # no number that becomes zero in float32
 REPEATED = Written(list[str], tuple)
 UTF8 = AfterValidator(_utf8)  # its error is the `utf8` of Expected
 

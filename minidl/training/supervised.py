@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from minidl import nn, optim, phases, random, rehearsal
+from minidl.console import one_line
 from minidl.data.batches import Batches
 from minidl.data.image_batches import ImageBatches
 from minidl.data.workers import Workers, available
@@ -93,7 +94,7 @@ class Supervised(Experiment):
         classes = f", {len(labels)} classes" if labels else ""
         columns, leakage = reports.columns(self.source), reports.leakage(self.source.get("leakage", []))
         return (
-            f"{self.config.data}: {sizes['train']:,} training, {sizes['validation']:,} validation and "
+            f"{one_line(self.config.data)}: {sizes['train']:,} training, {sizes['validation']:,} validation and "
             f"{sizes['test']:,} test examples, {self.features}{classes}"
             + (f"\ncolumns: {columns}" if columns else "")
             + (f"\nleakage: {leakage}" if leakage else "")

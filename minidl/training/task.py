@@ -7,14 +7,13 @@ that the help of its command is shown quickly.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from minidl.data.parsing import encoded, is_utf8
+from minidl.data.parsing import encoded
 from minidl.data.workers import Workers
 from minidl.training import memory
 from minidl.training.errors import ConfigError
@@ -221,10 +220,7 @@ class Predictor(ABC):
 def _line(answer: dict[str, Any]) -> str:
     """An answer as a line of JSON. Bytes of a file name that are not UTF-8 become escapes, which Python reads back as
     the same name."""
-    line = encoded(answer)
-    if not is_utf8(answer.get("file", "")):
-        line = json.dumps(answer, allow_nan=False)
-    return line + "\n"
+    return encoded(answer) + "\n"
 
 
 def only_for_files(name: str, options: Mapping[str, Any], why: str) -> None:

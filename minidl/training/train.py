@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from minidl import phases
+from minidl.console import escaped, one_line
 from minidl.data.saved import Checked, made
 from minidl.distributed.group import current
 from minidl.runtime import launch
-from minidl.training import environment, files, machine, manifest, memory, page, plots, runs
+from minidl.training import drawing, environment, files, machine, manifest, memory, page, runs
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
 from minidl.training.compiling import compile_ahead
 from minidl.training.config import Session
 from minidl.training.display import Display
 from minidl.training.errors import ConfigError, Interrupted, RunError, damaged
-from minidl.training.saved_run import read_run, resume_command
+from minidl.training.saved_run import is_finished, read_run, resume_command
 from minidl.training.settings import changed
 from minidl.training.task import Experiment, Task
 from minidl.training.tasks import TASKS
@@ -40,6 +43,7 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
     """
     group = current()
     task, display = TASKS[kind], Display(config.quiet or not group.leads)
+    begun = False
     try:
         if config.precision == "bfloat16" and launch.INTERPRETED:
             raise ConfigError(launch.NO_BFLOAT16.replace("use float32", "use --precision float32"))
@@ -47,7 +51,7 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
         _check_shards(config)
         with memory.used_for("the features", "less data"), phases.timed("vectorise"):
             experiment = task.prepare(config, dataset)
-        display.note(experiment.introduction)
+        display.show(experiment.introduction)
         memory.check_networks(experiment.networks, config, experiment.scaled_by)
         data_sha256 = next(task.fingerprints(dataset))
         group.check_same(data=data_sha256)
@@ -59,7 +63,8 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
             )
         # Linux kills a process that takes more than its control group may; compiled kernels have the GPU's memory.
         with runs.writing(config), memory.within(machine.in_groups() if launch.INTERPRETED else None):
-            if config.resume and (config.out / "config.json").exists():
+            begun = config.resume and (config.out / "config.json").exists()
+            if begun:
                 runs.sweep(config.out)
                 run = read_run(config.out)
                 checkpoint = last_checkpoint(config, run.identity)
@@ -69,16 +74,22 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
                 with resumable(config, kind):
                     return _fit(task, config, experiment, run.identity, checkpoint, display)
             identity = runs.start(config, kind, data_sha256, experiment.documents, experiment.model)
+            begun = True
             with replacing(config, kind, display), resumable(config, kind):
                 return _fit(task, config, experiment, identity, None, display)
-    except OSError as error:
-        raise runs.cannot_save(config, kind, error) from None
     except Exception as error:
         # For work outside of the steps, which `memory.guarded` covers.
         short = memory.read(error)
+        if short is None and isinstance(error, OSError) and _is_of(config.out, error):
+            raise runs.cannot_save(config, kind, error, begun) from None
         if short is None:
             raise
         raise RunError(f"{short}; {memory.advice(short)}") from None
+
+
+def _is_of(out: Path, error: OSError) -> bool:
+    """Whether a file of a run, or one next to it, was written, and not one of a library."""
+    return error.filename is None or Path(os.fsdecode(error.filename)).is_relative_to(out.parent)
 
 
 @contextmanager
@@ -87,6 +98,8 @@ def resumable(config: Session, kind: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        if is_finished(config.out):
+            raise Interrupted(f"interrupted; the run in {one_line(str(config.out))} is complete") from None
         if not (config.out / FOLDER / "last.json").exists():
             raise
         then = resume_command(kind, config.out)
@@ -154,21 +167,20 @@ def _fit(
             report.update(shards=config.shards, processes=group.size, **trainer.pace())
     with phases.timed("write"):
         files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
-    plotted = None
-    if config.plots and plots.available():
-        with memory.used_for("the plots", "--no-plots"), phases.timed("plots"), plots.elsewhere():
+    undrawn: Iterable[str] = [drawing.MISSING] if config.plots else []
+    if config.plots and drawing.available():
+        with memory.used_for("the plots", "--no-plots"), phases.timed("plots"), drawing.elsewhere() as undrawn:
             experiment.plot(trainer, report)
-    elif config.plots:
-        plotted = plots.MISSING
     report.update(phases=phases.current().taken(), memory=memory.peaks())
-    text = task.as_text(report)
+    text = escaped(task.as_text(report))
     with memory.used_for("the page", "less data"):
         shown = page.as_html(
             config.out, report, trainer.progress.history, config.identity(), described, experiment.mistakes(trainer)
         )
     files.write_text(config.out / page.FILE, shown)
     runs.complete(config.out, identity, report, text)
-    display.note("\n" + text, plotted, runs.finish(config.out), experiment.ending())
+    display.show("\n" + text)
+    display.note(*undrawn, runs.finish(config.out), experiment.ending())
     return report
 
 
@@ -248,7 +260,7 @@ def resumed(checkpoint: Checkpoint, described: dict[str, Any], after: str, displ
             f"  {name}: {environment.shown(was)} then, {environment.shown(now)} now"
             for name, (was, now) in changes.items()
         ]
-        warning = [f"warning: {checkpoint.path} was written in another environment:", *lines]
+        warning = [one_line(f"warning: {checkpoint.path} was written in another environment:"), *lines]
         advice = "Training goes on, but its results may differ in their last bits from those of an uninterrupted run."
-        display.note("\n".join([*warning, advice]))
+        display.show("\n".join([*warning, advice]))
     return {"resumed": entries} if entries else {}

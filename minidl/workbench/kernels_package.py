@@ -16,6 +16,7 @@ import re
 import shutil
 from pathlib import Path
 
+from minidl.console import echo
 from minidl.version import __version__
 
 NAME = "minidl_kernels"
@@ -114,7 +115,7 @@ def _relative(text: str, module: str, path: Path) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write the operators as a package of Hugging Face's kernels.")
     parser.add_argument("folder", type=Path)
-    print(write(parser.parse_args(arguments).folder))
+    echo(str(write(parser.parse_args(arguments).folder)))
 
 
 if __name__ == "__main__":

@@ -207,6 +207,30 @@ def test_a_schema_that_lacks_something_has_no_defaults(command, table_run, tmp_p
     refused(command("predict", folder, row), "schema.json is damaged", message)
 
 
+PLACES = """report.json task, report.json data, report.json epochs, report.json seconds, report.json rmse,
+report.json parameters, report.json device, report.json baseline, report.json baseline.mean,
+report.json baseline.mean.rmse, metrics.jsonl loss, metrics.jsonl validation, metrics.jsonl validation.rmse,
+metrics.jsonl epoch, config.json config.lr"""
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "x", 10**400, [[1]], {"a": "b"}, "\ud800"])
+def test_what_is_compared_may_have_any_values(command, table_run, tmp_path, value):
+    """Each is shown, or told as damage."""
+    refusals = 0
+    for number, (name, place) in enumerate(each.split() for each in PLACES.split(",")):
+        folder = older(table_run[0], tmp_path / str(number))
+        path = folder / name
+        first, *others = path.read_text().splitlines() if name == "metrics.jsonl" else [path.read_text()]
+        path.write_text(first)
+        edited(path, put(place, value))
+        path.write_text("\n".join([path.read_text(), *others]) + "\n")
+        done = command("compare", folder, table_run[0], "--html", tmp_path / "all.html")
+        if done.code:
+            refused(done, f"{name} is damaged (", "restore it or train again")
+            refusals += 1
+    assert refusals >= 2
+
+
 @pytest.mark.parametrize("name", ["labels.json", "vocabulary.json"])
 def test_a_document_that_was_altered(command, text_run, tmp_path, name):
     folder = older(text_run[0], tmp_path / "run")

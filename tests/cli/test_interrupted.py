@@ -20,12 +20,15 @@ from minidl.training.errors import DamagedError
 from tests.cli.conftest import start, wait_for
 
 
-@pytest.fixture(autouse=True)
-def _heeded():
-    """A process that a shell has put in the background ignores Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+@pytest.fixture
+def _no_threads(monkeypatch):
+    """The number of threads is limited."""
+
+    def refused(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", refused)
+    monkeypatch.setattr("threading._start_new_thread", refused)
 
 
 class Thing:
@@ -50,6 +53,7 @@ def test_a_signal_that_python_drops_in_a_callback_is_raised_again(number, capsys
 
 
 @pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.usefixtures("_no_threads")
 def test_a_signal_during_an_import_comes_after_it(tmp_path, monkeypatch, times):
     """Libraries take an exception for a module that is not there, and go on; a second signal does not wait."""
     (tmp_path / "half_imported.py").write_text(
@@ -92,6 +96,18 @@ def test_nothing_is_left_of_it():
     with common.terminated():
         assert signal.getsignal(signal.SIGTERM) is not before[0]
     assert (signal.getsignal(signal.SIGTERM), threading.active_count()) == before
+
+
+def test_a_timer_of_it_ends_with_it(tmp_path, monkeypatch):
+    """A signal that came in the last import is raised no later."""
+    (tmp_path / "last_imported.py").write_text("import signal\nsignal.raise_signal(signal.SIGTERM)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.getsignal(signal.SIGALRM)
+    with common.terminated():
+        importlib.import_module("last_imported")
+    time.sleep(3 * common._SOON)
+    assert signal.getsignal(signal.SIGALRM) is before
+    del sys.modules["last_imported"]
 
 
 def interrupt(process, number):

@@ -60,11 +60,9 @@ def drawn(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _heeded():
-    """A process that a shell has put in the background ignores Ctrl-C; none may be left behind."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def _ended():
+    """No process may be left behind."""
     yield
-    signal.signal(signal.SIGINT, before)
     assert not any(map(alive, children(os.getpid())))
 
 

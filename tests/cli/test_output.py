@@ -103,7 +103,48 @@ def test_a_run_name_that_is_no_text(shell, text_run):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_backend_that_matplotlib_does_not_know(shell, tmp_path):
+def test_settings_of_matplotlib_change_no_plot(shell, tmp_path):
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\naxes.facecolor: red\nsavefig.format: pdf\n")
     done = shell("TRAIN", MPLBACKEND="junk")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "loss.png").exists()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_fails_costs_a_note(command, texts, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+
+    def fail(*_, **__):
+        raise RuntimeError("no\nfont")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
+    run = tmp_path / "run"
+    done = command("train", "text", "--data", texts, "--out", run, *SMALL[:-1])
+    assert (done.code, done.err) == (0, "")
+    assert done.out.count("note: a plot cannot be drawn (RuntimeError: no font)\n") == 1
+    assert (run / "report.json").exists()
+    assert not (run / "loss.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "library"),
+    [
+        ("TORCH_LOGS", "junk", "torch"),
+        ("PYTORCH_JIT", "junk", "torch"),
+        ("TORCH_COMPILE_DEBUG", "junk", "torch"),
+        ("SOURCE_DATE_EPOCH", "junk", "scipy"),
+    ],
+)
+def test_a_variable_with_which_a_library_cannot_be_imported(shell, tmp_path, variable, value, library):
+    done = shell("TRAIN", **{variable: value})
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {library} cannot be imported: ValueError: ")
+    assert f"{variable} ('{value}')" in done.stderr.rpartition("; unset ")[2]
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("line", ["predict a b", "train text --help", "sanitize a.py", "compare a b", "doctor"])
+def test_a_working_folder_that_was_deleted(shell, line):
+    done = shell(f"mkdir gone; cd gone; rmdir ../gone; minidl {line}")
+    expected = "error: the working folder cannot be read: No such file or directory; change to another with cd\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)

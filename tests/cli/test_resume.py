@@ -113,12 +113,10 @@ def test_a_signal_after_training_says_how_to_go_on(command, texts, whole, tmp_pa
     if place == "plots.curves":
         pytest.importorskip("matplotlib")
         arguments = LONGER[:-1]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with monkeypatch.context() as patched:
         patched.setattr(f"minidl.training.{place}", lambda *_: signal.raise_signal(number))
         done = command("train", "text", "--data", texts, "--out", run, *arguments)
-    signal.signal(signal.SIGINT, before)
     advice = f"minidl train text --out {run} --resume"
     assert (done.code, done.err) == (130, f"interrupted; the last checkpoint is kept. To continue:\n  {advice}\n")
     assert not (run / "report.json").exists()

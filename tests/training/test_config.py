@@ -33,6 +33,8 @@ def test_settings_cannot_be_changed_after_they_were_checked():
         ({"optimizer": "lion"}, "--optimizer is lion, expected one of adamw, adam, rmsprop, adagrad, sgd"),
         ({"lr": 0.0}, "--lr is 0.0, expected a number above 0"),
         ({"lr": float("nan")}, "--lr is nan, expected a number above 0"),
+        ({"lr": 1e-320}, "--lr is 1e-320, expected a number above 0 that float32 holds"),
+        ({"weight_decay": 1e-46}, "--weight-decay is 1e-46, expected a number of at least 0 that float32 holds"),
         ({"lr": 1e39}, "--lr is 1e+39, expected a number above 0 that float32 holds"),
         ({"weight_decay": 1e308}, "--weight-decay is 1e+308, expected a number of at least 0 that float32 holds"),
         ({"data": "a\udcff.csv"}, "--data is a\udcff.csv, expected a name in UTF-8"),

@@ -185,9 +185,13 @@ def test_a_ctrl_c_leaves_no_lock(tmp_path, monkeypatch, owner, name):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_at_the_name_of_the_lock_is_not_followed(tmp_path):
+@pytest.mark.parametrize(("kind", "target"), [("link", "mine"), ("link", "nowhere"), ("folder", None)])
+def test_a_lock_that_is_no_file_is_named_and_left_alone(tmp_path, kind, target):
     (tmp_path / "mine").write_text("kept")
-    (tmp_path / ".run.lock").symlink_to("mine")
-    with pytest.raises(OSError, match="levels of symbolic links"), locks.held(tmp_path / "run"):
+    lock = tmp_path / ".run.lock"
+    lock.symlink_to(target) if target is not None else lock.mkdir()
+    message = rf"\.run\.lock, the lock of .*run, is a {kind}, expected a file; delete it"
+    with pytest.raises(ConfigError, match=message), locks.held(tmp_path / "run"):
         pass
     assert (tmp_path / "mine").read_text() == "kept"
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", ".run.lock"}

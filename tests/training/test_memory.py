@@ -3,6 +3,7 @@
 torch.OutOfMemoryError is raised by stand-ins.
 """
 
+import errno
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from triton.runtime.errors import InterpreterError, OutOfResources
 
 from minidl import models, optim
+from minidl.data.workers import WorkerError
 from minidl.generation import passes
 from minidl.training import machine, memory
 from minidl.training.errors import RunError
@@ -165,12 +167,30 @@ def test_what_asked_for_the_memory_is_told_with_what_helps(monkeypatch):
     [
         ImportError("scipy/_core.so: failed to map segment from shared object"),
         ImportError("libtorch.so: cannot open shared object file: Cannot allocate memory"),
-        RuntimeError("can't start new thread"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
     ],
 )
-def test_libraries_and_threads_that_find_no_memory(error):
+def test_libraries_that_find_no_memory(error):
     assert memory.read(error).where == "machine"
     assert memory.read(type(error)("something else")) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        RuntimeError("std::system_error: Resource temporarily unavailable"),
+    ],
+)
+def test_a_limit_of_threads_is_no_lack_of_memory(monkeypatch, error):
+    monkeypatch.setattr(machine, "free", lambda: 2 * GB)
+    short = memory.read(error)
+    assert str(short) == "no further thread or process can be started"
+    assert memory.advice(short, 64, full).startswith("end other programs, or raise the limit of processes (ulimit -u")
+    monkeypatch.setattr(machine, "free", lambda: 2**20)  # no room for a stack
+    assert memory.read(error).where == "machine"
+    assert memory.read(WorkerError(str(error))) is None
 
 
 def test_nothing_is_imported_to_tell_that_memory_is_full():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minidl.training import plots
+from minidl.training import drawing, plots
 
 pytest.importorskip("matplotlib")
 
@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 def drawn(monkeypatch):
     """The axes of every picture that is written."""
     found, finished = {}, []
-    finish, save = plots._finished, plots._save
+    finish, save = plots._finished, drawing.save
 
     def keep(figure, axes, *texts):
         finished.append(axes)
@@ -25,7 +25,7 @@ def drawn(monkeypatch):
         finished.clear()
 
     monkeypatch.setattr(plots, "_finished", keep)
-    monkeypatch.setattr(plots, "_save", name)
+    monkeypatch.setattr(drawing, "save", name)
     return found
 
 
@@ -79,7 +79,7 @@ def test_names_in_any_script_are_drawn_without_a_warning(drawn, tmp_path):
     # Warnings are errors here.
     names = ["\N{CJK UNIFIED IDEOGRAPH-732B}", "\x1b[31mred"]
     plots.confusion(tmp_path, np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1]), names, "two classes")
-    assert [label.get_text() for label in drawn["confusion.png"].get_yticklabels()][1] == r"\x1b[31mred"
+    assert [label.get_text() for label in drawn["confusion.png"].get_yticklabels()][1] == r"\u001b[31mred"
 
 
 def test_large_predictions_have_whole_tick_labels(drawn, tmp_path):

@@ -87,7 +87,7 @@ def test_a_label_stays_on_its_line():
         )
     )
     assert "\na\\nb        " in reports.as_text(content)
-    assert "\n\\x1b[31mred  " in reports.as_text(content)
+    assert "\n\\u001b[31mred  " in reports.as_text(content)
 
 
 def test_where_a_run_went_on_under_another_environment_is_told():

@@ -67,6 +67,32 @@ def test_what_is_no_run_is_told(tmp_path, make, message):
         saved_run.read_run(tmp_path / "run")
 
 
+def test_advice_on_a_folder_that_is_not_empty_is_of_what_is_in_it(tmp_path):
+    started(tmp_path / "begun")
+    finished(tmp_path / "done")
+    with pytest.raises(ConfigError, match="choose another folder, continue the run in it with --resume, or replace"):
+        started(tmp_path / "begun")
+    with pytest.raises(ConfigError, match="choose another folder, or replace the run in it with --overwrite"):
+        started(tmp_path / "done")
+
+
+def test_advice_after_a_write_that_failed_is_of_what_is_there(tmp_path):
+    full, folder = OSError(28, "No space left on device", str(tmp_path / "run" / "a")), tmp_path / "run"
+    config = TrainText(data="docstrings", out=folder)
+
+    def told(**state):
+        return str(runs.cannot_save(config, "text", full, **state)).partition("No space left on device")[2]
+
+    assert told(begun=False) == ". Free some space, then run the command again"
+    started(folder)
+    assert (
+        told() == f"; no checkpoint yet. Free some space, then continue with: minidl train text --out {folder} --resume"
+    )
+    assert told(is_back=True) == f"; the previous run is back in {folder}. Free some space, then run the command again"
+    complete(folder, 1)
+    assert told() == f"; the run in {folder} is complete all the same"
+
+
 def other_config(folder, content):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(content))
@@ -76,7 +102,7 @@ def test_a_folder_with_something_in_it_is_not_written_to(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match=r"exists and is not empty: choose another folder, continue .* or replace"):
+    with pytest.raises(ConfigError, match=r"exists and is not empty: choose another folder$"):
         started(folder)
     with pytest.raises(ConfigError, match="--overwrite replaces runs only"):
         started(folder, overwrite=True)

@@ -22,8 +22,9 @@ in the order in which the interpreter runs the programs.
 
 It does not find masked lanes in integers of 8 and 16 bits and float8, nor masked lanes after comparisons, sorts,
 conditions or integer arithmetic; gaps in views that span more than 2^24 elements; lanes that meet in tensors of more
-than 2^28; writes through a raw address (ctypes); unwritten memory that a torch function copied; and other processes. A
-torch function that writes part of a tensor by index counts as writing all of it.
+than 2^28; writes through a raw address (ctypes); unwritten memory that a torch function copied; and other processes,
+but for `minidl sanitize`, which checks all that a script starts. A torch function that writes part of a tensor by index
+counts as writing all of it.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from minidl.findings import KINDS, Finding, Place, SanitizerError
 from minidl.runtime import launch
 from minidl.testing.sanitizer.checks import Sanitizer
-from minidl.testing.sanitizer.findings import KINDS, Finding, Place, SanitizerError
 
 __all__ = ["KINDS", "Finding", "Place", "Sanitizer", "SanitizerError", "sanitize"]
 

@@ -10,7 +10,7 @@ import math
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ import torch
 import triton
 from triton.runtime import interpreter
 
+from minidl import findings
+from minidl.findings import Finding, Place, SanitizerError
 from minidl.runtime import interpret, interpret_memory, interpret_missing, interpret_operators
-from minidl.testing.sanitizer import findings
-from minidl.testing.sanitizer.findings import Finding, Place, SanitizerError
 from minidl.testing.sanitizer.lanes import Lanes, mark, unread
 from minidl.testing.sanitizer.order import Order
 from minidl.testing.sanitizer.regions import Region, Regions
@@ -98,10 +98,13 @@ class Launch:
 
 
 class Sanitizer:
-    """Collects findings; with `stop` the first one raises SanitizerError. `launches` counts launches by kernel."""
+    """Collects findings; with `stop` the first one raises SanitizerError. `launches` counts launches by kernel.
 
-    def __init__(self, stop: bool) -> None:
-        self.stop = stop
+    `tell` is called at each launch and each access of a finding: another process may read it, see `processes`.
+    """
+
+    def __init__(self, stop: bool, tell: Callable[..., None] | None = None) -> None:
+        self.stop, self._tell = stop, tell
         self.unwritten = Unwritten()
         self.launch: Launch | None = None
         self.launches: Counter[str] = Counter()
@@ -113,6 +116,13 @@ class Sanitizer:
     def findings(self) -> list[Finding]:
         """The bugs found so far, in order."""
         return list(self._found.values())
+
+    def begin(self, kernel: str) -> None:
+        """A kernel is launched."""
+        self.launch = Launch(kernel, self.unwritten)
+        self.launches[kernel] += 1
+        if self._tell is not None:
+            self._tell(launch=kernel)
 
     @property
     def running(self) -> Launch:
@@ -359,6 +369,11 @@ class Sanitizer:
             self._found[key] = found
         found.elements += count
         found.programs.add(self.grid[0])
+        if self._tell is not None:
+            self._tell(
+                kind=kind, kernel=found.kernel, program=self.grid[0], place=(place.file, place.line), tensor=tensor,
+                what=what, index=index, elements=count,
+            )  # fmt: skip
         if self.stop:
             raise SanitizerError([found])
 

@@ -14,8 +14,8 @@ from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.testing.sanitizer.checks import ADDRESS, Launch, Sanitizer
-from minidl.testing.sanitizer.findings import SanitizerError
+from minidl.findings import SanitizerError
+from minidl.testing.sanitizer.checks import ADDRESS, Sanitizer
 from minidl.testing.sanitizer.lanes import (
     carry_through,
     carry_through_histogram,
@@ -135,8 +135,7 @@ def _assert_statically(condition: Any, message: str = "") -> None:
 
 def _call(executor: Any, *args: Any, **kwargs: Any) -> None:
     sanitizer = _active[-1]
-    sanitizer.launch = Launch(executor.fn.__name__, sanitizer.unwritten)
-    sanitizer.launches[executor.fn.__name__] += 1
+    sanitizer.begin(executor.fn.__name__)
     try:
         _originals[_EXECUTOR, "__call__"](executor, *args, **kwargs)
     except interpreter.InterpreterError as error:

@@ -1,44 +1,16 @@
-"""Run a Python script or module under the sanitizer like `python script.py`."""
+"""Run a Python script or module in this process, like `python script.py`."""
 
 from __future__ import annotations
 
-import importlib.util
 import runpy
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from minidl.testing.pretended_gpu import pretended_gpu
-from minidl.testing.sanitizer import Sanitizer, SanitizerError, sanitize
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The exit code of a script, and the sanitizer with its findings."""
-
-    code: int
-    sanitizer: Sanitizer
-
-
-def run(script: str, arguments: Sequence[str], *, module: bool, stop: bool) -> Outcome:
-    """Run a script's file, or a module by name, as `__main__` with its arguments.
-
-    Like Python, this prints an exception of the script (the exit code is then 1, or 130 after Ctrl-C) and waits for
-    threads that the script has started.
-    """
-    code = 0
-    sanitizer: Sanitizer | None = None
-    try:
-        with sanitize(stop=stop) as sanitizer:
-            code = play(script, arguments, module=module)
-    except SanitizerError:
-        pass
-    assert sanitizer is not None
-    return Outcome(code, sanitizer)
 
 
 def play(script: str, arguments: Sequence[str], *, module: bool) -> int:
@@ -55,15 +27,6 @@ def play(script: str, arguments: Sequence[str], *, module: bool) -> int:
     return code
 
 
-def has_module(name: str) -> bool:
-    """Whether a module exists, also in the current folder. Imports the packages that contain it."""
-    with _as_main(name, (), module=True):
-        try:
-            return importlib.util.find_spec(name) is not None
-        except (ImportError, ValueError):
-            return False
-
-
 def _execute(script: str, module: bool) -> int:
     try:
         if module:
@@ -71,8 +34,6 @@ def _execute(script: str, module: bool) -> int:
         else:
             # The absolute path, as in Python: the file is also found after the script has changed folder.
             runpy.run_path(str(Path(script).absolute()), run_name="__main__")
-    except SanitizerError:
-        raise
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from pydantic import Field
 
+from minidl.console import one_line
 from minidl.data import ImageDataset
 from minidl.training import fields
 from minidl.training.config import Session
@@ -108,7 +109,7 @@ class GanTask(PictureTask):
             *reports.resumptions(report),
             ("last epoch", shown(report, ", ")),
         ]
-        return "\n".join([f"generator of {report['data']}", "", *reports.pairs(pairs)]) + "\n"
+        return "\n".join([one_line(f"generator of {report['data']}"), "", *reports.pairs(pairs)]) + "\n"
 
 
 class GanExperiment(Experiment):
@@ -138,7 +139,7 @@ class GanExperiment(Experiment):
         count, height, width, channels = self.pixels.shape
         colours = "grey" if channels == 1 else "colour"
         notes = "".join(f"\nnote: {note}" for note in self.dataset.source.get("notes", ()))
-        return f"{self.config.data}: {count:,} {colours} pictures of {height} x {width} pixels{notes}"
+        return f"{one_line(self.config.data)}: {count:,} {colours} pictures of {height} x {width} pixels{notes}"
 
     def networks(self, config: TrainGan) -> memory.Networks:
         from minidl import optim

@@ -18,7 +18,7 @@ from minidl.data.workers import Workers, available
 from minidl.training import fields, helpers, memory, suited
 from minidl.training.config import SPLITS, Perceptron, Session
 from minidl.training.errors import ConfigError
-from minidl.training.settings import FLOAT32, UTF8, Expected
+from minidl.training.settings import FLOAT32, IN_FLOAT32, UTF8, Expected
 from minidl.training.task import Task, only_for_files
 from minidl.training.tasks.text_answers import TextClassifier, examples
 
@@ -108,7 +108,7 @@ class TrainText(Perceptron, Session):
     hidden: fields.Hidden = (128,)
     epochs: Annotated[int | None, _suited("Passes over the training split.", "12 to 3", ge=1, le=10**6)] = None
     batch_size: Annotated[int | None, _suited("Examples per step.", "256 to 1024", ge=1, le=10**6)] = None
-    lr: Annotated[float | None, _suited("Learning rate.", "0.01 to 0.0004", gt=0, le=FLOAT32)] = None
+    lr: Annotated[float | None, _suited("Learning rate.", "0.01 to 0.0004", gt=0, le=FLOAT32), IN_FLOAT32] = None
     dropout: fields.Dropout = 0.5
     weight_decay: fields.WeightDecay = 0.0
     label_smoothing: Annotated[

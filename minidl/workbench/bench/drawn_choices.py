@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 
+from minidl.console import rich_console
 from minidl.kernels.conv import plan
 from minidl.runtime import devices, estimates
 from minidl.training.errors import ConfigError
@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> None:
     """Print the tables."""
     if not arguments:
         sys.exit("usage: python -m minidl.workbench.bench.drawn_choices RESULTS.json...")
-    console = Console()
+    console = rich_console()
     for path in map(Path, arguments):
         try:
             rows = list(judged(drawn_results.load(path)))

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from minidl import reading
+from minidl.console import echo
 from minidl.data.parsing import cut, parse_json
 from minidl.training import files
 from minidl.training.errors import ConfigError
@@ -209,7 +210,7 @@ def main(arguments: list[str]) -> None:
     whole, *parts = map(Path, arguments)
     found = joined([load(part) for part in parts])
     found.save(whole)
-    print("\n".join(summary(found)))
+    echo("\n".join(summary(found)))
 
 
 if __name__ == "__main__":

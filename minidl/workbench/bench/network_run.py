@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from minidl.captured import capture
+from minidl.console import echo
 from minidl.workbench.bench import network_sides as sides
 from minidl.workbench.bench.network_clocks import PEERS, Row, counted
 from minidl.workbench.bench.network_rows import NETS, Net, floor_of
@@ -165,7 +166,7 @@ def _end_group(group: int) -> None:
 def main(nets: Mapping[str, N], measured: Callable[[N, list[str], Callable[[Any], None]], None]) -> None:
     """Measure the row that the command line names, beside its peers."""
     name, peers = sys.argv[1:]
-    measured(nets[name], peers.split(","), lambda row: print(f"{MARK}{json.dumps(row)}", flush=True))
+    measured(nets[name], peers.split(","), lambda row: echo(f"{MARK}{json.dumps(row)}"))
     # What torch's threads do at the end is not waited for.
     os._exit(0)
 

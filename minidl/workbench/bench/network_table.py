@@ -16,6 +16,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from minidl.console import echo
+from minidl.training.drawing import own_settings
 from minidl.training.errors import ConfigError
 from minidl.workbench.bench.goals import NOISE
 from minidl.workbench.bench.network_clocks import PEERS
@@ -107,6 +109,7 @@ def summary(results: Results) -> str:
     return "; ".join([f"{counted} (bench has {len(NETS)})" if len(rows) < len(NETS) else counted, *said])
 
 
+@own_settings()
 def picture(results: Results, kind: str = "svg") -> bytes:
     """Every network's ratio with its goal, inference and training, as an SVG or PNG. Needs the plots extra.
 
@@ -167,7 +170,7 @@ def main(arguments: list[str]) -> None:
     whole, *parts = map(Path, arguments)
     found = joined([load(part) for part in parts])
     found.save(whole)
-    print(markdown(found))
+    echo(markdown(found))
 
 
 if __name__ == "__main__":

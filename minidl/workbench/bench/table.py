@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from minidl.training import files
+from minidl.training.drawing import own_settings
 from minidl.training.errors import ConfigError
 from minidl.workbench.bench.results import Results, load
 
@@ -95,6 +96,7 @@ def fingerprint(results: Results) -> str:
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
 
 
+@own_settings()
 def picture(results: Results, kind: str = "svg") -> bytes:
     """An SVG or PNG: every row's ratio with its goal, and its share of the hardware floor. Needs the plots extra."""
     from matplotlib.figure import Figure

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minidl.console import rich_console
+
 if TYPE_CHECKING:
     from minidl.jobs import Arch
     from minidl.workbench.doctor.compile import Verdict
@@ -21,14 +23,13 @@ ARCHITECTURES = (80, 90)
 
 def doctor() -> int:
     """Print what this machine can run and what is missing; 1 when something needed is missing, else 0."""
-    from rich.console import Console
     from rich.markup import escape
 
     from minidl.version import __version__
     from minidl.workbench.doctor import machine
 
     colours = {machine.GOOD: "green", machine.NOTE: "yellow", machine.BAD: "red"}
-    console, found = Console(), []
+    console, found = rich_console(), []
     with console.status("looking") as status:
         for check in machine.checks():
             found.append(check)
@@ -148,7 +149,6 @@ def doctor_warm(names: Sequence[str], arch: int | None) -> int:
     """
     os.environ["TRITON_INTERPRET"] = "0"  # nothing is launched here
     import torch
-    from rich.console import Console
     from triton import knobs
 
     from minidl.compilers import Compilers
@@ -161,7 +161,7 @@ def doctor_warm(names: Sequence[str], arch: int | None) -> int:
         raise ConfigError("kernels are interpreted in this process: run `minidl doctor --warm` in one of its own")
     if arch is None and not torch.cuda.is_available():
         raise ConfigError("--warm finds no GPU on this machine: name one by --arch, such as --arch 90 for an H100")
-    names, console, started = names or warm.NAMES, Console(soft_wrap=True), time.perf_counter()
+    names, console, started = names or warm.NAMES, rich_console(soft_wrap=True), time.perf_counter()
     found: dict[str, Job] = {}
     with report.Stages(console) as stages, Compilers("doctor") as compilers:
         compilers.start()  # gets ready meanwhile

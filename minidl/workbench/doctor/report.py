@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from minidl.console import rich_console
 from minidl.data.parsing import counted
 from minidl.jobs import Job, arch_name
 from minidl.version import __version__
@@ -24,8 +25,8 @@ _FIELDS = ("kernel", "arch", "dtype", "precision", "tile")
 
 def console() -> Console:
     """Where tables go: as wide as they need where there is no terminal."""
-    found = Console()
-    return found if found.is_terminal else Console(width=180)
+    found: Console = rich_console()
+    return found if found.is_terminal else rich_console(width=180)
 
 
 def rows(verdict: Verdict, fields: Sequence[str] = _FIELDS) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from minidl.console import echo
 from minidl.jobs import Job
 from minidl.rehearsal import launched
 from minidl.runtime import usual
@@ -32,7 +33,8 @@ def main() -> None:
     for arch in ARCHITECTURES:
         by_command = {command: found(arch, command) for command in warm.NAMES}
         usual.write(target_name(arch), by_command)
-        print(target_name(arch), {command: len(jobs) for command, jobs in by_command.items()})
+        counts = ", ".join(f"{command} {len(jobs)}" for command, jobs in by_command.items())
+        echo(f"{target_name(arch)}: {counts}")
 
 
 if __name__ == "__main__":

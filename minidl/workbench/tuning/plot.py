@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from minidl.training.drawing import own_settings
 from minidl.workbench.bench.table import as_bytes
 from minidl.workbench.tuning.search import TIMED, Found
 from minidl.workbench.tuning.space import describe
@@ -11,6 +12,7 @@ from minidl.workbench.tuning.space import describe
 SHOWN = 24  # bars of a class: the fastest
 
 
+@own_settings()
 def picture(found: Sequence[Found], device: str, kind: str = "svg") -> bytes:
     """An SVG or PNG with a panel for each class that was searched. Needs the plots extra."""
     from matplotlib.figure import Figure

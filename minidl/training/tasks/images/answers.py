@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidl import data
+from minidl import console, data
 from minidl.data import DataError, ImageDataset, Pictures
 from minidl.data.parsing import listed, one_of
 from minidl.training import inputs
@@ -126,6 +125,6 @@ def _files(path: Path) -> list[Path]:
     found = pictures_in(path, skipped)
     if not found:
         raise DataError(f"{path} is a folder without pictures; give picture files or a folder of them")
-    if note := left_out(path, skipped):
-        print(f"note: {note}", file=sys.stderr)
+    if skipped_files := left_out(path, skipped):
+        console.note(skipped_files)
     return found

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from minidl.training import fields
 from minidl.training.config import Session, Training
 from minidl.training.errors import ConfigError
-from minidl.training.settings import FLOAT32
+from minidl.training.settings import FLOAT32, IN_FLOAT32
 
 # What the networks of torchvision's names have where no --dropout is given; those not named here have no place for it.
 DROPOUT = {"small": 0.0, "mobilenet_v2": 0.2, "vgg16_bn": 0.5}
@@ -74,6 +74,7 @@ class TrainImages(Training, ImageSession):
             description="With --unfreeze: learning rate of the epochs that train all layers. Default: --lr where it is "
             "given, else that of --init without --freeze.",
         ),
+        IN_FLOAT32,
     ] = None
     stem: Annotated[
         Literal["full", "small"] | None,
@@ -155,6 +156,7 @@ class TrainImages(Training, ImageSession):
             description="Learning rate. Default: 0.01 for small and ece408, 0.001 for other networks, a tenth of it "
             "with --init, 0.01 with --freeze until --unfreeze.",
         ),
+        IN_FLOAT32,
     ] = None
     dropout: Annotated[
         float | None,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from minidl.console import one_line
+
 OUT_OF_BOUNDS_READ = "out-of-bounds read"
 OUT_OF_BOUNDS_WRITE = "out-of-bounds write"
 MISALIGNED = "misaligned access"
@@ -36,7 +38,7 @@ class Place:
     def __str__(self) -> str:
         path = Path(self.file)
         here = Path.cwd()
-        return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{self.line}"
+        return one_line(f"{path.relative_to(here) if path.is_relative_to(here) else path}:{self.line}")
 
 
 @dataclass
