@@ -45,7 +45,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
     phases.begin()
     profiling = taken(given, Profiling)
     place = workers.place()
-    if place is not None and (place.world > 1 or workers.age_of_starter()):
+    if place is not None and (place.world > 1 or workers.starter()):
         _train_together(kind, given, profiling, place)
         return
     count = device.processes(given.get("devices", 1), given.get("device", "auto"))
@@ -81,10 +81,10 @@ def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, plac
     module = device.prepare(given.get("device", "auto"), "minidl.distributed.group")
     group = module.init(max(1.0, given.get("timeout", started.TIMEOUT)))  # the flag is checked by the first
     group.check_same(version=environment.code(), command=json.dumps(given, default=str, sort_keys=True))
-    age = max(group.gathered(workers.age_of_starter(), "the comparison of the processes"))
+    group.starters = [*filter(None, group.gathered(workers.starter(), "the comparison of the processes"))]
     config = told = None
     if group.leads:
-        if runs.is_younger(given["out"], age):  # they have been started again
+        if runs.is_started_by(given["out"], group.starters):  # they have been started again
             given |= {"resume": True, "overwrite": False}
         check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
         config = runs.settings(kind, given)

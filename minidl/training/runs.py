@@ -21,8 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import time
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -58,6 +57,7 @@ _FOLDERS: dict[str, Callable[[str], bool]] = {
     checkpoints.FOLDER: checkpoints.is_own,
     "samples": lambda name: fnmatch(name, "epoch-*.png"),
 }
+_STARTERS = "starters"  # in config.json, where several processes were started together
 # Written by --profile; nothing depends on them.
 TRACES = ("trace.json", "trace-evaluate.json", "trace-predict.json")
 
@@ -79,10 +79,11 @@ def finished_report(config: Session) -> str | None:
     return f"{notes}{config.out} is already finished:\n\n{text}" + (f"{kept}\n" if kept else "")
 
 
-def is_younger(folder: Path, seconds: float) -> bool:
-    """Whether the run in a folder was begun in the last seconds."""
-    with contextlib.suppress(OSError):
-        return time.time() - (folder / CONFIG).stat().st_mtime < seconds
+def is_started_by(folder: Path, starters: Sequence[str]) -> bool:
+    """Whether the run in a folder was begun by processes that one of these has started (`workers.starter`)."""
+    with contextlib.suppress(OSError, ConfigError, DamagedError):
+        saved = read_config(folder)[1].get(_STARTERS)
+        return isinstance(saved, list) and any(each in saved for each in starters)
     return False
 
 
@@ -164,12 +165,13 @@ def check_out(config: Session) -> None:
 
 
 def start(
-    config: Session, kind: str, data_sha256: str, documents: dict[str, str], model: dict[str, Any] | None = None
-) -> str:
+    config: Session, kind: str, data_sha256: str, documents: dict[str, str], model: dict[str, Any] | None = None,
+    starters: Sequence[str] = (),
+) -> str:  # fmt: skip
     """Create the folder of a new run with its config.json and the JSON texts in `documents`; returns its identity.
 
-    `model` are the settings of its model, where they differ from those of the run. An existing run is moved aside, see
-    `finish`. Raises RunError when the folder cannot be written.
+    `model` are the settings of its model, where they differ from those of the run; `starters` see `is_started_by`. An
+    existing run is moved aside, see `finish`. Raises RunError when the folder cannot be written.
     """
     folder, settings = config.out, config.identity()
     identity = manifest.identity(kind, settings, data_sha256)
@@ -191,6 +193,7 @@ def start(
             manifest.OF_RUN: identity,
             "documents": _checksums(documents),
             **({} if model is None else {"model": model}),
+            **({_STARTERS: [*starters]} if starters else {}),
         }
         # First, as it marks the folder as a run; --resume rewrites the documents.
         files.write_json(folder / "config.json", saved, sealed=True)

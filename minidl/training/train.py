@@ -68,7 +68,7 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
                     display.note(f"note: {name} was missing or changed and was rewritten from the data")
                 with resumable(config, kind):
                     return _fit(task, config, experiment, run.identity, checkpoint, display)
-            identity = runs.start(config, kind, data_sha256, experiment.documents, experiment.model)
+            identity = runs.start(config, kind, data_sha256, experiment.documents, experiment.model, group.starters)
             with replacing(config, kind, display), resumable(config, kind):
                 return _fit(task, config, experiment, identity, None, display)
     except OSError as error:
