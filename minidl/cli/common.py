@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from minidl.training import memory
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
-from minidl.training.outputs import check_output, discard_output
+from minidl.training.outputs import discard_output
 
 _SOON, _PATIENCE = 0.01, 5.0  # seconds
 # Libraries take an exception in an import of theirs for the absence of what they import; pydantic makes another of it.
@@ -71,16 +71,6 @@ class Group(TyperGroup):
         except KeyboardInterrupt:
             # Ctrl-C before a command starts its work or after it.
             _fail("interrupted", 130)
-
-
-def check_files(**paths: Path | None) -> None:
-    """Raises ConfigError when a flag, without its dashes, names a file that cannot be written or belongs to a run."""
-    from minidl.training import runs
-
-    for name, path in paths.items():
-        if path is not None:
-            check_output(f"--{name}", path)
-            runs.check_not_own(f"--{name}", path)
 
 
 def check_plot(path: Path | None) -> None:

@@ -14,6 +14,7 @@ from pydantic import Field
 from minidl.training import runs
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_output
+from minidl.training.provenance import TRACE
 from minidl.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Profiling(Settings):
         bool, Field(description="At the end, show the time of each kernel and write a trace for Chrome or Perfetto.")
     ] = False
     trace: Annotated[
-        Path | None, Field(description="With --profile: file of the trace. Default: trace.json in --out.")
+        Path | None, TRACE, Field(description="With --profile: file of the trace. Default: trace.json in --out.")
     ] = None
 
 
@@ -36,6 +37,7 @@ class ProfilingOfRun(Profiling):
 
     trace: Annotated[
         Path | None,
+        TRACE,
         Field(description="With --profile: file of the trace. Default: trace-COMMAND.json in the run's folder."),
     ] = None
 
@@ -53,15 +55,8 @@ def profiled(profiling: Profiling, usual: Path | None, updates: int = 1) -> Iter
             raise ConfigError("--trace requires --profile")
         yield
         return
-    if trace is not None:
-        if usual is not None and trace.resolve() == usual.parent.resolve():
-            raise ConfigError(f"--trace {trace} is the folder of the run: give the name of a file")
-        new = usual is not None and trace.parent.resolve() == usual.parent.resolve()
-        if not (new and not trace.parent.exists()):
-            check_output("--trace", trace)
-        runs.check_not_own("--trace", trace, new)
-    elif usual is not None and usual.parent.exists():
-        check_output("--trace", usual)
+    if trace is None and usual is not None and usual.parent.exists():
+        check_output("--trace", usual, TRACE)
     from minidl.workbench.profiling import Profile
 
     recorder = Profile(updates=updates)

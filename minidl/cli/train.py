@@ -18,7 +18,6 @@ from minidl.data.workers import available
 from minidl.distributed import started, workers
 from minidl.training import device, environment, helpers, runs, saved_run
 from minidl.training.errors import ConfigError
-from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
 
 _MANY = 4  # processors; with fewer, more processes only delay the first
@@ -53,9 +52,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         # With all its checks: the first of these processes makes them.
         workers.run(workers.again(), count, _RESTARTS, first=True, together=True)
         return
-    check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
     config = runs.settings(kind, given)
-    runs.check_not_data(vars(config), trace=profiling.trace)
     done = runs.finished_report(config)
     if done is not None:
         if not config.quiet:
@@ -86,9 +83,7 @@ def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, plac
     if group.leads:
         if runs.is_started_by(given["out"], group.starters):  # they have been started again
             given |= {"resume": True, "overwrite": False}
-        check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
         config = runs.settings(kind, given)
-        runs.check_not_data(vars(config), trace=profiling.trace)
         if config.shards is None and not (config.resume and (config.out / "config.json").exists()):
             config = config.model_copy(update={"shards": started.USUAL})
         done = runs.finished_report(config)

@@ -156,7 +156,8 @@ def _check_shapes(header: dict[str, Any]) -> None:
 def sweep(folder: Path) -> None:
     """Delete the unfinished files of a killed process."""
     for path in folder.glob(".*" + storage.PART):
-        path.unlink(missing_ok=True)
+        if storage.is_part(path.name):
+            storage.remove(path)
 
 
 def remove_folder(folder: Path, own: Callable[[str], bool]) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from minidl.data.workers import Message, WorkerError
 from minidl.training import files, helpers, metrics
+from minidl.training.provenance import SOFTWARE
 
 _MOST_DRAWN = 40  # of the classes in a confusion matrix, where there are too many
 MISSING = "no plots: matplotlib is not installed; install it with pip install 'minidl[plots]'"
@@ -342,5 +343,5 @@ def _png(figure: Any) -> bytes:
     with warnings.catch_warnings():
         # Characters missing from the font are drawn as boxes; a warning for each would not help.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(picture, format="png", dpi=120)
+        figure.savefig(picture, format="png", dpi=120, metadata={"Software": SOFTWARE})
     return picture.getvalue()

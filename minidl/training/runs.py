@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 from minidl.training import checkpoints, files, locks, manifest
 from minidl.training.config import Session
 from minidl.training.errors import ConfigError, DamagedError, RunError
-from minidl.training.outputs import cannot_write
+from minidl.training.outputs import cannot_write, check_different
 from minidl.training.saved_run import (
     CONFIG,
     DATA,
@@ -94,6 +94,7 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
     differ from the run to continue, and for a folder that must not be overwritten; RunError for a damaged run.
     """
     cls = TASKS[kind].settings
+    check_different(**{name: given.get(name) for name in DATA})
     session = {name: given[name] for name in cls.of_process().model_fields if name in given}
     own = {name: value for name, value in given.items() if name not in session}
     checked = cls.of_process()(**session)
@@ -136,14 +137,6 @@ def _check_outside(config: Any, data_sets: Container[str]) -> None:
             continue
         if out.is_relative_to(os.path.realpath(folder)):
             raise ConfigError(f"--out {config.out} is inside of --{name} {folder}: give a folder outside of it")
-
-
-def check_not_data(config: Mapping[str, Any], **outputs: Path | None) -> None:
-    """Raises ConfigError when a flag, given without its dashes, names a file that a run with these settings reads."""
-    for name in DATA:
-        for output, path in outputs.items():
-            if path is not None and config.get(name) and os.path.realpath(path) == os.path.realpath(config[name]):
-                raise ConfigError(f"--{output} {path} is the file that the run reads as --{name}: give another name")
 
 
 def check_out(config: Session) -> None:

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,19 +67,7 @@ def test_kernels_are_compiled(planted):
 
 def test_no_other_place_starts_python():
     """All others that start Python isolate it, or name the folder that it imports from."""
-    places = {
-        (path.relative_to(ROOT).as_posix(), line.strip())
-        for path in Path(ROOT / "minidl").rglob("*.py")
-        for line in path.read_text().splitlines()
-        if re.search(r"sys\.executable|multiprocessing as|import multiprocessing|ProcessPool", line)
-    }
-    starts = {
-        ("minidl/imports.py", "return [sys.executable, \"-P\", \"-c\", f\"import sys; sys.path[:] = {sys.path!r}; "
-         "{statements}\", *arguments]"),
-        ("minidl/distributed/workers.py", 'ask = [sys.executable, "-I", "-S", "-c", _COUNT]'),
-        ("minidl/distributed/workers.py", '[sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *command],'),
-        ("minidl/workbench/doctor/compile.py", "def __init__(self, python: str = sys.executable) -> None:"),
-        ("minidl/workbench/doctor/compile.py", "python: str = sys.executable,"),
-    }  # fmt: skip
-    assert places == starts
-    assert '[self.python, "-P", "-m", ' in (ROOT / "minidl/workbench/doctor/compile.py").read_text()
+    lines = [line for path in (ROOT / "minidl").rglob("*.py") for line in path.read_text().splitlines()]
+    starts = [line for line in lines if re.search(r"sys\.executable|\[self\.python|import multiprocessing", line)]
+    assert len(starts) == 6
+    assert all(re.search(r'"-[IP]"|python: str = ', line) for line in starts), starts
