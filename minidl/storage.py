@@ -73,8 +73,14 @@ def _identity(handle: int) -> Identity:
     return found.st_dev, found.st_ino
 
 
+def part(name: str) -> str:
+    """The name of an unfinished file, which ends with a checksum: of a long name only the beginning."""
+    begun, number = f".{name[:40]}", secrets.token_hex(4)
+    return f"{begun}.{number}{_check(begun, number)}{PART}"
+
+
 def is_part(name: str) -> bool:
-    """Whether `whole` gives unfinished files this name, which ends with a checksum of the rest."""
+    """Whether `part` gave a name, which no other program gives."""
     begun, _, number = name.removesuffix(PART).rpartition(".")
     return name.endswith(PART) and number[8:] == _check(begun, number[:8])
 
@@ -94,10 +100,8 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     Raises OSError naming `path`; the old content is then still there, or the new one if only flushing the folder
     failed.
     """
-    # Part of the name, because a long one with the additions would be too long. Chosen before the file is made, so that
-    # a signal at any moment leaves no unknown file.
-    begun, number = f".{path.name[:40]}", secrets.token_hex(4)
-    temporary = f"{begun}.{number}{_check(begun, number)}{PART}"
+    # Chosen before the file is made, so that a signal at any moment leaves no unknown file.
+    temporary = part(path.name)
     try:
         with opened(path.parent) as folder:
             try:

@@ -1,7 +1,7 @@
 """Files are written whole or not at all, whichever step fails."""
 
+import builtins
 import errno
-import io
 import os
 import signal
 import stat
@@ -24,7 +24,7 @@ def failing(monkeypatch, step, code):
     def fail(*_, **__):
         raise OSError(code, os.strerror(code))
 
-    real_open, real_fsync = io.open, os.fsync
+    real_open, real_fsync = open, os.fsync
 
     class Full:
         """A file that takes half of what is written."""
@@ -48,9 +48,9 @@ def failing(monkeypatch, step, code):
         real_fsync(handle)
 
     if step == "open":
-        monkeypatch.setattr(io, "open", fail)
+        monkeypatch.setattr(builtins, "open", fail)
     elif step == "write":
-        monkeypatch.setattr(io, "open", lambda *given, **named: Full(real_open(*given, **named)))
+        monkeypatch.setattr(builtins, "open", lambda *given, **named: Full(real_open(*given, **named)))
     elif step == "rename":
         monkeypatch.setattr(os, "replace", fail)
     else:
@@ -129,7 +129,7 @@ def test_a_block_that_fails_leaves_nothing_and_its_own_error(tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("after", ["open", "fsync", "replace"])
 def test_a_signal_at_any_step_leaves_no_temporary_file(tmp_path, monkeypatch, after):
-    owner, name = (io, "open") if after == "open" else (os, after)
+    owner, name = (builtins, "open") if after == "open" else (os, after)
     real = getattr(owner, name)
 
     def stopped(*args, **options):

@@ -6,7 +6,6 @@ from typing import Any
 
 import typer
 
-from minidl.cli.common import check_files
 from minidl.cli.options import command
 from minidl.training.config import Compare
 
@@ -15,7 +14,6 @@ def _compare(given: dict[str, Any]) -> None:
     config = Compare(**given)
     from minidl.training import compare
 
-    check_files(html=config.html)
     typer.echo(compare.compare(config), nl=False)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import Field
 
-from minidl.training import runs
+from minidl.training import run_files, runs
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_output
 from minidl.training.provenance import TRACE
@@ -80,6 +80,6 @@ def _show(recorder: Profile, path: Path | None) -> None:
     if path is None:
         typer.echo("no trace was written; name a file with --trace", err=True)
     elif path.parent.is_dir():
-        with runs.adding(path.parent, path.name) if path.name in runs.TRACES else contextlib.nullcontext():
+        with runs.adding(path.parent, path.name) if path.name in run_files.TRACES else contextlib.nullcontext():
             recorder.save(path)
         typer.echo(f"trace: {path} (open it in ui.perfetto.dev or chrome://tracing)", err=True)

@@ -21,17 +21,16 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Container, Iterator, Sequence
-from fnmatch import fnmatch
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from minidl.training import checkpoints, files, locks, manifest
+from minidl import storage
+from minidl.training import checkpoints, files, locks, manifest, provenance, run_files
 from minidl.training.config import Session
 from minidl.training.errors import ConfigError, DamagedError, RunError
 from minidl.training.outputs import cannot_write, check_different
 from minidl.training.saved_run import (
-    CONFIG,
     DATA,
     FORMAT,
     REPLACED,
@@ -48,18 +47,7 @@ from minidl.training.settings import differences
 from minidl.training.tasks import TASKS
 from minidl.version import __version__
 
-_COMMON_FILES = (
-    CONFIG, "environment.json", "metrics.jsonl", manifest.MODEL, manifest.FILE, REPORT, "report.txt", "report.html",
-    "loss.png", "scores.png",
-)  # fmt: skip
-# The folders of a run, and which of the names in them are its own.
-_FOLDERS: dict[str, Callable[[str], bool]] = {
-    checkpoints.FOLDER: checkpoints.is_own,
-    "samples": lambda name: fnmatch(name, "epoch-*.png"),
-}
 _STARTERS = "starters"  # in config.json, where several processes were started together
-# Written by --profile; nothing depends on them.
-TRACES = ("trace.json", "trace-evaluate.json", "trace-predict.json")
 
 
 def finished_report(config: Session) -> str | None:
@@ -203,15 +191,12 @@ def start(
 
 def complete(folder: Path, identity: str, report: dict[str, Any], text: str) -> None:
     """Write the report, as JSON and as text, and the manifest of all files: the run is finished."""
-    files.write_text(folder / "report.txt", text)
-    content = files.json_bytes(report)
-    names = [name for name in _own_files() if name not in (manifest.FILE, REPORT)]
-    for part, is_own in _FOLDERS.items():
-        names += [f"{part}/{path.name}" for path in (folder / part).glob("*") if is_own(path.name)]
-    there = [name for name in names if (folder / name).is_file()]
-    manifest.write(folder, identity, there, {REPORT: content})
+    contents = {REPORT: files.json_bytes(report), "report.txt": files.text_bytes(text)}
+    names = [name for name in run_files.written(folder) if name not in (manifest.FILE, *contents)]
+    manifest.write(folder, identity, names, contents)
+    files.write_bytes(folder / "report.txt", contents["report.txt"])
     # Last: with it the run is finished, and --resume makes nothing that is missing.
-    files.write_bytes(folder / REPORT, content)
+    files.write_bytes(folder / REPORT, contents[REPORT])
 
 
 @contextlib.contextmanager
@@ -220,7 +205,7 @@ def adding(folder: Path, *names: str) -> Iterator[None]:
 
     Raises ConfigError when another process writes there.
     """
-    with locks.held(folder):
+    with locks.held(folder), storage.fixed(folder):
         yield
         manifest.add(folder, names)
 
@@ -247,7 +232,7 @@ def writing(config: Session) -> Iterator[None]:
 
 def check_links(folder: Path) -> None:
     """Raises ConfigError when a folder of a run is a link: what it names is not the run's to write or delete."""
-    for part in (folder / name for name in _FOLDERS):
+    for part in (folder / name for name in run_files.FOLDERS):
         if part.is_symlink():
             raise ConfigError(
                 f"{part} is a link to {os.path.realpath(part)}, and minidl writes only inside {folder}: "
@@ -257,9 +242,9 @@ def check_links(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Delete the unfinished files of a killed process, before its run continues, and its mark on a run that stayed."""
-    for part in (folder, *(folder / name for name in _FOLDERS)):
+    for part in (folder, *(folder / name for name in run_files.FOLDERS)):
         files.sweep(part)
-    (folder / REPLACED).unlink(missing_ok=True)
+    _unmark(folder)
 
 
 def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
@@ -285,11 +270,11 @@ def abandon(folder: Path) -> bool:
     if not _is_replaced(aside):
         return False
     with contextlib.suppress(OSError):
-        _delete_run(folder)
+        run_files.delete(folder)
         aside.rename(folder)
         with contextlib.suppress(OSError):
             files.flush_folder(folder.parent)
-        (folder / REPLACED).unlink(missing_ok=True)
+        _unmark(folder)
         return True
     return False
 
@@ -299,7 +284,7 @@ def finish(folder: Path) -> str | None:
     aside = previous(folder)
     if not _is_replaced(aside):
         return None
-    _delete_run(aside)
+    run_files.delete(aside)
     return f"the replaced run contained other files; they are kept in {aside}" if _holds(aside) else None
 
 
@@ -318,7 +303,7 @@ def cannot_save(config: Session, kind: str, error: OSError, is_back: bool = Fals
 
 def check_not_own(name: str, path: Path, in_run: bool = False) -> None:
     """Raises ConfigError when a flag names a file of a run; with `in_run` the run is yet to be created there."""
-    if path.name not in (*_own_files(), REPLACED, checkpoints.FOLDER):
+    if path.name not in (*run_files.named(), REPLACED, checkpoints.FOLDER):
         return
     if not in_run:
         try:
@@ -333,8 +318,10 @@ def _is_new(folder: Path) -> bool:
     """Whether the folder is missing or empty, apart from a lock and an unfinished config.json of a killed process."""
     if not folder.exists():
         return True
-    own = (locks.INSIDE, ".config.json.*.part")
-    return folder.is_dir() and all(any(fnmatch(path.name, name) for name in own) for path in folder.iterdir())
+    return folder.is_dir() and all(
+        path.name == locks.INSIDE or (path.name.startswith(".config.json.") and storage.is_part(path.name))
+        for path in folder.iterdir()
+    )
 
 
 def _checksums(documents: dict[str, str]) -> dict[str, str]:
@@ -369,13 +356,16 @@ def _move_aside(folder: Path) -> bool:
     aside = previous(folder)
     if _is_replaced(aside):
         if not is_finished(folder):
-            _delete_run(folder)
+            run_files.delete(folder)
             return True
-        _delete_run(aside)
+        run_files.delete(aside)
     if _holds(aside):
         raise RunError(f"{aside} exists: move or delete it, then try again")
+    mine = folder / REPLACED
+    if mine.exists() and not provenance.is_of_run(mine):
+        raise RunError(f"{mine} is not of the run, and --overwrite needs this name for a while: move it")
     try:
-        files.write_json(folder / REPLACED, mark(folder, aside.name))
+        files.write_json(mine, mark(folder, aside.name))
         folder.rename(aside)
         # Before the new run: a power cut must not leave it in the folder of the old one.
         files.flush_folder(folder.parent)
@@ -383,24 +373,11 @@ def _move_aside(folder: Path) -> bool:
         with contextlib.suppress(OSError):
             if not folder.exists() and _is_replaced(aside):
                 aside.rename(folder)
-            (folder / REPLACED).unlink(missing_ok=True)
+            _unmark(folder)
         raise
     return True
 
 
-def _delete_run(folder: Path) -> None:
-    """Delete what training writes, and the folder if nothing else is in it."""
-    for part, is_own in _FOLDERS.items():
-        files.remove_folder(folder / part, is_own)
-    # config.json after the others: until then the folder is known as a run. Last the mark: while it is there, the next
-    # process deletes the rest of a run that was replaced.
-    for name in (*TRACES, *reversed(_own_files()), REPLACED):
-        (folder / name).unlink(missing_ok=True)
-    files.sweep(folder)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def _own_files() -> list[str]:
-    """All files that training and evaluation write into runs; config.json first."""
-    return list(dict.fromkeys([*_COMMON_FILES, *(name for task in TASKS.values() for name in task.files)]))
+def _unmark(folder: Path) -> None:
+    if provenance.is_of_run(folder / REPLACED):
+        (folder / REPLACED).unlink(missing_ok=True)
