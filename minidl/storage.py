@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     import torch
@@ -35,12 +35,12 @@ _fixed: dict[Path, Identity] = {}
 
 
 @contextmanager
-def fixed(folder: Path, identity: Sequence[int] | None = None) -> Iterator[Identity]:
+def fixed(folder: Path, known: Sequence[int] | None = None) -> Iterator[Identity]:
     """A block in which this module writes only into the folder that is there now, or that of an identity, and those in
     it: it raises OSError where a link or another folder takes the place of one of them."""
     before = _fixed.pop(folder, None)
     with opened(folder) as handle:
-        _fixed[folder] = (identity[0], identity[1]) if identity else _identity(handle)
+        _fixed[folder] = (known[0], known[1]) if known else identity(handle)
     try:
         yield _fixed[folder]
     finally:
@@ -56,7 +56,7 @@ def opened(folder: Path) -> Iterator[int]:
     handle = os.open(root, os.O_PATH | os.O_DIRECTORY)
     try:
         inside = folder.relative_to(root).parts
-        if root in _fixed and _identity(handle) != _fixed[root]:
+        if root in _fixed and identity(handle) != _fixed[root]:
             raise OSError(errno.ESTALE, _GONE, str(root))
         for name in inside:
             outer, handle = handle, os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=handle)
@@ -68,9 +68,19 @@ def opened(folder: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def _identity(handle: int) -> Identity:
+def identity(handle: int) -> Identity:
+    """That of a folder that is open."""
     found = os.fstat(handle)
     return found.st_dev, found.st_ino
+
+
+def handle_of(path: Path, flags: int) -> int:
+    """An open file, which is no link; its folder is that of `opened`. Raises OSError naming it."""
+    try:
+        with opened(path.parent) as folder:
+            return os.open(path.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def part(name: str) -> str:
@@ -167,6 +177,11 @@ def remove(path: Path) -> None:
     """Delete a file, or nothing where there is none. Raises OSError."""
     with contextlib.suppress(FileNotFoundError), opened(path.parent) as folder:
         os.unlink(path.name, dir_fd=folder)
+
+
+def brief_sum(content: Any) -> str:
+    """The first half of the SHA-256 of bytes."""
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def checksum(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None) -> str:

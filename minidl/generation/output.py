@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import os
@@ -93,8 +92,3 @@ def write_at(handle: int, place: int, rows: np.ndarray) -> None:
     while some:
         written = os.pwrite(handle, some, place)
         some, place = some[written:], place + written
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from minidl import storage
 from minidl.data import encoding
 from minidl.data.workers import Job, Message, Workers, available
 from minidl.generation import folder, output, sharing
@@ -56,7 +57,7 @@ class Files:
             facts["interpolate"] = list(config.interpolate)
         if config.latents is not None:
             facts["latents"] = str(config.latents)
-            facts["latents_sha256"] = output.sha256(config.latents)
+            facts["latents_sha256"] = files.sha256(config.latents)
         return cls(config, loaded, facts, names)
 
     @property
@@ -138,8 +139,7 @@ class Files:
         else:
             for some in parts:
                 at = part.mine[written : written + len(some)]
-                rows.put(at, some)
-                part.made(at)
+                part.made(at, rows.put(at, some))
                 written += len(some)
                 tell(part.done())
 
@@ -151,7 +151,9 @@ class Files:
         here; those of several processes by `finish`."""
         config, shape = self.config, self.shape
         together = max(1, min(_TOGETHER, _TOGETHER_BYTES // math.prod(shape)))
-        shared = {"shape": shape, "kind": self.suffix, "text": _texts(self.facts), "folder": str(staged)}
+        with storage.opened(staged) as handle:
+            place = {"folder": str(staged), "identity": storage.identity(handle)}
+        shared = {"shape": shape, "kind": self.suffix, "text": _texts(self.facts), **place}
         mine = np.arange(len(self.names)) if part is None else part.mine
         sheet = None if config.grid is None or part else np.zeros((len(mine), *shape), np.uint8)
 
@@ -182,7 +184,7 @@ class Files:
                 if save is not None:
                     save(found.values["names"], found.buffers)
                 if part is not None:
-                    part.made(mine[written : written + count])
+                    part.made(mine[written : written + count], found.values["sums"])
                 written += count
                 tell(written if part is None else part.done())
         files.flush_folder(staged)

@@ -159,6 +159,12 @@ def sweep(folder: Path) -> None:
             storage.remove(path)
 
 
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's content. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def text_checksum(text: str) -> str:
     """SHA-256 of a text file's content."""
     return hashlib.sha256(text.encode()).hexdigest()

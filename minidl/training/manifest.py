@@ -124,8 +124,4 @@ def changed(path: Path) -> DamagedError:
 
 
 def _sums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    sums = {}
-    for name in names:
-        with (folder / name).open("rb") as file:
-            sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return sums
+    return {name: files.sha256(folder / name) for name in names}

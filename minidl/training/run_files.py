@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -50,7 +49,7 @@ def written(folder: Path) -> Iterator[str]:
         path = folder / name
         if path.is_file() and not path.is_symlink() and not path.parent.is_symlink():
             expected = {each[name] for each in sums if name in each}
-            if provenance.is_of_run(path) or (expected and _sum(path) in expected):
+            if provenance.is_of_run(path) or (expected and files.sha256(path) in expected):
                 yield name
 
 
@@ -68,8 +67,3 @@ def delete(folder: Path) -> None:
             files.sweep(part)
             with contextlib.suppress(OSError):
                 part.rmdir()
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
