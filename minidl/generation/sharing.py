@@ -191,14 +191,21 @@ def _intact(staged: Path, plan: Plan, names: Sequence[str], rows: Rows | None) -
     """The pictures of an earlier command, with their checksums, whose files and rows have these still."""
     record = _Record(staged, plan.world, plan.count)
     numbers = np.flatnonzero(record.look())
-    there = {i: record.sums[i] for i in numbers.tolist()}
-    if rows is not None:
-        there = {i: each for (i, each), now in zip(there.items(), rows.sums(numbers), strict=True) if each == now}
-    if names:
-        inside = {path.name for path in staged.iterdir() if path.is_file()}
-        sums = {i: name for i, name in enumerate(names) if i in there and name in inside}
-        there = {i: there[i] for i, name in sums.items() if storage.brief_sum((staged / name).read_bytes()) == there[i]}
-    return there
+    inside = {path.name for path in staged.iterdir() if path.is_file()}
+
+    def of_file(i: int) -> str:
+        if not names:
+            return ""
+        return storage.brief_sum((staged / names[i]).read_bytes()) if names[i] in inside else "none"
+
+    of_rows = [""] * len(numbers) if rows is None else rows.sums(numbers)
+    found = {i: joined(row, of_file(i)) for i, row in zip(numbers.tolist(), of_rows, strict=True)}
+    return {i: each for i, each in found.items() if each == record.sums[i]}
+
+
+def joined(row: str, file: str) -> str:
+    """The checksum of a picture that has a row, or a file, or both."""
+    return storage.brief_sum((row + file).encode()) if row and file else row or file
 
 
 def join(staged: Path, place: Place, run: str, about: dict[str, Any]) -> Part:

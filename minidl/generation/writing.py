@@ -155,6 +155,7 @@ class Files:
             place = {"folder": str(staged), "identity": storage.identity(handle)}
         shared = {"shape": shape, "kind": self.suffix, "text": _texts(self.facts), **place}
         mine = np.arange(len(self.names)) if part is None else part.mine
+        of_rows: list[str] = []
         sheet = None if config.grid is None or part else np.zeros((len(mine), *shape), np.uint8)
 
         def asked() -> Iterator[Message]:
@@ -163,8 +164,7 @@ class Files:
                 pictures, at = output.pixels(made), mine[done : done + len(made)]
                 if sheet is not None:
                     sheet[at] = pictures
-                if rows is not None:
-                    rows.put(at, pictures)
+                of_rows.extend([""] * len(made) if rows is None else rows.put(at, pictures))
                 for some in np.split(pictures, range(together, len(pictures), together)):
                     named = [self.names[i] for i in mine[done : done + len(some)].tolist()]
                     texts = [{self.kind: str(name)} for name in named]
@@ -184,7 +184,8 @@ class Files:
                 if save is not None:
                     save(found.values["names"], found.buffers)
                 if part is not None:
-                    part.made(mine[written : written + count], found.values["sums"])
+                    done = slice(written, written + count)
+                    part.made(mine[done], [*map(sharing.joined, of_rows[done], found.values["sums"])])
                 written += count
                 tell(written if part is None else part.done())
         files.flush_folder(staged)

@@ -18,12 +18,13 @@ DRAWN_BY = "minidl plot"  # and those of --plot
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of files: JSON objects that have all the keys of one of `keys`, on the first line of a .jsonl file; or
-    files with one of `marks` near their beginning. It is the note of a setting that names such a file, to be written.
+    """A kind of files: JSON objects that have all the keys of one of `keys`, one for each line with `lines`; or files
+    with one of `marks` near their beginning. It is the note of a setting that names such a file, to be written.
     """
 
     keys: tuple[tuple[str, ...], ...] = ()
     marks: tuple[bytes, ...] = ()
+    lines: bool = False
 
     def has(self, path: Path) -> bool:
         """Whether a file is of this kind. An empty one is of every kind. Raises OSError."""
@@ -34,7 +35,7 @@ class Kind:
                 return size == 0 or any(mark in head for mark in self.marks)
             if size > _LARGEST:
                 return False
-            raw = file.readline() if path.suffix == ".jsonl" else file.read()
+            raw = file.readline() if self.lines else file.read()
         try:
             content = json.loads(raw)
         except (ValueError, RecursionError):
@@ -62,7 +63,7 @@ _TENSORS = Kind(marks=(b'{"__metadata__":{"run":"', b'{"__metadata__":{"sha256":
 _OF_RUN = {
     "config.json": Kind((("format", "version", "kind", "config"),)),
     "environment.json": Kind((("minidl", "python", "torch", "threads"),)),
-    "metrics.jsonl": Kind((("epoch", "steps", "seconds"),)),
+    "metrics.jsonl": Kind((("epoch", "steps", "seconds"),), lines=True),
     "manifest.json": Kind((("format", "version", "run", "files"),)),
     "report.json": Kind((("task", "data", "epochs"),)),
     "report.txt": Kind(marks=(b"\n\nsource         ",)),
