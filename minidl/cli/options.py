@@ -96,7 +96,7 @@ def _check_outputs(kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> None:
         path = given[name]
         in_run = kind is TRACE and out is not None and os.path.realpath(path.parent) == os.path.realpath(out)
         runs.check_not_own(flag(name), path, in_run)
-        if not in_run or out.exists():
+        if path.parent.exists() or not in_run:
             check_output(flag(name), path, kind)
 
 
