@@ -6,16 +6,16 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+from minidl import imports
 from minidl.jobs import Job
 
 Progress = Callable[[int, int], None]  # gets how many are done, and of how many
 
-_START = "import sys; sys.path[:] = {path!r}; {before}from minidl.runtime.server import serve; serve({usual})"
+_START = "{before}from minidl.runtime.server import serve; serve({usual})"
 _WITHOUT_TORCH = "from minidl import standin; standin.install(); "
 # Kernels are compiled for a GPU that these processes do not touch, and a process that is forked has no other threads.
 _ENVIRONMENT = {
@@ -69,7 +69,7 @@ class Compilers:
             own = all(job.kernel.startswith("minidl.") for job in jobs) if jobs else bool(self.command)
             before = _WITHOUT_TORCH if own else ""
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(path=sys.path, before=before, usual=usual)],
+                imports.python(_START.format(before=before, usual=usual)),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 env={**os.environ, **_ENVIRONMENT},
             )  # fmt: skip

@@ -83,7 +83,11 @@ def table(seconds: dict[str, float]) -> str:
 def age(process: int | str = "self") -> float:
     """Seconds since this process, or that of a number, was started; 0 where the system does not say."""
     try:
-        started = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK"))
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - begun(process) / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError):
         return 0.0
+
+
+def begun(process: int | str) -> int:
+    """When a process was started, in ticks since the system was. Raises OSError."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])

@@ -22,10 +22,12 @@ def memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def handle(path: Path, flags: int = os.O_RDONLY) -> int:
-    """The descriptor of a regular file, opened without waiting. Raises OSError naming it."""
+def handle(path: Path, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
+    """The descriptor of a regular file, opened without waiting; `folder` is that of its folder where it is open. Raises
+    OSError naming the file."""
+    flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        found = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+        found = os.open(path if folder is None else path.name, flags, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno != errno.ENXIO:  # of a socket, and of a pipe that nobody reads
             raise

@@ -2,7 +2,7 @@
 
 A file is written to a temporary file beside it, flushed to disk and renamed to its final name; then the folder is
 flushed. Whenever the machine stops, a reader finds either the old content or the new. A failed write leaves the old
-content and no temporary file; a killed process may leave one, whose name begins with a dot and ends in `.part`.
+content and no temporary file; a killed process may leave one, see `is_part`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from minidl import reading
 
@@ -26,8 +28,81 @@ if TYPE_CHECKING:
 
 PART = ".part"
 CHECKSUM = "sha256"  # in the metadata of a tensor file
+_GONE = "another folder, or a link, is in its place"
 # The errors of file systems that cannot flush a folder, and of systems that cannot open one.
 _NO_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS}
+
+Identity = tuple[int, int]  # of a folder, whatever its name is
+_fixed: dict[Path, Identity] = {}
+
+
+@contextmanager
+def fixed(folder: Path, known: Sequence[int] | None = None) -> Iterator[Identity]:
+    """A block in which this module writes only into the folder that is there now, or that of an identity, and those in
+    it: it raises OSError where a link or another folder takes the place of one of them."""
+    before = _fixed.pop(folder, None)
+    with opened(folder) as handle:
+        _fixed[folder] = (known[0], known[1]) if known else identity(handle)
+    try:
+        yield _fixed[folder]
+    finally:
+        del _fixed[folder]
+        if before is not None:
+            _fixed[folder] = before
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[int]:
+    """A handle of a folder, for names in it. Raises OSError, also where it is not that of `fixed`."""
+    root = next((each for each in (folder, *folder.parents) if each in _fixed), folder)
+    handle = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        inside = folder.relative_to(root).parts
+        if root in _fixed and identity(handle) != _fixed[root]:
+            raise OSError(errno.ESTALE, _GONE, str(root))
+        for name in inside:
+            outer, handle = handle, os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=handle)
+            os.close(outer)
+            if not stat.S_ISDIR(os.fstat(handle).st_mode):
+                raise OSError(errno.ESTALE, _GONE, str(folder))
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def identity(handle: int) -> Identity:
+    """That of a folder that is open."""
+    found = os.fstat(handle)
+    return found.st_dev, found.st_ino
+
+
+def handle_of(path: Path, flags: int) -> int:
+    """An open file, which is no link; its folder is that of `opened`. Raises OSError naming it."""
+    try:
+        with opened(path.parent) as folder:
+            return reading.handle(path, flags | os.O_NOFOLLOW, folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def part(name: str) -> str:
+    """The name of an unfinished file, which ends with a checksum: of a long name only the beginning."""
+    begun, number = f".{name[:40]}", secrets.token_hex(4)
+    return f"{begun}.{number}{_check(begun, number)}{PART}"
+
+
+def is_part(name: str) -> bool:
+    """Whether `part` gave a name, which no other program gives."""
+    begun, _, number = name.removesuffix(PART).rpartition(".")
+    return name.endswith(PART) and number[8:] == _check(begun, number[:8])
+
+
+def _check(begun: str, number: str) -> str:
+    return hashlib.sha256(f"minidl {begun}.{number}".encode(errors="surrogateescape")).hexdigest()[:8]
+
+
+def _new(folder: int, name: str) -> BinaryIO:
+    return open(name, "xb", opener=partial(os.open, mode=0o666, dir_fd=folder))
 
 
 @contextmanager
@@ -37,22 +112,23 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     Raises OSError naming `path`; the old content is then still there, or the new one if only flushing the folder
     failed.
     """
-    # Part of the name, because a long one with the additions would be too long. Chosen before the file is made, so that
-    # a signal at any moment leaves no unknown file.
-    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(8)}{PART}")
+    # Chosen before the file is made, so that a signal at any moment leaves no unknown file.
+    temporary = part(path.name)
     try:
-        try:
-            with temporary.open("xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            _discard(temporary)
-            raise
+        with opened(path.parent) as folder:
+            try:
+                with _new(folder, temporary) as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(OSError):  # the error that led here is reported
+                    os.unlink(temporary, dir_fd=folder)
+                raise
         flush_folder(path.parent)
     except OSError as error:
-        if error.filename not in (None, str(temporary), str(path.parent)):
+        if error.filename not in (None, temporary, str(path.parent)):
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
@@ -68,8 +144,8 @@ def write_new(folder: Path, contents: Mapping[str, bytes]) -> None:
 
     For a folder that nobody reads before all its files are whole. All are open at the same time. Raises OSError.
     """
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context((folder / name).open("xb")) for name in contents]
+    with opened(folder) as handle, contextlib.ExitStack() as stack:
+        files = [stack.enter_context(_new(handle, name)) for name in contents]
         for file, content in zip(files, contents.values(), strict=True):
             file.write(content)
             file.flush()
@@ -90,7 +166,12 @@ def make_folder(path: Path, parents: bool = False) -> None:
         return
     if parents:
         make_folder(path.parent, parents)
-    path.mkdir(exist_ok=True)
+    with opened(path.parent) as handle:
+        try:
+            os.mkdir(path.name, dir_fd=handle)
+        except OSError as error:
+            if not path.is_dir():
+                raise OSError(error.errno, error.strerror, str(path)) from None
     flush_folder(path.parent)
 
 
@@ -105,6 +186,17 @@ def folder_for(path: Path) -> Iterator[None]:
         for folder in missing:
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or nothing where there is none. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError), opened(path.parent) as folder:
+        os.unlink(path.name, dir_fd=folder)
+
+
+def brief_sum(content: Any) -> str:
+    """The first half of the SHA-256 of bytes."""
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def checksum(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None) -> str:
@@ -164,12 +256,6 @@ def read_tensors(source: Path | bytes) -> tuple[dict[str, torch.Tensor], dict[st
     if written is not None and written != checksum(tensors, about):
         raise ValueError("its content does not match its checksum")
     return tensors, about
-
-
-def _discard(temporary: Path) -> None:
-    """Delete an unfinished file, ignoring errors: the one that led here is reported."""
-    with contextlib.suppress(OSError):
-        temporary.unlink()
 
 
 def flush_folder(folder: Path) -> None:

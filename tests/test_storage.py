@@ -1,5 +1,6 @@
 """Files are written whole or not at all, whichever step fails."""
 
+import builtins
 import errno
 import os
 import signal
@@ -23,7 +24,7 @@ def failing(monkeypatch, step, code):
     def fail(*_, **__):
         raise OSError(code, os.strerror(code))
 
-    real_open, real_fsync = Path.open, os.fsync
+    real_open, real_fsync = open, os.fsync
 
     class Full:
         """A file that takes half of what is written."""
@@ -47,9 +48,9 @@ def failing(monkeypatch, step, code):
         real_fsync(handle)
 
     if step == "open":
-        monkeypatch.setattr(Path, "open", fail)
+        monkeypatch.setattr(builtins, "open", fail)
     elif step == "write":
-        monkeypatch.setattr(Path, "open", lambda path, mode: Full(real_open(path, mode)))
+        monkeypatch.setattr(builtins, "open", lambda *given, **named: Full(real_open(*given, **named)))
     elif step == "rename":
         monkeypatch.setattr(os, "replace", fail)
     else:
@@ -141,7 +142,7 @@ def test_a_block_that_fails_leaves_nothing_and_its_own_error(tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("after", ["open", "fsync", "replace"])
 def test_a_signal_at_any_step_leaves_no_temporary_file(tmp_path, monkeypatch, after):
-    owner, name = (Path, "open") if after == "open" else (os, after)
+    owner, name = (builtins, "open") if after == "open" else (os, after)
     real = getattr(owner, name)
 
     def stopped(*args, **options):
@@ -162,3 +163,63 @@ def test_a_name_taken_by_a_folder_is_told(tmp_path):
         storage.write_bytes(tmp_path / "a", b"new")
     assert caught.value.filename == str(tmp_path / "a")
     assert names(tmp_path) == ["a"]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A folder with one in it, and another of the user's with files of the same names."""
+    for name in ("run", "other"):
+        (tmp_path / name / "inside").mkdir(parents=True)
+        for folder in (tmp_path / name, tmp_path / name / "inside"):
+            (folder / "a").write_text("mine")
+    return tmp_path / "run", tmp_path / "other"
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("place", "kind"), [("run", "link"), ("run", "folder"), ("run/inside", "link")])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: storage.write_bytes(folder / "a", b"new"),
+        lambda folder: storage.write_new(folder, {"b": b"new"}),
+        lambda folder: storage.remove(folder / "a"),
+        lambda folder: storage.make_folder(folder / "made"),
+    ],
+)
+def test_nothing_is_written_where_another_folder_takes_the_place(folders, place, kind, write):
+    run, other = folders
+    path, before = run.parent / place, tree(other)
+    with storage.fixed(run):
+        path.rename(run.parent / "moved")
+        if kind == "link":
+            path.symlink_to(other)
+        else:
+            other.rename(path)
+        with pytest.raises(OSError, match="another folder, or a link, is in its place"):
+            write(path)
+    assert tree(path) == before
+    assert not list(run.parent.rglob("made"))
+
+
+def test_a_folder_of_the_users_that_is_a_link_is_written_to(folders):
+    run, other = folders
+    (run.parent / "link").symlink_to(other)
+    with storage.fixed(run.parent / "link"):
+        storage.write_bytes(run.parent / "link" / "inside" / "a", b"new")
+    assert (other / "inside" / "a").read_text() == "new"
+
+
+def test_unfinished_files_are_known_by_their_names(tmp_path):
+    seen = []
+    for name in ("a", "model.safetensors", "n" * 255, "a.b c\u00e9", "\udc80"):
+        with storage.whole(tmp_path / name) as file:
+            file.write(b"")
+            seen += [each for each in names(tmp_path) if each.startswith(".")]
+    assert len(seen) == 5
+    assert all(map(storage.is_part, seen))
+    for name in (".notes.part", "a.part", ".part", ".a.0123456789abcdef.part", ".a..part", seen[0][1:], "x" + seen[0]):
+        assert not storage.is_part(name), name
+    assert not storage.is_part(seen[0].replace(".a.", ".b."))

@@ -9,12 +9,12 @@ import typer
 from pydantic import Field
 
 from minidl.cli import drawn, kept_results, networks
-from minidl.cli.common import check_files, check_plot
+from minidl.cli.common import check_plot
 from minidl.cli.options import check_alone, command
 from minidl.cli.profiling import profiled
 from minidl.console import echo, rich_console
 from minidl.training.errors import ConfigError
-from minidl.training.outputs import check_different
+from minidl.training.provenance import PLOT, RESULTS, TRACE
 from minidl.training.settings import REPEATED, Positional
 
 
@@ -63,15 +63,17 @@ class Bench(networks.WholeNetworks):
         REPEATED,
     ] = ()
     json_file: Annotated[
-        Path | None, Field(alias="json", description="Also write the results to this file, which keeps its other rows.")
+        Path | None,
+        RESULTS,
+        Field(alias="json", description="Also write the results to this file, which keeps its other rows."),
     ] = None
-    plot: Annotated[Path | None, Field(description="Also draw the results here, as .svg or .png.")] = None
+    plot: Annotated[Path | None, PLOT, Field(description="Also draw the results here, as .svg or .png.")] = None
     show: Annotated[Path | None, Field(description="Show the results in this file, without measuring.")] = None
     peers: Annotated[bool, Field(description="Also measure attorch, FlagGems and Liger, if installed.")] = False
     list_: Annotated[
         bool, Field(alias="list", description="Only list the rows with their goals, or the drawn shapes.")
     ] = False
-    trace: Annotated[Path | None, Field(description="With --profile: file of the trace. Default: none.")] = None
+    trace: Annotated[Path | None, TRACE, Field(description="With --profile: file of the trace. Default: none.")] = None
 
 
 def _bench(given: dict[str, Any]) -> None:
@@ -94,11 +96,9 @@ def _bench(given: dict[str, Any]) -> None:
         for name in wanted:
             echo(f"{GOALS[name]:>5g}  {name}")
         return
-    check_files(json=json, plot=plot)
     for name in ("json", "peers", "profile", "trace") if show is not None else ():
         if name in given:
             raise ConfigError(f"--{name} cannot be combined with --show")
-    check_different(show=show, json=json, plot=plot, trace=trace)
     if trace is not None and not config.profile:
         raise ConfigError("--trace requires --profile")
     if config.peers:

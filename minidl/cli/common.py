@@ -24,7 +24,7 @@ from minidl.cli.libraries import failed_import
 from minidl.console import echo, one_line
 from minidl.training import memory
 from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
-from minidl.training.outputs import check_output, discard_output
+from minidl.training.outputs import discard_output
 
 _SOON, _PATIENCE = 0.01, 5.0  # seconds
 # Libraries take an exception in an import of theirs for the absence of what they import; pydantic makes another of it.
@@ -96,16 +96,6 @@ def check_folder() -> None:
         Path.cwd()
     except OSError as error:
         _fail(f"error: the working folder cannot be read: {error.strerror}; change to another with cd", 2)
-
-
-def check_files(**paths: Path | None) -> None:
-    """Raises ConfigError when a flag, without its dashes, names a file that cannot be written or belongs to a run."""
-    from minidl.training import runs
-
-    for name, path in paths.items():
-        if path is not None:
-            check_output(f"--{name}", path)
-            runs.check_not_own(f"--{name}", path)
 
 
 def check_plot(path: Path | None) -> None:

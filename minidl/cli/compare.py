@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from minidl.cli.common import check_files
 from minidl.cli.options import command
 from minidl.console import echo
 from minidl.training.config import Compare
@@ -14,7 +13,6 @@ def _compare(given: dict[str, Any]) -> None:
     config = Compare(**given)
     from minidl.training import compare
 
-    check_files(html=config.html)
     echo(compare.compare(config), end="")
 
 

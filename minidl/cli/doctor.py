@@ -9,12 +9,12 @@ import typer
 from pydantic import Field
 
 from minidl.cli import sanitize
-from minidl.cli.common import check_files
 from minidl.cli.options import command
 from minidl.jobs import Arch
 from minidl.training import device
 from minidl.training.errors import ConfigError
 from minidl.training.fields import is_number
+from minidl.training.provenance import VERDICT
 from minidl.training.settings import REPEATED, Expected, Positional, Settings, flag
 
 
@@ -80,7 +80,7 @@ class Doctor(Settings):
     ] = None
     details: Annotated[bool, Field(description="With --compile: show a row for each tile.")] = False
     json_file: Annotated[
-        Path | None, Field(alias="json", description="With --compile: also write the figures here.")
+        Path | None, VERDICT, Field(alias="json", description="With --compile: also write the figures here.")
     ] = None
 
 
@@ -97,7 +97,6 @@ def _doctor(given: dict[str, Any]) -> None:
             raise ConfigError(f"{flag(name)} requires --compile")
         raise typer.Exit(work.doctor())
     json = config.json_file
-    check_files(json=json)
     archs = list(work.ARCHITECTURES) if config.arch is None else _architectures("arch", config.arch)
     brief = [] if config.brief is None else _architectures("brief", config.brief)
     if not set(brief) <= set(archs):

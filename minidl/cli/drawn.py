@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from pydantic import Field
 
-from minidl.cli.common import check_files
 from minidl.cli.options import check_alone
 from minidl.cli.profiling import Profiling
 from minidl.console import echo, rich_console
@@ -99,7 +98,6 @@ def run(config: DrawnShapes, given: Mapping[str, Any]) -> None:
         _list(config, indices)
         return
     path = given.get("json")
-    check_files(json=path)
     check_device()
     _measure(config, path, indices)
 

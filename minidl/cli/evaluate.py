@@ -10,24 +10,19 @@ from minidl.cli.options import command, taken
 from minidl.cli.profiling import ProfilingOfRun, profiled
 from minidl.console import echo
 from minidl.generation.config import BUILT_IN, EvaluateGan
-from minidl.training import device, environment, files, runs, saved_run
+from minidl.training import device, environment, files, saved_run
 from minidl.training.config import Evaluate
 from minidl.training.errors import ConfigError
-from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
 
 
 def _evaluate(given: dict[str, Any]) -> None:
     profiling = taken(given, ProfilingOfRun)
     generator: dict[str, Any] = {name: given.pop(name) for name in ("samples", "evaluator") if name in given}
-    check_different(data=given.get("data"), json=given.get("json"), trace=profiling.trace)
-    if "json" in given:
-        runs.check_not_own("--json", given["json"])
     config = Evaluate(**given)
     usual = None
     if (config.run / "config.json").is_file():
         usual = config.run / "trace-evaluate.json"
-        runs.check_not_data(saved_run.read_run(config.run).config, json=config.json_file, trace=profiling.trace)
     around = profiled(profiling, usual)
     if _is_generator(config.run):
         _evaluate_generator(config, generator, around)

@@ -14,13 +14,11 @@ from minidl.generation import folder, sharing
 from minidl.generation.config import Generate
 from minidl.training import device, environment
 from minidl.training.errors import ConfigError, Interrupted
-from minidl.training.outputs import check_different
 
 
 def _generate(given: dict[str, Any]) -> None:
     profiling = taken(given, Profiling)
     config = Generate(**given)
-    check_different(latents=config.latents, trace=profiling.trace)
     place, count = workers.place(), 1
     if place is not None:
         os.environ |= workers.only(place.local)

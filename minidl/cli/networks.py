@@ -9,11 +9,10 @@ import typer
 from pydantic import Field
 
 from minidl.cli import drawn, kept_results
-from minidl.cli.common import check_files, check_plot
+from minidl.cli.common import check_plot
 from minidl.cli.options import check_alone
 from minidl.console import echo, rich_console
 from minidl.training.errors import ConfigError
-from minidl.training.outputs import check_different
 
 if TYPE_CHECKING:
     from minidl.workbench.bench.network_rows import Net
@@ -65,12 +64,10 @@ def run(config: Any, given: Mapping[str, Any]) -> None:
         for net in nets:
             echo(f"{net.goal:>5g}  {net.row}")
         return
-    show, json, plot = config.show, config.json_file, config.plot
-    check_files(json=json, plot=plot)
+    show, plot = config.show, config.plot
     for name in ("json", *_MEASURING) if show is not None else ():
         if name in given:
             raise ConfigError(f"--{name} cannot be combined with --show")
-    check_different(show=show, json=json, plot=plot)
     check_plot(plot)
 
     from minidl.training import files

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Sequence
+import os
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
 
 import typer
@@ -11,6 +12,8 @@ import typer
 from minidl.cli.common import Command, errors, examples
 from minidl.training import environment
 from minidl.training.errors import ConfigError
+from minidl.training.outputs import check_different, check_output
+from minidl.training.provenance import TRACE, Kind
 from minidl.training.settings import (
     Positional,
     Settings,
@@ -55,8 +58,10 @@ def command(
     def call(**values: Any) -> None:
         with errors():
             environment.check_threads()
-            given = {name: value for name, value in values.items() if value not in (None, [], ())}
-            run({name: read(name, fields[name], value) for name, value in given.items()})
+            values = {name: value for name, value in values.items() if value not in (None, [], ())}
+            given = {name: read(name, fields[name], value) for name, value in values.items()}
+            _check_outputs({name: kind for name in given if (kind := note(fields[name], Kind))}, given)
+            run(given)
 
     parameters = [_parameter(name, info, name in required) for name, info in fields.items()]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -79,6 +84,20 @@ def check_alone(given: Container[str], *others: str) -> None:
     for other in others:
         if other in given:
             raise ConfigError(f"--list only lists what is available: leave out {flag(other)}")
+
+
+def _check_outputs(kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for outputs, of these kinds, that cannot be written or would replace something else."""
+    check_different(**{name: given.get(name) for name in ("out", *kinds)})
+    out = given.get("out")
+    for name, kind in kinds.items():
+        from minidl.training import runs
+
+        path = given[name]
+        in_run = kind is TRACE and out is not None and os.path.realpath(path.parent) == os.path.realpath(out)
+        runs.check_not_own(flag(name), path, in_run)
+        if path.parent.exists() or not in_run:
+            check_output(flag(name), path, kind)
 
 
 def _in_order(settings: type[Settings]) -> dict[str, FieldInfo]:

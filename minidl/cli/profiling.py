@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from minidl.console import echo, one_line
-from minidl.training import runs
+from minidl.training import run_files, runs
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_output
+from minidl.training.provenance import TRACE
 from minidl.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Profiling(Settings):
         bool, Field(description="At the end, show the time of each kernel and write a trace for Chrome or Perfetto.")
     ] = False
     trace: Annotated[
-        Path | None, Field(description="With --profile: file of the trace. Default: trace.json in --out.")
+        Path | None, TRACE, Field(description="With --profile: file of the trace. Default: trace.json in --out.")
     ] = None
 
 
@@ -36,6 +37,7 @@ class ProfilingOfRun(Profiling):
 
     trace: Annotated[
         Path | None,
+        TRACE,
         Field(description="With --profile: file of the trace. Default: trace-COMMAND.json in the run's folder."),
     ] = None
 
@@ -53,15 +55,8 @@ def profiled(profiling: Profiling, usual: Path | None, updates: int = 1) -> Iter
             raise ConfigError("--trace requires --profile")
         yield
         return
-    if trace is not None:
-        if usual is not None and trace.resolve() == usual.parent.resolve():
-            raise ConfigError(f"--trace {trace} is the folder of the run: give the name of a file")
-        new = usual is not None and trace.parent.resolve() == usual.parent.resolve()
-        if not (new and not trace.parent.exists()):
-            check_output("--trace", trace)
-        runs.check_not_own("--trace", trace, new)
-    elif usual is not None and usual.parent.exists():
-        check_output("--trace", usual)
+    if trace is None and usual is not None and usual.parent.exists():
+        check_output("--trace", usual, TRACE)
     from minidl.workbench.profiling import Profile
 
     recorder = Profile(updates=updates)
@@ -85,6 +80,6 @@ def _show(recorder: Profile, path: Path | None) -> None:
     if path is None:
         echo("no trace was written; name a file with --trace", error=True)
     elif path.parent.is_dir():
-        with runs.adding(path.parent, path.name) if path.name in runs.TRACES else contextlib.nullcontext():
+        with runs.adding(path.parent, path.name) if path.name in run_files.TRACES else contextlib.nullcontext():
             recorder.save(path)
         echo(one_line(f"trace: {path} (open it in ui.perfetto.dev or chrome://tracing)"), error=True)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import Field
 
-from minidl.cli.common import check_files
 from minidl.cli.options import command
 from minidl.console import echo, one_line
 from minidl.data.parsing import counted
 from minidl.training import device
 from minidl.training.errors import ConfigError
+from minidl.training.outputs import check_output
+from minidl.training.provenance import FINDINGS
 from minidl.training.settings import REPEATED, Positional, Settings
 
 if TYPE_CHECKING:
@@ -44,13 +45,14 @@ class Sanitize(Settings):
     ] = ()
     module: Annotated[bool, Field(alias="m", description="SCRIPT is a module, as in python -m.")] = False
     first: Annotated[bool, Field(description="Stop at the first bug.")] = False
-    json_file: Annotated[Path | None, Field(alias="json", description="Also write the findings to this file.")] = None
+    json_file: Annotated[
+        Path | None, FINDINGS, Field(alias="json", description="Also write the findings to this file.")
+    ] = None
 
 
 def _sanitize(given: dict[str, Any]) -> None:
     config = Sanitize(**given)
     script, json = config.script, config.json_file
-    check_files(json=json)
     if json is not None:
         json = json.absolute()  # the script may change the working directory
     device.choose("cpu")
@@ -62,6 +64,7 @@ def _sanitize(given: dict[str, Any]) -> None:
     _show(outcome)
     fine = outcome.launches and not outcome.findings and not outcome.unchecked
     if json is not None:
+        check_output("--json", json, FINDINGS)  # again: the script may have made it
         files.write_json(json, _as_json(outcome))
     raise typer.Exit(outcome.code or int(not fine))
 

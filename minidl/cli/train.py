@@ -19,7 +19,6 @@ from minidl.data.workers import available
 from minidl.distributed import started, workers
 from minidl.training import device, environment, helpers, runs, saved_run
 from minidl.training.errors import ConfigError
-from minidl.training.outputs import check_different
 from minidl.training.tasks import TASKS
 
 _MANY = 4  # processors; with fewer, more processes only delay the first
@@ -47,7 +46,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
     phases.begin()
     profiling = taken(given, Profiling)
     place = workers.place()
-    if place is not None and (place.world > 1 or workers.age_of_starter()):
+    if place is not None and (place.world > 1 or workers.starter()):
         _train_together(kind, given, profiling, place)
         return
     count = device.processes(given.get("devices", 1), given.get("device", "auto"))
@@ -57,9 +56,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         stopped = given.get("timeout", started.TIMEOUT) + _LATER
         workers.run(workers.again(), count, _RESTARTS, first=True, together=True, stopped=stopped)
         return
-    check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
     config = runs.settings(kind, given)
-    runs.check_not_data(vars(config), trace=profiling.trace)
     done = runs.finished_report(config)
     if done is not None:
         if not config.quiet:
@@ -85,14 +82,12 @@ def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, plac
     module = device.prepare(given.get("device", "auto"), "minidl.distributed.group")
     group = module.init(max(1.0, given.get("timeout", started.TIMEOUT)))  # the flag is checked by the first
     group.check_same(version=environment.code(), command=json.dumps(given, default=str, sort_keys=True))
-    age = max(group.gathered(workers.age_of_starter(), "the comparison of the processes"))
+    group.starters = [*filter(None, group.gathered(workers.starter(), "the comparison of the processes"))]
     config = told = None
     if group.leads:
-        if runs.is_younger(given["out"], age):  # they have been started again
+        if runs.is_started_by(given["out"], group.starters):  # they have been started again
             given |= {"resume": True, "overwrite": False}
-        check_different(**{name: given.get(name) for name in ("data", "validation", "test")}, trace=profiling.trace)
         config = runs.settings(kind, given)
-        runs.check_not_data(vars(config), trace=profiling.trace)
         if config.shards is None and not (config.resume and (config.out / "config.json").exists()):
             config = config.model_copy(update={"shards": started.USUAL})
         done = runs.finished_report(config)

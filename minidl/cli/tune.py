@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import Field
 
-from minidl.cli.common import check_files, check_plot
+from minidl.cli.common import check_plot
 from minidl.cli.options import check_alone, command
 from minidl.console import echo, one_line, rich_console
 from minidl.training import device
 from minidl.training.errors import ConfigError
 from minidl.training.fields import Device
-from minidl.training.outputs import check_different
+from minidl.training.outputs import check_output
+from minidl.training.provenance import ESTIMATES, MEASURED, PLOT
 from minidl.training.settings import FLOAT32, REPEATED, Expected, Positional, Settings
 
 if TYPE_CHECKING:
@@ -69,19 +70,18 @@ class Tune(Settings):
     list_: Annotated[bool, Field(alias="list", description="Only list the classes with their tiles.")] = False
     json_file: Annotated[
         Path | None,
+        MEASURED,
         Field(alias="json", description="Also write all measurements to this file; --estimates goes on from those."),
     ] = None
-    plot: Annotated[Path | None, Field(description="Also draw the sweep to this file, .svg or .png.")] = None
+    plot: Annotated[Path | None, PLOT, Field(description="Also draw the sweep to this file, .svg or .png.")] = None
     device: Device = "auto"
 
 
 def _run(given: dict[str, Any]) -> None:
     config = Tune(**given)
-    out, write, json, plot = config.out, config.write, config.json_file, config.plot
+    out, write = config.out, config.write
     if out is not None and write:
         raise ConfigError("--write names the package's own folder; give it or --out, not both")
-    check_files(json=json, plot=plot)
-    check_different(json=json, plot=plot)
     _check_folder(out, "--out")
     device.choose(config.device)
     if config.estimates:
@@ -188,6 +188,8 @@ def _estimates(config: Tune) -> None:
         path = known or devices.FOLDER / f"{written.slug(about['device'])}.json"
     if not config.dry_run:
         _check_folder(path.parent, "--write:" if config.write else "--out" if config.out else "the folder of estimates")
+        if path.parent.is_dir():
+            check_output("--out", path, ESTIMATES)
     rows = estimates.begun(json, about)
     try:
         estimates.measure(rows, config.budget, rich_console(), lambda: None if json is None else rows.save(json))

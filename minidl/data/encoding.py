@@ -60,13 +60,16 @@ def encode(asked: Message) -> Message:
 
 
 def write(asked: Message) -> Message:
-    """A worker's job: write what `encode` makes into a `folder` that nobody reads yet; it is on disk then.
+    """A worker's job: write what `encode` makes into a `folder` of this `identity` that nobody reads yet; it is on disk
+    then. The answer has the `sums` of the files.
 
     Raises OSError.
     """
     values, contents = encode(asked)
-    storage.write_new(Path(asked.values["folder"]), dict(zip(values["names"], contents, strict=True)))
-    return Message(values)
+    folder = Path(asked.values["folder"])
+    with storage.fixed(folder, asked.values["identity"]):
+        storage.write_new(folder, dict(zip(values["names"], contents, strict=True)))
+    return Message({**values, "sums": [*map(storage.brief_sum, contents)]})
 
 
 def _exif(text: Mapping[str, str]) -> Image.Exif:

@@ -15,7 +15,6 @@ import queue
 import signal
 import struct
 import subprocess
-import sys
 import threading
 import traceback
 from collections import deque
@@ -24,11 +23,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import IO, Any, NamedTuple, Self
 
+from minidl import imports
+
 _HEAD = struct.Struct("<Q")
 STOPPED, _TICK = 60.0, 0.5  # seconds after which a process that is stopped is ended; between two looks
 _AHEAD = 2  # items for each worker that are taken before their results are asked for
 _ERRORS: dict[str, type[Exception]] = {"MemoryError": MemoryError, "OSError": OSError}
-_START = "import sys; sys.path[:] = {path!r}; from minidl.data.workers import main; main()"
+_START = "from minidl.data.workers import main; main()"
 
 
 class Message(NamedTuple):
@@ -150,9 +151,8 @@ class _Process:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._popen = subprocess.Popen(
-                [sys.executable, "-c", _START.format(path=sys.path)], env={**os.environ, **variables},
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            )  # fmt: skip
+                imports.python(_START), env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -37,11 +37,13 @@ _FAILED, _ASKED, _SEEN, _TOLD = "failed", "asked", "seen", "told"
 class Group:
     """The processes of a training: `size` of them, this one of number `rank`. Without `init`, it is alone.
 
-    `last` is the name of the last exchange that it took part in, `waited` the seconds that it has spent in exchanges.
+    `last` is the name of the last exchange that it took part in, `waited` the seconds that it has spent in exchanges,
+    `starters` what has started the processes (`workers.starter`).
     """
 
     def __init__(self, rank: int = 0, size: int = 1, store: Any = None, timeout: float = TIMEOUT) -> None:
         self.rank, self.size, self.last, self.waited = rank, size, "the start", 0.0
+        self.starters: list[str] = []
         self._store, self._timeout = store, timeout
         self._place = "after the start"
         self._since: float | None = None  # when it began to wait

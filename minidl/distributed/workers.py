@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import secrets
 import signal
@@ -22,9 +23,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, NamedTuple
 
-from minidl import console, phases
+from minidl import console, imports, phases
 from minidl.data.records import DataError
 from minidl.data.workers import STOPPED, WorkerError, is_stopped
 
@@ -101,9 +103,15 @@ def only(gpu: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": seen[gpu % len(seen)]}
 
 
-def age_of_starter() -> float:
-    """Seconds since torchrun, or `run`, began, which has started this process; 0 where nobody did."""
-    return phases.age(os.getppid()) if RUN in os.environ or "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+def starter() -> str:
+    """What tells the torchrun, or the `run`, that has started this process from all others, also when it starts this
+    process anew; nothing where neither did."""
+    if RUN in os.environ:
+        return os.environ[RUN]
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # which users repeat, or leave out
+        return ""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return hashlib.sha256(f"{boot} {os.getppid()} {phases.begun(os.getppid())}".encode()).hexdigest()[:16]
 
 
 def started_together() -> int:
@@ -113,7 +121,7 @@ def started_together() -> int:
 
 def again() -> list[str]:
     """The command line of this process, which is one of minidl."""
-    return [sys.executable, "-m", "minidl", *sys.argv[1:]]
+    return imports.python("from minidl.__main__ import main; sys.argv[0] = 'minidl'; main()", *sys.argv[1:])
 
 
 def run(

@@ -18,9 +18,9 @@ from minidl import models, nn, storage
 from minidl.data.parsing import parse_json
 from minidl.data.saved import made
 from minidl.generation import built_in as built_in_weights
-from minidl.generation.output import sha256
 from minidl.training import files, weights
 from minidl.training.errors import ConfigError, DamagedError, damaged
+from minidl.training.files import sha256
 from minidl.training.forward import saved_outputs
 from minidl.training.tasks.images import PictureClassifier, PictureFormat
 

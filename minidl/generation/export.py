@@ -14,6 +14,8 @@ from minidl.console import echo
 from minidl.generation import evaluator
 from minidl.models import dcgan
 from minidl.training import saved_run
+from minidl.training.outputs import check_output
+from minidl.training.provenance import MODEL
 
 
 def command(run: saved_run.SavedRun) -> str:
@@ -46,6 +48,7 @@ def export(kind: str, folder: Path, path: Path, about_commit: str | None = None)
     found = commit() if about_commit is None else about_commit
     seed = run.config.get("seed", 0)
     path.parent.mkdir(parents=True, exist_ok=True)
+    check_output("FILE", path, MODEL)
     if kind == "generator":
         dcgan.save_generator(dcgan.load_generator(folder), path, command=made_by, seed=seed, commit=found)
     else:

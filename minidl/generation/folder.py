@@ -1,27 +1,30 @@
 """The folder of pictures: new ones are made in a folder inside it, and then take the place of the old ones.
 
-images.json says what made the pictures and names their files: a folder without it is never overwritten, and no file
-that it does not name is touched.
+images.json says what made the pictures, and names their files with the SHA-256 of each: a folder without it is never
+overwritten, and no other file is touched. That of the new pictures lies beside them once all are made: a command that
+is stopped from then on has begun an exchange, which the next one finishes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from minidl import storage
-from minidl.training import files, locks
+from minidl.training import files, locks, provenance
 from minidl.training.errors import ConfigError, DamagedError
 from minidl.training.outputs import cannot_write, check_length
 
 MANIFEST = "images.json"
 FORMAT, VERSION = "minidl-images", 1
 _STAGED = ".new-pictures"  # in the folder, until all of them are made
-_BEGUN = re.compile(rf"\.{re.escape(MANIFEST)}\..*{re.escape(storage.PART)}")  # what a killed process left at its end
+_MARK, _MARKED = "begun.json", {"format": "minidl-images-begun"}  # in that folder: it is minidl's
 _SHARED = re.compile(r"plan\.json|made-[0-9]+\.txt|grid\.rows")  # of `sharing`
 _NAME = re.compile(r"((seed|step|latent)-[0-9]+|grid)\.(png|jpg|webp|bmp)|images\.(npy|zip)")
 
@@ -33,7 +36,7 @@ def check(folder: Path, overwrite: bool) -> set[str]:
     try:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--out {folder} is a file: give the name of a folder")
-        if not folder.exists() or all(map(_is_begun, folder.iterdir())):
+        if not folder.exists() or _begun(folder) is not None or all(map(_is_begun, folder.iterdir())):
             return set()
     except OSError as error:
         raise ConfigError(cannot_write(folder, error)) from None
@@ -42,12 +45,28 @@ def check(folder: Path, overwrite: bool) -> set[str]:
             f"--out {folder} exists and is not empty: choose another folder, or replace the pictures in it with "
             "--overwrite"
         )
+    if _manifest(folder) is None:
+        raise ConfigError(f"--overwrite replaces only what `minidl generate` made; {folder} has no intact {MANIFEST}")
     return _written(folder)
 
 
 def staged_in(folder: Path) -> Path:
     """Where the new pictures of a folder are made."""
     return folder / _STAGED
+
+
+def finish(folder: Path, manifest: dict[str, Any]) -> bool:
+    """Finish the exchange that a stopped command has begun; whether its pictures are those of `manifest`.
+
+    Raises ConfigError where another process writes there, or a file of the user's is in the way; OSError.
+    """
+    if _begun(folder) is None:
+        return False
+    with locks.held(folder), storage.fixed(folder):
+        new = _begun(folder)
+        if new is not None:
+            _exchange(folder, new)
+    return new is not None and _without_sums(new) == _without_sums(manifest)
 
 
 @contextmanager
@@ -61,78 +80,131 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any], kept: bool
     Raises ConfigError where another process writes there, or where a new file has the name of one that no earlier
     command made; OSError.
     """
-    with storage.folder_for(folder), locks.held(folder):
-        old = check(folder, overwrite)
-        for name in _listed(manifest):
-            if name not in old and os.path.exists(f"{folder}/{name}"):  # noqa: PTH110 (10,000 paths take 0.05 s)
-                raise ConfigError(
-                    f"--out {folder} has a {name} that {MANIFEST} does not list: move it, or give another folder"
-                )
+    with storage.folder_for(folder), locks.held(folder), storage.fixed(folder):
+        _check_free(folder, _listed(manifest), check(folder, overwrite))
         staged = folder / _STAGED
+        if staged.is_symlink() or not _is_begun(staged):
+            raise ConfigError(f"{staged} is not of minidl, which needs this name: move it, or give another --out")
         if not kept:
             _discard(staged)
-        for path in folder.iterdir():
-            if _BEGUN.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+        files.sweep(folder)
         try:
-            files.make_folder(staged, parents=True)
+            files.make_folder(staged)
+            files.write_json(staged / _MARK, _MARKED)
             yield staged
-            _change_places(folder, staged, old, manifest)
-            kept = None
+            new = _with_sums(manifest, staged)
+            files.write_json(staged / MANIFEST, new)
+            _exchange(folder, new)
         finally:
-            if kept is None:
+            if kept is None and _begun(folder) is None:
                 _discard(staged)
 
 
 def _is_begun(path: Path) -> bool:
     """Whether a process that only began has left this, or one that is at work holds it."""
-    if path.name == _STAGED and path.is_dir() and not path.is_symlink():
-        return all(_is_ours(inner.name) for inner in path.iterdir())
-    return path.name == locks.INSIDE or _BEGUN.fullmatch(path.name) is not None
+    if path.name == _STAGED and not path.is_symlink():
+        begun = _read(path / _MARK) == _MARKED
+        return begun or not path.exists() or (path.is_dir() and all(storage.is_part(x.name) for x in path.iterdir()))
+    return path.name == locks.INSIDE or storage.is_part(path.name)
 
 
-def _is_ours(name: str) -> bool:
-    """Whether files of this name are made in the inner folder."""
-    unfinished = name.startswith(".") and name.endswith(storage.PART)
-    return unfinished or name == MANIFEST or any(form.fullmatch(name) for form in (_NAME, _SHARED))
+def _begun(folder: Path) -> dict[str, Any] | None:
+    """What images.json is to be, where a stopped command has begun an exchange."""
+    staged = folder / _STAGED
+    return None if staged.is_symlink() or _read(staged / _MARK) != _MARKED else _manifest(staged)
 
 
-def _change_places(folder: Path, staged: Path, old: set[str], manifest: dict[str, Any]) -> None:
-    """Put the pictures in `staged`, which `manifest` names, in the place of the `old` ones in `folder`."""
-    new = _listed(manifest)
-    gone = [{"file": name} for name in sorted(old.difference(new))]
-    if gone:
-        files.write_json(staged / MANIFEST, manifest)
-    # All are listed while they change places, so that a stopped command leaves nothing that the next cannot clear.
-    files.write_json(folder / MANIFEST, {**manifest, "files": [*manifest["files"], *gone]})
-    for name in new:
-        os.replace(f"{staged}/{name}", f"{folder}/{name}")  # 20,000 paths take 0.2 s
-    for entry in gone:
-        (folder / entry["file"]).unlink(missing_ok=True)
-    files.sweep(folder)
-    if gone:
-        os.replace(staged / MANIFEST, folder / MANIFEST)
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return files.read_json(path)
+    except (OSError, DamagedError):
+        return {}
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    """The content of an images.json, None where there is no intact one."""
+    found = _read(folder / MANIFEST)
+    return found if found.get("format") == FORMAT and isinstance(found.get("files"), list) else None
+
+
+def _exchange(folder: Path, new: dict[str, Any]) -> None:
+    """Put the pictures that were made, which `new` lists, in the place of the old ones. It may be stopped anywhere."""
+    staged, old = folder / _STAGED, _written(folder)
+    names = [name for name in _listed(new) if _NAME.fullmatch(name)]
+    left = {path.name for path in staged.iterdir()}
+    _check_free(folder, [name for name in names if name in left], old)
+    with storage.opened(staged) as source, storage.opened(folder) as target:
+        for name in names:
+            if name in left:
+                os.replace(name, name, src_dir_fd=source, dst_dir_fd=target)  # 20,000 take 0.2 s
+        for name in sorted(old.difference(names)):
+            storage.remove(folder / name)
+        os.replace(MANIFEST, MANIFEST, src_dir_fd=source, dst_dir_fd=target)
     files.flush_folder(folder)
+    _discard(staged)
+
+
+def _check_free(folder: Path, names: Iterable[str], old: Container[str]) -> None:
+    """Raises ConfigError for new files whose names others than the `old` ones have."""
+    there = {path.name for path in folder.iterdir()}
+    for name in names:
+        if name in there and name not in old:
+            raise ConfigError(
+                f"--out {folder} has a {name} that is not the one that {MANIFEST} lists: move it, or give another "
+                "folder"
+            )
 
 
 def _discard(staged: Path) -> None:
-    files.remove_folder(staged, _is_ours)
+    """Delete what was made in the inner folder, and then its mark."""
+    if staged.is_symlink():
+        return
+    if _read(staged / _MARK) == _MARKED:
+        for name in [path.name for path in staged.iterdir()]:
+            if name == MANIFEST or any(form.fullmatch(name) for form in (_NAME, _SHARED)):
+                storage.remove(staged / name)
+        storage.remove(staged / _MARK)
+    files.sweep(staged)
+    with contextlib.suppress(OSError):
+        staged.rmdir()
 
 
 def _written(folder: Path) -> set[str]:
-    """The files that an earlier command made in a folder. Raises ConfigError when it has no images.json of minidl's."""
-    refused = ConfigError(f"--overwrite replaces only what `minidl generate` made; {folder} has no intact {MANIFEST}")
-    try:
-        manifest = files.read_json(folder / MANIFEST)
-    except (OSError, DamagedError):
-        raise refused from None
-    if manifest.get("format") != FORMAT or not isinstance(manifest.get("files"), list):
-        raise refused
-    # No others, whatever the manifest says: nothing outside the folder, and nothing of the user's.
-    return {name for name in _listed(manifest) if _NAME.fullmatch(name)}
+    """The files in a folder that an earlier command made: images.json lists them with their SHA-256.
+
+    An earlier version listed no sums; of its pictures those are known that name minidl.
+    """
+    found = set()
+    for entry in _entries(_manifest(folder) or {"files": []}):
+        name, expected = entry["file"], entry.get("sha256")
+        path = folder / name
+        # No others, whatever images.json says: nothing outside of the folder, and nothing of the user's.
+        if _NAME.fullmatch(name) and path.is_file() and not path.is_symlink():
+            known = provenance.is_of_run(path) if expected is None else files.sha256(path) == expected
+            found |= {name} if known else set()
+    return found
+
+
+def _entries(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """What images.json says of each file."""
+    entries = [*manifest["files"], manifest.get("grid")]
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("file"), str)]
 
 
 def _listed(manifest: dict[str, Any]) -> list[str]:
     """The files that images.json names."""
-    named = [entry.get("file") for entry in [*manifest["files"], manifest.get("grid")] if isinstance(entry, dict)]
-    return [name for name in named if isinstance(name, str)]
+    return [entry["file"] for entry in _entries(manifest)]
+
+
+def _with_sums(manifest: dict[str, Any], folder: Path) -> dict[str, Any]:
+    new = copy.deepcopy(manifest)
+    for entry in _entries(new):
+        entry["sha256"] = files.sha256(folder / entry["file"])
+    return new
+
+
+def _without_sums(manifest: dict[str, Any]) -> dict[str, Any]:
+    same = copy.deepcopy(manifest)
+    for entry in _entries(same):
+        entry.pop("sha256", None)
+    return same

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minidl import phases
+from minidl import phases, storage
 from minidl.data import encoding
 from minidl.distributed import workers
 from minidl.distributed.workers import Place
@@ -48,6 +48,9 @@ def generate(config: Generate, most: int = 1) -> int:
     wanted, count = writing.Files.of(config, loaded, names), len(names)
     display, started = Display(config.quiet or not first), time.perf_counter()
     try:
+        if first and folder.finish(config.out, wanted.manifest()):
+            display.note(f"{config.out}: the images of a command that was stopped are in their places")
+            return 1
         with contextlib.ExitStack() as block:
             part, staged = _part(wanted, place, most, block)
             if part is not None and first and (there := part.done()):
@@ -103,9 +106,10 @@ def _part(
     names = [] if config.format == "npy" else [*map(wanted.file, wanted.names)]
     if place.rank > 0:
         part = sharing.join(staged, place, run, about)
+        block.enter_context(storage.fixed(config.out))
     else:
         old = sharing.read(staged)
-        kept = old is not None and old["about"] == about
+        kept = old is not None and old.about == about
         block.enter_context(folder.replaced(config.out, config.overwrite, wanted.manifest(), kept))
         part = sharing.begin(staged, place, run, about, names, wanted.rows(staged))
     block.callback(part.close)

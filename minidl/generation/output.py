@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minidl import reading, storage
+from minidl import storage
 from minidl.data import encoding
 from minidl.data.threads import in_slices
 from minidl.training import files, samples
@@ -93,9 +92,3 @@ def write_at(handle: int, place: int, rows: np.ndarray) -> None:
     while some:
         written = os.pwrite(handle, some, place)
         some, place = some[written:], place + written
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    with reading.opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,8 +2,9 @@
 
 The first process holds the folder's lock and writes plan.json in the folder of new pictures: what is made (`about`),
 and which are missing. Each process makes its part of these, a contiguous one, and notes in made-RANK.txt what is on
-disk; the first waits for all. A picture's bits depend on its seed alone, so nothing else is exchanged. What was made
-stays when the command fails: a process that is started anew, and the same command later, make only what is missing.
+disk, with its checksum; the first waits for all. A picture's bits depend on its seed alone, so nothing else is
+exchanged. What was made stays when the command fails: a process that is started anew, and the same command later, make
+only what is missing, or is not what was made.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,7 +25,7 @@ from pydantic import Field
 from minidl import reading, storage
 from minidl.data.parsing import cut
 from minidl.data.records import DataError
-from minidl.data.saved import Checked, Count, made
+from minidl.data.saved import Checked, made
 from minidl.distributed import started, workers
 from minidl.distributed.workers import Place
 from minidl.generation.config import MAX_COUNT
@@ -34,19 +35,10 @@ from minidl.training.errors import DamagedError, RunError
 
 PLAN = "plan.json"
 _LOG = re.compile(r"made-[0-9]+\.txt")
+_LINE = re.compile(rb"([0-9]{1,9}) ([0-9a-f]{32})")  # of such a file: a picture, and the checksum of its file or row
+_MOST = 4096  # processes of one command
 _SECONDS, POLL = 300, 0.02  # until the first process has made the plan; between two looks
 ALONE = Place(0, 1, 0, 1)
-
-
-@dataclass
-class _Plan(Checked):
-    """What plan.json has. Its numbers decide on memory."""
-
-    run: str
-    about: dict[str, Any]
-    count: Annotated[int, Field(ge=0, le=MAX_COUNT)]
-    world: Annotated[int, Field(ge=1, le=2**16)]
-    missing: list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
 
 
 class Rows(NamedTuple):
@@ -63,10 +55,27 @@ class Rows(NamedTuple):
             file.write(self.head)
             file.truncate(len(self.head) + self.each * self.most)
 
-    def put(self, at: np.ndarray, rows: np.ndarray) -> None:
-        """Write the rows [n, ...] of these numbers [n], which ascend; they are on disk then. Raises OSError."""
+    def sums(self, at: np.ndarray) -> list[str]:
+        """The checksums of the rows of these numbers that are there; "" for all of a file that is no such one."""
+        try:
+            with reading.opened(self.path) as file:
+                if file.read(len(self.head)) != self.head:
+                    return [""] * len(at)
+                found = []
+                for i in at.tolist():
+                    file.seek(len(self.head) + i * self.each)
+                    found.append(storage.brief_sum(file.read(self.each)))
+                return found
+        except FileNotFoundError:
+            return [""] * len(at)
+
+    def put(self, at: np.ndarray, rows: np.ndarray) -> list[str]:
+        """Write the rows [n, ...] of these numbers [n], which ascend, and give their checksums; they are on disk then.
+
+        Raises OSError.
+        """
         # Through to the disk: otherwise a client of NFS may write whole pages, with old rows of other hosts in them.
-        handle = reading.handle(self.path, os.O_WRONLY | os.O_DSYNC)
+        handle = storage.handle_of(self.path, os.O_WRONLY | os.O_DSYNC)
         try:
             for start, stop in _runs(at):
                 first = int(np.searchsorted(at, start))
@@ -75,29 +84,45 @@ class Rows(NamedTuple):
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         finally:
             os.close(handle)
+        return [storage.brief_sum(np.ascontiguousarray(row)) for row in rows]
+
+
+@dataclass(frozen=True)
+class Plan(Checked):
+    """What is made `about`, in which `run` of so many processes, and the ranges of numbers that are missing of all."""
+
+    run: str
+    about: dict[str, Any]
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    world: Annotated[int, Field(ge=1, le=_MOST)]
+    missing: list[tuple[int, int]]
+
+    def __post_init__(self) -> None:
+        if self.about.get("pictures") != self.count or not all(0 <= a < b <= self.count for a, b in self.missing):
+            raise ValueError("the missing pictures are not some of all")
 
 
 class Part:
     """What this process makes: the numbers `mine` of all `count` pictures."""
 
-    def __init__(self, staged: Path, place: Place, plan: dict[str, Any]) -> None:
-        self.staged, self.place, self.count = staged, place, int(plan["count"])
+    def __init__(self, staged: Path, place: Place, plan: Plan) -> None:
+        self.staged, self.place, self.count = staged, place, plan.count
         self._record = _Record(staged, place.world, self.count)
-        missing = np.concatenate([np.arange(*ends) for ends in plan["missing"]] or [np.arange(0)])
+        missing = np.concatenate([np.arange(*ends) for ends in plan.missing] or [np.arange(0)])
         share = missing[_nth(len(missing), place) : _nth(len(missing), place._replace(rank=place.rank + 1))]
         self.mine = share[~self._record.look()[share]]
-        self._log = reading.handle(staged / f"made-{place.rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._log = storage.handle_of(staged / f"made-{place.rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._looked, self._seen = -math.inf, 0
 
     def clear(self, names: Sequence[str]) -> None:
         """Delete what a killed process has left of this part; `names` are those of all files."""
         there = {path.name for path in self.staged.iterdir()}
         for name in {names[i] for i in self.mine.tolist()} & there:
-            (self.staged / name).unlink(missing_ok=True)
+            storage.remove(self.staged / name)
 
-    def made(self, at: np.ndarray) -> None:
-        """Note that pictures of these numbers are on disk."""
-        os.write(self._log, _lines(at))
+    def made(self, at: np.ndarray, sums: Sequence[str]) -> None:
+        """Note that pictures of these numbers are on disk, with their checksums."""
+        os.write(self._log, _lines(at, sums))
 
     def done(self) -> int:
         """How many pictures all processes have made; looked up ten times a second."""
@@ -134,6 +159,7 @@ class _Record:
         self.read: dict[Path, int] = {}  # bytes
         self._paths = [staged / f"made-{rank}.txt" for rank in range(world)]
         self._made = np.zeros(count, bool)
+        self.sums: dict[int, str] = {}
 
     def look(self) -> np.ndarray:
         """Flags [count]."""
@@ -146,10 +172,11 @@ class _Record:
                 continue
             whole = text[: text.rfind(b"\n") + 1]
             self.read[path] = self.read.get(path, 0) + len(whole)
-            for words in map(bytes.split, whole.splitlines()):
+            for line in map(_LINE.fullmatch, whole.splitlines()):
                 # Else a killed process has not written all of it.
-                if len(words) == 3 and all(word.isdigit() and len(word) < 10 for word in words[:2]):
-                    self._made[int(words[0]) : int(words[1])] = True
+                if line is not None and int(line[1]) < len(self._made):
+                    self._made[int(line[1])] = True
+                    self.sums[int(line[1])] = line[2].decode()
         return self._made
 
 
@@ -157,33 +184,51 @@ def begin(staged: Path, place: Place, run: str, about: dict[str, Any], names: Se
     """Make the plan in the first process, from what an earlier command has left; `names` are the pictures' files where
     each has one, `rows` the file that has all."""
     plan, count = read(staged), int(about["pictures"])
-    if plan is None or plan["run"] != run:
-        made = np.zeros(count, bool)
-        there = {path.name for path in staged.iterdir()}
-        logs = {staged / name for name in there if _LOG.fullmatch(name)}
-        if rows is not None and not rows.path.exists():
+    if plan is None or plan.run != run:
+        logs = {path for path in staged.iterdir() if _LOG.fullmatch(path.name)}
+        kept = {} if plan is None else _intact(staged, plan, names, rows)
+        if rows is not None and (not kept or rows.path.stat().st_size != len(rows.head) + rows.each * rows.most):
             rows.create()
-        elif plan is not None:
-            made = _Record(staged, int(plan["world"]), count).look()
-            made &= np.fromiter((name in there for name in names), bool, count) if names else True
-        first = staged / "made-0.txt"
-        files.write_bytes(first, _lines(np.flatnonzero(made)))
+            kept = {}
+        first, numbers = staged / "made-0.txt", np.fromiter(kept, np.int64, len(kept))
+        files.write_bytes(first, _lines(numbers, [*kept.values()]))
         for path in logs - {first}:
-            path.unlink(missing_ok=True)
-        missing = [list(ends) for ends in _runs(np.flatnonzero(~made))]
-        plan = {"run": run, "about": about, "count": count, "world": place.world, "missing": missing}
-        files.write_json(staged / PLAN, plan)
+            storage.remove(path)
+        missing = _runs(np.setdiff1d(np.arange(count), numbers))
+        plan = Plan(run, about, count, place.world, missing)
+        files.write_json(staged / PLAN, asdict(plan))
     return Part(staged, place, plan)
+
+
+def _intact(staged: Path, plan: Plan, names: Sequence[str], rows: Rows | None) -> dict[int, str]:
+    """The pictures of an earlier command, with their checksums, whose files and rows have these still."""
+    record = _Record(staged, plan.world, plan.count)
+    numbers = np.flatnonzero(record.look())
+    inside = {path.name for path in staged.iterdir() if path.is_file()}
+
+    def of_file(i: int) -> str:
+        if not names:
+            return ""
+        return storage.brief_sum((staged / names[i]).read_bytes()) if names[i] in inside else "none"
+
+    of_rows = [""] * len(numbers) if rows is None else rows.sums(numbers)
+    found = {i: joined(row, of_file(i)) for i, row in zip(numbers.tolist(), of_rows, strict=True)}
+    return {i: each for i, each in found.items() if each == record.sums[i]}
+
+
+def joined(row: str, file: str) -> str:
+    """The checksum of a picture that has a row, or a file, or both."""
+    return storage.brief_sum((row + file).encode()) if row and file else row or file
 
 
 def join(staged: Path, place: Place, run: str, about: dict[str, Any]) -> Part:
     """Wait for the plan of the first process. Raises RunError where none comes, and where it is of other pictures."""
     end = time.monotonic() + _SECONDS
-    while (plan := read(staged)) is None or plan["run"] != run:
+    while (plan := read(staged)) is None or plan.run != run:
         if time.monotonic() > end:
             raise RunError(f"process 0 has not begun in {staged} for {_SECONDS} s: all hosts need the same folder")
         time.sleep(POLL)
-    different = [name for name in about if about[name] != plan["about"].get(name)]
+    different = [name for name in about if about[name] != plan.about.get(name)]
     if different:
         raise RunError(
             f"process {place.rank} would make other pictures than process 0: they differ in {', '.join(different)}"
@@ -191,14 +236,12 @@ def join(staged: Path, place: Place, run: str, about: dict[str, Any]) -> Part:
     return Part(staged, place, plan)
 
 
-def read(staged: Path) -> dict[str, Any] | None:
+def read(staged: Path) -> Plan | None:
     """The plan, if there is a whole one."""
     try:
-        plan = files.read_json(staged / PLAN)
-        made(_Plan, plan)
+        return made(Plan, files.read_json(staged / PLAN))
     except (OSError, DamagedError, ValueError):
         return None
-    return plan
 
 
 def left(staged: Path, seeds: Sequence[int]) -> str:
@@ -206,9 +249,9 @@ def left(staged: Path, seeds: Sequence[int]) -> str:
     plan = read(staged)
     if plan is None:
         return ""
-    missing = np.flatnonzero(~_Record(staged, plan["world"], plan["count"]).look())
+    missing = np.flatnonzero(~_Record(staged, plan.world, plan.count).look())
     what = f"seeds {ranges(np.asarray(seeds)[missing])}" if seeds else f"latents {ranges(missing)}"
-    return f"{plan['count'] - len(missing):,} of {plan['count']:,} images are kept, the same command makes {cut(what)}"
+    return f"{plan.count - len(missing):,} of {plan.count:,} images are kept, the same command makes {cut(what)}"
 
 
 def ranges(numbers: Sequence[int] | np.ndarray) -> str:
@@ -259,5 +302,5 @@ def _runs(at: np.ndarray) -> list[tuple[int, int]]:
     return [(first, last + 1) for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
 
 
-def _lines(at: np.ndarray) -> bytes:
-    return "".join(f"{first} {end} .\n" for first, end in _runs(at)).encode()
+def _lines(at: np.ndarray, sums: Sequence[str]) -> bytes:
+    return "".join(f"{i} {each}\n" for i, each in zip(at.tolist(), sums, strict=True)).encode()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minidl import reading
+from minidl import reading, storage
 from minidl.data import encoding
 from minidl.data.workers import Job, Message, Workers, available
 from minidl.generation import folder, output, sharing
@@ -57,7 +57,7 @@ class Files:
             facts["interpolate"] = list(config.interpolate)
         if config.latents is not None:
             facts["latents"] = str(config.latents)
-            facts["latents_sha256"] = output.sha256(config.latents)
+            facts["latents_sha256"] = files.sha256(config.latents)
         return cls(config, loaded, facts, names)
 
     @property
@@ -139,8 +139,7 @@ class Files:
         else:
             for some in parts:
                 at = part.mine[written : written + len(some)]
-                rows.put(at, some)
-                part.made(at)
+                part.made(at, rows.put(at, some))
                 written += len(some)
                 tell(part.done())
 
@@ -152,8 +151,11 @@ class Files:
         here; those of several processes by `finish`."""
         config, shape = self.config, self.shape
         together = max(1, min(_TOGETHER, _TOGETHER_BYTES // math.prod(shape)))
-        shared = {"shape": shape, "kind": self.suffix, "text": _texts(self.facts), "folder": str(staged)}
+        with storage.opened(staged) as handle:
+            place = {"folder": str(staged), "identity": storage.identity(handle)}
+        shared = {"shape": shape, "kind": self.suffix, "text": _texts(self.facts), **place}
         mine = np.arange(len(self.names)) if part is None else part.mine
+        of_rows: list[str] = []
         sheet = None if config.grid is None or part else np.zeros((len(mine), *shape), np.uint8)
 
         def asked() -> Iterator[Message]:
@@ -162,8 +164,7 @@ class Files:
                 pictures, at = output.pixels(made), mine[done : done + len(made)]
                 if sheet is not None:
                     sheet[at] = pictures
-                if rows is not None:
-                    rows.put(at, pictures)
+                of_rows.extend([""] * len(made) if rows is None else rows.put(at, pictures))
                 for some in np.split(pictures, range(together, len(pictures), together)):
                     named = [self.names[i] for i in mine[done : done + len(some)].tolist()]
                     texts = [{self.kind: str(name)} for name in named]
@@ -183,7 +184,8 @@ class Files:
                 if save is not None:
                     save(found.values["names"], found.buffers)
                 if part is not None:
-                    part.made(mine[written : written + count])
+                    done = slice(written, written + count)
+                    part.made(mine[done], [*map(sharing.joined, of_rows[done], found.values["sums"])])
                 written += count
                 tell(written if part is None else part.done())
         files.flush_folder(staged)

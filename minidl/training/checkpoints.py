@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minidl import storage
 from minidl.data.parsing import cut
-from minidl.training import files, memory
+from minidl.training import files, memory, provenance
 from minidl.training.errors import DamagedError, damaged
 
 if TYPE_CHECKING:
@@ -128,8 +129,8 @@ class Checkpoints:
             with contextlib.suppress(FileNotFoundError):
                 named.add(files.read_json(self.folder / name).get("tensors"))
         for path in self.folder.glob("step-*.safetensors"):
-            if _NAME.fullmatch(path.name) and path.name not in named:
-                path.unlink(missing_ok=True)
+            if _NAME.fullmatch(path.name) and path.name not in named and provenance.is_of_run(path):
+                storage.remove(path)
 
     def _started(self) -> bool:
         """Start the thread; False if the system cannot start one, so that the caller writes the state."""

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from minidl.data.parsing import is_utf8
 from minidl.distributed import started
-from minidl.training import fields
+from minidl.training import fields, provenance
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import run_folder
 from minidl.training.settings import REPEATED, Positional, Settings, flag, shown
@@ -232,7 +232,9 @@ class Compare(Settings):
         tuple[str, ...], Positional(), Field(strict=False, description="Folders of finished runs."),
         REPEATED,
     ]  # fmt: skip
-    html: Annotated[Path | None, Field(description="Also write a page for a browser to this file.")] = None
+    html: Annotated[
+        Path | None, provenance.COMPARISON, Field(description="Also write a page for a browser to this file.")
+    ] = None
 
     @model_validator(mode="after")
     def _check_runs(self) -> Self:

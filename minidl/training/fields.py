@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from minidl.data.files import LABEL_NAMES, TEXT_NAMES
 from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
-from minidl.training.outputs import check_output
+from minidl.training.provenance import SCORES
 from minidl.training.settings import FLOAT32, IN_FLOAT32, UTF8, Expected, Written, shown
 
 _LONGEST = 1024  # pixels of a side
@@ -92,12 +92,6 @@ def _guess(name: str, usual: tuple[str, ...]) -> str:
     return f"Column of your file with the {name}. Default: the column named {guess}, or the other one of two columns."
 
 
-def _json_file(path: Path | None) -> Path | None:
-    if path is not None:
-        check_output("--json", path)
-    return path
-
-
 # What `data.formats` reads.
 FILE = "a .csv, .tsv, .jsonl (also .gz or .zst), .parquet or .arrow file"
 _RECORDED = "a name in UTF-8, which the run's files can record"
@@ -146,7 +140,7 @@ Workers = Annotated[
         description="Processes that prepare data; 1: this one alone. Default: one per processor.",
     ),
 ]
-JsonFile = Annotated[Path | None, AfterValidator(_json_file)]
+JsonFile = Annotated[Path | None, SCORES]
 
 Epochs = Annotated[int, Field(ge=1, le=10**6, description="Passes over the training split.")]
 BatchSize = Annotated[int, Field(ge=1, le=10**6, description="Examples per step.")]

@@ -5,12 +5,11 @@ Tensor files and sealed JSON files carry a checksum, so that damaged files are r
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ _SEAL = "checksum"  # of a JSON object: the SHA-256 of everything else in it
 
 def write_text(path: Path, text: str) -> None:
     """`write_bytes` of UTF-8 text."""
-    write_bytes(path, _bytes(text))
+    write_bytes(path, text_bytes(text))
 
 
 def write_json(path: Path, value: Any, sealed: bool = False) -> None:
@@ -44,7 +43,7 @@ def write_json(path: Path, value: Any, sealed: bool = False) -> None:
 
 def json_bytes(value: Any) -> bytes:
     """What `write_json` writes."""
-    return _bytes(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return text_bytes(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_json_lines(path: Path, values: list[dict[str, Any]]) -> None:
@@ -156,19 +155,14 @@ def _check_shapes(header: dict[str, Any]) -> None:
 def sweep(folder: Path) -> None:
     """Delete the unfinished files of a killed process."""
     for path in folder.glob(".*" + storage.PART):
-        path.unlink(missing_ok=True)
+        if storage.is_part(path.name):
+            storage.remove(path)
 
 
-def remove_folder(folder: Path, own: Callable[[str], bool]) -> None:
-    """Delete the files whose names are `own`, unfinished ones, and the folder if it is empty then."""
-    if not folder.is_dir() or folder.is_symlink():
-        return
-    for path in folder.iterdir():
-        if own(path.name):
-            path.unlink(missing_ok=True)
-    sweep(folder)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's content. Raises OSError."""
+    with reading.opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def text_checksum(text: str) -> str:
@@ -176,7 +170,8 @@ def text_checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _bytes(text: str) -> bytes:
+def text_bytes(text: str) -> bytes:
+    """What `write_text` writes."""
     # A file name that is no UTF-8 has half surrogates: escaped, as JSON has them.
     return text.encode(errors="backslashreplace")
 

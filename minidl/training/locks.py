@@ -2,7 +2,8 @@
 
 The lock is on the file `.NAME.lock` beside the folder NAME, as a run that is replaced is renamed; on `.lock` in the
 folder where nothing can be made beside it. The file says who holds the lock and is deleted with it; one that a killed
-process left is not locked, and the next writer takes it. Readers need no lock.
+process left is not locked, and the next writer takes it. A file that says anything else is the user's, and stays.
+Readers need no lock.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import shlex
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from minidl import reading
 from minidl.training.errors import ConfigError
 
 INSIDE = ".lock"  # the name of a lock file in the folder itself
+_BEGIN = b'{"process": '  # of a lock file
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # of file systems without locks
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -49,7 +52,8 @@ def held(folder: Path) -> Iterator[None]:
             path, handle = opened
             try:
                 with contextlib.suppress(OSError):
-                    path.unlink()  # before the lock ends: later it may be another's
+                    if _is_at(path, handle):
+                        path.unlink()  # before the lock ends: later it may be another's
             finally:
                 os.close(handle)
 
@@ -65,6 +69,7 @@ def _opened(folder: Path) -> tuple[Path, int] | None:
     while True:
         path, handle = _open(Path(os.path.realpath(folder)))
         try:
+            _check_own(path, handle)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The process that held it before may have deleted it in between; then this lock keeps nobody out.
             if not _is_at(path, handle):
@@ -85,10 +90,17 @@ def _opened(folder: Path) -> tuple[Path, int] | None:
                 raise
             path.unlink(missing_ok=True)
             return None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ConfigError):
             os.close(handle)
             raise
         return path, handle
+
+
+def _check_own(path: Path, handle: int) -> None:
+    """Raises ConfigError for a file of the user's at the name of a lock, also where it has other names."""
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1 or not _BEGIN.startswith(os.pread(handle, len(_BEGIN), 0)):
+        raise ConfigError(f"{path} is not a lock of minidl, which needs this name: move it, or choose another folder")
 
 
 def _open(folder: Path) -> tuple[Path, int]:

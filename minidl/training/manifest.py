@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidl import reading
 from minidl.data.saved import Checked, made
 from minidl.training import files
 from minidl.training.errors import DamagedError, damaged, missing
@@ -125,8 +124,4 @@ def changed(path: Path) -> DamagedError:
 
 
 def _sums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    sums = {}
-    for name in names:
-        with reading.opened(folder / name) as file:
-            sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return sums
+    return {name: files.sha256(folder / name) for name in names}

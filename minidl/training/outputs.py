@@ -9,14 +9,16 @@ from pathlib import Path
 
 from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
+from minidl.training.provenance import Kind
 
 LONGEST = 240  # bytes of the name of a folder: those of its lock and of a run that it replaces are longer
 
 
-def check_output(name: str, path: Path) -> None:
+def check_output(name: str, path: Path, kind: Kind) -> None:
     """Raises ConfigError when the file that a flag names cannot be written, before the work and not after it.
 
-    Links, devices and pipes are refused as well: writing would replace them, even /dev/null.
+    Links, devices and pipes are refused as well: writing would replace them, even /dev/null. So are files that minidl
+    did not write as an output of the same kind: data, scripts, pictures, and what belongs to a run.
     """
     try:
         is_folder, has_folder, is_other = path.is_dir(), path.parent.is_dir(), path.exists() and not path.is_file()
@@ -34,6 +36,15 @@ def check_output(name: str, path: Path) -> None:
         raise ConfigError(f"{name} {path}: {path.parent} is not a folder; create it, or give a file in another folder")
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"{name} {path}: {path.parent} cannot be written; give a file in another folder")
+    try:
+        replaces = not path.exists() or kind.has(path)
+    except OSError as error:
+        raise ConfigError(f"{name} {path} cannot be read: {error.strerror}; give another name") from None
+    if not replaces:
+        raise ConfigError(
+            f"{name} {path} is a file that was not written by {name}, and would be replaced: delete it, or give "
+            "another name"
+        )
 
 
 def cannot_write(folder: Path, error: OSError) -> str:
@@ -60,7 +71,7 @@ def check_length(path: Path) -> None:
 
 
 def check_different(**paths: Path | str | None) -> None:
-    """Raises ConfigError when two flags, given without their dashes, name the same file."""
+    """Raises ConfigError when two flags, given without their dashes, name the same file, or no valid name."""
     names: dict[str, str] = {}
     for name, path in paths.items():
         if path is not None:

@@ -67,7 +67,7 @@ def as_html(
     parts = [f"<h1>{_text(title)}</h1>", *_head(report), *_scores(report), *_curves(report, history)]
     parts += [*_matrix(report), *_classes(report), *_mistakes(mistakes), *_pictures(folder), *_phases(report)]
     parts += [*_table_of("Settings", settings), *_table_of("Environment", environment)]
-    return _page(title, parts)
+    return _page(title, parts, "train")
 
 
 def as_comparison(table: Sequence[Sequence[str]], histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -79,7 +79,9 @@ def as_comparison(table: Sequence[Sequence[str]], histories: Mapping[str, Sequen
                 together.setdefault(f"{line} {chart}" if len(lines) > 1 else chart, {})[run] = values
     charts = "".join(_chart(name, lines, None) for name, lines in together.items())
     title = f"{len(histories)} runs"
-    return _page(title, [f"<h1>{title}</h1>", _table(table), f'<h2>Training</h2><div class="charts">{charts}</div>'])
+    return _page(
+        title, [f"<h1>{title}</h1>", _table(table), f'<h2>Training</h2><div class="charts">{charts}</div>'], "compare"
+    )
 
 
 def parameters(report: Mapping[str, Any]) -> int:
@@ -88,11 +90,12 @@ def parameters(report: Mapping[str, Any]) -> int:
     return int(sum(found.values()) if isinstance(found, Mapping) else found)
 
 
-def _page(title: str, parts: Sequence[str]) -> str:
+def _page(title: str, parts: Sequence[str], command: str) -> str:
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="generator" content="minidl {command}">\n'
         f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 

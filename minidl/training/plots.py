@@ -16,6 +16,7 @@ import numpy as np
 from minidl.console import one_line
 from minidl.training import metrics
 from minidl.training.drawing import Files, plot
+from minidl.training.provenance import SOFTWARE
 
 _MOST_DRAWN = 40  # of the classes in a confusion matrix, where there are too many
 
@@ -256,5 +257,5 @@ def _png(figure: Any) -> bytes:
     with warnings.catch_warnings():
         # Characters missing from the font are drawn as boxes; a warning for each would not help.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(picture, format="png", dpi=120)
+        figure.savefig(picture, format="png", dpi=120, metadata={"Software": SOFTWARE})
     return picture.getvalue()

@@ -21,20 +21,17 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import time
-from collections.abc import Callable, Container, Iterator, Mapping
-from fnmatch import fnmatch
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from minidl import storage
 from minidl.console import one_line
-from minidl.training import checkpoints, files, locks, manifest
+from minidl.training import checkpoints, files, locks, manifest, provenance, run_files
 from minidl.training.config import Session
 from minidl.training.errors import ConfigError, DamagedError, RunError
-from minidl.training.outputs import cannot_write
+from minidl.training.outputs import cannot_write, check_different
 from minidl.training.saved_run import (
-    CONFIG,
     DATA,
     FORMAT,
     REPLACED,
@@ -51,17 +48,7 @@ from minidl.training.settings import differences
 from minidl.training.tasks import TASKS
 from minidl.version import __version__
 
-_COMMON_FILES = (
-    CONFIG, "environment.json", "metrics.jsonl", manifest.MODEL, manifest.FILE, REPORT, "report.txt", "report.html",
-    "loss.png", "scores.png",
-)  # fmt: skip
-# The folders of a run, and which of the names in them are its own.
-_FOLDERS: dict[str, Callable[[str], bool]] = {
-    checkpoints.FOLDER: checkpoints.is_own,
-    "samples": lambda name: fnmatch(name, "epoch-*.png"),
-}
-# Written by --profile; nothing depends on them.
-TRACES = ("trace.json", "trace-evaluate.json", "trace-predict.json")
+_STARTERS = "starters"  # in config.json, where several processes were started together
 
 
 def finished_report(config: Session) -> str | None:
@@ -81,10 +68,11 @@ def finished_report(config: Session) -> str | None:
     return "\n".join(told) + f" is already finished:\n\n{text}" + (f"{last}\n" if last else "")
 
 
-def is_younger(folder: Path, seconds: float) -> bool:
-    """Whether the run in a folder was begun in the last seconds."""
-    with contextlib.suppress(OSError):
-        return time.time() - (folder / CONFIG).stat().st_mtime < seconds
+def is_started_by(folder: Path, starters: Sequence[str]) -> bool:
+    """Whether the run in a folder was begun by processes that one of these has started (`workers.starter`)."""
+    with contextlib.suppress(OSError, ConfigError, DamagedError):
+        saved = read_config(folder)[1].get(_STARTERS)
+        return isinstance(saved, list) and any(each in saved for each in starters)
     return False
 
 
@@ -95,6 +83,7 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
     differ from the run to continue, and for a folder that must not be overwritten; RunError for a damaged run.
     """
     cls = TASKS[kind].settings
+    check_different(**{name: given.get(name) for name in DATA})
     session = {name: given[name] for name in cls.of_process().model_fields if name in given}
     own = {name: value for name, value in given.items() if name not in session}
     checked = cls.of_process()(**session)
@@ -139,14 +128,6 @@ def _check_outside(config: Any, data_sets: Container[str]) -> None:
             raise ConfigError(f"--out {config.out} is inside of --{name} {folder}: give a folder outside of it")
 
 
-def check_not_data(config: Mapping[str, Any], **outputs: Path | None) -> None:
-    """Raises ConfigError when a flag, given without its dashes, names a file that a run with these settings reads."""
-    for name in DATA:
-        for output, path in outputs.items():
-            if path is not None and config.get(name) and os.path.realpath(path) == os.path.realpath(config[name]):
-                raise ConfigError(f"--{output} {path} is the file that the run reads as --{name}: give another name")
-
-
 def check_out(config: Session) -> None:
     """Raises ConfigError when a new run would overwrite what is in `out`."""
     folder = config.out
@@ -169,12 +150,13 @@ def check_out(config: Session) -> None:
 
 
 def start(
-    config: Session, kind: str, data_sha256: str, documents: dict[str, str], model: dict[str, Any] | None = None
-) -> str:
+    config: Session, kind: str, data_sha256: str, documents: dict[str, str], model: dict[str, Any] | None = None,
+    starters: Sequence[str] = (),
+) -> str:  # fmt: skip
     """Create the folder of a new run with its config.json and the JSON texts in `documents`; returns its identity.
 
-    `model` are the settings of its model, where they differ from those of the run. An existing run is moved aside, see
-    `finish`. Raises RunError when the folder cannot be written.
+    `model` are the settings of its model, where they differ from those of the run; `starters` see `is_started_by`. An
+    existing run is moved aside, see `finish`. Raises RunError when the folder cannot be written.
     """
     folder, settings = config.out, config.identity()
     identity = manifest.identity(kind, settings, data_sha256)
@@ -196,6 +178,7 @@ def start(
             manifest.OF_RUN: identity,
             "documents": _checksums(documents),
             **({} if model is None else {"model": model}),
+            **({_STARTERS: [*starters]} if starters else {}),
         }
         # First, as it marks the folder as a run; --resume rewrites the documents.
         files.write_json(folder / "config.json", saved, sealed=True)
@@ -212,15 +195,12 @@ def start(
 
 def complete(folder: Path, identity: str, report: dict[str, Any], text: str) -> None:
     """Write the report, as JSON and as text, and the manifest of all files: the run is finished."""
-    files.write_text(folder / "report.txt", text)
-    content = files.json_bytes(report)
-    names = [name for name in _own_files() if name not in (manifest.FILE, REPORT)]
-    for part, is_own in _FOLDERS.items():
-        names += [f"{part}/{path.name}" for path in (folder / part).glob("*") if is_own(path.name)]
-    there = [name for name in names if (folder / name).is_file()]
-    manifest.write(folder, identity, there, {REPORT: content})
+    contents = {REPORT: files.json_bytes(report), "report.txt": files.text_bytes(text)}
+    names = [name for name in run_files.written(folder) if name not in (manifest.FILE, *contents)]
+    manifest.write(folder, identity, names, contents)
+    files.write_bytes(folder / "report.txt", contents["report.txt"])
     # Last: with it the run is finished, and --resume makes nothing that is missing.
-    files.write_bytes(folder / REPORT, content)
+    files.write_bytes(folder / REPORT, contents[REPORT])
 
 
 @contextlib.contextmanager
@@ -229,7 +209,7 @@ def adding(folder: Path, *names: str) -> Iterator[None]:
 
     Raises ConfigError when another process writes there.
     """
-    with locks.held(folder):
+    with locks.held(folder), storage.fixed(folder):
         yield
         manifest.add(folder, names)
 
@@ -254,7 +234,7 @@ def writing(config: Session) -> Iterator[None]:
 
 def check_links(folder: Path) -> None:
     """Raises ConfigError when a folder of a run is a link: what it names is not the run's to write or delete."""
-    for part in (folder / name for name in _FOLDERS):
+    for part in (folder / name for name in run_files.FOLDERS):
         if part.is_symlink():
             raise ConfigError(
                 f"{part} is a link to {os.path.realpath(part)}, and minidl writes only inside {folder}: "
@@ -264,9 +244,9 @@ def check_links(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Delete the unfinished files of a killed process, before its run continues, and its mark on a run that stayed."""
-    for part in (folder, *(folder / name for name in _FOLDERS)):
+    for part in (folder, *(folder / name for name in run_files.FOLDERS)):
         files.sweep(part)
-    (folder / REPLACED).unlink(missing_ok=True)
+    _unmark(folder)
 
 
 def restore_documents(folder: Path, documents: dict[str, str]) -> list[str]:
@@ -292,11 +272,11 @@ def abandon(folder: Path) -> bool:
     if not _is_replaced(aside):
         return False
     with contextlib.suppress(OSError):
-        _delete_run(folder)
+        run_files.delete(folder)
         aside.rename(folder)
         with contextlib.suppress(OSError):
             files.flush_folder(folder.parent)
-        (folder / REPLACED).unlink(missing_ok=True)
+        _unmark(folder)
         return True
     return False
 
@@ -306,7 +286,7 @@ def finish(folder: Path) -> str | None:
     aside = previous(folder)
     if not _is_replaced(aside):
         return None
-    _delete_run(aside)
+    run_files.delete(aside)
     return f"the replaced run contained other files; they are kept in {aside}" if _holds(aside) else None
 
 
@@ -327,7 +307,7 @@ def cannot_save(config: Session, kind: str, error: OSError, begun: bool = True, 
 
 def check_not_own(name: str, path: Path, in_run: bool = False) -> None:
     """Raises ConfigError when a flag names a file of a run; with `in_run` the run is yet to be created there."""
-    if path.name not in (*_own_files(), REPLACED, checkpoints.FOLDER):
+    if path.name not in (*run_files.named(), REPLACED, checkpoints.FOLDER):
         return
     if not in_run:
         try:
@@ -342,8 +322,10 @@ def _is_new(folder: Path) -> bool:
     """Whether the folder is missing or empty, apart from a lock and an unfinished config.json of a killed process."""
     if not folder.exists():
         return True
-    own = (locks.INSIDE, ".config.json.*.part")
-    return folder.is_dir() and all(any(fnmatch(path.name, name) for name in own) for path in folder.iterdir())
+    return folder.is_dir() and all(
+        path.name == locks.INSIDE or (path.name.startswith(".config.json.") and storage.is_part(path.name))
+        for path in folder.iterdir()
+    )
 
 
 def _checksums(documents: dict[str, str]) -> dict[str, str]:
@@ -378,13 +360,16 @@ def _move_aside(folder: Path) -> bool:
     aside = previous(folder)
     if _is_replaced(aside):
         if not is_finished(folder):
-            _delete_run(folder)
+            run_files.delete(folder)
             return True
-        _delete_run(aside)
+        run_files.delete(aside)
     if _holds(aside):
         raise RunError(f"{aside} exists: move or delete it, then try again")
+    mine = folder / REPLACED
+    if mine.exists() and not provenance.is_of_run(mine):
+        raise RunError(f"{mine} is not of the run, and --overwrite needs this name for a while: move it")
     try:
-        files.write_json(folder / REPLACED, mark(folder, aside.name))
+        files.write_json(mine, mark(folder, aside.name))
         folder.rename(aside)
         # Before the new run: a power cut must not leave it in the folder of the old one.
         files.flush_folder(folder.parent)
@@ -392,24 +377,11 @@ def _move_aside(folder: Path) -> bool:
         with contextlib.suppress(OSError):
             if not folder.exists() and _is_replaced(aside):
                 aside.rename(folder)
-            (folder / REPLACED).unlink(missing_ok=True)
+            _unmark(folder)
         raise
     return True
 
 
-def _delete_run(folder: Path) -> None:
-    """Delete what training writes, and the folder if nothing else is in it."""
-    for part, is_own in _FOLDERS.items():
-        files.remove_folder(folder / part, is_own)
-    # config.json after the others: until then the folder is known as a run. Last the mark: while it is there, the next
-    # process deletes the rest of a run that was replaced.
-    for name in (*TRACES, *reversed(_own_files()), REPLACED):
-        (folder / name).unlink(missing_ok=True)
-    files.sweep(folder)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def _own_files() -> list[str]:
-    """All files that training and evaluation write into runs; config.json first."""
-    return list(dict.fromkeys([*_COMMON_FILES, *(name for task in TASKS.values() for name in task.files)]))
+def _unmark(folder: Path) -> None:
+    if provenance.is_of_run(folder / REPLACED):
+        (folder / REPLACED).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from minidl.autograd import no_grad
 from minidl.models import Generator
 from minidl.tensors import Tensor
 from minidl.training import files
+from minidl.training.provenance import SOFTWARE
 
 SIDE = 8  # pictures in a row and in a column
 _WANTED = 480  # pixels of the grid's side, at least about
@@ -46,11 +47,12 @@ def grid(pixels: np.ndarray, columns: int = SIDE, gap: int = 1) -> np.ndarray:
 
 def write_grid(path: Path, pixels: np.ndarray) -> None:
     """`grid` as PNG."""
-    from PIL import Image
+    from PIL import Image, PngImagePlugin
 
     sheet = grid(pixels)
-    content = io.BytesIO()
-    Image.fromarray(sheet[:, :, 0] if sheet.shape[2] == 1 else sheet).save(content, "PNG", optimize=True)
+    content, about = io.BytesIO(), PngImagePlugin.PngInfo()
+    about.add_text("Software", SOFTWARE)
+    Image.fromarray(sheet[:, :, 0] if sheet.shape[2] == 1 else sheet).save(content, "PNG", optimize=True, pnginfo=about)
     files.make_folder(path.parent)
     files.write_bytes(path, content.getvalue())
 
@@ -71,6 +73,6 @@ def write_film(run: Path, epochs: int) -> None:
     if not frames:
         return
     content = io.BytesIO()
-    durations = [_FRAME_MS] * (len(frames) - 1) + [_LAST_MS]
-    frames[0].save(content, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0)
+    shown = {"duration": [_FRAME_MS] * (len(frames) - 1) + [_LAST_MS], "loop": 0, "comment": SOFTWARE}
+    frames[0].save(content, "GIF", save_all=True, append_images=frames[1:], **shown)
     files.write_bytes(run / "training.gif", content.getvalue())

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from minidl import phases
+from minidl import phases, storage
 from minidl.console import escaped, one_line
 from minidl.data.saved import Checked, made
 from minidl.distributed.group import current
@@ -71,11 +71,11 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
                 Checkpoints(config.out / FOLDER).drop_unnamed()
                 for name in runs.restore_documents(config.out, experiment.documents):
                     display.note(f"note: {name} was missing or changed and was rewritten from the data")
-                with resumable(config, kind):
+                with storage.fixed(config.out), resumable(config, kind):
                     return _fit(task, config, experiment, run.identity, checkpoint, display)
-            identity = runs.start(config, kind, data_sha256, experiment.documents, experiment.model)
+            identity = runs.start(config, kind, data_sha256, experiment.documents, experiment.model, group.starters)
             begun = True
-            with replacing(config, kind, display), resumable(config, kind):
+            with replacing(config, kind, display), storage.fixed(config.out), resumable(config, kind):
                 return _fit(task, config, experiment, identity, None, display)
     except Exception as error:
         # For work outside of the steps, which `memory.guarded` covers.

@@ -22,7 +22,10 @@ ELSEWHERE = {
     "training that diverges": "test_errors.py::test_a_loss_that_explodes_stops_with_advice",
     "settings larger than the weights": "test_damage.py::test_settings_far_larger_than_their_weights_take_no_memory",
     "a model that cannot fit": "test_memory.py::test_a_model_that_cannot_fit_is_refused_with_one_that_does",
-    "results of something else": "test_bench.py::test_a_file_of_something_else_is_not_written_over",
+    "an output that would replace a file of yours": "test_own_files.py::test_commands_refuse_before_their_work",
+    "a folder that changes places while it is written": (
+        "test_own_files.py::test_a_folder_that_takes_the_place_of_a_run_stays_as_it_is"
+    ),
     "no GPU with `--device cuda`": "test_errors.py::test_cuda_without_a_gpu",
     "a damaged tile table": "test_errors.py::test_a_damaged_tile_table_is_told_before_the_work",
 }

@@ -1,11 +1,11 @@
 """`generate`, and `evaluate` of a generator: tiny networks whose pictures show nothing."""
 
 import errno
+import hashlib
 import itertools
 import json
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from PIL import Image
 import minidl
 from minidl import storage
 from minidl.data import Images
-from minidl.generation import evaluator, export, latents
+from minidl.generation import evaluator, export, latents, passes
 from minidl.generation.built_in import FOLDER
 from minidl.generation.evaluate import Reference, as_text, reference_rows
 from minidl.generation.model import load
@@ -89,7 +89,8 @@ def test_pictures_have_their_seed_and_model_in_them(minidl, model, tmp_path):
         assert image.text["seeds"] == "0-2,100"
     manifest = json.loads((out / "images.json").read_text())
     assert manifest["model_sha256"] == sha256
-    assert manifest["files"][3] == {"file": "seed-000100.png", "seed": 100}
+    sha256 = hashlib.sha256((out / "seed-000100.png").read_bytes()).hexdigest()
+    assert manifest["files"][3] == {"file": "seed-000100.png", "seed": 100, "sha256": sha256}
 
 
 def test_pictures_are_those_of_their_latents(command, model, tmp_path):
@@ -178,7 +179,8 @@ def test_a_manifest_names_no_file_of_another_kind(command, model, tmp_path, name
     out.mkdir()
     (out / "mine.txt").write_text("mine")
     (out / "seed-1.png").write_text("made")
-    manifest = {"format": "minidl-images", "files": [{"file": name}, {"file": "seed-1.png"}]}
+    sha256 = hashlib.sha256(b"made").hexdigest()
+    manifest = {"format": "minidl-images", "files": [{"file": name}, {"file": "seed-1.png", "sha256": sha256}]}
     (out / "images.json").write_text(json.dumps(manifest))
     result = command("generate", "--model", model, "--count", 1, "--quiet", "--overwrite", "--out", out)
     assert result.code == 0, result.err
@@ -364,14 +366,15 @@ def test_an_exported_evaluator_reads_as_the_run(judge_run, gan_run, tmp_path, pi
 def test_a_folder_in_which_a_killed_process_only_began_is_new(command, tmp_path):
     folder = tmp_path / "pictures"
     folder.mkdir()
-    (folder / ".images.json.0123456789abcdef.part").write_text('{"format": "mini')
+    (folder / storage.part("images.json")).write_text('{"format": "mini')
     assert command("generate", "--count", "1", "--out", folder, "--quiet").code == 0
     assert sorted(path.name for path in folder.iterdir()) == ["images.json", "seed-000000.png"]
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / ".notes.part").write_text("of the user")
-    result = command("generate", "--count", "1", "--out", tmp_path / "mine", "--overwrite")
-    assert result.code == 2
-    assert (tmp_path / "mine" / ".notes.part").read_text() == "of the user"
+    for name in (".notes.part", ".images.json.0123456789abcdef.part"):
+        (folder / name).write_text("of the user")
+    assert command("generate", "--count", "1", "--out", folder, "--quiet", "--overwrite").code == 0
+    names = [".images.json.0123456789abcdef.part", ".notes.part", "images.json", "seed-000000.png"]
+    assert sorted(path.name for path in folder.iterdir()) == names
 
 
 @pytest.fixture
@@ -411,36 +414,110 @@ def test_a_replacement_that_fails_at_any_write_keeps_the_pictures(command, pictu
     assert {*contents(out)} == {"images.json", "mine.txt", "seed-000002.bmp", "seed-000003.bmp"}
 
 
-@pytest.mark.slow
-def test_a_replacement_that_is_killed_at_any_change_is_made_good_by_the_next(command, pictures_before, monkeypatch):
+def killed_at(monkeypatch, name, last):
+    """A process that is killed at a change of that number: no handler of an exception changes anything after it."""
+    left, real = iter(range(last)), getattr(os, name)
+    dead = []
+
+    def killed(path, *rest, **named):
+        if dead or next(left, None) is None:
+            dead.append(path)
+            raise KeyboardInterrupt
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(os, name, killed)
+    if name == "replace":
+        unlink = os.unlink
+        monkeypatch.setattr(os, "unlink", lambda path, **named: None if dead else unlink(path, **named))
+    return dead
+
+
+@pytest.mark.parametrize("name", ["replace", "unlink"])
+@pytest.mark.parametrize("begun", ["first", "overwrite"])
+def test_a_command_that_is_killed_at_any_change_is_finished_by_the_same(
+    command, pictures_before, monkeypatch, name, begun
+):
+    """Also the first into a folder, whose images.json names only files that are there."""
     out, again = pictures_before
-    shutil.copytree(out, out.with_name("before"))
-    for owner, name in ((os, "replace"), (Path, "unlink")):
-        for last in range(6):
-            left, real = iter(range(last)), getattr(owner, name)
-
-            def killed(path, *rest, left=left, real=real, **named):
-                if next(left, None) is None:
-                    raise KeyboardInterrupt
-                return real(path, *rest, **named)
-
-            with monkeypatch.context() as context:
-                context.setattr(owner, name, killed)
-                command(*again)
+    if begun == "first":
+        shutil.rmtree(out)
+        again = again[:-1]
+    else:
+        shutil.copytree(out, out.with_name("before"))
+    for last in itertools.count():
+        with monkeypatch.context() as context:
+            dead = killed_at(context, name, last)
+            command(*again)
+        if begun == "first" and (out / "images.json").exists():
             listed = {entry["file"] for entry in json.loads((out / "images.json").read_text())["files"]}
-            assert {*contents(out)} - {"images.json", "mine.txt"} <= listed
-            assert command(*again).code == 0
-            assert {*contents(out)} == {"images.json", "mine.txt", "seed-000002.bmp", "seed-000003.bmp"}
-            assert not (out / ".new-pictures").exists()
-            shutil.rmtree(out)
+            assert listed <= {*contents(out)}
+        if not dead:
+            break
+        result = command(*again)
+        # Only the folder of new pictures is left of one that is stopped at its very end.
+        assert result.code == 0 or (begun == "first" and "images.json" in contents(out)), result.err
+        names = {"images.json", "seed-000002.bmp", "seed-000003.bmp", *(["mine.txt"] if begun != "first" else [])}
+        assert {*contents(out)} == names
+        assert result.code != 0 or not (out / ".new-pictures").exists()
+        shutil.rmtree(out)
+        if begun != "first":
             shutil.copytree(out.with_name("before"), out)
+    assert last > (3 if name == "replace" else 0)
+
+
+def test_a_picture_that_was_changed_is_the_users(command, pictures_before):
+    out, again = pictures_before
+    (out / "seed-000000.bmp").write_text("mine")
+    assert command(*again).code == 0
+    assert contents(out)["seed-000000.bmp"] == b"mine"
+    (out / "seed-000002.bmp").write_text("mine")
+    refused(command(*again), "has a seed-000002.bmp that is not the one that images.json lists")
+    assert contents(out)["seed-000002.bmp"] == b"mine"
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_new_pictures_are_not_made_through_a_link(command, pictures_before, tmp_path, overwrite):
+    out, again = pictures_before
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("images.npy", "images.zip", "images.json", "plan.json", "made-0.txt", "seed-000002.bmp", "begun.json"):
+        (other / name).write_text("mine")
+    if not overwrite:
+        shutil.rmtree(out)
+        out.mkdir()
+        again = again[:-1]
+    (out / ".new-pictures").symlink_to(other)
+    refused(command(*again), ".new-pictures is not of minidl" if overwrite else "exists and is not empty")
+    assert {*contents(other).values()} == {b"mine"}
+    assert len(contents(other)) == 7
+
+
+@pytest.mark.parametrize("place", ["out", ".new-pictures"])
+def test_another_folder_that_takes_the_place_meanwhile_stays_as_it_is(
+    command, pictures_before, tmp_path, monkeypatch, place
+):
+    out, again = pictures_before
+    shutil.copytree(out, tmp_path / "other")
+    before, real = contents(tmp_path / "other"), passes.images
+    path = out if place == "out" else out / place
+
+    def images(*given):
+        parts = [part.copy() for part in real(*given)]
+        path.rename(tmp_path / "moved")
+        path.symlink_to(tmp_path / "other")
+        yield from parts
+
+    monkeypatch.setattr(passes, "images", images)
+    refused(command(*again), "another folder, or a link, is in its place", 1)
+    assert contents(tmp_path / "other") == before
+    assert [path.name for path in (tmp_path / "other").iterdir() if path.is_dir()] == []
 
 
 def test_a_picture_of_the_users_is_not_replaced(command, pictures_before):
     out, again = pictures_before
     (out / "seed-000003.bmp").write_text("mine")
     before = contents(out)
-    refused(command(*again), "has a seed-000003.bmp that images.json does not list")
+    refused(command(*again), "has a seed-000003.bmp that is not the one that images.json lists")
     assert contents(out) == before
 
 

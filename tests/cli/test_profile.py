@@ -116,7 +116,7 @@ def test_a_trace_may_lie_in_the_run_to_come_and_goes_with_it(command, table, tmp
     assert "report.json is a file of the run in" in refused.err
     assert not out.exists()
     for trace, said in (
-        (out, f"--trace {out} is the folder of the run: give the name of a file"),
+        (out, f"--out and --trace name the same file, {out}: give two names"),
         (out / "checkpoints", f"--trace {out / 'checkpoints'} is the folder of checkpoints of the run in {out}"),
     ):
         refused = command(*common, "--trace", trace)

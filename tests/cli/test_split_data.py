@@ -224,7 +224,7 @@ def test_a_missing_column_is_named(train, files, houses):
         (("--validation", "a.csv", "--val-split", "0.3"), "--validation is all of the validation split: leave out"),
         (
             ("--validation", "validation.csv", "--trace", "validation.csv"),
-            "--validation and --trace name the same",
+            "--trace validation.csv is a file that was not written by --trace",
         ),
     ],
 )

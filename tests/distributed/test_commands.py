@@ -1,14 +1,19 @@
 """`minidl train` on several processes: with wrong uses, and with processes that are killed."""
 
+import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from minidl.runtime import launch
+from minidl.training import files
 from tests.distributed.conftest import SHORT
 from tests.trials import kills
-from tests.trials.kills import alone, command, ended, start
+from tests.trials.kills import ALONE, alone, command, ended, start
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,8 +24,23 @@ pytestmark = [
 def test_several_processes_give_the_model_that_one_gives(tmp_path, expected):
     """By --devices, with the optimizer's state shared out."""
     alone(*command(tmp_path / "run", *SHORT, "--devices", "3", "--zero"))
-    for file in ("model.safetensors", "config.json"):
-        assert (tmp_path / "run" / file).read_bytes() == (expected / file).read_bytes()
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
+    config = files.read_json(tmp_path / "run" / "config.json")
+    assert len(config.pop("starters")) == 3
+    assert config == files.read_json(expected / "config.json")
+
+
+@pytest.mark.parametrize("later", [3600, -3600])
+def test_a_finished_run_is_not_taken_for_one_that_was_begun_just_now(tmp_path, expected, later):
+    """Whatever its clock says: it is refused, and replaced by --overwrite."""
+    run = shutil.copytree(expected, tmp_path / "run")
+    os.utime(run / "config.json", (time.time() + later, time.time() + later))
+    line = [sys.executable, "-m", "minidl", *command(run, "--devices", "2", "--epochs", "1", "--quiet")]
+    refused = subprocess.run(line, env=ALONE, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert f"--out {run} exists and is not empty" in refused.stderr
+    alone(*line[3:], "--overwrite")
+    assert files.read_json(run / "report.json")["epochs"] == 1
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,8 @@ def test_one_that_is_killed_and_the_run_goes_on(tmp_path, expected, by, victim, 
     line = [*(by or [sys.executable]), "-m", "minidl", *command(out, *SHORT, *more)]
     begun = subprocess.Popen(line, env=ALONE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     processes = after_an_epoch(begun, out)
+    an_hour_ago = time.time() - 3600  # by the clock of another host
+    os.utime(out / "config.json", (an_hour_ago, an_hour_ago))
     os.kill(processes[victim], signal.SIGKILL)
     _, said = begun.communicate(timeout=120)
     assert begun.returncode == 0, said

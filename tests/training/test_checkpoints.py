@@ -83,11 +83,11 @@ def test_a_disk_that_is_full_at_any_write_leaves_the_last_state(tmp_path, monkey
     save(checkpoints, 1, best=True)
     real, calls = os.replace, []
 
-    def replace(source, target):
+    def replace(source, target, **place):
         calls.append(target)
         if len(calls) == failing:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(source, target)
+        real(source, target, **place)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", replace)

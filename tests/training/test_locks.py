@@ -195,3 +195,28 @@ def test_a_lock_that_is_no_file_is_named_and_left_alone(tmp_path, kind, target):
         pass
     assert (tmp_path / "mine").read_text() == "kept"
     assert {path.name for path in tmp_path.iterdir()} == {"mine", ".run.lock"}
+
+
+@pytest.mark.parametrize("content", ["", "mine", '{"process"; "mine"}'])
+@pytest.mark.parametrize("kind", ["file", "hard link", "pipe"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_file_of_the_users_at_the_name_of_the_lock_stays(tmp_path, monkeypatch, content, kind, beside):
+    """Also what a hard link of that name leads to, and where the file system has no locks."""
+    path = tmp_path / ".run.lock"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        (tmp_path / "mine").write_text(content)
+        path.hardlink_to(tmp_path / "mine")
+        if kind == "file":
+            (tmp_path / "mine").unlink()
+    if not beside:
+        monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
+    if kind == "file" and not content:
+        with locks.held(tmp_path / "run"):  # a lock that a killed process has begun
+            pass
+        return
+    with pytest.raises(ConfigError, match=r"\.run\.lock is not a lock of minidl, which needs this name: move it"):
+        locks.check_free(tmp_path / "run")
+    assert kind == "pipe" or path.read_text() == content
+    assert path.exists()

@@ -84,10 +84,10 @@ def test_a_fault_at_any_rename_is_survived_where_the_epoch_is_then_no_longer_the
         """Train for three epochs; the number of renames, of which that number `at` fails."""
         count, real = itertools.count(), os.replace
 
-        def replace(source, target):
+        def replace(source, target, **place):
             if next(count) == at:
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(target))
-            real(source, target)
+            real(source, target, **place)
 
         # Written before the next step: else a state is left out where training is faster than writing.
         alone = mock.patch.object(Checkpoints, "_started", return_value=False)

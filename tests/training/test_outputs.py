@@ -5,6 +5,7 @@ import pytest
 
 from minidl.training.errors import ConfigError
 from minidl.training.outputs import check_different, check_output
+from minidl.training.provenance import SCORES
 
 
 def test_an_output_that_would_take_the_place_of_something_else_is_refused(tmp_path):
@@ -22,9 +23,9 @@ def test_an_output_that_would_take_the_place_of_something_else_is_refused(tmp_pa
         ("a" * 300, "File name too long"),
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):
-            check_output("--json", tmp_path / name)
-    check_output("--json", tmp_path / "file")
-    check_output("--json", tmp_path / ("a" * 255))
+            check_output("--json", tmp_path / name, SCORES)
+    check_output("--json", tmp_path / "file", SCORES)
+    check_output("--json", tmp_path / ("a" * 255), SCORES)
 
 
 def test_a_read_only_file_is_no_output(tmp_path):
@@ -32,7 +33,7 @@ def test_a_read_only_file_is_no_output(tmp_path):
         pytest.skip("root writes everywhere")
     (tmp_path / "file").touch(0o400)
     with pytest.raises(ConfigError, match="file cannot be written; make it writable, or give another file"):
-        check_output("--json", tmp_path / "file")
+        check_output("--json", tmp_path / "file", SCORES)
 
 
 def test_two_outputs_must_differ(tmp_path):

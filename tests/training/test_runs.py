@@ -6,9 +6,13 @@ import shutil
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
+import torch
 
-from minidl.training import files, runs, saved_run
+from minidl import storage
+from minidl.training import files, run_files, runs, samples, saved_run
+from minidl.training.checkpoints import Checkpoints
 from minidl.training.errors import ConfigError, DamagedError, RunError
 from minidl.training.tasks.images import TrainImages
 from minidl.training.tasks.text import TrainText
@@ -138,20 +142,20 @@ def test_the_replaced_run_stays_until_the_new_one_is_finished(tmp_path):
 def test_a_deletion_that_was_stopped_goes_on(tmp_path, monkeypatch):
     """Wherever that was, and by the command for a finished run as well."""
     folder, aside = tmp_path / "run", tmp_path / "run.previous"
-    unlink = Path.unlink
+    unlink = os.unlink
     for last in itertools.count():
         finished(folder, epochs=1)
         started(folder, epochs=2, overwrite=True)
         complete(folder, 2)
         left = iter(range(last))
 
-        def stopped(path, missing_ok=False, left=left):
-            if path.exists() and next(left, None) is None:
+        def stopped(path, left=left, **place):
+            if next(left, None) is None:
                 raise KeyboardInterrupt
-            unlink(path, missing_ok)
+            unlink(path, **place)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", stopped)
+            patch.setattr(os, "unlink", stopped)
             with contextlib.suppress(KeyboardInterrupt):
                 runs.finish(folder)
                 break
@@ -198,13 +202,54 @@ def test_files_of_the_user_in_a_replaced_run_are_kept(tmp_path):
 def test_files_of_the_user_among_the_checkpoints_are_kept(tmp_path):
     folder = tmp_path / "run"
     finished(folder)
-    (folder / "checkpoints").mkdir()
-    for name in ("last.json", "best.json", "step-000004.safetensors", ".last.json.x.part", "notes.txt", "mine.json"):
-        (folder / "checkpoints" / name).write_text("{}")
+    kept = Checkpoints(folder / "checkpoints")
+    kept.save(3, {"w": torch.zeros(2)}, {}, {"progress": {}}, best=True)
+    kept.wait()
+    names = ("step-000004.safetensors", ".last.json.x.part", ".best.json.0123456789abcdef.part", "notes.txt")
+    for name in names:
+        (folder / "checkpoints" / name).write_text('{"__metadata__": "mine"}')
+    (folder / "checkpoints" / storage.part("last.json")).write_text("{")
     started(folder, overwrite=True)
     assert "run.previous" in runs.finish(folder)
-    kept = {path.name for path in (tmp_path / "run.previous" / "checkpoints").iterdir()}
-    assert kept == {"notes.txt", "mine.json"}
+    assert {path.name for path in (tmp_path / "run.previous" / "checkpoints").iterdir()} == {*names}
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_files_that_only_look_like_those_of_a_run_are_kept(tmp_path, is_finished):
+    """Under every name that a run has."""
+    folder = tmp_path / "run"
+    finished(folder) if is_finished else started(folder)
+    written = {path.name for path in folder.iterdir()}
+    for part in ("checkpoints", "samples"):
+        (folder / part).mkdir()
+    names = {*run_files.named(), *run_files.TRACES, "samples/epoch-001.png", "checkpoints/best.json"} - written
+    for name in names:
+        (folder / name).write_text("mine")
+    started(folder, overwrite=True)
+    complete(folder, 2)
+    assert "run.previous" in runs.finish(folder)
+    aside = tmp_path / "run.previous"
+    assert {str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file()} == names
+
+
+def test_a_file_that_was_changed_in_a_finished_run_is_kept(tmp_path):
+    folder = tmp_path / "run"
+    finished(folder)
+    (folder / "labels.json").write_text('{"labels": ["mine"]}')
+    started(folder, overwrite=True)
+    runs.finish(folder)
+    assert [path.name for path in (tmp_path / "run.previous").iterdir()] == ["labels.json"]
+
+
+def test_a_file_with_the_name_of_the_mark_is_the_users(tmp_path):
+    folder = tmp_path / "run"
+    finished(folder)
+    (folder / "replaced").write_text("mine")
+    runs.sweep(folder)
+    with pytest.raises(RunError, match="replaced is not of the run, and --overwrite needs this name for a while"):
+        started(folder, overwrite=True)
+    assert (folder / "replaced").read_text() == "mine"
+    assert epochs(folder) == TrainText(data="docstrings", out=folder).epochs
 
 
 def test_files_of_the_user_are_not_in_the_manifest(tmp_path):
@@ -215,6 +260,10 @@ def test_files_of_the_user_are_not_in_the_manifest(tmp_path):
         (folder / part).mkdir()
         for name in inside:
             (folder / part / name).write_text("{}")
+    files.write_json(
+        folder / "checkpoints" / "last.json", {"format": "", "tensors": "", "sha256": "", "progress": {}}, sealed=True
+    )
+    samples.write_grid(folder / "samples" / "epoch-001.png", np.zeros((1, 8, 8, 1), np.uint8))
     complete(folder, 1)
     listed = files.read_json(folder / "manifest.json")["files"]
     assert {name for name in listed if "/" in name} == {"checkpoints/last.json", "samples/epoch-001.png"}
@@ -266,14 +315,14 @@ def test_resuming_nothing_starts_a_run(tmp_path):
         runs.settings("text", {"out": tmp_path / "run", "resume": True})
 
 
-@pytest.mark.parametrize("left", [(), (".config.json.x1_.part",)])
+@pytest.mark.parametrize("left", [(), ("config.json",)])
 def test_a_run_that_was_killed_before_it_was_known_as_one_is_started_again(tmp_path, left):
     """By --resume and without it, with nothing left over."""
     folder = tmp_path / "run"
     for more in ({"resume": True}, {}, {"overwrite": True}):
         folder.mkdir()
         for name in left:
-            (folder / name).write_text("{")
+            (folder / storage.part(name)).write_text("{")
         config = runs.settings("text", {"out": folder, "data": "docstrings", **more})
         runs.start(config, "text", "0" * 64, {"labels.json": "{}"})
         assert {path.name for path in folder.iterdir()} == {"config.json", "labels.json"}
@@ -299,11 +348,12 @@ def test_unfinished_files_are_swept_from_every_folder_of_a_run(tmp_path):
     folders = [tmp_path / "run", tmp_path / "run" / "checkpoints", tmp_path / "run" / "samples"]
     for folder in folders:
         folder.mkdir(exist_ok=True)
-        (folder / ".a.json.x.part").write_text("{")
-        (folder / "b.part").write_text("mine")
+        (folder / storage.part("a.json")).write_text("{")
+        for name in ("b.part", ".c.part", ".d.0123456789abcdef.part"):
+            (folder / name).write_text("mine")
     runs.sweep(tmp_path / "run")
     for folder in folders:
-        assert [path.name for path in folder.glob("*.part")] == ["b.part"]
+        assert {path.name for path in folder.glob("*.part")} == {"b.part", ".c.part", ".d.0123456789abcdef.part"}
 
 
 def test_settings_that_make_no_sense_in_a_saved_run_are_damage(tmp_path):

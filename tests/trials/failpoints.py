@@ -50,6 +50,11 @@ def drawn(draw, kinds, points, lasting):
     return Fault(kind, draw.choice(places), lasting)
 
 
+def _at(folder, path):
+    """The path of what is named within a folder that is open."""
+    return path if folder is None else f"{Path(f'/proc/self/fd/{folder}').readlink()}/{path}"
+
+
 class Failpoints:
     """While entered, the steps below `folder` are counted, and `fault` strikes; `steps` names what each was."""
 
@@ -77,11 +82,12 @@ class Failpoints:
         setattr(owner, name, value)
 
     def _wrapped(self, step, real):
-        def call(path, *args, **options):
+        def call(given, *args, **options):
+            path = _at(options.get("dir_fd", options.get("src_dir_fd")), given)
             if not self._inside(path):
-                return real(path, *args, **options)
+                return real(given, *args, **options)
             self.point(step, "before", path)
-            result = real(path, *args, **options)
+            result = real(given, *args, **options)
             self.point(step, "after", path)
             return result
 
@@ -99,11 +105,12 @@ class Failpoints:
 
         return fsync
 
-    def _open(self, path, mode="r", *args, **options):
+    def _open(self, given, mode="r", *args, **options):
+        path = _at(getattr(options.get("opener"), "keywords", {}).get("dir_fd"), given)
         if not self._inside(path) or not set(mode) & set("wxa+"):
-            return self._real_open(path, mode, *args, **options)
+            return self._real_open(given, mode, *args, **options)
         self.point("open", "before", path)
-        file = self._real_open(path, mode, *args, **options)
+        file = self._real_open(given, mode, *args, **options)
         try:
             self.point("open", "after", path)
         except BaseException:

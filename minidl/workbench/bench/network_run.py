@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from minidl import imports
 from minidl.captured import capture
 from minidl.console import echo
 from minidl.workbench.bench import network_sides as sides
@@ -29,6 +30,7 @@ from minidl.workbench.bench.network_clocks import PEERS, Row, counted
 from minidl.workbench.bench.network_rows import NETS, Net, floor_of
 
 MARK = "row: "
+_START = "import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
 N = TypeVar("N")
 LEAST_SECONDS = 25.0  # that a row may take; with less left none is begun
 
@@ -136,7 +138,7 @@ def _in_process(
         out, err = Path(folder, "out"), Path(folder, "err")
         with out.open("w") as to, err.open("w") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, net.row, ",".join(peers)],
+                imports.python(_START.format(module=module), net.row, ",".join(peers)),
                 stdout=to, stderr=errors, env={**os.environ, **caches, **frozen}, start_new_session=True,
             )  # fmt: skip
             why = ""

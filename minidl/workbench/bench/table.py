@@ -19,6 +19,7 @@ from typing import Any
 from minidl.training import files
 from minidl.training.drawing import own_settings
 from minidl.training.errors import ConfigError
+from minidl.training.provenance import DRAWN_BY
 from minidl.workbench.bench.results import Results, load
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -126,7 +127,7 @@ def as_bytes(figure: Any, kind: str, **metadata: str) -> bytes:
     """A figure of matplotlib as "svg" or "png", the same bytes for the same figure."""
     from matplotlib import rc_context
 
-    usual = {"Date": None} if kind == "svg" else {"Software": None}
+    usual = {"Date": None, "Creator": DRAWN_BY} if kind == "svg" else {"Software": DRAWN_BY}
     file = io.BytesIO()
     # Text as text is a quarter of the bytes of its outlines.
     with rc_context({"svg.hashsalt": "minidl", "svg.fonttype": "none"}):

@@ -135,7 +135,10 @@ def _told(verdict: Verdict, console: Any, json: Path | None, details: bool) -> i
     report.show(verdict, console, details)
     if json is not None:
         from minidl.training.files import write_json
+        from minidl.training.outputs import check_output
+        from minidl.training.provenance import VERDICT
 
+        check_output("--json", json, VERDICT)  # again: a script may have made it
         write_json(json, report.as_json(verdict))
     return 0 if verdict.fine else 1
 

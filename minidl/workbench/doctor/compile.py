@@ -80,7 +80,7 @@ class Worker:
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         environment = {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         return subprocess.Popen(
-            [self.python, "-m", "minidl.workbench.doctor.worker"],
+            [self.python, "-P", "-m", "minidl.workbench.doctor.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

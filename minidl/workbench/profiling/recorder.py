@@ -24,6 +24,7 @@ from minidl import storage
 from minidl.runtime import launch
 from minidl.training import files
 from minidl.training.outputs import check_output
+from minidl.training.provenance import TRACE
 from minidl.workbench.profiling.table import Event, Row, as_text, rows_of
 from minidl.workbench.profiling.work import Work, work_of
 
@@ -70,7 +71,7 @@ class Profile:
         if self.trace is not None:
             with contextlib.suppress(OSError):  # the check tells
                 storage.make_folder(self.trace.parent, parents=True)
-            check_output("profile: trace", self.trace)
+            check_output("profile: trace", self.trace, TRACE)
         with contextlib.ExitStack() as opened:
             if not _running.acquire(blocking=False):
                 raise RuntimeError(
