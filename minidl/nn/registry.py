@@ -44,6 +44,12 @@ def described(value: Any) -> str:
     return f"of type {kind}, expected a Module"
 
 
+# Private attributes by which functions of torch, as torch.nn.utils.weight_norm, hook into a module.
+_TORCHS_HOOKS = frozenset(
+    {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_load_state_dict_pre_hooks"}
+)
+
+
 class Registry:
     """The names of a Module: a Parameter, Module or registered buffer has the name of its attribute."""
 
@@ -99,6 +105,11 @@ class Registry:
             for registry in (own["_parameters"], own["_buffers"], own["_modules"]):
                 if name in registry:
                     return registry[name]
+        if name in _TORCHS_HOOKS:
+            raise AttributeError(
+                f"a function of torch that hooks into modules got {type(self).__name__}, a module of minidl, which it "
+                "cannot take; use register_forward_hook or an expression of the parameters in forward()"
+            )
         near = None if name.startswith("_") else missing.nearest(name, dir(self))
         end = f"; did you mean {near}?" if near else ""
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{end}")

@@ -119,3 +119,10 @@ class TestEinops:
         )
         found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
         assert found.stdout == "torch.Size([3, 2])\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+@pytest.mark.parametrize("hook", ["weight_norm", "spectral_norm"])
+def test_functions_of_torch_that_hook_into_modules_are_refused(hook):
+    with pytest.raises(AttributeError, match="hooks into modules got Linear"):
+        getattr(torch.nn.utils, hook)(nn.Linear(3, 3))
