@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
+from minidl.torch import conv_norm as conv_norm  # an operator
 from minidl.torch.registry import NAMESPACE
 
 

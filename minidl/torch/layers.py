@@ -97,7 +97,7 @@ class _BatchNorm(Layer):
         affine = self.weight, self.bias
         if not self._minidl_of_batch:
             of = self.running_mean, self.running_var, self.eps
-            return norms.batch_norm_inference(input, *affine, None, *of, None, 0.0)[0]
+            return norms.normalise_running(input, *affine, None, *of, None, 0.0)
         moves = self.training and self.track_running_stats and self.running_mean is not None
         buffers = (self.running_mean, self.running_var, self.num_batches_tracked) if moves else (None, None, None)
         momentum = self.momentum if moves else 0.1

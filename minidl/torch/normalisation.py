@@ -1,8 +1,7 @@
-"""Batch norm with what is added to it and its activation, alone and after a convolution, as operators of torch.
+"""Batch norm with what is added to it and its activation, as operators of torch.
 
-In training the running statistics are moved in the same launches as the statistics are made. A convolution and its
-batch norm are one operator there, as the convolution hands on the statistics of its tiles: its result is read once
-less. In inference `fold_batch_norm` makes a scale and a shift of the batch norm, which the convolution applies.
+In training the running statistics are moved in the same launches as the statistics are made. In inference
+`fold_batch_norm` makes a scale and a shift of the batch norm, which the convolution applies.
 """
 
 from __future__ import annotations
@@ -15,17 +14,16 @@ from minidl.kernels import activation
 from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone
+from minidl.kernels.norm.fold import running_rstd
 from minidl.ops import folds
-from minidl.ops.conv import Conv2d
 from minidl.runtime.replay import replayed
 from minidl.torch.activations import parts
-from minidl.torch.convolution import SETTINGS, Convolved, convolution_backward, sizes
-from minidl.torch.registry import LOWER, accumulator, act_of, last, operator, straight
+from minidl.torch.registry import LOWER, accumulator, act_of, last, may_want, operator, straight
 
-_MOVED = "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, float? momentum, float eps"
+MOVED = "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, float? momentum, float eps"
 
 
-def _normalised(
+def normalise_batch(
     x: torch.Tensor, weight: Any, bias: Any, added: Any, moved: Any, act: Activation, handed: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(y, mean, rstd) in training; the running statistics are moved."""
@@ -41,7 +39,7 @@ def _normalised(
     return y, *found
 
 
-def _moved(mean: Any, var: Any, batches: Any) -> None:
+def mark_moved(mean: Any, var: Any, batches: Any) -> None:
     """Tell torch that kernels wrote these."""
     changed = [each for each in (mean, var, batches) if each is not None and not each.is_inference()]
     torch.autograd.graph.increment_version(changed)
@@ -85,13 +83,13 @@ def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
 
 
 @operator(
-    f"batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? added, {_MOVED}, str? act, float slope) -> "
+    f"batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? added, {MOVED}, str? act, float slope) -> "
     "(Tensor, Tensor, Tensor)",
     _fake, save=_save, backward=_gradients,
 )  # fmt: skip
 def batch_norm_training(x: torch.Tensor, weight: Any, bias: Any, added: Any, *more: Any) -> Any:
     found = _in_training(x, weight, bias, added, *more)
-    _moved(*more[:3])
+    mark_moved(*more[:3])
     return found
 
 
@@ -99,7 +97,7 @@ def batch_norm_training(x: torch.Tensor, weight: Any, bias: Any, added: Any, *mo
 def _in_training(x: torch.Tensor, weight: Any, bias: Any, added: Any, *more: Any) -> Any:
     *moved, name, slope = more
     kernels.check_arguments(x, moved[0], moved[1], weight, bias, True, moved[4])
-    return _normalised(x, weight, bias, added, moved, act_of(name, slope))
+    return normalise_batch(x, weight, bias, added, moved, act_of(name, slope))
 
 
 def _fake_inference(x: Any, *_: Any) -> tuple[torch.Tensor, ...]:
@@ -126,6 +124,24 @@ def batch_norm_inference(
     kernels.check_arguments(x, mean, var, weight, bias, False, eps)
     found = folds.running_statistics(mean, var, eps, x.dtype)
     return kernels.normalise(x, found, weight, bias, act_of(name, slope), added), *found
+
+
+def normalise_running(x: torch.Tensor, weight: Any, bias: Any, added: Any, *more: Any) -> torch.Tensor:
+    """Return the result of `batch_norm_inference`, which no gradient is recorded of, by one replay."""
+    tensors = x, weight, bias, added, *more[:2]
+    if may_want(*tensors) or torch.compiler.is_compiling() or not straight(tensors):
+        result: torch.Tensor = batch_norm_inference(x, weight, bias, added, *more)[0]
+        return result
+    return _with_running(x, weight, bias, added, *more)
+
+
+@replayed
+def _with_running(
+    x: torch.Tensor, weight: Any, bias: Any, added: Any, mean: Any, var: Any, eps: float, name: Any, slope: float
+) -> torch.Tensor:
+    kernels.check_arguments(x, mean, var, weight, bias, False, eps)
+    found = kernels.Statistics(mean, running_rstd(var, eps, x.dtype))
+    return kernels.normalise(x, found, weight, bias, act_of(name, slope), added)
 
 
 def _fake_backward(
@@ -205,88 +221,3 @@ def folded(x: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return fold_batch_norm(x, *tensors)
     mean, var, conv_bias, weight, bias, eps = tensors
     return folds.fold(accumulator(x.dtype), conv_bias, mean, var, weight, bias, eps)
-
-
-def _fake_conv_norm(x: Any, weight: Any, *more: Any) -> tuple[torch.Tensor, ...]:
-    shape = sizes(x, weight, more[9:15])
-    vector = x.new_empty(shape[1], dtype=accumulator(x.dtype))
-    return last(shape, x), last(shape, x), vector, torch.empty_like(vector)
-
-
-def _save_conv_norm(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, _, added, gamma, beta, *_ = inputs
-    *_, ctx.name, ctx.slope = inputs
-    ctx.settings = inputs[11:17]
-    y, z, mean, rstd = output
-    ctx.mark_non_differentiable(z, mean, rstd)
-    if added is not None and ctx.name not in activation.FROM_OUTPUT:
-        raise ValueError(f"conv_norm: the gradient of {ctx.name} after a sum is not built; apply it afterwards")
-    ctx.save_for_backward(x, weight, z, mean, rstd, gamma, beta, None if added is None or ctx.name is None else y)
-
-
-def _conv_norm_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
-    tensors = dy, *ctx.saved_tensors
-    how = *ctx.settings, ctx.name, ctx.slope, ctx.needs_input_grad[:6]
-    if torch.is_grad_enabled() or not straight(tensors):  # the operators refuse a gradient of the gradients
-        found = _back(batch_norm_backward, convolution_backward, *tensors, *how)
-    else:
-        found = _at_once(*tensors, *how)
-    return *found, *[None] * 13
-
-
-@replayed
-def _at_once(*given: Any) -> Any:
-    """`_back` without operators: one replay in place of two."""
-    return _back(batch_norm_backward.function, convolution_backward.function, *given)  # type: ignore[attr-defined]
-
-
-def _back(
-    norm_back: Any, conv_back: Any, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, z: torch.Tensor,
-    mean: torch.Tensor, rstd: torch.Tensor, gamma: Any, beta: Any, y: Any, *more: Any,
-) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
-    """The gradients that are wanted of x, weight, bias, what was added, and the batch norm's weight and bias."""
-    *settings, name, slope, want = more
-    made = [True, want[4], want[5], want[3] and y is not None]
-    found = iter(norm_back(dy, z, mean, rstd, gamma, beta, y, True, name, slope, made))
-    dz, dgamma, dbeta, dadded = (next(found) if each else None for each in made)
-    if want[3] and y is None:
-        dadded = dy
-    of_conv = [*want[:3], False]
-    found = iter(conv_back(dz, x, weight, None, *settings, None, 0.0, of_conv))
-    return *(next(found) if each else None for each in of_conv[:3]), dadded, dgamma, dbeta
-
-
-@operator(
-    "conv_norm(Tensor x, Tensor conv_weight, Tensor? conv_bias, Tensor? added, Tensor? weight, Tensor? bias, "
-    f"{_MOVED}, {SETTINGS}, str? act, float slope) -> (Tensor, Tensor, Tensor, Tensor)",
-    _fake_conv_norm, save=_save_conv_norm, backward=_conv_norm_gradients, pack=1, cast=(LOWER, (0, 1, 2, 3)),
-)  # fmt: skip
-def conv_norm(
-    x: torch.Tensor, conv_weight: torch.Tensor, conv_bias: Any, added: Any, weight: Any, bias: Any, *more: Any
-) -> tuple[torch.Tensor, ...]:
-    """(y, the convolution's result, mean, rstd) of a convolution and its batch norm in training."""
-    found = _conv_norm(x, conv_weight, conv_bias, added, weight, bias, *more)
-    _moved(*more[:3])
-    return found
-
-
-@replayed
-def _conv_norm(
-    x: torch.Tensor, conv_weight: torch.Tensor, conv_bias: Any, added: Any, weight: Any, bias: Any, *more: Any
-) -> tuple[torch.Tensor, ...]:
-    *moved, _, _, _, _, _, _, name, slope = more
-    made = Convolved(x, conv_weight, more[5:11], bias=conv_bias)
-    values = sizes(x, conv_weight, more[5:11])
-    few = added is None and moved[3] is not None and values[0] * _product(values[2:]) <= alone.MOST
-    hands_on = made.kind is Conv2d and not few and values[0] > 0
-    z, handed = made.forward(x, conv_weight, conv_bias, None, **({"statistics": True} if hands_on else {}))
-    kernels.check_arguments(z, moved[0], moved[1], weight, bias, True, moved[4])
-    y, mean, rstd = _normalised(z, weight, bias, added, moved, act_of(name, slope), handed if hands_on else None)
-    return y, z, mean, rstd
-
-
-def _product(numbers: list[int]) -> int:
-    product = 1
-    for number in numbers:
-        product *= number
-    return product

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import minidl.torch as mt
-from minidl.runtime import launch
+from minidl.runtime import launch, replay
 from minidl.testing import error_bound
 from minidl.torch import layers, measuring
 from tests.pages import blocks
@@ -202,6 +202,19 @@ def test_transposed_convolutions_sequences_and_volumes(device):
         _same(ours, theirs, x)
         with torch.no_grad():
             _close(ours.eval()(x), theirs.eval()(x))
+
+
+def test_replayed_batch_norms_read_statistics_and_weights_at_each_call(device):
+    theirs = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).double().to(device).eval()
+    ours = mt.accelerate(copy.deepcopy(theirs))
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64, device=device)
+    with torch.no_grad(), replay.replaying(True, at_once=True):
+        for _ in range(4):
+            _close(ours(x), theirs(x))
+            for model in (ours, theirs):
+                model[1].running_mean += 1
+                model[1].running_var.data.mul_(2)
+                model[1].weight.data.add_(0.5)
 
 
 def test_state_dicts_copies_pickles_and_restore(pair):

@@ -24,7 +24,7 @@ def _randn(*shape, last=False):
 
 
 def _conv_norm(x, w, gamma, beta, added):
-    from minidl.torch.normalisation import conv_norm
+    from minidl.torch.conv_norm import conv_norm
 
     settings = [1, 1], [1, 1, 1, 1], [1, 1], [0, 0], 1, False
     return conv_norm(x, w, None, added, gamma, beta, None, None, None, 0.1, 1e-5, *settings, "relu", 0.0)[0]

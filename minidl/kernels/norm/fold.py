@@ -43,13 +43,17 @@ def batch_norm_fold_kernel(
         tl.store(p_shift + o_c, b_shift.to(p_shift.dtype.element_ty), mask=m_c)
 
 
-@replayed
 def running_statistics(mean: torch.Tensor, var: torch.Tensor, eps: float, dtype: torch.dtype) -> Statistics:
-    """Statistics for x of `dtype` from running ones [C]."""
-    acc = launch.acc_torch(dtype)
-    rstd = torch.empty(mean.shape, dtype=acc, device=mean.device)
-    _fold(rstd, None, mean, var, None, None, None, eps)
-    return Statistics(mean.to(acc, copy=True), rstd)
+    """Return statistics for x of `dtype` from running ones [C]."""
+    return Statistics(mean.to(launch.acc_torch(dtype), copy=True), running_rstd(var, eps, dtype))
+
+
+@replayed
+def running_rstd(var: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return 1 / sqrt(var + eps) [C] for x of `dtype`, in the dtype that it is accumulated in."""
+    rstd = torch.empty(var.shape, dtype=launch.acc_torch(dtype), device=var.device)
+    _fold(rstd, None, var, var, None, None, None, eps)
+    return rstd
 
 
 @replayed

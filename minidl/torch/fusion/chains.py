@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from minidl.torch import activations, convolution
+from minidl.torch import activations, conv_norm, convolution
 from minidl.torch import normalisation as norms
 from minidl.torch.activations import from_output
 from minidl.torch.fusion import graph as graphs
@@ -130,7 +130,7 @@ def _emit(graph: fx.Graph, chain: Chain) -> None:
             result = graphs.replace(graph, nodes, norms.batch_norm_training, args, 0)
         else:
             args = (*layer[:3], added, norm.weight, norm.bias, *moved, *(layer.settings or ()), *act)
-            result = graphs.replace(graph, nodes, norms.conv_norm, args, 0)
+            result = graphs.replace(graph, nodes, conv_norm.conv_norm, args, 0)
     elif layer is None or recorded:
         x = norm.x
         if layer is not None:

@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from minidl.torch import activations, convolution, pooling, rows
-from minidl.torch import normalisation as norms
+from minidl.torch import activations, conv_norm, convolution, pooling, rows
 from minidl.torch.fusion import graph as graphs
 from minidl.torch.fusion.graph import value
 from minidl.torch.layer import ready
 
-_LAYERS = (F.linear, activations._linear, convolution.convolution, norms.conv_norm, torch.conv1d, torch.conv2d)
+_LAYERS = (F.linear, activations._linear, convolution.convolution, conv_norm.conv_norm, torch.conv1d, torch.conv2d)
 
 
 class Function(NamedTuple):
