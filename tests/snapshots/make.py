@@ -54,9 +54,10 @@ def _described(path: str, value: Any) -> list[str]:
         # What torch's class takes depends on its version.
         taken = "(...)" if str(getattr(value.__init__, "__module__", "")).startswith("torch.") else _signature(value)
         lines = [f"{path}{taken}: class" + (f" of {bases}" if bases else "")]
-        for name in sorted(vars(value)):
+        members = _own(value)
+        for name in sorted(members):
             if not name.startswith("_") or name in ("__call__", "__enter__", "__len__", "__iter__", "__getitem__"):
-                lines += _member(f"{path}.{name}", vars(value)[name])
+                lines += _member(f"{path}.{name}", members[name])
         return lines
     if callable(value):
         return [f"{path}{_signature(value)}"]
@@ -65,6 +66,14 @@ def _described(path: str, value: Any) -> list[str]:
     if isinstance(value, dict):
         return [f"{path}: dict of {', '.join(map(repr, value))}"]
     return [f"{path}: {type(value).__name__}"]
+
+
+def _own(kind: type) -> dict[str, Any]:
+    """The members of a class, with those of the bases of `nn.Module` that nothing exports."""
+    members: dict[str, Any] = {}
+    for base in reversed(kind.__mro__ if kind is minidl.nn.Module else (kind,)):
+        members.update(vars(base) if base.__module__.startswith("minidl.") else {})
+    return members
 
 
 def _member(path: str, value: Any) -> list[str]:
