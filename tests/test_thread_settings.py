@@ -38,7 +38,7 @@ def test_modes_are_of_one_thread():
     assert at_once(changes, stays) == [(False, True), (True, False, True)]
 
 
-def test_the_default_dtype_of_torch_changes_no_result():
+def test_the_default_dtype_of_torch_is_that_of_new_layers_and_changes_no_result():
     x = numbers(3, 8)
     layer = nn.Linear(8, 4)
     expected = layer(x).data
@@ -46,7 +46,7 @@ def test_the_default_dtype_of_torch_changes_no_result():
     try:
         for y, made in at_once(*[lambda: (layer(x).data, nn.Linear(2, 2).weight.dtype)] * THREADS):
             assert same_bits(y, expected)
-            assert made == torch.float32
+            assert made == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from minidl import missing
 from minidl.tensors import Tensor
-
-if TYPE_CHECKING:
-    from minidl.nn.module import Module
 
 
 class Parameter(Tensor):
@@ -168,7 +165,7 @@ class Registry:
             f"{type(self).__name__}.{name} is a buffer: got {type(value).__name__}, expected a Tensor or None"
         )
 
-    def add_module(self, name: str, module: Module | None) -> None:
+    def add_module(self, name: str, module: Any) -> None:
         """Add a module or None under a name. Raises TypeError for anything else, KeyError as `register_buffer`."""
         if module is not None and not isinstance(module, Registry):
             raise TypeError(f"{type(self).__name__}: {name!r} is {described(module)}")
@@ -194,19 +191,19 @@ class Registry:
         """This module and all below it."""
         return (module for _, module in self.named_modules())
 
-    def children(self) -> Iterator[Module]:
+    def children(self) -> Iterator[Any]:
         """The modules directly below this one, each once."""
         return (module for _, module in self.named_children())
 
-    def named_children(self) -> Iterator[tuple[str, Module]]:
+    def named_children(self) -> Iterator[tuple[str, Any]]:
         """The modules directly below this one, each once, with their names."""
-        seen: set[Module] = set()
+        seen: set[Any] = set()
         for name, module in self._modules.items():
             if module is not None and module not in seen:
                 seen.add(module)
                 yield name, module
 
-    def get_submodule(self, target: str) -> Module:
+    def get_submodule(self, target: str) -> Any:
         """The module with a dotted name. Raises AttributeError where there is none."""
         module: Any = self
         for name in target.split(".") if target else ():

@@ -6,7 +6,7 @@
 
     minidl.torch.accelerate(model)                                      # the layers of a model
 
-    torch.compile(model, backend="minidl")                              # fused with what follows them
+`torch.compile(model, backend="minidl")` fuses layers with what follows them.
 
 Operators are `torch.ops.minidl.*`.
 """

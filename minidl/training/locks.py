@@ -27,6 +27,7 @@ from minidl.training.errors import ConfigError
 
 INSIDE = ".lock"  # the name of a lock file in the folder itself
 _BEGIN = b'{"process": '  # of a lock file
+_NOT_OURS = "{} is not a lock of minidl, which needs this name: move it, or choose another folder"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # of file systems without locks
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -100,7 +101,7 @@ def _check_own(path: Path, handle: int) -> None:
     """Raises ConfigError for a file of the user's at the name of a lock, also where it has other names."""
     about = os.fstat(handle)
     if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1 or not _BEGIN.startswith(os.pread(handle, len(_BEGIN), 0)):
-        raise ConfigError(f"{path} is not a lock of minidl, which needs this name: move it, or choose another folder")
+        raise ConfigError(_NOT_OURS.format(path))
 
 
 def _open(folder: Path) -> tuple[Path, int]:
@@ -123,6 +124,8 @@ def _open(folder: Path) -> tuple[Path, int]:
 def _check_file(path: Path, folder: Path) -> None:
     """Raises ConfigError for a lock that is no file."""
     kind = "a link" if path.is_symlink() else "a folder" if path.is_dir() else None
+    if kind is None and path.exists() and not path.is_file():
+        raise ConfigError(_NOT_OURS.format(path))
     if kind is not None:
         raise ConfigError(f"{path}, the lock of {folder}, is {kind}, expected a file; delete it, then try again")
 

@@ -14,18 +14,18 @@ from tests.cli.test_images import write_folder
 def test_an_evaluation_keeps_the_data_of_the_run(command, texts, text_run, tmp_path, monkeypatch, flags, name):
     before = texts.read_bytes()
     monkeypatch.chdir(texts.parent)
-    refused(command("evaluate", text_run[0], *flags, name), "texts.csv is the file that the run reads as --data")
+    refused(command("evaluate", text_run[0], *flags, name), "texts.csv is a file that was not written by")
     assert texts.read_bytes() == before
 
 
 def test_a_prediction_and_a_resumed_training_keep_it(command, texts, text_run, tmp_path):
     before = texts.read_bytes()
-    refused(command("predict", text_run[0], "oil", "--profile", "--trace", texts), "reads as --data")
+    refused(command("predict", text_run[0], "oil", "--profile", "--trace", texts), "was not written by --trace")
     run = tmp_path / "run"
     shutil.copytree(text_run[0], run)
     (run / "report.json").unlink()
     again = command("train", "text", "--out", run, "--resume", "--profile", "--trace", texts)
-    refused(again, "reads as --data")
+    refused(again, "was not written by --trace")
     assert texts.read_bytes() == before
 
 

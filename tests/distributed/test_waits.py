@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -130,15 +131,15 @@ def test_a_plan_whose_numbers_cannot_be_is_none(tmp_path, harm):
     """They decide how much memory is taken."""
     sharing.begin(tmp_path, Place(0, 2, 0, 2), "run", {"pictures": 4}, [], None).close()
     plan = sharing.read(tmp_path)
-    assert plan["count"] == 4
-    files.write_json(tmp_path / sharing.PLAN, {**plan, **harm})
+    assert plan.count == 4
+    files.write_json(tmp_path / sharing.PLAN, {**asdict(plan), **harm})
     assert sharing.read(tmp_path) is None
     assert sharing.left(tmp_path, range(4)) == ""
 
 
 def test_notes_that_no_process_wrote_are_left_out(tmp_path):
     part = sharing.begin(tmp_path, Place(0, 2, 0, 2), "run", {"pictures": 4}, [], None)
-    (tmp_path / "made-1.txt").write_bytes(b"x 3 .\n2 " + b"9" * 5000 + b" .\n-1 2 .\n3 4 .\n")
+    (tmp_path / "made-1.txt").write_bytes(b"x 3 .\n2 " + b"9" * 5000 + b" .\n-1 2 .\n3 " + b"a" * 32 + b"\n")
     assert part._record.look().tolist() == [False, False, False, True]
     part.close()
 
@@ -146,7 +147,7 @@ def test_notes_that_no_process_wrote_are_left_out(tmp_path):
 def test_pictures_that_others_do_not_make_are_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(started, "TIMEOUT", 0.3)
     part = sharing.begin(tmp_path, Place(0, 2, 0, 2), "run", {"pictures": 4}, [], None)
-    part.made(np.arange(2))
+    part.made(np.arange(2), ["a" * 32] * 2)
     told = []
     with pytest.raises(RunError, match=r"2 of 4 images are made, and for 0\.3 s no process has made another"):
         part.wait(told.append)

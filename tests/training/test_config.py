@@ -7,6 +7,8 @@ from minidl.data import hashing
 from minidl.training import fields
 from minidl.training.config import Evaluate, Predict, Training
 from minidl.training.errors import ConfigError
+from minidl.training.outputs import check_output
+from minidl.training.provenance import SCORES
 from minidl.training.settings import differences
 from minidl.training.tasks import text as tasks_text
 from minidl.training.tasks.gan import TrainGan
@@ -143,7 +145,7 @@ def test_an_evaluation_takes_a_file_of_any_name_but_the_empty_one():
 def test_an_error_may_name_a_file_whose_name_is_no_utf8():
     path = Path("no\udcff/scores.json")
     with pytest.raises(ConfigError) as found:
-        Evaluate(run=Path("run"), json=path)
+        check_output("--json", path, SCORES)
     assert str(found.value).startswith(f"--json {path}: {path.parent} is not a folder")
 
 

@@ -1,12 +1,11 @@
 """Lines of answers: those of the answers as JSON, made here or by processes."""
 
-import json
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from minidl.data.parsing import encoded
 from minidl.data.workers import Workers
 from minidl.training import lines
 from minidl.training.targets import Classification
@@ -27,7 +26,7 @@ def test_lines_are_the_answers_as_json(labels, rows, top, seed):
     assert found.pop() == ""
     ranked = targets.answers(iter([logits]), top)
     expected = [{**answer, "known_terms": count} for answer, count in zip(ranked, known.tolist(), strict=True)]
-    assert found == [json.dumps(answer, ensure_ascii=False) for answer in expected]
+    assert found == [encoded(answer) for answer in expected]
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4096, 4097, 9000])

@@ -139,10 +139,10 @@ def test_nothing_beside_a_read_only_mount(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     real = os.open
 
-    def refuse(path, flags, *rest):
+    def refuse(path, flags, *rest, **options):
         if Path(path) == tmp_path / ".run.lock":
             raise OSError(errno.EROFS, "Read-only file system", str(path))
-        return real(path, flags, *rest)
+        return real(path, flags, *rest, **options)
 
     monkeypatch.setattr(os, "open", refuse)
     with locks.held(tmp_path / "run"):
@@ -173,8 +173,8 @@ def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
 def test_a_ctrl_c_leaves_no_lock(tmp_path, monkeypatch, owner, name):
     real, calls = getattr(owner, name), []
 
-    def interrupted(*arguments):
-        calls.append(real(*arguments))
+    def interrupted(*arguments, **options):
+        calls.append(real(*arguments, **options))
         if len(calls) == 1:
             raise KeyboardInterrupt
         return calls[-1]

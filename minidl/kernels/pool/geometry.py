@@ -125,7 +125,7 @@ def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[in
     if len(sizes) != 2:
         raise TypeError(f"{op}: output_size is {output_size!r}, expected an integer or a pair")
     kept = tuple(size[axis] if value is None else value for axis, value in enumerate(sizes))
-    output = pair(op, "output_size", kept, 0)
+    output = pair(op, "output_size", kept if None in sizes else output_size, 0)
     if 0 in size:
         raise ValueError(f"{op}: the image is {size[0]} x {size[1]}, expected a height and width of 1 or more")
     kernel = largest_window(size[0], output[0]), largest_window(size[1], output[1])
