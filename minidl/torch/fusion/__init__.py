@@ -1,7 +1,5 @@
 """The backend "minidl" of `torch.compile`: Dynamo traces and guards a model, this fuses what it has traced.
 
-    torch.compile(model, backend="minidl")
-
 Dynamo hands over a graph of torch's functions, and traces anew what was changed since, so that nothing of a trace can
 be out of date. The passes, in their order: `reading` marks layers and batch norms, `chains` puts operators in the place
 of them and of what follows, `sums` and `joining` do so for other lines of known networks, `exchanging` for functions
