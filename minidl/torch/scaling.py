@@ -73,7 +73,7 @@ def scaled(scale: torch.Tensor, x: torch.Tensor, factor: torch.Tensor | None, ad
 
 def _axis(scale: torch.Tensor, x: torch.Tensor, added: torch.Tensor) -> int | None:
     """The dimension of x that a scale is along, where all that is read lies with it last."""
-    for axis in (1, x.dim() - 1):
+    for axis in {1, x.dim() - 1} if x.dim() > 1 else (0,):
         at = axis - x.dim()
         if scale.dim() >= -at and scale.shape[at] == scale.numel() == x.shape[axis]:
             dense = x.movedim(axis, -1).is_contiguous() and added.movedim(axis, -1).is_contiguous()

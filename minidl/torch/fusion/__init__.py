@@ -2,8 +2,9 @@
 
 Dynamo hands over a graph of torch's functions, and traces anew what was changed since, so that nothing of a trace can
 be out of date. The passes, in their order: `reading` marks layers and batch norms, `chains` puts operators in the place
-of them and of what follows, `sums` and `joining` do so for other lines of known networks, `exchanging` for functions
-alone, `folding` folds all batch norms of an inference at once. What is left stays torch's.
+of them and of what follows, `sums` does so for scaled sums, `exchanging` for functions alone, `orders` keeps torch's
+memory order where the graph depends on it, `joining` joins parts in one memory, `folding` folds all batch norms of an
+inference at once. What is left stays torch's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from minidl.rehearsal import compile_ahead
 from minidl.runtime import launch
-from minidl.torch.fusion import chains, exchanging, folding, guarding, joining, reading, sums
+from minidl.torch.fusion import chains, exchanging, folding, guarding, joining, orders, reading, sums
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ def compile_graph(
     counts = Counter(chains.fuse(graph))
     counts["scaled sum"] += sums.scale_and_add(graph)
     counts.update(exchanging.exchange(graph))
+    orders.keep_order(graph)
     if not compiles:
         joining.join_in_one_memory(graph)
     folding.fold_at_once(graph, alone=not compiles)

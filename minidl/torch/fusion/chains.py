@@ -77,10 +77,31 @@ def _chain(node: fx.Node) -> Chain:
     if after is not None and known is not None:
         act = known
         _take(nodes, after)
-    kept = (norm.mean, norm.var) if norm is not None and norm.training else ()
-    if graphs.has_barrier(nodes, kept):
+    kept = (norm.mean, norm.var, norm.batches) if norm is not None and norm.training else ()
+    read = (norm.mean, norm.var) if norm is not None and not norm.training else ()
+    if graphs.has_barrier(nodes, kept) or _moves_between(nodes, read):
         return Chain(layer, norm if layer is None else None, None, _NONE, (node,))
     return Chain(layer, norm, added, act, tuple(nodes))
+
+
+def _moves_between(nodes: list[fx.Node], read: tuple[Any, ...]) -> bool:
+    memory = {graphs.storage(each) for each in read} - {None}
+    node = nodes[0]
+    while node is not nodes[-1]:
+        if memory and node not in nodes and moves(node) & memory:
+            return True
+        node = node.next
+    return False
+
+
+def moves(node: fx.Node) -> set[Any]:
+    """Return the memory that a batch norm of a graph may move."""
+    if node.target not in (F.batch_norm, F.instance_norm, Norm, norms.batch_norm_training, conv_norm.conv_norm):
+        return set()
+    args: Any = node.args
+    if node.target is Norm and not Norm(*args).training:
+        return set()
+    return {graphs.storage(each) for each in node.all_input_nodes}
 
 
 def _take(nodes: list[fx.Node], node: fx.Node) -> fx.Node | None:
@@ -115,7 +136,9 @@ def _act_of(node: fx.Node) -> Act | None:
 
 def _emit(graph: fx.Graph, chain: Chain) -> None:
     layer, norm, added, (name, slope), nodes = chain
-    recorded = bool(value(nodes[-1]).requires_grad)
+    # A detach_() later has changed what the fake tensor says.
+    detaches = any(node.target in ("detach_", torch.detach_) for node in graph.nodes)
+    recorded = bool(value(nodes[-1]).requires_grad) or detaches
     # A batch norm alone keeps its input, of which the gradient of any activation can be made.
     late = recorded and not from_output(name) and (norm is None or added is not None)
     act = _NONE if late else (name, slope)

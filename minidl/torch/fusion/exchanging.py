@@ -35,6 +35,12 @@ def _is_image(arguments: dict[str, Any]) -> bool:
     return value(arguments["input"]).dim() in (3, 4)
 
 
+def _has_classes(x: Any, target: Any, weight: Any) -> bool:
+    """Whether a target is classes, or probabilities of the dtype of the logits, and gets no gradient."""
+    recorded = any(each is not None and each.requires_grad for each in (target, weight))
+    return target is not None and not recorded and target.dtype in (torch.int64, torch.uint8, x.dtype)
+
+
 def _softmax(run: Callable[..., Any]) -> Function:
     def call(input: Any, dim: Any, _stacklevel: Any, dtype: Any) -> Any:
         return run(input, dim, dtype)
@@ -46,12 +52,12 @@ _FUNCTIONS: dict[Any, Function] = {
     F.max_pool2d: Function(
         pooling.max_pool2d, (*_POOL, "dilation", "ceil_mode", "return_indices"),
         {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False},
-        lambda a: _is_image(a) and not a["return_indices"],
+        lambda a: _is_image(a) and not a["return_indices"] and a["stride"] != [],
     ),
     F.avg_pool2d: Function(
         pooling.avg_pool2d, (*_POOL, "ceil_mode", "count_include_pad", "divisor_override"),
         {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True, "divisor_override": None},
-        _is_image,
+        lambda a: _is_image(a) and a["stride"] != [],
     ),
     F.adaptive_avg_pool2d: Function(pooling.adaptive_avg_pool2d, ("input", "output_size"), {}, _is_image),
     F.layer_norm: Function(
@@ -70,7 +76,7 @@ _FUNCTIONS: dict[Any, Function] = {
         rows.cross_entropy, _LOSS,
         {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None, "reduction": "mean",
          "label_smoothing": 0.0},
-        lambda a: value(a["target"]) is not None and not value(a["target"]).requires_grad,
+        lambda a: _has_classes(value(a["input"]), value(a["target"]), value(a["weight"])),
     ),
 }  # fmt: skip
 

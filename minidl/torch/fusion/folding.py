@@ -19,6 +19,7 @@ from minidl.kernels.norm import normalise
 from minidl.kernels.norm.statistics import Statistics
 from minidl.runtime.replay import replayed
 from minidl.torch import normalisation as norms
+from minidl.torch.fusion import chains
 from minidl.torch.fusion import graph as graphs
 from minidl.torch.fusion.graph import value
 from minidl.torch.registry import NAMESPACE, _library, accumulator, act_of
@@ -59,7 +60,10 @@ def fold_at_once(graph: fx.Graph, alone: bool) -> None:
     batch norms alone, which Inductor cannot trace."""
     if any(graphs.is_mode(node) for node in graph.nodes):
         return
-    changed = {node.args[0] for node in graph.nodes if node.args and graphs.is_in_place(node)}
+    changed = {
+        graphs.storage(each) for node in graph.nodes if graphs.is_in_place(node) for each in node.all_input_nodes
+    }
+    changed = changed.union(*(chains.moves(node) for node in graph.nodes))
     alike: dict[Any, list[tuple[fx.Node, list[Any]]]] = defaultdict(list)
     for node in graph.nodes:
         args: Any = node.args
@@ -70,7 +74,9 @@ def fold_at_once(graph: fx.Graph, alone: bool) -> None:
         else:
             continue
         inputs = [vector for vector in vectors if vector is not None]
-        if all(v.op in ("placeholder", "get_attr") and v not in changed and _is_aligned(v) for v in inputs):
+        if all(
+            v.op in ("placeholder", "get_attr") and graphs.storage(v) not in changed and _is_aligned(v) for v in inputs
+        ):
             kinds = tuple(None if v is None else (value(v).dtype, value(v).device) for v in vectors)
             alike[node.target, accumulator(value(args[0]).dtype), eps, kinds].append((node, vectors))
     for (target, dtype, eps, _), members in alike.items():

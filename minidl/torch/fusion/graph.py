@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _IN_PLACE_OPERATORS = {getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod",
-                                                                   "pow", "and", "or", "xor")}  # fmt: skip
+                                                                   "pow", "matmul", "and", "or", "xor")}  # fmt: skip
 
 
 def value(node: Any) -> Any:
@@ -60,20 +61,45 @@ def other_addend(node: fx.Node | None, one: fx.Node) -> fx.Node | None:
     return None if node.target in (operator.iadd, "add_") else first
 
 
+def storage(node: Any) -> Any:
+    """What tells the memory of a node's fake tensor, the same for views of it; None where it is no tensor."""
+    tensor = value(node)
+    return None if tensor is None or tensor.layout is not torch.strided else tensor.untyped_storage()._cdata
+
+
 def is_in_place(node: fx.Node) -> bool:
-    """Return whether a node changes a floating tensor. Counters of batches are integers, which no pass reads late."""
+    """Return whether a node may change a tensor but a counter of batches, which no pass reads late."""
     if node.op not in ("call_function", "call_method"):
         return node.op == "call_module"
-    name = str(getattr(node.target, "__name__", node.target))
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    if node.kwargs.get("out") is not None:
+        return True
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    name = str(getattr(target, "__name__", target))
     changes = (
-        node.target in _IN_PLACE_OPERATORS
-        or node.target is operator.setitem
+        target in _IN_PLACE_OPERATORS
+        or target is operator.setitem
         or (name.endswith("_") and not name.endswith("__"))
-        or bool(node.kwargs.get("inplace"))
-        or node.kwargs.get("out") is not None
+        or _inplace(node)
     )
     changed = value(node.args[0]) if changes and node.args else None
-    return changes and (changed is None or changed.dtype.is_floating_point)
+    return changes and (changed is None or changed.dim() > 0 or changed.dtype != torch.int64)
+
+
+def _inplace(node: fx.Node) -> bool:
+    """Whether a function of torch is told to work in place, by name or by position."""
+    try:
+        target: Any = node.target
+        names = list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        return bool(node.kwargs.get("inplace"))
+    at = names.index("inplace") if "inplace" in names else len(node.args)
+    return bool(node.kwargs.get("inplace")) or (at < len(node.args) and node.args[at] is not False)
 
 
 def is_mode(node: fx.Node) -> bool:
@@ -88,9 +114,10 @@ def has_barrier(
     """Return whether what nodes compute would differ at the place of the last: a tensor or a mode is changed between
     them, or one of the tensors `kept` is read. Changes for which `but` holds are left out."""
     node = nodes[0]
+    memory = {storage(tensor) for tensor in kept} - {None}
     while node is not nodes[-1]:
         changes = (is_mode(node) or is_in_place(node)) and not but(node)
-        if node not in nodes and (changes or any(tensor in node.all_input_nodes for tensor in kept)):
+        if node not in nodes and (changes or any(storage(each) in memory for each in node.all_input_nodes)):
             return True
         node = node.next
     return False

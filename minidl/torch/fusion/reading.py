@@ -57,6 +57,7 @@ class Norm(NamedTuple):
 def mark(graph: fx.Graph) -> None:
     """Replace the layers and batch norms of a graph by calls of `Layer` and `Norm`."""
     operators = getattr(torch.ops, NAMESPACE)
+    absorbed: set[fx.Node] = set()
     for node in list(graph.nodes):
         layer = _torchs_layer(node) or _our_layer(node, operators)
         if layer is not None and _kernels_take(node, layer):
@@ -64,8 +65,12 @@ def mark(graph: fx.Graph) -> None:
             continue
         norm = _torchs_norm(node) if node.target is F.batch_norm else _our_norm(node, operators)
         if norm is not None and _kernels_normalise(node, norm):
+            if node.target is operator.getitem:
+                absorbed.add(node.args[0])
             graphs.replace(graph, [node], Norm, norm if norm.batches is not None else _counted(graph, node, norm))
-    graph.eliminate_dead_code(lambda node: not _is_operator(node))
+    for node in reversed(list(graph.nodes)):
+        if _is_operator(node) and (not node.target._schema.is_mutable or node in absorbed):
+            graph.erase_node(node)
 
 
 def _is_operator(node: fx.Node) -> bool:
@@ -108,7 +113,12 @@ def _our_layer(node: fx.Node, operators: Any) -> Layer | None:
 def _kernels_take(node: fx.Node, layer: Layer) -> bool:
     if not _are_ready(node, layer.x, layer.weight, layer.bias):
         return False
-    x, weight = value(layer.x), value(layer.weight)
+    x, weight, bias = value(layer.x), value(layer.weight), value(layer.bias)
+    outputs = (
+        weight.shape[0] if layer.settings is None or not layer.settings[5] else weight.shape[1] * layer.settings[4]
+    )
+    if bias is not None and tuple(bias.shape) != (outputs,):
+        return False
     if layer.settings is None:
         return weight.dim() == 2 and x.dim() >= 2 and not few_rows(x, *weight.shape[::-1])
     return x.dim() == weight.dim() and not wide_volume(weight, layer.settings[4])

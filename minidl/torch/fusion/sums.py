@@ -37,14 +37,15 @@ def _replaced(graph: fx.Graph, node: fx.Node) -> bool:
     nodes, factor, after = [node], None, graphs.only_user(node)
     if after is not None and after.target in _PRODUCTS:
         drawn = _operands(after, _is_factor)
-        if drawn is None or drawn[1] is not node:
+        if drawn is None or drawn[1] is not node or drawn[0] is node:
             return False
         factor, after = drawn[0], graphs.only_user(after)
         nodes.append(next(iter(node.users)))
     added = graphs.other_addend(after, nodes[-1])
     if after is None or added is None or not _fits(x, scale, factor, added, after):
         return False
-    if graphs.has_barrier((nodes[-1], after)) or graphs.has_barrier(nodes, but=_draws):
+    read = {graphs.storage(each) for each in (x, scale, added)}
+    if graphs.has_barrier((nodes[-1], after)) or graphs.has_barrier(nodes, but=lambda node: _draws(node, read)):
         return False
     graphs.replace(graph, (*nodes, after), scaling.scaled, (scale, x, factor, added))
     return True
@@ -70,7 +71,13 @@ def _is_scale(scale: Any, x: Any) -> bool:
 def _is_factor(factor: Any, x: Any) -> bool:
     """Whether a tensor has a number for each example."""
     ones = all(isinstance(size, int) and size == 1 for size in factor.shape[1:])
-    return factor.dim() == x.dim() > 1 and ones and factor.shape[0] == x.shape[0] and not factor.requires_grad
+    return (
+        ready(factor)
+        and factor.dim() == x.dim() > 1
+        and ones
+        and factor.shape[0] == x.shape[0]
+        and not factor.requires_grad
+    )
 
 
 def _fits(x: fx.Node, scale: fx.Node, factor: fx.Node | None, added: fx.Node, total: fx.Node) -> bool:
@@ -80,8 +87,10 @@ def _fits(x: fx.Node, scale: fx.Node, factor: fx.Node | None, added: fx.Node, to
     return shapes and kernels.promoted(x_, scale_, value(factor), added_) == total_.dtype
 
 
-def _draws(node: fx.Node) -> bool:
-    """Whether a node changes memory that the graph has just made, as random numbers are drawn."""
+def _draws(node: fx.Node, read: set[Any]) -> bool:
+    """Whether a node changes memory that the graph has just made, as random numbers are drawn, and that is not read."""
+    if graphs.storage(node.args[0] if node.args else None) in read:
+        return False
     while node.args and isinstance(node.args[0], fx.Node) and graphs.is_in_place(node):
         node = node.args[0]
     return node.target in (torch.empty, "new_empty")
