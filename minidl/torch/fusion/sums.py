@@ -93,4 +93,4 @@ def _draws(node: fx.Node, read: set[Any]) -> bool:
         return False
     while node.args and isinstance(node.args[0], fx.Node) and graphs.is_in_place(node):
         node = node.args[0]
-    return node.target in (torch.empty, "new_empty")
+    return node.target in (torch.empty, torch.empty_like, "new_empty")
