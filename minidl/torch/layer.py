@@ -85,9 +85,9 @@ class Layer(Accelerated):
         names = [(torchs, "forward"), *((F, name) for name in cls._minidl_functions)]
         cls._minidl_originals = tuple((owner, name, _torchs_own(owner, name)) for owner, name in names)
         cls._minidl_own = tuple((name, _torchs_own(torchs, name)) for name in cls._minidl_methods)
-        own = torchs.forward
+        original = torchs.forward
 
-        @functools.wraps(own)
+        @functools.wraps(original)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs or not self._minidl_takes(*args):
                 return torchs.forward(self, *args, **kwargs)

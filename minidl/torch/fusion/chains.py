@@ -70,16 +70,16 @@ def _chain(node: fx.Node) -> Chain:
     if convolves and after is not None and after.target is Norm and after.args[0] is node:
         args = after.args
         norm, after = Norm(*args), _take(nodes, after)
-    other = graphs.other_addend(after, nodes[-1]) if convolves or norm is not None else None
-    if after is not None and other is not None and _can_add(nodes[-1], other):
-        added, after = other, _take(nodes, after)
-    known = None if after is None else _act_of(after)
-    if after is not None and known is not None:
-        act = known
+    addend = graphs.other_addend(after, nodes[-1]) if convolves or norm is not None else None
+    if after is not None and addend is not None and _can_add(nodes[-1], addend):
+        added, after = addend, _take(nodes, after)
+    activation = None if after is None else _act_of(after)
+    if after is not None and activation is not None:
+        act = activation
         _take(nodes, after)
-    kept = (norm.mean, norm.var, norm.batches) if norm is not None and norm.training else ()
+    statistics = (norm.mean, norm.var, norm.batches) if norm is not None and norm.training else ()
     read = (norm.mean, norm.var) if norm is not None and not norm.training else ()
-    if graphs.has_barrier(nodes, kept) or _moves_between(nodes, read):
+    if graphs.has_barrier(nodes, statistics) or _moves_between(nodes, read):
         return Chain(layer, norm if layer is None else None, None, _NONE, (node,))
     return Chain(layer, norm, added, act, tuple(nodes))
 

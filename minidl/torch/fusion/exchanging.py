@@ -99,9 +99,9 @@ def exchange(graph: fx.Graph) -> list[str]:
 
 def _is_ready(node: fx.Node, arguments: dict[str, Any]) -> bool:
     tensors = [value(node), value(arguments.get("input")), value(arguments.get("weight")), value(arguments.get("bias"))]
-    given = [tensor for tensor in tensors if tensor is not None]
+    values = [tensor for tensor in tensors if tensor is not None]
     settings = (each for name, each in arguments.items() if name not in ("input", "weight", "bias", "target"))
-    return value(node) is not None and all(map(ready, given)) and all(map(graphs.is_constant, settings))
+    return value(node) is not None and all(map(ready, values)) and all(map(graphs.is_constant, settings))
 
 
 def _dtype_read(node: fx.Node) -> torch.dtype | None:

@@ -23,8 +23,8 @@ _COPIES = {
 
 def keep_order(graph: fx.Graph) -> None:
     """Make results contiguous whose order views or changes in place of their copies would tell."""
-    places = [node for node in graph.nodes if graphs.is_in_place(node)]
-    changed = {graphs.storage(each) for node in places for each in node.all_input_nodes}
+    mutations = [node for node in graph.nodes if graphs.is_in_place(node)]
+    changed = {graphs.storage(each) for node in mutations for each in node.all_input_nodes}
     for node in list(graph.nodes):
         if _is_ours(node) and value(node).is_contiguous():
             kinds = {user.target for user in node.users}
