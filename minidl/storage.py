@@ -240,7 +240,7 @@ def read_tensors(source: Path | bytes) -> tuple[dict[str, torch.Tensor], dict[st
 
     try:
         if isinstance(source, bytes):
-            tensors = load(source)
+            tensors = dict(sorted(load(source).items()))
             header = json.loads(source[8 : 8 + int.from_bytes(source[:8], "little")])
             about = dict(header.get("__metadata__", {}))
         else:
@@ -248,7 +248,7 @@ def read_tensors(source: Path | bytes) -> tuple[dict[str, torch.Tensor], dict[st
                 reading.opened(source) as file,
                 safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt") as opened,
             ):
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (no mapping)
+                tensors = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
                 about = dict(opened.metadata() or {})
     except SafetensorError as error:
         raise ValueError(f"not a safetensors file ({error})") from None

@@ -49,6 +49,7 @@ def test_several_processes_make_pictures(planted, model):  # noqa: F811
     ran(planted, "generate", "--model", model, "--devices", 2, *flags)
 
 
+@pytest.mark.slow
 def test_workers_read_pictures_and_draw(planted):
     flags = "--epochs", 1, "--workers", 4, "--quiet", "--device", "cpu"
     ran(planted, "train", "images", "--data", "pictures", "--out", "run", *flags)

@@ -185,7 +185,7 @@ def _compare(make, change, way, before, x, training=False):
 X = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-@WAYS
+@pytest.mark.parametrize("way", [accelerated, fused, pytest.param(both, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("change", LAYERS)
 def test_layers_that_are_changed(change, way):
     _compare(chain, LAYERS[change], way, False, X)
