@@ -158,6 +158,8 @@ def _names_of(name: str) -> str:
         lines += [f".. auto{kind}:: {name}.{each}"]
         if kind == "class" and str(value.__module__).startswith("minidl"):
             lines += ["   :members:"]
+            # What nn.Module has of its parts, each of which has a file.
+            lines += ["   :inherited-members: object"] if each == "Module" else []
         lines += [""]
     lines += ["```", ""]
     for path in _sources(module) if name in KERNELS else ():
