@@ -123,14 +123,18 @@ def whole(path: Path) -> Iterator[BinaryIO]:
                     os.fsync(file.fileno())
                 os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
-                with contextlib.suppress(OSError):  # the error that led here is reported
-                    os.unlink(temporary, dir_fd=folder)
+                _discard(temporary, folder)
                 raise
         flush_folder(path.parent)
     except OSError as error:
         if error.filename not in (None, temporary, str(path.parent)):
             raise
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _discard(temporary: str, folder: int) -> None:
+    with contextlib.suppress(OSError):  # the error that led here is reported
+        os.unlink(temporary, dir_fd=folder)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

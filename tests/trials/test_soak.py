@@ -20,7 +20,7 @@ pytestmark = [
 # Faults in minidl: what makes them, steps that meet them, and the words that tell them.
 PLANTED = {
     "unfinished files": (
-        "storage._discard = lambda temporary: None",
+        "storage._discard = lambda temporary, folder: None",
         # One of these steps is between a temporary file and its name.
         """
 for at, name in ((500, "alpha"), (520, "beta"), (540, "gamma"), (560, "delta")):

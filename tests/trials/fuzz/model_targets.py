@@ -324,19 +324,25 @@ def images(folder: Path) -> Target:
     own = Path("made")
 
     def run(content: bytes) -> object:
-        own.mkdir(exist_ok=True)
+        shutil.rmtree(own, ignore_errors=True)
+        own.mkdir()
         for name in ("mine.txt", "seed-1.txt", "epoch-1.png"):
             (own / name).write_text("mine")
         (own / "images.json").write_bytes(content)
-        staged = own / album._STAGED
-        staged.mkdir(exist_ok=True)
-        (staged / "seed-000009.png").write_text("new")
         new = {"files": [{"file": "seed-000009.png", "seed": 9}], "grid": None}
         try:
-            return album._change_places(own, staged, set(album._written(own)), new)
+            album._check_free(own, album._listed(new), album.check(own, True))
+            staged = own / album._STAGED
+            staged.mkdir()
+            (staged / "seed-000009.png").write_text("new")
+            files.write_json(staged / album._MARK, album._MARKED)
+            new = album._with_sums(new, staged)
+            files.write_json(staged / album.MANIFEST, new)
+            album._exchange(own, new)
         finally:
             left = {path.name for path in own.iterdir()}
             if not left >= {"mine.txt", "seed-1.txt", "epoch-1.png"}:
                 raise AssertionError(f"files of the user's are gone: {left}")
+        return None
 
     return Target(run, [(OLD / "made/images.json").read_bytes()], (ConfigError,), change=mutate.change_json)
