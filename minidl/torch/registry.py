@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from minidl.kernels.activation import SLOPES
 from minidl.runtime import launch
 from minidl.runtime.replay import MISSING, TENSORS, Calls
 
@@ -267,7 +268,4 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 def act_of(name: str | None, slope: float) -> Any:
     """The activation that an operator is given as a name and its number."""
-    return (name, slope) if name in _SLOPED else name
-
-
-_SLOPED = ("leaky_relu", "elu", "softplus")
+    return (name, slope) if name in SLOPES else name

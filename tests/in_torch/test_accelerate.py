@@ -2,6 +2,7 @@
 
 import copy
 import io
+import logging
 import sys
 import types
 from pathlib import Path
@@ -202,6 +203,29 @@ def test_transposed_convolutions_sequences_and_volumes(device):
         _same(ours, theirs, x)
         with torch.no_grad():
             _close(ours.eval()(x), theirs.eval()(x))
+
+
+ACTIVATIONS = {
+    "relu": nn.ReLU(), "relu6": nn.ReLU6(), "leaky_relu": nn.LeakyReLU(0.2), "elu": nn.ELU(0.5), "silu": nn.SiLU(),
+    "mish": nn.Mish(), "hardswish": nn.Hardswish(), "hardsigmoid": nn.Hardsigmoid(), "sigmoid": nn.Sigmoid(),
+    "tanh": nn.Tanh(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_fused_layer_computes_the_activation(name, inplace, device, caplog):
+    act = copy.deepcopy(ACTIVATIONS[name])
+    if inplace and not hasattr(act, "inplace"):
+        pytest.skip("torch's has no such setting")
+    act.inplace = inplace
+    theirs = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), act).double().to(device)
+    ours, x = copy.deepcopy(theirs), torch.randn(2, 3, 6, 6, dtype=torch.float64, device=device)
+    for training in (True, False):
+        torch._dynamo.reset()
+        with caplog.at_level(logging.INFO, "minidl.torch.fusion"), torch.set_grad_enabled(training):
+            _close(torch.compile(ours.train(training), backend=mt.backend)(x), theirs.train(training)(x))
+    assert [f"1 convolution + batch norm + {name};" in line for line in caplog.messages] == [True, True]
 
 
 def test_replayed_batch_norms_read_statistics_and_weights_at_each_call(device):

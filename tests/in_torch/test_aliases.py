@@ -106,15 +106,15 @@ BODIES = {
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", BODIES)
-def test_changes_keep_their_order(name, training):
+def test_changes_keep_their_order(name, training, device):
     torch._dynamo.reset()
     torch.manual_seed(0)
-    theirs = Net(BODIES[name]).double().train(training)
+    theirs = Net(BODIES[name]).double().to(device).train(training)
     for norm in (theirs.b, theirs.e):
         norm.running_var.uniform_(0.5, 2)
     ours = copy.deepcopy(theirs)
-    run, x = torch.compile(ours, backend=mt.backend), torch.randn(2, 3, 6, 6, dtype=torch.float64)
-    with torch.no_grad(), torch.device("cpu"):
+    run, x = torch.compile(ours, backend=mt.backend), torch.randn(2, 3, 6, 6, dtype=torch.float64, device=device)
+    with torch.no_grad(), torch.device(device):
         for _ in "ab":
             torch.testing.assert_close(run(x), theirs(x), rtol=1e-9, atol=1e-9)
     for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):

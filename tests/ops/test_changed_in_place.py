@@ -6,6 +6,7 @@ import torch.nn.functional as torch_functional
 
 import minidl
 from minidl.nn import functional
+from minidl.tensors import default_device
 
 
 def numbers(*shape, seed=0):
@@ -14,7 +15,7 @@ def numbers(*shape, seed=0):
 
 def of(m, values, requires_grad=False):
     """The values as a tensor of torch or of minidl."""
-    values = values.clone() if m is torch else minidl.tensor(values)
+    values = values.clone() if m is torch else minidl.tensor(values).to(default_device())
     return values.requires_grad_(requires_grad)
 
 

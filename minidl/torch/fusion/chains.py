@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from minidl.kernels.activation import SLOPES
 from minidl.torch import activations, conv_norm, convolution
 from minidl.torch import normalisation as norms
 from minidl.torch.activations import from_output
@@ -31,6 +32,7 @@ _ACTS: dict[Any, str] = {
     torch.sigmoid: "sigmoid", F.sigmoid: "sigmoid", "sigmoid": "sigmoid", "sigmoid_": "sigmoid", torch.tanh: "tanh",
     F.tanh: "tanh", "tanh": "tanh", "tanh_": "tanh", F.silu: "silu", F.mish: "mish", F.hardswish: "hardswish",
     F.hardsigmoid: "hardsigmoid", F.hardtanh: "hardtanh", F.leaky_relu: "leaky_relu", F.gelu: "gelu",
+    F.elu: "elu",
 }  # fmt: skip
 
 
@@ -120,18 +122,18 @@ def _act_of(node: fx.Node) -> Act | None:
     name = _ACTS.get(node.target)
     if name is None or node.op not in ("call_function", "call_method"):
         return None
-    named = {key: number for key, number in node.kwargs.items() if key != "inplace"}
-    numbers: list[Any] = [*node.args[1:], *named.values()]
-    if name == "leaky_relu":
-        slope = numbers[0] if numbers else 0.01
-        if not isinstance(slope, int | float) or slope < 0 or len(node.args) > 2:
+    named = [number for key, number in node.kwargs.items() if key != "inplace"]
+    numbers = [number for number in (*node.args[1:], *named) if not isinstance(number, bool)]  # inplace, by position
+    if name in ("leaky_relu", "elu"):
+        slope = numbers[0] if numbers else SLOPES[name]
+        if not isinstance(slope, int | float) or slope < 0:
             return None
-        return (name, float(slope)) if slope else ("relu", 0.0)
+        return (name, float(slope)) if slope or name == "elu" else ("relu", 0.0)
     if name == "hardtanh":
         return ("relu6", 0.0) if numbers[:2] == [0.0, 6.0] else None
     if name == "gelu":
         return ("gelu_tanh" if numbers == ["tanh"] else "gelu"), 0.0
-    return None if numbers and not (len(numbers) == 1 and isinstance(numbers[0], bool)) else (name, 0.0)
+    return None if numbers else (name, 0.0)
 
 
 def _emit(graph: fx.Graph, chain: Chain) -> None:
