@@ -24,7 +24,9 @@ from minidl.compilers import Progress, at_hand
 from minidl.jobs import Job
 from minidl.runtime import ahead, launch
 
-_SETS = {"aten::copy_", "aten::fill_", "aten::zero_"}  # all that a second time changes nothing
+_SETS = {"aten::copy_", "aten::fill_", "aten::zero_"}  # done: a step may read what they set, or remember it as set
+# They move running statistics, their arguments 3 and 4, and their schemas do not say so.
+_MOVE_STATISTICS = {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
 _SHAPES = {
     "aten::resize_", "aten::set_", "aten::detach_", "aten::t_", "aten::transpose_", "aten::squeeze_",
     "aten::unsqueeze_", "aten::as_strided_",
@@ -111,8 +113,13 @@ def rehearsal(keep: Callable[..., None], target: str | None = None) -> Iterator[
     # What torch.compile has made is not followed: Dynamo would trace the rehearsal.
     loaded = "torch._dynamo" in sys.modules
     eager = torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
-    with random.forked(), launch.record(listed, target), memory, eager:
-        yield
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with random.forked(), torch.random.fork_rng(devices), launch.record(listed, target), eager:
+        try:
+            with memory:
+                yield
+        finally:
+            memory.restore()
 
 
 class _Storages:
@@ -145,6 +152,16 @@ class _Memory(TorchDispatchMode):
         self._recording = recording
         self.new = _Storages()
         self.unknown = _Storages()
+        self._derived = _Storages()  # computed from memory that was there before
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._generators: dict[torch.Generator, torch.Tensor] = {}
+
+    def restore(self) -> None:
+        """Undo copies into lasting memory of what was computed from such, and draws from generators."""
+        for tensor, values in reversed(self._before):
+            tensor.copy_(values)
+        for generator, state in self._generators.items():
+            generator.set_state(state)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -155,6 +172,11 @@ class _Memory(TorchDispatchMode):
         kwargs = kwargs or {}
         given = [value for value in _flat((args, kwargs)) if isinstance(value, torch.Tensor)]
         name = func._schema.name
+        generator = kwargs.get("generator")
+        if generator is not None:
+            self._generators.setdefault(generator, generator.get_state())
+        if name in _MOVE_STATISTICS:
+            args = (*args[:3], *(None if moved is None else moved.clone() for moved in args[3:5]), *args[5:])
         # An operator of minidl.torch writes by launches, which are listed and mark what they write.
         written = [] if func.namespace == "minidl" else _written(func, args, kwargs)
         read = [tensor for tensor in given if not any(tensor is target for target in written)]
@@ -164,11 +186,15 @@ class _Memory(TorchDispatchMode):
             if lasting and (unknown or name not in _SETS):
                 return None if not func._schema.returns else written[0] if len(written) == 1 else tuple(written)
             for target in written:
+                if target not in self.new and any(map(self._is_derived, read)):
+                    self._before.append((target.detach(), target.clone()))
                 if unknown:
                     self.unknown.add(target)
                 elif name in _SETS and target.nbytes == target.untyped_storage().nbytes():  # as weights that are loaded
                     self.unknown.discard(target)
             return func(*args, **kwargs)
+        if name == "aten::lift_fresh":  # numbers of the host
+            self.new.add(given[0])
         if name in READS and any(tensor in self.unknown for tensor in given):
             raise UnknownError
         if name == "aten::_to_copy" and unknown and given[0].device.type != _device_type(given[0], kwargs):
@@ -178,9 +204,13 @@ class _Memory(TorchDispatchMode):
         for output in _flat((outputs,)):
             if isinstance(output, torch.Tensor) and not any(_same_memory(output, tensor) for tensor in given):
                 self.new.add(output)
+                (self._derived.add if any(map(self._is_derived, given)) else self._derived.discard)(output)
                 if func.namespace != "minidl":
                     (self.unknown.add if unknown else self.unknown.discard)(output)
         return outputs
+
+    def _is_derived(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._derived or tensor not in self.new
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

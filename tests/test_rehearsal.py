@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from triton.runtime.jit import JITFunction
 
 import minidl
@@ -170,6 +171,38 @@ def test_known_values_are_read():
     read = []
     rehearsed(lambda: read.append((rows + 1).sum().item()))
     assert read == [9]
+
+
+def _own_generator(x, seen):
+    torch.rand(3, generator=seen["generator"], device=x.device)
+    x.clone().normal_(generator=seen["generator"])
+
+
+STEPS_OF_TORCH = {
+    "batch norm": lambda x, seen: F.batch_norm(x, seen["mean"], seen["var"], training=True),
+    "instance norm": lambda x, seen: F.instance_norm(x, seen["mean"], seen["var"]),
+    "draws": lambda x, seen: (torch.rand(2, device=x.device), F.dropout(x, 0.5), x.clone().bernoulli_(0.5)),
+    "a generator": _own_generator,
+    "half of itself": lambda x, seen: x.copy_(x / 2),
+    "parts that overlap": lambda x, seen: (x[:1].copy_(x[:1] + 1), x[:, 1:].copy_(x[:, :2]), x.copy_(x.flip(0))),
+    "a counter": lambda x, seen: seen["mean"].add_(1),
+}
+
+
+@pytest.mark.parametrize("step", STEPS_OF_TORCH.values(), ids=STEPS_OF_TORCH)
+def test_operations_of_torch_change_nothing_that_lasts(step, device):
+    x, generator = torch.arange(24.0, device=device).reshape(2, 3, 4), torch.Generator(device).manual_seed(1)
+    seen = {"mean": torch.ones(3, device=device), "var": torch.ones(3, device=device), "generator": generator}
+
+    def values():
+        state = generator.get_state(), torch.get_rng_state(), torch.rand(1, device=device)
+        return [x.clone(), seen["mean"].clone(), seen["var"].clone(), *state]
+
+    torch.manual_seed(0)
+    before = values()
+    torch.manual_seed(0)
+    rehearsed(lambda: rehearsal.rehearse(step, x, seen))
+    assert all(map(torch.equal, before, values()))
 
 
 def test_new_memory_is_not_taken_for_what_was_freed():

@@ -5,6 +5,7 @@ import torch
 
 import minidl
 from minidl import nn
+from minidl.tensors import default_device
 
 # Views in torch of what lies in rows; those before the line are copies of what has its channels last.
 COPIES = {
@@ -33,7 +34,7 @@ def image(m, channels_last):
     if m is torch:
         return x
     # A result of a convolution has its channels last.
-    x = minidl.tensor(x)
+    x = minidl.tensor(x).to(default_device())
     with minidl.no_grad():
         layer = nn.Conv2d(2, 2, 1, bias=False)
         layer.weight.copy_(minidl.eye(2)[:, :, None, None])

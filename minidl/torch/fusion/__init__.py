@@ -9,6 +9,7 @@ inference at once. What is left stays torch's.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 from collections import Counter
@@ -75,9 +76,18 @@ def _ahead(module: fx.GraphModule) -> Callable[..., Any]:
 
 
 def _step(module: fx.GraphModule, args: Sequence[Any]) -> None:
+    args = [_detached(each) for each in args]
     results = (each for each in tree_leaves(module.forward(*args)) if isinstance(each, torch.Tensor))
     recorded = [each for each in results if each.grad_fn is not None]
     wanted = [each for each in args if isinstance(each, torch.Tensor) and each.requires_grad]
     if recorded and wanted:
         gradients = [torch.empty_like(each) for each in recorded]
-        torch.autograd.grad(recorded, wanted, gradients, allow_unused=True)
+        with contextlib.suppress(RuntimeError):  # of a graph without a gradient, if anybody asks for one
+            torch.autograd.grad(recorded, wanted, gradients, allow_unused=True)
+
+
+def _detached(value: Any) -> Any:
+    """Return a leaf without the hooks of its gradient, and anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad:
+        return value.detach().requires_grad_()
+    return value
