@@ -224,7 +224,9 @@ def test_a_fused_layer_computes_the_activation(name, inplace, device, caplog):
     for training in (True, False):
         torch._dynamo.reset()
         with caplog.at_level(logging.INFO, "minidl.torch.fusion"), torch.set_grad_enabled(training):
-            _close(torch.compile(ours.train(training), backend=mt.backend)(x), theirs.train(training)(x))
+            made = torch.compile(ours.train(training), backend=mt.backend)(x), theirs.train(training)(x)
+        # On a GPU torch takes 1 / 6 in float32.
+        torch.testing.assert_close(*made, rtol=1e-7 if name in ("hardswish", "hardsigmoid") else 1e-9, atol=1e-10)
     assert [f"1 convolution + batch norm + {name};" in line for line in caplog.messages] == [True, True]
 
 
