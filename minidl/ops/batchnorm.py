@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function, OpenSum
+from minidl.autograd.deferred import Later, in_rows, is_fused, may_wait, take, waiting
 from minidl.kernels import activation
 from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone, fold
-from minidl.later import Later, in_rows, is_fused, may_wait, take, waiting
 from minidl.ops import folds
 from minidl.ops.activation import activated
 from minidl.tensors import Tensor

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function, is_grad_enabled
+from minidl.autograd.deferred import Later, may_wait, take
 from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
+from minidl.kernels.check import SEVERAL, Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.later import Later, may_wait, take
 from minidl.ops import folds
 from minidl.ops import pool as pools
 from minidl.ops.join import Cat
 from minidl.ops.view import one_or_many
-from minidl.runtime.boxes import Halves
-from minidl.runtime.check import SEVERAL, Pair, numbers
+from minidl.runtime.descriptors import Halves
 from minidl.tensors import Tensor
 
 __all__ = ["conv2d"]

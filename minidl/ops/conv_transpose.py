@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from minidl.autograd.deferred import may_wait
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
+from minidl.kernels.check import Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.later import may_wait
 from minidl.ops.conv import AXES, ConvLater, Convolution, axes_in, check_vectors, recorded, sizes_of
 from minidl.ops.view import one_or_many
-from minidl.runtime.check import Pair, numbers
 from minidl.tensors import Tensor
 
 __all__ = ["conv_transpose2d"]

@@ -12,9 +12,9 @@ from typing import Any, TypeGuard, overload
 import torch
 
 from minidl.autograd import Function, UnknownTensor
+from minidl.autograd.deferred import Later, may_wait, take
 from minidl.kernels import activation, elementwise, reduce
 from minidl.kernels.activation import Activation
-from minidl.later import Later, may_wait, take
 from minidl.ops import view
 from minidl.ops.promotion import alike, dtype_of, python_number
 from minidl.ops.unary import Reciprocal, Sqrt, Square

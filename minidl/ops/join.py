@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function, is_grad_enabled
-from minidl.later import Later, call, may_wait, waiting
+from minidl.autograd.deferred import Later, call, may_wait, waiting
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # used by operations, none itself

@@ -3,14 +3,15 @@
 import pytest
 import torch
 
+from minidl.compilation.first_call import together
 from minidl.kernels import conv
 from minidl.kernels.conv import costs, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Problem
-from minidl.runtime import devices, estimates, launch
-from minidl.runtime.boxes import FAR, Halves
-from minidl.runtime.replay import replaying
-from minidl.runtime.together import together
+from minidl.runtime import launch
+from minidl.runtime.cost_model import devices, selection
+from minidl.runtime.descriptors import FAR, Halves
+from minidl.runtime.launch_cache.replay import replaying
 from minidl.tensors import default_device
 
 DTYPES = [torch.float16] if launch.INTERPRETED else [torch.float16, torch.bfloat16]
@@ -156,7 +157,7 @@ def level(C, M, size, way=FORWARD, **how):
 @pytest.mark.parametrize("how", [{"bias": True, "scale": True, "act": "relu"}, {"statistics": True}, None])
 def test_a_u_net_has_halves_everywhere(how, device):
     """By the form that it has without, or one that is slower by less than a copy."""
-    with estimates.use(devices.of_file(devices.FOLDER / f"{device}.json")):
+    with selection.use(devices.of_file(devices.FOLDER / f"{device}.json")):
         for sizes in LEVELS:
             problem = level(*sizes, GRAD_WEIGHT) if how is None else level(*sizes, **how)
             found, plain = plan.plan(problem._replace(halves=True)), plan.plan(problem)
@@ -170,7 +171,7 @@ def test_a_u_net_has_halves_everywhere(how, device):
 def test_halves_are_joined_where_a_copy_is_cheaper(monkeypatch):
     """1024->512 at 32x32 on an H200: pixels, which read no halves, 223 us, boxes 235, and a copy 17."""
     problem = level(*LEVELS[-1], halves=True)
-    with estimates.use(devices.of_file(devices.FOLDER / "nvidia-h200.json")):
+    with selection.use(devices.of_file(devices.FOLDER / "nvidia-h200.json")):
         assert "halves" in plan.explain(problem).splitlines()[0]
         taken = [line for line in plan.explain(problem).splitlines() if line.endswith("taken")]
         assert len(taken) == 1

@@ -12,9 +12,10 @@ from minidl.kernels import conv
 from minidl.kernels.conv import box_line, boxed, boxed_grad_weight, costs, pixel_tiled, plan, tap_sums
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
-from minidl.runtime import devices, estimates, launch
+from minidl.runtime import launch
+from minidl.runtime.cost_model import devices, selection
 from minidl.tensors import default_device
-from minidl.workbench.doctor.jobs import SHARED_LIMITS
+from minidl.tools.doctor.jobs import SHARED_LIMITS
 
 pytestmark = pytest.mark.usefixtures("fresh_plans", "constants_of_an_h100")
 
@@ -25,7 +26,7 @@ def constants_of_an_h100():
     with (
         contextlib.nullcontext()
         if launch.INTERPRETED
-        else estimates.use(devices.of_file(devices.FOLDER / "nvidia-h100.json"))
+        else selection.use(devices.of_file(devices.FOLDER / "nvidia-h100.json"))
     ):
         yield
 

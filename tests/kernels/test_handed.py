@@ -12,7 +12,7 @@ from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.norm import alone
 from minidl.runtime import launch
 from minidl.testing import GuardedAllocations
-from tests.test_later import image, launches, step
+from tests.autograd.test_deferred import image, launches, step
 
 EPS = 2.0**-24
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from minidl.kernels import check
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv import fft, filled, tap_sums, unshuffled
 from minidl.kernels.conv import plan as plans
@@ -26,9 +27,9 @@ from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.plan import UnableError, explain
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
-from minidl.runtime import check, launch
-from minidl.runtime.boxes import FAR, Halves
-from minidl.runtime.replay import replayed
+from minidl.runtime import launch
+from minidl.runtime.descriptors import FAR, Halves
+from minidl.runtime.launch_cache.replay import replayed
 
 __all__ = [
     "FAMILIES", "FORMS", "Problem", "UnableError", "channels_last", "explain", "forward", "grad_input", "grad_weight",

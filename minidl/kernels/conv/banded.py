@@ -21,8 +21,8 @@ from minidl.kernels.conv.bands import band, group_of, in_rows, near, padded, sto
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, MANY, No, Problem, Tensors
 from minidl.runtime import launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "banded"
 ADDED = 8

@@ -18,8 +18,8 @@ from minidl.kernels.conv import banded, bands, costs
 from minidl.kernels.conv.bands import group_of
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "banded"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -184,7 +184,14 @@ def prepare(problem: Problem) -> Prepared:
     total = M * R * S * C
     block = problem.tile("conv_band", floor=1, total=total)
     shared = {name: constants[name] for name in ("STEP", "R", "KP", "NP", "ACC")}
-    fold = {"SC": S * C, "S": S, "SWAPPED": swap, **shared, **early.options(target=problem.target), **block.options}
+    fold = {
+        "SC": S * C,
+        "S": S,
+        "SWAPPED": swap,
+        **shared,
+        **dependent_launch.options(target=problem.target),
+        **block.options,
+    }
     return Prepared(
         launch.Prepared(conv_banded_grad_weight_kernel, (tiles, shares), scalars, meta),
         (shares, R * KP * NP), shape,

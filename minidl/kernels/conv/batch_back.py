@@ -14,9 +14,9 @@ from minidl.kernels.conv import batch_tiled, turned
 from minidl.kernels.conv.batch_tiled import conv_batch_tile
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "batch"
 DIRECTIONS = (TRANSPOSED,)
@@ -118,7 +118,7 @@ def prepare(problem: Problem) -> Product:
     meta = {
         "C": C, "PADDING_H": h.padding, "PADDING_W": v.padding, "STRIDE_H": h.stride, "STRIDE_W": v.stride,
         "TURN": turn, **problem.constants,
-        **early.options(target=problem.target), **problem.flags("POOL"), **options,
+        **dependent_launch.options(target=problem.target), **problem.flags("POOL"), **options,
     }  # fmt: skip
     boxes = (
         Box.of_rows(N, H * W * groups * C, (tile["BLOCK_M"], block)),

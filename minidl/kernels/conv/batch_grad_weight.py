@@ -16,9 +16,9 @@ from minidl.kernels.conv import costs, pace
 from minidl.kernels.conv.batch_tiled import inside
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "batch"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -178,7 +178,7 @@ def prepare(problem: Problem) -> Shares:
     del sizes["PER_PROCESSOR"], sizes["EVEN"]
     scalars = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares)
     meta = {
-        **problem.taps_read, **problem.constants, **early.options(target=problem.target), **sizes,
+        **problem.taps_read, **problem.constants, **dependent_launch.options(target=problem.target), **sizes,
     }  # fmt: skip
     block_dy, block_x = (tile["BLOCK_K"], tile["BLOCK_M"]), (tile["BLOCK_K"], tile["BLOCK_N"])
     row_dy, row_x = QH * QW * groups * M, H * W * groups * C

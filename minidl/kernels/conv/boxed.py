@@ -25,7 +25,8 @@ from minidl.kernels.conv.epilogue import affine, finish
 from minidl.kernels.conv.pixel_boxes import halves_box, images_box, pairs_box, shape_of_box, stores_boxes
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, No, Problem, Tensors, taps_of
 from minidl.kernels.gemm.tiled import halves
-from minidl.runtime import estimates, launch
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 NAME = "box"
 IN_PLACE = True
@@ -288,7 +289,7 @@ def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
     boxes = math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
     block = min(tile["BLOCK_K"], problem.C & -problem.C)
     tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
-    known = estimates.of(pace.TARGET)
+    known = selection.of(pace.TARGET)
     steps = pace.steps(problem.taps * problem.C / block, block, known.steps.apart_boxes)
     tempo = pace.of_boxed(tile, problem.groups * problem.C)
     if box[0] >= FEW_IMAGES and problem.images * problem.image_bytes > LARGE:

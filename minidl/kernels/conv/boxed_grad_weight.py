@@ -30,9 +30,9 @@ from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.pixel_boxes import shape_of_box
 from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, NO_BOXES, No, Problem, Tensors
 from minidl.kernels.division import divided, reciprocal
-from minidl.runtime import early, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "box"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -254,7 +254,7 @@ def prepare(problem: Problem) -> Prepared:
         box_line.PAUSE,
     )  # fmt: skip
     meta = {
-        **problem.taps_read, **problem.constants, **early.options(target=problem.target), **line.blocks,
+        **problem.taps_read, **problem.constants, **dependent_launch.options(target=problem.target), **line.blocks,
         "MERGED": at.merged, "WHOLE": at.whole, "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2],
         "PART": problem.part, "num_warps": line.tile.num_warps, "num_stages": line.tile.num_stages,
     }  # fmt: skip

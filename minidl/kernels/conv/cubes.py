@@ -23,8 +23,9 @@ from minidl.kernels.conv.depthwise import walk_back
 from minidl.kernels.conv.epilogue import finish
 from minidl.kernels.conv.geometry import NOWHERE
 from minidl.kernels.conv.voxels import Cubes
-from minidl.runtime import estimates, launch
-from minidl.runtime.boxes import Box
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.descriptors import Box
 
 FAMILY = "conv_box"
 MOST_OF_WALKS = 64 * 128  # outputs of a tile, where a program finds its own walk back
@@ -216,7 +217,7 @@ def estimate(cubes: Cubes) -> float:
     problem, tile = cubes.problem, _tile(cubes)
     if problem.paced:
         return costs.at_least(problem, microseconds(cubes, tile), voxels.moved(cubes))
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     boxes = voxels.number(cubes.counts, voxels.shape_of(cubes, tile["BLOCK_N"]))
     products = boxes * tile["BLOCK_N"] * cubes.number * problem.groups * cubes.each * problem.C
     products *= costs.columns(problem)
@@ -226,7 +227,7 @@ def estimate(cubes: Cubes) -> float:
 
 def microseconds(cubes: Cubes, tile: launch.Tile) -> float:
     """Where tiles' times are known."""
-    problem, known = cubes.problem, estimates.of(pace.TARGET)
+    problem, known = cubes.problem, selection.of(pace.TARGET)
     block = voxels.block_of(problem, tile)
     tiles = voxels.number(cubes.counts, voxels.shape_of(cubes, tile["BLOCK_N"])) * launch.cdiv(
         problem.M, tile["BLOCK_M"]

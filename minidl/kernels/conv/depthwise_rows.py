@@ -18,8 +18,8 @@ from minidl.kernels.conv import costs, depthwise, narrow, spread
 from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import FORWARD, TRANSPOSED, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "depthwise"
 DIRECTIONS = FORWARD, TRANSPOSED
@@ -166,7 +166,7 @@ def prepare(problem: Problem) -> Product:
     meta = {
         "AHEAD": AHEAD, "VEC": vec, "KERNEL_H": h.kernel, "KERNEL_W": v.kernel,
         "FIRST": begin, "END": end, "COLUMNS": columns,
-        "ACC": launch.acc(problem.dtype), **early.options(grid, problem.target), **problem.flags("POOL"),
+        "ACC": launch.acc(problem.dtype), **dependent_launch.options(grid, problem.target), **problem.flags("POOL"),
         "BLOCK_R": rows, "BLOCK_K": block, "num_warps": 4, "num_stages": 1,
     }  # fmt: skip
     scalars = total, vectors, QH, QW, H, W, -h.padding, -v.padding, first, s_r, s_s

@@ -18,9 +18,9 @@ from minidl.kernels.conv.batch_grad_weight import parts_of, tile_of
 from minidl.kernels.conv.batch_tiled import inside
 from minidl.kernels.conv.even_parts import slots_of, step_at
 from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "batch"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -239,7 +239,7 @@ def prepare(problem: Problem) -> Prepared:
     blocks = {name: tile[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
     sizes = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, parts.each)
     walks = {
-        **problem.taps_read, **early.options(target=problem.target), **blocks,
+        **problem.taps_read, **dependent_launch.options(target=problem.target), **blocks,
     }  # fmt: skip
     warps = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     rows = max(1, min(2048 // tile["BLOCK_N"], tile["BLOCK_M"]))

@@ -30,7 +30,7 @@ from minidl.kernels.conv.pixel_boxes import shape_of_box
 from minidl.kernels.conv.prepared import Copy, Product
 from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, No, Problem, Tensors
 from minidl.runtime import launch
-from minidl.runtime.boxes import Box
+from minidl.runtime.descriptors import Box
 
 NAME = "few"
 DIRECTIONS = (TRANSPOSED,)

@@ -19,8 +19,9 @@ import triton.language as tl
 
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
-from minidl.runtime import early, estimates, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.dependent_launch import wait
 
 NAME = "fill"
 DIRECTIONS = FORWARD, TRANSPOSED, GRAD_WEIGHT
@@ -142,7 +143,7 @@ def _few_walks(problem: Problem) -> bool:
 
 def cost(problem: Problem, made: Problem) -> float:
     """Microseconds of the copies, of what is read and written."""
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     filling = prepare(problem, made)
     copies = [copy for copy in filling if copy is not None]
     values = sum(2.0 * torch.Size(copy.shape).numel() for copy in copies)
@@ -193,7 +194,7 @@ def _copy(
     parts, per_group, each = merged or (1, rows, rows)
     scalars = (rows, pitch, to, per_group, each)
     meta = {"MERGED": parts, "ALL": parts == 1 and each == per_group, "BACK": back}
-    meta |= {**early.options(grid, problem.target), **tile.options}
+    meta |= {**dependent_launch.options(grid, problem.target), **tile.options}
     return Copy(shape, launch.Prepared(conv_fill_kernel, (grid,), scalars, meta))
 
 

@@ -18,8 +18,8 @@ from minidl.kernels.conv.bands import group_of, in_rows, padded, store_groups
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, MANY, No, Problem, Tensors
 from minidl.runtime import launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "banded"
 MANY_OUTPUTS = 32

@@ -20,8 +20,8 @@ from minidl.kernels.conv.epilogue import repeated
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.prepared import Copy, Product
 from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "merge"
 DIRECTIONS = (TRANSPOSED,)
@@ -97,7 +97,8 @@ def prepare(problem: Problem) -> Product:
     tile = problem.tile("conv_band", floor=1, total=total)
     scalars = (total, *problem.strides, M, axis.padding - 2 * v.padding)
     meta = {
-        "C": C, "R": R, "S": S, "REACH": v.kernel, "TURN": turn, **early.options(target=problem.target), **tile.options,
+        "C": C, "R": R, "S": S, "REACH": v.kernel, "TURN": turn,
+        **dependent_launch.options(target=problem.target), **tile.options,
     }  # fmt: skip
     # As if the weights lay so: in rows of channels that are read in place, or to be read as they are.
     lie = (R * v.kernel * 2 * M, 1, v.kernel * 2 * M, 2 * M) if turn else ()

@@ -20,7 +20,8 @@ from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem
 from minidl.kernels.conv.turned import conv_turn_kernel
-from minidl.runtime import estimates, launch
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 NAME = "mirror"
 LEAST = 32  # channels, on both sides
@@ -74,7 +75,7 @@ def cost(problem: Problem, _: Problem, time: float) -> float:
 
 def of_turn(problem: Problem, taps: int) -> float:
     """Microseconds of turning a gradient of so many taps."""
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     values = problem.groups * problem.M * problem.C * taps
     return device.launch + 2 * values * problem.dtype.itemsize / device.copy
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from minidl.runtime import estimates, launch
-from minidl.runtime.devices import Pace, Steps
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.cost_model.devices import Pace, Steps
 
 FULL_BLOCK = 64
 LINE = 128  # bytes of the cache
@@ -25,7 +26,7 @@ LARGE = 2**14  # values of a tile, of which one runs on a multiprocessor
 
 def known() -> Steps:
     """What steps and rounds take."""
-    return estimates.of(TARGET).steps
+    return selection.of(TARGET).steps
 
 
 def of(tile: launch.Tile) -> Pace:
@@ -48,7 +49,7 @@ def of_boxed(tile: launch.Tile, channels: int) -> Pace:
 def of_grad_weight(tile: launch.Tile, taps: int) -> Pace:
     """That of a tile with so many taps, of the gradient of the weight."""
     found = _known("weights", tile["BLOCK_M"], tile["BLOCK_N"], taps)
-    return found or estimates.of(TARGET).weights["other"]
+    return found or selection.of(TARGET).weights["other"]
 
 
 def of_box_weight(tile: launch.Tile, taps: int) -> Pace:
@@ -63,7 +64,7 @@ def of_unfolded(tile: launch.Tile) -> Pace:
 
 
 def _known(what: str, *sizes: int | str) -> Pace | None:
-    found: Pace | None = getattr(estimates.of(TARGET), what).get("x".join(map(str, sizes)))
+    found: Pace | None = getattr(selection.of(TARGET), what).get("x".join(map(str, sizes)))
     return found
 
 
@@ -72,7 +73,7 @@ def _by_edges(rows: int, columns: int) -> Pace:
 
     Those that were measured take 0.8 to 1.2 times as long.
     """
-    found = estimates.of(TARGET)
+    found = selection.of(TARGET)
     slots = 1 if rows * columns > LARGE else 2
     products = slots * 2 * max(rows, LEAST_ROWS) * max(columns, 32) * FULL_BLOCK / found.gemm.gemm.operations
     read = slots * (rows + columns) * FULL_BLOCK * 2 / found.steps.edges

@@ -16,9 +16,10 @@ from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, No, Problem, Tensors, Walks, all_inside
 from minidl.kernels.gemm.tiled import halves
-from minidl.runtime import early, estimates, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "pair"
 ADDED = 8
@@ -94,7 +95,7 @@ def estimate(problem: Problem) -> float:
         band = 2 * problem.M * len(problem.at.h.taps) * (len(problem.at.v.taps) + 1) * problem.C
         return (
             odd * batch_tiled.estimate(_pairs(problem))
-            + 3 * estimates.of(problem.target).launch
+            + 3 * selection.of(problem.target).launch
             + costs.of_band(problem, band)
         )
     S = len(problem.at.v.taps)
@@ -156,7 +157,7 @@ def _pooled(problem: Problem, h: Walk, v: Walk, reach: int) -> launch.Prepared:
     scalars = (problem.N, W, QH, QW, M, h.in_start, v.in_start, R * reach // sizes["BLOCK_K"], reach)
     meta = {
         "ROW": row, "IN_STEP_H": h.in_step, "IN_TAP_H": h.in_tap, "NP": 2 * M, **problem.constants,
-        **problem.flags("SAVE_Z"), **early.options(target=problem.target), **sizes,
+        **problem.flags("SAVE_Z"), **dependent_launch.options(target=problem.target), **sizes,
     }  # fmt: skip
     boxes = (
         Box.of_rows(problem.N, H * W * row, (tile["BLOCK_M"], sizes["BLOCK_K"])),

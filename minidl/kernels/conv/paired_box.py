@@ -14,7 +14,7 @@ from minidl.kernels.conv.epilogue import repeated
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, No, Problem, Tensors, Walks
-from minidl.runtime import estimates
+from minidl.runtime.cost_model import selection
 
 NAME = "pair"
 ADDED = 8
@@ -43,7 +43,7 @@ def able(problem: Problem) -> bool | No:
 def estimate(problem: Problem) -> float:
     pairs = _pairs(problem)
     band = 2 * problem.M * len(problem.at.h.taps) * (len(problem.at.v.taps) + 1) * problem.C
-    made = costs.of_band(problem, band) + estimates.of(problem.target).launch
+    made = costs.of_band(problem, band) + selection.of(problem.target).launch
     if problem.paced:
         return costs.at_least(problem, boxed.microseconds(pairs)) + made
     # Where tiles' times are not known it has no measured place, and is taken where it is asked for.

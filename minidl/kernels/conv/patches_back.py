@@ -19,9 +19,9 @@ from minidl.kernels.conv import costs
 from minidl.kernels.conv.problem import MANY, NO_BOXES, TRANSPOSED, No, Problem, Tensors
 from minidl.kernels.gemm import choice, launches
 from minidl.kernels.gemm.tiled import halves, tile_position
-from minidl.runtime import early, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "product"
 DIRECTIONS = (TRANSPOSED,)
@@ -129,7 +129,7 @@ def prepare(problem: Problem) -> launch.Prepared:
     programs = min(launches.tiles_of(patches, N, tile), problem.processors)
     meta = {
         "WIDTH": v.kernel * problem.M, **problem.constants, **problem.flags("POOL"),
-        **early.options(target=problem.target), **tile.options,
+        **dependent_launch.options(target=problem.target), **tile.options,
     }  # fmt: skip
     boxes = (
         Box.of_rows(patches, K, (tile["BLOCK_M"], tile["BLOCK_K"])),

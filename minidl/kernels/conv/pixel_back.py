@@ -13,8 +13,8 @@ from minidl.kernels.conv.batch_back import walk_back, walk_of
 from minidl.kernels.conv.pixel_tiled import conv_pixel_tile
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import MANY, TRANSPOSED, WALK, No, Problem, Tensors, walks_back
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = pixel_choice.NAME
 DIRECTIONS = (TRANSPOSED,)
@@ -109,7 +109,7 @@ def prepare(problem: Problem) -> Product:
         "STRIDE_H": h.stride, "STRIDE_W": v.stride,
         "FLAT": pixel_choice.flat(problem.C, most_h * most_w), "TURN": turn,
         "EMPTY": h.kernel < h.stride or v.kernel < v.stride,
-        **problem.constants, **early.options(target=problem.target), **problem.flags("POOL"),
+        **problem.constants, **dependent_launch.options(target=problem.target), **problem.flags("POOL"),
         **pixel_choice.options(problem, at),
     }  # fmt: skip
     return Product(

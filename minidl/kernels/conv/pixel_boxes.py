@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
-from minidl.runtime.boxes import Box
+from minidl.runtime.descriptors import Box
 
 
 def images_box(N: int, H: int, W: int, channels: int, block: Sequence[int], pitches: Sequence[int] = ()) -> Box:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from minidl.kernels.conv import costs, pace
 from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, WALK, Problem, all_inside
-from minidl.runtime import estimates, launch
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 NAME = "pixel"
 FAMILIES = ("conv", "conv_flat")
@@ -112,7 +113,7 @@ def turns(problem: Problem, microseconds: float) -> bool:
 
     256->256 at 14x14, 506 images: 211 us in place of 180.
     """
-    return microseconds >= estimates.of(problem.target).steps.turns_from
+    return microseconds >= selection.of(problem.target).steps.turns_from
 
 
 def options(problem: Problem, at: Chosen) -> dict[str, int]:

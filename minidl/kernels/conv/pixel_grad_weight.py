@@ -19,8 +19,8 @@ from minidl.kernels.conv.pixel_steps import pixel
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors, all_inside
 from minidl.kernels.division import divided, reciprocal
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "pixel"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -215,7 +215,7 @@ def prepare(problem: Problem) -> Shares:
         **problem.taps_read, "C": at.C, "JW": at.JW, "CHANNELS": groups * problem.C, "M": M, "GROUPS": groups,
         "WIDE": pixel_choice.wide(problem) or pixels * groups * M >= MANY, "LONG": image >= MANY, "FLAT": at.joined,
         "INSIDE": all_inside(h, H) and all_inside(v, W),
-        **problem.constants, **early.options(target=problem.target), **at.tile.options, "TAPS": at.TAPS,
+        **problem.constants, **dependent_launch.options(target=problem.target), **at.tile.options, "TAPS": at.TAPS,
     }  # fmt: skip
     made = launch.Prepared(conv_pixel_grad_weight_kernel, (at.tiles, at.shares), scalars, meta)
     return Shares(made, at.shares, problem.shape)

@@ -13,7 +13,7 @@ from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.gemm.tiled import ADDED, STATISTICS
 from minidl.runtime import launch
-from minidl.runtime.boxes import Halves
+from minidl.runtime.descriptors import Halves
 
 FORWARD, TRANSPOSED, GRAD_WEIGHT, WALK = "forward", "transposed", "grad_weight", "walk"
 CORRELATIONS = FORWARD, WALK  # one pair of walks

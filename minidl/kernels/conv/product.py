@@ -22,7 +22,8 @@ from minidl.kernels.conv import costs
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, MANY, NO_BOXES, WALK, No, Problem, Tensors
 from minidl.kernels.gemm import choice, handed, launches
-from minidl.runtime import estimates, launch
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 NAME = "product"
 IN_PLACE = True
@@ -86,7 +87,7 @@ def estimate(problem: Problem) -> float:
             return costs.beside_tiles(problem, "product, weight", time)
         time = costs.beside_tiles(problem, NAME, time)
         if by_values:
-            time = max(estimates.of(problem.target).launch, time - SOONER)
+            time = max(selection.of(problem.target).launch, time - SOONER)
         if time > SHORT and by_boxes and not weight and problem.M < NARROWEST:
             return time * costs.relative(problem, "product, narrow")
         if time > SHORT and by_boxes and least in (FEW_ROWS if weight else FEW):

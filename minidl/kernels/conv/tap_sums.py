@@ -24,8 +24,9 @@ from minidl.kernels.conv import costs, pace, product
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, No, Problem
 from minidl.kernels.gemm.tiled import beside
-from minidl.runtime import early, estimates, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.dependent_launch import wait
 
 NAME = "taps"
 FAMILIES = ("conv_taps",)
@@ -154,7 +155,7 @@ def cost(problem: Problem, made: Problem, time: float) -> float:
     """Microseconds of writing products as float32 and adding them, and of the outputs, beside their `time`."""
     taps = problem.geometry.h.kernel * problem.geometry.w.kernel
     outputs = problem.N * math.prod(problem.written) * problem.M * problem.result.itemsize
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     added = pace.of_shares(taps, _bytes(made) // (4 * taps)) + outputs / device.copy
     if problem.direction == FORWARD or taps * problem.M != made.M or not problem.in_place:
         # 3x3 512->512 of one image of 7x7: 10.9 us, of which the copy of the weights is 4.
@@ -180,7 +181,7 @@ def prepare(problem: Problem, made: Problem) -> TapSums:
         meta |= {f"START_{name}": found[0], f"STRIDE_{name}": found[1], f"TAP_{name}": found[2], f"J{name}": found[3]}
     meta |= {**problem.flags("POOL"), "ACC": launch.acc(problem.dtype)}
     # Many programs that wait take the place of the product's: 5x5 128->16, 8 images of 56x56, 94 us in place of 38.
-    meta |= {**early.options(grid * tile.num_warps, problem.target), **tile.options}
+    meta |= {**dependent_launch.options(grid * tile.num_warps, problem.target), **tile.options}
     made_launch = launch.Prepared(conv_tap_sum_kernel, (grid,), (total, H, W, OH, OW), meta)
     return TapSums(made_launch, made.M)
 

@@ -20,8 +20,8 @@ from minidl.kernels.conv.bands import padded, store_groups
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, No, Problem, Tensors
 from minidl.kernels.gemm.tiled import halves
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "banded"
 DIRECTIONS = CORRELATIONS
@@ -195,7 +195,7 @@ def prepare(problem: Problem) -> Product:
         "REACH": reach, "W": W, "IN_W": v.in_start, "STEP_H": h.in_step, "STEP_W": v.in_step, "PADDED_H": not inside,
         # Masks and GELU take registers.
         "AHEAD": inside and activation.parse(problem.act)[0] in activation.FROM_OUTPUT,
-        "KP": KP, "NP": NP, **problem.constants, **early.options(target=problem.target), **problem.flags(),
+        "KP": KP, "NP": NP, **problem.constants, **dependent_launch.options(target=problem.target), **problem.flags(),
         "BLOCK_M": block, "num_warps": tile.num_warps,
     }  # fmt: skip
     return Product(

@@ -26,8 +26,8 @@ import triton.language as tl
 from minidl.kernels.conv import costs, pace, pixel_grad_weight
 from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors, all_inside
 from minidl.kernels.division import divided, reciprocal
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "unfolded"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -274,7 +274,13 @@ def prepare(problem: Problem) -> Prepared:
     starts, taps = (way * h.in_start, way * v.in_start), (way * h.in_tap, way * v.in_tap)
     rest = at.tiles - at.whole
     blocks = {"UNIT": at.unit, "BLOCK_M": at.tile["BLOCK_M"], "BLOCK_N": at.tile["BLOCK_N"]}
-    alike = {"GROUPS": groups, "M": at.M, "C": at.C, "SWAPPED": at.swapped, **early.options(target=problem.target)}
+    alike = {
+        "GROUPS": groups,
+        "M": at.M,
+        "C": at.C,
+        "SWAPPED": at.swapped,
+        **dependent_launch.options(target=problem.target),
+    }
     scalars = at.pixels, H, W, QH, QW, *starts, reciprocal(QH * QW), reciprocal(QW), at.whole, max(rest, 1), at.share
     meta = {
         **problem.taps_read, **problem.constants, **alike, "IN_TAP_H": taps[0], "IN_TAP_W": taps[1],

@@ -22,8 +22,9 @@ import triton.language as tl
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import FORWARD, No, Problem
-from minidl.runtime import early, estimates, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.dependent_launch import wait
 
 NAME = "unshuffle"
 FAMILIES = ("conv_unshuffle",)
@@ -100,7 +101,7 @@ def apart(problem: Problem) -> Problem | No:
 
 def cost(problem: Problem, made: Problem) -> float:
     """Microseconds of the copies; that of the weights begins before the last one ends."""
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     (H, W), pitch = problem.read, made.pitches[0]
     values = problem.N * (H * W * problem.C + made.read[0] * pitch)
     return 2 * device.launch + values * problem.dtype.itemsize / (device.reached * device.copy)
@@ -128,7 +129,7 @@ def _copy(problem: Problem, shape: tuple[int, ...], H: int, W: int, before_h: in
     grid = launch.cdiv(places, tile["BLOCK_M"])
     meta = {
         "C": problem.C, "FILLED": _filled(problem), "STEP_H": h.stride, "STEP_W": v.stride, "V": V,
-        **early.options(grid, problem.target), **tile.options,
+        **dependent_launch.options(grid, problem.target), **tile.options,
     }  # fmt: skip
     scalars = (places, PH, PW, H, W, before_h, before_w)
     return Copy(shape, launch.Prepared(conv_unshuffle_kernel, (grid,), scalars, meta))

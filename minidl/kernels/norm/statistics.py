@@ -11,9 +11,9 @@ import triton.language as tl
 
 from minidl.kernels.norm.rows import apart, apart_rows, dense, in_bands, lying, options
 from minidl.kernels.reduce import whole
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
-from minidl.runtime.replay import replayed
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.launch_cache.replay import replayed
 
 
 @triton.jit
@@ -259,7 +259,7 @@ def join_shards(
     `batch_statistics`, but the batch has been counted.
     """
     means, variances = rows.view(len(rows), 2, -1).unbind(1)
-    how = {"ALIGN": 1, **early.options()}
+    how = {"ALIGN": 1, **dependent_launch.options()}
     return _join(None, shares, means, variances, M, 0, dtype, eps, momentum, buffers, how)
 
 
