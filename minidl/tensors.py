@@ -18,7 +18,7 @@ from torch.utils._device import DeviceContext
 
 from minidl import autograd
 from minidl.autograd import Function, Grad
-from minidl.autograd.deferred import Later, open_, settle_all
+from minidl.autograd.deferred import Deferred, open_, settle_all
 from minidl.autograd.graph import Variable
 from minidl.common import suggestions
 from minidl.kernels import check
@@ -85,7 +85,7 @@ class Tensor(Variable):
         self.requires_grad_(requires_grad)
 
     @classmethod
-    def _of_later(cls, later: Later) -> Tensor:
+    def _of_later(cls, later: Deferred) -> Tensor:
         """The tensor of a result that is computed when it is first needed."""
         tensor = cls.__new__(cls)
         Variable.__init__(tensor, _NOTHING)

@@ -106,7 +106,7 @@ def test_one_model(make, recorded):
             assert all(map(same_bits, one, other))
 
 
-class Slow(deferred.Later):
+class Slow(deferred.Deferred):
     """Counts how often it is computed."""
 
     def compute(self):

@@ -2,8 +2,8 @@
 
 `relu(bn(conv(x)) + x)` in a module's `forward` makes one or two launches: a convolution's result is not computed before
 the batch norm and the sum have been asked for, the sum not before the activation. An operation that can be taken in
-makes a `Tensor` with a `Later`; one that takes it in makes another of that. Whatever else touches the values (`data`,
-an operation that knows no Later, the graph) settles the result first: it is computed then, as if at once.
+makes a `Tensor` with a `Deferred`; one that takes it in makes another of that. Whatever else touches the values
+(`data`, an operation that knows no `Deferred`, the graph) settles the result first: it is computed then, as if at once.
 
 Nothing is left open when the call of the outermost module ends, and nothing is deferred outside of one: what a user
 does between two calls finds every result computed. Within a call minidl's own changes in place settle what is open, and
@@ -99,7 +99,7 @@ def is_fused() -> bool:
     return _state["fused"]
 
 
-def waiting(x: Variable) -> Later | None:
+def waiting(x: Variable) -> Deferred | None:
     """The Later of x that an operation may be taken in by: one that this thread made in the same mode, recorded or
     not."""
     later = x._later
@@ -130,7 +130,7 @@ def may_wait(x: Variable) -> bool:
     )  # fmt: skip
 
 
-class Later:
+class Deferred:
     """A result that is not computed yet: what it will be, and what it is computed from.
 
     A subclass has `compute`, and those of the methods `with_...` that fit it: each returns a Later with more taken in,
@@ -150,7 +150,7 @@ class Later:
         """The result, by the operation that computes all of it."""
         raise NotImplementedError
 
-    def with_act(self, act: Any) -> Later | None:
+    def with_act(self, act: Any) -> Deferred | None:
         """An activation of the result."""
         return None
 
@@ -158,11 +158,11 @@ class Later:
         """A list to which what is known of the result's statistics, or None, is added as it is computed; or None."""
         return None
 
-    def with_norm(self, *norm: Any) -> Later | None:
+    def with_norm(self, *norm: Any) -> Deferred | None:
         """The result normalised by running statistics: mean, variance, weight, bias (Tensors or None) and eps."""
         return None
 
-    def with_sum(self, other: Variable) -> Later | None:
+    def with_sum(self, other: Variable) -> Deferred | None:
         """The sum of the result and a tensor of its shape, dtype and device."""
         return None
 
@@ -170,7 +170,7 @@ class Later:
         """The result [N, C, ...] in rows of C channels that lie apart, in memory that nothing else may see."""
         return None
 
-    def in_halves(self, reads: Any) -> Any:
+    def as_concat_pair(self, reads: Any) -> Any:
         """Two tensors of one shape that the result [N, C, ...] joins along the channels, if `reads` takes both."""
         return None
 

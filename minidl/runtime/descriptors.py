@@ -9,7 +9,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 FAR = 2**40  # bytes: strides of a descriptor are below
 
 
-class Halves(NamedTuple):
+class ConcatPair(NamedTuple):
     """Two tensors of one layout that a box sees as one [2, ...], however far apart they lie: the first axis has their
     distance as its stride. Addresses grow, so where the second lies before the first they are exchanged: `turned`."""
 
@@ -48,10 +48,10 @@ class Box:
         """Boxes of a contiguous matrix [rows, row]."""
         return Box((rows, row), (row, 1), block)
 
-    def of(self, base: torch.Tensor | Halves) -> TensorDescriptor:
+    def of(self, base: torch.Tensor | ConcatPair) -> TensorDescriptor:
         """The descriptor of `base`, contiguous, whose own shape does not matter; of halves, whose distance is the first
         of the strides."""
-        if isinstance(base, Halves):
+        if isinstance(base, ConcatPair):
             shape, strides, block = self._layout
             low, high = reversed(base) if base.turned else base
             found = TensorDescriptor(low, shape, [base.distance // low.element_size(), *strides[1:]], block)

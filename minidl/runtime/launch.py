@@ -28,7 +28,7 @@ from minidl.common import locks
 from minidl.common.architecture import target_of
 from minidl.interpreter import patches
 from minidl.runtime import cache_keys, launch_hooks, tile_tables
-from minidl.runtime.descriptors import Box, Halves
+from minidl.runtime.descriptors import Box, ConcatPair
 from minidl.runtime.launch_cache import fast_launch
 from minidl.runtime.launch_hooks import before_changes as before_changes
 from minidl.runtime.launch_hooks import handed_over as handed_over
@@ -155,7 +155,7 @@ class Prepared(NamedTuple):
             boxed = [x if box is None else box.of(x) for box, x in zip(self.boxes, tensors, strict=False)]
             run(self.kernel, self.grid, *boxed, *tensors[len(boxed) :], *self.scalars, **self.meta)
             for x in tensors[: len(boxed)]:
-                if isinstance(x, Halves):
+                if isinstance(x, ConcatPair):
                     pointed_at(functools.partial(tuple, x))  # by a distance, which is of these two alone
         else:
             run(self.kernel, self.grid, *tensors, *self.scalars, **self.meta)

@@ -36,7 +36,7 @@ def in_boxes(copied=False):
         for form in (boxed, boxed_grad_weight):
             patched.setattr(form, "estimate", lambda problem: 0.0)
         if copied:
-            patched.setattr(conv, "reads_halves", lambda *_, **__: False)
+            patched.setattr(conv, "reads_concat_pair", lambda *_, **__: False)
         with launch.force(conv_box=launch.Tile(sizes), conv_box_grad_weight=launch.Tile(weights)):
             yield
 

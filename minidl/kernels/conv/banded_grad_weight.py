@@ -17,7 +17,7 @@ from minidl.kernels import reduce
 from minidl.kernels.conv import banded, bands, costs
 from minidl.kernels.conv.bands import group_of
 from minidl.kernels.conv.geometry import Geometry
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors
+from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, Problem, Tensors, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -99,7 +99,7 @@ def conv_band_fold_kernel(
     tl.store(p_dw + o, b_dw.to(p_dw.dtype.element_ty), mask=m_o)
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     found, other = banded.able(problem), swapped(problem)
     return True if not found and other is not None and banded.able(other) else found
 

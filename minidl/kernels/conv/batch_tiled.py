@@ -16,9 +16,19 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import float8
-from minidl.kernels.conv import costs, pace
+from minidl.kernels.conv import costs, tile_throughput
 from minidl.kernels.conv.epilogue import finish
-from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, NO_BOXES, TRANSPOSED, WALK, No, Problem, Tensors, taps_of
+from minidl.kernels.conv.problem import (
+    CORRELATIONS,
+    FORWARD,
+    NO_BOXES,
+    TRANSPOSED,
+    WALK,
+    Problem,
+    Tensors,
+    Unsupported,
+    taps_of,
+)
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -158,10 +168,10 @@ def conv_batch_kernel(
             )  # fmt: skip
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     return (
-        (problem.pool is None or No("a pool"))
-        and (problem.C % 32 == 0 or No("input channels that are not a multiple of 32"))
+        (problem.pool is None or Unsupported("a pool"))
+        and (problem.C % 32 == 0 or Unsupported("input channels that are not a multiple of 32"))
         and ((problem.x_boxes and problem.w_boxes) or NO_BOXES)
     )
 
@@ -172,9 +182,9 @@ def estimate(problem: Problem) -> float:
         block = min(tile["BLOCK_K"], problem.C & -problem.C)
         tiles = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups * launch.cdiv(problem.images, tile["BLOCK_M"])
         tiles *= costs.outputs(problem) // problem.images
-        steps = pace.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
-        tempo = pace.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
-        time = pace.microseconds(tiles, steps, tempo, problem.processors, "batch")
+        steps = tile_throughput.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
+        tempo = tile_throughput.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
+        time = tile_throughput.microseconds(tiles, steps, tempo, problem.processors, "batch")
         short = costs.RUN if problem.direction == FORWARD else costs.HALF_RUN
         if problem.images < costs.FEWEST:
             time *= selection.of(problem.target).images.short_run

@@ -23,7 +23,7 @@ import triton.language as tl
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs, narrow, spread
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, No, Problem, Tensors
+from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -182,24 +182,24 @@ def conv_depthwise_kernel(
         tl.store(p_y + o_y, activate(b_sum, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_row)
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     if problem.pool:
-        return No("a pool")
-    return fits(problem) and (problem.M == 1 or problem.C == 1 or No("several channels to several channels"))
+        return Unsupported("a pool")
+    return fits(problem) and (problem.M == 1 or problem.C == 1 or Unsupported("several channels to several channels"))
 
 
-def fits(problem: Problem) -> bool | No:
+def fits(problem: Problem) -> bool | Unsupported:
     """Whether groups are as narrow and numbers as small as the kernels of this form need it."""
     (H, W), (OH, OW) = problem.read, problem.written
     h, v, _ = problem.geometry
     if problem.groups == 1 or problem.C > MOST_CHANNELS:
-        return No(f"more than {MOST_CHANNELS} channels to a sum, or one group")
+        return Unsupported(f"more than {MOST_CHANNELS} channels to a sum, or one group")
     reach = (v.kernel - 1) * v.dilation  # beside the image, from where a tap inside is counted
     images = max((H * W + reach) * problem.C, OH * OW * problem.M) * problem.groups
     weights = h.kernel * v.kernel * problem.C * problem.groups * problem.M
     row = problem.N * max(W, OW) * problem.groups * problem.M
     if max(images, weights, row) >= MANY:
-        return No("images or weights of more values than 32 bits count")
+        return Unsupported("images or weights of more values than 32 bits count")
     return True
 
 

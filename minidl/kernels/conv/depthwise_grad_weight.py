@@ -16,7 +16,7 @@ import triton.language as tl
 
 from minidl.kernels.conv import depthwise, narrow, narrow_grad_weight
 from minidl.kernels.conv.prepared import Shares
-from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem, Tensors
+from minidl.kernels.conv.problem import GRAD_WEIGHT, Problem, Tensors, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -187,9 +187,9 @@ def conv_depthwise_sum_kernel(
     tl.store(p_dw + o_n, tl.sum(b_sum, axis=0).to(p_dw.dtype.element_ty), mask=o_n < total)
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     if problem.C > 1 and problem.M > 1:
-        return No("several channels to several channels")
+        return Unsupported("several channels to several channels")
     return depthwise.fits(problem)
 
 

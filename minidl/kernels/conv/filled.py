@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -102,16 +102,16 @@ class Filling(NamedTuple):
         return y[: shape[0]] if self.result is None else self.result.of(y)
 
 
-def wider(problem: Problem) -> Problem | No:
+def wider(problem: Problem) -> Problem | Unsupported:
     """The problem of more channels."""
     if problem.direction not in DIRECTIONS:
-        return No("a walk back")
+        return Unsupported("a walk back")
     if problem.dtype == torch.float64 or (problem.target == "interpreted" and problem.form != NAME):
-        return No("nothing gained with float64, or by the interpreter")
+        return Unsupported("nothing gained with float64, or by the interpreter")
     if problem.pool:
-        return No("a pool")
+        return Unsupported("a pool")
     if problem.direction == TRANSPOSED and not _few_walks(problem):
-        return No("more walks than two strides of 2 have")
+        return Unsupported("more walks than two strides of 2 have")
     unit = 16 // problem.dtype.itemsize
     groups, C, M = problem.groups, problem.C, problem.M
     merged = _merged(groups, max(C, M))
@@ -125,7 +125,7 @@ def wider(problem: Problem) -> Problem | No:
         if problem.direction == GRAD_WEIGHT:
             M = FEW_UNIT if few else _filled(M, unit)
     if (C, M) == (problem.C, problem.M):
-        return No("channels that need no more")
+        return Unsupported("channels that need no more")
     made = problem._replace(C=C, M=M, geometry=problem.geometry._replace(groups=groups // merged), form=None)
     copied = merged == 1 and problem.C != C and (problem.direction != GRAD_WEIGHT or problem.M != M)
     made = made._replace(aligned=problem.aligned or copied, w_aligned=True)

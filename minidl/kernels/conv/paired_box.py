@@ -13,7 +13,7 @@ from minidl.kernels.conv import bands, boxed, costs
 from minidl.kernels.conv.epilogue import repeated
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, No, Problem, Tensors, Walks
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, Problem, Tensors, Unsupported, Walks
 from minidl.runtime.cost_model import selection
 
 NAME = "pair"
@@ -25,17 +25,17 @@ MOST = 64
 FAR = 1000
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     h, v = problem.at.h, problem.at.v
     return (
-        (problem.groups == 1 or No("more than one group"))
-        and (problem.pool is None or No("a pool"))
-        and (h.in_step == v.in_step == v.in_tap == h.out_step == v.out_step == 1 or No("a stride or dilation"))
-        and (problem.read[1] % 2 == v.count % 2 == 0 or No("an odd number of columns"))
-        and (len(v.taps) > 1 or No("one column of taps"))
+        (problem.groups == 1 or Unsupported("more than one group"))
+        and (problem.pool is None or Unsupported("a pool"))
+        and (h.in_step == v.in_step == v.in_tap == h.out_step == v.out_step == 1 or Unsupported("a stride or dilation"))
+        and (problem.read[1] % 2 == v.count % 2 == 0 or Unsupported("an odd number of columns"))
+        and (len(v.taps) > 1 or Unsupported("one column of taps"))
         and ((problem.C % 32 == 0 and problem.C * problem.dtype.itemsize % 16 == 0)
-             or No("input channels that are not a multiple of 32"))
-        and (0 < problem.M <= MOST or No("output channels that fill a tile"))
+             or Unsupported("input channels that are not a multiple of 32"))
+        and (0 < problem.M <= MOST or Unsupported("output channels that fill a tile"))
         and ((problem.x_boxes and problem.boxes((len(v.taps) + 1) * problem.C)) or NO_BOXES)
     )  # fmt: skip
 
@@ -56,8 +56,8 @@ def prepare(problem: Problem) -> Product:
     return Product(made, boxed.prepare(_pairs(problem), pairs=True))
 
 
-def reads_halves(problem: Problem) -> bool:
-    return boxed.reads_halves(_pairs(problem))
+def reads_concat_pair(problem: Problem) -> bool:
+    return boxed.reads_concat_pair(_pairs(problem))
 
 
 def run(prepared: Product, t: Tensors) -> None:

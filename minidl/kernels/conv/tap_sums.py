@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import costs, pace, product
+from minidl.kernels.conv import costs, product, tile_throughput
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, No, Problem
+from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, Problem, Unsupported
 from minidl.kernels.gemm.tiled import beside
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
@@ -113,21 +113,21 @@ class TapSums(NamedTuple):
         return made.view(-1, 1, 1, C)
 
 
-def apart(problem: Problem) -> Problem | No:
+def apart(problem: Problem) -> Problem | Unsupported:
     """The problem of a kernel of 1x1."""
     if problem.direction not in (FORWARD, TRANSPOSED):
-        return No("neither a convolution nor a way back")
+        return Unsupported("neither a convolution nor a way back")
     h, v, groups = problem.geometry
     R, S, M = h.kernel, v.kernel, problem.M
     if groups > 1 or problem.pool:
-        return No("groups, or a pool")
+        return Unsupported("groups, or a pool")
     if not problem.paced and problem.form != NAME:
-        return No("tiles whose time is not known")
+        return Unsupported("tiles whose time is not known")
     if R * S == 1 or min(problem.C, M) == 0:
-        return No("one tap, or no channels")
+        return Unsupported("one tap, or no channels")
     back = problem.direction == TRANSPOSED
     if any(axis.dilation % axis.stride if not back else min(axis.stride, axis.dilation) > 1 for axis in (h, v)):
-        return No("a stride that leaves taps out, or a dilation with a stride on the way back")
+        return Unsupported("a stride that leaves taps out, or a dilation with a stride on the way back")
     H, W = problem.read
     axes = [Axis(H, 1, H, 1, 0, 1), Axis(W, 1, W, 1, 0, 1)] if back else [_wanted(h), _wanted(v)]
     pitch = UNIT * launch.cdiv(R * S * M, UNIT)
@@ -139,10 +139,10 @@ def apart(problem: Problem) -> Problem | No:
         form=product.NAME if back or h.stride == v.stride == 1 else None,
     )  # fmt: skip
     if made.N * min(made.written) < 1 or max(_bytes(made) // made.result.itemsize, math.prod(problem.shape)) >= MANY:
-        return No("no pixels, or more than 32 bits count")
+        return Unsupported("no pixels, or more than 32 bits count")
     images = problem.images
     if _bytes(made._replace(N=images)) > max(ROOM, 2 * images * problem.image_bytes):
-        return No("products that take more room than the images")
+        return Unsupported("products that take more room than the images")
     return made
 
 
@@ -156,7 +156,7 @@ def cost(problem: Problem, made: Problem, time: float) -> float:
     taps = problem.geometry.h.kernel * problem.geometry.w.kernel
     outputs = problem.N * math.prod(problem.written) * problem.M * problem.result.itemsize
     device = selection.of(problem.target)
-    added = pace.of_shares(taps, _bytes(made) // (4 * taps)) + outputs / device.copy
+    added = tile_throughput.of_shares(taps, _bytes(made) // (4 * taps)) + outputs / device.copy
     if problem.direction == FORWARD or taps * problem.M != made.M or not problem.in_place:
         # 3x3 512->512 of one image of 7x7: 10.9 us, of which the copy of the weights is 4.
         added += device.launch + 2.0 * taps * problem.C * problem.M * problem.dtype.itemsize / device.copy

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import FORWARD, No, Problem
+from minidl.kernels.conv.problem import FORWARD, Problem, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -79,18 +79,18 @@ class _Side(NamedTuple):
     places: int
 
 
-def apart(problem: Problem) -> Problem | No:
+def apart(problem: Problem) -> Problem | Unsupported:
     """The problem of many channels."""
     h, v, groups = problem.geometry
     if problem.direction != FORWARD or problem.pool or problem.pitches:
-        return No("a way back, a pool, or a problem that was made so")
+        return Unsupported("a way back, a pool, or a problem that was made so")
     if not problem.paced and problem.form != NAME:
-        return No("the time of tiles unknown")
+        return Unsupported("the time of tiles unknown")
     if groups > 1 or max(h.dilation, v.dilation) > 1:
-        return No("groups or a dilation")
+        return Unsupported("groups or a dilation")
     V, row = _values(problem)
     if V > MOST or row > LONGEST:
-        return No("more values than a box has of a row")
+        return Unsupported("more values than a box has of a row")
     down, across = _side(h), _side(v)
     made = Axis(down.places, down.taps, h.output, 1, 0, 1), Axis(v.output, 1, v.output, 1, 0, 1)
     return problem._replace(

@@ -33,7 +33,7 @@ from minidl.kernels.conv import float8 as float8_products
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.kernels.norm import alone
 from minidl.runtime import launch
-from minidl.runtime.descriptors import Halves
+from minidl.runtime.descriptors import ConcatPair
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 from minidl.testing.compare import as_tuple, wrap
@@ -75,7 +75,7 @@ def workloads(name: str = "") -> list[Workload]:
         ),
         Workload("convolution as a product", (), FLOATS, _products),
         Workload("convolution and a sum", ("conv_box", "conv_batch"), FLOATS, _sums),
-        Workload("convolution of halves", ("conv_box", "conv_box_grad_weight"), FLOATS, _halves),
+        Workload("convolution of halves", ("conv_box", "conv_box_grad_weight"), FLOATS, _concat_pair),
         Workload("convolution of volumes", ("conv_box", "conv_box_grad_weight"), FLOATS, _volumes),
         Workload("transposed convolution", TRANSPOSED, FLOATS, _transposed),
         Workload("float8", ("float8",), float8.SOURCES, _float8),
@@ -259,11 +259,11 @@ def _sums(dtype: torch.dtype) -> Calls:
         yield f"{form}, {C} to 256, {kernel}x{kernel}", partial(_if_able, call, form)
 
 
-def _halves(dtype: torch.dtype) -> Calls:
+def _concat_pair(dtype: torch.dtype) -> Calls:
     """Two tensors read where they lie, in tiles of channels of one and of both."""
     for C, M, form in ((128, 64, "pair"), (256, 128, "box")):
         geometry = Geometry.of((64, 64), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
-        x = Halves(*torch.empty(2, 16, 64, 64, C // 2, dtype=dtype).permute(0, 1, 4, 2, 3))
+        x = ConcatPair(*torch.empty(2, 16, 64, 64, C // 2, dtype=dtype).permute(0, 1, 4, 2, 3))
         w = _images(M, C, 3, dtype)
         bias = torch.zeros(M, dtype=torch.promote_types(dtype, torch.float32))
         dy = _images(16, M, 64, dtype)
@@ -453,8 +453,8 @@ def _fused(dtype: torch.dtype) -> Calls:
         for more in (None, y):
             back = partial(norm.normalise_grad, x, x, found, None, None, act, True, y=y, more=more)
             yield f"gradient of it, {act}{'' if more is None else ', in two parts'}", back
-    handed = torch.zeros(16, 2, 64, dtype=wide)
-    yield "statistics handed on", partial(norm.batch_statistics, x, 1e-5, None, None, handed)
+    fused_statistics = torch.zeros(16, 2, 64, dtype=wide)
+    yield "statistics handed on", partial(norm.batch_statistics, x, 1e-5, None, None, fused_statistics)
     yield "gradient in two parts", partial(norm.normalise_grad, x, x, found, None, None, "gelu", True, more=y)
     yield "sum and activation", partial(elementwise.add_act, x, y, "relu")
     yield "scaled sum in place", partial(elementwise.add_scaled, x, y, 0.5, x)

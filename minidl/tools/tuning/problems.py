@@ -260,8 +260,8 @@ def _float8(x: torch.Tensor) -> torch.Tensor:
 def _joined(case: Case, make: Make) -> Call:
     """A row for each band stands for x."""
     (x,) = case.args
-    handed = torch.stack((x, x * x), 1).to(launch.acc_torch(x.dtype))
-    return lambda: norm.batch_statistics(x, 1e-5, None, None, handed)
+    fused_statistics = torch.stack((x, x * x), 1).to(launch.acc_torch(x.dtype))
+    return lambda: norm.batch_statistics(x, 1e-5, None, None, fused_statistics)
 
 
 def _uniform(t: torch.Tensor) -> torch.Tensor:

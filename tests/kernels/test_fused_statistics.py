@@ -55,12 +55,12 @@ def test_statistics_of_tiles_are_those_of_what_is_stored(name, mean, device):
     geometry, x, w, tiles = convolved(name, device, mean)
     bias = None if "pieces" in name else w[:, -1, 0, 0] * 3
     with launch.force(**tiles), GuardedAllocations():
-        y, handed = conv.forward(x, w, geometry, bias, form="product", statistics=True)
+        y, fused_statistics = conv.forward(x, w, geometry, bias, form="product", statistics=True)
         plain, _ = conv.forward(x, w, geometry, bias, form="product")
-        found = norm.batch_statistics(y, 1e-5, None, None, handed)
+        found = norm.batch_statistics(y, 1e-5, None, None, fused_statistics)
     assert torch.equal(y, plain)
     values = y.double().transpose(0, 1).flatten(1)
-    rows = values.shape[1] // len(handed)
+    rows = values.shape[1] // len(fused_statistics)
     assert rows == next(iter(tiles.values()))["BLOCK_M"]
     off = rows * EPS * values.abs().mean(1)
     var = values.var(1, correction=0)
@@ -68,17 +68,17 @@ def test_statistics_of_tiles_are_those_of_what_is_stored(name, mean, device):
     got = 1 / found.rstd.double() ** 2 - 1e-5
     assert ((got - var).abs() <= (rows + 8) * EPS * (var + 1e-5) + off**2 + 2 * off * var.sqrt() * EPS).all()
     # Of each band, too: a column's numbers of one tile.
-    bands = y.double().permute(0, 2, 3, 1).reshape(len(handed), rows, -1)
+    bands = y.double().permute(0, 2, 3, 1).reshape(len(fused_statistics), rows, -1)
     m2 = bands.var(1, correction=0) * rows
-    assert ((handed[:, 1] - m2).abs() <= (rows + 8) * EPS * m2 + rows * off**2).all()
+    assert ((fused_statistics[:, 1] - m2).abs() <= (rows + 8) * EPS * m2 + rows * off**2).all()
 
 
 def test_what_is_no_number_stays_in_its_channel(device):
     geometry, x, w, tiles = convolved("pieces", device)
     w[5] = torch.nan
     with launch.force(**tiles):
-        _, handed = conv.forward(x, w, geometry, form="product", statistics=True)
-    assert torch.equal(handed.isnan(), (torch.arange(128, device=device) == 5).expand_as(handed))
+        _, fused_statistics = conv.forward(x, w, geometry, form="product", statistics=True)
+    assert torch.equal(fused_statistics.isnan(), (torch.arange(128, device=device) == 5).expand_as(fused_statistics))
 
 
 @pytest.mark.parametrize("bands", [1, 5, 16, 65])
@@ -89,14 +89,16 @@ def test_bands_are_joined_as_one(bands, momentum, device):
     x = torch.randn(16 * bands, 6, generator=make, dtype=torch.float64) + torch.tensor([0, 1, -50.0, 9, 1e3, 3])
     x[:, 5] = -37.25
     values = x.view(bands, 16, 6)
-    handed = torch.stack((values.mean(1), values.var(1, correction=0) * 16), 1).float().to(device)
+    fused_statistics = torch.stack((values.mean(1), values.var(1, correction=0) * 16), 1).float().to(device)
 
     def buffers():
         return norm.Buffers(*(torch.full((6,), v, device=device) for v in (0.5, 2.0)), torch.tensor(2, device=device))
 
     moved, expected = buffers(), buffers()
     with launch.force(norm_handed=launch.Tile({"BLOCK_B": 16, "BLOCK_C": 4}, 4, 1)):
-        got = norm.batch_statistics(torch.full_like(x, torch.nan).half().to(device), 1e-5, momentum, moved, handed)
+        got = norm.batch_statistics(
+            torch.full_like(x, torch.nan).half().to(device), 1e-5, momentum, moved, fused_statistics
+        )
     want = norm.batch_statistics(x.float().to(device), 1e-5, momentum, expected)
     for a, b in zip((*got, *moved), (*want, *expected), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
@@ -118,8 +120,8 @@ def test_what_takes_longer_or_has_other_rows_hands_on_nothing(shape, dtype, tile
     x, w = torch.ones(1, *shape, device=device, dtype=dtype), torch.ones(16, C, 1, 1, device=device, dtype=dtype)
     geometry = one_by_one(*size)
     with launch.force(**tiles):
-        y, handed = conv.forward(x, w, geometry, statistics=True)
-    assert handed is None
+        y, fused_statistics = conv.forward(x, w, geometry, statistics=True)
+    assert fused_statistics is None
     assert (y == C).all()
     with pytest.raises(ValueError, match="nothing may follow"):
         conv.forward(x, w, geometry, act="relu", statistics=True)

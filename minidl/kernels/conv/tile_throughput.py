@@ -99,16 +99,20 @@ def narrow(channels: int, itemsize: int) -> float:
     return found.narrow[min(16, size & -size)] * (found.across_lines if size > LINE and size % LINE else 1.0)
 
 
-def microseconds(tiles: int, steps: float, pace: Pace, processors: int, kind: str, part: float = 1.0) -> float:
+def microseconds(
+    tiles: int, steps: float, tile_throughput: Pace, processors: int, kind: str, part: float = 1.0
+) -> float:
     """Of a launch of so many tiles of so many steps, of a form whose rounds are of a kind; `part` is which part they
     take of what a round of that kind takes beside its steps."""
     found = known()
-    rounds, left = divmod(tiles, processors * pace.slots)
+    rounds, left = divmod(tiles, processors * tile_throughput.slots)
     fixed = found.rounds[kind] * part
-    time = rounds * (fixed + steps * pace.step)
+    time = rounds * (fixed + steps * tile_throughput.step)
     if left:
         alone = found.last if rounds else found.alone[kind]
-        time += fixed + steps * pace.step * (alone if pace.slots > 1 and left <= processors else 1.0)
+        time += fixed + steps * tile_throughput.step * (
+            alone if tile_throughput.slots > 1 and left <= processors else 1.0
+        )
     return time
 
 
@@ -126,18 +130,20 @@ class Shares(NamedTuple):
 
 
 def in_shares(
-    tiles: int, blocks: int, block: int, pace: Pace, processors: int, values: int, factor: float = 1.0, least: int = 1,
-    kind: str = "weight",
+    tiles: int, blocks: int, block: int, tile_throughput: Pace, processors: int, values: int, factor: float = 1.0,
+    least: int = 1, kind: str = "weight",
 ) -> Shares:  # fmt: skip
     """The shares of `blocks` of a gradient of the weight that take the least time, of `least` blocks each at least.
 
     As many as fill the device once, or some times: 72 tiles leave half of 132 multiprocessors without work.
     """
-    device = processors * pace.slots
+    device = processors * tile_throughput.slots
     most = max(1, blocks // least)
     counts = {1} | {min(most, max(1, rounds * device // max(tiles, 1))) for rounds in range(1, MOST_ROUNDS)}
     found = []
     for count in sorted({-(-blocks // -(-blocks // count)) for count in counts}):
-        time = microseconds(tiles * count, factor * steps(-(-blocks // count), block), pace, processors, kind)
+        time = microseconds(
+            tiles * count, factor * steps(-(-blocks // count), block), tile_throughput, processors, kind
+        )
         found.append(Shares(count, time + of_shares(count, values)))
     return min(found, key=lambda one: one.microseconds)
