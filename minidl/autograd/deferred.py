@@ -100,7 +100,7 @@ def is_fused() -> bool:
 
 
 def waiting(x: Variable) -> Deferred | None:
-    """The Later of x that an operation may be taken in by: one that this thread made in the same mode, recorded or
+    """The Deferred of x that an operation may be taken in by: one that this thread made in the same mode, recorded or
     not."""
     later = x._later
     if later is None or later._recorded != is_grad_enabled() or later._thread != threading.get_ident():
@@ -109,7 +109,7 @@ def waiting(x: Variable) -> Deferred | None:
 
 
 def take(x: Variable, method: str, *args: Any) -> Any:
-    """What a `method` of x's Later returns: mostly a Later with an operation taken in; None where it cannot be."""
+    """What a `method` of x's Deferred returns: mostly a Deferred with an operation taken in; None where it cannot be."""
     later = waiting(x)
     taken = None if later is None else getattr(later, method)(*args)
     x._taken = x._taken or taken is not None
@@ -133,7 +133,7 @@ def may_wait(x: Variable) -> bool:
 class Deferred:
     """A result that is not computed yet: what it will be, and what it is computed from.
 
-    A subclass has `compute`, and those of the methods `with_...` that fit it: each returns a Later with more taken in,
+    A subclass has `compute`, and those of the methods `with_...` that fit it: each returns a Deferred with more taken in,
     or None where it cannot be. Operands have their values, so that no chain of results grows.
     """
 
@@ -202,7 +202,7 @@ def _held(operand: Any) -> torch.Tensor | None:
 
 
 def open_(variable: Variable) -> None:
-    """Note that a variable has a Later, for `settle_all`."""
+    """Note that a variable has a Deferred, for `settle_all`."""
     found = getattr(_local, "open", None)
     if found is None:
         found = _local.open = []

@@ -230,7 +230,7 @@ def conv2d(
             conv.check_arguments("conv2d", parts[0].data, *plain)
             return conv.reads_concat_pair(ConcatPair(*(part.data for part in parts)), plain[0], geometry, plain[1])
 
-        x = take(input, "in_halves", reads)
+        x = take(input, "as_concat_pair", reads)
         if x is None:
             x = (input,)
             conv.check_arguments("conv2d", input.data, *plain)

@@ -10,7 +10,7 @@ A form is a module of this folder with
     FLOAT8     optional: whether it takes values of 8 bits, forward
     ADDED      optional: of how many output channels a multiple takes a sum before the activation
     OVERLAPS   optional: whether it reads pixels that overlap (`unshuffled`)
-    reads_halves(problem)  optional: whether it reads two tensors that are joined where they lie
+    reads_concat_pair(problem)  optional: whether it reads two joined tensors in place
     hands_on(problem)  optional: bands of rows whose statistics its tiles hand on; 0 where they do not
     prepare(problem)   tiles, grids, flags, scalars and boxes: all that `run` needs beside tensors
     run(prepared, tensors)

@@ -43,10 +43,10 @@ SOONER = 0.9  # us that such a product takes less than estimated: 69 launches, m
 SHORT = 5.0  # us of a product that takes no longer with few
 MANY_OUTPUTS = 64
 # Statistics are fused (`gemm.fused_statistics`) with sums of at most so many products: a multiprocessor has two of
-# their tiles, of which one is summed while the other is read. With one, 256 images on an H100, us of a convolution
-# and statistics that are read from its result, and handed on: 64->256 at 56x56 417, 341; 256->128 330, 239; 128->512 at 28x28 216,
-# 192; 256->1024 at 14x14 126, 118; 512->2048 at 7x7 84, 82; but 1024->256 at 14x14 74, 71; 1024->512 120, 132;
-# 2048->512 at 7x7 56, 81.
+# their tiles, of which one is summed while the other is read. With one, 256 images on an H100, us of a convolution and
+# statistics that are read from its result, and handed on: 64->256 at 56x56 417, 341; 256->128 330, 239; 128->512 at
+# 28x28 216, 192; 256->1024 at 14x14 126, 118; 512->2048 at 7x7 84, 82; but 1024->256 at 14x14 74, 71; 1024->512 120,
+# 132; 2048->512 at 7x7 56, 81.
 MOST_HANDED = 512
 
 
