@@ -109,7 +109,7 @@ def waiting(x: Variable) -> Deferred | None:
 
 
 def take(x: Variable, method: str, *args: Any) -> Any:
-    """What a `method` of x's Deferred returns: mostly a Deferred with an operation taken in; None where it cannot be."""
+    """What a `method` of x's Deferred returns: mostly a Deferred with an operation taken in; None where it cannot."""
     later = waiting(x)
     taken = None if later is None else getattr(later, method)(*args)
     x._taken = x._taken or taken is not None
@@ -133,7 +133,7 @@ def may_wait(x: Variable) -> bool:
 class Deferred:
     """A result that is not computed yet: what it will be, and what it is computed from.
 
-    A subclass has `compute`, and those of the methods `with_...` that fit it: each returns a Deferred with more taken in,
+    A subclass has `compute`, and those of the methods `with_...` that fit: each returns a Deferred with more taken in,
     or None where it cannot be. Operands have their values, so that no chain of results grows.
     """
 
