@@ -75,7 +75,7 @@ def check(words):
         assert importlib.util.find_spec(words[2]), shlex.join(words)
         assert all((ROOT / word).exists() for word in words[3:] if word.startswith("tests/"))
     else:
-        others = ("python3", "python", ".", "pip", "docker", "export", "echo", "wait", "ls", "grep")
+        others = ("git", "cd", "python3", "python", ".", "pip", "docker", "export", "echo", "wait", "ls", "grep")
         assert words[0] in others, shlex.join(words)
 
 
