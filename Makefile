@@ -87,9 +87,9 @@ notebooks: $(VENV)/.installed-dev ## run the notebooks and write their .ipynb fr
 kernels-package: $(VENV)/.installed ## the operators in torch as a package of Hugging Face's kernels, in dist/kernels
 	$(BIN)/python -m minidl.tools.kernels_package dist/kernels
 
-results: $(VENV)/.installed ## the tables and the picture of the committed results of an H200
-	$(BIN)/python -m minidl.tools.bench.table benchmarks/results/nvidia-h200.json docs/performance.md README.md \
-		benchmarks/results/nvidia-h200.svg
+results: $(VENV)/.installed ## the table and the charts of the committed results of an H200
+	$(BIN)/python -m minidl.tools.bench.table benchmarks/results/nvidia-h200.json docs/performance.md \
+		benchmarks/results/nvidia-h200.svg benchmarks/results/nvidia-h200-short.svg
 
 dist: $(VENV)/.installed-release ## the wheel and the source distribution, in dist/
 	rm -f dist/minidl-*

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.pages import ROOT, blocks, commands, unprinted
+from tests.pages import ROOT, blocks, commands, prose, unprinted
 
 README = ROOT / "README.md"
 MOST_LINES = 200
@@ -53,7 +53,7 @@ def done(tmp_path_factory):
 
 def test_the_readme_is_a_front_page():
     assert len(README.read_text().splitlines()) <= MOST_LINES
-    assert {words[0] for words, _ in commands(README)} == {"make", "minidl", "."}
+    assert {words[0] for words, _ in commands(README)} == {"git", "cd", "make", "minidl", "."}
 
 
 @pytest.mark.slow
@@ -96,10 +96,11 @@ def test_make_test_runs_lint_types_and_the_suite():
     assert all(f".venv/bin/{tool}" in text for tool in ("lint-imports", "python -m mypy", "python -m pytest"))
 
 
-def test_make_results_writes_this_page_and_the_whole_table():
+def test_make_results_writes_the_table_and_the_charts():
     (command,) = recipe(["make", "results"])
     assert command[1:4] == ["-m", "minidl.tools.bench.table", "benchmarks/results/nvidia-h200.json"]
-    assert command[4:] == ["docs/performance.md", "README.md", "benchmarks/results/nvidia-h200.svg"]
+    charts = [f"benchmarks/results/nvidia-h200{name}.svg" for name in ("", "-short")]
+    assert command[4:] == ["docs/performance.md", *charts]
 
 
 def test_the_property_tests_are_found():
@@ -120,6 +121,13 @@ def test_the_python_examples_run(tmp_path):
     assert 0 < float(printed) < 0.1
     assert (tmp_path / "runs" / "graph.svg").read_text().startswith(("<svg", "<?xml"))
     assert "torch.Size([4, 8, 14, 14])" in run([sys.executable, "-c", in_torch.text], tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["minidl", "tests"])
+def test_the_readme_states_the_size_of_the_code(folder):
+    (thousands,) = re.findall(rf"`{folder}/`[^`]*?(\d+),000", prose(README))
+    lines = sum(len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py"))
+    assert int(thousands) * 1000 == pytest.approx(lines, rel=0.1)
 
 
 def test_the_layout_is_that_of_the_package():

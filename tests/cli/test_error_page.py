@@ -19,12 +19,12 @@ from tests.pages import ROOT
 
 # Rows whose message a test of its own causes, since it takes long or another process.
 ELSEWHERE = {
-    "a pipe in place of a file of a run": "test_strange_files.py::test_files_of_a_finished_run",
+    "a pipe instead of a file of a run": "test_strange_files.py::test_files_of_a_finished_run",
     "training that diverges": "test_errors.py::test_a_loss_that_explodes_stops_with_advice",
     "settings larger than the weights": "test_damage.py::test_settings_far_larger_than_their_weights_take_no_memory",
     "a model that cannot fit": "test_memory.py::test_a_model_that_cannot_fit_is_refused_with_one_that_does",
     "an output that would replace a file of yours": "test_own_files.py::test_commands_refuse_before_their_work",
-    "a folder that changes places while it is written": (
+    "a folder that is replaced while it is written": (
         "test_own_files.py::test_a_folder_that_takes_the_place_of_a_run_stays_as_it_is"
     ),
     "no GPU with `--device cuda`": "test_errors.py::test_cuda_without_a_gpu",
@@ -149,38 +149,38 @@ def two_writers(command, tmp_path):
 
 CASES = {
     "empty file": lambda command, _: texts(command, b""),
-    "a file of another form": other_form,
-    "a folder in place of a file": folder,
-    "a compressed file that is cut off": lambda command, folder: packed(command, folder, gzip.compress(b"a,b")[:15]),
+    "an unknown file extension": other_form,
+    "a folder instead of a file": folder,
+    "a truncated compressed file": lambda command, folder: packed(command, folder, gzip.compress(b"a,b")[:15]),
     "a small file that unpacks to a large one": lambda command, folder: packed(
         command, folder, gzip.compress(bytes(limits.LEAST + 1))
     ),
     "a small file of many empty rows": lambda command, folder: packed(
         command, folder, gzip.compress(b"{}\n" * 1_500_000), ".jsonl.gz"
     ),
-    "a device in place of a file": device,
+    "a device instead of a file": device,
     "Parquet, Arrow or `.zst` without pyarrow": without_pyarrow,
     "a folder that another command writes to": two_writers,
     "one class only": lambda command, _: texts(command, b"text,label\n" + b"b c,a\n" * 20),
     "missing column": lambda command, _: texts(command, b"text,topic\nb c,a\n", "--label-column", "label"),
     "numbers used as classes": prices,
     "unknown label at evaluation": zebra,
-    "a test file with labels of its own": labels_of_its_own,
-    "binary junk": junk,
-    "a line without end at standard input": endless,
-    "a row without a column of the model": no_age,
-    "validation and test shares that leave nothing": lambda command, _: texts(
+    "a test file with unknown labels": labels_of_its_own,
+    "binary data": junk,
+    "an endless line on standard input": endless,
+    "a row that lacks a column of the model": no_age,
+    "validation and test shares that leave no training data": lambda command, _: texts(
         command, b"text,label\nb c,a\nd e,f\n", "--val-split", "0.6", "--test-split", "0.6"
     ),
-    "a folder with one class folder": lambda command, folder: pictures(command, folder, a=5),
-    "a class of one picture": lambda command, folder: pictures(command, folder, a=5, b=1),
+    "a folder with only one class folder": lambda command, folder: pictures(command, folder, a=5),
+    "a class with one picture": lambda command, folder: pictures(command, folder, a=5, b=1),
     "a truncated picture": cut_off,
     "a truncated model file": truncated,
     "a folder that cannot be written": lambda command, _: command(
         "train", "text", "--data", "docstrings", "--out", "/proc/x"
     ),
-    "a number of threads that cannot be": lambda command, _: many_threads(command),
-    "no kernel of that name": lambda command, _: command("doctor", "--compile", "--only", "zzz"),
+    "an invalid number of threads": lambda command, _: many_threads(command),
+    "an unknown kernel name": lambda command, _: command("doctor", "--compile", "--only", "zzz"),
     "bfloat16 without a GPU": lambda command, _: command(
         "train", "images", "--data", "digits", "--precision", "bfloat16", "--device", "cpu", "--out", "run"
     ),
