@@ -366,7 +366,7 @@ def _program(alt: str, panels: Sequence[Panel]) -> str:
 def _roofline(title: str, points: Sequence[tuple[float, float, int, str]], peer: float) -> str:
     """Draw TFLOP/s over operations per byte, both in powers of ten; labels are the numbers of the rungs."""
     width, height = 480, 300
-    left, right, top, bottom = 46, width - 12, 24, height - 40
+    left, right, top, bottom = 46, width - 20, 24, height - 40
     first, last, low, high = 10**-0.5, 10**3, 10**-1.5, 10**3.2
 
     def across(intensity: float) -> float:
