@@ -466,9 +466,7 @@ def written(rows: Sequence[Row], narrow: Sequence[Row], refusals: Sequence[tuple
     public = [f"ops.{name}" for name in sorted(ops.__all__)]
     public += [f"nn.{name}" for name in sorted(nn.__all__, key=str.lower) if inspect.isclass(getattr(nn, name))]
     others = [name for name in public if name not in labels]
-    rest = [
-        f"| `{name}` | {OWN.get(name) or WITHOUT_DATA.get(name) or 'no samples in PyTorch'} |" for name in others
-    ]
+    rest = [f"| `{name}` | {OWN.get(name) or WITHOUT_DATA.get(name) or 'no samples in PyTorch'} |" for name in others]
     return (
         HEAD.format(torch=torch.__version__.partition("+")[0], total=total, passes=passes, refused=refused,
                     differs=differs, share=100 * passes / total, samples=SAMPLES, elements=f"{ELEMENTS:,}",
