@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from tests.runtime.test_direct import ROOT
+from tests.runtime.test_fast_launch import ROOT
 
 
 def test_every_kernel_has_the_key_that_triton_looks_for(seen):
@@ -20,7 +20,7 @@ def test_kernels_are_compiled_by_processes_and_then_found(seen):
 HASHES = """
 import importlib, json, sys
 from minidl.runtime import keys
-from minidl.workbench.doctor.jobs import kernels
+from minidl.tools.doctor.jobs import kernels
 found = {}
 for name in kernels()[:: int(sys.argv[1])]:
     module, function = name.split(":")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from minidl import compilers
-from minidl.compilers import Compilers
-from minidl.jobs import Job
-from tests.runtime.test_direct import ROOT
+from minidl.compilation import compiler_processes
+from minidl.compilation.compiler_processes import Compilers
+from minidl.compilation.job import Job
+from tests.runtime.test_fast_launch import ROOT
 
 NOTHING = Job("no.such.module:no_kernel", 90, {}, [], [], {}, [])
 
@@ -32,7 +32,7 @@ def test_what_cannot_be_compiled_is_left_to_the_launch():
 
 
 def test_a_process_that_is_killed_ends_the_wait(monkeypatch):
-    monkeypatch.setattr(compilers, "_START", "import os; input(); os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(compiler_processes, "_START", "import os; input(); os.kill(os.getpid(), 9)")
     with Compilers() as processes:
         processes.compile([NOTHING])
         processes.compile([NOTHING])
@@ -91,17 +91,17 @@ def test_processes_get_ready_where_a_gpu_seems_to_be_and_is_wanted(monkeypatch, 
 
     def begun(device):
         started.clear()
-        with compilers.ready("text", device), compilers.at_hand() as own:
+        with compiler_processes.ready("text", device), compiler_processes.at_hand() as own:
             assert own.command == "text"
         return len(started)
 
-    monkeypatch.setattr(compilers, "_DRIVERS", (tmp_path / "no driver",))
+    monkeypatch.setattr(compiler_processes, "_DRIVERS", (tmp_path / "no driver",))
     assert begun("auto") == 0
-    monkeypatch.setattr(compilers, "_DRIVERS", (tmp_path,))
+    monkeypatch.setattr(compiler_processes, "_DRIVERS", (tmp_path,))
     assert [begun(device) for device in ("auto", "cuda", "cpu")] == [1, 1, 0]
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert begun("auto") == 0
-    with compilers.at_hand() as other:
+    with compiler_processes.at_hand() as other:
         assert other.command == ""
 
 
