@@ -390,8 +390,10 @@ def _roofline(title: str, points: Sequence[tuple[float, float, int, str]], peer:
         line((first, peer), (last, peer), stroke_dasharray="1 4"),
         _text(across(2.2), up(1.3), f"DRAM-only limit: {COPY:.2f} TB/s", "start"),
     ]
+    baselines = []  # of the text at the right
     for rate, words in ((MATRIX, "tensor cores"), (SCALAR, "multiply-adds"), (peer, "torch")):
-        body.append(_text(right, up(rate) + (14 if rate is peer else -5), f"{words}: {_short(rate)}", "end"))
+        baselines.append(up(rate) + (14 if rate is peer else -5))
+        body.append(_text(right, baselines[-1], f"{words}: {_short(rate)}", "end"))
     dots = [(across(intensity), up(rate)) for intensity, rate, _, _ in points]
     labels: list[tuple[float, float]] = []
     disks: list[str] = []
@@ -402,6 +404,7 @@ def _roofline(title: str, points: Sequence[tuple[float, float, int, str]], peer:
         spot = next(
             s for s in spots
             if all(math.dist(s, label) > 20 for label in labels) and all(math.dist(s, dot) > 15 for dot in dots)
+            and (s[0] < right - 125 or all(abs(s[1] - b + 4) > 15 for b in baselines))
         )  # fmt: skip
         labels.append(spot)
         body.append(_tag("path", d=f"M{x:.1f} {y:.1f}L{spot[0]:.1f} {spot[1]:.1f}", stroke=OURS, stroke_width=1.2))
@@ -467,7 +470,7 @@ def _plan() -> str:
     width, each, left, body = 480, 23, 118, []
     counts = [sum(map(_lines, layer)) for layer in layers]
     for row, (layer, lines) in enumerate(zip(layers, counts, strict=True)):
-        y, length = row * each, max(2.0, (width - left - 50) * lines / max(counts))
+        y, length = row * each, max(2.0, (width - left - 58) * lines / max(counts))
         names = ", ".join(layer)
         body.append(_tag("rect", x=left, y=y + 3, width=f"{length:.1f}", height=each - 6, fill=OURS))
         if len(layer) > 2:
