@@ -16,7 +16,7 @@ from minidl.compilation.job import Job
 Progress = Callable[[int, int], None]  # gets how many are done, and of how many
 
 _START = "{before}from minidl.compilation.server import serve; serve({usual})"
-_WITHOUT_TORCH = "from minidl import standin; standin.install(); "
+_WITHOUT_TORCH = "from minidl.compilation import fake_torch; fake_torch.install(); "
 # Kernels are compiled for a GPU that these processes do not touch, and a process that is forked has no other threads.
 _ENVIRONMENT = {
     "TRITON_INTERPRET": "0",

@@ -92,7 +92,7 @@ def command():
 _READ = """
 import json, sys
 from pathlib import Path
-from minidl.training import predict
+from minidl.training.prediction import predict
 from minidl.training.settings.command import Predict
 given = {name: value if name == "inputs" else Path(value) for name, value in json.loads(sys.argv[1]).items()}
 with predict.reading(Predict(**given)) as begun:

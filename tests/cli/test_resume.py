@@ -104,15 +104,15 @@ def test_sigterm_saves_and_the_run_is_not_continued_with_other_settings_or_data(
 @pytest.mark.parametrize(
     ("place", "number"),
     [
-        ("supervised.outputs", signal.SIGTERM),
-        ("baselines.Linear", signal.SIGINT),
-        ("plots.curves", signal.SIGTERM),
-        ("runs.complete", signal.SIGINT),
+        ("loop.supervised.outputs", signal.SIGTERM),
+        ("report.baselines.Linear", signal.SIGINT),
+        ("report.plots.curves", signal.SIGTERM),
+        ("run_folder.create.complete", signal.SIGINT),
     ],
 )
 def test_a_signal_after_training_says_how_to_go_on(command, texts, whole, tmp_path, monkeypatch, place, number):
     run, arguments = tmp_path / "run", LONGER
-    if place == "plots.curves":
+    if place == "report.plots.curves":
         pytest.importorskip("matplotlib")
         arguments = LONGER[:-1]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -121,11 +121,11 @@ def test_boards_of_one_name_with_other_memory_or_fewer_multiprocessors_are_other
 CHOICES = """
 import torch
 from minidl.kernels.conv import plan as plans
-from minidl.runtime import estimates
+from minidl.runtime.cost_model import selection
 from minidl.tools.bench import drawn, drawn_conv
 said = []
 for target, processors in (("sm_90", 132), ("sm_80", 108), ("interpreted", 1)):
-    said.append(estimates.digest(target))
+    said.append(selection.digest(target))
     for index in range(8):
         shape = drawn.draw("conv", 5, index)
         for direction in drawn_conv.DIRECTIONS:

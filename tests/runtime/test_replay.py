@@ -154,8 +154,8 @@ def test_launches_of_other_threads_are_no_part_of_a_call():
 def test_compiled_kernels_get_addresses(monkeypatch):
     launched = []
     ready = SimpleNamespace(launch=lambda *how: launched.append(how))
-    monkeypatch.setattr(recorded_call.direct, "usable", lambda kernels: True)
-    monkeypatch.setattr(recorded_call.direct, "stream", lambda: 7)
+    monkeypatch.setattr(recorded_call.fast_launch, "usable", lambda kernels: True)
+    monkeypatch.setattr(recorded_call.fast_launch, "stream", lambda: 7)
     calls = Calls(_sum)
     calls.first((_x(64), _x(64)))
     ((key, found),) = calls.known.items()

@@ -30,8 +30,8 @@ def taken(folder):
 def other(tmp_path):
     """A process that holds the lock of `run`."""
     code = (
-        "import sys; from pathlib import Path; from minidl.training import locks\n"
-        "with locks.held(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()\n"
+        "import sys; from pathlib import Path; from minidl.training.run_folder import folder_lock\n"
+        "with folder_lock.held(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     started = subprocess.Popen(

@@ -11,11 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[3]
 LACKING = """
 import json
-from minidl.runtime import usual
+from minidl.compilation import command_kernels
 from minidl.tools.doctor import usual as made
 lacking = {}
 for command in made.warm.NAMES:
-    found, known = [*made.found(90, command)], [*usual.jobs(command, 90)]
+    found, known = [*made.found(90, command)], [*command_kernels.jobs(command, 90)]
     # Triton 3.10 changes its default.
     assert all("enable_fp_fusion" in job.options for job in (*found, *known)), command
     found, known = ({job.key for job in jobs} for jobs in (found, known))
