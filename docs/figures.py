@@ -1,7 +1,7 @@
 """Provide the numbers, tables and figures that the chapters in docs/learn show of benchmarks/results.
 
 A page inserts a value by its name, such as `{{ gemm.tiled.ms }}` or `{{ gemm_roofline }}`. Figures are inline SVG with
-transparent backgrounds and the page's colours.
+transparent backgrounds and the page's colors.
 """
 
 from __future__ import annotations
@@ -430,7 +430,7 @@ def _rows_bars(rows: dict[str, Any], start: str) -> str:
             body.append(_tag("rect", y=y + 19 + 11 * line, width=length, height=10, fill=colour))
             body.append(_text(float(length) + 5, y + 28 + 11 * line, f"{share:.0%}", "start", font_size=11))
         captions.append(f"{name} {shares[0]:.0%} and {shares[1]:.0%}")
-    alt = f"Shares of the floor, minidl (coloured) and the best alternative (grey): {'; '.join(captions)}."
+    alt = f"Shares of the floor, minidl (colored) and the best alternative (gray): {'; '.join(captions)}."
     return _figure(width, each * len(captions), alt, body)
 
 
