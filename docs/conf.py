@@ -1,23 +1,28 @@
-"""The site of these pages: `make docs` writes it to docs/_build/html; nothing is fetched.
+"""Configure Sphinx: `make docs` writes the site to docs/_build/html without using the network.
 
-The front page is README.md with the list of docs/index.md as its menu. Pages from outside this folder, and a page for
-each module with public names, are written to docs/_pages first. The commands whose output pages show are run, which
-`python -m sphinx -t quick` leaves out.
+The front page is README.md; docs/index.md lists the pages of its menu. The build first copies pages from other
+folders, and writes a page for each public module, to docs/_pages. It also runs every command whose output is shown;
+`python -m sphinx -t quick` skips that.
 """
 
 from __future__ import annotations
 
 import ast
+import html
 import importlib
 import inspect
 import os
 import re
 import shutil
 import sys
+import textwrap
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from sphinx.util import inspect as signatures
 from sphinx.util import logging
 
 HERE = Path(__file__).parent
@@ -37,27 +42,28 @@ copyright = author
 html_show_copyright = False
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build", "_pages/README.md"]
-suppress_warnings = ["myst.header"]  # a page from another folder begins where it does there
-html_theme, html_title = "furo", "minidl"
+suppress_warnings = ["myst.header"]  # a page from another folder keeps its heading levels
+html_theme, html_title = "furo", f"minidl {release}"  # also the first line of the menu
 html_static_path, html_css_files = ["_static"], ["site.css"]
-highlight_language = "none"  # but where a page says another
+highlight_language = "none"  # unless a block names its language
 html_copy_source = html_show_sourcelink = html_use_index = False
 templates_path: list[str] = []
-default_role = "code"  # docstrings have names in single backquotes
+default_role = "code"  # docstrings write names in single backquotes
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "substitution"]
 myst_substitutions = figures.values()
-nb_execution_mode = "off"  # notebooks hold what they gave on a GPU
+nb_execution_mode = "off"  # notebooks contain their output from a GPU
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # signatures have them already, as they are written
+autodoc_typehints, autodoc_typehints_format = "signature", "short"
+python_maximum_signature_line_length = 100  # longer signatures get a line per parameter
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 copybutton_only_copy_prompt_lines = True
 
-# Pages of other folders, by the name that they have on the site.
+# Pages of other folders and their names on the site.
 OUTSIDE = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog", "benchmarks/notes.md": "worklog"}
 RESULTS = "benchmarks/results"
-# Modules whose public names are a page each.
+# Modules whose public names get a page each.
 MODULES = (
     "minidl", "minidl.nn", "minidl.nn.utils", "minidl.ops", "minidl.optim", "minidl.optim.lr_scheduler",
     "minidl.distributed", "minidl.data", "minidl.models", "minidl.torch", "minidl.torch.optim", "minidl.testing",
@@ -66,21 +72,22 @@ MODULES = (
     "minidl.kernels.elementwise", "minidl.kernels.tree",
 )  # fmt: skip
 KERNELS = [name for name in MODULES if name.startswith("minidl.kernels.")]
+URLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
 
 
 def _menu() -> list[tuple[str, list[str]]]:
-    """The parts of docs/index.md, with their pages."""
-    parts = re.split(r"^## ", (HERE / "index.md").read_text(), flags=re.MULTILINE)[1:]
-    found = []
-    for part in parts:
-        title, _, body = part.partition("\n")
+    """Return the sections of docs/index.md with their pages."""
+    sections = re.split(r"^## ", (HERE / "index.md").read_text(), flags=re.MULTILINE)[1:]
+    menu = []
+    for section in sections:
+        title, _, body = section.partition("\n")
         pages = [_target(link, HERE) for link in re.findall(r"\]\(([^)#]+)\)", body)]
-        found.append((title.strip(), [page for page in pages if page is not None]))
-    return found
+        menu.append((title.strip(), [page for page in pages if page is not None]))
+    return menu
 
 
 def _target(link: str, folder: Path) -> str | None:
-    """The page of the site that a link of a file in a folder leads to, from this folder; None for another file."""
+    """Return the page that a link in a file of `folder` leads to, relative to docs; None if the site lacks the file."""
     path = (folder / link).resolve()
     name = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else ""
     if name in OUTSIDE:
@@ -96,7 +103,7 @@ def _target(link: str, folder: Path) -> str | None:
 
 
 def _relinked(text: str, folder: Path, up: str) -> str:
-    """A page with its links leading to those of the site, pictures to where they are, and none to other files."""
+    """Point the links of a page to pages of the site and pictures to their files; drop links to other files."""
 
     def change(match: re.Match[str]) -> str:
         mark, words, link = match.groups()
@@ -112,9 +119,12 @@ def _relinked(text: str, folder: Path, up: str) -> str:
 
 
 def _front(text: str) -> str:
-    """README.md, and the menu."""
+    """Return README.md with the menu."""
     lines = [_relinked((ROOT / "README.md").read_text(), ROOT, "")]
-    for title, pages in [*_menu(), ("Names", [f"_pages/{name}" for name in MODULES])]:
+    links = [f"{name} <{url}>" for name, url in URLS.items()]
+    for title, pages in [*_menu(), ("API reference", [f"_pages/{name}" for name in MODULES]), ("Links", links)]:
+        if not pages:
+            continue
         lines.append(f"```{{toctree}}\n:caption: {title}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n")
     return "\n".join(lines)
 
@@ -133,33 +143,34 @@ def _write_pages() -> None:
 
 
 def _run_commands(app: Any) -> None:
-    """Warn of each line that a page shows and its command does not print. Pages with files of their own are tests."""
+    """Warn of each line that a page shows and its command does not print; tests run the pages that create files."""
     if app.tags.has("quick"):
         return
     pages = [page for page in sorted(HERE.glob("*.md")) if not any(new_files(page))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for found in pool.map(lambda page: list(untrue(page)), pages):
-            for what in found:
-                logging.getLogger(__name__).warning(what)
+        for problems in pool.map(lambda page: list(untrue(page)), pages):
+            for problem in problems:
+                logging.getLogger(__name__).warning(problem)
 
 
 def _names_of(name: str) -> str:
-    """A page of directives for the public names of a module."""
+    """Return a page of autodoc directives for the public names of a module."""
     module = importlib.import_module(name)
     lines = [f"# {name}", "", "```{eval-rst}", f".. automodule:: {name}", "   :no-members:", ""]
-    own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == name]
-    for each in sorted(getattr(module, "__all__", own), key=str.lower):
-        if each.startswith("_"):
-            continue
+    defined = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == name]
+    for each in sorted(getattr(module, "__all__", defined), key=str.lower):
         value = getattr(module, each)
-        if inspect.ismodule(value) or str(getattr(value, "__module__", "")).startswith("torch"):
+        if each.startswith("_") or inspect.ismodule(value) or str(getattr(value, "__module__", "")).startswith("torch"):
             continue
         kind = "class" if inspect.isclass(value) else "function" if callable(value) else "data"
         lines += [f".. auto{kind}:: {name}.{each}"]
         if kind == "class" and str(value.__module__).startswith("minidl"):
             lines += ["   :members:"]
-            # What nn.Module has of its parts, each of which has a file.
+            # nn.Module inherits its public methods from mixins, a file each.
             lines += ["   :inherited-members: object"] if each == "Module" else []
+            # A layer's forward without a docstring would repeat that of nn.Module.
+            forward = getattr(value, "forward", None)
+            lines += ["   :exclude-members: forward"] if forward is not None and not forward.__doc__ else []
         lines += [""]
     lines += ["```", ""]
     for path in _sources(module) if name in KERNELS else ():
@@ -168,14 +179,14 @@ def _names_of(name: str) -> str:
 
 
 def _sources(module: Any) -> list[Path]:
-    """The file of a module, or those of a package; if they hold kernels."""
+    """Return the files of a module or package that define kernels."""
     path = Path(module.__file__)
     files = sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
     return [each for each in files if "@triton.jit" in each.read_text()]
 
 
 def _arithmetic(text: str) -> list[str]:
-    """Of a kernel file what its head says, its kernels, and the constants they use; launchers are in the package."""
+    """Return the docstring, the kernels and their constants of a kernel file, without its launchers."""
     shown = []
     for node in ast.parse(text).body:
         part = ast.get_source_segment(text, node) or ""
@@ -191,9 +202,12 @@ def _arithmetic(text: str) -> list[str]:
 
 
 def _as_rst(lines: list[str]) -> list[str]:
-    """A docstring, which is plain text: dashes begin items, a name and two blanks what is said of it, what is indented
-    else is code, and no sign is a markup but single backquotes."""
-    found: list[str] = []
+    """Convert a plain-text docstring to reStructuredText.
+
+    A dash begins a list item; a name followed by two blanks begins a definition; other indented lines are code. Single
+    backquotes are the only markup.
+    """
+    rst: list[str] = []
     state = "text"
     for line in lines:
         item = re.match(r" {0,3}- ", line)
@@ -209,18 +223,19 @@ def _as_rst(lines: list[str]) -> list[str]:
         else:
             now = "text"
         if now != state:
-            found += ["", *(["::", ""] if now == "code" else [])]
+            rst += ["", *(["::", ""] if now == "code" else [])]
         state = now
         if state == "code":
-            found.append("    " + line)
+            rst.append("    " + line)
         elif term:
-            found += ["", _plain(term[1]), "  " + _plain(term[2])]
+            rst += ["", _plain(term[1]), "  " + _plain(term[2])]
         else:
-            found.append("  " * (state in ("list", "terms") and not item) + _plain(line))
-    return found
+            rst.append("  " * (state in ("list", "terms") and not item) + _plain(line))
+    return rst
 
 
 def _plain(line: str) -> str:
+    """Escape markup outside of single backquotes."""
     return re.sub(r"(`[^`]*`)|([\\*|_])", lambda m: m[1] or "\\" + m[2], line.strip())
 
 
@@ -237,14 +252,13 @@ def setup(app: Any) -> None:
         lines[:] = [*_as_rst(lines), ""]
 
     def lighten(app: Any, error: Exception | None) -> None:
-        # Half of the site's bytes are marks of code that no style colours, icons that a page does not show, and
-        # colours of pictures that nobody can tell apart.
+        # Half of the bytes are unstyled spans, unused icons and indistinguishable colours.
         for path in Path(app.outdir, "_images").glob("*.png"):
             with Image.open(path) as picture:
                 fewer = picture.convert("RGB").quantize(256)
             fewer.save(path, optimize=True)
         for path in Path(app.outdir, "_images").glob("*.svg"):
-            path.write_text(" ".join(path.read_text().split()))
+            path.write_text(" ".join(path.read_text().replace("fill: #ffffff", "fill: none").split()))
         icon = re.compile(r'<symbol id="([\w-]+)".*?</symbol>', re.DOTALL)
         plain = re.compile(r'<span class="(?:w|n|p|o|nn|nf|nc|pre|sig-paren)">([^<]*)</span>')
         for path in Path(app.outdir).rglob("*.map"):
@@ -256,15 +270,30 @@ def setup(app: Any) -> None:
             text = icon.sub(lambda m, page=text: " ".join(m[0].split()) if f'"#{m[1]}"' in page else "", text)
             path.write_text(re.sub(r' title="Link to this (?:definition|heading)"', "", text))
 
-    def signature(app: Any, what: str, name: str, value: Any, options: Any, given: Any, returned: Any) -> Any:
-        # Of a module `__call__` of its class's class hides what is taken.
+    def signature(app: Any, what: str, name: str, value: Any, options: Any, arguments: Any, returned: Any) -> Any:
+        # The metaclass's `__call__` would hide the parameters of a Module's `__init__`.
         if what != "class" or not inspect.isfunction(value.__init__):
             return None
-        _self, *rest = inspect.signature(value.__init__).parameters.values()
-        return str(inspect.Signature(each.replace(annotation=each.empty) for each in rest)), returned
+        parameters = signatures.signature(value.__init__, bound_method=True)
+        return signatures.stringify_signature(parameters, show_return_annotation=False, unqualified_typehints=True), ""
+
+    def mark_options(app: Any, doctree: nodes.document) -> None:
+        # A browser would break `--batch-size` after a hyphen.
+        for literal in doctree.findall(nodes.literal):
+            if re.fullmatch(r"--?\w[^\n]{0,40}", literal.astext()):
+                literal["classes"].append("option")
+
+    def describe(app: Any, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+        # Search engines show this text below the title.
+        first = next(doctree.findall(nodes.paragraph), None) if doctree else None
+        if first is not None:
+            text = html.escape(textwrap.shorten(first.astext(), 200, placeholder=" ..."))
+            context["metatags"] = context.get("metatags", "") + f'<meta name="description" content="{text}">'
 
     app.connect("builder-inited", _run_commands)
     app.connect("autodoc-process-signature", signature)
     app.connect("build-finished", lighten)
+    app.connect("doctree-read", mark_options)
+    app.connect("html-page-context", describe)
     app.connect("source-read", source)
     app.connect("autodoc-process-docstring", docstring)

@@ -1,5 +1,7 @@
-"""What the chapters in docs/learn show of benchmarks/results: numbers, tables, and figures as SVG that takes the page's
-colours. A page has them by name: `{{ gemm.tiled.ms }}`, `{{ gemm_roofline }}`.
+"""Provide the numbers, tables and figures that the chapters in docs/learn show of benchmarks/results.
+
+A page inserts a value by its name, such as `{{ gemm.tiled.ms }}` or `{{ gemm_roofline }}`. Figures are inline SVG with
+transparent backgrounds and the page's colors.
 """
 
 from __future__ import annotations
@@ -19,21 +21,21 @@ from minidl.tools.bench.measure import COPY_BYTES_PER_MS, MATRIX_FLOP_PER_MS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-# TB/s, and TFLOP/s of tensor cores and of multiply-adds.
+# TB/s; TFLOP/s of tensor cores; TFLOP/s of multiply-adds outside of them.
 COPY, MATRIX, SCALAR = COPY_BYTES_PER_MS / 1e9, MATRIX_FLOP_PER_MS["float16"] / 1e9, MATRIX_FLOP_PER_MS["ieee"] / 1e9
 HALF = 2  # bytes of a float16
 POOLED = ", with ReLU and pool"
 OURS, THEIRS, PAPER = "var(--color-brand-content)", "var(--color-foreground-muted)", "var(--color-background-primary)"
 
-# A tensor as cells: title, (columns, rows), those that are touched as (x, y, width, height), and what is said below.
+# A tensor as cells: title, (columns, rows), the accessed cells as (x, y, width, height), and a caption.
 Panel = tuple[str, tuple[int, int], Sequence[tuple[float, float, float, float]], str]
-# What the worklogs climb, in their order.
+# The rungs of the worklogs, in order.
 GEMM_RUNGS = ("one output per program", "tiled", "grouped", "pipelined", "TMA, persistent", "minidl.kernels.gemm")
 CONV_RUNGS = (
     "one output per program", "tiled", "matrix form", "batch-tiled", "banded", "banded" + POOLED, "the band held",
     "two rows of outputs, with ReLU", "pairs of pixels",
 )  # fmt: skip
-# What one program reads, and in the last panel writes: a sentence, and panels.
+# What one program reads and, in the last panel, writes: a sentence and panels.
 PROGRAMS: dict[str, tuple[str, Sequence[Panel]]] = {
     "conv_one": ("One output per program, 32 to 64 channels, 5x5 at 12x12.", [
         ("x, an image", (12, 12), [(3, 3, 5, 5)], "5 x 5 pixels of|32 channels: 800"),
@@ -68,66 +70,66 @@ PROGRAMS: dict[str, tuple[str, Sequence[Panel]]] = {
     ]),
     "conv_two_rows": ("Ten outputs and the ten below them, all of their inputs as one K.", [
         ("x, an image", (36, 36), [(6, 9, 8, 4)], "8 rows of 16 values:|one K of 128"),
-        ("w, held", (20, 24), [*((g, g, 1, 7) for g in range(10)), *((10 + g, 4 + g, 1, 7) for g in range(10))],
-         "both rows' band, read|once for all tiles"),
+        ("w, on chip", (20, 24), [*((g, g, 1, 7) for g in range(10)), *((10 + g, 4 + g, 1, 7) for g in range(10))],
+         "the band of both rows,|read once for all tiles"),
         ("y, 66 x 66 pixels", (33, 33), [(6, 9, 5, 1)], "2 rows of 10 pixels|by 12 channels"),
     ]),
     "conv_paired": ("Pairs of pixels as one of twice the channels.", [
         ("x, pairs of an image", (6, 12), [(1, 3, 3, 5)], "128 images: 5 rows of|3 pairs of 64 values"),
-        ("w as a band", (2, 6), [(0, 0, 1, 5), (1, 1, 1, 5)], "a sixth of it zeros"),
+        ("w as a band", (2, 6), [(0, 0, 1, 5), (1, 1, 1, 5)], "a sixth of it is zeros"),
         ("y, pairs", (4, 8), [(1, 3, 1, 1)], "one pair of|64 channels"),
     ]),
     "gemm_one": ("One output per program.", [
         ("A", (16, 16), [(0, 5, 16, 0.5)], "a row: 4096"), ("B", (16, 16), [(9, 0, 0.5, 16)], "a column: 4096"),
         ("C", (16, 16), [(9, 5, 0.5, 0.5)], "one output"),
     ]),
-    "gemm_tiled": ("A tile of 128 x 128, and the block that is multiplied now.", [
+    "gemm_tiled": ("A tile of 128 x 128, and the block being multiplied.", [
         ("A", (32, 32), [(10, 10, 1, 2)], "128 rows,|64 of K at a time"),
         ("B", (32, 32), [(18, 10, 2, 1)], "128 columns"),
         ("C", (32, 32), [(18, 10, 2, 2)], "128 x 128"),
     ]),
-    "gemm_in_rows": ("132 programs at the same time, tiles in rows.", [
+    "gemm_in_rows": ("132 concurrent programs, tiles in row order.", [
         ("A", (32, 32), [(0, 0, 32, 5)], "5 strips"), ("B", (32, 32), [(0, 0, 32, 32)], "32 strips"),
         ("C", (32, 32), [(0, 0, 32, 4), (0, 4, 4, 1)], "132 tiles"),
     ]),
-    "gemm_grouped": ("132 programs at the same time, tiles in groups of eight rows.", [
+    "gemm_grouped": ("132 concurrent programs, tiles in groups of eight rows.", [
         ("A", (32, 32), [(0, 0, 32, 8)], "8 strips"), ("B", (32, 32), [(0, 0, 17, 32)], "17 strips"),
         ("C", (32, 32), [(0, 0, 16, 8), (16, 0, 1, 4)], "132 tiles"),
     ]),
-    "gemm_boxes": ("One box of each operand, one instruction each.", [
+    "gemm_boxes": ("One box per operand, one instruction per box.", [
         ("A", (32, 32), [(10, 10, 1, 2)], "a box of 128 x 64"), ("B", (32, 32), [(18, 10, 4, 1)], "a box of 64 x 256"),
-        ("C", (32, 32), [(18, 10, 4, 2)], "128 x 256, and on|to the next tile"),
+        ("C", (32, 32), [(18, 10, 4, 2)], "128 x 256, then|the next tile"),
     ]),
     "softmax_held": ("Rows that fit registers.", [
         ("x", (16, 16), [(0, 5, 16, 2)], "whole rows, once"),
         ("registers", (16, 2), [(0, 0, 16, 2)], "maximum, exponentials,|sum"),
         ("y", (16, 16), [(0, 5, 16, 2)], "whole rows, once"),
     ]),
-    "softmax_walk": ("Rows that do not: two walks, the second over what the cache has kept.", [
-        ("x, first walk", (16, 16), [(0, 5, 16, 1)], "running maximum|and sum"),
-        ("x, second walk", (16, 16), [(0, 5, 12, 1)], "all but the last part,|kept in registers"),
+    "softmax_walk": ("Longer rows: two passes, the second of which reads from the cache.", [
+        ("x, first pass", (16, 16), [(0, 5, 16, 1)], "running maximum|and sum"),
+        ("x, second pass", (16, 16), [(0, 5, 12, 1)], "all but the last part,|still in registers"),
         ("y", (16, 16), [(0, 5, 16, 1)], "the row, once"),
     ]),
     "batch_norm": ("Three launches forward.", [
         ("x, rows by channels", (16, 16), [(4, 4, 4, 4)], "a band: its mean and|squared distances"),
         ("bands", (16, 4), [(4, 0, 4, 4)], "joined in order,|in float64"),
-        ("y", (16, 16), [(4, 9, 4, 4)], "from x, read again:|last rows first"),
+        ("y", (16, 16), [(4, 9, 4, 4)], "x read a second time,|last rows first"),
     ]),
-    "text": ("A document with entries in five of the columns.", [
+    "text": ("A document with entries in five columns.", [
         ("S, documents by terms", (24, 12), [(c, 4, 1, 1) for c in (2, 3, 9, 14, 22)], "the row's entries"),
-        ("W, terms by hidden", (8, 24), [(0, c, 8, 1) for c in (2, 3, 9, 14, 22)], "a row for each entry"),
+        ("W, terms by hidden", (8, 24), [(0, c, 8, 1) for c in (2, 3, 9, 14, 22)], "one row per entry"),
         ("y, documents by hidden", (8, 12), [(0, 4, 8, 1)], "one row"),
     ]),
-    "text_back": ("A term that three documents have.", [
+    "text_back": ("A term that three documents contain.", [
         ("S transposed", (12, 24), [(c, 9, 1, 1) for c in (1, 4, 8)], "its documents"),
-        ("dy", (8, 12), [(0, c, 8, 1) for c in (1, 4, 8)], "a row for each"),
-        ("dW, touched rows alone", (8, 16), [(0, 6, 8, 1)], "one row"),
+        ("dy", (8, 12), [(0, c, 8, 1) for c in (1, 4, 8)], "one row per document"),
+        ("dW, touched rows only", (8, 16), [(0, 6, 8, 1)], "one row"),
     ]),
 }  # fmt: skip
 
 
 def values() -> dict[str, Any]:
-    """Everything that a page may name."""
+    """Return every value that a page may insert, by name."""
     gemm = _read("gemm-ladder-nvidia-h200.json")
     conv = _read("convolution-ladder-nvidia-h200.json")
     rows = {row["row"]: row for row in _read("nvidia-h200.json")["rows"]}
@@ -139,7 +141,7 @@ def values() -> dict[str, Any]:
         "few": _of_layer(conv, rows, "1 to 12, 7x7 at 72x72", 1, 12, 72, 7),
         "many": _of_layer(conv, rows, "32 to 64, 5x5 at 12x12", 32, 64, 12, 5),
     }
-    found: dict[str, Any] = {
+    by_name: dict[str, Any] = {
         "copy": f"{COPY:.2f}", "matrix": f"{MATRIX:.0f}", "multiply_adds": f"{SCALAR:.0f}",
         "card": "an {device} with torch {torch} and Triton {triton}".format(**conv), "day": conv["date"],
         "row": {_slug(name): _row(row) for name, row in rows.items()},
@@ -151,70 +153,75 @@ def values() -> dict[str, Any]:
         **{f"tree_of_{size}": _tree(8, size) for size in (1, 2, 3)}, "plan": _plan(),
     }  # fmt: skip
     for name, ladder in ladders.items():
-        found |= {name: ladder.numbers(), f"{name}_table": ladder.table(), f"{name}_roofline": ladder.roofline()}
-    return found
+        by_name |= {name: ladder.numbers(), f"{name}_table": ladder.table(), f"{name}_roofline": ladder.roofline()}
+    return by_name
 
 
 FAMILIES = {"gemm": "gemm", "conv": "conv ", "softmax": "softmax", "norm": "batch norm", "text": "text"}
 
 
 class Ladder:
-    """Rungs of one problem: their times, the bytes that their programs ask for, and the operations of all."""
+    """The rungs of one problem: their times, the bytes their programs request, and the number of operations."""
 
     def __init__(
-        self, title: str, rungs: Sequence[str], steps: dict[str, dict[str, float]], asked: dict[str, float], flop: float
+        self,
+        title: str,
+        rungs: Sequence[str],
+        steps: dict[str, dict[str, float]],
+        requested: dict[str, float],
+        flop: float,
     ) -> None:
-        self.title, self.asked, self.flop = title, asked, flop
-        self.places = {name: place for place, name in enumerate(rungs, 1) if name in steps}
-        self.steps = {name: steps[name] for name in [*self.places, *(n for n in steps if n not in self.places)]}
+        self.title, self.requested, self.flop = title, requested, flop
+        self.rungs = {name: number for number, name in enumerate(rungs, 1) if name in steps}
+        self.steps = {name: steps[name] for name in [*self.rungs, *(n for n in steps if n not in self.rungs)]}
 
     def peer(self, name: str) -> float:
-        """The time of torch for as much work as a rung does."""
+        """Return torch's time for the work of a rung."""
         pooled = name.endswith(POOLED)
         return next(s["ms"] for n, s in self.steps.items() if n.startswith("torch") and n.endswith(POOLED) == pooled)
 
     def intensity(self, name: str) -> float:
-        """Operations for each byte that programs ask for."""
-        return self.flop / self.asked[name]
+        """Return the operations per byte that programs request."""
+        return self.flop / self.requested[name]
 
-    def roof(self, name: str) -> float:
-        """TFLOP/s that memory would allow if no byte came from a cache, and the matrix units otherwise."""
+    def dram_limit(self, name: str) -> float:
+        """Return the TFLOP/s that DRAM allows if no byte comes from a cache, at most those of the tensor cores."""
         return min(COPY * self.intensity(name), MATRIX)
 
     def numbers(self) -> dict[str, dict[str, str]]:
-        found = {}
+        rungs = {}
         before = None
         for name, step in self.steps.items():
-            own = {"ms": _short(step["ms"]), "tflops": _short(step["tflops"])}
-            own["ratio"] = f"{self.peer(name) / step['ms']:.2g}"
-            own["percent"] = f"{100 * self.peer(name) / step['ms']:.2g} %"
-            if name in self.asked:
-                asked = self.asked[name] / 1e9
-                own |= {"gb": _short(asked), "intensity": _short(self.intensity(name)), "roof": _short(self.roof(name))}
+            cells = {"ms": _short(step["ms"]), "tflops": _short(step["tflops"])}
+            cells["ratio"] = f"{self.peer(name) / step['ms']:.2g}"
+            cells["percent"] = f"{100 * self.peer(name) / step['ms']:.2g} %"
+            if name in self.requested:
+                cells |= {"gb": _short(self.requested[name] / 1e9), "intensity": _short(self.intensity(name))}
+                cells["dram_limit"] = _short(self.dram_limit(name))
             if before is not None:
-                own["faster"] = f"{before / step['ms']:.2g}"  # than the rung before
+                cells["faster"] = f"{before / step['ms']:.2g}"  # than the rung before
             before = step["ms"]
-            found[_slug(name)] = own
-        return found
+            rungs[_slug(name)] = cells
+        return rungs
 
     def table(self) -> str:
-        head = ("", "rung", "ms", "torch / it", "TFLOP/s", "roof", "flop a byte", "GB asked for")
+        head = ("", "rung", "ms", "torch / rung", "TFLOP/s", "DRAM-only limit", "flop per byte", "GB requested")
         lines = ["| " + " | ".join(head) + " |", "| --- | --- |" + " ---: |" * (len(head) - 2)]
-        for name, own in zip(self.steps, self.numbers().values(), strict=True):
-            cells = [own.get(key, "") for key in ("ms", "ratio", "tflops", "roof", "intensity", "gb")]
-            # minidl has gone on since.
-            said = f"{name} (of that day)" if name.startswith("minidl") and name not in self.places else name
-            lines.append(f"| {self.places.get(name, '')} | {said} | " + " | ".join(cells) + " |")
+        for name, numbers in zip(self.steps, self.numbers().values(), strict=True):
+            cells = [numbers.get(key, "") for key in ("ms", "ratio", "tflops", "dram_limit", "intensity", "gb")]
+            # minidl has changed since.
+            title = f"{name} (at that date)" if name.startswith("minidl") and name not in self.rungs else name
+            lines.append(f"| {self.rungs.get(name, '')} | {title} | " + " | ".join(cells) + " |")
         return "\n".join(lines)
 
     def roofline(self) -> str:
-        points = [(self.intensity(n), self.steps[n]["tflops"], place, n) for n, place in self.places.items()]
+        points = [(self.intensity(n), self.steps[n]["tflops"], number, n) for n, number in self.rungs.items()]
         peer = next(s["tflops"] for n, s in self.steps.items() if n.startswith("torch"))
         return _roofline(self.title, points, peer)
 
 
 def _gemm_bytes(size: int) -> dict[str, float]:
-    """What the programs of each rung of a product of float16 ask for, all together."""
+    """Return the bytes that all programs of each rung of a float16 product request."""
     outputs = size * size
     tile, wide = 128, 256
     tiled = outputs / tile**2 * size * 2 * tile * HALF + outputs * HALF
@@ -234,29 +241,29 @@ def _of_layer(
     pixels = N * out**2
     results_bytes, tile = pixels * M * HALF, 128
     tiled = pixels / tile * K * (tile + max(M, 16)) * HALF + results_bytes
-    asked = {
+    requested = {
         "one output per program": pixels * M * (2 * K + 1) * HALF,
         "tiled": tiled, "matrix form": tiled, "batch-tiled": tiled,
     }  # fmt: skip
     G, KP, NP = _group(C, M, kernel, out)
     groups = N * out * math.ceil(out / G)
-    asked["banded"] = groups * kernel * KP * (1 + NP / 64) * HALF + results_bytes
+    requested["banded"] = groups * kernel * KP * (1 + NP / 64) * HALF + results_bytes
     G, KP, NP = _group(C, M, kernel, out // 2 * 2)
     pairs = N * (out // 2) * math.ceil(out // 2 * 2 / G)
-    asked["banded, with ReLU and pool"] = pairs * (kernel + 1) * KP * (1 + 2 * NP / 64) * HALF + results_bytes / 4
+    requested["banded, with ReLU and pool"] = pairs * (kernel + 1) * KP * (1 + 2 * NP / 64) * HALF + results_bytes / 4
     flop = 2.0 * pixels * M * K
     row = next(row for name, row in rows.items() if name.startswith(f"conv {C}->{M} "))
     last = CONV_RUNGS[7 if C == 1 else 8]
-    if C == 1:  # ten outputs and the ten below them are of one K of 128, whose band is read once
-        asked[last] = N * math.ceil(out / 2) * math.ceil(out / 10) * 128 * HALF + results_bytes
-    else:  # 128 images at a pair of outputs, of half a tap more
-        asked[last] = pixels / 2 / tile * K * (kernel + 1) / kernel * (tile + 2 * M) * HALF + results_bytes
+    if C == 1:  # ten outputs and the ten below them share one K of 128, whose band is read once
+        requested[last] = N * math.ceil(out / 2) * math.ceil(out / 10) * 128 * HALF + results_bytes
+    else:  # 128 images at a pair of outputs, which together have half a tap more
+        requested[last] = pixels / 2 / tile * K * (kernel + 1) / kernel * (tile + 2 * M) * HALF + results_bytes
     steps = {**steps, last: {"ms": row["ours_ms"], "tflops": flop / row["ours_ms"] / 1e9}}
-    return Ladder(f"{layer} pixels", CONV_RUNGS, steps, {n: b for n, b in asked.items() if n in steps}, flop)
+    return Ladder(f"{layer} pixels", CONV_RUNGS, steps, {n: b for n, b in requested.items() if n in steps}, flop)
 
 
 def _group(C: int, M: int, S: int, width: int) -> tuple[int, int, int]:
-    """(G, KP, NP) as `group` of notebooks/03_convolution_ladder.py has them."""
+    """Return (G, KP, NP) as `group` of notebooks/03_convolution_ladder.py does."""
     G = max(2, min(128 // M, 17 - S if C == 1 else 128 // C - S + 1, width) // 2 * 2)
     return G, _power((G + S - 1) * C), _power(G * M)
 
@@ -274,29 +281,29 @@ def _row(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _rows_table(rows: dict[str, Any], start: str) -> str:
-    lines = ["| work | ours, ms | best of the others, ms | ratio | share of the floor |"]
+    lines = ["| work | minidl, ms | best alternative, ms | ratio | share of the floor |"]
     lines.append("| --- | ---: | ---: | ---: | ---: |")
     for name, row in rows.items():
         if name.startswith(start):
-            own = _row(row)
-            others = f"{own['theirs']} ({own['peer']})"
-            lines.append(f"| {name} | {own['ms']} | {others} | {own['ratio']} | {own['share']} |")
+            cells = _row(row)
+            other = f"{cells['theirs']} ({cells['peer']})"
+            lines.append(f"| {name} | {cells['ms']} | {other} | {cells['ratio']} | {cells['share']} |")
     return "\n".join(lines)
 
 
 def _drawn_table(drawn: dict[str, list[Any]], of: str, direction: str | None, by_form: bool = False) -> str:
-    """Ratios of shapes drawn at random, in geometric mean with their number, on each card."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """Return a table of the geometric mean ratios of random shapes, with the number of shapes, for each card."""
+    ratios: dict[str, dict[str, list[float]]] = {}
     for card, rows in drawn.items():
         for row in rows:
             if row["of"] == of and direction in (None, row["direction"]) and row.get("ratio"):
                 key = row["plan"].partition(":")[0].rpartition(", ")[2] if by_form else row["direction"]
-                found.setdefault(key, {}).setdefault(card, []).append(row["ratio"])
+                ratios.setdefault(key, {}).setdefault(card, []).append(row["ratio"])
     lines = [
         f"| {'form' if by_form else 'direction'} | " + " | ".join(f"{card}, ratio (shapes)" for card in drawn) + " |"
     ]
     lines.append("| --- |" + " ---: |" * len(drawn))
-    for key, cards in sorted(found.items(), key=lambda each: -sum(map(len, each[1].values()))):
+    for key, cards in sorted(ratios.items(), key=lambda each: -sum(map(len, each[1].values()))):
         cells = [f"{geometric_mean(cards[card]):.2f} ({len(cards[card])})" if card in cards else "" for card in drawn]
         lines.append(f"| {key} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -307,37 +314,37 @@ def _read(name: str) -> Any:
 
 
 def _slug(name: str) -> str:
-    """A name that a page can have: letters, digits and underlines."""
+    """Return a name that a page can insert: letters, digits and underscores."""
     return re.sub(r"\W+", "_", name).strip("_")
 
 
 def _short(value: float) -> str:
-    """Three significant digits."""
+    """Format a number with three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _figure(width: int, height: int, alt: str, body: Sequence[str]) -> str:
-    # One line: a blank one would end it in Markdown.
+    # One line, because a blank line would end the HTML block in Markdown.
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(alt)}">'
     return f'<figure class="drawn">{head}{"".join(body)}</svg></figure>'
 
 
-def _tag(name: str, inside: str = "", **given: object) -> str:
-    """An element; `stroke_width` is its stroke-width."""
-    words = "".join(f' {key.replace("_", "-")}="{html.escape(str(value))}"' for key, value in given.items())
+def _tag(name: str, inside: str = "", **attributes: object) -> str:
+    """Return an SVG element; the argument `stroke_width` becomes its attribute stroke-width."""
+    words = "".join(f' {key.replace("_", "-")}="{html.escape(str(value))}"' for key, value in attributes.items())
     return f"<{name}{words}>{inside}</{name}>" if inside else f"<{name}{words}/>"
 
 
-def _text(x: float, y: float, words: str, place: str = "middle", **given: object) -> str:
-    return _tag("text", html.escape(words), x=f"{x:g}", y=f"{y:g}", text_anchor=place, **given)
+def _text(x: float, y: float, words: str, anchor: str = "middle", **attributes: object) -> str:
+    return _tag("text", html.escape(words), x=f"{x:g}", y=f"{y:g}", text_anchor=anchor, **attributes)
 
 
 def _program(alt: str, panels: Sequence[Panel]) -> str:
-    """What one program touches of each tensor."""
-    side, apart, top = 108, 160, 22
+    """Draw the part of each tensor that one program accesses."""
+    side, spacing, top = 108, 160, 22
     body = []
     for i, (title, (columns, rows), cells, below) in enumerate(panels, 1):
-        scale, middle = side / max(columns, rows), apart * (i - 0.5)
+        scale, middle = side / max(columns, rows), spacing * (i - 0.5)
         shown = [_tag("rect", x=x, y=y, width=w, height=h) for x, y, w, h in cells]
         body += [
             _text(middle, 13, title, font_weight=600),
@@ -350,14 +357,16 @@ def _program(alt: str, panels: Sequence[Panel]) -> str:
             ),
             *(_text(middle, top + side + 17 + 15 * line, words) for line, words in enumerate(below.split("|"))),
         ]
-    said = "; ".join(f"{title}: {below.replace('|', ' ')}" for title, _, _, below in panels)
-    return _figure(apart * len(panels), top + side + 38, f"{alt} Read, and in the last place written: {said}.", body)
+    captions = "; ".join(f"{title}: {below.replace('|', ' ')}" for title, _, _, below in panels)
+    return _figure(
+        spacing * len(panels), top + side + 38, f"{alt} Tensors read, and last the tensor written: {captions}.", body
+    )
 
 
 def _roofline(title: str, points: Sequence[tuple[float, float, int, str]], peer: float) -> str:
-    """TFLOP/s over operations a byte, both in powers of ten, with the number of each rung in its table."""
+    """Draw TFLOP/s over operations per byte, both in powers of ten; labels are the numbers of the rungs."""
     width, height = 480, 300
-    left, right, top, bottom = 46, width - 12, 24, height - 40
+    left, right, top, bottom = 46, width - 20, 24, height - 40
     first, last, low, high = 10**-0.5, 10**3, 10**-1.5, 10**3.2
 
     def across(intensity: float) -> float:
@@ -366,66 +375,67 @@ def _roofline(title: str, points: Sequence[tuple[float, float, int, str]], peer:
     def up(rate: float) -> float:
         return bottom - (bottom - top) * math.log(rate / low) / math.log(high / low)
 
-    def line(*ends: tuple[float, float], **given: object) -> str:
+    def line(*ends: tuple[float, float], **attributes: object) -> str:
         path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in ends)
-        return _tag("polyline", points=path, fill="none", stroke="currentColor", **given)
+        return _tag("polyline", points=path, fill="none", stroke="currentColor", **attributes)
 
     body = [
         line((first, high), (first, low), (last, low), stroke_opacity=0.5),
         *(_text(across(10**power), bottom + 16, f"{10**power}") for power in range(4)),
         *(_text(left - 6, up(10**power) + 4, f"{10.0**power:g}", "end") for power in range(-1, 4)),
-        _text(width / 2, height - 6, "operations for each byte that programs ask for"),
+        _text(width / 2, height - 6, "operations per byte that programs request"),
         _text(4, 13, "TFLOP/s", "start"),
         line((first, COPY * first), (MATRIX / COPY, MATRIX), (last, MATRIX), stroke_width=1.5),
         line((SCALAR / COPY, SCALAR), (last, SCALAR), stroke_dasharray="4 4"),
         line((first, peer), (last, peer), stroke_dasharray="1 4"),
-        _text(across(1.3), up(1.3), f"memory: {COPY:.2f} TB/s", "start"),
+        _text(across(2.2), up(1.3), f"DRAM-only limit: {COPY:.2f} TB/s", "start"),
     ]
+    baselines = []  # of the text at the right
     for rate, words in ((MATRIX, "tensor cores"), (SCALAR, "multiply-adds"), (peer, "torch")):
-        body.append(_text(right, up(rate) + (14 if rate is peer else -5), f"{words}: {_short(rate)}", "end"))
-    numbers: list[str] = []
-    taken: list[tuple[float, float, float]] = []
-    for intensity, rate, number, _ in points:
-        x, y = across(intensity), up(rate)
-        # A number in the way of another goes beside it, above if its rate is higher, and leaves a line to its point.
-        near = min(taken, key=lambda other: math.dist(other[:2], (x, y)), default=(x, y, rate))
-        turn = 1 if rate >= near[2] else -1
-        places = (
-            (r * math.cos(t), -turn * r * math.sin(t)) for r in range(0, 99, 11) for t in (1.57, 0.8, 2.3, 0, 3.14)
-        )
-        free = (p for p in places if all(math.dist(other[:2], (x + p[0], y + p[1])) > 20.5 for other in taken))
-        aside, below = next(free)
-        taken.append((x + aside, y + below, rate))
-        path = f"M{x:.1f} {y:.1f}l{aside:.1f} {below:.1f}"
-        body.append(_tag("path", d=path, stroke=OURS, stroke_width=2))
-        body.append(_tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, fill=OURS))
-        numbers.append(_tag("circle", cx=f"{x + aside:.1f}", cy=f"{y + below:.1f}", r=10, fill=OURS))
-        numbers.append(_text(x + aside, y + below + 4.5, str(number), fill=PAPER, font_weight=600))
-    said = "; ".join(f"{number}, {name}: {_short(rate)} at {_short(of)}" for of, rate, number, name in points)
-    return _figure(width, height, f"Roofline of {title}, TFLOP/s at operations a byte. {said}.", [*body, *numbers])
+        baselines.append(up(rate) + (14 if rate is peer else -5))
+        body.append(_text(right, baselines[-1], f"{words}: {_short(rate)}", "end"))
+    dots = [(across(intensity), up(rate)) for intensity, rate, _, _ in points]
+    labels: list[tuple[float, float]] = []
+    disks: list[str] = []
+    # The highest point of a cluster gets the first choice, which is above; a leader line joins a label to its dot.
+    for (x, y), (_, _, number, _) in sorted(zip(dots, points, strict=True), key=lambda each: each[0][1]):
+        angles = (1.57, 0.8, 2.3, 0, 3.14, -0.8, -2.3, -1.57)
+        spots = ((x + r * math.cos(a), y - r * math.sin(a)) for r in range(24, 99, 8) for a in angles)
+        spot = next(
+            s for s in spots
+            if all(math.dist(s, label) > 20 for label in labels) and all(math.dist(s, dot) > 15 for dot in dots)
+            and (s[0] < right - 125 or all(abs(s[1] - b + 4) > 15 for b in baselines))
+        )  # fmt: skip
+        labels.append(spot)
+        body.append(_tag("path", d=f"M{x:.1f} {y:.1f}L{spot[0]:.1f} {spot[1]:.1f}", stroke=OURS, stroke_width=1.2))
+        body.append(_tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3.5, fill=OURS))
+        disks.append(_tag("circle", cx=f"{spot[0]:.1f}", cy=f"{spot[1]:.1f}", r=9, fill=OURS))
+        disks.append(_text(spot[0], spot[1] + 4.5, str(number), fill=PAPER, font_weight=600))
+    rungs = "; ".join(f"{number}, {name}: {_short(rate)} at {_short(at)}" for at, rate, number, name in points)
+    return _figure(width, height, f"Roofline of {title}, TFLOP/s at operations per byte. {rungs}.", [*body, *disks])
 
 
 def _rows_bars(rows: dict[str, Any], start: str) -> str:
-    """Shares of the floor, ours and the best of the others."""
+    """Draw the shares of the floor of minidl and of the best alternative."""
     width, each = 480, 46
-    body, said = [], []
+    body, captions = [], []
     for name, row in rows.items():
         if not name.startswith(start):
             continue
-        y = each * len(said)
+        y = each * len(captions)
         body.append(_text(0, y + 14, name, "start"))
         shares = [row["floor_ms"] / row[side] for side in ("ours_ms", "peer_ms")]
         for line, (share, colour) in enumerate(zip(shares, (OURS, THEIRS), strict=True)):
-            long = f"{share * (width - 50):.1f}"
-            body.append(_tag("rect", y=y + 19 + 11 * line, width=long, height=10, fill=colour))
-            body.append(_text(float(long) + 5, y + 28 + 11 * line, f"{share:.0%}", "start", font_size=11))
-        said.append(f"{name} {shares[0]:.0%} and {shares[1]:.0%}")
-    alt = f"Shares of the floor, minidl (coloured) and the best of the others (grey): {'; '.join(said)}."
-    return _figure(width, each * len(said), alt, body)
+            length = f"{share * (width - 50):.1f}"
+            body.append(_tag("rect", y=y + 19 + 11 * line, width=length, height=10, fill=colour))
+            body.append(_text(float(length) + 5, y + 28 + 11 * line, f"{share:.0%}", "start", font_size=11))
+        captions.append(f"{name} {shares[0]:.0%} and {shares[1]:.0%}")
+    alt = f"Shares of the floor, minidl (colored) and the best alternative (gray): {'; '.join(captions)}."
+    return _figure(width, each * len(captions), alt, body)
 
 
 def _tree(leaves: int, processes: int) -> str:
-    """The tree of a sum over shards, and which of its nodes are added where their shards are."""
+    """Draw the tree of a sum over shards; filled nodes are added by the process that has all of their shards."""
     width, step, radius = 480, 50, 13
     each, parts = width / leaves, cut(leaves, processes)
     bottom = 20 + (leaves.bit_length() - 1) * step
@@ -437,8 +447,8 @@ def _tree(leaves: int, processes: int) -> str:
             if level:
                 path = f"M{x - size * each / 4:g} {y + step}L{x:g} {y}L{x + size * each / 4:g} {y + step}"
                 lines.append(_tag("path", d=path, fill="none", stroke="currentColor"))
-            own = any(start >= part.start and start + size <= part.stop for part in parts)
-            fill, ink = (OURS, PAPER) if own else (PAPER, "currentColor")
+            is_local = any(start >= part.start and start + size <= part.stop for part in parts)
+            fill, ink = (OURS, PAPER) if is_local else (PAPER, "currentColor")
             nodes.append(_tag("circle", cx=f"{x:g}", cy=y, r=radius, fill=fill, stroke="currentColor"))
             nodes.append(_text(x, y + 4.5, "+" if level else str(start), fill=ink))
     for process, part in enumerate(parts):
@@ -447,29 +457,29 @@ def _tree(leaves: int, processes: int) -> str:
         nodes.append(_tag("path", d=path, fill="none", stroke="currentColor"))
         nodes.append(_text((a + b) / 2, bottom + 42, f"process {process}"))
     alt = (
-        f"A tree of {leaves} shards, number of processes: {processes}. The additions are the same; filled nodes are "
-        "added where their shards are, the others after segments were exchanged."
+        f"A tree of {leaves} shards, number of processes: {processes}. The additions are the same; one process adds "
+        "each filled node, and the others are added after the exchange of segments."
     )
     return _figure(width, bottom + 50, alt, [*lines, *nodes])
 
 
 def _plan() -> str:
-    """The parts of minidl in their layers, which import-linter holds, each as wide as it has lines of code."""
+    """Draw the packages of minidl in the layers that import-linter checks; bars are lines of code."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = [layer.split(" | ") for layer in next(c["layers"] for c in contracts if c["id"] == "layers")]
     width, each, left, body = 480, 23, 118, []
     counts = [sum(map(_lines, layer)) for layer in layers]
-    for place, (layer, lines) in enumerate(zip(layers, counts, strict=True)):
-        y, long = place * each, max(2.0, (width - left - 50) * lines / max(counts))
+    for row, (layer, lines) in enumerate(zip(layers, counts, strict=True)):
+        y, length = row * each, max(2.0, (width - left - 58) * lines / max(counts))
         names = ", ".join(layer)
-        body.append(_tag("rect", x=left, y=y + 3, width=f"{long:.1f}", height=each - 6, fill=OURS))
+        body.append(_tag("rect", x=left, y=y + 3, width=f"{length:.1f}", height=each - 6, fill=OURS))
         if len(layer) > 2:
-            body += [_text(left - 8, y + 16, f"{len(layer)} small ones", "end")]
-            body += [_text(left + long + 6, y + 16, f"{lines:,}: {names}", "start", font_size=9)]
+            body += [_text(left - 8, y + 16, f"{len(layer)} small parts", "end")]
+            body += [_text(left + length + 6, y + 16, f"{lines:,}: {names}", "start", font_size=9)]
         else:
-            body += [_text(left - 8, y + 16, names, "end"), _text(left + long + 6, y + 16, f"{lines:,}", "start")]
+            body += [_text(left - 8, y + 16, names, "end"), _text(left + length + 6, y + 16, f"{lines:,}", "start")]
     order = "; ".join(", ".join(layer) for layer in layers)
-    return _figure(width, each * len(layers), f"The layers, from what imports to what is imported: {order}.", body)
+    return _figure(width, each * len(layers), f"The layers; each imports only from those below it: {order}.", body)
 
 
 def _lines(part: str) -> int:

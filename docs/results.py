@@ -1,5 +1,4 @@
-"""The page of all measured times: a table, and a picture where there are ratios, for each such file of
-benchmarks/results."""
+"""Write the page of all measured times: a table for each file of benchmarks/results, and a chart of its ratios."""
 
 from __future__ import annotations
 
@@ -17,22 +16,23 @@ from minidl.tools.bench.table import as_bytes
 
 INTRODUCTION = """# All results
 
-Every file of times in `benchmarks/results`, as it was measured. The ratio is the time of the best other divided by
-minidl's: above 1, minidl is faster. What was measured how, and what came of it, is in [Performance](../performance.md).
+This page shows all timing files in `benchmarks/results`, unedited; read [Performance](../performance.md) for the method
+and the conclusions. The ratio is the time of the best alternative divided by minidl's: above 1, minidl is faster.
 """
 TITLES = {
-    "nvidia-h200": "Operations and networks", "commands-": "Whole commands", "networks-": "Whole networks",
-    "scaling-": "Several GPUs", "in-torch-": "Models of torch", "drawn-": "Shapes drawn from a seed",
-    "drawn-regret-": "Shapes timed in every form",
-    "generation-": "Pictures from a DCGAN", "launch-cost-": "What a launch costs", "text-network-": "A text network",
-    "gemm-ladder-": "Steps to a product", "convolution-ladder-": "Steps to a convolution",
-    "nvidia-h200-agreement": "Compiled beside interpreted",
+    "nvidia-h200": "Operations and networks", "commands-": "Commands", "networks-": "Networks",
+    "scaling-": "Several GPUs", "in-torch-": "PyTorch models", "drawn-": "Random shapes",
+    "drawn-regret-": "Random shapes timed in every form",
+    "generation-": "Image generation with a DCGAN", "launch-cost-": "Cost of a launch",
+    "text-network-": "A text network",
+    "gemm-ladder-": "Worklog of a matrix product", "convolution-ladder-": "Worklog of a convolution",
+    "nvidia-h200-agreement": "Compiled and interpreted results compared",
 }  # fmt: skip
 Row = dict[str, Any]
 
 
 def write(results: Path, folder: Path) -> None:
-    """The page results.md in a folder, and its pictures beside it."""
+    """Write results.md and its charts to a folder."""
     parts = [INTRODUCTION]
     timed = (path for path in results.glob("*.json") if not path.stem.startswith("sanitizer-"))
     for path in sorted(timed, key=_order):
@@ -44,7 +44,7 @@ def write(results: Path, folder: Path) -> None:
         compared = _compared(content)
         if compared:
             picture = f"{path.stem}.svg"
-            if path.stem == "nvidia-h200":  # is on the front page, too
+            if path.stem == "nvidia-h200":  # the README shows it as well
                 picture = f"../../benchmarks/results/{picture}"
             else:
                 (folder / picture).write_bytes(_picture(compared, is_drawn(path)))
@@ -63,13 +63,13 @@ def _order(path: Path) -> tuple[int, str]:
 
 
 def _compared(content: Row) -> list[Row]:
-    """The rows with a ratio, of right results."""
+    """Return the rows that have a ratio and passed their check."""
     rows = content.get("rows", [])
     return [row for row in rows if row.get("ratio") and row.get("error_ok", True)] if isinstance(rows, list) else []
 
 
 def _table(path: Path, content: Row) -> Iterator[Sequence[str]]:
-    """Cells: a line of titles, one of dashes, and the rows."""
+    """Yield the cells of the header, of a line of dashes, and of the rows."""
     if is_drawn(path):
         lines = list(_groups(_compared(content)))
     elif "rows" in content and isinstance(content["rows"], dict):
@@ -86,27 +86,26 @@ def _table(path: Path, content: Row) -> Iterator[Sequence[str]]:
 
 def _measured(row: Row) -> dict[str, str]:
     if "devices" in row:
-        return _shared_out(row)
+        return _of_several_gpus(row)
     if "ours_us" in row:
-        return {"work": row["name"], "ours, us": f"{row['ours_us']:.1f}", "launches": str(row["launches"])}
+        return {"work": row["name"], "minidl, us": f"{row['ours_us']:.1f}", "launches": str(row["launches"])}
     other = f"{_ms(row['peer_ms'])} ({row['peer']})" if row["peer"] else ""
     ratio = f"{row['ratio']:.2f}" if row["ratio"] else ""
     return {
-        "work": row["name"], "dtype": row.get("dtype", ""), "ours, ms": _ms(row["ours_ms"]),
-        "best other, ms": other, "ratio": ratio, "goal": _goal(row.get("goal", "")),
+        "work": row["name"], "dtype": row.get("dtype", ""), "minidl, ms": _ms(row["ours_ms"]),
+        "best alternative, ms": other, "ratio": ratio, "goal": _goal(row.get("goal", "")),
     }  # fmt: skip
 
 
-def _shared_out(row: Row) -> dict[str, str]:
-    """Of several GPUs."""
-    images = f", {row['each']:,} a GPU" if "each" in row else f", {row['images']:,}" if "images" in row else ""
+def _of_several_gpus(row: Row) -> dict[str, str]:
+    images = f", {row['each']:,} per GPU" if "each" in row else f", {row['images']:,}" if "images" in row else ""
     other = f"{_ms(row['ddp_ms'])} (DDP)" if row.get("ddp_ms") else ""
     if row.get("all_reduce_ms"):
         other = f"{_ms(row['all_reduce_ms'])} (all-reduce)"
     return {
         "work": f"{row['what']}: {row['name']}{images}", "GPUs": str(row["devices"]),
-        "shards": str(row.get("shards", "")), "ours, ms": _ms(row["ours_ms"]) if "ours_ms" in row else "",
-        "times one": str(row.get("times", "")), "torch, ms": other, "same bits": "yes" if row.get("same") else "",
+        "shards": str(row.get("shards", "")), "minidl, ms": _ms(row["ours_ms"]) if "ours_ms" in row else "",
+        "speedup": str(row.get("times", "")), "torch, ms": other, "same bits": "yes" if row.get("same") else "",
     }  # fmt: skip
 
 
@@ -117,25 +116,25 @@ def _ms(value: float) -> str:
 def _goal(goal: Any) -> str:
     if not isinstance(goal, dict):
         return str(goal)
-    said = {"seconds": "{:g} s", "ratio": "{:g}", "rate": "{:,.0f} a second", "times_file": "memory of {:g} files"}
-    return ", ".join(said[name].format(value) for name, value in goal.items())
+    formats = {"seconds": "{:g} s", "ratio": "{:g}", "rate": "{:,.0f} per second", "times_file": "memory of {:g} files"}
+    return ", ".join(formats[name].format(value) for name, value in goal.items())
 
 
 def _groups(rows: list[Row]) -> Iterator[dict[str, str]]:
     for of, direction in dict.fromkeys((row["of"], row["direction"]) for row in rows):
-        found = figures([row for row in rows if (row["of"], row["direction"]) == (of, direction)])
-        said = {name: f"{value:.2f}" if isinstance(value, float) else str(value) for name, value in found.items()}
-        yield {"operation": of, "direction": direction} | {name: said[name] for name in list(said) if "reg" not in name}
+        values = figures([row for row in rows if (row["of"], row["direction"]) == (of, direction)])
+        cells = {name: f"{value:.2f}" if isinstance(value, float) else str(value) for name, value in values.items()}
+        yield {"operation": of, "direction": direction} | {n: cell for n, cell in cells.items() if "reg" not in n}
 
 
 def _agreement(rows: dict[str, Row]) -> Iterator[dict[str, str]]:
     for dtype in dict.fromkeys(name.partition("/")[2] for name in rows):
-        of_it = [row for name, row in rows.items() if name.endswith(f"/{dtype}")]
-        values = sum(row["values"] for row in of_it)
+        matches = [row for name, row in rows.items() if name.endswith(f"/{dtype}")]
+        values = sum(row["values"] for row in matches)
         yield {
-            "dtype": dtype, "operations": str(len(of_it)), "values": f"{values:,}",
-            "the same bits": f"{sum(row['same_bits'] for row in of_it) / values:.1%}",
-            "largest share of the bound": f"{max(row['share_of_bound'] for row in of_it):.2f}",
+            "dtype": dtype, "operations": str(len(matches)), "values": f"{values:,}",
+            "the same bits": f"{sum(row['same_bits'] for row in matches) / values:.1%}",
+            "largest share of the bound": f"{max(row['share_of_bound'] for row in matches):.2f}",
         }  # fmt: skip
 
 
@@ -145,21 +144,21 @@ def _steps(content: Row) -> Iterator[dict[str, str]]:
     elif "layers" in content:
         layers = {f"{name}, {n} images": steps for name, at in content["layers"].items() for n, steps in at.items()}
     else:
-        known = ("network", "documents", "passes", "batch_size", "seconds")
-        yield {name.replace("_", " "): str(content[name]) for name in known}
+        columns = ("network", "documents", "passes", "batch_size", "seconds")
+        yield {name.replace("_", " "): str(content[name]) for name in columns}
         return
     for layer, steps in layers.items():
-        for step, found in steps.items():
-            yield {"work": layer, "step": step, "ms": _ms(found["ms"]), "TFLOP/s": f"{found['tflops']:.4g}"}
+        for step, time in steps.items():
+            yield {"work": layer, "step": step, "ms": _ms(time["ms"]), "TFLOP/s": f"{time['tflops']:.4g}"}
 
 
 def _picture(rows: list[Row], drawn: bool) -> bytes:
-    """Ratios with their goals, a row each; of many shapes how many have which."""
+    """Return an SVG chart of the ratios and their goals; for random shapes a histogram of the ratios."""
     figure = Figure(figsize=(9, 3 if drawn else 0.9 + 0.2 * len(rows)), layout="constrained")
     axes = figure.subplots()
     axes.set_xscale("log", base=2)
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xlabel("time of the best other / ours")
+    axes.set_xlabel("time of the best alternative / time of minidl")
     ratios = [row["ratio"] for row in rows]
     if drawn:
         axes.stairs(*np.histogram(ratios, [2 ** (i / 10) for i in range(-30, 61)]), fill=True)

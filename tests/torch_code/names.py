@@ -44,36 +44,40 @@ FLOATS = (torch.float32, torch.float16)
 
 HEAD = """# Torch's test data
 
-torch tests its functions and layers with samples of arguments, OpInfo and ModuleInfo. This table is what becomes of
-torch {torch}'s in float32 where minidl has the name, too: up to {samples} samples of each OpInfo or ModuleInfo that
-have at most {elements} elements, results and the gradients of all inputs and parameters. A sample passes where all of
-them are within the bound that float32 arithmetic has around torch's in float64, of torch's shapes and dtypes; it is
-refused where minidl raises an error that names what it does not take. `python -m tests.torch_code.names` writes this
-page, and a test holds it and fails where anything differs without a reason.
+This page shows, for each name that both libraries have, how minidl handles PyTorch's own test samples; look here to
+see whether a function behaves as in PyTorch.
 
-Of {total} samples {passes} pass ({share:.1f} %), {refused} are refused, {differs} differ. In float16, of {narrow} of
-each OpInfo, {narrow_passes} of {narrow_total} pass.
+The samples are PyTorch {torch}'s OpInfo and ModuleInfo in float32: up to {samples} of each, with at most {elements}
+elements. The comparison covers results and the gradients of all inputs and parameters.
 
-| name | pass | refused | differ | how |
+- **pass**: shapes and dtypes are PyTorch's, and all values are within the error bound of float32 arithmetic around
+  PyTorch's float64 values.
+- **refused**: minidl raises an error that names the unsupported argument.
+- **differ**: everything else. A test fails for any difference without a documented reason.
+
+Of {total} samples {passes} pass ({share:.1f} %), {refused} are refused, {differs} differ. In float16, with {narrow}
+samples of each OpInfo, {narrow_passes} of {narrow_total} pass. `python -m tests.torch_code.names` writes this page.
+
+| name | pass | refused | differ | details |
 |---|---|---|---|---|
 """
 WRONG = """
 
 ## Wrong calls
 
-Of {calls} calls that torch's data has for torch to refuse, {same} raise an error here that names the function or what
-it does not take. The others are taken:
+PyTorch's data also has calls that PyTorch rejects. Of {calls} such calls, minidl rejects {same} with an error that
+names the function or the unsupported argument. It accepts the others:
 
-| name | |
+| name | reason |
 |---|---|
 """
 MIDDLE = """
 
 ## Without test data
 
-What minidl adds to torch, and what torch has no such samples of. Each is held by its record or its tests.
+PyTorch has no samples for these names, or they are minidl's own. A [spec](glossary.md) or a test covers each of them.
 
-| name | |
+| name | description |
 |---|---|
 """
 
@@ -462,9 +466,7 @@ def written(rows: Sequence[Row], narrow: Sequence[Row], refusals: Sequence[tuple
     public = [f"ops.{name}" for name in sorted(ops.__all__)]
     public += [f"nn.{name}" for name in sorted(nn.__all__, key=str.lower) if inspect.isclass(getattr(nn, name))]
     others = [name for name in public if name not in labels]
-    rest = [
-        f"| `{name}` | {OWN.get(name) or WITHOUT_DATA.get(name) or 'torch has no samples of it'} |" for name in others
-    ]
+    rest = [f"| `{name}` | {OWN.get(name) or WITHOUT_DATA.get(name) or 'no samples in PyTorch'} |" for name in others]
     return (
         HEAD.format(torch=torch.__version__.partition("+")[0], total=total, passes=passes, refused=refused,
                     differs=differs, share=100 * passes / total, samples=SAMPLES, elements=f"{ELEMENTS:,}",
@@ -479,7 +481,7 @@ def written(rows: Sequence[Row], narrow: Sequence[Row], refusals: Sequence[tuple
 
 def made_with(page: str) -> str:
     """The version of torch whose samples made a page."""
-    match = re.search(r"torch (\S+)'s", page)
+    match = re.search(r"[Tt]orch (\S+)'s", page)
     return match[1] if match else ""
 
 
