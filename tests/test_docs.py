@@ -196,4 +196,5 @@ def test_pages_of_use_begin_with_a_sentence_and_a_command_with_its_output():
     pages = re.findall(r"\]\(([\w-]+\.md)\)", index.partition("## Use it")[2].partition("\n## ")[0])
     assert len(pages) >= 10
     for page in pages:
-        assert re.match(r"# .+\n\n(?:[A-Z](?:.+\n)+\n)?```console\n\$ .+\n[^$`]", (ROOT / "docs" / page).read_text()), page
+        text = (ROOT / "docs" / page).read_text()
+        assert re.match(r"# .+\n\n(?:[A-Z](?:.+\n)+\n)?```console\n\$ .+\n[^$`]", text), page
