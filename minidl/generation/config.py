@@ -84,7 +84,7 @@ class Generate(Settings):
 
     examples = (
         "minidl generate --grid 8x8 --out pictures",
-        "minidl generate --seeds 0-63,100 --truncation 1.5 --out pictures",
+        "minidl generate --seeds 0-63,100 --truncation 0.9 --out pictures",
         "minidl generate --interpolate 3 17 --steps 12 --grid 1x12 --out walk",
         "minidl generate --seeds 0-9999 --format zip --out archive",
         "minidl generate --count 1000000 --format npy --devices all --out million",
@@ -113,7 +113,12 @@ class Generate(Settings):
     ] = None
     truncation: Annotated[
         float | None,
-        Field(gt=0, le=100, description="Keep latents within so many deviations: likelier pictures, less varied."),
+        Field(
+            gt=0,
+            le=100,
+            description="Shorten latents to at most this multiple of their typical length, the square root of their "
+            "size. Below 0.7 pictures of the built-in model dissolve.",
+        ),
     ] = None
     interpolate: Annotated[
         tuple[_Seed, _Seed] | None,
