@@ -59,6 +59,7 @@ class Supervised(Experiment):
     `draw(model, pictures, targets, found, title)` adds to the plots what the test split shows.
     `begin` changes the first weights of a model, `said` tells of it, and `course` is what changes during the training.
     `network` says which one it is, where there is a choice. `terms` are the names of the columns of texts.
+    `texts` reads the test split's texts of some indices.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Supervised(Experiment):
     said: str | None = None
     network: str | None = None
     terms: Sequence[str] | None = None
+    texts: Callable[[np.ndarray], list[str]] | None = None
     course: Course | None = None
     batch_size: int = field(init=False)
     _tested: tuple[Any, np.ndarray, Found] | None = field(default=None, init=False)
@@ -221,7 +223,7 @@ class Supervised(Experiment):
             self.draw(trainer.model, features, truth, found, title)
 
     def mistakes(self, trainer: Trainer) -> list[dict[str, Any]]:
-        """The surest mistakes on the test split, with the terms that gave most for and against the answer."""
+        """Return the most confident mistakes on the test split, with their texts and most important terms."""
         if self.terms is None:
             return []
         features, truth, found = self.tested(trainer.model)
@@ -231,6 +233,7 @@ class Supervised(Experiment):
         if len(wrong) == 0:
             return []
         chosen, labels, entries = features[wrong], self.targets.labels, []
+        texts = self.texts(wrong) if self.texts is not None else []
         given = terms.values(trainer.model, chosen, terms.logits(trainer.model, chosen), found.values[wrong])
         for row, place in enumerate(wrong):
             own = np.arange(chosen.indptr[row], chosen.indptr[row + 1])
@@ -239,6 +242,7 @@ class Supervised(Experiment):
                 "true": labels[truth[place]], "predicted": labels[found.values[place]],
                 "probability": float(found.sure[place]),
                 "terms": [(self.terms[chosen.indices[i]], float(given[i])) for i in most],
+                **({"text": texts[row]} if texts else {}),
             })  # fmt: skip
         return entries
 

@@ -139,7 +139,7 @@ class Experiment(ABC):
         """Draw the plots of the run; matplotlib is installed."""
 
     def mistakes(self, trainer: Any) -> list[dict[str, Any]]:
-        """The surest mistakes on the test split, for `page`, where the features have names."""
+        """Return the most confident mistakes on the test split, for `page`, if the features have names."""
         return []
 
     def ending(self) -> str:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from minidl import data
 from minidl.data import TextDataset
+from minidl.data.digests import content_digest
 from minidl.data.parsing import shorten
 from minidl.data.patterns import linear
+from minidl.data.records import DataError
 from minidl.data.workers import Workers, available
 from minidl.training import fields, helpers, memory, suited
 from minidl.training.config import SPLITS, Perceptron, Session
@@ -23,6 +27,8 @@ from minidl.training.task import Task, only_for_files
 from minidl.training.tasks.text_answers import TextClassifier, examples
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from minidl.data.corpus import CorpusDataset
     from minidl.data.hashing import HashedTfidf
     from minidl.data.vectorizer import Tfidf, TfidfOptions
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
 # Weights, gradient and AdamW's state take 2 KiB a column with 128 hidden units: here 128 MiB. From one half of the
 # docstrings' training texts to the other, 2^13 to 2^18 columns have accuracy 0.739, 0.744, 0.749, 0.753, 0.755, 0.755.
 _COLUMNS = 2**16
+_MOST_TEXTS = 200_000  # of a file that is read again, for the texts of mistakes
 _MOST_COLUMNS = 2**24  # `hashing.MOST_COLUMNS`, whose module the help does not load
 
 
@@ -223,6 +230,7 @@ class TextTask(Task):
             ),
             documents={**targets.documents, document: vectorizer.to_json()},
             terms=getattr(vectorizer, "terms", None),
+            texts=functools.partial(_test_texts, config, dataset),
         )
 
     def predictor(self, config: TrainText, own: RunFiles) -> TextClassifier:
@@ -242,6 +250,21 @@ def _tfidf(config: TrainText) -> TfidfOptions:
         unit=config.analyzer or "word",
         token_pattern=TOKEN_PATTERN if config.token_pattern is None else config.token_pattern,
     )  # fmt: skip
+
+
+def _test_texts(config: TrainText, dataset: CorpusDataset, rows: np.ndarray) -> list[str]:
+    """Return these texts of the test split; none if their file is large, cannot be read again, or has changed."""
+    own = [] if config.data in data.TEXT_DATA else filter(None, (config.data, config.validation, config.test))
+    parts = dataset.train, dataset.validation, dataset.test
+    if sum(map(len, parts)) > _MOST_TEXTS or not all(Path(name).is_file() for name in own):
+        return []
+    try:
+        texts = dataset.texts().test.texts
+    except (DataError, OSError):
+        return []
+    chosen = [texts[row] for row in rows if row < len(texts)]
+    digests = [dataset.test.digests[row].tobytes() for row in rows]
+    return chosen if list(map(content_digest, chosen)) == digests else []
 
 
 def _vectorizer(config: TrainText) -> tuple[type[Tfidf | HashedTfidf], str]:
