@@ -7,7 +7,7 @@ from typing import Any
 from minidl.cli.options import command
 from minidl.console import echo
 from minidl.data.parsing import encoded
-from minidl.training import device
+from minidl.training import device, inputs
 from minidl.training.config import Explain
 
 
@@ -16,11 +16,14 @@ def _explain(given: dict[str, Any]) -> None:
     device.prepare(config.device, "minidl.training.forward")
     from minidl.training import explain
 
+    total = unknown = 0
     for text, labels in explain.explain(config):
+        total, unknown = total + 1, unknown + (not labels[0].terms)
         if config.as_json:
             echo(encoded(explain.as_json(text, labels)))
         else:
             echo(explain.as_text(text, labels, config.terms), end="")
+    inputs.note_unknown(unknown, total)
 
 
 add_to = command("explain", Explain, _explain)

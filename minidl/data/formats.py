@@ -169,5 +169,5 @@ def _pyarrow(path: Path) -> Any:
     try:
         import pyarrow as pa
     except ImportError:
-        raise DataError(f"{path} needs pyarrow to be read: pip install 'minidl[arrow]'") from None
+        raise DataError(f"{path} cannot be read without pyarrow: pip install pyarrow") from None
     return pa

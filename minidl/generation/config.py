@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from minidl.data.parsing import shorten
 from minidl.training.errors import ConfigError
-from minidl.training.fields import Data, Device, Devices, JsonFile, Quiet, Workers, is_number
+from minidl.training.fields import Data, Device, Devices, JsonFile, Workers, is_number
 from minidl.training.settings import UTF8, Expected, Settings, Written
 
 BUILT_IN = ("mnist",)  # models
@@ -149,7 +149,7 @@ class Generate(Settings):
     device: Device = "auto"
     devices: Devices = 1
     overwrite: Annotated[bool, Field(description="Replace the pictures that an earlier command made.")] = False
-    quiet: Quiet = False
+    quiet: Annotated[bool, Field(description="Print only errors.")] = False
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -20,7 +20,7 @@ from minidl.data.parsing import cut
 from minidl.data.workers import Message
 from minidl.training import files, helpers, memory
 
-MISSING = "no plots: matplotlib is not installed; install it with pip install 'minidl[plots]'"
+MISSING = "no plots: matplotlib is not installed; install it with pip install matplotlib"
 Files = dict[str, bytes]
 
 

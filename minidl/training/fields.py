@@ -131,7 +131,7 @@ Timeout = Annotated[
     float,
     Field(gt=0, le=10**6, description="Seconds that a process waits for the others before all give up."),
 ]
-Quiet = Annotated[bool, Field(description="Show errors only.")]
+Quiet = Annotated[bool, Field(description="Print only errors and, after training, the test scores.")]
 Workers = Annotated[
     int | None,
     Field(

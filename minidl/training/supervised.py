@@ -173,12 +173,12 @@ class Supervised(Experiment):
             self._scores = self.targets.baselines(self.train, self.validation, workers)
             yield
 
-    def advice(self, steps: int) -> str | None:
-        whole = self.config.epochs * steps
-        if whole >= FEW_STEPS:
+    def advice(self, trainer: Trainer, report: dict[str, Any]) -> str | None:
+        shortfall, epochs = reports.shortfall(report), math.ceil(FEW_STEPS / trainer.steps)
+        if self.config.epochs >= epochs or not shortfall:
             return None
-        counted = "1 step" if whole == 1 else f"{whole} steps"
-        return f"{counted} in all; try --epochs {math.ceil(FEW_STEPS / steps)}{self.more_steps} if the scores are low"
+        steps = reports.count(report["steps"], "training step")
+        return f"the model is {shortfall} after {steps}: try --epochs {epochs}{self.more_steps}"
 
     def report(self, trainer: Trainer, device: str) -> dict[str, Any]:
         progress, model = trainer.progress, trainer.model

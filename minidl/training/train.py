@@ -16,7 +16,7 @@ from minidl.console import escaped, one_line
 from minidl.data.saved import Checked, made
 from minidl.distributed.group import current
 from minidl.runtime import launch
-from minidl.training import drawing, environment, files, machine, manifest, memory, page, runs
+from minidl.training import drawing, environment, files, machine, manifest, memory, page, reports, runs
 from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
 from minidl.training.compiling import compile_ahead
 from minidl.training.config import Session
@@ -180,7 +180,8 @@ def _fit(
     files.write_text(config.out / page.FILE, shown)
     runs.complete(config.out, identity, report, text)
     display.show("\n" + text)
-    display.note(*undrawn, runs.finish(config.out), experiment.ending())
+    display.summary(reports.summary(report))
+    display.note(*undrawn, experiment.advice(trainer, report), runs.finish(config.out), experiment.ending())
     return report
 
 
@@ -215,7 +216,6 @@ def _trainer(
     with memory.used_for("the networks and their optimizers", "a smaller model"), phases.timed("copy"):
         trainer = experiment.trainer(display, state, resume_command(task.name, config.out))
     if checkpoint is None:
-        display.note(experiment.advice(trainer.steps))
         return trainer, {}
     trainer.restore(checkpoint)
     again = resumed(checkpoint, state["environment"], trainer.progress.place, display)
