@@ -55,7 +55,7 @@ class Bench(networks.WholeNetworks):
     )
     names: Annotated[
         tuple[str, ...],
-        Positional("[NAME]..."),
+        Positional("NAME"),
         Field(
             description="Rows whose name contains one of these words, or networks or in-torch and words. Default: all "
             "but networks and in-torch."

@@ -58,7 +58,7 @@ class Doctor(Settings):
         ),
         Expected("names"),
         REPEATED,
-        Positional("[NAMES]..."),
+        Positional("NAME"),
     ] = ()
     arch: Annotated[
         str | None,

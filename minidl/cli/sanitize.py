@@ -41,7 +41,7 @@ class Sanitize(Settings):
     )
     script: Annotated[str, Positional("SCRIPT"), Field(description="A Python file; with -m, the name of a module.")]
     arguments: Annotated[
-        tuple[str, ...], Positional("[ARGUMENT]..."), Field(description="Arguments of the script."), REPEATED
+        tuple[str, ...], Positional("ARGUMENT"), Field(description="Arguments of the script."), REPEATED
     ] = ()
     module: Annotated[bool, Field(alias="m", description="SCRIPT is a module, as in python -m.")] = False
     first: Annotated[bool, Field(description="Stop at the first bug.")] = False

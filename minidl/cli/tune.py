@@ -48,7 +48,7 @@ class Tune(Settings):
     )
     names: Annotated[
         tuple[str, ...],
-        Positional("[NAME]..."),
+        Positional("NAME"),
         Field(description="Kernel families whose name contains one of these words. Default: all."),
         REPEATED,
     ] = ()
