@@ -34,8 +34,8 @@ _UNINTERRUPTED = ("<frozen importlib._bootstrap>", f"{os.sep}pydantic{os.sep}", 
 
 
 def examples(*commands: str) -> str:
-    """The end of a command's help: one line per example."""
-    return "\n\n".join(["Examples:", *(f"[bold]{command}[/bold]" for command in commands)])
+    """Return the end of a command's help: one line per example."""
+    return "\n\n".join(["Examples:", *commands])
 
 
 class Command(PlainHelp, TyperCommand):

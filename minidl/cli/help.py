@@ -63,7 +63,7 @@ def _write(command: Any, ctx: Any, formatter: Any) -> None:
     for title, rows in _sections(command, ctx):
         with formatter.section(typer.style(title, bold=True)):
             formatter.write_dl([(name, _unbroken(text)) for name, text in rows], col_max=_NAMES)
-    title, *lines = (command.epilog or "").replace("[bold]", "").replace("[/bold]", "").split("\n\n")
+    title, *lines = (command.epilog or "").split("\n\n")
     if lines:
         with formatter.section(typer.style(title.rstrip(":"), bold=True)):
             formatter.write("".join(f"  {line}\n" for line in lines))

@@ -1,4 +1,4 @@
-"""The reference page of all commands and their settings.
+"""Print the reference page of all commands and their settings.
 
 python -m minidl.cli.reference          prints it, in Markdown
 """
@@ -15,13 +15,13 @@ from minidl.training.settings import Positional, description, expected, note, va
 
 
 def page() -> str:
-    """The page in Markdown, a section for each command with a table of its options."""
+    """Return the page in Markdown: a section for each command with a table of its options."""
     sections = [section for name in COMMANDS for section in _sections(f"minidl {name}", Deferred(name).load())]
     return "\n\n".join(["# Commands and settings", _INTRODUCTION, *sections, _VARIABLES]) + "\n"
 
 
 _INTRODUCTION = (
-    "`minidl COMMAND --help` shows the same. Exit codes: 0 done, 1 a failure, 2 bad usage or input, 130 stopped by "
+    "`minidl COMMAND --help` prints the same. Exit codes: 0 success, 1 failure, 2 wrong usage or input, 130 stopped by "
     "Ctrl-C or SIGTERM."
 )
 
@@ -29,17 +29,17 @@ _VARIABLES = """## Environment variables
 
 | variable | meaning |
 | --- | --- |
-| `MINIDL_DATA` | Folder with data sets that would otherwise be downloaded. |
-| `MINIDL_TILES` | Folder with tile tables and estimates of `minidl tune`, used in place of those of the package. |
-| `MINIDL_EXPLAIN` | With 1, which form each convolution takes, and why, is logged. |
-| `MINIDL_RUN` | Set by `--devices` for its processes; leave it unset. |
-| `XDG_CACHE_HOME` | Data sets and decoded pictures are kept in its folder `minidl`. Default: `~/.cache`. |
-| `CUDA_VISIBLE_DEVICES` | GPUs that are used; empty: none, kernels are interpreted. |
-| `TRITON_INTERPRET` | With 1, kernels are interpreted, with 0 compiled. Default: compiled where there is a GPU. |
+| `MINIDL_DATA` | Folder with data sets that are otherwise downloaded. |
+| `MINIDL_TILES` | Folder with tile tables and estimates of `minidl tune`, used instead of those of the package. |
+| `MINIDL_EXPLAIN` | With 1, minidl logs the form of each convolution and the reason. |
+| `MINIDL_RUN` | Set by `--devices` for its processes. Do not set it. |
+| `XDG_CACHE_HOME` | Data sets and decoded pictures are cached in its folder `minidl`. Default: `~/.cache`. |
+| `CUDA_VISIBLE_DEVICES` | GPUs to use. If it is empty, no GPU is used and kernels are interpreted. |
+| `TRITON_INTERPRET` | 1: kernels are interpreted; 0: compiled. Default: compiled if there is a GPU. |
 | `TRITON_CACHE_DIR` | Folder of compiled kernels. Default: `~/.triton/cache`. |
 | `CC` | The C compiler that Triton calls. Default: gcc or clang. |
-| `OMP_NUM_THREADS` | Threads of NumPy and torch; interpreted products depend on it. Default: processors, at most 4. |
-| `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` | As torchrun sets them. |"""
+| `OMP_NUM_THREADS` | Threads of NumPy and PyTorch. They decide rounding on the CPU. Default: one per processor, at most 4. |
+| `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` | Set by torchrun. |"""
 
 
 def _sections(path: str, command: Any) -> Iterator[str]:

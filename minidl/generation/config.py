@@ -71,15 +71,14 @@ def _seed(flag: str, text: str) -> int:
 _RECORDED = "a name in UTF-8, which images.json can record"
 _Count = Annotated[int | None, Field(ge=1, le=MAX_COUNT)]
 _Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
-Precision = Annotated[Literal["float32", "tf32", "float16"], Field(description="Precision of the matrix products:")]
+Precision = Annotated[Literal["float32", "tf32", "float16"], Field(description="Precision of matrix products:")]
 
 
 class Generate(Settings):
-    """Make pictures with a trained generator.
+    """Generate pictures with a trained generator.
 
-    A picture depends on its seed alone: the same numbers come out whatever the batch size or the order.
-
-    A PNG, JPEG or WebP has its seed and the SHA-256 of the model in its metadata; images.json has them for all.
+    A picture depends only on its seed, not on batch size or order. PNG, JPEG and WebP files have the seed and the
+    model's SHA-256 in their metadata; images.json lists both for all pictures.
     """
 
     examples = (
@@ -91,7 +90,7 @@ class Generate(Settings):
         "minidl generate --model runs/gan --count 1000 --format npy --out arrays",
         "minidl generate --latents latents.txt --out pictures",
     )
-    out: Annotated[Path, Field(description="Folder for the pictures; made if it is missing.")]
+    out: Annotated[Path, Field(description="Folder for the pictures; created if missing.")]
     model: Annotated[
         str,
         Field(description="mnist (built in), a run of `minidl train gan`, or a .safetensors file."),
@@ -100,14 +99,17 @@ class Generate(Settings):
     ] = "mnist"
     seeds: Annotated[
         tuple[_Seed, ...] | None,
-        Field(description=f"A picture for each: 0-63,100. Default: the grid's places, or {USUAL_COUNT}."),
+        Field(
+            description="Seeds, one for each picture, such as 0-63,100. Default: as many as --grid has cells, or "
+            f"{USUAL_COUNT}."
+        ),
         Expected("seeds from 0 to 2^63 - 1"),
         Written(str, parse_seeds),
     ] = None
-    count: Annotated[_Count, Field(description="So many seeds from 0 on.")] = None
+    count: Annotated[_Count, Field(description="Use this many seeds, starting at 0.")] = None
     grid: Annotated[
         tuple[int, int] | None,
-        Field(description="Also all in one picture, rows by columns: 8x8."),
+        Field(description="Also save all pictures as one grid, rows by columns: 8x8."),
         Expected("rows and columns"),
         Written(str, parse_grid),
     ] = None
@@ -122,33 +124,40 @@ class Generate(Settings):
     ] = None
     interpolate: Annotated[
         tuple[_Seed, _Seed] | None,
-        Field(description="A walk from seed A to seed B on the sphere."),
+        Field(description="Interpolate from seed A to seed B on the sphere."),
         Expected("two seeds from 0 to 2^63 - 1"),
         Written(tuple[str, str], parse_pair, "A B"),
     ] = None
     steps: Annotated[
         int | None,
-        Field(ge=2, le=MAX_COUNT, description=f"Pictures of the walk, both ends included. Default: {USUAL_STEPS}."),
+        Field(
+            ge=2, le=MAX_COUNT, description=f"Number of pictures from A to B, both included. Default: {USUAL_STEPS}."
+        ),
     ] = None
     latents: Annotated[
         Path | None,
-        Field(description="A file of latents: .txt (numbers between white space) or .npy."),
+        Field(description="File of latents: .txt (numbers separated by white space) or .npy."),
         UTF8,
         Expected("a file", utf8=_RECORDED),
     ] = None
     format: Annotated[
         Literal["png", "jpg", "webp", "bmp", "npy", "zip"],
-        Field(description="png or bmp; jpg or webp, not exact; npy: one float array; zip: one file of PNGs."),
+        Field(description="png or bmp (exact), jpg or webp (lossy), npy (one float array), zip (one file of PNGs)."),
     ] = "png"
     workers: Annotated[
         Workers,
-        Field(description="Processes that encode many pictures; 1: this one alone. Default: one per processor."),
+        Field(
+            description="Number of processes that encode many pictures; with 1, no others are started. Default: one "
+            "per processor."
+        ),
     ] = None
-    batch_size: Annotated[_Count, Field(description="Pictures in flight. Default: what suits the memory.")] = None
+    batch_size: Annotated[
+        _Count, Field(description="Number of pictures generated at a time. Default: what fits into memory.")
+    ] = None
     precision: Precision = "float32"
     device: Device = "auto"
     devices: Devices = 1
-    overwrite: Annotated[bool, Field(description="Replace the pictures that an earlier command made.")] = False
+    overwrite: Annotated[bool, Field(description="Replace the pictures of an earlier command.")] = False
     quiet: Annotated[bool, Field(description="Print only errors.")] = False
 
     @model_validator(mode="after")
@@ -201,11 +210,14 @@ class EvaluateGan(Settings):
     samples: Annotated[
         int | None,
         Field(
-            ge=100, le=100_000, description="Pictures of a generator that are scored. Default: 10000, on a CPU 1000."
+            ge=100,
+            le=100_000,
+            description="With a generator: number of pictures to score. Default: 10000, on a CPU 1000.",
         ),
     ] = None
     evaluator: Annotated[
-        Path | None, Field(description="An image run whose features score a generator. Default: a built-in one.")
+        Path | None,
+        Field(description="With a generator: image run whose features are compared. Default: a built-in one."),
     ] = None
     json_file: JsonFile = None
 

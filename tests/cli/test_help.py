@@ -90,7 +90,7 @@ def test_help_says_what_is_guessed(command):
     )
     assert "Default: the column named text, sentence, content, body, message, review or document" in text
     assert "Default: the column named label, class, category, target or topic" in text
-    assert "a guess, classification where the target is text or has at most 20 different whole numbers" in table
+    assert "classification if the target is text or has at most 20 different whole numbers, else regression" in table
     assert "clearly below the best, by more than one standard error" in table
     for line in ("--task classification", "--ignore", "--missing fill"):
         assert line in table.partition("Examples:")[2]

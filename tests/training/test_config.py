@@ -138,7 +138,7 @@ def test_an_evaluation_takes_a_file_of_any_name_but_the_empty_one():
     assert Evaluate(run=Path("run"), data=name).data == name
     with pytest.raises(ConfigError, match="expected a name in UTF-8, which --json can record"):
         Evaluate(run=Path("run"), data=name, json=Path("scores.json"))
-    with pytest.raises(ConfigError, match="--data is , expected a data set, a file or a folder"):
+    with pytest.raises(ConfigError, match="--data is empty, expected a data set, a file or a folder"):
         Evaluate(run=Path("run"), data="")
 
 

@@ -53,15 +53,14 @@ def _by_features(hashed: int, usual: int, text: str) -> Any:
 
 def _suited(text: str, values: str, **limits: Any) -> Any:
     """A setting whose default depends on the training texts, see `suited`."""
-    return Field(description=f"{text} Default: {values}, by the number of training texts.", **limits)
+    return Field(description=f"{text} Default: {values}, depending on the number of training texts.", **limits)
 
 
 class TrainText(Perceptron, Session):
     """Train a text classifier: TF-IDF features and a multilayer perceptron with a sparse first layer.
 
-    The test split is read once, at the end. The majority class and a linear machine stand beside the result.
-
-    Ctrl-C saves and names the command that continues.
+    The report compares the test scores with a majority-class baseline and a linear classifier. The test split is used
+    once, at the end. Ctrl-C saves the run and prints the command that continues it.
     """
 
     examples = (
@@ -81,45 +80,50 @@ class TrainText(Perceptron, Session):
     features: Annotated[
         Literal["tfidf", "hash"] | None,
         Field(
-            description="tfidf or hash: a column for each word of a vocabulary, or one that the hash of a word gives. "
-            "Default: tfidf."
+            description="tfidf (one column per term of a vocabulary) or hash (columns are hashes of terms). Default: "
+            "tfidf."
         ),
     ] = None
     analyzer: Annotated[
         Literal["word", "char", "char_wb"] | None,
         Field(
-            description="What features are runs of: word, char (characters, as for Chinese, Japanese and Thai), or "
-            "char_wb (characters of words, with a space at either end). Default: word."
+            description="Unit of the n-grams: word, char (for text without spaces, such as Chinese, Japanese or "
+            "Thai), or char_wb (characters within words, padded with spaces). Default: word."
         ),
     ] = None
     ngrams: fields.Ngrams = 1
     token_pattern: Annotated[
         str | None,
         Field(
-            description="Regular expression that finds the words. Default: two letters or digits, the first a letter."
+            description="Regular expression that matches a word. Default: two letters or digits, the first a letter."
         ),
         UTF8,
         Expected("a regular expression", utf8="a regular expression in UTF-8"),
     ] = None
     nfc: Annotated[
         bool,
-        Field(
-            description="Read texts as they are: not in NFC, so that combining marks end a word, as in scikit-learn."
-        ),
+        Field(description="Do not normalize texts to NFC; combining marks then end a word, as in scikit-learn."),
     ] = True
-    min_df: Annotated[int, Field(ge=1, le=10**9)] = _by_features(1, 2, "Texts that a feature must occur in.")
-    max_features: Annotated[int, Field(ge=1, le=10**9)] = _by_features(
-        _COLUMNS, 20_000, f"Most frequent features kept; with hash, the number of columns, at most {_MOST_COLUMNS}."
+    min_df: Annotated[int, Field(ge=1, le=10**9)] = _by_features(
+        1, 2, "Minimum number of texts that contain a feature."
     )
-    lazy: Annotated[bool, Field(description="Update only the rows of the first layer that a batch touches.")] = False
+    max_features: Annotated[int, Field(ge=1, le=10**9)] = _by_features(
+        _COLUMNS, 20_000, f"Maximum number of features; with hash, the number of columns, at most {_MOST_COLUMNS}."
+    )
+    lazy: Annotated[
+        bool, Field(description="Update only the rows of the first layer whose terms occur in the batch.")
+    ] = False
     hidden: fields.Hidden = (128,)
-    epochs: Annotated[int | None, _suited("Passes over the training split.", "12 to 3", ge=1, le=10**6)] = None
-    batch_size: Annotated[int | None, _suited("Examples per step.", "256 to 1024", ge=1, le=10**6)] = None
+    epochs: Annotated[int | None, _suited("Number of passes over the training split.", "12 to 3", ge=1, le=10**6)] = (
+        None
+    )
+    batch_size: Annotated[int | None, _suited("Number of examples per step.", "256 to 1024", ge=1, le=10**6)] = None
     lr: Annotated[float | None, _suited("Learning rate.", "0.01 to 0.0004", gt=0, le=FLOAT32), IN_FLOAT32] = None
     dropout: fields.Dropout = 0.5
     weight_decay: fields.WeightDecay = 0.0
     label_smoothing: Annotated[
-        float | None, _suited("Share of a label spread over all classes.", "0.1 or 0", ge=0, lt=1)
+        float | None,
+        _suited("Label smoothing: share of each label that is spread over all classes.", "0.1 or 0", ge=0, lt=1),
     ] = None
     balance: fields.Balance = 0.3
     patience: fields.Patience = 5
