@@ -83,7 +83,7 @@ def check_folder() -> None:
     try:
         Path.cwd()
     except OSError as error:
-        _fail(f"error: the working folder cannot be read: {error.strerror}; change to another with cd", 2)
+        _fail(f"error: the working folder cannot be read: {error.strerror}; change to another folder with cd", 2)
 
 
 def check_plot(path: Path | None) -> None:

@@ -84,7 +84,7 @@ def run(config: DrawnShapes, given: Mapping[str, Any]) -> None:
     if config.from_ >= config.drawn:
         raise ConfigError(f"--from {config.from_} leaves none of the {config.drawn} shapes of --drawn, numbered from 0")
     if config.regret and not config.of.startswith(("conv", "all")):
-        raise ConfigError(f"--regret is for convolutions, which have forms; --of is {config.of}")
+        raise ConfigError(f"--regret requires convolutions; --of is {config.of}")
     from minidl.workbench.bench import machine
 
     indices: Sequence[int] = range(config.from_, config.drawn)
@@ -108,10 +108,7 @@ def check_device() -> None:
     from minidl.runtime import launch
 
     if launch.INTERPRETED or not torch.cuda.is_available():
-        raise ConfigError(
-            "bench needs a CUDA device with compiled kernels, and there is none here; "
-            "--list names the rows and --show FILE shows results"
-        )
+        raise ConfigError("bench requires a CUDA device with compiled kernels; --list and --show FILE work without one")
 
 
 def _list(config: DrawnShapes, indices: Sequence[int]) -> None:

@@ -29,7 +29,7 @@ def _generate(given: dict[str, Any]) -> None:
             few = "the one picture" if there > 1 else "no more than one GPU to use"
             echo(f"note: --devices {config.devices} takes one process: there is {few}")
     if (count > 1 or place is not None) and (profiling.profile or profiling.trace):
-        raise ConfigError("--profile and --trace are of one process: leave out --devices")
+        raise ConfigError("--profile and --trace work with a single process only; remove --devices")
     if count > 1 and config.devices != "auto":
         _by_processes(config, count)
         return

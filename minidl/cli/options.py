@@ -84,7 +84,7 @@ def check_alone(given: Container[str], *others: str) -> None:
     """Raises ConfigError when settings are given that have no effect with --list."""
     for other in others:
         if other in given:
-            raise ConfigError(f"--list only lists what is available: leave out {flag(other)}")
+            raise ConfigError(f"--list cannot be combined with {flag(other)}")
 
 
 def _check_outputs(kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ _VARIABLES = """## Environment variables
 | `TRITON_INTERPRET` | 1: kernels are interpreted; 0: compiled. Default: compiled if there is a GPU. |
 | `TRITON_CACHE_DIR` | Folder of compiled kernels. Default: `~/.triton/cache`. |
 | `CC` | The C compiler that Triton calls. Default: gcc or clang. |
-| `OMP_NUM_THREADS` | Threads of NumPy and PyTorch. They decide rounding on the CPU. Default: one per processor, at most 4. |
+| `OMP_NUM_THREADS` | Threads of NumPy and PyTorch; rounding depends on it. Default: one per processor, at most 4. |
 | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` | Set by torchrun. |"""
 
 

@@ -87,13 +87,13 @@ def _run(given: dict[str, Any]) -> None:
     config = Tune(**given)
     out, write = config.out, config.write
     if out is not None and write:
-        raise ConfigError("--write names the package's own folder; give it or --out, not both")
+        raise ConfigError("--write and --out cannot be combined")
     _check_folder(out, "--out")
     device.choose(config.device)
     if config.estimates:
         for name, said in {"names": "NAME", "only": "--only", "list": "--list", "plot": "--plot"}.items():
             if name in given:
-                raise ConfigError(f"--estimates is not of tiles: leave out {said}")
+                raise ConfigError(f"--estimates cannot be combined with {said}")
         _estimates(config)
         return
     if "seed" in given:
@@ -186,7 +186,7 @@ def _estimates(config: Tune) -> None:
     from minidl.workbench.tuning import files as written
 
     if launch.INTERPRETED or not torch.cuda.is_available():
-        raise ConfigError("tune --estimates measures a CUDA device with compiled kernels, and there is none here")
+        raise ConfigError("tune --estimates requires a CUDA device with compiled kernels")
     about, json = estimates.about(config.seed), config.json_file
     path = (config.out or written.usual_folder()) / devices.NAME
     if config.write:
@@ -200,10 +200,10 @@ def _estimates(config: Tune) -> None:
     try:
         estimates.measure(rows, config.budget, rich_console(), lambda: None if json is None else rows.save(json))
     except KeyboardInterrupt:
-        echo("interrupted: fitted to what was measured", error=True)
+        echo("interrupted: the constants are fitted to the measurements so far", error=True)
     constants = estimates.fitted(rows, used.of(launch.target()), echo)
     if constants is None:
-        echo("what was left out is chosen worse: the constants stay as they are")
+        echo("the choices for held-out shapes became worse: the constants stay unchanged")
     if constants is None or config.dry_run:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

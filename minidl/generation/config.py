@@ -27,18 +27,20 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         ends = [_seed("--seeds", end.strip()) for end in part.split("-")]
         if len(ends) > 2:
             raise ConfigError(
-                f"--seeds: {shorten(part.strip())} is no range; give the first and the last, such as 0-63"
+                f"--seeds: {shorten(part.strip())} is not a range; write the first and the last seed, such as 0-63"
             )
         first, last = ends[0], ends[-1]
         if last < first:
-            raise ConfigError(f"--seeds: the range {first}-{last} ends before it begins; give {last}-{first}")
+            raise ConfigError(f"--seeds: the range {first}-{last} ends before it begins; write {last}-{first}")
         if len(seeds) + last - first >= MAX_COUNT:
-            raise ConfigError(f"--seeds names more than {MAX_COUNT:,} seeds: make the pictures in several commands")
+            raise ConfigError(
+                f"--seeds names more than {MAX_COUNT:,} seeds: generate the pictures with several commands"
+            )
         seeds += range(first, last + 1)
     seen: set[int] = set()
     for seed in seeds:
         if seed in seen:
-            raise ConfigError(f"--seeds names {seed} twice: a picture depends on its seed alone, name each once")
+            raise ConfigError(f"--seeds names {seed} twice; name each seed once")
         seen.add(seed)
     return tuple(seeds)
 
@@ -47,7 +49,7 @@ def parse_pair(texts: tuple[str, str]) -> tuple[int, int]:
     """The ends of a walk. Raises ConfigError for what is no seed, and for equal ones."""
     first, last = (_seed("--interpolate", text.strip()) for text in texts)
     if first == last:
-        raise ConfigError(f"--interpolate goes from seed {first} to itself: give two different seeds")
+        raise ConfigError(f"--interpolate requires two different seeds, got {first} twice")
     return first, last
 
 
@@ -62,7 +64,7 @@ def parse_grid(text: str) -> tuple[int, int]:
 def _seed(flag: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= MAX_SEED):
         raise ConfigError(
-            f"{flag}: {shorten(text)} is no seed; give whole numbers from 0 to 2^63 - 1"
+            f"{flag}: {shorten(text)} is not a seed; expected whole numbers from 0 to 2^63 - 1"
             + (", and ranges of them: 0-63,100" if flag == "--seeds" else "")
         )
     return int(text)
@@ -167,15 +169,13 @@ class Generate(Settings):
         }  # fmt: skip
         given = [name for name, value in sources.items() if value is not None]
         if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} each say which pictures to make: give one of them")
+            raise ConfigError(f"{' and '.join(given)} cannot be combined: each selects the pictures")
         if self.steps is not None and self.interpolate is None:
-            raise ConfigError("--steps is the number of pictures of a walk: give its ends with --interpolate A B")
+            raise ConfigError("--steps requires --interpolate A B")
         if self.truncation is not None and self.latents is not None:
-            raise ConfigError("--truncation is for seeds: the latents of a file are taken as they are")
+            raise ConfigError("--truncation cannot be combined with --latents")
         if self.grid is not None and self.format in ("npy", "zip"):
-            raise ConfigError(
-                f"--grid is a picture, and --format {self.format} one file of all: give --format png, jpg, webp or bmp"
-            )
+            raise ConfigError(f"--grid requires --format png, jpg, webp or bmp, got {self.format}")
         if self.grid is not None and self.latents is None and self.total() > self.grid[0] * self.grid[1]:
             grid_too_small(self.grid, self.total())
         return self
@@ -225,4 +225,4 @@ class EvaluateGan(Settings):
 def grid_too_small(grid: tuple[int, int], count: int) -> None:
     """Raises ConfigError."""
     places = f"--grid {grid[0]}x{grid[1]} has {grid[0] * grid[1]} places"
-    raise ConfigError(f"{places}, and {count} pictures are asked for: give a larger grid or fewer pictures")
+    raise ConfigError(f"{places}, and {count} pictures were requested: use a larger grid or fewer pictures")

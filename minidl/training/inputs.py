@@ -103,8 +103,8 @@ def _lines(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
         length += len(block.partition(b"\n")[0])
         if length > LONGEST:
             raise DataError(
-                f"{STANDARD_INPUT}, line {number}: more than {LONGEST:,} bytes, expected at most so many in a line; "
-                "make several lines of it, or give a file with --file"
+                f"{STANDARD_INPUT}, line {number}: more than {LONGEST:,} bytes, the limit for a line; "
+                "split it into several lines, or pass a file with --file"
             )
         if newline:
             arrived = b"".join([*begun, end]).split(b"\n")

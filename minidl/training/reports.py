@@ -191,7 +191,7 @@ def _scores(report: dict[str, Any]) -> list[str]:
     lines = table(*scores_of(report))
     for key, scores in baseline.items():
         if LEFT_OUT in scores:
-            lines += ["", f"{_METHODS.get(key, key)}: left out, as {scores[LEFT_OUT]}"]
+            lines += ["", f"{_METHODS.get(key, key)}: skipped because {scores[LEFT_OUT]}"]
     score, constant = ("accuracy", "majority") if "accuracy" in report else ("r2", "mean")
     if report[score] < baseline[constant][score]:
         answer = "majority class" if constant == "majority" else constant

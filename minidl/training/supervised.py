@@ -183,7 +183,7 @@ class Supervised(Experiment):
     def report(self, trainer: Trainer, device: str) -> dict[str, Any]:
         progress, model = trainer.progress, trainer.model
         trainer.display.note(f"kept: {reports.kept(progress.best_epoch)} (*: the best so far)")
-        trainer.display.note("training is done; testing, and fitting the baselines")
+        trainer.display.note("training is finished; testing the model and fitting the baselines")
         features, truth, found = self.tested(model)
         tested = self.targets.report(truth, found)
         with memory.used_for("the baselines", "less data"), phases.timed("baseline"):

@@ -189,11 +189,13 @@ def _check_shards(config: Any) -> None:
     """Raises ConfigError for shards that the other settings have no room for."""
     count = config.shards or 1
     if config.batch_size < count:
-        raise ConfigError(f"--batch-size {config.batch_size} is less than --shards {count}: each shard has an example")
+        raise ConfigError(
+            f"--batch-size {config.batch_size} is less than --shards {count}: each shard needs an example"
+        )
     if (count > 1 or config.zero) and getattr(config, "lazy", False):
-        raise ConfigError("--lazy updates the rows that a batch touches, which --shards and --zero do not know")
+        raise ConfigError("--lazy cannot be combined with --shards or --zero")
     if count == 1 and getattr(config, "sync_batch_norm", None):
-        raise ConfigError("--sync-batch-norm joins the shards of a batch: give --shards, such as 8, or leave it out")
+        raise ConfigError("--sync-batch-norm requires --shards, such as --shards 8")
     if current().size > count:
         raise ConfigError(
             f"{current().size} processes are more than the {count} shards of the run: start at most {count}, or a new "
@@ -220,7 +222,7 @@ def _trainer(
     trainer.restore(checkpoint)
     again = resumed(checkpoint, state["environment"], trainer.progress.place, display)
     trainer.state.update(again)
-    display.note(f"going on after {trainer.progress.place}")
+    display.note(f"continuing after {trainer.progress.place}")
     return trainer, again
 
 
@@ -261,6 +263,6 @@ def resumed(checkpoint: Checkpoint, described: dict[str, Any], after: str, displ
             for name, (was, now) in changes.items()
         ]
         warning = [one_line(f"warning: {checkpoint.path} was written in another environment:"), *lines]
-        advice = "Training goes on, but its results may differ in their last bits from those of an uninterrupted run."
+        advice = "Training continues, but its results may differ in the last bits from those of an uninterrupted run."
         display.show("\n".join([*warning, advice]))
     return {"resumed": entries} if entries else {}

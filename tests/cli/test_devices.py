@@ -125,7 +125,7 @@ def test_the_same_command_makes_only_what_is_missing(command, as_one_of, model, 
         assert as_one_of(0, 2, *given, tmp_path / "out", run="second").code == 0
     else:
         result = command(*given, tmp_path / "out")
-        assert (f"{before} of 4 images are there already" in result.out) == (before > 0)
+        assert (f"{before} of 4 images already exist" in result.out) == (before > 0)
     assert sorted(seen) == list(range(before, 4))
     assert contents(tmp_path / "out") == contents(tmp_path / "one")
 
@@ -225,7 +225,7 @@ def test_processes_that_are_killed(command, model, tmp_path):
     begun = start(*given, 2, folder=tmp_path)
     out, err = begun.communicate(timeout=200)
     assert (begun.returncode, err) == (0, "")
-    assert " of 24 images are there already\n24 images of 8x8 in " in out
+    assert " of 24 images already exist\n24 images of 8x8 in " in out
     assert command(*given[:-3], "--out", tmp_path / "one").code == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "one")
 
@@ -244,7 +244,7 @@ def test_processes_of_torchrun(command, model, tmp_path):
         (("--devices", 0), "--devices is '0', expected a number of devices from 1 on, all or auto"),
         (("--devices", "most"), "--devices is 'most', expected a number of devices"),
         (("--devices", 65), "--devices is 65, expected at most 64"),
-        (("--devices", 2, "--profile"), "--profile and --trace are of one process"),
+        (("--devices", 2, "--profile"), "--profile and --trace work with a single process only"),
     ],
 )
 def test_what_cannot_be(command, tmp_path, flags, message):

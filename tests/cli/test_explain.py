@@ -105,4 +105,4 @@ def test_other_runs_are_refused(command, request):
     table = request.getfixturevalue("table_run")[0]
     done = command("explain", table, "a text")
     assert done.code == 2
-    assert done.err == f"error: {table} is a table run: only a text run is explained, term by term\n"
+    assert done.err == f"error: {table} is a table run: explain requires a text run\n"

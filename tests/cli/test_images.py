@@ -260,7 +260,7 @@ def test_kept_pictures_give_the_same_run(command, image_run, photos, tmp_path, m
         run = tmp_path / str(told)
         result = command("train", "images", "--data", photos, "--out", run, *SMALL, "--cache")
         assert result.code == 0, result.err
-        assert ("note: the decoded pictures are kept for the next run" in result.out) is told
+        assert ("note: the decoded pictures are cached for the next run" in result.out) is told
         for name in ("model.safetensors", "config.json"):
             assert (run / name).read_bytes() == (image_run[0] / name).read_bytes()
     again = command("train", "images", "--out", run, "--resume", "--cache")

@@ -69,7 +69,7 @@ def test_validation_that_does_not_fit_is_no_matter_of_the_batch(command, texts, 
     limited(monkeypatch, 10)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL, "--batch-size", "8")
     assert result.code == 1
-    assert result.err.endswith("were free; end other programs, or take less data or a smaller model\n")
+    assert result.err.endswith("were free; stop other programs, or use less data or a smaller model\n")
 
 
 def with_a_stop(write):
@@ -89,7 +89,7 @@ def test_training_that_fits_with_no_batch(command, texts, tmp_path, monkeypatch,
     limited(monkeypatch, 0)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
-    assert "not even a batch of 1 fits: end other programs on the GPU" in result.err
+    assert "not even a batch of 1 fits: stop other programs on the GPU" in result.err
 
 
 @pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
@@ -101,7 +101,7 @@ def test_memory_that_is_full_before_the_steps(command, texts, tmp_path, monkeypa
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
     assert "out of memory: 7.50 GiB were requested for the networks and their optimizers, " in result.err
-    assert result.err.endswith("were free; end other programs, or take a smaller model\n")
+    assert result.err.endswith("were free; stop other programs, or use a smaller model\n")
 
 
 def test_reading_data_that_is_too_large(command, texts, tmp_path, monkeypatch):
@@ -112,7 +112,7 @@ def test_reading_data_that_is_too_large(command, texts, tmp_path, monkeypatch):
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
     assert result.err.startswith("error: this machine is out of memory: an allocation for the data failed, ")
-    assert result.err.endswith("were free; end other programs, or take less data\n")
+    assert result.err.endswith("were free; stop other programs, or use less data\n")
     assert not (tmp_path / "run").exists()
 
 
@@ -136,7 +136,7 @@ def test_a_model_that_cannot_fit_is_refused_with_one_that_does(command, texts, t
     assert result.code == 1
     found = re.search(
         r"error: the model has 4,29\d,\d+,\d+ parameters, and their training needs \d+\.\d+ GiB, but this \w+ has "
-        r"200\.00 MiB free; end other programs, or take --hidden ([\d,]+) \((\d+)\.\d+ MiB\)\n",
+        r"200\.00 MiB free; stop other programs, or use --hidden ([\d,]+) \((\d+)\.\d+ MiB\)\n",
         result.err,
     )
     assert found, result.err
@@ -149,7 +149,7 @@ def test_a_model_that_is_too_large_with_any_hidden_size(command, texts, tmp_path
     free(monkeypatch, 1000)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
-    assert result.err.endswith("1,000 bytes free; end other programs, or take fewer features or classes\n")
+    assert result.err.endswith("1,000 bytes free; stop other programs, or use fewer features or classes\n")
 
 
 def test_a_generator_that_cannot_fit_is_refused(command, tmp_path, monkeypatch):
@@ -187,7 +187,7 @@ def test_a_checkpoint_without_memory_is_no_matter_of_the_batch(command, texts, t
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
     assert "an allocation for a checkpoint failed, " in result.err
-    assert result.err.endswith("end other programs, or take a smaller model\n")
+    assert result.err.endswith("stop other programs, or use a smaller model\n")
 
 
 def test_prediction_names_a_batch_that_fits(command, text_run, monkeypatch, small_gpu):

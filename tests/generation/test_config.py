@@ -23,9 +23,9 @@ def test_seeds(text, seeds):
     ("text", "message"),
     [
         ("", "--seeds: '' is no seed"), ("1,,2", "'' is no seed"), ("-3", "'' is no seed"), ("1.5", "'1.5' is no seed"),
-        ("٣", "is no seed"), ("5-2", "the range 5-2 ends before it begins; give 2-5"), ("1-2-3", "is no range"),
-        (str(MAX_SEED + 1), "is no seed; give whole numbers from 0 to 2^63 - 1"), ("9" * 5000, "is no seed"),
-        ("0-99999999999", "names more than 10,000,000 seeds"), ("0-3,2", "names 2 twice"), ("a" * 5000, "is no seed"),
+        ("٣", "is not a seed"), ("5-2", "the range 5-2 ends before it begins; write 2-5"), ("1-2-3", "is not a range"),
+        (str(MAX_SEED + 1), "is not a seed; expected whole numbers from 0 to 2^63 - 1"), ("9" * 5000, "is not a seed"),
+        ("0-99999999999", "names more than 10,000,000 seeds"), ("0-3,2", "names 2 twice"), ("a" * 5000, "is not a seed"),
     ],
 )  # fmt: skip
 def test_bad_seeds(text, message):
@@ -73,8 +73,8 @@ def test_how_many():
         ({"truncation": 0.0}, "--truncation is 0.0, expected a number above 0, at most 100"),
         ({"truncation": float("nan")}, "--truncation is nan"),
         ({"truncation": 1.0, "latents": Path("z.txt")}, "--truncation is for seeds"),
-        ({"grid": (2, 2), "format": "npy"}, "--grid is a picture, and --format npy one file of all: give --format png"),
-        ({"grid": (2, 2), "format": "zip"}, "--grid is a picture, and --format zip one file of all: give --format png"),
+        ({"grid": (2, 2), "format": "npy"}, "--grid requires --format png, jpg, webp or bmp, got npy"),
+        ({"grid": (2, 2), "format": "zip"}, "--grid requires --format png, jpg, webp or bmp, got zip"),
         ({"grid": (2, 2), "count": 5}, "--grid 2x2 has 4 places, and 5 pictures are asked for"),
         ({"grid": (2, 2), "interpolate": (1, 2)}, "--grid 2x2 has 4 places, and 9 pictures"),
     ],

@@ -134,9 +134,9 @@ def test_a_batch_is_named_only_after_a_trial():
         if size > 20:
             torch.empty(10**15)
 
-    assert memory.advice(short, 100) == "end other programs, or take less data or a smaller model"
+    assert memory.advice(short, 100) == "stop other programs, or use less data or a smaller model"
     assert memory.advice(short, 100, attempt) == "take a --batch-size of 12: a trial with 12 fitted"
-    assert memory.advice(short, 100, full) == "not even a batch of 1 fits: end other programs, or take a smaller model"
+    assert memory.advice(short, 100, full) == "not even a batch of 1 fits: stop other programs, or use a smaller model"
 
 
 def test_a_trial_on_a_machine_stays_within_what_is_free(monkeypatch):
@@ -159,7 +159,7 @@ def test_what_asked_for_the_memory_is_told_with_what_helps(monkeypatch):
         raise MemoryError
     short = memory.read(caught.value)
     assert str(short) == "this machine is out of memory: an allocation for a plot failed, 2.00 GiB were free"
-    assert memory.advice(short, 64, full) == "end other programs, or take --no-plots"
+    assert memory.advice(short, 64, full) == "stop other programs, or use --no-plots"
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_libraries_that_find_no_memory(error):
 def test_a_limit_of_threads_is_no_lack_of_memory(monkeypatch, error):
     monkeypatch.setattr(machine, "free", lambda: 2 * GB)
     short = memory.read(error)
-    assert str(short) == "no further thread or process can be started"
-    assert memory.advice(short, 64, full).startswith("end other programs, or raise the limit of processes (ulimit -u")
+    assert str(short) == "no more threads or processes can be started"
+    assert memory.advice(short, 64, full).startswith("stop other programs, or raise the limit of processes (ulimit -u")
     monkeypatch.setattr(machine, "free", lambda: 2**20)  # no room for a stack
     assert memory.read(error).where == "machine"
     assert memory.read(WorkerError(str(error))) is None

@@ -85,7 +85,8 @@ class GanTask(PictureTask):
     def predictor(self, config: TrainGan, own: RunFiles) -> NoReturn:
         """Raises ConfigError."""
         raise ConfigError(
-            f"{config.out} is {self.run}, which makes pictures and answers nothing; see {config.out}/samples"
+            f"{config.out} is {self.run}, which generates pictures and cannot predict; its samples are in"
+            f" {config.out}/samples"
         )
 
     def as_text(self, report: dict[str, Any]) -> str:
