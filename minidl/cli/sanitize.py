@@ -87,15 +87,15 @@ def _show(outcome: Outcome) -> None:
     for each in outcome.unchecked:
         echo(f"not checked: {one_line(each)}", error=True)
     partly = "; not all processes were checked" if outcome.unchecked else ""
-    failed = f"the script {'was interrupted' if code == 130 else f'failed (exit code {code})'}; " if code else ""
+    end = f" before the script {'was interrupted' if code == 130 else f'failed (exit code {code})'}" if code else ""
     launches = sum(outcome.launches.values())
     if launches == 0:
-        echo(f"{failed}nothing was checked: the script launched no Triton kernel{partly}", error=True)
+        echo(f"nothing was checked: no Triton kernel was launched{end}{partly}", error=True)
         return
     count = len(outcome.findings)
     bugs = counted(count, "bug") if count else "no bugs"
     checked = f"{bugs} in {counted(launches, 'launch')} of {counted(len(outcome.launches), 'kernel')}"
-    echo(f"{failed}{checked}{' up to there' if code else ''}{partly}", error=True)
+    echo(f"{checked}{end}{partly}", error=True)
 
 
 def _as_json(outcome: Outcome) -> dict[str, object]:

@@ -203,7 +203,7 @@ def test_evaluation_repeats_the_report_and_takes_folders(image_run, tmp_path):
         predict.evaluate(Evaluate(run=folder, data="digits"))
     with pytest.raises(DataError, match="neither one of digits, mnist, fashion-mnist nor a folder"):
         predict.evaluate(Evaluate(run=folder, data="nothing"))
-    with pytest.raises(ConfigError, match="--data is , expected a data set, a file or a folder"):
+    with pytest.raises(ConfigError, match="--data is empty, expected a data set, a file or a folder"):
         Evaluate(run=folder, data="")
     with pytest.raises(ConfigError, match="a folder names its classes"):
         predict.evaluate(Evaluate(run=folder, label_column="x"))

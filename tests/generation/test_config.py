@@ -22,9 +22,11 @@ def test_seeds(text, seeds):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "--seeds: '' is no seed"), ("1,,2", "'' is no seed"), ("-3", "'' is no seed"), ("1.5", "'1.5' is no seed"),
+        ("", "--seeds: '' is not a seed"), ("1,,2", "'' is not a seed"),
+        ("-3", "'' is not a seed"), ("1.5", "'1.5' is not a seed"),
         ("٣", "is not a seed"), ("5-2", "the range 5-2 ends before it begins; write 2-5"), ("1-2-3", "is not a range"),
-        (str(MAX_SEED + 1), "is not a seed; expected whole numbers from 0 to 2^63 - 1"), ("9" * 5000, "is not a seed"),
+        (str(MAX_SEED + 1), "is not a seed; expected whole numbers from 0 to 2^63 - 1"),
+        ("9" * 5000, "is not a seed"),
         ("0-99999999999", "names more than 10,000,000 seeds"), ("0-3,2", "names 2 twice"), ("a" * 5000, "is not a seed"),
     ],
 )  # fmt: skip
@@ -44,7 +46,7 @@ def test_grid_and_ends():
             parse_grid(text)
     with pytest.raises(ConfigError, match="goes from seed 3 to itself"):
         parse_pair(("3", "3"))
-    with pytest.raises(ConfigError, match="--interpolate: 'b' is no seed"):
+    with pytest.raises(ConfigError, match="--interpolate: 'b' is not a seed"):
         parse_pair(("3", "b"))
 
 

@@ -150,7 +150,7 @@ def test_an_error_may_name_a_file_whose_name_is_no_utf8():
 
 
 def test_a_prediction_takes_inputs_or_a_file():
-    with pytest.raises(ConfigError, match="not both"):
+    with pytest.raises(ConfigError, match="use one of them"):
         Predict(run=Path("run"), inputs=("a",), file=Path("f"))
     with pytest.raises(ConfigError, match="--top is 0"):
         Predict(run=Path("run"), top=0)
