@@ -27,7 +27,8 @@ def test_seeds(text, seeds):
         ("٣", "is not a seed"), ("5-2", "the range 5-2 ends before it begins; write 2-5"), ("1-2-3", "is not a range"),
         (str(MAX_SEED + 1), "is not a seed; expected whole numbers from 0 to 2^63 - 1"),
         ("9" * 5000, "is not a seed"),
-        ("0-99999999999", "names more than 10,000,000 seeds"), ("0-3,2", "names 2 twice"), ("a" * 5000, "is not a seed"),
+        ("0-99999999999", "names more than 10,000,000 seeds"), ("0-3,2", "names 2 twice"),
+        ("a" * 5000, "is not a seed"),
     ],
 )  # fmt: skip
 def test_bad_seeds(text, message):
