@@ -47,7 +47,7 @@ def tuned(command, photos, published, tmp_path_factory):
 def test_what_was_made_anew_is_told_and_settings_are_recorded(tuned, published):
     folder, out = tuned
     assert f"12 of 14 tensors are loaded from {published}" in out
-    assert f"the last layer, {LAST}, is made anew: published.safetensors knows 9 classes, the data has 3" in out
+    assert f"the last layer, {LAST}, is replaced: published.safetensors knows 9 classes, the data has 3" in out
     assert f"{FIRST} reads grey pictures with the sum of its red, green and blue weights" in out
     config = json.loads((folder / "config.json").read_text())
     settings = config["config"]
@@ -142,14 +142,14 @@ def test_a_file_that_does_not_fit_is_told(command, photos, published, tmp_path, 
     [
         (("--init", "none.safetensors"), "--init none.safetensors cannot be read: No such file or directory"),
         (("--init", __file__), "not a safetensors file"),
-        (("--freeze",), "--freeze keeps the layers of --init as they are: name its file"),
+        (("--freeze",), "--freeze requires --init"),
         (("--sync-batch-norm",), "--sync-batch-norm requires --shards, such as --shards 8"),
-        (("--sync-batch-norm", "--model", "ece408"), "--sync-batch-norm is for networks with batch norm; ece408 has"),
-        (("--init", "x", "--unfreeze", "1"), "--unfreeze ends what --freeze begins: give both"),
+        (("--sync-batch-norm", "--model", "ece408"), "--sync-batch-norm requires a network with batch norm; ece408 has"),
+        (("--init", "x", "--unfreeze", "1"), "--unfreeze requires --freeze"),
         (("--init", "x", "--freeze", "--unfreeze", "2"), "--unfreeze 2 must be less than --epochs 2"),
-        (("--unfreeze-lr", "0.1"), "--unfreeze-lr is the rate from --unfreeze on: give both"),
+        (("--unfreeze-lr", "0.1"), "--unfreeze-lr requires --unfreeze"),
         (("--model", "resnet18", "--dropout", "0.5"), "--dropout is for --model small, mobilenet_v2 and vgg16_bn"),
-        (("--stem", "full"), "--stem is for networks as torchvision has them"),
+        (("--stem", "full"), "--stem is for torchvision architectures"),
         (("--model", "vgg16_bn", "--stem", "full"), "with --stem full takes pictures from 32 x 32 pixels"),
         (("--model", "resnet18", "--batch-size", "50"), "of which the last layers of resnet18 have one pixel"),
     ],
@@ -198,7 +198,7 @@ def test_the_beginning_is_known_from_its_shape_and_names_of_wrappers_are_left_ou
     stem, said = started(wrapped, tmp_path, model="resnet18")
     assert stem == "full"
     assert "102 of 122 tensors are loaded from" in said
-    assert "; 20 missing num_batches_tracked start at 0\nthe module. before all of its names" in said
+    assert "; 20 missing num_batches_tracked start at 0\nthe prefix module. of all names" in said
 
 
 @pytest.mark.parametrize(

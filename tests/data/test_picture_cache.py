@@ -205,7 +205,7 @@ def test_there_is_a_limit(folder, decodings, monkeypatch):
     each = 12 * 5 * 7 * 3
     monkeypatch.setattr(picture_cache, "MAX_BYTES", each - 1)
     (note,) = decodings.load(folder)[2]
-    assert f"are not kept: they take {each:,} bytes, others 0, and all may take {each - 1:,}; to remove" in note
+    assert f"are not cached: they take {each:,} bytes, others 0, and all may take {each - 1:,}; to clear" in note
     assert f"rm -r {picture_cache.cache_folder() / 'pictures'}" in note
     monkeypatch.setattr(picture_cache, "MAX_BYTES", each)
     assert decodings.load(folder)[2][0].startswith(KEPT)

@@ -45,7 +45,7 @@ def test_grid_and_ends():
     for text in ("8", "8x", "0x8", "8x8x8", "axb", "1001x1", "x" * 3000):
         with pytest.raises(ConfigError, match="expected rows and columns"):
             parse_grid(text)
-    with pytest.raises(ConfigError, match="goes from seed 3 to itself"):
+    with pytest.raises(ConfigError, match="requires two different seeds, got 3 twice"):
         parse_pair(("3", "3"))
     with pytest.raises(ConfigError, match="--interpolate: 'b' is not a seed"):
         parse_pair(("3", "b"))
@@ -67,18 +67,18 @@ def test_how_many():
         ({"workers": 0}, "--workers is 0, expected a whole number from 1 to 1024"),
         ({"precision": "bfloat16"}, "--precision is bfloat16"),
         ({"device": "tpu"}, "--device is tpu"),
-        ({"seeds": (1,), "count": 2}, "--seeds and --count each say which pictures"),
-        ({"count": 2, "latents": Path("z.txt")}, "--count and --latents each say"),
+        ({"seeds": (1,), "count": 2}, "--seeds and --count cannot be combined"),
+        ({"count": 2, "latents": Path("z.txt")}, "--count and --latents cannot be combined"),
         ({"count": 0}, "--count is 0, expected a whole number from 1"),
         ({"batch_size": 0}, "--batch-size is 0"),
         ({"interpolate": (1, 2), "steps": 1}, "--steps is 1, expected a whole number from 2"),
-        ({"steps": 3}, "give its ends with --interpolate A B"),
+        ({"steps": 3}, "--steps requires --interpolate A B"),
         ({"truncation": 0.0}, "--truncation is 0.0, expected a number above 0, at most 100"),
         ({"truncation": float("nan")}, "--truncation is nan"),
-        ({"truncation": 1.0, "latents": Path("z.txt")}, "--truncation is for seeds"),
+        ({"truncation": 1.0, "latents": Path("z.txt")}, "--truncation cannot be combined with --latents"),
         ({"grid": (2, 2), "format": "npy"}, "--grid requires --format png, jpg, webp or bmp, got npy"),
         ({"grid": (2, 2), "format": "zip"}, "--grid requires --format png, jpg, webp or bmp, got zip"),
-        ({"grid": (2, 2), "count": 5}, "--grid 2x2 has 4 places, and 5 pictures are asked for"),
+        ({"grid": (2, 2), "count": 5}, "--grid 2x2 has 4 places, and 5 pictures were requested"),
         ({"grid": (2, 2), "interpolate": (1, 2)}, "--grid 2x2 has 4 places, and 9 pictures"),
     ],
 )
