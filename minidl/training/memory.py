@@ -148,7 +148,7 @@ def advice(
         return f"stop other programs, or use {short.remedy or 'less data or a smaller model'}"
     tried = largest(attempt, batch, share, short.where)
     if tried:
-        return f"take {smaller.format(tried)}: a trial with {tried} fitted"
+        return f"use {smaller.format(tried)}: a trial with {tried} fitted"
     others, cpu = (" on the GPU", " or --device cpu") if short.where == "GPU" else ("", "")
     return f"not even a batch of 1 fits: stop other programs{others}, or use a smaller model{cpu}"
 

@@ -119,7 +119,7 @@ def predictions(truth: np.ndarray, predicted: np.ndarray, target: str, title: st
     axes.plot([low, high], [low, high], color="grey", linewidth=1)
     axes.scatter(truth, predicted, s=12)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.tick_params(axis="x", rotation=30)
     axes.tick_params(colors=_GREY)

@@ -133,7 +133,7 @@ def as_text(report: dict[str, Any]) -> str:
             ("leakage", leakage(report.get("leakage", []))),
             *notes(report["source"]),
             ("device", device(report)),
-            ("shared out", together(report)),
+            ("data parallel", together(report)),
             (
                 "training",
                 f"{count(report['epochs'], 'epoch')}, {count(report['steps'], 'step')}, {report['seconds']:.1f} s",

@@ -49,7 +49,7 @@ def test_training_names_a_batch_that_fits(command, texts, tmp_path, monkeypatch,
     assert result.code == 1
     assert result.err == (
         "error: the GPU is out of memory: 20.50 GiB were requested for a step of 32 examples, 3.00 GiB of 80.00 GiB "
-        "were free; take a --batch-size of 8: a trial with 8 fitted\n"
+        "were free; use a --batch-size of 8: a trial with 8 fitted\n"
     )
     assert not (tmp_path / "run" / "report.json").exists()
 
@@ -62,7 +62,7 @@ def test_a_run_that_is_continued_cannot_have_another_batch(command, texts, tmp_p
     limited(monkeypatch, 10)
     result = command("train", "text", "--out", tmp_path / "run", "--resume")
     assert result.code == 1
-    assert "take a new run (--overwrite) with a --batch-size of 8: a trial with 8 fitted\n" in result.err
+    assert "use a new run (--overwrite) with a --batch-size of 8: a trial with 8 fitted\n" in result.err
 
 
 def test_validation_that_does_not_fit_is_no_matter_of_the_batch(command, texts, tmp_path, monkeypatch, small_gpu):
@@ -172,7 +172,7 @@ def test_a_step_beyond_a_control_group_is_told_with_a_batch_that_fits(command, t
     result = command(*start, *small, "--batch-size", "14000")
     assert result.code == 1
     found = re.search(
-        r"MiB were requested for a step of 14,000 examples, .* take a --batch-size of (\d+): a", result.err
+        r"MiB were requested for a step of 14,000 examples, .* use a --batch-size of (\d+): a", result.err
     )
     assert found, result.err
     result = command(*start, *small, "--batch-size", found[1], "--overwrite")
@@ -202,7 +202,7 @@ def test_prediction_names_a_batch_that_fits(command, text_run, monkeypatch, smal
     result = command("predict", text_run[0], *["crude oil"] * 18)
     assert result.code == 1
     assert result.err.endswith(
-        "take at most 4 inputs at a time, or --device cpu: a trial with 4 fitted\n"
+        "use at most 4 inputs at a time, or --device cpu: a trial with 4 fitted\n"
     )  # fmt: skip
     assert command("predict", text_run[0], *["crude oil"] * 4).code in (0, 1)
 
@@ -234,7 +234,7 @@ def test_a_gpu_that_is_really_full_names_a_batch_that_fits(command, tmp_path):
         assert result.code == 1, result.out
         found = re.search(
             r"(\S+ \wiB) were requested for a step of 400 examples, (\S+ \wiB) of (\S+ \wiB) were free; .*"
-            r"take a --batch-size of (\d+)\n",
+            r"use a --batch-size of (\d+)\n",
             result.err,
         )
         assert found, result.err

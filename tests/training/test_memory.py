@@ -135,7 +135,7 @@ def test_a_batch_is_named_only_after_a_trial():
             torch.empty(10**15)
 
     assert memory.advice(short, 100) == "stop other programs, or use less data or a smaller model"
-    assert memory.advice(short, 100, attempt) == "take a --batch-size of 12: a trial with 12 fitted"
+    assert memory.advice(short, 100, attempt) == "use a --batch-size of 12: a trial with 12 fitted"
     assert memory.advice(short, 100, full) == "not even a batch of 1 fits: stop other programs, or use a smaller model"
 
 

@@ -112,3 +112,9 @@ def test_where_a_run_went_on_under_another_environment_is_told():
 def test_a_model_is_compared_with_the_baselines(accuracy, linear, expected):
     baseline = {"majority": {"accuracy": 0.4}, "linear": {} if linear is None else {"accuracy": linear}}
     assert reports.shortfall({"accuracy": accuracy, "baseline": baseline}) == expected
+
+
+def test_the_scores_fit_in_one_line():
+    assert reports.summary({"accuracy": 0.5, "macro_f1": 0.25}) == "test: accuracy 0.5000, macro-F1 0.2500"
+    assert reports.summary({"rmse": 2.0, "mae": 1.0, "r2": -0.5}) == "test: RMSE 2, MAE 1, R2 -0.5000"
+    assert reports.summary({"task": "gan"}) == ""

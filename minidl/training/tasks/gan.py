@@ -101,7 +101,7 @@ class GanTask(PictureTask):
             ("source", f"{source.get('about', source['name'])}; {source['examples']:,} pictures"),
             *reports.notes(source),
             ("device", reports.device(report)),
-            ("shared out", reports.together(report)),
+            ("data parallel", reports.together(report)),
             ("training", f"{training}, {report['seconds']:.1f} s, {speed}"),
             ("seed", str(report["seed"])),
             ("generator", f"{parameters['generator']:,} parameters, {report['model']['latent']} latent numbers"),
