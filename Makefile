@@ -41,7 +41,7 @@ slow: $(VENV)/.installed-dev ## the tests that take more than ten seconds each
 
 sanitize: $(VENV)/.installed-dev ## every operation and kernel again, each load and store checked
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal --device cpu --sanitize -rs tests/test_operations.py tests/kernels \
-		tests/runtime/test_interpret.py $(PYTEST_ARGS)
+		tests/interpreter/test_patches.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff and the layers of the design
 	$(BIN)/python -m ruff check .
@@ -70,12 +70,12 @@ compile-versions: $(VENV)/.installed-dev ## compile and interpret the kernels wi
 		$(PACKAGES) > $$(echo .venv-triton$$v/lib/python*/site-packages)/base.pth && \
 		touch .venv-triton$$v/.installed; } || exit 1; \
 	done
-	$(BIN)/python -m pytest -n 2 tests/workbench/doctor/test_versions.py tests/workbench/doctor/test_usual.py \
+	$(BIN)/python -m pytest -n 2 tests/tools/doctor/test_versions.py tests/tools/doctor/test_usual.py \
 		-k "3.6.0 or 3.9.0" -rs
 	for v in 3.6.0 3.9.0; do \
-		$(ONE_THREAD) .venv-triton$$v/bin/python -m pytest -n 2 -q tests/runtime/test_interpret.py tests/testing/sanitizer \
+		$(ONE_THREAD) .venv-triton$$v/bin/python -m pytest -n 2 -q tests/interpreter/test_patches.py tests/testing/sanitizer \
 			tests/test_operations.py \
-			-k "test_interpret or test_sanitize or (test_fixed_examples and float32)" || exit 1; \
+			-k "test_patches or test_sanitize or (test_fixed_examples and float32)" || exit 1; \
 	done
 
 docs: $(VENV)/.installed-docs ## the site of the documentation, in docs/_build/html; a warning is an error
@@ -85,10 +85,10 @@ notebooks: $(VENV)/.installed-dev ## run the notebooks and write their .ipynb fr
 	$(BIN)/python notebooks/run.py
 
 kernels-package: $(VENV)/.installed ## the operators in torch as a package of Hugging Face's kernels, in dist/kernels
-	$(BIN)/python -m minidl.workbench.kernels_package dist/kernels
+	$(BIN)/python -m minidl.tools.kernels_package dist/kernels
 
 results: $(VENV)/.installed ## the tables and the picture of the committed results of an H200
-	$(BIN)/python -m minidl.workbench.bench.table benchmarks/results/nvidia-h200.json docs/performance.md README.md \
+	$(BIN)/python -m minidl.tools.bench.table benchmarks/results/nvidia-h200.json docs/performance.md README.md \
 		benchmarks/results/nvidia-h200.svg
 
 dist: $(VENV)/.installed-release ## the wheel and the source distribution, in dist/

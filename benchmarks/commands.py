@@ -247,7 +247,7 @@ def measured_on() -> dict[str, str]:
     import torch
 
     if torch.cuda.is_available():
-        from minidl.workbench.bench.machine import machine
+        from minidl.tools.bench.machine import machine
 
         return machine()
     return {"device": "cpu", "torch": torch.__version__, "python": platform.python_version()}

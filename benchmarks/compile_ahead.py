@@ -22,11 +22,12 @@ os.environ["TRITON_INTERPRET"] = "0"
 import torch
 import triton
 
-from minidl.compilers import Compilers
-from minidl.jobs import Job
+from minidl.compilation import launch_jobs
+from minidl.compilation.compiler_processes import Compilers
+from minidl.compilation.job import Job
 from minidl.kernels import gemm, softmax
-from minidl.runtime import ahead, launch
-from minidl.workbench.doctor.jobs import target_name
+from minidl.runtime import launch
+from minidl.tools.doctor.jobs import target_name
 
 _START = 15.0  # seconds in which the processes get ready
 
@@ -36,7 +37,7 @@ def jobs(count: int, arch: int) -> list[Job]:
     found: dict[str, Job] = {}
 
     def keep(*launched: Any) -> None:
-        job = ahead.job_of(arch, *launched)
+        job = launch_jobs.job_of(arch, *launched)
         found.setdefault(job.key, job)
 
     with launch.record(keep, target_name(arch)):
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("--arch", type=int, default=90)
     options = parser.parse_args()
     wanted, count = jobs(options.kernels, options.arch), options.processes
-    ahead.compile_job(wanted[0])  # what is loaded once
+    launch_jobs.compile_job(wanted[0])  # what is loaded once
     stages: Counter[str] = Counter()
 
     def seen(times: Any, **_: Any) -> None:
@@ -78,12 +79,12 @@ def main() -> None:
     triton.knobs.compilation.listener = seen
     with empty(), timed(f"{len(wanted)} kernels, one after another"):
         for job in wanted:
-            ahead.compile_job(job)
+            launch_jobs.compile_job(job)
     triton.knobs.compilation.listener = None
     whole = sum(stages.values())
     print("  of it", ", ".join(f"{name} {taken / whole:.0%}" for name, taken in stages.items()))
     with empty(), timed(f"{count} threads"), ThreadPoolExecutor(count) as pool:
-        list(pool.map(ahead.compile_job, wanted))
+        list(pool.map(launch_jobs.compile_job, wanted))
     with empty(), timed(f"{count} processes, start included"), Compilers() as compilers:
         compilers.compile(wanted, processes=count)
     with empty(), Compilers("benchmark") as compilers:

@@ -19,7 +19,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 
-from minidl.workbench.bench.machine import machine
+from minidl.tools.bench.machine import machine
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_convolution_ladder.py"
 BATCHES = (10, 100, 10_000)

@@ -27,10 +27,10 @@ from minidl.autograd import no_grad
 from minidl.data.image_batches import ImageBatches
 from minidl.data.records import ImageDataset, Pictures
 from minidl.tensors import Tensor
-from minidl.training.supervised import make_schedule
+from minidl.tools.bench.network_rows import in_torch
+from minidl.training.loop.supervised import make_schedule
 from minidl.training.tasks.images import TrainImages
 from minidl.training.tasks.images.settings import suited
-from minidl.workbench.bench.network_rows import in_torch
 
 
 def batches_of(dataset: ImageDataset, config: TrainImages) -> ImageBatches:

@@ -27,7 +27,7 @@ from minidl import nn
 from minidl.generation import passes
 from minidl.models import Generator
 from minidl.runtime import launch
-from minidl.workbench.bench.machine import machine
+from minidl.tools.bench.machine import machine
 
 SIZE = (64, 64)
 COUNTS = (1000, 5248)  # those of the course report that this repeats

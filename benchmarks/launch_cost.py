@@ -25,9 +25,10 @@ import minidl
 from minidl import models, nn, ops, optim
 from minidl.kernels import conv
 from minidl.kernels.conv.geometry import Geometry
-from minidl.runtime import direct, launch
+from minidl.runtime import launch
+from minidl.runtime.launch_cache import fast_launch
 from minidl.tensors import Tensor, default_device
-from minidl.workbench.bench.machine import machine
+from minidl.tools.bench.machine import machine
 
 Call = Callable[[], object]
 Row = dict[str, Any]
@@ -81,9 +82,9 @@ def bare_rows(name: str, call: Call, rounds: int) -> list[Row]:
     ways: dict[str, Call] = {
         "Triton": lambda: kernel[grid](*args, **meta),
         "launch.run": lambda: launch.run(kernel, grid, *args, **meta),
-        "direct.launch": lambda: direct.launch(kernel, grid, args, meta),
+        "direct.launch": lambda: fast_launch.launch(kernel, grid, args, meta),
     }
-    if not direct.launch(kernel, grid, args, meta):
+    if not fast_launch.launch(kernel, grid, args, meta):
         raise RuntimeError(f"{kernel.__name__} is not launched directly with this Triton")
     return [
         {"name": f"{name}: {kernel.__name__} by {way}", "ours_us": microseconds(launch_, rounds, 200), "launches": 1}

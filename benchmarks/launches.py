@@ -22,11 +22,13 @@ from typing import Any
 import torch
 import triton
 
-from minidl.rehearsal import rehearsal, rehearse
-from minidl.runtime import ahead, devices, estimates, launch
-from minidl.workbench.bench import network_sides as sides
-from minidl.workbench.bench.network_rows import NETS
-from minidl.workbench.doctor.jobs import target_name
+from minidl.compilation import launch_jobs
+from minidl.compilation.rehearsal import rehearsal, rehearse
+from minidl.runtime import launch
+from minidl.runtime.cost_model import devices, selection
+from minidl.tools.bench import network_sides as sides
+from minidl.tools.bench.network_rows import NETS
+from minidl.tools.doctor.jobs import target_name
 
 ARCH, DEVICE = 90, "NVIDIA H200"
 
@@ -41,17 +43,17 @@ def listed(ptx: str) -> dict[str, Any]:
         launches = rows[net.title] = []
 
         def keep(*launched: Any, launches: list[Any] = launches) -> None:
-            job = ahead.job_of(ARCH, *launched)
+            job = launch_jobs.job_of(ARCH, *launched)
             jobs[job.key] = job
             launches.append([job.kernel, list(launched[1]), job.key])
 
         batch = sides.batch_of(net, "cpu", net.dtype)
         with launch.record(lambda *launched: None, target_name(ARCH)):
             side = sides.Side(net, sides.ours("cpu", net.dtype))
-        with rehearsal(keep, target_name(ARCH)), estimates.use(known[0]):
+        with rehearsal(keep, target_name(ARCH)), selection.use(known[0]):
             rehearse(side.given(batch))
         print(f"{net.title}: {len(launches)}", flush=True)
-    sources = {key: ahead.source_of(job).fn.cache_key for key, job in jobs.items()}
+    sources = {key: launch_jobs.source_of(job).fn.cache_key for key, job in jobs.items()}
     return {"rows": rows, "sources": sources, "ptx": {k: code(j) for k, j in jobs.items() if ptx and ptx in j.kernel}}
 
 
@@ -59,7 +61,7 @@ def code(job: Any) -> str:
     """The hash of a kernel's PTX without the lines of its source."""
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.disable_line_info = True
-        text = ahead.compile_job(job).asm["ptx"]
+        text = launch_jobs.compile_job(job).asm["ptx"]
     return hashlib.sha256(re.sub(r"(?m)^\s*(//|\.file).*$", "", text).encode()).hexdigest()
 
 

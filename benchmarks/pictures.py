@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from minidl import storage
+from minidl.common import write_files
 from minidl.data import encoding
 
 TEXT = {"Software": "minidl 0.1", "model": "mnist", "model_sha256": "ab" * 32, "precision": "float32", "seed": "12"}
@@ -76,10 +76,10 @@ def write(options: argparse.Namespace) -> None:
         path.write_bytes(content)
 
     def new(path: Path, content: bytes) -> None:
-        storage.write_new(path.parent, {path.name: content})
+        write_files.write_new(path.parent, {path.name: content})
 
     ways = {
-        "each flushed, renamed, its folder flushed": (storage.write_bytes, 1, False),
+        "each flushed, renamed, its folder flushed": (write_files.write_bytes, 1, False),
         "each flushed": (new, 1, False),
         **{f"each flushed, {n} at a time": (new, n, False) for n in (2, 4, 8, 16, 32)},
         "none flushed, then the whole file system": (plain, 1, True),

@@ -287,7 +287,7 @@ class _Measured:
         return [row for row in rows if names is None or row[0] in names][: 4 if self.given.small else None]
 
     def _net(self, name: str, images: int):
-        from minidl.workbench.bench import network_rows
+        from minidl.tools.bench import network_rows
 
         net = next(n for n in network_rows.NETS.values() if n.name == name and n.training)
         size = 32 if self.given.small and net.size > 64 else net.size
@@ -296,7 +296,7 @@ class _Measured:
 
     def _side(self, name: str, images: int, torchs: bool = False):
         """A network of ours or of torch with its optimizers."""
-        from minidl.workbench.bench import network_sides
+        from minidl.tools.bench import network_sides
 
         self.torch.manual_seed(0)
         wide = self.torch.float32
@@ -307,7 +307,7 @@ class _Measured:
         return _Texts(kit, torchs) if name == "text" else network_sides.Side(self._net(name, images), kit)
 
     def _batch(self, name: str, images: int, seed: int, torchs: bool = False):
-        from minidl.workbench.bench import network_sides
+        from minidl.tools.bench import network_sides
 
         torch = self.torch
         torch.manual_seed(100 + seed)
@@ -483,7 +483,7 @@ class _Measured:
             self._keep(what="bits", name=name, steps=STEPS, loss=float(loss.data), hash=self._hash(side))
 
     def _save(self, name: str, side) -> None:
-        from minidl import storage
+        from minidl.common import write_files
 
         tensors = {f"{n}/{key}": t for n, net in side.networks.items() for key, t in net.state_dict().items()}
         for n, optimizer in side.optimizers.items():
@@ -491,7 +491,7 @@ class _Measured:
             tensors |= {f"{n}/optimizer/{key}": t for key, t in state.items() if isinstance(t, self.torch.Tensor)}
             more = {key: value for key, value in state.items() if not isinstance(value, self.torch.Tensor)}
             self._state(name).with_suffix(f".{n}.json").write_text(json.dumps(more))
-        storage.write_bytes(self._state(name), storage.tensor_bytes(tensors, {})[0])
+        write_files.write_bytes(self._state(name), write_files.tensor_bytes(tensors, {})[0])
 
     def _all_resumed(self) -> None:
         from safetensors.torch import load_file

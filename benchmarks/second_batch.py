@@ -20,11 +20,11 @@ os.environ.setdefault("TRITON_INTERPRET", "0")
 import torch
 
 from minidl import models, ops, optim
-from minidl.jobs import Job
-from minidl.rehearsal import launched
-from minidl.runtime import ahead
+from minidl.compilation import launch_jobs
+from minidl.compilation.job import Job
+from minidl.compilation.rehearsal import launched
 from minidl.tensors import Tensor
-from minidl.workbench.doctor.jobs import target_name
+from minidl.tools.doctor.jobs import target_name
 
 
 def step(size: int, dtype: torch.dtype) -> None:
@@ -78,7 +78,7 @@ def main() -> None:
                 if options.compile:
                     os.environ["TRITON_CACHE_DIR"] = folder
                     started = time.perf_counter()
-                    ahead.compile_job(job)
+                    launch_jobs.compile_job(job)
                     seconds = f" {time.perf_counter() - started:.2f} s"
                 print(f"  {job.name}{seconds}:", ", ".join(f"{n} {a} -> {b}" for n, (a, b) in differ.items()))
         print("  most frequent:", ", ".join(f"{name} {count}" for name, count in reasons.most_common(20)))

@@ -18,8 +18,8 @@ import torch
 
 from minidl.kernels import conv
 from minidl.kernels.conv.geometry import Geometry
-from minidl.workbench.bench import drawn
-from minidl.workbench.doctor import offline
+from minidl.tools.bench import drawn
+from minidl.tools.doctor import offline
 
 
 def main() -> None:

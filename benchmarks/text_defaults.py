@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.inputs import Source
-from minidl.compilers import Compilers
+from minidl.compilation.compiler_processes import Compilers
 
 SOURCES = {
     # The settings' rule was fitted on these,
@@ -74,17 +74,18 @@ def network(
 ) -> dict[str, Any]:
     """Train with these settings; the accuracy after each epoch, and the seconds of training."""
     import minidl
-    from minidl import models, rehearsal
+    from minidl import models
+    from minidl.compilation import rehearsal
     from minidl.data.batches import Batches
     from minidl.tensors import Tensor, default_device
-    from minidl.training import suited
-    from minidl.training.supervised import make_optimizer, make_schedule
-    from minidl.training.targets import Classification
+    from minidl.training.loop.supervised import make_optimizer, make_schedule
+    from minidl.training.loop.targets import Classification
+    from minidl.training.settings import text_defaults
     from minidl.training.tasks.text import TrainText
 
     usual = {name: f.default for name, f in TrainText.model_fields.items() if not f.is_required()}
     x, y, x_rest, y_rest, features = parts
-    config = SimpleNamespace(**{**usual, **suited.text(len(y), classes), **given})
+    config = SimpleNamespace(**{**usual, **text_defaults.text(len(y), classes), **given})
     device = default_device()
     minidl.manual_seed(config.seed)
     model = models.TextMLP(features, classes, config.hidden, config.dropout)

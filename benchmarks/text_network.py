@@ -18,11 +18,11 @@ import torch
 
 import minidl
 from minidl import nn, ops, optim
-from minidl.captured import EAGER
+from minidl.compilation.capture import EAGER
 from minidl.runtime import launch
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
-from minidl.workbench.bench.machine import machine
+from minidl.tools.bench.machine import machine
 
 DOCUMENTS, COLUMNS, HIDDEN, CLASSES, NONZEROS = 9954, 32754, 128, 4, 65
 

@@ -32,9 +32,9 @@ from torch.nn import functional as F
 
 from minidl.data.images import load_mnist
 from minidl.data.records import ImageDataset, Images
+from minidl.tools.bench.machine import machine
 from minidl.training.tasks.images import TrainImages
 from minidl.training.tasks.images.settings import suited
-from minidl.workbench.bench.machine import machine
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -15,7 +15,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from minidl.distributed.parts import cut
-from minidl.workbench.bench.measure import COPY_BYTES_PER_MS, MATRIX_FLOP_PER_MS
+from minidl.tools.bench.measure import COPY_BYTES_PER_MS, MATRIX_FLOP_PER_MS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

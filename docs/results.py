@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from minidl.workbench.bench.drawn_results import figures, is_drawn
-from minidl.workbench.bench.table import as_bytes
+from minidl.tools.bench.drawn_results import figures, is_drawn
+from minidl.tools.bench.table import as_bytes
 
 INTRODUCTION = """# All results
 

@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 
-from minidl import einops_backend
+from minidl.common import einops_backend
 from minidl.version import __version__ as __version__
 
 # As in `typing`, which takes longer to import than all of this: a command can be interrupted without a traceback after
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from minidl.autograd import is_grad_enabled as is_grad_enabled
     from minidl.autograd import no_grad as no_grad
     from minidl.autograd import set_grad_enabled as set_grad_enabled
-    from minidl.captured import capture as capture
-    from minidl.later import fusion as fusion
-    from minidl.making import *
+    from minidl.autograd.deferred import fusion as fusion
+    from minidl.compilation.capture import capture as capture
+    from minidl.compilation.rehearsal import compile_ahead as compile_ahead
     from minidl.nn.saved import load as load
     from minidl.nn.saved import save as save
+    from minidl.ops.creation import *
     from minidl.ops.random import rand as rand
     from minidl.ops.random import randn as randn
     from minidl.random import manual_seed as manual_seed
-    from minidl.rehearsal import compile_ahead as compile_ahead
     from minidl.runtime.launch import set_float32_precision as set_float32_precision
     from minidl.tensors import Tensor as Tensor
     from minidl.tensors import as_tensor as as_tensor
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from minidl.tensors import ones as ones
     from minidl.tensors import zeros as zeros
     from minidl.testing import check_grads as check_grads
-    from minidl.workbench.drawing import draw as draw
-    from minidl.workbench.profiling import profile as profile
+    from minidl.tools.drawing import draw as draw
+    from minidl.tools.profiling import profile as profile
 
 # torch's, by their names.
 _OF_TORCH = (
@@ -80,21 +80,21 @@ _HOMES = {
     name: f"minidl.{module}"
     for module, names in {
         "autograd": ("enable_grad", "inference_mode", "is_grad_enabled", "no_grad", "set_grad_enabled"),
-        "captured": ("capture",),
-        "later": ("fusion",),
-        "making": (
+        "compilation.capture": ("capture",),
+        "autograd.deferred": ("fusion",),
+        "ops.creation": (
             "arange", "empty", "empty_like", "eye", "from_numpy", "full_like", "linspace", "ones_like", "rand_like",
             "randint", "randn_like", "randperm", "tensor", "zeros_like",
         ),
         "nn.saved": ("load", "save"),
         "ops.random": ("rand", "randn"),
         "random": ("manual_seed",),
-        "rehearsal": ("compile_ahead",),
+        "compilation.rehearsal": ("compile_ahead",),
         "runtime.launch": ("set_float32_precision",),
         "tensors": ("Tensor", "as_tensor", "from_torch", "full", "is_tensor", "ones", "zeros"),
         "testing": ("check_grads",),
-        "workbench.drawing": ("draw",),
-        "workbench.profiling": ("profile",),
+        "tools.drawing": ("draw",),
+        "tools.profiling": ("profile",),
     }.items()
     for name in names
 }  # fmt: skip
@@ -124,7 +124,7 @@ class _UnknownName(AttributeError):  # noqa: N818 (no error of its own)
         if name in importlib.import_module("minidl.ops").__all__:
             return f"{text}: it is minidl.ops.{name}"
         names = [*__all__, *_OPERATIONS, *_OF_TORCH]
-        return text + str(importlib.import_module("minidl.missing").told("minidl.ops", name, names))
+        return text + str(importlib.import_module("minidl.common.suggestions").told("minidl.ops", name, names))
 
 
 def __getattr__(name: str) -> Any:

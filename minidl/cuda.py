@@ -10,11 +10,11 @@ from torch.cuda import memory_allocated as memory_allocated
 from torch.cuda import set_device as set_device
 from torch.cuda import synchronize as synchronize
 
-from minidl import missing
+from minidl.common import suggestions
 from minidl.random import manual_seed as manual_seed
 
 manual_seed_all = manual_seed
 
 
 def __getattr__(name: str) -> object:
-    raise missing.attribute("minidl.cuda", name, globals())
+    raise suggestions.attribute("minidl.cuda", name, globals())

@@ -15,7 +15,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from minidl import locks, modes
+from minidl.common import locks, thread_settings
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _lock = locks.lock()
 _state = {"seed": 0, "stream": 0}
 # Of this thread: the key on the device that streams are numbered by, the number of its first stream, a state instead.
-_thread = modes.settings()
+_thread = thread_settings.settings()
 
 
 def manual_seed(seed: int) -> torch.Generator:

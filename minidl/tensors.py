@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import torch
 from torch.utils._device import DeviceContext
 
-from minidl import autograd, missing
+from minidl import autograd
 from minidl.autograd import Function, Grad
+from minidl.autograd.deferred import Deferred, open_, settle_all
 from minidl.autograd.graph import Variable
-from minidl.later import Later, open_, settle_all
-from minidl.runtime import check, launch
+from minidl.common import suggestions
+from minidl.kernels import check
+from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 
 Scalar = int | float | bool
@@ -83,7 +85,7 @@ class Tensor(Variable):
         self.requires_grad_(requires_grad)
 
     @classmethod
-    def _of_later(cls, later: Later) -> Tensor:
+    def _of_later(cls, later: Deferred) -> Tensor:
         """The tensor of a result that is computed when it is first needed."""
         tensor = cls.__new__(cls)
         Variable.__init__(tensor, _NOTHING)
@@ -301,7 +303,7 @@ class Tensor(Variable):
                 raise AttributeError(f"Tensor has no {name}; write x = minidl.ops.{name[:-1]}(x), or x.copy_() of that")
             if name in OPERATIONS:
                 raise AttributeError(f"Tensor has no {name}; write minidl.ops.{name}(x)")
-            raise missing.attribute("minidl.Tensor", name, [*dir(type(self)), *OPERATIONS])
+            raise suggestions.attribute("minidl.Tensor", name, [*dir(type(self)), *OPERATIONS])
 
     def __bool__(self) -> bool:
         if self.numel() != 1:
@@ -408,10 +410,10 @@ class Tensor(Variable):
                 )
             seed = gradient.data
         if create_graph:
-            autograd.second.backward(self, gradient, retain_graph is not False)
+            autograd.double_backward.backward(self, gradient, retain_graph is not False)
         else:
             with autograd.no_grad():
-                autograd.walk.backward(self, seed, bool(retain_graph))
+                autograd.backward_pass.backward(self, seed, bool(retain_graph))
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> autograd.RemovableHandle:
         """Call `hook` with this tensor's gradient during backward; a tensor it returns replaces the gradient.

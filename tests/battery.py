@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from minidl.runtime import launch, replay
+from minidl.runtime import launch
+from minidl.runtime.launch_cache import replay
 from minidl.tensors import default_device
 from minidl.testing import GuardedAllocations, assert_within, check_grads
 from minidl.testing.compare import as_tuple, wrap

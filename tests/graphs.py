@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minidl import captured, random
+from minidl import random
+from minidl.compilation import capture
 from minidl.runtime import launch
 
 ALLOCATION = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -53,7 +54,7 @@ class Recorder(TorchDispatchMode):
 
 def record(call, stream, pool):
     recorder, run = Recorder(), launch.run
-    with pytest.MonkeyPatch.context() as patched, captured.NoHostReads("cpu"):
+    with pytest.MonkeyPatch.context() as patched, capture.NoHostReads("cpu"):
         patched.setattr(launch, "run", recorder.launch(run))
         with recorder:
             outputs = call()
@@ -64,9 +65,9 @@ def record(call, stream, pool):
 def graphs(monkeypatch):
     """On a CPU steps are recorded and replayed by the stand-in; on a GPU by CUDA."""
     if launch.INTERPRETED:
-        monkeypatch.setattr(captured, "_has_graphs", lambda device: True)
-        monkeypatch.setattr(captured, "_shared", lambda device: (None, None))
-        monkeypatch.setattr(captured, "_recorded", record)
+        monkeypatch.setattr(capture, "_has_graphs", lambda device: True)
+        monkeypatch.setattr(capture, "_shared", lambda device: (None, None))
+        monkeypatch.setattr(capture, "_recorded", record)
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ import typer
 
 from minidl.cli import app
 from minidl.cli.options import read
-from minidl.training.errors import ConfigError
-from minidl.training.settings import Written, note
+from minidl.errors import ConfigError
+from minidl.training.settings.declaration import Written, note
 from tests.pages import CHAPTERS, PAGES, ROOT, blocks, commands, new_files, prose, untrue
 from tests.test_readme import recipe, run
 

@@ -19,7 +19,7 @@ from minidl.kernels import images
 from minidl.runtime import launch
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
-from minidl.training.adversaries import Adversaries
+from minidl.training.loop.adversaries import Adversaries
 
 ALLOCATION = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_", "lift_fresh",

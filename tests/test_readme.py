@@ -98,7 +98,7 @@ def test_make_test_runs_lint_types_and_the_suite():
 
 def test_make_results_writes_this_page_and_the_whole_table():
     (command,) = recipe(["make", "results"])
-    assert command[1:4] == ["-m", "minidl.workbench.bench.table", "benchmarks/results/nvidia-h200.json"]
+    assert command[1:4] == ["-m", "minidl.tools.bench.table", "benchmarks/results/nvidia-h200.json"]
     assert command[4:] == ["docs/performance.md", "README.md", "benchmarks/results/nvidia-h200.svg"]
 
 

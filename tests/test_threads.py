@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import minidl
-from minidl import later, nn, ops
-from minidl.autograd import Function, no_grad
+from minidl import nn, ops
+from minidl.autograd import Function, deferred, no_grad
 from minidl.kernels import elementwise
-from minidl.runtime import launch, replay
+from minidl.runtime import launch
+from minidl.runtime.launch_cache import replay
 from minidl.tensors import Tensor, default_device
 from minidl.testing.specs import all_specs
 from minidl.testing.specs.make import SeededMake
@@ -105,7 +106,7 @@ def test_one_model(make, recorded):
             assert all(map(same_bits, one, other))
 
 
-class Slow(later.Later):
+class Slow(deferred.Deferred):
     """Counts how often it is computed."""
 
     def compute(self):
@@ -116,11 +117,11 @@ class Slow(later.Later):
 
 def test_a_result_is_settled_by_one_of_several_threads():
     """No operation of another thread takes it in."""
-    with later.deferring(nn.Identity()):
+    with deferred.deferring(nn.Identity()):
         slow = Slow((2, 3), torch.float32, default_device(), False)
         y = Tensor._of_later(slow)
-        assert later.waiting(y) is slow
-        assert at_once(lambda: later.waiting(y)) == [None]
+        assert deferred.waiting(y) is slow
+        assert at_once(lambda: deferred.waiting(y)) == [None]
         first, *others = at_once(*[lambda: y.data] * THREADS)
         assert all(values is first for values in others)
     assert slow.computed == 1

@@ -5,9 +5,8 @@ wraps results in `Function.result_class`. An operation is a `Function` with a fo
 backward from the gradients of its outputs to those of its inputs.
 """
 
-from minidl import missing
-from minidl.autograd import second as second
-from minidl.autograd import walk as walk
+from minidl.autograd import backward_pass as backward_pass
+from minidl.autograd import double_backward as double_backward
 from minidl.autograd.function import Function as Function
 from minidl.autograd.gradients import Variable as Variable
 from minidl.autograd.gradients import backward as backward
@@ -18,15 +17,16 @@ from minidl.autograd.graph import Node as Node
 from minidl.autograd.graph import OpenSum as OpenSum
 from minidl.autograd.graph import RemovableHandle as RemovableHandle
 from minidl.autograd.graph import UnknownTensor as UnknownTensor
-from minidl.modes import detect_anomaly as detect_anomaly
-from minidl.modes import enable_grad as enable_grad
-from minidl.modes import is_anomaly_enabled as is_anomaly_enabled
-from minidl.modes import is_grad_enabled as is_grad_enabled
-from minidl.modes import no_grad as no_grad
-from minidl.modes import set_grad_enabled as set_grad_enabled
+from minidl.autograd.modes import detect_anomaly as detect_anomaly
+from minidl.autograd.modes import enable_grad as enable_grad
+from minidl.autograd.modes import is_anomaly_enabled as is_anomaly_enabled
+from minidl.autograd.modes import is_grad_enabled as is_grad_enabled
+from minidl.autograd.modes import no_grad as no_grad
+from minidl.autograd.modes import set_grad_enabled as set_grad_enabled
+from minidl.common import suggestions
 
 inference_mode = no_grad
 
 
 def __getattr__(name: str) -> object:
-    raise missing.attribute("minidl.autograd", name, globals())
+    raise suggestions.attribute("minidl.autograd", name, globals())

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from minidl.autograd.graph import Context, Node, UnknownTensor, Variable
-from minidl.modes import is_grad_enabled, no_grad
+from minidl.autograd.modes import is_grad_enabled, no_grad
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from minidl.autograd import graph, second, walk
+from minidl.autograd import backward_pass, double_backward, graph
 from minidl.autograd.function import Function
 from minidl.autograd.graph import Edge
-from minidl.modes import enable_grad, no_grad
+from minidl.autograd.modes import enable_grad, no_grad
 from minidl.sparse.rows import RowGrad
 
 
@@ -77,9 +77,9 @@ def grad(
                 )
             keep = retain_graph or i + 1 < len(ends)
             if not create_graph:
-                walk.backward(end, None if seed is None else seed.data, keep, wanted)
+                backward_pass.backward(end, None if seed is None else seed.data, keep, wanted)
                 continue
-            for edge, grad in second.gradients(end, seed, wanted, keep).items():
+            for edge, grad in double_backward.gradients(end, seed, wanted, keep).items():
                 wanted[edge] = grad if wanted[edge] is None else wanted[edge] + grad
     found: list[Any] = []
     for start in starts:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minidl import locks
+from minidl.common import locks
 from minidl.kernels import elementwise, reduce
 from minidl.runtime import streams
 from minidl.sparse.rows import RowGrad

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from minidl.cli.common import Command, Group, check_folder, examples, output_lost, prepare_streams, terminated
-from minidl.console import echo
+from minidl.common.console import echo
 from minidl.version import __version__
 
 # One line of help each, the same as that of the command itself (tested).

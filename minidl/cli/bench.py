@@ -12,10 +12,10 @@ from minidl.cli import drawn, kept_results, networks
 from minidl.cli.common import check_plot
 from minidl.cli.options import check_alone, command
 from minidl.cli.profiling import profiled
-from minidl.console import echo, rich_console
-from minidl.training.errors import ConfigError
-from minidl.training.provenance import PLOT, RESULTS, TRACE
-from minidl.training.settings import REPEATED, Positional
+from minidl.common.console import echo, rich_console
+from minidl.errors import ConfigError
+from minidl.training.run_folder.provenance import PLOT, RESULTS, TRACE
+from minidl.training.settings.declaration import REPEATED, Positional
 
 
 class Bench(networks.WholeNetworks):
@@ -85,7 +85,7 @@ def _bench(given: dict[str, Any]) -> None:
         drawn.run(config, given)
         return
     json, plot, show, trace = config.json_file, config.plot, config.show, config.trace
-    from minidl.workbench.bench.goals import GOALS, chosen
+    from minidl.tools.bench.goals import GOALS, chosen
 
     try:
         wanted = chosen(list(config.names))
@@ -104,8 +104,8 @@ def _bench(given: dict[str, Any]) -> None:
     if config.peers:
         _check_peers()
 
-    from minidl.training import files
-    from minidl.workbench.bench import run, table
+    from minidl.tools.bench import run, table
+    from minidl.training.run_folder import files
 
     check_plot(plot)
     console = rich_console(width=None if rich_console().is_terminal else 140)
@@ -130,7 +130,7 @@ def _bench(given: dict[str, Any]) -> None:
 
 def _check_peers() -> None:
     """Show which peers are installed and how to install the others. Raises ConfigError if none is."""
-    from minidl.workbench.bench import peers
+    from minidl.tools.bench import peers
 
     there, missing = peers.there(), peers.missing()
     if not there:

@@ -22,10 +22,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from minidl.cli.help import PlainHelp
 from minidl.cli.libraries import failed_import
-from minidl.console import echo, one_line
-from minidl.training import memory
-from minidl.training.errors import ConfigError, DamagedError, Interrupted, RunError
-from minidl.training.outputs import discard_output
+from minidl.common.console import echo, one_line
+from minidl.errors import ConfigError, DamagedError, Interrupted, RunError
+from minidl.training.process import out_of_memory
+from minidl.training.run_folder.outputs import discard_output
 
 _SOON, _PATIENCE = 0.01, 5.0  # seconds
 # Libraries take an exception in an import of theirs for the absence of what they import; pydantic makes another of it.
@@ -88,12 +88,12 @@ def check_folder() -> None:
 
 def check_plot(path: Path | None) -> None:
     """Raises ConfigError when a plot is wanted in another format than PNG and SVG, or matplotlib is missing."""
-    from minidl.training import drawing
+    from minidl.training.report import plot_processes
 
     if path is not None and path.suffix not in (".png", ".svg"):
         raise ConfigError(f"--plot is {path}, expected a name that ends with .png or .svg")
-    if path is not None and not drawing.available():
-        raise ConfigError(drawing.MISSING)
+    if path is not None and not plot_processes.available():
+        raise ConfigError(plot_processes.MISSING)
 
 
 class _Errors(io.FileIO):
@@ -171,10 +171,10 @@ def errors() -> Iterator[None]:
 
 def _read(error: Exception) -> tuple[str, int] | None:
     """What is said of memory or threads that have run out and of a library that cannot be imported; the exit code."""
-    if (short := memory.read(error)) is not None:
+    if (short := out_of_memory.read(error)) is not None:
         # The frames that the error came through hold what has taken the memory.
         traceback.clear_frames(error.__traceback__)
-        return f"error: {short}; {memory.advice(short)}", 1
+        return f"error: {short}; {out_of_memory.advice(short)}", 1
     told = failed_import(error)
     return None if told is None else (f"error: {one_line(told)}", 2)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from minidl.cli.options import command
-from minidl.console import echo
-from minidl.training.config import Compare
+from minidl.common.console import echo
+from minidl.training.settings.command import Compare
 
 
 def _compare(given: dict[str, Any]) -> None:
     config = Compare(**given)
-    from minidl.training import compare
+    from minidl.training.report import compare
 
     echo(compare.compare(config), end="")
 

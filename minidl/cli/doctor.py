@@ -10,12 +10,12 @@ from pydantic import Field
 
 from minidl.cli import sanitize
 from minidl.cli.options import command
-from minidl.jobs import Arch
-from minidl.training import device
-from minidl.training.errors import ConfigError
-from minidl.training.fields import is_number
-from minidl.training.provenance import VERDICT
-from minidl.training.settings import REPEATED, Expected, Positional, Settings, flag
+from minidl.common.architecture import Arch
+from minidl.errors import ConfigError
+from minidl.training.process import device
+from minidl.training.run_folder.provenance import VERDICT
+from minidl.training.settings.declaration import REPEATED, Expected, Positional, Settings, flag
+from minidl.training.settings.fields import is_number
 
 
 class Doctor(Settings):
@@ -87,7 +87,7 @@ class Doctor(Settings):
 
 def _doctor(given: dict[str, Any]) -> None:
     config = Doctor(**given)
-    from minidl.workbench import doctor as work
+    from minidl.tools import doctor as work
 
     if config.warm:
         raise typer.Exit(_warm(config, given))
@@ -125,7 +125,7 @@ def _check_scripts(config: Doctor) -> None:
 
 
 def _warm(config: Doctor, given: dict[str, Any]) -> int:
-    from minidl.workbench import doctor as work
+    from minidl.tools import doctor as work
 
     for name in given:
         if name not in ("warm", "names", "arch"):

@@ -10,14 +10,14 @@ from pydantic import Field
 
 from minidl.cli.options import check_alone
 from minidl.cli.profiling import Profiling
-from minidl.console import echo, rich_console
-from minidl.training.errors import ConfigError
-from minidl.training.settings import flag
+from minidl.common.console import echo, rich_console
+from minidl.errors import ConfigError
+from minidl.training.settings.declaration import flag
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from minidl.workbench.bench.drawn_results import Drawn
+    from minidl.tools.bench.drawn_results import Drawn
 
 
 class DrawnShapes(Profiling):
@@ -63,14 +63,14 @@ def wanted(config: DrawnShapes, given: Mapping[str, Any]) -> bool:
                 raise ConfigError(f"{flag(name)} requires --drawn")
     if config.drawn is not None or "show" not in given or "list" in given:
         return config.drawn is not None
-    from minidl.workbench.bench import drawn_results
+    from minidl.tools.bench import drawn_results
 
     return drawn_results.is_drawn(given["show"])
 
 
 def run(config: DrawnShapes, given: Mapping[str, Any]) -> None:
     """Measure drawn shapes, list them, or show those in a file."""
-    from minidl.workbench.bench import drawn_results
+    from minidl.tools.bench import drawn_results
 
     if config.drawn is None:
         for name in ("names", "json", "plot", "peers", "profile", "trace"):
@@ -85,7 +85,7 @@ def run(config: DrawnShapes, given: Mapping[str, Any]) -> None:
         raise ConfigError(f"--from {config.from_} leaves none of the {config.drawn} shapes of --drawn, numbered from 0")
     if config.regret and not config.of.startswith(("conv", "all")):
         raise ConfigError(f"--regret requires convolutions; --of is {config.of}")
-    from minidl.workbench.bench import machine
+    from minidl.tools.bench import machine
 
     indices: Sequence[int] = range(config.from_, config.drawn)
     try:
@@ -112,7 +112,7 @@ def check_device() -> None:
 
 
 def _list(config: DrawnShapes, indices: Sequence[int]) -> None:
-    from minidl.workbench.bench.drawn import KINDS, draw
+    from minidl.tools.bench.drawn import KINDS, draw
 
     itemsize = 4 if config.dtype == "float32" else 2
     for of in KINDS if config.of == "all" else (config.of,):
@@ -122,7 +122,7 @@ def _list(config: DrawnShapes, indices: Sequence[int]) -> None:
 
 
 def _measure(config: DrawnShapes, path: Path | None, indices: Sequence[int]) -> None:
-    from minidl.workbench.bench import drawn_results, drawn_run, machine
+    from minidl.tools.bench import drawn_results, drawn_run, machine
 
     here = machine.machine()
     about = {"of": config.of, "seed": config.seed, "dtype": config.dtype}
@@ -150,7 +150,7 @@ def _measure(config: DrawnShapes, path: Path | None, indices: Sequence[int]) -> 
 
 def _tell(found: Drawn) -> None:
     """Print the summary. The exit code is 1 if a row is wrong or failed."""
-    from minidl.workbench.bench import drawn_results
+    from minidl.tools.bench import drawn_results
 
     for line in drawn_results.summary(found):
         echo(line)

@@ -8,11 +8,12 @@ from typing import Any
 
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import ProfilingOfRun, profiled
-from minidl.console import echo
+from minidl.common.console import echo
+from minidl.errors import ConfigError
 from minidl.generation.config import BUILT_IN, EvaluateGan
-from minidl.training import device, environment, files, saved_run
-from minidl.training.config import Evaluate
-from minidl.training.errors import ConfigError
+from minidl.training.process import device, environment
+from minidl.training.run_folder import files, saved_run
+from minidl.training.settings.command import Evaluate
 from minidl.training.tasks import TASKS
 
 
@@ -29,11 +30,11 @@ def _evaluate(given: dict[str, Any]) -> None:
         return
     for name in generator:
         raise ConfigError(f"--{name} requires a generator; {config.run} is not one")
-    work = device.prepare(config.device, "minidl.training.predict")
-    from minidl.training import reports
+    work = device.prepare(config.device, "minidl.training.prediction.predict")
+    from minidl.training.report import report_files
 
     with around:
-        echo(reports.as_text(work.evaluate(config)), end="")
+        echo(report_files.as_text(work.evaluate(config)), end="")
 
 
 def _evaluate_generator(config: Evaluate, given: dict[str, Any], around: AbstractContextManager[None]) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from minidl.cli.options import command
-from minidl.console import echo
+from minidl.common.console import echo
 from minidl.data.parsing import encoded
-from minidl.training import device, inputs
-from minidl.training.config import Explain
+from minidl.training.prediction import inputs
+from minidl.training.process import device
+from minidl.training.settings.command import Explain
 
 
 def _explain(given: dict[str, Any]) -> None:
     config = Explain(**given)
-    device.prepare(config.device, "minidl.training.forward")
-    from minidl.training import explain
+    device.prepare(config.device, "minidl.training.loop.forward")
+    from minidl.training.prediction import explain
 
     total = unknown = 0
     for text, labels in explain.explain(config):

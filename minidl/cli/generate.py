@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from minidl import compilers
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
-from minidl.console import echo
+from minidl.common.console import echo
+from minidl.compilation import compiler_processes
 from minidl.distributed import workers
+from minidl.errors import ConfigError, Interrupted
 from minidl.generation import folder, sharing
 from minidl.generation.config import Generate
-from minidl.training import device, environment
-from minidl.training.errors import ConfigError, Interrupted
+from minidl.training.process import device, environment
 
 
 def _generate(given: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ def _generate(given: dict[str, Any]) -> None:
     if count > 1 and config.devices != "auto":
         _by_processes(config, count)
         return
-    with compilers.ready("generate", config.device):
+    with compiler_processes.ready("generate", config.device):
         work = device.prepare(config.device, "minidl.generation.generate")
         from minidl.runtime import launch
 

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minidl.cli import drawn
-from minidl.training.errors import ConfigError
+from minidl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from minidl.workbench.bench.results import Results
+    from minidl.tools.bench.results import Results
 
 _NAMED = 3  # rows that an error names
 
 
 def shown(path: Path, wanted: list[str]) -> Results:
     """The wanted rows of those in the file. Raises ConfigError if it has none of them."""
-    from minidl.workbench.bench import results
+    from minidl.tools.bench import results
 
     found = results.load(path)
     rows = {name: row for name, row in found.rows.items() if name in wanted}
@@ -30,7 +30,7 @@ def shown(path: Path, wanted: list[str]) -> Results:
 
 def earlier(json: Path | None) -> Results:
     """Earlier results of this machine in the file, to be updated. Raises ConfigError for another device's."""
-    from minidl.workbench.bench import machine, results
+    from minidl.tools.bench import machine, results
 
     drawn.check_device()
     here = machine.machine()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import traceback
 
-from minidl.data.parsing import cut, shorten
+from minidl.common.console import cut
+from minidl.data.parsing import shorten
 
 
 def failed_import(error: BaseException) -> str | None:

@@ -11,12 +11,12 @@ from pydantic import Field
 from minidl.cli import drawn, kept_results
 from minidl.cli.common import check_plot
 from minidl.cli.options import check_alone
-from minidl.console import echo, rich_console
-from minidl.training.errors import ConfigError
+from minidl.common.console import echo, rich_console
+from minidl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from minidl.workbench.bench.network_rows import Net
-    from minidl.workbench.bench.results import Results
+    from minidl.tools.bench.network_rows import Net
+    from minidl.tools.bench.results import Results
 
 WORD, IN_TORCH = "networks", "in-torch"
 
@@ -45,7 +45,7 @@ def wanted(config: WholeNetworks, names: tuple[str, ...], given: Mapping[str, An
 
 def run(config: Any, given: Mapping[str, Any]) -> None:
     """Measure networks, list them, or show those in a file."""
-    from minidl.workbench.bench import accelerated_rows, machine, network_rows, network_table
+    from minidl.tools.bench import accelerated_rows, machine, network_rows, network_table
 
     word = config.names[0]
     for name in _OTHERS:
@@ -70,7 +70,7 @@ def run(config: Any, given: Mapping[str, Any]) -> None:
             raise ConfigError(f"--{name} cannot be combined with --show")
     check_plot(plot)
 
-    from minidl.training import files
+    from minidl.training.run_folder import files
 
     names = [net.row for net in nets]
     found, failures = (kept_results.shown(show, names), []) if show is not None else _measured(config, nets)
@@ -84,7 +84,7 @@ def run(config: Any, given: Mapping[str, Any]) -> None:
 
 
 def _measured(config: Any, nets: list[Net]) -> tuple[Results, list[str]]:
-    from minidl.workbench.bench import accelerated_rows, network_clocks, network_run
+    from minidl.tools.bench import accelerated_rows, network_clocks, network_run
 
     in_torch = config.names[0] == IN_TORCH
     try:
@@ -104,7 +104,7 @@ def _measured(config: Any, nets: list[Net]) -> tuple[Results, list[str]]:
         if path is not None:
             found.save(path)
 
-    more = {"module": "minidl.workbench.bench.accelerated_run"} if in_torch else {}
+    more = {"module": "minidl.tools.bench.accelerated_run"} if in_torch else {}
     left, failures = network_run.run(nets, found.rows, peers, keep, echo, config.minutes, **more)
     if left:
         echo(f"{left} of {len(nets)} networks are left: run the same command again", error=True)

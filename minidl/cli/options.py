@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
 import typer
 
 from minidl.cli.common import Command, errors, examples
-from minidl.training import environment
-from minidl.training.errors import ConfigError
-from minidl.training.outputs import check_different, check_output
-from minidl.training.provenance import TRACE, Kind
-from minidl.training.settings import (
+from minidl.errors import ConfigError
+from minidl.training.process import environment
+from minidl.training.run_folder.outputs import check_different, check_output
+from minidl.training.run_folder.provenance import TRACE, Kind
+from minidl.training.settings.declaration import (
     Positional,
     Settings,
     Written,
@@ -92,11 +92,11 @@ def _check_outputs(kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> None:
     check_different(**{name: given.get(name) for name in ("out", *kinds)})
     out = given.get("out")
     for name, kind in kinds.items():
-        from minidl.training import runs
+        from minidl.training.run_folder import create
 
         path = given[name]
         in_run = kind is TRACE and out is not None and os.path.realpath(path.parent) == os.path.realpath(out)
-        runs.check_not_own(flag(name), path, in_run)
+        create.check_not_own(flag(name), path, in_run)
         if path.parent.exists() or not in_run:
             check_output(flag(name), path, kind)
 

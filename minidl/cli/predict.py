@@ -7,15 +7,16 @@ from typing import Any
 
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import ProfilingOfRun, profiled
-from minidl.training import device, predict
-from minidl.training.config import Predict
+from minidl.training.prediction import predict
+from minidl.training.process import device
+from minidl.training.settings.command import Predict
 
 
 def _predict(given: dict[str, Any]) -> None:
     profiling = taken(given, ProfilingOfRun)
     config = Predict(**given)
     with predict.reading(config) as begun:
-        device.prepare(config.device, "minidl.training.forward")
+        device.prepare(config.device, "minidl.training.loop.forward")
         with profiled(profiling, config.run / "trace-predict.json"):
             predict.answer(begun, config, sys.stdout)
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from minidl.console import echo, one_line
-from minidl.training import run_files, runs
-from minidl.training.errors import ConfigError
-from minidl.training.outputs import check_output
-from minidl.training.provenance import TRACE
-from minidl.training.settings import Settings
+from minidl.common.console import echo, one_line
+from minidl.errors import ConfigError
+from minidl.training.run_folder import create, file_names
+from minidl.training.run_folder.outputs import check_output
+from minidl.training.run_folder.provenance import TRACE
+from minidl.training.settings.declaration import Settings
 
 if TYPE_CHECKING:
-    from minidl.workbench.profiling import Profile
+    from minidl.tools.profiling import Profile
 
 
 class Profiling(Settings):
@@ -57,7 +57,7 @@ def profiled(profiling: Profiling, usual: Path | None, updates: int = 1) -> Iter
         return
     if trace is None and usual is not None and usual.parent.exists():
         check_output("--trace", usual, TRACE)
-    from minidl.workbench.profiling import Profile
+    from minidl.tools.profiling import Profile
 
     recorder = Profile(updates=updates)
     try:
@@ -80,6 +80,6 @@ def _show(recorder: Profile, path: Path | None) -> None:
     if path is None:
         echo("no trace was written; name a file with --trace", error=True)
     elif path.parent.is_dir():
-        with runs.adding(path.parent, path.name) if path.name in run_files.TRACES else contextlib.nullcontext():
+        with create.adding(path.parent, path.name) if path.name in file_names.TRACES else contextlib.nullcontext():
             recorder.save(path)
         echo(one_line(f"trace: {path} (open it in ui.perfetto.dev or chrome://tracing)"), error=True)

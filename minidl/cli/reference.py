@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from minidl.cli import COMMANDS, Deferred
-from minidl.console import echo
-from minidl.training.settings import Positional, description, expected, note, value_type
+from minidl.common.console import echo
+from minidl.training.settings.declaration import Positional, description, expected, note, value_type
 
 
 def page() -> str:

@@ -10,16 +10,16 @@ import typer
 from pydantic import Field
 
 from minidl.cli.options import command
-from minidl.console import echo, one_line
+from minidl.common.console import echo, one_line
 from minidl.data.parsing import counted
-from minidl.training import device
-from minidl.training.errors import ConfigError
-from minidl.training.outputs import check_output
-from minidl.training.provenance import FINDINGS
-from minidl.training.settings import REPEATED, Positional, Settings
+from minidl.errors import ConfigError
+from minidl.training.process import device
+from minidl.training.run_folder.outputs import check_output
+from minidl.training.run_folder.provenance import FINDINGS
+from minidl.training.settings.declaration import REPEATED, Positional, Settings
 
 if TYPE_CHECKING:
-    from minidl.workbench.sanitizing import Outcome
+    from minidl.tools.sanitizing import Outcome
 
 
 class Sanitize(Settings):
@@ -57,8 +57,8 @@ def _sanitize(given: dict[str, Any]) -> None:
         json = json.absolute()  # the script may change the working directory
     device.choose("cpu")
     check_scripts([script], module=config.module)
-    from minidl.training import files
-    from minidl.workbench import sanitizing
+    from minidl.tools import sanitizing
+    from minidl.training.run_folder import files
 
     outcome = sanitizing.run(script, list(config.arguments), module=config.module, stop=config.first)
     _show(outcome)
@@ -71,7 +71,7 @@ def _sanitize(given: dict[str, Any]) -> None:
 
 def check_scripts(names: Sequence[str], *, module: bool) -> None:
     """Raises ConfigError for a script, or a module, that is not there."""
-    from minidl.workbench.sanitizing import has_module
+    from minidl.tools.sanitizing import has_module
 
     for name in names:
         if module and not has_module(name):

@@ -10,15 +10,17 @@ from typing import Any
 
 import typer
 
-from minidl import compilers, phases
 from minidl.cli.common import Group, examples
 from minidl.cli.options import command, taken
 from minidl.cli.profiling import Profiling, profiled
-from minidl.console import echo
+from minidl.common import timing
+from minidl.common.console import echo
+from minidl.compilation import compiler_processes
 from minidl.data.workers import available
 from minidl.distributed import started, workers
-from minidl.training import device, environment, helpers, runs, saved_run
-from minidl.training.errors import ConfigError
+from minidl.errors import ConfigError
+from minidl.training.process import device, environment, helpers
+from minidl.training.run_folder import create, saved_run
 from minidl.training.tasks import TASKS
 
 _MANY = 4  # processors; with fewer, more processes only delay the first
@@ -43,7 +45,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _train(kind: str, given: dict[str, Any]) -> None:
-    phases.begin()
+    timing.begin()
     profiling = taken(given, Profiling)
     place = workers.place()
     if place is not None and (place.world > 1 or workers.starter()):
@@ -56,15 +58,15 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         stopped = given.get("timeout", started.TIMEOUT) + _LATER
         workers.run(workers.again(), count, _RESTARTS, first=True, together=True, stopped=stopped)
         return
-    config = runs.settings(kind, given)
-    done = runs.finished_report(config)
+    config = create.settings(kind, given)
+    done = create.finished_report(config)
     if done is not None:
         if not config.quiet:
             echo(done, end="")
         return
     processors = min(available(), config.workers or available())
     with contextlib.ExitStack() as alongside:
-        gpu = alongside.enter_context(compilers.ready(kind, config.device))
+        gpu = alongside.enter_context(compiler_processes.ready(kind, config.device))
         if gpu and processors >= _MANY:  # without a GPU the network has the processors
             alongside.enter_context(helpers.ready(processors))
         _run(kind, config, profiling)
@@ -85,12 +87,12 @@ def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, plac
     group.starters = [*filter(None, group.gathered(workers.starter(), "the comparison of the processes"))]
     config = told = None
     if group.leads:
-        if runs.is_started_by(given["out"], group.starters):  # they have been started again
+        if create.is_started_by(given["out"], group.starters):  # they have been started again
             given |= {"resume": True, "overwrite": False}
-        config = runs.settings(kind, given)
+        config = create.settings(kind, given)
         if config.shards is None and not (config.resume and (config.out / "config.json").exists()):
             config = config.model_copy(update={"shards": started.USUAL})
-        done = runs.finished_report(config)
+        done = create.finished_report(config)
         told = [config.identity(), done is None]
         if done is not None and not config.quiet:
             echo(done, end="")
@@ -110,14 +112,14 @@ def _run(kind: str, config: Any, profiling: Profiling) -> None:
 
     # torch takes some seconds; meanwhile the data is read.
     wait = helpers.in_thread(lambda: device.prepare(config.device, "minidl.training.train"))
-    with phases.timed("read"):
+    with timing.timed("read"):
         dataset = task.load(config)
     if config.resume and (config.out / "config.json").exists():
         saved_run.check_data(saved_run.read_run(config.out), dataset)
-    with phases.timed("import"):
+    with timing.timed("import"):
         wait()
         from minidl.training.train import train
     with profiled(profiling, config.out / "trace.json", task.updates):
         train(kind, config, dataset)
     if profiling.profile:
-        echo(phases.table(phases.current().taken()), error=True, end="")
+        echo(timing.table(timing.current().taken()), error=True, end="")

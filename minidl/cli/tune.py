@@ -13,18 +13,18 @@ from pydantic import Field
 
 from minidl.cli.common import check_plot
 from minidl.cli.options import check_alone, command
-from minidl.console import echo, one_line, rich_console
-from minidl.training import device
-from minidl.training.errors import ConfigError
-from minidl.training.fields import Device
-from minidl.training.outputs import check_output
-from minidl.training.provenance import ESTIMATES, MEASURED, PLOT
-from minidl.training.settings import FLOAT32, REPEATED, Expected, Positional, Settings
+from minidl.common.console import echo, one_line, rich_console
+from minidl.errors import ConfigError
+from minidl.training.process import device
+from minidl.training.run_folder.outputs import check_output
+from minidl.training.run_folder.provenance import ESTIMATES, MEASURED, PLOT
+from minidl.training.settings.declaration import FLOAT32, REPEATED, Expected, Positional, Settings
+from minidl.training.settings.fields import Device
 
 if TYPE_CHECKING:
-    from minidl.runtime.tables import Table
-    from minidl.workbench.tuning.classes import ShapeClass
-    from minidl.workbench.tuning.search import Found
+    from minidl.runtime.tile_tables import Table
+    from minidl.tools.tuning.classes import ShapeClass
+    from minidl.tools.tuning.search import Found
 
 
 class Tune(Settings):
@@ -99,7 +99,7 @@ def _run(given: dict[str, Any]) -> None:
     if "seed" in given:
         raise ConfigError("--seed requires --estimates")
     wanted = _classes(list(config.names), list(config.only))
-    from minidl.workbench.tuning import space
+    from minidl.tools.tuning import space
 
     if config.list_:
         check_alone(given, "out", "write", "dry_run", "json", "plot")
@@ -115,7 +115,7 @@ def _classes(names: list[str], only: list[str]) -> list[ShapeClass]:
     import torch
 
     from minidl.runtime import launch
-    from minidl.workbench.tuning import run
+    from minidl.tools.tuning import run
 
     if not launch.INTERPRETED and not torch.cuda.is_available():
         raise ConfigError("tune needs a CUDA device or the interpreter (--device cpu), and neither is available")
@@ -129,14 +129,14 @@ def _classes(names: list[str], only: list[str]) -> list[ShapeClass]:
 
 
 def _tune(wanted: list[ShapeClass], config: Tune) -> None:
-    from minidl.runtime import launch, tables
-    from minidl.training import files
-    from minidl.workbench.tuning import check, run
-    from minidl.workbench.tuning import files as written
+    from minidl.runtime import launch, tile_tables
+    from minidl.tools.tuning import check, run
+    from minidl.tools.tuning import files as written
+    from minidl.training.run_folder import files
 
     out, write, dry_run, json, plot = config.out, config.write, config.dry_run, config.json_file, config.plot
     check_plot(plot)
-    folder = tables.FOLDER if write else out or written.usual_folder()
+    folder = tile_tables.FOLDER if write else out or written.usual_folder()
     if not dry_run:
         _check_folder(folder, "--write:" if write else "--out" if out else "the folder of tables")
     tables_there = {(folder / f"{name}.json").resolve() for name in (*launch.families(), "estimates")}
@@ -145,9 +145,9 @@ def _tune(wanted: list[ShapeClass], config: Tune) -> None:
             raise ConfigError(f"{flag} {path} is a tile table in {folder}: give another name")
     try:
         begun = {family: written.start_from(folder, family) for family in {shapes.family for shapes in wanted}}
-    except tables.TableError as error:
+    except tile_tables.TableError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
-    if any(table != tables.read(family) for family, table in begun.items()):
+    if any(table != tile_tables.read(family) for family, table in begun.items()):
         echo(one_line(f"continuing from the tables in {folder}"))
         wanted = _again(wanted, begun)
     paths: set[Path] = set()
@@ -169,7 +169,7 @@ def _tune(wanted: list[ShapeClass], config: Tune) -> None:
             if paths:
                 echo(one_line(f"wrote {', '.join(sorted(path.name for path in paths))} into {folder}"))
                 if not write:
-                    echo(one_line(f"to use them: export {tables.VARIABLE}={folder.resolve()}"))
+                    echo(one_line(f"to use them: export {tile_tables.VARIABLE}={folder.resolve()}"))
     faster = sum(each.chosen is not None for each in found)
     echo(f"{faster} of {len(found)} classes have a faster tile")
     if any(each.error for each in found):
@@ -179,11 +179,12 @@ def _tune(wanted: list[ShapeClass], config: Tune) -> None:
 def _estimates(config: Tune) -> None:
     import torch
 
-    from minidl.runtime import devices, launch, tables
-    from minidl.runtime import estimates as used
-    from minidl.training import files
-    from minidl.workbench.tuning import estimates
-    from minidl.workbench.tuning import files as written
+    from minidl.runtime import launch, tile_tables
+    from minidl.runtime.cost_model import devices
+    from minidl.runtime.cost_model import selection as used
+    from minidl.tools.tuning import estimates
+    from minidl.tools.tuning import files as written
+    from minidl.training.run_folder import files
 
     if launch.INTERPRETED or not torch.cuda.is_available():
         raise ConfigError("tune --estimates requires a CUDA device with compiled kernels")
@@ -210,13 +211,13 @@ def _estimates(config: Tune) -> None:
     files.write_text(path, estimates.as_text(estimates.content(rows, constants, path)) + "\n")
     echo(one_line(f"wrote {path}"))
     if not config.write:
-        echo(one_line(f"to use them: export {tables.VARIABLE}={path.parent.resolve()}"))
+        echo(one_line(f"to use them: export {tile_tables.VARIABLE}={path.parent.resolve()}"))
 
 
 def _draw(plot: Path, found: list[Found]) -> None:
-    from minidl.training import files
-    from minidl.workbench.tuning import files as written
-    from minidl.workbench.tuning import plot as drawn
+    from minidl.tools.tuning import files as written
+    from minidl.tools.tuning import plot as drawn
+    from minidl.training.run_folder import files
 
     files.write_bytes(plot, drawn.picture(found, written.device_name(), plot.suffix[1:]))
 
@@ -224,7 +225,7 @@ def _draw(plot: Path, found: list[Found]) -> None:
 def _again(wanted: list[ShapeClass], begun: dict[str, Table]) -> list[ShapeClass]:
     """The same classes with the tiles of the tables that tuning starts from."""
     from minidl.runtime import launch
-    from minidl.workbench.tuning import classes
+    from minidl.tools.tuning import classes
 
     with launch.use_tables(**begun):
         found = {

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minidl import imports
+from minidl.common import import_lock
 
 _JOINERS = "\u200c\u200d"  # zero width: between letters of Persian, Hindi or Bangla they change the form of both
 _LAST_OF_PLANE = "\uffff"
@@ -50,7 +50,7 @@ class Analyzer:
         find, nfc = pattern.findall, self.nfc
         stops: frozenset[str] = frozenset()
         if self.stop_words is not None:
-            with imports.apart:
+            with import_lock.apart:
                 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
             stops = ENGLISH_STOP_WORDS
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl import phases
+from minidl.common import timing
 from minidl.data import files, formats, terms
 from minidl.data.analyzers import Analyzer
 from minidl.data.file_rows import Records
@@ -135,7 +135,7 @@ def load_corpus(
         index = np.array([whole.labels.index(name) for name in other.labels], dtype=np.int64)
         return replace(other, labels=whole.labels, classes=index[other.classes]), other.digests
 
-    with phases.timed("split"):
+    with timing.timed("split"):
         parts, split = splitter.split(path, "text", whole.digests, whole.classes, whole.taken, read)
     if not all(map(len, parts)):
         names = [whole.labels[label] for label in whole.classes]

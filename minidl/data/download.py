@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidl import console, reading, storage
+from minidl.common import console, read_files, write_files
 from minidl.data.records import DataError
 
 TIMEOUT_SECONDS = 30
@@ -94,7 +94,7 @@ def fetch(
             continue
         try:
             stored.parent.mkdir(parents=True, exist_ok=True)
-            storage.write_bytes(stored, raw)
+            write_files.write_bytes(stored, raw)
         except OSError as error:
             raise DataError(
                 f"the download cannot be stored as {stored}: {error.strerror or error}; {_OTHER_CACHE}"
@@ -138,7 +138,7 @@ def _checked(resource: Resource, raw: bytes, origin: str) -> Mapping[str, bytes]
 
 def _read(path: Path) -> bytes:
     try:
-        return reading.read_bytes(path, reading.memory())
+        return read_files.read_bytes(path, read_files.memory())
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from minidl import storage
+from minidl.common import write_files
 from minidl.data.workers import Message
 
 QUALITY = 95
@@ -67,9 +67,9 @@ def write(asked: Message) -> Message:
     """
     values, contents = encode(asked)
     folder = Path(asked.values["folder"])
-    with storage.fixed(folder, asked.values["identity"]):
-        storage.write_new(folder, dict(zip(values["names"], contents, strict=True)))
-    return Message({**values, "sums": [*map(storage.brief_sum, contents)]})
+    with write_files.fixed(folder, asked.values["identity"]):
+        write_files.write_new(folder, dict(zip(values["names"], contents, strict=True)))
+    return Message({**values, "sums": [*map(write_files.brief_sum, contents)]})
 
 
 def _exif(text: Mapping[str, str]) -> Image.Exif:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from minidl import imports
+from minidl.common import import_lock
 from minidl.data import terms
 from minidl.data.analyzers import Analyzer
 from minidl.data.records import DataError
@@ -127,7 +127,7 @@ def hashed(counted: Counted, columns: int) -> csr_matrix:
     """int32 CSR [texts, columns]: counts with their signs, summed in each column; columns ascending, without zeros."""
     from scipy.sparse import csr_matrix
 
-    with imports.apart:
+    with import_lock.apart:
         from sklearn.utils import murmurhash3_32
     raw = (murmurhash3_32(term.encode("utf-8", "surrogatepass")) for term in counted.terms)
     hashes = np.fromiter(raw, np.int64, len(counted.terms))  # wide enough for the absolute value of -2^31

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minidl import imports
+from minidl.common import import_lock
 from minidl.data.download import Resource, fetch, gunzip
 from minidl.data.records import Augment, DataError, ImageDataset, Images
 from minidl.data.split import TEST, TRAIN, VALIDATION, digests, sides_of
@@ -102,7 +102,7 @@ def _digits() -> np.ndarray:
         file = Path(folder, "datasets", "data", "digits.csv.gz")
         if file.is_file():
             return np.loadtxt(file, delimiter=",")
-    with imports.apart:
+    with import_lock.apart:
         from sklearn import datasets
     bunch = datasets.load_digits()
     return np.column_stack([bunch.data, bunch.target])

@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from minidl import reading
+from minidl.common import read_files
 from minidl.data.records import DataError
 
 STREAM = 2**32  # bytes of a pipe, whose size is not known before
@@ -61,7 +61,7 @@ def content(path: Path) -> bytes:
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
         if stat.S_ISREG(found.st_mode):
-            if found.st_size > reading.memory():
+            if found.st_size > read_files.memory():
                 raise DataError(f"{path} has {found.st_size:,} bytes, more than this machine has memory: split it")
             return file.read()
         ends = found.st_rdev == Path(os.devnull).stat().st_rdev or file.isatty()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from minidl.console import escaped
+from minidl.common.console import escaped
 from minidl.data.records import DataError
 
 ARGUMENT = Path("argument")  # in place of a file; its lines are the arguments
@@ -195,12 +195,6 @@ def is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def cut(value: object, most: int = 300) -> str:
-    """The text of a value for a message, truncated if it is long."""
-    text = str(value)
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def counted(number: int, what: str) -> str:

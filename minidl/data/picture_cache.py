@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minidl import reading, storage
+from minidl.common import read_files, write_files
 from minidl.data.download import cache_folder
 from minidl.data.records import DataError
 
@@ -64,7 +64,7 @@ class PictureCache:
     def _kept(self, path: Path, stamp: str) -> Pixels | None:
         """What an entry holds; None if there is none for this stamp."""
         try:
-            with reading.opened(path) as file:
+            with read_files.opened(path) as file:
                 raw = np.fromfile(file, dtype=np.uint8)
         except FileNotFoundError:
             return None
@@ -99,7 +99,7 @@ class PictureCache:
                     f"and all may take {MAX_BYTES:,}; {remove}"
                 )
                 return
-            with storage.whole(path) as file:
+            with write_files.whole(path) as file:
                 file.write(f"{digest.hexdigest()} {len(about):012d}\n".encode() + about)
                 file.write(pixels.data)
         except OSError as error:

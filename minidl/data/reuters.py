@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidl.common.console import cut
 from minidl.data.download import Resource, fetch, gunzip
-from minidl.data.parsing import cut
 from minidl.data.records import DataError, TextDataset, Texts
 
 R8_TOPICS = ("acq", "crude", "earn", "grain", "interest", "money-fx", "ship", "trade")

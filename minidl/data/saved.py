@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from minidl.data.parsing import cut, parse_json
+from minidl.common.console import cut
+from minidl.data.parsing import parse_json
 from minidl.data.records import DataError
 
 R = TypeVar("R")

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
+from minidl.common.console import cut
 from minidl.data import terms
 from minidl.data.analyzers import Analyzer
-from minidl.data.parsing import cut, parse_json
+from minidl.data.parsing import parse_json
 from minidl.data.patterns import linear
 from minidl.data.records import DataError
 from minidl.data.saved import Checked, Names, made

@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import IO, Any, NamedTuple, Self
 
-from minidl import imports
+from minidl.common import import_lock
 
 _HEAD = struct.Struct("<Q")
 STOPPED, _TICK = 60.0, 0.5  # seconds after which a process that is stopped is ended; between two looks
@@ -151,7 +151,10 @@ class _Process:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._popen = subprocess.Popen(
-                imports.python(_START), env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                import_lock.python(_START),
+                env={**os.environ, **variables},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -22,7 +22,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.overrides import _push_mode as push_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push_mode
 
-from minidl import modes, random
+from minidl import random
+from minidl.common import thread_settings
 from minidl.distributed.group import current
 from minidl.distributed.parts import Shards
 from minidl.distributed.room import UnderWay
@@ -177,7 +178,7 @@ class _Shard(Generic[T]):
 
 def _as_here() -> Callable[[], None]:
     """What gives another thread, until it ends, what this one has set for itself."""
-    settings, recorded = modes.take_over(), torch.is_grad_enabled()
+    settings, recorded = thread_settings.take_over(), torch.is_grad_enabled()
     functions, operations = _get_current_function_mode_stack(), _get_current_dispatch_mode_stack()
     stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from minidl import nn, random
+from minidl.autograd.deferred import settle_all
 from minidl.distributed import lockstep, room
 from minidl.distributed.group import current
 from minidl.distributed.parts import Shards, cut, shards
 from minidl.distributed.sums import share
-from minidl.later import settle_all
 from minidl.runtime import launch
 from minidl.tensors import Tensor
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from minidl.captured import recording
+from minidl.compilation.capture import recording
 from minidl.distributed.parts import Shards
 from minidl.distributed.sums import segment, summed
 from minidl.sparse.rows import RowGrad

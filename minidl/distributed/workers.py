@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from minidl import console, imports, phases
+from minidl.common import console, import_lock, timing
 from minidl.data.records import DataError
 from minidl.data.workers import STOPPED, WorkerError, is_stopped
 
@@ -111,7 +111,7 @@ def starter() -> str:
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # which users repeat, or leave out
         return ""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    return hashlib.sha256(f"{boot} {os.getppid()} {phases.begun(os.getppid())}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{boot} {os.getppid()} {timing.begun(os.getppid())}".encode()).hexdigest()[:16]
 
 
 def started_together() -> int:
@@ -121,7 +121,7 @@ def started_together() -> int:
 
 def again() -> list[str]:
     """The command line of this process, which is one of minidl."""
-    return imports.python("from minidl.__main__ import main; sys.argv[0] = 'minidl'; main()", *sys.argv[1:])
+    return import_lock.python("from minidl.__main__ import main; sys.argv[0] = 'minidl'; main()", *sys.argv[1:])
 
 
 def run(

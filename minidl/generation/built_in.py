@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minidl.training.errors import DamagedError
+from minidl.errors import DamagedError
 
 FOLDER = Path(__file__).parent / "weights"
 SUMS = "SHA256SUMS"  # as sha256sum prints them

@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from minidl.data.parsing import shorten
-from minidl.training.errors import ConfigError
-from minidl.training.fields import Data, Device, Devices, JsonFile, Workers, is_number
-from minidl.training.settings import UTF8, Expected, Settings, Written
+from minidl.errors import ConfigError
+from minidl.training.settings.declaration import UTF8, Expected, Settings, Written
+from minidl.training.settings.fields import Data, Device, Devices, JsonFile, Workers, is_number
 
 BUILT_IN = ("mnist",)  # models
 MAX_COUNT = 10**7

@@ -18,14 +18,15 @@ import numpy as np
 from scipy import ndimage
 
 from minidl import data
-from minidl.console import one_line
+from minidl.common.console import one_line
 from minidl.data import ImageDataset, Images
+from minidl.errors import ConfigError
 from minidl.generation import evaluator, latents, output, passes, quality
 from minidl.generation.config import BUILT_IN, EvaluateGan
 from minidl.generation.model import Loaded, load
 from minidl.runtime import launch
-from minidl.training import environment, files, runs, saved_run
-from minidl.training.errors import ConfigError
+from minidl.training.process import environment
+from minidl.training.run_folder import create, files, saved_run
 from minidl.training.tasks.gan import training_pixels
 
 SAMPLES = 10_000
@@ -80,7 +81,7 @@ def evaluate(config: EvaluateGan) -> dict[str, Any]:
     }
     folder = Path(config.model)
     if config.model not in BUILT_IN and folder.is_dir():
-        with runs.adding(folder, "evaluation.json", "nearest.png"):
+        with create.adding(folder, "evaluation.json", "nearest.png"):
             files.write_json(folder / "evaluation.json", report)
             write_nearest(folder / "nearest.png", pixels, near, reference.training)
     if config.json_file is not None:

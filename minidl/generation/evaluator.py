@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from minidl import models, nn, storage
+from minidl import models, nn
+from minidl.common import write_files
 from minidl.data.parsing import parse_json
 from minidl.data.saved import made
+from minidl.errors import ConfigError, DamagedError, damaged
 from minidl.generation import built_in as built_in_weights
-from minidl.training import files, weights
-from minidl.training.errors import ConfigError, DamagedError, damaged
-from minidl.training.files import sha256
-from minidl.training.forward import saved_outputs
+from minidl.training.loop.forward import saved_outputs
+from minidl.training.run_folder import files, weights
+from minidl.training.run_folder.files import sha256
 from minidl.training.tasks.images import PictureClassifier, PictureFormat
 
 FORMAT = "minidl evaluator"
@@ -69,7 +70,7 @@ def load(path: Path) -> Evaluator:
     digest = sha256(path)
     built_in_weights.check(path, digest)
     try:
-        tensors, about = storage.read_tensors(path)
+        tensors, about = write_files.read_tensors(path)
         if about.pop("format", None) != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         settings = parse_json(about.pop("settings"))
@@ -108,14 +109,14 @@ def save(run: Path, path: Path, about: dict[str, str]) -> None:
     if not isinstance(report.get("accuracy"), float):
         raise DamagedError(f"{run / 'report.json'} has no accuracy")
     metadata = {"format": FORMAT, "settings": json.dumps(settings), "accuracy": f"{report['accuracy']:.4f}", **about}
-    content, _ = storage.tensor_bytes(
+    content, _ = write_files.tensor_bytes(
         {name: tensor.to(torch.float32) for name, tensor in model.state_dict().items()}, metadata
     )
-    storage.write_bytes(path, content)
+    write_files.write_bytes(path, content)
 
 
 def _small(run: Path, what: str) -> tuple[PictureClassifier, models.SmallCNN]:
-    from minidl.training import predict
+    from minidl.training.prediction import predict
 
     found = predict.load(run)
     if not isinstance(found, PictureClassifier) or not isinstance(found.model, models.SmallCNN):

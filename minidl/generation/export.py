@@ -10,12 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from minidl.console import echo
+from minidl.common.console import echo
 from minidl.generation import evaluator
 from minidl.models import dcgan
-from minidl.training import saved_run
-from minidl.training.outputs import check_output
-from minidl.training.provenance import MODEL
+from minidl.training.run_folder import saved_run
+from minidl.training.run_folder.outputs import check_output
+from minidl.training.run_folder.provenance import MODEL
 
 
 def command(run: saved_run.SavedRun) -> str:

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minidl import storage
-from minidl.training import files, locks, provenance
-from minidl.training.errors import ConfigError, DamagedError
-from minidl.training.outputs import cannot_write, check_length
+from minidl.common import write_files
+from minidl.errors import ConfigError, DamagedError
+from minidl.training.run_folder import files, folder_lock, provenance
+from minidl.training.run_folder.outputs import cannot_write, check_length
 
 MANIFEST = "images.json"
 FORMAT, VERSION = "minidl-images", 1
@@ -62,7 +62,7 @@ def finish(folder: Path, manifest: dict[str, Any]) -> bool:
     """
     if _begun(folder) is None:
         return False
-    with locks.held(folder), storage.fixed(folder):
+    with folder_lock.held(folder), write_files.fixed(folder):
         new = _begun(folder)
         if new is not None:
             _exchange(folder, new)
@@ -80,7 +80,7 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any], kept: bool
     Raises ConfigError where another process writes there, or where a new file has the name of one that no earlier
     command made; OSError.
     """
-    with storage.folder_for(folder), locks.held(folder), storage.fixed(folder):
+    with write_files.folder_for(folder), folder_lock.held(folder), write_files.fixed(folder):
         _check_free(folder, _listed(manifest), check(folder, overwrite))
         staged = folder / _STAGED
         if staged.is_symlink() or not _is_begun(staged):
@@ -106,8 +106,10 @@ def _is_begun(path: Path) -> bool:
     """Whether a process that only began has left this, or one that is at work holds it."""
     if path.name == _STAGED and not path.is_symlink():
         begun = _read(path / _MARK) == _MARKED
-        return begun or not path.exists() or (path.is_dir() and all(storage.is_part(x.name) for x in path.iterdir()))
-    return path.name == locks.INSIDE or storage.is_part(path.name)
+        return (
+            begun or not path.exists() or (path.is_dir() and all(write_files.is_part(x.name) for x in path.iterdir()))
+        )
+    return path.name == folder_lock.INSIDE or write_files.is_part(path.name)
 
 
 def _begun(folder: Path) -> dict[str, Any] | None:
@@ -135,12 +137,12 @@ def _exchange(folder: Path, new: dict[str, Any]) -> None:
     names = [name for name in _listed(new) if _NAME.fullmatch(name)]
     left = {path.name for path in staged.iterdir()}
     _check_free(folder, [name for name in names if name in left], old)
-    with storage.opened(staged) as source, storage.opened(folder) as target:
+    with write_files.opened(staged) as source, write_files.opened(folder) as target:
         for name in names:
             if name in left:
                 os.replace(name, name, src_dir_fd=source, dst_dir_fd=target)  # 20,000 take 0.2 s
         for name in sorted(old.difference(names)):
-            storage.remove(folder / name)
+            write_files.remove(folder / name)
         os.replace(MANIFEST, MANIFEST, src_dir_fd=source, dst_dir_fd=target)
     files.flush_folder(folder)
     _discard(staged)
@@ -164,8 +166,8 @@ def _discard(staged: Path) -> None:
     if _read(staged / _MARK) == _MARKED:
         for name in [path.name for path in staged.iterdir()]:
             if name == MANIFEST or any(form.fullmatch(name) for form in (_NAME, _SHARED)):
-                storage.remove(staged / name)
-        storage.remove(staged / _MARK)
+                write_files.remove(staged / name)
+        write_files.remove(staged / _MARK)
     files.sweep(staged)
     with contextlib.suppress(OSError):
         staged.rmdir()

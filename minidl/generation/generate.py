@@ -10,17 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from minidl import phases, storage
+from minidl.common import timing, write_files
 from minidl.data import encoding
 from minidl.distributed import workers
 from minidl.distributed.workers import Place
+from minidl.errors import ConfigError, RunError
 from minidl.generation import folder, latents, passes, sharing, writing
 from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
-from minidl.training import memory, saved_run
-from minidl.training.display import Display
-from minidl.training.errors import ConfigError, RunError
-from minidl.training.outputs import cannot_write
+from minidl.training.process import out_of_memory
+from minidl.training.process.display import Display
+from minidl.training.run_folder import saved_run
+from minidl.training.run_folder.outputs import cannot_write
 
 _MEASURED = 0.5  # seconds of making pictures after which --devices auto chooses
 
@@ -67,7 +68,7 @@ def generate(config: Generate, most: int = 1) -> int:
     except _Spread as choice:
         return int(choice.args[0])
     except OSError as error:
-        if memory.read(error) is not None:
+        if out_of_memory.read(error) is not None:
             raise
         raise RunError(cannot_write(config.out, error)) from None
     seconds = time.perf_counter() - started
@@ -106,7 +107,7 @@ def _part(
     names = [] if config.format == "npy" else [*map(wanted.file, wanted.names)]
     if place.rank > 0:
         part = sharing.join(staged, place, run, about)
-        block.enter_context(storage.fixed(config.out))
+        block.enter_context(write_files.fixed(config.out))
     else:
         old = sharing.read(staged)
         kept = old is not None and old.about == about
@@ -150,7 +151,7 @@ def _paced(parts: Iterator[np.ndarray], count: int, most: int, display: Display)
     for part in parts:
         now = time.perf_counter()
         if given == 0:  # it is not measured: it takes compiling with it
-            start, began = phases.age(), now
+            start, began = timing.age(), now
         else:
             waited += now - asked
         yield part

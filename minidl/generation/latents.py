@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from minidl import reading
+from minidl.common import read_files
 from minidl.data.records import DataError
 from minidl.kernels import random
 from minidl.tensors import default_device
@@ -106,7 +106,7 @@ def read(path: Path, latent: int) -> np.ndarray:
 
 
 def _read_text(path: Path, latent: int) -> np.ndarray:
-    raw = reading.read_bytes(path, MAX_BYTES)
+    raw = read_files.read_bytes(path, MAX_BYTES)
     try:
         words = raw.decode("utf-8-sig").split()
     except UnicodeDecodeError:
@@ -131,7 +131,7 @@ def _read_text(path: Path, latent: int) -> np.ndarray:
 def _read_npy(path: Path, latent: int) -> np.ndarray:
     try:
         # Not np.load, which takes archives and pickles as well.
-        with reading.opened(path, MAX_BYTES) as file:
+        with read_files.opened(path, MAX_BYTES) as file:
             _check_size(file, path)
             values = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, DataError):

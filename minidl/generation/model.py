@@ -9,14 +9,14 @@ import torch
 
 from minidl import nn
 from minidl.data.parsing import one_of
+from minidl.errors import ConfigError, DamagedError
 from minidl.generation import built_in
 from minidl.generation.config import BUILT_IN
 from minidl.models import dcgan
 from minidl.runtime import launch
-from minidl.training import files, saved_run
-from minidl.training.errors import ConfigError, DamagedError
-from minidl.training.files import sha256
-from minidl.training.saved_run import SavedRun
+from minidl.training.run_folder import files, saved_run
+from minidl.training.run_folder.files import sha256
+from minidl.training.run_folder.saved_run import SavedRun
 from minidl.training.tasks import TASKS
 
 

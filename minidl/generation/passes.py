@@ -17,15 +17,15 @@ import torch
 
 from minidl import nn
 from minidl.autograd import no_grad
-from minidl.captured import Captured, capture
+from minidl.compilation.capture import Captured, capture
+from minidl.compilation.rehearsal import rehearse
 from minidl.data.threads import in_slices
-from minidl.rehearsal import rehearse
+from minidl.errors import ConfigError, RunError
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
-from minidl.training import memory
-from minidl.training.compiling import compile_ahead
-from minidl.training.display import Display
-from minidl.training.errors import ConfigError, RunError
+from minidl.training.process import out_of_memory
+from minidl.training.process.compile_ahead import compile_ahead
+from minidl.training.process.display import Display
 
 _MAX_PASS = 256
 _MIN_PASS = 16
@@ -53,12 +53,12 @@ def batch_size(pass_: int, image_bytes: int, wanted: int | None, free: int | Non
     return max(1, -(-images // pass_) if wanted is not None else images // pass_) * pass_
 
 
-def too_little(short: memory.Shortage, batch: int, one_pass: int, attempt: Callable[[int], object]) -> str:
+def too_little(short: out_of_memory.Shortage, batch: int, one_pass: int, attempt: Callable[[int], object]) -> str:
     """Advice when memory has run out: a batch is whole passes, at least one."""
     if short.where != "GPU":
-        return memory.advice(short, batch)
+        return out_of_memory.advice(short, batch)
     # Half of the free memory: a graph keeps memory of its own.
-    if batch > one_pass and memory.fits(attempt, one_pass, 0.5):
+    if batch > one_pass and out_of_memory.fits(attempt, one_pass, 0.5):
         return f"a batch of {one_pass} images fits, which was tested: use --batch-size {one_pass}"
     return (
         f"the smallest batch, one pass of {one_pass} images, does not fit: stop other programs on the GPU, or use "
@@ -119,7 +119,7 @@ class Passes:
         batch = min(self.batch, max(1, -(-len(latents) // self.one_pass)) * self.one_pass)
         # Taken until the end: a call that begins before that makes its own.
         slots, self._slots = self._slots, []
-        short: memory.Shortage | None = None
+        short: out_of_memory.Shortage | None = None
         slot: _Slot | None = None
         waiting: tuple[_Slot, int] | None = None
         try:
@@ -136,7 +136,7 @@ class Passes:
             if waiting is not None:
                 yield waiting[0].result(waiting[1])
         except Exception as error:
-            short = memory.read(error)
+            short = out_of_memory.read(error)
             if short is None:
                 raise
         finally:

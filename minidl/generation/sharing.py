@@ -22,16 +22,16 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from minidl import reading, storage
-from minidl.data.parsing import cut
+from minidl.common import read_files, write_files
+from minidl.common.console import cut
 from minidl.data.records import DataError
 from minidl.data.saved import Checked, made
 from minidl.distributed import started, workers
 from minidl.distributed.workers import Place
+from minidl.errors import DamagedError, RunError
 from minidl.generation.config import MAX_COUNT
 from minidl.generation.output import write_at
-from minidl.training import files
-from minidl.training.errors import DamagedError, RunError
+from minidl.training.run_folder import files
 
 PLAN = "plan.json"
 _LOG = re.compile(r"made-[0-9]+\.txt")
@@ -51,20 +51,20 @@ class Rows(NamedTuple):
 
     def create(self) -> None:
         """Make the file, full of zeros. Raises OSError."""
-        with storage.whole(self.path) as file:
+        with write_files.whole(self.path) as file:
             file.write(self.head)
             file.truncate(len(self.head) + self.each * self.most)
 
     def sums(self, at: np.ndarray) -> list[str]:
         """The checksums of the rows of these numbers that are there; "" for all of a file that is no such one."""
         try:
-            with reading.opened(self.path) as file:
+            with read_files.opened(self.path) as file:
                 if file.read(len(self.head)) != self.head:
                     return [""] * len(at)
                 found = []
                 for i in at.tolist():
                     file.seek(len(self.head) + i * self.each)
-                    found.append(storage.brief_sum(file.read(self.each)))
+                    found.append(write_files.brief_sum(file.read(self.each)))
                 return found
         except FileNotFoundError:
             return [""] * len(at)
@@ -75,7 +75,7 @@ class Rows(NamedTuple):
         Raises OSError.
         """
         # Through to the disk: otherwise a client of NFS may write whole pages, with old rows of other hosts in them.
-        handle = storage.handle_of(self.path, os.O_WRONLY | os.O_DSYNC)
+        handle = write_files.handle_of(self.path, os.O_WRONLY | os.O_DSYNC)
         try:
             for start, stop in _runs(at):
                 first = int(np.searchsorted(at, start))
@@ -84,7 +84,7 @@ class Rows(NamedTuple):
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         finally:
             os.close(handle)
-        return [storage.brief_sum(np.ascontiguousarray(row)) for row in rows]
+        return [write_files.brief_sum(np.ascontiguousarray(row)) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ class Part:
         missing = np.concatenate([np.arange(*ends) for ends in plan.missing] or [np.arange(0)])
         share = missing[_nth(len(missing), place) : _nth(len(missing), place._replace(rank=place.rank + 1))]
         self.mine = share[~self._record.look()[share]]
-        self._log = storage.handle_of(staged / f"made-{place.rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._log = write_files.handle_of(staged / f"made-{place.rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._looked, self._seen = -math.inf, 0
 
     def clear(self, names: Sequence[str]) -> None:
         """Delete what a killed process has left of this part; `names` are those of all files."""
         there = {path.name for path in self.staged.iterdir()}
         for name in {names[i] for i in self.mine.tolist()} & there:
-            storage.remove(self.staged / name)
+            write_files.remove(self.staged / name)
 
     def made(self, at: np.ndarray, sums: Sequence[str]) -> None:
         """Note that pictures of these numbers are on disk, with their checksums."""
@@ -166,7 +166,7 @@ class _Record:
         """Flags [count]."""
         for path in self._paths:
             try:
-                with reading.opened(path) as file:
+                with read_files.opened(path) as file:
                     file.seek(self.read.get(path, 0))
                     text = file.read()
             except FileNotFoundError:
@@ -194,7 +194,7 @@ def begin(staged: Path, place: Place, run: str, about: dict[str, Any], names: Se
         first, numbers = staged / "made-0.txt", np.fromiter(kept, np.int64, len(kept))
         files.write_bytes(first, _lines(numbers, [*kept.values()]))
         for path in logs - {first}:
-            storage.remove(path)
+            write_files.remove(path)
         missing = _runs(np.setdiff1d(np.arange(count), numbers))
         plan = Plan(run, about, count, place.world, missing)
         files.write_json(staged / PLAN, asdict(plan))
@@ -210,7 +210,7 @@ def _intact(staged: Path, plan: Plan, names: Sequence[str], rows: Rows | None) -
     def of_file(i: int) -> str:
         if not names:
             return ""
-        return storage.brief_sum((staged / names[i]).read_bytes()) if names[i] in inside else "none"
+        return write_files.brief_sum((staged / names[i]).read_bytes()) if names[i] in inside else "none"
 
     of_rows = [""] * len(numbers) if rows is None else rows.sums(numbers)
     found = {i: joined(row, of_file(i)) for i, row in zip(numbers.tolist(), of_rows, strict=True)}
@@ -219,7 +219,7 @@ def _intact(staged: Path, plan: Plan, names: Sequence[str], rows: Rows | None) -
 
 def joined(row: str, file: str) -> str:
     """The checksum of a picture that has a row, or a file, or both."""
-    return storage.brief_sum((row + file).encode()) if row and file else row or file
+    return write_files.brief_sum((row + file).encode()) if row and file else row or file
 
 
 def join(staged: Path, place: Place, run: str, about: dict[str, Any]) -> Part:

@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from minidl import reading, storage
+from minidl.common import read_files, write_files
 from minidl.data import encoding
 from minidl.data.workers import Job, Message, Workers, available
 from minidl.generation import folder, output, sharing
 from minidl.generation.config import Generate
 from minidl.generation.model import Loaded
 from minidl.runtime import launch
-from minidl.training import environment, files
+from minidl.training.process import environment
+from minidl.training.run_folder import files
 from minidl.version import __version__
 
 Tell = Callable[[int], None]  # how many pictures are written
@@ -151,8 +152,8 @@ class Files:
         here; those of several processes by `finish`."""
         config, shape = self.config, self.shape
         together = max(1, min(_TOGETHER, _TOGETHER_BYTES // math.prod(shape)))
-        with storage.opened(staged) as handle:
-            place = {"folder": str(staged), "identity": storage.identity(handle)}
+        with write_files.opened(staged) as handle:
+            place = {"folder": str(staged), "identity": write_files.identity(handle)}
         shared = {"shape": shape, "kind": self.suffix, "text": _texts(self.facts), **place}
         mine = np.arange(len(self.names)) if part is None else part.mine
         of_rows: list[str] = []
@@ -197,9 +198,9 @@ class Files:
         if self.config.format == "zip":
             with output.into_archive(staged / "images.zip") as save:
                 for name in map(self.file, self.names):
-                    save([name], [reading.read_bytes(staged / name)])
+                    save([name], [read_files.read_bytes(staged / name)])
         if self.config.grid is not None:
-            with reading.opened(staged / "grid.rows") as file:
+            with read_files.opened(staged / "grid.rows") as file:
                 pixels = np.fromfile(file, np.uint8)
             self._write_grid(staged, pixels.reshape(-1, *self.shape))
 

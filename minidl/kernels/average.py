@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.runtime import check, launch
+from minidl.kernels import check
+from minidl.runtime import launch
 
 _COLUMNS = tl.constexpr(4)  # of the table: average, value, number of elements, and one that keeps rows at 32 bytes
 _ALIGNED = 16  # bytes

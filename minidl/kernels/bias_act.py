@@ -15,11 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, elementwise, reduce
+from minidl.kernels import activation, check, elementwise, reduce
 from minidl.kernels.activation import NONE, Activation, activate, activate_grad, activate_grad_from_output
-from minidl.runtime import check, early, launch
-from minidl.runtime.early import wait
-from minidl.runtime.replay import replayed
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.launch_cache.replay import replayed
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.
     grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"]),)
     launch.run(
         bias_act_kernel, grid, rows, b.contiguous(), y, M, N, rows.stride(0),
-        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **early.options(), **tile.options,
+        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **dependent_launch.options(), **tile.options,
     )  # fmt: skip
     return y
 
@@ -143,7 +143,7 @@ def bias_act_grad(
         bias_act_grad_kernel, (tiles_n, bands), rows_dy, rows_x, None if b is None else b.contiguous(), dx, partial,
         M, N, rows_dy.stride(0), rows_x.stride(0), band,
         ACT=activation.CODES[name], SLOPE=slope, FROM_OUTPUT=from_output, HAS_BIAS=b is not None,
-        WANT_X=want_x, WANT_BIAS=want_bias, ACC=launch.acc(x.dtype), **early.options(), **tile.options,
+        WANT_X=want_x, WANT_BIAS=want_bias, ACC=launch.acc(x.dtype), **dependent_launch.options(), **tile.options,
     )  # fmt: skip
     return dx, None if partial is None else reduce.sum_rows(partial, out_dtype=x.dtype)
 

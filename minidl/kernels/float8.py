@@ -19,7 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.runtime import check, launch
+from minidl.kernels import check
+from minidl.runtime import launch
 
 DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 SOURCES = (torch.float16, torch.bfloat16, torch.float32)

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import torch
 
+from minidl.kernels import check, elementwise, reduce
 from minidl.kernels import cross_entropy as entropy
-from minidl.kernels import elementwise, reduce
 from minidl.kernels.cross_entropy.targets import check_arguments, target_weights
 from minidl.kernels.gemm import gemm
 from minidl.kernels.loss import add_up
-from minidl.runtime import check, launch
+from minidl.runtime import launch
 
 # Logits at once: 512 MB in 16 bits. Fewer rows at a time would be slower: each chunk reads and writes the sum of dw, 8
 # bytes for each of N K values, which takes as long as the chunk's products at some 250 rows (H200, 16 bits).

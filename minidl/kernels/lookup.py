@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.runtime import check, launch
+from minidl.kernels import check
+from minidl.runtime import launch
 
 DIGITS = tl.constexpr(16)
 # Positions that a program sorts: their digits are a block of [KEYS, DIGITS].

@@ -22,9 +22,10 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels import check
 from minidl.kernels.activation import log1p
-from minidl.runtime import check, early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 REDUCTIONS = ("mean", "sum", "none")
 SQUARED, LOGITS, ABSOLUTE, SMOOTH, HUBER, BINARY, DIVERGENCE, LOG_DIVERGENCE = map(tl.constexpr, range(8))
@@ -280,7 +281,17 @@ def add_up(parts, loss, sums, count, divisor):
     tile = launch.tile("loss", parts.dtype, N=parts.numel())
     acc = tl.float64 if parts.dtype == torch.float64 else tl.float32
     launch.run(
-        total_kernel, (1,), parts, sums, loss, divisor, parts.numel(), count, ACC=acc, **early.options(), **tile.options
+        total_kernel,
+        (1,),
+        parts,
+        sums,
+        loss,
+        divisor,
+        parts.numel(),
+        count,
+        ACC=acc,
+        **dependent_launch.options(),
+        **tile.options,
     )
 
 

@@ -12,10 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels import memory_layout
 from minidl.kernels.cross_entropy.kernels import row_targets
 from minidl.kernels.cross_entropy.targets import check_classes, target_weights
 from minidl.kernels.loss import add_up
-from minidl.runtime import launch, order
+from minidl.runtime import launch
 
 
 @triton.jit
@@ -107,7 +108,7 @@ def nll_loss_grad(
     divisor: torch.Tensor | None,
 ) -> torch.Tensor:
     """dx of `nll_loss`, which lies as x does, from dy in the loss's shape (None for 1) and the divisor that it gave."""
-    last = order.channels_last(x)
+    last = memory_layout.channels_last(x)
     shape = x.movedim(1, -1).shape if last else x.shape
     dx = torch.zeros(shape, dtype=x.dtype, device=x.device)
     dx = dx.movedim(-1, 1) if last else dx

@@ -26,7 +26,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.runtime import check, launch, order
+from minidl.kernels import check, memory_layout
+from minidl.runtime import launch
 
 UNIFORM, NORMAL, INTEGER = map(tl.constexpr, range(3))
 HALF_PI = tl.constexpr(1.5707963267948966)
@@ -326,7 +327,7 @@ def dropout(x: torch.Tensor, p: float, seed: int, stream: int | DeviceStream = 0
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout: p is {p}, expected a probability from 0 to 1")
     key = _key("dropout", seed, stream)
-    last = order.channels_last(x)
+    last = memory_layout.channels_last(x)
     x = x if last else x.contiguous()
     threshold = round(p * 2**32)
     if threshold == 2**32:

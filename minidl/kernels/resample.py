@@ -19,7 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.runtime import check, launch, order
+from minidl.kernels import check, memory_layout
+from minidl.runtime import launch
 
 
 @triton.jit
@@ -174,7 +175,7 @@ def resample(x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0, last
     check.floating("resample", x=x)
     N, C = x.shape[:2]
     H, W, OH, OW = rows.size, columns.size, len(rows.of), len(columns.of)
-    last = order.channels_last(x) if last is None else last
+    last = memory_layout.channels_last(x) if last is None else last
     lie = torch.channels_last if last else torch.contiguous_format
     x = x.contiguous(memory_format=lie)
     y = torch.empty(N, C, OH, OW, dtype=x.dtype, device=x.device, memory_format=lie)

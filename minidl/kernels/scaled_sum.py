@@ -19,11 +19,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import reduce
+from minidl.kernels import check, reduce
 from minidl.kernels.bias_act import _rows
-from minidl.runtime import check, early, launch
-from minidl.runtime.early import wait
-from minidl.runtime.replay import replayed
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.launch_cache.replay import replayed
 
 
 @triton.jit
@@ -93,7 +93,8 @@ def scaled_sum(x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None
     launch.run(
         scaled_sum_kernel, grid, rows, scale.contiguous(), None if factor is None else factor.contiguous(), others, y,
         M, N, _run(M, factor), rows.stride(0), others.stride(0),
-        HAS_FACTOR=factor is not None, ACC=launch.acc(dtype), enable_fp_fusion=False, **early.options(), **tile.options,
+        HAS_FACTOR=factor is not None, ACC=launch.acc(dtype), enable_fp_fusion=False,
+        **dependent_launch.options(), **tile.options,
     )  # fmt: skip
     return y
 
@@ -130,7 +131,7 @@ def scaled_sum_grad(
         None if factor is None else factor.contiguous(), dx, partial,
         M, N, _run(M, factor), rows_dy.stride(0), rows_x.stride(0), band,
         HAS_FACTOR=factor is not None, WANT_X=want_x, WANT_SCALE=want_scale, ACC=launch.acc(dtype),
-        **early.options(), **tile.options,
+        **dependent_launch.options(), **tile.options,
     )  # fmt: skip
     return dx, None if partial is None else reduce.sum_rows(partial, out_dtype=scale.dtype)
 

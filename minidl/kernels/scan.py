@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels import check
 from minidl.kernels.reduce.layout import shares_of
-from minidl.runtime import check, launch
+from minidl.runtime import launch
 
 # The fewest blocks of a row that is shared out: a program walks over one in 0.5 us on an H200, and two more launches
 # take some 5 us.

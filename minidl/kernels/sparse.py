@@ -25,10 +25,10 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation
+from minidl.kernels import activation, check
 from minidl.kernels.activation import Activation, activate
-from minidl.runtime import check, early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 SHORT = tl.constexpr(64)
 
@@ -142,7 +142,7 @@ def csr_matmul(
         csr_matmul_kernel, grid, crow.contiguous(), col.contiguous(), val.contiguous(), order.contiguous(), dense,
         None if bias is None else bias.contiguous(), y, z, rows, dense.stride(0), N,
         HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope, SAVE_Z=preactivation,
-        ACC=launch.acc(val.dtype), **early.options(), **tile.options,
+        ACC=launch.acc(val.dtype), **dependent_launch.options(), **tile.options,
     )  # fmt: skip
     return (y, z) if z is not None else y
 

@@ -16,7 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.runtime import check, launch
+from minidl.kernels import check
+from minidl.runtime import launch
 
 MOST = 64  # leaves
 BLOCK = 512  # values at most: of 64 rows, 1024 in float16 spill on sm_80

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
-from minidl import nn, reading, storage
-from minidl.data.parsing import cut, parse_json
+from minidl import nn
+from minidl.common import read_files, write_files
+from minidl.common.console import cut
+from minidl.data.parsing import parse_json
 from minidl.nn import init
 from minidl.tensors import Tensor
 
@@ -188,8 +190,8 @@ def save_generator(model: Generator, path: str | Path, *, command: str = "", see
         "seed": str(seed),
         "commit": commit,
     }
-    content, _ = storage.tensor_bytes(model.state_dict(), about)
-    storage.write_bytes(Path(path), content)
+    content, _ = write_files.tensor_bytes(model.state_dict(), about)
+    write_files.write_bytes(Path(path), content)
 
 
 def load_generator(path: str | Path, device: Device = None) -> Generator:
@@ -200,7 +202,7 @@ def load_generator(path: str | Path, device: Device = None) -> Generator:
     folder = Path(path)
     file = folder / "model.safetensors" if folder.is_dir() else folder
     try:
-        tensors, about = storage.read_tensors(file)
+        tensors, about = write_files.read_tensors(file)
     except ValueError as error:
         raise ValueError(f"{file} is damaged: {cut(error)}") from None
     source = folder / "config.json" if folder.is_dir() else file
@@ -215,7 +217,7 @@ def load_generator(path: str | Path, device: Device = None) -> Generator:
 
 
 def _settings_of_run(path: Path) -> dict[str, Any]:
-    content = parse_json(reading.read_bytes(path))
+    content = parse_json(read_files.read_bytes(path))
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ValueError("it has no settings of a model; give a run of `minidl train gan`")
     return content["model"]

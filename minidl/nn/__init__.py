@@ -2,7 +2,7 @@
 
 import importlib
 
-from minidl import missing
+from minidl.common import suggestions
 from minidl.nn import init
 from minidl.nn.activations import (
     ELU,
@@ -97,4 +97,4 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name in ("functional", "utils"):
         return importlib.import_module(f"minidl.nn.{name}")
-    raise missing.attribute("minidl.nn", name, __all__)
+    raise suggestions.attribute("minidl.nn", name, __all__)

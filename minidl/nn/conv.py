@@ -11,12 +11,12 @@ import torch
 from minidl import ops
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
+from minidl.kernels.check import Pair, numbers, whole
 from minidl.nn import init
 from minidl.nn.layers import Device, _act_repr, _empty
 from minidl.nn.module import Module, Parameter
 from minidl.ops import conv_transpose
 from minidl.ops.conv import axes_in, check_pool, check_settings
-from minidl.runtime.check import Pair, numbers, whole
 from minidl.tensors import Tensor, device_of
 
 

@@ -1,7 +1,7 @@
 """The functions of `minidl.ops`, by the name that torch's code imports: `import minidl.nn.functional as F`."""
 
 from minidl import ops
-from minidl.missing import attribute
+from minidl.common.suggestions import attribute
 from minidl.ops import *
 from minidl.ops import __all__ as __all__
 

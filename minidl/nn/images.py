@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from minidl import ops
+from minidl.kernels import check
 from minidl.nn import init
 from minidl.nn.layers import Called, Dropout
 from minidl.nn.module import Module, Parameter
-from minidl.runtime import check
 from minidl.tensors import Tensor, device_of
 
 Four = int | Sequence[int]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from minidl import missing, random
+from minidl import random
+from minidl.common import suggestions
 from minidl.kernels import random as kernels
 from minidl.tensors import Tensor
 
@@ -101,4 +102,4 @@ def _fan(tensor: Tensor, mode: str) -> int:
 
 
 def __getattr__(name: str) -> object:
-    raise missing.attribute("minidl.nn.init", name, globals())
+    raise suggestions.attribute("minidl.nn.init", name, globals())

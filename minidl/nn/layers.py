@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from minidl import ops
-from minidl.kernels import activation
+from minidl.kernels import activation, check
 from minidl.kernels.activation import Activation
 from minidl.nn import init
 from minidl.nn.module import Module, Parameter, described
-from minidl.runtime import check
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, device_of
 

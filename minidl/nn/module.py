@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from minidl import missing
 from minidl.autograd import RemovableHandle, no_grad
-from minidl.later import deferring, settle_all
+from minidl.autograd.deferred import deferring, settle_all
+from minidl.common import suggestions
 from minidl.nn.registry import Parameter as Parameter
 from minidl.nn.registry import described as described
 from minidl.nn.state import Stateful
@@ -33,7 +33,7 @@ class Module(Stateful):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if kwargs and cls.__init__.__module__.startswith("minidl."):
-            error = missing.argument(cls.__name__, cls.__init__, kwargs)
+            error = suggestions.argument(cls.__name__, cls.__init__, kwargs)
             if error is not None:
                 raise error
         return super().__new__(cls)

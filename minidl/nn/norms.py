@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from minidl import ops
+from minidl.kernels import check
 from minidl.nn.layers import Device
 from minidl.nn.module import Module, Parameter
-from minidl.runtime import check
 from minidl.tensors import Tensor, device_of
 
 

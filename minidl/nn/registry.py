@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from minidl import missing
+from minidl.common import suggestions
 from minidl.tensors import Tensor
 
 
@@ -107,7 +107,7 @@ class Registry:
                 f"a function of torch that hooks into modules got {type(self).__name__}, a module of minidl, which it "
                 "cannot take; use register_forward_hook or an expression of the parameters in forward()"
             )
-        near = None if name.startswith("_") else missing.nearest(name, dir(self))
+        near = None if name.startswith("_") else suggestions.nearest(name, dir(self))
         end = f"; did you mean {near}?" if near else ""
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{end}")
 

@@ -11,9 +11,9 @@ from typing import IO, Any
 
 import torch
 
-from minidl import storage
+from minidl.common import write_files
+from minidl.kernels import memory_layout
 from minidl.nn.module import Module
-from minidl.runtime import order
 from minidl.tensors import Tensor
 
 _TREE = "minidl.tree"  # in the metadata: what is not a plain dict of tensors
@@ -38,11 +38,11 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):
         if tensor.data_ptr() < last:
             tensors[name] = tensor.clone()
-        last = max(last, tensor.data_ptr() + order.span(tensor) * tensor.element_size())
+        last = max(last, tensor.data_ptr() + memory_layout.span(tensor) * tensor.element_size())
     plain = isinstance(value, Mapping) and list(tensors) == list(value)
-    content, _ = storage.tensor_bytes(tensors, {} if plain else {_TREE: json.dumps(tree)})
+    content, _ = write_files.tensor_bytes(tensors, {} if plain else {_TREE: json.dumps(tree)})
     if isinstance(f, str | os.PathLike):
-        storage.write_bytes(Path(f), content)
+        write_files.write_bytes(Path(f), content)
     else:
         f.write(content)
 
@@ -58,7 +58,7 @@ def load(
     but data in it, whatever `weights_only`.
     """
     try:
-        tensors, about = storage.read_tensors(Path(f) if isinstance(f, str | os.PathLike) else f.read())
+        tensors, about = write_files.read_tensors(Path(f) if isinstance(f, str | os.PathLike) else f.read())
     except ValueError as error:
         raise ValueError(f"{f}: {error}; minidl.load reads safetensors, torch.load what torch.save wrote") from None
     if map_location is not None:

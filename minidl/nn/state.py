@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minidl.later import settle_all
+from minidl.autograd.deferred import settle_all
 from minidl.nn.registry import Registry
 from minidl.tensors import Tensor
 

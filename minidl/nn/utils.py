@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from minidl import missing
+from minidl.common import suggestions
 from minidl.kernels import elementwise, reduce
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
@@ -58,4 +58,4 @@ def _grads(parameters: Tensor | Iterable[Tensor]) -> list[torch.Tensor]:
 
 
 def __getattr__(name: str) -> object:
-    raise missing.attribute("minidl.nn.utils", name, __all__)
+    raise suggestions.attribute("minidl.nn.utils", name, __all__)

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 
 from minidl import ops
-from minidl.kernels import activation
+from minidl.kernels import activation, check
 from minidl.kernels.activation import Activation
 from minidl.kernels.pool import Pair
 from minidl.nn.layers import Called, Device, _act_repr
 from minidl.nn.module import Module
 from minidl.nn.norms import _Affine
 from minidl.ops.sync_batchnorm import sync_batch_norm
-from minidl.runtime import check
 from minidl.tensors import Tensor, device_of
 
 

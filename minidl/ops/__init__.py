@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from minidl import missing
 from minidl.autograd import UnknownTensor
+from minidl.common import suggestions
 from minidl.ops import (
     activation,
-    assignment,
     batchnorm,
     conv,
     conv_sequence,
     conv_transpose,
     conv_volume,
     elementwise,
+    index_assignment,
     inplace,
     kin,
     linalg,
@@ -34,20 +34,20 @@ from minidl.ops import (
     reduce,
     resample,
     row_norm,
-    scattering,
+    scatter_gather,
     sorting,
     sparse,
     unary,
     view,
 )
 from minidl.ops import float8 as float8
-from minidl.ops import second_layers as second_layers
 from minidl.ops.activation import *
 from minidl.ops.batchnorm import *
 from minidl.ops.conv import *
 from minidl.ops.conv_sequence import *
 from minidl.ops.conv_transpose import *
 from minidl.ops.conv_volume import *
+from minidl.ops.double_backward import layers as second_layers  # noqa: F401 (registers second derivatives)
 from minidl.ops.elementwise import *
 from minidl.ops.kin import *
 from minidl.ops.linalg import *
@@ -61,7 +61,7 @@ from minidl.ops.random import dropout, dropout2d, rand, randn
 from minidl.ops.reduce import *
 from minidl.ops.resample import *
 from minidl.ops.row_norm import *
-from minidl.ops.scattering import *
+from minidl.ops.scatter_gather import *
 from minidl.ops.sorting import *
 from minidl.ops.sparse import *
 from minidl.ops.unary import *
@@ -87,7 +87,7 @@ __all__ += pool.__all__
 __all__ += reduce.__all__
 __all__ += resample.__all__
 __all__ += row_norm.__all__
-__all__ += scattering.__all__
+__all__ += scatter_gather.__all__
 __all__ += sorting.__all__
 __all__ += sparse.__all__
 __all__ += unary.__all__
@@ -193,7 +193,7 @@ def _takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
         except UnknownTensor as unknown:
             return unknown.answer((args, named))
         except TypeError:
-            if named and (error := missing.argument(function.__name__, function, named)) is not None:
+            if named and (error := suggestions.argument(function.__name__, function, named)) is not None:
                 raise error from None
             raise
 
@@ -244,7 +244,7 @@ def _attach(functions: dict[str, Callable[..., Any]]) -> None:
         setattr(Tensor, name, functions[name])
     for name in filter(functools.partial(hasattr, torch.Tensor), kin.__all__):
         setattr(Tensor, name, functions[name])
-    setattr(Tensor, "__setitem__", assignment.set_item)  # noqa: B010
+    setattr(Tensor, "__setitem__", index_assignment.set_item)  # noqa: B010
     for name, method in inplace.METHODS.items():
         setattr(Tensor, name, method)
     setattr(Tensor, "view", _takes_tensors(view.viewed))  # noqa: B010
@@ -266,4 +266,4 @@ default_collate_fn_map[Tensor] = _batch
 
 
 def __getattr__(name: str) -> object:
-    raise missing.attribute("minidl.ops", name, __all__)
+    raise suggestions.attribute("minidl.ops", name, __all__)

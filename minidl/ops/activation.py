@@ -7,15 +7,14 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import activation, elementwise
+from minidl.autograd.deferred import take
+from minidl.kernels import activation, check, elementwise
 from minidl.kernels import bias_act as kernels
 from minidl.kernels import softmax as softmax_kernels
 from minidl.kernels.activation import Activation
-from minidl.later import take
 from minidl.ops.elementwise import binary, where
 from minidl.ops.inplace import applied
 from minidl.ops.view import reshape, to
-from minidl.runtime import check
 from minidl.tensors import Tensor
 
 __all__ = [

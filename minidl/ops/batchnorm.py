@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function, OpenSum
+from minidl.autograd.deferred import Deferred, in_rows, is_fused, may_wait, take, waiting
 from minidl.kernels import activation
 from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone, fold
-from minidl.later import Later, in_rows, is_fused, may_wait, take, waiting
 from minidl.ops import folds
 from minidl.ops.activation import activated
 from minidl.tensors import Tensor
@@ -86,7 +86,7 @@ class BatchNormAlone(BatchNorm):
         return *BatchNorm.backward(ctx, dy), None
 
 
-class NormLater(Later):
+class DeferredNorm(Deferred):
     """A batch norm whose statistics are known, which takes in a sum and an activation after it."""
 
     def __init__(
@@ -102,12 +102,12 @@ class NormLater(Later):
         x, weight, bias, statistics, training = self.given
         return BatchNorm.apply(x, weight, bias, self.added, statistics, training, self.act)
 
-    def with_act(self, act: Activation) -> Later | None:
+    def with_act(self, act: Activation) -> Deferred | None:
         known = self.added is None or activation.parse(act)[0] in activation.FROM_OUTPUT
-        return NormLater(*self.given, self.added, act) if self.act is None and known else None
+        return DeferredNorm(*self.given, self.added, act) if self.act is None and known else None
 
-    def with_sum(self, other: Any) -> Later | None:
-        return NormLater(*self.given, other) if self.act is None and self.added is None else None
+    def with_sum(self, other: Any) -> Deferred | None:
+        return DeferredNorm(*self.given, other) if self.act is None and self.added is None else None
 
 
 def batch_norm(
@@ -159,7 +159,7 @@ def batch_norm(
         assert buffers is not None
         found = folds.running_statistics(buffers.mean, buffers.var, eps, input.dtype)
     if act is None and may_wait(input):
-        return Tensor._of_later(NormLater(input, weight, bias, found, training))
+        return Tensor._of_later(DeferredNorm(input, weight, bias, found, training))
     return BatchNorm.apply(input, weight, bias, None, found, training, act)
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function, is_grad_enabled
+from minidl.autograd.deferred import Deferred, may_wait, take
 from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
+from minidl.kernels.check import SEVERAL, Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.later import Later, may_wait, take
 from minidl.ops import folds
 from minidl.ops import pool as pools
 from minidl.ops.join import Cat
 from minidl.ops.view import one_or_many
-from minidl.runtime.boxes import Halves
-from minidl.runtime.check import SEVERAL, Pair, numbers
+from minidl.runtime.descriptors import ConcatPair
 from minidl.tensors import Tensor
 
 __all__ = ["conv2d"]
@@ -57,21 +57,21 @@ class Convolution(Function):
         name, _ = activation.parse(act)
         ctx.act, ctx.geometry, ctx.form, ctx.from_output = act, geometry, form, not keeps_z(act)
         keep_z = any(ctx.needs) and not ctx.from_output
-        halves = isinstance(x, Halves)
-        if not halves:
+        concat_pair = isinstance(x, ConcatPair)
+        if not concat_pair:
             x = conv.channels_last(x).movedim(-1, 1)  # a copy serves the gradient of the weight as well
         more = {"preactivation": keep_z} if statistics is None else {"statistics": True}
         y, z = cls.compute(x, weight, geometry, bias, act, form=form, **more)
         if statistics is not None:
             statistics.append(z)
         if any(ctx.needs):
-            ctx.save(*(x if halves else (x,)), weight, z if keep_z else y if name is not None else None)
+            ctx.save(*(x if concat_pair else (x,)), weight, z if keep_z else y if name is not None else None)
         return y
 
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
         *halves, weight, kept = ctx.saved
-        x = Halves(*halves) if len(halves) > 1 else halves[0]
+        x = ConcatPair(*halves) if len(halves) > 1 else halves[0]
         needs = ctx.needs if x is halves[0] else (any(ctx.needs[:2]), *ctx.needs[2:])
         dy = dy.movedim(1, -1)
         if dy.stride(-1) != 1:
@@ -104,7 +104,7 @@ class JoinedConv2d(Conv2d):
 
     @classmethod
     def forward(cls, ctx: Any, first: torch.Tensor, second: torch.Tensor, *how: Any) -> torch.Tensor:
-        return super().forward(ctx, Halves(first, second), *how)
+        return super().forward(ctx, ConcatPair(first, second), *how)
 
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
@@ -112,7 +112,7 @@ class JoinedConv2d(Conv2d):
         return *((None, None) if dx is None else dx.chunk(2, 1)), *others
 
 
-class ConvLater(Later):
+class DeferredConv(Deferred):
     """A convolution, or a transposed one, that takes in an activation; and before it, where no gradient is recorded, a
     batch norm with running statistics and, not transposed, a sum. Of two tensors x it is that of both joined along the
     channels."""
@@ -130,25 +130,25 @@ class ConvLater(Later):
 
     def compute(self) -> Tensor:
         function, kernel, _, x, weight, bias, geometry = self.given
-        if len(x) == 2 and not self._reads(Halves(*(t.data for t in x))):
+        if len(x) == 2 and not self._reads(ConcatPair(*(t.data for t in x))):
             x = (Cat.apply(1, *x),)  # with an activation or a sum it is of another form
         if self.requires_grad:
             function = function if len(x) == 1 else JoinedConv2d
             return function.apply(*x, weight, bias, geometry, self.act, None, self.statistics)
         more = {} if self.added is None else {"added": self.added.data}
-        values = x[0].data if len(x) == 1 else Halves(*(t.data for t in x))
+        values = x[0].data if len(x) == 1 else ConcatPair(*(t.data for t in x))
         y, _ = kernel(
             values, weight.data, geometry, None if bias is None else bias.data, self.act,
             scale=None if self.scale is None else self.scale.data, **more,
         )  # fmt: skip
         return Tensor(y)
 
-    def _reads(self, halves: Halves) -> bool:
+    def _reads(self, concat_pair: ConcatPair) -> bool:
         """Whether the kernel that computes this reads both where they lie."""
         *_, weight, given, geometry = self.given
         bias, scale, added = (None if t is None else t.data for t in (given, self.scale, self.added))
-        return conv.reads_halves(
-            halves, weight.data, geometry, bias, self.act, scale=scale, added=added,
+        return conv.reads_concat_pair(
+            concat_pair, weight.data, geometry, bias, self.act, scale=scale, added=added,
             preactivation=self.requires_grad and self.statistics is None and keeps_z(self.act),
             statistics=self.statistics is not None,
         )  # fmt: skip
@@ -158,14 +158,14 @@ class ConvLater(Later):
             self.statistics = []
         return self.statistics
 
-    def with_act(self, act: Activation) -> Later | None:
-        return ConvLater(*self.given, self.scale, act, self.added) if self.act is None else None
+    def with_act(self, act: Activation) -> Deferred | None:
+        return DeferredConv(*self.given, self.scale, act, self.added) if self.act is None else None
 
-    def with_sum(self, other: Any) -> Later | None:
+    def with_sum(self, other: Any) -> Deferred | None:
         recorded = self.requires_grad or (is_grad_enabled() and other.requires_grad)
         if recorded or self.act is not None or self.added is not None or self.given[0] is not Conv2d:
             return None
-        return ConvLater(*self.given, self.scale, None, other)
+        return DeferredConv(*self.given, self.scale, None, other)
 
     def with_norm(self, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
         wanted = is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
@@ -175,7 +175,7 @@ class ConvLater(Later):
         function, kernel, shape, x, w, conv_bias, geometry = self.given
         shift, factor, further = (None if t is None else t.data for t in (conv_bias, weight, bias))
         scale, bias = map(Tensor, folds.fold(self.dtype, shift, mean.data, var.data, factor, further, eps))
-        return ConvLater(function, kernel, shape, x, w, bias, geometry, scale)
+        return DeferredConv(function, kernel, shape, x, w, bias, geometry, scale)
 
 
 @one_or_many(4)
@@ -228,14 +228,14 @@ def conv2d(
 
         def reads(*parts: Tensor) -> bool:
             conv.check_arguments("conv2d", parts[0].data, *plain)
-            return conv.reads_halves(Halves(*(part.data for part in parts)), plain[0], geometry, plain[1])
+            return conv.reads_concat_pair(ConcatPair(*(part.data for part in parts)), plain[0], geometry, plain[1])
 
-        x = take(input, "in_halves", reads)
+        x = take(input, "as_concat_pair", reads)
         if x is None:
             x = (input,)
             conv.check_arguments("conv2d", input.data, *plain)
         shape = input.shape[0], weight.shape[0], geometry.h.output, geometry.w.output
-        return Tensor._of_later(ConvLater(Conv2d, conv.forward, shape, x, weight, bias, geometry))
+        return Tensor._of_later(DeferredConv(Conv2d, conv.forward, shape, x, weight, bias, geometry))
     if not recorded("conv2d", input, weight, bias, scale):
         y, _ = conv.forward(
             input.data, weight.data, geometry, None if bias is None else bias.data, act,

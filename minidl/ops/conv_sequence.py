@@ -8,12 +8,12 @@ import torch
 
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
+from minidl.kernels.check import Pair
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.ops import conv_transpose
 from minidl.ops.conv import Conv2d, Convolution, axes_of, check_vectors, recorded
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.view import one_or_many
-from minidl.runtime.check import Pair
 from minidl.tensors import Tensor
 
 __all__ = ["conv1d", "conv_transpose1d"]

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from minidl.autograd.deferred import may_wait
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
+from minidl.kernels.check import Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.later import may_wait
-from minidl.ops.conv import AXES, ConvLater, Convolution, axes_in, check_vectors, recorded, sizes_of
+from minidl.ops.conv import AXES, Convolution, DeferredConv, axes_in, check_vectors, recorded, sizes_of
 from minidl.ops.view import one_or_many
-from minidl.runtime.check import Pair, numbers
 from minidl.tensors import Tensor
 
 __all__ = ["conv_transpose2d"]
@@ -75,7 +75,7 @@ def conv_transpose2d(
     if scale is None and act is form is None and may_wait(input):
         conv.check_arguments(OP, input.data, weight.data, None if bias is None else bias.data)
         shape = input.shape[0], weight.shape[1] * groups, h.size, w.size
-        return Tensor._of_later(ConvLater(ConvTranspose2d, conv.transposed, shape, (input,), weight, bias, geometry))
+        return Tensor._of_later(DeferredConv(ConvTranspose2d, conv.transposed, shape, (input,), weight, bias, geometry))
     if not recorded(OP, input, weight, bias, scale):
         y, _ = conv.transposed(
             input.data, weight.data, geometry, None if bias is None else bias.data, act,

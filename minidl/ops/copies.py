@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from minidl.runtime import order
+from minidl.kernels import memory_layout
 
 __all__: list[str] = []  # used by operations, none itself
 
@@ -21,7 +21,7 @@ _NOTE, _CHOSEN = "_minidl_copies", "_minidl_chosen"
 
 def chosen(x: torch.Tensor) -> torch.Tensor:
     """x, whose order the user chose: torch would copy it, too."""
-    if order.channels_last(x):
+    if memory_layout.channels_last(x):
         setattr(x.untyped_storage(), _CHOSEN, True)
     return x
 
@@ -31,7 +31,7 @@ def note(copy: torch.Tensor, of: torch.Tensor, always: bool = False) -> torch.Te
     memories = copy.untyped_storage(), of.untyped_storage()
     if memories[0]._cdata == memories[1]._cdata:
         return copy
-    if always or (order.channels_last(of) and not hasattr(memories[1], _CHOSEN)):
+    if always or (memory_layout.channels_last(of) and not hasattr(memories[1], _CHOSEN)):
         for one, other in (memories, memories[::-1]):
             others = [ref for ref in getattr(one, _NOTE, ()) if not ref.expired()]
             setattr(one, _NOTE, [*others, StorageWeakRef(other)])

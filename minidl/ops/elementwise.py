@@ -12,9 +12,9 @@ from typing import Any, TypeGuard, overload
 import torch
 
 from minidl.autograd import Function, UnknownTensor
+from minidl.autograd.deferred import Deferred, may_wait, take
 from minidl.kernels import activation, elementwise, reduce
 from minidl.kernels.activation import Activation
-from minidl.later import Later, may_wait, take
 from minidl.ops import view
 from minidl.ops.promotion import alike, dtype_of, python_number
 from minidl.ops.unary import Reciprocal, Sqrt, Square
@@ -60,7 +60,7 @@ class AddAct(Function):
         return (*(dz if need else None for need in ctx.needs[:2]), None)
 
 
-class SumLater(Later):
+class DeferredSum(Deferred):
     """A sum of two tensors of one shape, which takes in an activation."""
 
     def __init__(self, a: Tensor, b: Tensor, act: Activation = None) -> None:
@@ -70,9 +70,9 @@ class SumLater(Later):
     def compute(self) -> Tensor:
         return Add.apply(self.a, self.b) if self.act is None else AddAct.apply(self.a, self.b, self.act)
 
-    def with_act(self, act: Activation) -> Later | None:
+    def with_act(self, act: Activation) -> Deferred | None:
         known = self.act is None and activation.parse(act)[0] in activation.FROM_OUTPUT
-        return SumLater(self.a, self.b, act) if known else None
+        return DeferredSum(self.a, self.b, act) if known else None
 
 
 class Sub(Add):
@@ -194,7 +194,7 @@ def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
         taken = take(one, "with_sum", other)
         if taken is not None:
             return Tensor._of_later(taken)
-    return Tensor._of_later(SumLater(a, b)) if a.ndim > 1 else Add.apply(a, b)
+    return Tensor._of_later(DeferredSum(a, b)) if a.ndim > 1 else Add.apply(a, b)
 
 
 def _waits(x: Any) -> TypeGuard[Tensor]:

@@ -20,11 +20,11 @@ import torch
 from minidl.autograd import is_grad_enabled
 from minidl.kernels import float8
 from minidl.kernels.activation import Activation
+from minidl.kernels.check import Pair
 from minidl.kernels.conv import float8 as kernels
 from minidl.kernels.conv.geometry import Geometry
 from minidl.ops import view
 from minidl.ops.conv import check_vectors, geometry_of
-from minidl.runtime.check import Pair
 from minidl.tensors import Tensor
 
 __all__ = ["Float8", "conv2d", "dequantize", "linear", "quantize"]

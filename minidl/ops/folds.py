@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minidl import later
+from minidl.autograd import deferred
 from minidl.kernels.norm import fold as kernels
 from minidl.kernels.norm.statistics import Statistics
 
@@ -79,7 +79,7 @@ def running_statistics(mean: torch.Tensor, var: torch.Tensor, eps: float, dtype:
 
 def forget() -> None:
     """Running statistics change: what was made of them before is not used."""
-    call = later.call()
+    call = deferred.call()
     if call is not None:
         call.changed = True
 
@@ -90,7 +90,7 @@ def _fold(mean: torch.Tensor, var: torch.Tensor, conv_bias: Any, weight: Any, bi
 
 def _of_call(make: Callable[..., Any], vectors: Vectors, *how: Hashable) -> tuple[torch.Tensor, ...]:
     """make(*vectors, *how), of this alone or with others."""
-    call = later.call()
+    call = deferred.call()
     if call is None or call.changed:
         return tuple(make(*vectors, *how))
     ready: dict[Key, _Made] | None = call.notes.get(_NAME)

@@ -18,10 +18,10 @@ import torch
 
 from minidl import random
 from minidl.autograd import UnknownTensor, is_grad_enabled
+from minidl.autograd.deferred import settle_all
 from minidl.kernels import activation, elementwise
 from minidl.kernels import random as random_kernels
-from minidl.later import settle_all
-from minidl.ops import copies, pieces, scattering, unary, view
+from minidl.ops import copies, pieces, scatter_gather, unary, view
 from minidl.ops import elementwise as ops
 from minidl.ops.promotion import python_number
 from minidl.tensors import Scalar, Tensor
@@ -155,12 +155,12 @@ def scatter_(
 ) -> Tensor:  # fmt: skip
     """src or a number at `index` along `dim`, in place. Raises as `scatter`."""
     given = value if src is None else src
-    return _by_result("scatter_", lambda a, v: scattering.scatter(a, dim, index, v, reduce=reduce))(x, given)
+    return _by_result("scatter_", lambda a, v: scatter_gather.scatter(a, dim, index, v, reduce=reduce))(x, given)
 
 
 def scatter_add_(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """src added at `index` along `dim`, in place. Raises as `scatter_add`."""
-    return _by_result("scatter_add_", lambda a, v: scattering.scatter_add(a, dim, index, v))(x, src)
+    return _by_result("scatter_add_", lambda a, v: scatter_gather.scatter_add(a, dim, index, v))(x, src)
 
 
 def zero_(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ module the first join makes one of that width, which is moved no more. Nothing b
 sees that memory: for all else the parts are joined as always, and what was joined may be changed without a change of
 anything else.
 
-Two tensors that are joined for a convolution are not copied where its kernel reads both (`in_halves`).
+Two tensors that are joined for a convolution are not copied where its kernel reads both (`as_concat_pair`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function, is_grad_enabled
-from minidl.later import Later, call, may_wait, waiting
+from minidl.autograd.deferred import Deferred, call, may_wait, waiting
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # used by operations, none itself
@@ -125,7 +125,7 @@ def widths() -> Widths | None:
     return found
 
 
-class JoinLater(Later):
+class DeferredJoin(Deferred):
     """Parts [N, C_i, ...] joined along the channels when it is known what for."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
@@ -158,7 +158,7 @@ class JoinLater(Later):
                 under_way.notes[_NAME] = self
         return made
 
-    def in_halves(self, reads: Callable[[Tensor, Tensor], bool]) -> Any:
+    def as_concat_pair(self, reads: Callable[[Tensor, Tensor], bool]) -> Any:
         parts = self.parts
         return parts if len(parts) == 2 and parts[0].shape == parts[1].shape and reads(*parts) else None
 
@@ -186,14 +186,14 @@ class JoinLater(Later):
         return room
 
 
-def _before(parts: Sequence[Tensor]) -> tuple[JoinLater | None, int]:
+def _before(parts: Sequence[Tensor]) -> tuple[DeferredJoin | None, int]:
     """The join that the first parts are, or have been joined to before, and how many they are; (None, 0) if there is
     none that a batch norm has read."""
     under_way = call()
     first, last = waiting(parts[0]), None if under_way is None else under_way.notes.get(_NAME)
-    if isinstance(first, JoinLater) and first.made is not None:
+    if isinstance(first, DeferredJoin) and first.made is not None:
         return first, 1
-    if isinstance(last, JoinLater) and last.holds(parts[: len(last.seen)]):
+    if isinstance(last, DeferredJoin) and last.holds(parts[: len(last.seen)]):
         return last, len(last.seen)
     return None, 0
 
@@ -201,5 +201,5 @@ def _before(parts: Sequence[Tensor]) -> tuple[JoinLater | None, int]:
 def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     """Parts that fit together joined along a dimension, 0 or more."""
     if dim == 1 and parts[0].ndim > 2 and parts[0].dtype.is_floating_point and all(map(may_wait, parts)):
-        return Tensor._of_later(JoinLater(tuple(parts)))  # a list may be longer by the time
+        return Tensor._of_later(DeferredJoin(tuple(parts)))  # a list may be longer by the time
     return Cat.apply(dim, *parts)

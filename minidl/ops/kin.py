@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from minidl.kernels import check
 from minidl.ops import activation, elementwise, linalg, pieces, reduce, unary, view
-from minidl.runtime import check
 from minidl.tensors import Scalar, Tensor
 
 __all__ = [

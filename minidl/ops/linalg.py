@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import activation, bias_act, gemm
+from minidl.kernels import activation, bias_act, check, gemm
 from minidl.kernels.activation import Activation
 from minidl.ops import view
-from minidl.runtime import check
 from minidl.tensors import Tensor
 
 __all__ = ["linear", "matmul"]

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.kernels import check
 from minidl.kernels import linear_cross_entropy as kernels
-from minidl.runtime import check
 from minidl.tensors import Tensor
 
 __all__ = ["linear_cross_entropy"]

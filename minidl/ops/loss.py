@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.kernels import check, elementwise, nll
 from minidl.kernels import cross_entropy as entropy
-from minidl.kernels import elementwise, nll
 from minidl.kernels import loss as elements
 from minidl.kernels import softmax as rows
-from minidl.runtime import check
 from minidl.tensors import Tensor
 
 __all__ = [

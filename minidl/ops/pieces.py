@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import scan
+from minidl.kernels import check, scan
 from minidl.ops import elementwise, reduce, unary, view
 from minidl.ops.promotion import python_number
-from minidl.runtime import check
 from minidl.tensors import Scalar, Tensor
 
 __all__ = [

@@ -9,10 +9,10 @@ import torch
 
 from minidl import random
 from minidl.autograd import Function
+from minidl.kernels import check
 from minidl.kernels import random as kernels
 from minidl.ops.elementwise import mul
 from minidl.ops.inplace import applied
-from minidl.runtime import check
 from minidl.tensors import Tensor, device_of
 
 __all__ = ["dropout", "dropout2d", "rand", "randint", "randn"]

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import elementwise, reduce
+from minidl.kernels import check, elementwise, memory_layout, reduce
 from minidl.ops import elementwise as pointwise
 from minidl.ops import unary, view
-from minidl.runtime import check, order
 from minidl.tensors import Tensor
 
 __all__ = ["amax", "amin", "argmax", "argmin", "max", "mean", "min", "norm", "sum", "topk"]
@@ -95,7 +94,7 @@ class Chosen(Function):
     @staticmethod
     def kept(ctx: Any, x: torch.Tensor, dim: int, y: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What forward returns, with what backward needs."""
-        ctx.place = x.shape, order.dims(x), dim % x.dim() if x.dim() else 0
+        ctx.place = x.shape, memory_layout.dims(x), dim % x.dim() if x.dim() else 0
         ctx.save(found)
         return y, found
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.kernels import check, memory_layout
 from minidl.kernels import resample as kernels
 from minidl.kernels.resample import Taps
 from minidl.ops.pool import adaptive_avg_pool2d
 from minidl.ops.view import contiguous, permute, reshape
-from minidl.runtime import check, order
 from minidl.tensors import Tensor
 
 __all__ = ["interpolate", "pad", "pixel_shuffle"]
@@ -26,7 +26,7 @@ Sizes = int | float | Sequence[int] | Sequence[float] | None
 class Resample(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0) -> torch.Tensor:
-        ctx.taps, ctx.last = (rows, columns), order.channels_last(x)
+        ctx.taps, ctx.last = (rows, columns), memory_layout.channels_last(x)
         return kernels.resample(x, rows, columns, fill)
 
     @staticmethod
@@ -158,7 +158,7 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
             first = shape[: max(end - 2, 0)]
             new = [*first, *([H + sum(rows)] if end > 1 else []), W + sum(columns), *shape[end:]]
             x = _planes(x, math.prod(first), *taps, math.prod(shape[end:]), new, fill)
-    return contiguous(x, torch.channels_last) if x.ndim == 4 and order.channels_last(input.data) else x
+    return contiguous(x, torch.channels_last) if x.ndim == 4 and memory_layout.channels_last(input.data) else x
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
@@ -168,7 +168,7 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
         raise ValueError(f"pixel_shuffle: input {list(input.shape)} has no multiple of {r * r} channels")
     *first, channels, H, W = input.shape
     C = channels // (r * r)
-    if order.channels_last(input.data) and input.ndim == 4:
+    if memory_layout.channels_last(input.data) and input.ndim == 4:
         x = reshape(permute(input, 0, 2, 3, 1), *first, H, W, C, r, r)
         return permute(reshape(permute(x, 0, 1, 4, 2, 5, 3), *first, H * r, W * r, C), 0, 3, 1, 2)
     x = reshape(input, math.prod(first), C, r, r, H, W)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.kernels import check
 from minidl.kernels import row_norm as kernels
 from minidl.ops import reduce, view
 from minidl.ops.batchnorm import batch_norm
 from minidl.ops.pieces import repeat
-from minidl.runtime import check
 from minidl.tensors import Tensor
 
 __all__ = ["group_norm", "instance_norm", "layer_norm", "rms_norm"]

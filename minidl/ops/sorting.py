@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from minidl.kernels import reduce
+from minidl.kernels import check, memory_layout, reduce
 from minidl.ops.reduce import Chosen, Found
-from minidl.runtime import check, order
 from minidl.tensors import Tensor
 
 __all__ = ["argsort", "sort"]
@@ -41,6 +40,7 @@ def _sorted(x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, 
     rows = last.reshape(-1, last.shape[-1]) if x.numel() else last.new_empty(0, 1)
     parts = [part.reshape(last.shape).movedim(-1, dim) for part in reduce.sort(rows, descending)]
     y, found = (
-        part if part.stride() == x.stride() else order.empty(x.shape, (x,), part.dtype).copy_(part) for part in parts
+        part if part.stride() == x.stride() else memory_layout.empty(x.shape, (x,), part.dtype).copy_(part)
+        for part in parts
     )
     return y, found

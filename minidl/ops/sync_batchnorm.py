@@ -20,10 +20,10 @@ import torch
 
 from minidl import random
 from minidl.autograd import Function
+from minidl.autograd.deferred import settle_all
 from minidl.kernels import norm as kernels
 from minidl.kernels import tree
 from minidl.kernels.activation import Activation
-from minidl.later import settle_all
 from minidl.ops import folds
 from minidl.ops.batchnorm import _plain, batch_norm
 from minidl.tensors import Tensor

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import reduce
-from minidl.ops import copies, places
+from minidl.kernels import check, memory_layout, reduce
+from minidl.ops import copies, indexing
 from minidl.ops.join import joined
 from minidl.ops.lookup import Embedding
-from minidl.runtime import check, order
 from minidl.tensors import Tensor, device_of
 
 __all__ = [
@@ -64,7 +63,7 @@ def of(name: str, there: Callable[..., torch.Tensor], back: Callable[..., torch.
 
 def _permuted_back(dy: torch.Tensor, _: torch.Size, dims: tuple[int, ...]) -> torch.Tensor:
     """By the inverse permutation."""
-    return dy.permute(order.back(dims))
+    return dy.permute(memory_layout.back(dims))
 
 
 Reshape = of("Reshape", lambda x, how: copies.note(x.reshape(how), x), lambda dy, shape, _: dy.reshape(shape))
@@ -84,13 +83,13 @@ Expand = of("Expand", torch.Tensor.expand, lambda dy, shape, _: reduce.sum_to(dy
 class GetItem(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, index: Any) -> torch.Tensor:
-        ctx.shape, ctx.index, ctx.dims = x.shape, index, order.dims(x)
+        ctx.shape, ctx.index, ctx.dims = x.shape, index, memory_layout.dims(x)
         return x[index]
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         dx = torch.zeros([ctx.shape[dim] for dim in ctx.dims], dtype=dy.dtype, device=dy.device)
-        dx = dx.permute(order.back(ctx.dims))
+        dx = dx.permute(memory_layout.back(ctx.dims))
         dx[ctx.index].copy_(dy)
         return dx, None
 
@@ -240,15 +239,15 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     a GPU, where looking would wait for the device, what a tensor selects out of range is NaN.
     """
     parts = index if isinstance(index, tuple) else (index,)
-    if all(map(places.is_basic, parts)):
+    if all(map(indexing.is_basic, parts)):
         return GetItem.apply(x, index)
-    basic, dims, tensors = places.parsed(x.shape, parts, x.device)
+    basic, dims, tensors = indexing.parsed(x.shape, parts, x.device)
     y = x if all(part == slice(None) for part in basic) else GetItem.apply(x, basic)
     if not dims:
         return y
     rest = [dim for dim in range(y.ndim) if dim not in dims]
     sizes, kept = [y.shape[dim] for dim in dims], [y.shape[dim] for dim in rest]
-    at = places.rows(tensors, sizes)
+    at = indexing.rows(tensors, sizes)
     table = reshape(permute(y, *dims, *rest), math.prod(sizes), math.prod(kept))
     found = Embedding.apply(at, table, -1) if table.dtype.is_floating_point else Tensor(table.data[at])
     found = reshape(found, *at.shape, *kept)

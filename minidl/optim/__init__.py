@@ -15,7 +15,7 @@ torch.optim.SparseAdam.
 
 from typing import NoReturn
 
-from minidl import missing
+from minidl.common import suggestions
 from minidl.optim import lr_scheduler
 from minidl.optim.base import Optimizer
 from minidl.optim.groups import Params
@@ -32,4 +32,4 @@ __all__ = [
 def __getattr__(name: str) -> NoReturn:
     if name in lr_scheduler.__all__:
         raise AttributeError(f"minidl.optim has no {name}: it is minidl.optim.lr_scheduler.{name}, as in torch")
-    raise missing.attribute("minidl.optim", name, __all__)
+    raise suggestions.attribute("minidl.optim", name, __all__)

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from minidl import captured
 from minidl.autograd import enable_grad
+from minidl.autograd.deferred import settle_all
+from minidl.compilation import capture
 from minidl.kernels import update
-from minidl.later import settle_all
 from minidl.optim import groups as of_groups
 from minidl.optim import replays, states
 from minidl.optim.groups import Params, check_number, read_group, read_groups
@@ -191,11 +191,9 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         settle_all()
         self._synchronize()
-        captured.at_replay(self._prepare_replay)
-        if captured.recording():
-            captured.at_replay(
-                partial(replays.check, type(self).__name__, self._update, replays.launched(self._update))
-            )
+        capture.at_replay(self._prepare_replay)
+        if capture.recording():
+            capture.at_replay(partial(replays.check, type(self).__name__, self._update, replays.launched(self._update)))
         grads = [
             self._rows(grad) if isinstance(grad, RowGrad) else grad
             for grad in (param.raw_grad for param in self._params)
@@ -205,7 +203,7 @@ class Optimizer(torch.optim.Optimizer):
         torch.autograd.graph.increment_version(changed)
         if self._update.part is not None:
             self._update.part.join(changed)
-        if not captured.recording():
+        if not capture.recording():
             self._say_skipped()
         return loss
 

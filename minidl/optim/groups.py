@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from minidl import captured
+from minidl.compilation import capture
 from minidl.tensors import Tensor
 
 Params = Iterable[Tensor] | Iterable[Mapping[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -59,7 +59,7 @@ class Group(dict[str, Any]):
 
 def check_not_recording(name: str, what: str) -> None:
     """Raise RuntimeError inside a captured step, whose replays would not repeat a change."""
-    if captured.recording():
+    if capture.recording():
         raise RuntimeError(
             f"{name}: {what} changes inside a captured step, and a replay would not "
             "repeat it: change it outside the step, as by schedule.step() after it"

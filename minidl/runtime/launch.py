@@ -24,18 +24,20 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
 
-from minidl import locks
-from minidl.jobs import target_of
-from minidl.runtime import direct, interpret, keys, receivers, tables
-from minidl.runtime.boxes import Box, Halves
-from minidl.runtime.receivers import before_changes as before_changes
-from minidl.runtime.receivers import handed_over as handed_over
-from minidl.runtime.receivers import record as record
-from minidl.runtime.receivers import recording as recording
-from minidl.runtime.receivers import runs as runs
-from minidl.runtime.receivers import settle as settle
-from minidl.runtime.receivers import settled_by as settled_by
-from minidl.runtime.receivers import watch as watch
+from minidl.common import locks
+from minidl.common.architecture import target_of
+from minidl.interpreter import patches
+from minidl.runtime import cache_keys, launch_hooks, tile_tables
+from minidl.runtime.descriptors import Box, ConcatPair
+from minidl.runtime.launch_cache import fast_launch
+from minidl.runtime.launch_hooks import before_changes as before_changes
+from minidl.runtime.launch_hooks import handed_over as handed_over
+from minidl.runtime.launch_hooks import record as record
+from minidl.runtime.launch_hooks import recording as recording
+from minidl.runtime.launch_hooks import runs as runs
+from minidl.runtime.launch_hooks import settle as settle
+from minidl.runtime.launch_hooks import settled_by as settled_by
+from minidl.runtime.launch_hooks import watch as watch
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 PRECISIONS = ("tf32x3", "ieee", "tf32")
@@ -50,7 +52,7 @@ NO_CPU = (
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
 if INTERPRETED:
-    interpret.speed_up()
+    patches.speed_up()
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Tile:
 class _State:
     precision: str = "tf32x3"
     forced: dict[str, Tile] | None = None
-    given: Mapping[str, tables.Table] | None = None
+    given: Mapping[str, tile_tables.Table] | None = None
 
 
 _state = _State()
@@ -95,7 +97,7 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     if max(grid) > MAX_GRID[1]:
         _check_grid(kernel, grid)
     meta.setdefault("enable_fp_fusion", True)
-    if receivers.active and _hand_over(kernel, grid, args, meta):
+    if launch_hooks.active and _hand_over(kernel, grid, args, meta):
         return
     if _tapes and (tape := _tapes.get(threading.get_ident())) is not None:
         tape.launches.append((kernel, grid, args, meta))
@@ -106,7 +108,7 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
 
 
 def _hand_over(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> bool:
-    recorder, watcher = receivers.recorder(), receivers.watcher()
+    recorder, watcher = launch_hooks.recorder(), launch_hooks.watcher()
     if recorder is not None:
         recorder(kernel, grid, args, meta)
     elif watcher is not None:
@@ -115,7 +117,7 @@ def _hand_over(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: 
 
 
 def _run_now(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
-    if not direct.launch(kernel, grid, args, meta):
+    if not fast_launch.launch(kernel, grid, args, meta):
         _run_by_triton(kernel, grid, args, meta)
 
 
@@ -153,7 +155,7 @@ class Prepared(NamedTuple):
             boxed = [x if box is None else box.of(x) for box, x in zip(self.boxes, tensors, strict=False)]
             run(self.kernel, self.grid, *boxed, *tensors[len(boxed) :], *self.scalars, **self.meta)
             for x in tensors[: len(boxed)]:
-                if isinstance(x, Halves):
+                if isinstance(x, ConcatPair):
                     pointed_at(functools.partial(tuple, x))  # by a distance, which is of these two alone
         else:
             run(self.kernel, self.grid, *tensors, *self.scalars, **self.meta)
@@ -162,13 +164,13 @@ class Prepared(NamedTuple):
 def _run_by_triton(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
     device = _check_place(kernel, args)
     with locks.TRITON:
-        keys.settle(kernel)
+        cache_keys.settle(kernel)
         if device is None or device.type != "cuda" or device.index == torch.cuda.current_device():
-            direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
+            fast_launch.keep(kernel, args, meta, kernel[grid](*args, **meta))
             return
         with torch.cuda.device(device):
-            if not direct.launch(kernel, grid, args, meta):
-                direct.keep(kernel, args, meta, kernel[grid](*args, **meta))
+            if not fast_launch.launch(kernel, grid, args, meta):
+                fast_launch.keep(kernel, args, meta, kernel[grid](*args, **meta))
 
 
 def _check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
@@ -222,7 +224,7 @@ TARGETS = ("interpreted", "sm_80", "sm_90")  # the tile tables that there are
 
 def target() -> str:
     """The tile table in use: "interpreted", or the newest table that the device's architecture can run."""
-    return receivers.target() or ("interpreted" if INTERPRETED else device_target())
+    return launch_hooks.target() or ("interpreted" if INTERPRETED else device_target())
 
 
 @functools.cache
@@ -269,19 +271,19 @@ def _multiprocessors() -> int:
     return torch.cuda.get_device_properties("cuda").multi_processor_count
 
 
-def table(family: str) -> tables.Table:
+def table(family: str) -> tile_tables.Table:
     """The tile table of a kernel family, by target. Raises KeyError for an unknown family, TableError as `tables`."""
     if _state.given is not None and family in _state.given:
         return _state.given[family]
     try:
-        return tables.read(family)
+        return tile_tables.read(family)
     except FileNotFoundError:
         raise KeyError(f"no tile table {family}.json; known: {', '.join(families())}") from None
 
 
 def families() -> list[str]:
     """Names of the kernel families that have a tile table."""
-    return sorted(path.stem for path in tables.FOLDER.glob("*.json"))
+    return sorted(path.stem for path in tile_tables.FOLDER.glob("*.json"))
 
 
 def tiles(family: str, name: str | None = None, dtype: torch.dtype | None = None) -> list[Tile]:
@@ -395,7 +397,7 @@ def force(**tiles_: Tile) -> AbstractContextManager[None]:
     return _changed(*_made_of_tiles, forced={**(_state.forced or {}), **tiles_})
 
 
-def use_tables(**tables_: tables.Table) -> AbstractContextManager[None]:
+def use_tables(**tables_: tile_tables.Table) -> AbstractContextManager[None]:
     """A context that replaces the tile tables of the named families: for tuning."""
     return _changed(*_made_of_tiles, given={**(_state.given or {}), **tables_})
 

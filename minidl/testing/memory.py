@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from minidl.runtime import order
+from minidl.kernels import memory_layout
 
 
 class MemoryGuardError(AssertionError):
@@ -124,7 +124,7 @@ class GuardedAllocations(TorchFunctionMode):
     def _place(self, like: torch.Tensor, offset: int) -> torch.Tensor:
         """A tensor of the same shape, strides and dtype in a guarded buffer, `offset` elements past its band."""
         first = _BAND + offset
-        last = first + order.span(like) - 1
+        last = first + memory_layout.span(like) - 1
         buffer = _pattern(last + 1 + _BAND, like.dtype, like.device)
         inside = torch.zeros(len(buffer), dtype=torch.bool, device=like.device)
         inside.as_strided(without_repeats(like), like.stride(), first).fill_(True)

@@ -13,7 +13,7 @@ from minidl.kernels import activation
 from minidl.kernels import norm as kernels
 from minidl.kernels.norm import alone
 from minidl.ops.conv import Conv2d
-from minidl.runtime.replay import replayed
+from minidl.runtime.launch_cache.replay import replayed
 from minidl.torch.convolution import SETTINGS, Convolved, convolution_backward, sizes
 from minidl.torch.normalisation import MOVED, batch_norm_backward, mark_moved, normalise_batch
 from minidl.torch.registry import LOWER, accumulator, act_of, last, operator, straight

@@ -10,13 +10,13 @@ import torch
 
 from minidl.kernels import activation, bias_act, conv, elementwise
 from minidl.kernels.activation import Activation
+from minidl.kernels.check import Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.ops import conv as of_images
 from minidl.ops.conv_sequence import ONE, ROW, Conv1d, ConvTranspose1d, _place
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.conv_transpose import check_settings as transposed_settings
 from minidl.ops.conv_volume import Conv3d
-from minidl.runtime.check import Pair, numbers
 from minidl.torch.activations import act, parts
 from minidl.torch.registry import LOWER, act_of, last, operator
 

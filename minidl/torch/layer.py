@@ -18,7 +18,8 @@ from torch import nn
 from torch.overrides import has_torch_function
 from torch.utils._device import DeviceContext
 
-from minidl.runtime import check, launch
+from minidl.kernels import check
+from minidl.runtime import launch
 
 FEW = 32  # rows
 _TORCH = str(Path(torch.__file__).parent)

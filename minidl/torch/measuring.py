@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minidl.rehearsal import compile_ahead
+from minidl.compilation.rehearsal import compile_ahead
 from minidl.runtime import launch
 from minidl.torch.layers import CLASSES
 

@@ -16,7 +16,7 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone
 from minidl.kernels.norm.fold import running_rstd
 from minidl.ops import folds
-from minidl.runtime.replay import replayed
+from minidl.runtime.launch_cache.replay import replayed
 from minidl.torch.activations import parts
 from minidl.torch.registry import LOWER, accumulator, act_of, last, may_want, operator, straight
 

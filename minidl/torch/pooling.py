@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from minidl.kernels import pool as kernels
+from minidl.kernels.check import pair
 from minidl.kernels.pool import Pair, Windows
-from minidl.runtime.check import pair
 from minidl.torch.registry import last, may_want, operator
 
 SETTINGS = "int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil_mode"

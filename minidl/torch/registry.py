@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 
 from minidl.kernels.activation import SLOPES
 from minidl.runtime import launch
-from minidl.runtime.replay import MISSING, TENSORS, Calls
+from minidl.runtime.launch_cache.replay import MISSING, TENSORS, Calls
 
 NAMESPACE = __name__.partition(".")[0]  # "minidl", or the name of a copy, see `workbench.kernels_package`
 _library = torch.library.Library(NAMESPACE, "DEF")

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from minidl.kernels import check, memory_layout
 from minidl.kernels import cross_entropy as entropy
 from minidl.kernels import row_norm as norms
 from minidl.kernels import softmax as kernels
 from minidl.ops.loss import named_reduction
-from minidl.runtime import check, order
 from minidl.torch.activations import _as
 from minidl.torch.registry import FLOAT32, RESULT, accumulator, may_want, operator
 
@@ -103,7 +103,7 @@ def _fake_entropy_backward(dy: Any, grad: Any, divisor: Any) -> torch.Tensor:
     "cross_entropy_backward(Tensor dy, Tensor grad, Tensor divisor) -> Tensor", _fake_entropy_backward, replay=True
 )
 def cross_entropy_backward(dy: torch.Tensor, grad: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-    dense = grad.is_contiguous() or order.channels_last(grad)
+    dense = grad.is_contiguous() or memory_layout.channels_last(grad)
     made = grad.clone() if dense else grad.contiguous()  # a row's number is found in either order alone
     return _as(entropy.cross_entropy_grad_(made, dy, divisor), grad)
 

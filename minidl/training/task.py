@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from minidl.data.parsing import encoded
 from minidl.data.workers import Workers
-from minidl.training import memory
-from minidl.training.errors import ConfigError
-from minidl.training.settings import flag
+from minidl.errors import ConfigError
+from minidl.training.process import out_of_memory
+from minidl.training.settings.declaration import flag
 
 if TYPE_CHECKING:
     import numpy as np
 
     from minidl import nn
-    from minidl.training.config import Evaluate, Predict
-    from minidl.training.display import Display
-    from minidl.training.manifest import RunFiles
-    from minidl.training.trainer import BaseTrainer
+    from minidl.training.loop.trainer import BaseTrainer
+    from minidl.training.process.display import Display
+    from minidl.training.run_folder.manifest import RunFiles
+    from minidl.training.settings.command import Evaluate, Predict
 
 
 class Task(ABC):
@@ -75,7 +75,7 @@ class Task(ABC):
 
     def load(self, config: Any) -> Any:
         """The data set that the settings name. Raises DataError, ConfigError."""
-        with memory.used_for("the data", "less data"):
+        with out_of_memory.used_for("the data", "less data"):
             return self.read(config.data, **self.options(config))
 
     def settled(self, config: Any, dataset: Any) -> Any:
@@ -84,9 +84,9 @@ class Task(ABC):
 
     def as_text(self, report: dict[str, Any]) -> str:
         """The text of a report of training or of an evaluation."""
-        from minidl.training import reports
+        from minidl.training.report import report_files
 
-        return reports.as_text(report)
+        return report_files.as_text(report)
 
 
 class Experiment(ABC):
@@ -109,7 +109,7 @@ class Experiment(ABC):
         """A description of the data, for display."""
 
     @abstractmethod
-    def networks(self, config: Any) -> memory.Networks:
+    def networks(self, config: Any) -> out_of_memory.Networks:
         """The networks of settings on torch's device "meta", without memory, with the optimizers of those trained."""
 
     def load(self) -> None:  # noqa: B027 (most have nothing to load)
@@ -174,7 +174,7 @@ class Predictor(ABC):
 
     def outputs(self, features: Any) -> Iterator[np.ndarray]:
         """`forward.saved_outputs` of the model, shared out where there is more than a batch."""
-        from minidl.training import forward
+        from minidl.training.loop import forward
 
         width = self.targets.outputs
         shared = self.devices is not None and self.devices.processes.count > 1

@@ -11,19 +11,21 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from minidl import phases, storage
-from minidl.console import escaped, one_line
+from minidl.common import timing, write_files
+from minidl.common.console import escaped, one_line
 from minidl.data.saved import Checked, made
 from minidl.distributed.group import current
+from minidl.errors import ConfigError, Interrupted, RunError, damaged
 from minidl.runtime import launch
-from minidl.training import drawing, environment, files, machine, manifest, memory, page, reports, runs
-from minidl.training.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
-from minidl.training.compiling import compile_ahead
-from minidl.training.config import Session
-from minidl.training.display import Display
-from minidl.training.errors import ConfigError, Interrupted, RunError, damaged
-from minidl.training.saved_run import is_finished, read_run, resume_command
-from minidl.training.settings import changed
+from minidl.training.process import environment, memory_limit, out_of_memory
+from minidl.training.process.compile_ahead import compile_ahead
+from minidl.training.process.display import Display
+from minidl.training.report import page, plot_processes, report_files
+from minidl.training.run_folder import create, files, manifest
+from minidl.training.run_folder.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
+from minidl.training.run_folder.saved_run import is_finished, read_run, resume_command
+from minidl.training.settings.command import Session
+from minidl.training.settings.declaration import changed
 from minidl.training.task import Experiment, Task
 from minidl.training.tasks import TASKS
 
@@ -49,10 +51,10 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
             raise ConfigError(launch.NO_BFLOAT16.replace("use float32", "use --precision float32"))
         config = task.settled(config, dataset)
         _check_shards(config)
-        with memory.used_for("the features", "less data"), phases.timed("vectorise"):
+        with out_of_memory.used_for("the features", "less data"), timing.timed("vectorise"):
             experiment = task.prepare(config, dataset)
         display.show(experiment.introduction)
-        memory.check_networks(experiment.networks, config, experiment.scaled_by)
+        out_of_memory.check_networks(experiment.networks, config, experiment.scaled_by)
         data_sha256 = next(task.fingerprints(dataset))
         group.check_same(data=data_sha256)
         if not group.leads:
@@ -62,29 +64,29 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
                 task, config, experiment, identity, last_checkpoint(config, identity) if goes_on else None, display
             )
         # Linux kills a process that takes more than its control group may; compiled kernels have the GPU's memory.
-        with runs.writing(config), memory.within(machine.in_groups() if launch.INTERPRETED else None):
+        with create.writing(config), out_of_memory.within(memory_limit.in_groups() if launch.INTERPRETED else None):
             begun = config.resume and (config.out / "config.json").exists()
             if begun:
-                runs.sweep(config.out)
+                create.sweep(config.out)
                 run = read_run(config.out)
                 checkpoint = last_checkpoint(config, run.identity)
                 Checkpoints(config.out / FOLDER).drop_unnamed()
-                for name in runs.restore_documents(config.out, experiment.documents):
+                for name in create.restore_documents(config.out, experiment.documents):
                     display.note(f"note: {name} was missing or changed and was rewritten from the data")
-                with storage.fixed(config.out), resumable(config, kind):
+                with write_files.fixed(config.out), resumable(config, kind):
                     return _fit(task, config, experiment, run.identity, checkpoint, display)
-            identity = runs.start(config, kind, data_sha256, experiment.documents, experiment.model, group.starters)
+            identity = create.start(config, kind, data_sha256, experiment.documents, experiment.model, group.starters)
             begun = True
-            with replacing(config, kind, display), storage.fixed(config.out), resumable(config, kind):
+            with replacing(config, kind, display), write_files.fixed(config.out), resumable(config, kind):
                 return _fit(task, config, experiment, identity, None, display)
     except Exception as error:
         # For work outside of the steps, which `memory.guarded` covers.
-        short = memory.read(error)
+        short = out_of_memory.read(error)
         if short is None and isinstance(error, OSError) and _is_of(config.out, error):
-            raise runs.cannot_save(config, kind, error, begun) from None
+            raise create.cannot_save(config, kind, error, begun) from None
         if short is None:
             raise
-        raise RunError(f"{short}; {memory.advice(short)}") from None
+        raise RunError(f"{short}; {out_of_memory.advice(short)}") from None
 
 
 def _is_of(out: Path, error: OSError) -> bool:
@@ -116,10 +118,10 @@ def replacing(config: Session, kind: str, display: Display) -> Iterator[None]:
     except BaseException as error:
         # A checkpoint still being written must not end up in the run that is put back.
         nothing = not is_writing(folder / FOLDER) and not (folder / FOLDER / "last.json").exists()
-        if nothing and runs.abandon(folder):
+        if nothing and create.abandon(folder):
             display.note(f"the previous run is back in {folder}")
             if isinstance(error, OSError):
-                raise runs.cannot_save(config, kind, error, is_back=True) from None
+                raise create.cannot_save(config, kind, error, is_back=True) from None
         raise
 
 
@@ -156,32 +158,38 @@ def _fit(
         trainer, again = _trainer(task, config, experiment, state, checkpoint, display)
         # A graph keeps the memory of its own that its first steps took outside of it.
         share = 0.5 if trainer.captured else 1.0
-        smaller = memory.BATCH_SIZE if checkpoint is None else memory.NEW_RUN
-        run = memory.used_for(f"a step of {experiment.batch_size:,} examples")(trainer.run)
-        with phases.timed("train"):
-            memory.guarded(run, experiment.batch_size, trainer.attempt if group.size == 1 else None, share, smaller)
+        smaller = out_of_memory.BATCH_SIZE if checkpoint is None else out_of_memory.NEW_RUN
+        run = out_of_memory.used_for(f"a step of {experiment.batch_size:,} examples")(trainer.run)
+        with timing.timed("train"):
+            out_of_memory.guarded(
+                run, experiment.batch_size, trainer.attempt if group.size == 1 else None, share, smaller
+            )
         if not group.leads:
             return {}
         report = {**experiment.report(trainer, described["device"]), **again}
         if config.shards:
             report.update(shards=config.shards, processes=group.size, **trainer.pace())
-    with phases.timed("write"):
+    with timing.timed("write"):
         files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
-    undrawn: Iterable[str] = [drawing.MISSING] if config.plots else []
-    if config.plots and drawing.available():
-        with memory.used_for("the plots", "--no-plots"), phases.timed("plots"), drawing.elsewhere() as undrawn:
+    undrawn: Iterable[str] = [plot_processes.MISSING] if config.plots else []
+    if config.plots and plot_processes.available():
+        with (
+            out_of_memory.used_for("the plots", "--no-plots"),
+            timing.timed("plots"),
+            plot_processes.elsewhere() as undrawn,
+        ):
             experiment.plot(trainer, report)
-    report.update(phases=phases.current().taken(), memory=memory.peaks())
+    report.update(phases=timing.current().taken(), memory=out_of_memory.peaks())
     text = escaped(task.as_text(report))
-    with memory.used_for("the page", "less data"):
+    with out_of_memory.used_for("the page", "less data"):
         shown = page.as_html(
             config.out, report, trainer.progress.history, config.identity(), described, experiment.mistakes(trainer)
         )
     files.write_text(config.out / page.FILE, shown)
-    runs.complete(config.out, identity, report, text)
+    create.complete(config.out, identity, report, text)
     display.show("\n" + text)
-    display.summary(reports.summary(report))
-    display.note(*undrawn, experiment.advice(trainer, report), runs.finish(config.out), experiment.ending())
+    display.summary(report_files.summary(report))
+    display.note(*undrawn, experiment.advice(trainer, report), create.finish(config.out), experiment.ending())
     return report
 
 
@@ -212,10 +220,10 @@ def _trainer(
     display: Display,
 ) -> tuple[Any, dict[str, Any]]:
     """The trainer, continued from the checkpoint if there is one, and what of that the report tells."""
-    with memory.used_for("the data", "less data"), phases.timed("copy"):
+    with out_of_memory.used_for("the data", "less data"), timing.timed("copy"):
         experiment.load()
     compile_ahead(lambda: experiment.trainer(display, state, "").rehearse(), display)
-    with memory.used_for("the networks and their optimizers", "a smaller model"), phases.timed("copy"):
+    with out_of_memory.used_for("the networks and their optimizers", "a smaller model"), timing.timed("copy"):
         trainer = experiment.trainer(display, state, resume_command(task.name, config.out))
     if checkpoint is None:
         return trainer, {}

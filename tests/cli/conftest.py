@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from minidl.cli import app
-from minidl.training import files
+from minidl.training.run_folder import files
 
 ROOT = Path(__file__).parents[2]
 WORDS = {
@@ -78,7 +78,7 @@ def command():
         try:
             # Two batches show what the eight of a GAN's calibration do, at three quarters of an epoch's time.
             # What a command sets in the environment (--device cpu, sanitize) is its process's own.
-            with mock.patch.dict(os.environ), mock.patch("minidl.training.adversaries.CALIBRATION", 2):
+            with mock.patch.dict(os.environ), mock.patch("minidl.training.loop.adversaries.CALIBRATION", 2):
                 done = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, list(map(str, arguments)), stdin)
         finally:
             torch.set_num_threads(threads)
@@ -92,8 +92,8 @@ def command():
 _READ = """
 import json, sys
 from pathlib import Path
-from minidl.training import predict
-from minidl.training.config import Predict
+from minidl.training.prediction import predict
+from minidl.training.settings.command import Predict
 given = {name: value if name == "inputs" else Path(value) for name, value in json.loads(sys.argv[1]).items()}
 with predict.reading(Predict(**given)) as begun:
     print(sum(found.features.shape[0] for found in begun.prepared))

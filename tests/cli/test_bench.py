@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from minidl.training.errors import ConfigError
-from minidl.workbench.bench import drawn_results, results, table
-from minidl.workbench.bench.goals import chosen
+from minidl.errors import ConfigError
+from minidl.tools.bench import drawn_results, results, table
+from minidl.tools.bench.goals import chosen
 from tests.cli.conftest import ROOT
-from tests.workbench.bench.test_peers import install
+from tests.tools.bench.test_peers import install
 
 COMMITTED = ROOT / "benchmarks" / "results" / "nvidia-h200.json"
 COMMITTED_ROWS = {row["row"]: row for row in json.loads(COMMITTED.read_text())["rows"]}
@@ -106,8 +106,8 @@ def gpu(monkeypatch):
         raise KeyboardInterrupt
 
     described = {key: value for key, value in json.loads(COMMITTED.read_text()).items() if key != "rows"}
-    monkeypatch.setattr("minidl.workbench.bench.machine.machine", lambda: {**described, "date": "2027-01-01"})
-    monkeypatch.setattr("minidl.workbench.bench.run.run", measuring)
+    monkeypatch.setattr("minidl.tools.bench.machine.machine", lambda: {**described, "date": "2027-01-01"})
+    monkeypatch.setattr("minidl.tools.bench.run.run", measuring)
     monkeypatch.setattr("minidl.runtime.launch.INTERPRETED", False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
 
@@ -247,7 +247,7 @@ def drawing(gpu, monkeypatch):
             keep()
         return max(0, len(rows) - 2)
 
-    monkeypatch.setattr("minidl.workbench.bench.drawn_run.run", run)
+    monkeypatch.setattr("minidl.tools.bench.drawn_run.run", run)
     return asked, wrong
 
 
@@ -314,7 +314,7 @@ def test_a_file_of_other_drawn_shapes_or_of_rows_is_refused(command, drawing, tm
 
 
 def test_a_lost_device_is_told_and_what_was_measured_is_kept(command, drawing, monkeypatch, tmp_path):
-    from minidl.workbench.bench import drawn_run
+    from minidl.tools.bench import drawn_run
 
     def lost(found, rows, console, keep, minutes, regret, parts):
         raise drawn_run.LostError("the device is lost after gemm 0 forward: it; run again to go on")
@@ -374,7 +374,7 @@ def test_networks_are_measured_in_parts_and_shown(command, gpu, monkeypatch, tmp
         keep(nets[0].row, row_of("a network", 1.3))
         return len(nets) - 1, []
 
-    monkeypatch.setattr("minidl.workbench.bench.network_run.run", run)
+    monkeypatch.setattr("minidl.tools.bench.network_run.run", run)
     flags = "--against", "eager,graph", "--json", path, "--minutes", "9"
     done = command("bench", "networks", "unet", *flags)
     assert done.code == 0, done.err
@@ -395,10 +395,10 @@ def test_models_are_measured_in_torch(command, gpu, monkeypatch, tmp_path):
         keep(nets[0].row, row_of("a model", 1.25))
         return 0, []
 
-    monkeypatch.setattr("minidl.workbench.bench.network_run.run", run)
+    monkeypatch.setattr("minidl.tools.bench.network_run.run", run)
     done = command("bench", "in-torch", "dcgan_generator", "--json", path)
     assert done.code == 0, done.err
-    assert asked == [(["dcgan_generator"] * 2, "minidl.workbench.bench.accelerated_run")]
+    assert asked == [(["dcgan_generator"] * 2, "minidl.tools.bench.accelerated_run")]
     said = "1 of 1 rows right, 1 not behind torch's best; of 1 counted (of 18) the geometric mean is 1.250 (goal 1.1)"
     assert results.load(path).machine["summary"].startswith(said)
     shown = command("bench", "in-torch", "--show", path)

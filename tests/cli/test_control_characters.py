@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from minidl import console
+from minidl.common import console
 from minidl.data.parsing import encoded
-from minidl.training import locks
+from minidl.training.run_folder import folder_lock
 from tests.cli.conftest import SMALL, edited, older, report, sentences, unfinished, write_csv
 
 # Colours, a line that is erased, C1, text from right to left; a name may pretend to be a line of minidl's.
@@ -114,7 +114,7 @@ def test_another_environment_on_resume(command, text_run, tmp_path):
 
 def test_the_lock_of_another_process(command, texts, tmp_path):
     out = tmp_path / "run"
-    with locks.held(out):
+    with folder_lock.held(out):
         lock = tmp_path / ".run.lock"
         about = {"process": 7, "host": HOSTILE, "since": HOSTILE, "command": HOSTILE}
         lock.write_text(json.dumps(about))

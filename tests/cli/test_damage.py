@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from minidl.training import files
+from minidl.training.run_folder import files
 from tests.cli.conftest import edited, older, report, unfinished
 
 

@@ -18,12 +18,13 @@ from minidl.data import workers as workers_of_data
 from minidl.data.records import Pictures
 from minidl.data.workers import Message, Workers
 from minidl.distributed import workers
+from minidl.errors import ConfigError, DamagedError
 from minidl.generation import generate, sharing
 from minidl.generation.config import Generate
 from minidl.models import dcgan
-from minidl.training import forward, spread
-from minidl.training.device import processes
-from minidl.training.errors import ConfigError, DamagedError
+from minidl.training.loop import forward
+from minidl.training.prediction import multi_gpu
+from minidl.training.process.device import processes
 from tests.cli.conftest import start, wait_for
 
 
@@ -308,7 +309,7 @@ def test_rows_of_a_file_lie_at_their_places(tmp_path):
 def small_batches(monkeypatch):
     """Batches of 8, here and in the processes that are started; a part of outputs has three."""
     start = workers_of_data._START.replace("main()", "forward.BATCH, forward._PART_VALUES = 8, 60; main()")
-    monkeypatch.setattr(workers_of_data, "_START", f"import minidl.training.forward as forward; {start}")
+    monkeypatch.setattr(workers_of_data, "_START", f"import minidl.training.loop.forward as forward; {start}")
     monkeypatch.setattr(forward, "BATCH", 8)
     monkeypatch.setattr(forward, "_PART_VALUES", 60)
 
@@ -316,8 +317,8 @@ def small_batches(monkeypatch):
 def test_answers_and_scores_of_several_processes(command, text_run, texts, tmp_path, small_batches, monkeypatch):
     """The run has 3 labels, and the file 240 rows: the processes get the same batches as one, and parts in order."""
     run, asked = text_run[0], []
-    real = spread.Spread.outputs
-    monkeypatch.setattr(spread.Spread, "outputs", lambda *given: asked.append(given) or real(*given))
+    real = multi_gpu.Spread.outputs
+    monkeypatch.setattr(multi_gpu.Spread, "outputs", lambda *given: asked.append(given) or real(*given))
     for name, flags in (("predict", ("--file", texts)), ("evaluate", ("--data", texts))):
         one, two = (command(name, run, *flags, "--devices", count) for count in (1, 2))
         assert (two.code, two.err) == (0, one.err)
@@ -337,8 +338,8 @@ def test_what_a_process_is_asked_comes_as_it_was():
     pictures = Pictures(draw.integers(0, 256, (5, 4, 3, 1), dtype=np.uint8), (0.5,), (0.25,))
     table = draw.standard_normal((5, 3)).astype(np.float32)
     for features in (pictures, table, csr_matrix(table * (table > 0))):
-        asked = spread._packed(features, 1, 4, {"width": 2})
-        found = spread._unpacked(asked._replace(buffers=[bytes(buffer) for buffer in asked.buffers]))
+        asked = multi_gpu._packed(features, 1, 4, {"width": 2})
+        found = multi_gpu._unpacked(asked._replace(buffers=[bytes(buffer) for buffer in asked.buffers]))
         if isinstance(found, Pictures):
             assert (found.mean, found.std) == (pictures.mean, pictures.std)
             assert (found.pixels == pictures.pixels[1:4]).all()
@@ -350,4 +351,4 @@ def test_what_a_process_is_asked_comes_as_it_was():
 def test_a_process_that_finds_another_run_is_told(text_run):
     asked = Message({"run": str(text_run[0]), "identity": "0", "device": "auto"})
     with Workers(2) as processes, pytest.raises(DamagedError, match="was replaced by another run while it was read"):
-        processes.later(spread.ready, asked)()
+        processes.later(multi_gpu.ready, asked)()

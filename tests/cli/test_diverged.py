@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from minidl.training.checkpoints import Checkpoints
-from minidl.training.targets import Classification
+from minidl.training.loop.targets import Classification
+from minidl.training.run_folder.checkpoints import Checkpoints
 from tests.cli.conftest import SMALL, write_csv
 
 

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from minidl.data import limits
-from minidl.training import inputs, locks
+from minidl.training.prediction import inputs
+from minidl.training.run_folder import folder_lock
 from tests.cli.conftest import SMALL, write_csv
 from tests.pages import ROOT
 
@@ -142,7 +143,7 @@ def without_pyarrow(command, tmp_path):
 
 
 def two_writers(command, tmp_path):
-    with locks.held(tmp_path / "run"):
+    with folder_lock.held(tmp_path / "run"):
         return command("train", "text", "--data", "docstrings", "--out", "run")
 
 

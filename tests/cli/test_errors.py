@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from minidl.data import DataError, corpus, parts, workers
-from minidl.training import predict
-from minidl.training.errors import ConfigError, DamagedError
+from minidl.errors import ConfigError, DamagedError
+from minidl.training.prediction import predict
 from tests.cli.conftest import SMALL, environment, sentences, write_csv
 
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_warmed_is_told_before_the_work(command, monkeypatch):
 
 
 def test_what_cannot_be_compiled_is_told_before_the_work(command, monkeypatch):
-    monkeypatch.setattr("minidl.workbench.doctor.compile.Worker.ask", None)
+    monkeypatch.setattr("minidl.tools.doctor.compile.Worker.ask", None)
     refused(command("doctor", "--compile", "--arch", "12"), "error: unknown architecture 12; known: 80, 86")
     refused(
         command("doctor", "--compile", "--arch", "90", "--brief", "80"), "--brief is 80, expected some of --arch: 90"

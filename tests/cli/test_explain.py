@@ -7,7 +7,7 @@ import pytest
 
 from minidl.autograd import no_grad
 from minidl.data.batches import csr_from_scipy
-from minidl.training.predict import load
+from minidl.training.prediction.predict import load
 from tests.cli.conftest import SMALL
 
 TEXT = "the wheat harvest of the year, a tariff"

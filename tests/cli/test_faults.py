@@ -10,10 +10,10 @@ from unittest import mock
 
 import pytest
 
-from minidl import storage
+from minidl.common import write_files
+from minidl.errors import RunError
 from minidl.runtime import launch
-from minidl.training import files, runs
-from minidl.training.errors import RunError
+from minidl.training.run_folder import create, files
 from minidl.training.tasks.table import TrainTable
 from tests.trials import faults, writers
 from tests.trials.failpoints import Failpoints, Fault, PowerCuts, leftovers
@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_flushed_keeps_the_run_that_was_there(tmp_path, 
         failed = False
         try:
             with points:
-                runs.start(config, "table", "0" * 64, {})
+                create.start(config, "table", "0" * 64, {})
         except RunError:
             failed = True
         more = points.struck is not None or at < len(points.points)
@@ -144,7 +144,7 @@ def test_trials_find_a_planted_bug(tmp_path, monkeypatch, planted):
 
 
 def test_trials_find_a_checksum_that_is_not_looked_at(trials, tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "checksum", lambda *_: mock.ANY)
+    monkeypatch.setattr(write_files, "checksum", lambda *_: mock.ANY)
     monkeypatch.setattr(trials, "targets", [one for one in trials.targets if one.name == "exported generator"])
     monkeypatch.setattr(trials, "answers", {})
     told = 0

@@ -11,9 +11,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from minidl import models
-from minidl.training import samples, trainer
-from minidl.training.adversaries import latents
-from minidl.training.gan_loop import FIGURES, GanProgress
+from minidl.training.loop import trainer
+from minidl.training.loop.adversaries import latents
+from minidl.training.loop.gan import FIGURES, GanProgress
+from minidl.training.report import samples
 from tests.cli.conftest import edited, report, unfinished
 from tests.cli.test_images import StopAfter, refused, write_folder
 

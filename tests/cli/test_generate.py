@@ -12,14 +12,14 @@ import pytest
 from PIL import Image
 
 import minidl
-from minidl import storage
+from minidl.common import write_files
 from minidl.data import Images
 from minidl.generation import evaluator, export, latents, passes
 from minidl.generation.built_in import FOLDER
 from minidl.generation.evaluate import Reference, as_text, reference_rows
 from minidl.generation.model import load
 from minidl.models import dcgan
-from minidl.training import locks
+from minidl.training.run_folder import folder_lock
 from tests.cli.test_images import stripes
 
 
@@ -366,7 +366,7 @@ def test_an_exported_evaluator_reads_as_the_run(judge_run, gan_run, tmp_path, pi
 def test_a_folder_in_which_a_killed_process_only_began_is_new(command, tmp_path):
     folder = tmp_path / "pictures"
     folder.mkdir()
-    (folder / storage.part("images.json")).write_text('{"format": "mini')
+    (folder / write_files.part("images.json")).write_text('{"format": "mini')
     assert command("generate", "--count", "1", "--out", folder, "--quiet").code == 0
     assert sorted(path.name for path in folder.iterdir()) == ["images.json", "seed-000000.png"]
     (tmp_path / "mine").mkdir()
@@ -394,7 +394,7 @@ def contents(folder):
 def test_a_replacement_that_fails_at_any_write_keeps_the_pictures(command, pictures_before, monkeypatch):
     """Each write in turn finds a full disk: the old pictures are there as they were, or the new ones."""
     out, again = pictures_before
-    before, real = contents(out), {name: getattr(storage, name) for name in ("whole", "write_new")}
+    before, real = contents(out), {name: getattr(write_files, name) for name in ("whole", "write_new")}
     for last in itertools.count():
         left = iter(range(last))
         for name, write in real.items():
@@ -404,7 +404,7 @@ def test_a_replacement_that_fails_at_any_write_keeps_the_pictures(command, pictu
                     raise OSError(errno.ENOSPC, "No space left on device", str(path))
                 return write(path, *content)
 
-            monkeypatch.setattr(storage, name, full)
+            monkeypatch.setattr(write_files, name, full)
         result = command(*again)
         if result.code == 0:
             break
@@ -524,6 +524,6 @@ def test_a_picture_of_the_users_is_not_replaced(command, pictures_before):
 def test_two_commands_write_into_one_folder_one_after_the_other(command, pictures_before):
     out, again = pictures_before
     before = contents(out)
-    with locks.held(out):
+    with folder_lock.held(out):
         refused(command(*again), f"{out} is being written by process {os.getpid()} on")
     assert contents(out) == before

@@ -7,7 +7,7 @@ import pytest
 
 from minidl import __version__
 from minidl.cli import COMMANDS, Deferred
-from minidl.training.settings import flag
+from minidl.training.settings.declaration import flag
 from minidl.training.tasks import TASKS
 from tests.cli.conftest import ROOT, environment
 

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minidl import models, random
-from minidl.training import predict, trainer
-from minidl.training.config import Evaluate
-from minidl.training.errors import ConfigError
+from minidl.errors import ConfigError
+from minidl.training.loop import trainer
+from minidl.training.prediction import predict
+from minidl.training.settings.command import Evaluate
 from tests.cli.conftest import report
 from tests.cli.test_images import StopAfter, answers, image_run, photos, refused, write_folder
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from minidl.training import predict, trainer
-from minidl.training.config import Evaluate
+from minidl.training.loop import trainer
+from minidl.training.prediction import predict
+from minidl.training.settings.command import Evaluate
 from tests.cli.conftest import report
 from tests.cli.test_images import StopAfter, image_run, photos, refused
 

@@ -12,9 +12,10 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from minidl.data import DataError
-from minidl.training import predict, trainer
-from minidl.training.config import Evaluate, Predict
-from minidl.training.errors import ConfigError, DamagedError
+from minidl.errors import ConfigError, DamagedError
+from minidl.training.loop import trainer
+from minidl.training.prediction import predict
+from minidl.training.settings.command import Evaluate, Predict
 from tests.cli.conftest import edited, older, read_without_torch, report
 
 SMALL = ("--epochs", "4", "--batch-size", "16", "--no-plots")

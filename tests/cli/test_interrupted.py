@@ -16,7 +16,7 @@ import typer
 
 from minidl import cli
 from minidl.cli import common
-from minidl.training.errors import DamagedError
+from minidl.errors import DamagedError
 from tests.cli.conftest import start, wait_for
 
 

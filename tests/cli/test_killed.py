@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from minidl.runtime import launch
-from minidl.training import files
+from minidl.training.run_folder import files
 from tests.cli.conftest import edited
 from tests.trials.lives import Cold, Parent, place_after
 from tests.trials.resume import Trials, visits

@@ -253,13 +253,13 @@ def test_a_signal(command, place, monkeypatch, number, moment):
         in_workers(
             monkeypatch,
             "import os",
-            "from minidl import storage",
-            "real = storage.write_new",
+            "from minidl.common import write_files",
+            "real = write_files.write_new",
             "def write(folder, contents):",
             "    if 'seed-000070.png' in contents:",
             f"        os.kill(os.getppid(), {number.value})",
             "    real(folder, contents)",
-            "storage.write_new = write",
+            "write_files.write_new = write",
         )
     else:
         real = os.replace

@@ -15,7 +15,9 @@ from minidl import models
 from minidl.generation import passes
 from minidl.ops import loss as losses
 from minidl.runtime import launch
-from minidl.training import files, forward, loop, machine, memory
+from minidl.training.loop import epochs, forward
+from minidl.training.process import memory_limit, out_of_memory
+from minidl.training.run_folder import files
 from tests.cli.conftest import SMALL, write_csv
 
 GB = 2**30
@@ -24,7 +26,7 @@ GB = 2**30
 @pytest.fixture
 def small_gpu(monkeypatch):
     """What is asked of the device when memory runs out."""
-    monkeypatch.setattr(memory, "_of_device", lambda: (3 * GB, 80 * GB))
+    monkeypatch.setattr(out_of_memory, "_of_device", lambda: (3 * GB, 80 * GB))
 
 
 def full(*_, **__):
@@ -97,7 +99,7 @@ def test_memory_that_is_full_before_the_steps(command, texts, tmp_path, monkeypa
     def raised(*_, **__):
         raise kind("Unable to allocate 7.50 GiB for an array")
 
-    monkeypatch.setattr(loop.Trainer, "__init__", raised)
+    monkeypatch.setattr(epochs.Trainer, "__init__", raised)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
     assert "out of memory: 7.50 GiB were requested for the networks and their optimizers, " in result.err
@@ -118,8 +120,8 @@ def test_reading_data_that_is_too_large(command, texts, tmp_path, monkeypatch):
 
 def free(monkeypatch, size):
     """So much is free on the machine, and on the GPU if there is one."""
-    monkeypatch.setattr(machine, "free", lambda: size)
-    monkeypatch.setattr(memory, "_of_device", lambda: (size, 80 * GB))
+    monkeypatch.setattr(memory_limit, "free", lambda: size)
+    monkeypatch.setattr(out_of_memory, "_of_device", lambda: (size, 80 * GB))
 
 
 def test_a_model_that_cannot_fit_is_refused_with_one_that_does(command, texts, tmp_path, monkeypatch):
@@ -167,8 +169,8 @@ def test_a_step_beyond_a_control_group_is_told_with_a_batch_that_fits(command, t
     write_csv(tmp_path / "tall.csv", rows, ("x", "y", "label"))
     start = ("train", "table", "--data", tmp_path / "tall.csv", "--target", "label", "--out", tmp_path / "run")
     small = ("--epochs", "1", "--hidden", "2048", "--no-plots", "--device", "cpu")
-    monkeypatch.setattr(machine, "in_groups", lambda: 120 * 2**20)
-    monkeypatch.setattr(machine, "free", lambda: 120 * 2**20)
+    monkeypatch.setattr(memory_limit, "in_groups", lambda: 120 * 2**20)
+    monkeypatch.setattr(memory_limit, "free", lambda: 120 * 2**20)
     result = command(*start, *small, "--batch-size", "14000")
     assert result.code == 1
     found = re.search(

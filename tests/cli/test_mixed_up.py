@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from minidl.training import files
+from minidl.training.run_folder import files
 from tests.cli.conftest import SMALL, older, write_csv
 from tests.cli.test_errors import refused
 
@@ -155,8 +155,9 @@ def test_a_table_whose_names_changed_is_other_data(command, tmp_path, change):
 
 def test_evaluate_reads_a_run_once(run, table_run, monkeypatch):
     """Between two readings another command may put a run of another kind there."""
-    from minidl.training import predict, saved_run
-    from minidl.training.config import Evaluate
+    from minidl.training.prediction import predict
+    from minidl.training.run_folder import saved_run
+    from minidl.training.settings.command import Evaluate
 
     read, real = [], saved_run.read_config
 

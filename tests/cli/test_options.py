@@ -9,9 +9,9 @@ from pydantic import Field
 from typer.testing import CliRunner
 
 from minidl.cli.options import command
-from minidl.training.config import Session
-from minidl.training.fields import Size
-from minidl.training.settings import REPEATED, Positional, Settings
+from minidl.training.settings.command import Session
+from minidl.training.settings.declaration import REPEATED, Positional, Settings
+from minidl.training.settings.fields import Size
 
 
 class Paint(Settings):

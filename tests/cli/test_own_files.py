@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from minidl.cli import COMMANDS, Deferred
-from minidl.training import files, provenance
-from minidl.training.errors import ConfigError
-from minidl.training.outputs import check_output
-from minidl.training.settings import note, value_type
+from minidl.errors import ConfigError
+from minidl.training.run_folder import files, provenance
+from minidl.training.run_folder.outputs import check_output
+from minidl.training.settings.declaration import note, value_type
 from tests.cli.conftest import SMALL
 from tests.cli.test_images import refused
 

@@ -11,9 +11,9 @@ import pytest
 
 from minidl.data import DataError
 from minidl.data.parts import PART
-from minidl.training import predict
-from minidl.training.config import Evaluate, Predict
-from minidl.training.errors import ConfigError, DamagedError
+from minidl.errors import ConfigError, DamagedError
+from minidl.training.prediction import predict
+from minidl.training.settings.command import Evaluate, Predict
 from tests.cli.conftest import environment, read_without_torch, report, sentences, start, write_csv
 
 
@@ -68,7 +68,7 @@ def test_inputs_are_read_before_torch_is_there(kind, request, texts, table):
 
 def test_processes_answer_a_large_file_as_one_does(text_run, tmp_path, monkeypatch):
     """Three chunks of it, and lines in more than one part."""
-    monkeypatch.setattr("minidl.training.inputs.FILE_CHUNK", 5000)
+    monkeypatch.setattr("minidl.training.prediction.inputs.FILE_CHUNK", 5000)
     rows = [[f"{text} {'crude wheat ' * (i % 3)} {'x' * 400}"] for i, (text, _) in enumerate(sentences(11_000))]
     file = write_csv(tmp_path / "large.csv", rows, ("text",))
     assert file.stat().st_size > 2 * PART

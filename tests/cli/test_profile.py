@@ -12,8 +12,8 @@ from PIL import Image
 
 import minidl
 from minidl.cli import common, profiling
+from minidl.errors import Interrupted
 from minidl.tensors import Tensor, default_device
-from minidl.training.errors import Interrupted
 
 TABLE = ("--epochs", "2", "--hidden", "8", "--dropout", "0", "--no-plots")
 
@@ -139,7 +139,7 @@ def test_a_full_disk_does_not_hide_why_the_work_stopped(monkeypatch, capsys, tmp
     def full(self, path):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("minidl.workbench.profiling.Profile.save", full)
+    monkeypatch.setattr("minidl.tools.profiling.Profile.save", full)
 
     wanted = profiling.Profiling(profile=True, trace=tmp_path / "t.json")
 

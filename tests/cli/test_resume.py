@@ -11,12 +11,14 @@ from unittest import mock
 
 import pytest
 
-from minidl.runtime import launch, tables
-from minidl.training import environment, files, runs, train
-from minidl.training.checkpoints import Checkpoint, Checkpoints
-from minidl.training.display import Display
-from minidl.training.errors import DamagedError
-from minidl.training.loop import Trainer
+from minidl.errors import DamagedError
+from minidl.runtime import launch, tile_tables
+from minidl.training import train
+from minidl.training.loop.epochs import Trainer
+from minidl.training.process import environment
+from minidl.training.process.display import Display
+from minidl.training.run_folder import create, files
+from minidl.training.run_folder.checkpoints import Checkpoint, Checkpoints
 from tests.cli.conftest import edited, report, start, unfinished, wait_for
 from tests.trials.same import differences
 
@@ -102,15 +104,15 @@ def test_sigterm_saves_and_the_run_is_not_continued_with_other_settings_or_data(
 @pytest.mark.parametrize(
     ("place", "number"),
     [
-        ("supervised.outputs", signal.SIGTERM),
-        ("baselines.Linear", signal.SIGINT),
-        ("plots.curves", signal.SIGTERM),
-        ("runs.complete", signal.SIGINT),
+        ("loop.supervised.outputs", signal.SIGTERM),
+        ("report.baselines.Linear", signal.SIGINT),
+        ("report.plots.curves", signal.SIGTERM),
+        ("run_folder.create.complete", signal.SIGINT),
     ],
 )
 def test_a_signal_after_training_says_how_to_go_on(command, texts, whole, tmp_path, monkeypatch, place, number):
     run, arguments = tmp_path / "run", LONGER
-    if place == "plots.curves":
+    if place == "report.plots.curves":
         pytest.importorskip("matplotlib")
         arguments = LONGER[:-1]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -145,7 +147,7 @@ def test_a_finished_run_that_was_killed_before_the_one_it_replaced_was_gone(comm
     run, aside = tmp_path / "run", tmp_path / "run.previous"
     for folder in (run, aside):
         shutil.copytree(text_run[0], folder)
-    files.write_json(aside / "replaced", runs.mark(aside, aside.name))
+    files.write_json(aside / "replaced", create.mark(aside, aside.name))
     (aside / "notes.txt").write_text("mine")
     done = command("train", "text", "--out", run, "--resume")
     assert done.code == 0, done.err
@@ -198,7 +200,7 @@ def test_a_checkpoint_that_says_less_is_taken_as_it_is(command, text_run, tmp_pa
 def test_other_tile_tables_are_told(minidl, text_run, tmp_path, monkeypatch):
     run, tiles = unfinished(text_run[0], tmp_path / "run"), tmp_path / "tiles"
     tiles.mkdir()
-    table = json.loads((tables.FOLDER / "softmax.json").read_text())
+    table = json.loads((tile_tables.FOLDER / "softmax.json").read_text())
     table[launch.target()][-1]["tile"]["BLOCK_M"] *= 2
     (tiles / "softmax.json").write_text(json.dumps(table))
     monkeypatch.setenv("MINIDL_TILES", str(tiles))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from minidl.testing.pretended_gpu import pretended_gpu
+from minidl.testing.fake_gpu import pretended_gpu
 
 FOR_A_GPU = Path(__file__).parents[1] / "testing/for_a_gpu"
 KERNEL = """

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from minidl.workbench import sanitizing
+from minidl.tools import sanitizing
 
 KERNEL = """
 import multiprocessing, os, signal, subprocess, sys

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minidl import data
-from minidl.training import trainer
+from minidl.training.loop import trainer
 from tests.cli.conftest import SMALL, report, sentences, write_csv
 from tests.cli.test_images import SMALL as SMALL_IMAGES
 from tests.cli.test_images import StopAfter, photos, refused, write_folder

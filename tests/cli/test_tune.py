@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from minidl.runtime import launch, tables
-from minidl.workbench.tuning import files, search
-from minidl.workbench.tuning.check import Check
-from minidl.workbench.tuning.search import Found, Trial
+from minidl.runtime import launch, tile_tables
+from minidl.tools.tuning import files, search
+from minidl.tools.tuning.check import Check
+from minidl.tools.tuning.search import Found, Trial
 from tests.cli.conftest import ROOT, start
 
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="of the interpreter's table")
@@ -31,7 +31,7 @@ def quick(monkeypatch):
             trial = Trial(tile, search.TIMED, ms={"a": 1.0}, ratios={"a": 2.0})
             return Found(self.shapes, [trial], tile, trial, candidates=1)
 
-    monkeypatch.setattr("minidl.workbench.tuning.run.Searcher", Searcher)
+    monkeypatch.setattr("minidl.tools.tuning.run.Searcher", Searcher)
 
 
 def test_a_small_family_is_really_tuned(minidl, tmp_path):
@@ -44,7 +44,7 @@ def test_a_small_family_is_really_tuned(minidl, tmp_path):
     assert drawn.read_text().count("<svg") == 1
     if measured["chosen"]:
         assert f"export MINIDL_TILES={out}" in done.out
-        assert tables.load(out / "gemm_sum.json") != launch.table("gemm_sum")
+        assert tile_tables.load(out / "gemm_sum.json") != launch.table("gemm_sum")
     else:
         assert not out.exists()
 
@@ -67,13 +67,13 @@ def test_new_tiles_are_written_and_used_where_the_variable_says(command, quick, 
     assert "2 of 2 classes have a faster tile" in done.out
     assert f"wrote loss.json, norm_fold.json into {out}" in done.out
     assert f"to use them: export MINIDL_TILES={out}" in done.out
-    new, own = tables.load(out / "loss.json"), launch.table("loss")
+    new, own = tile_tables.load(out / "loss.json"), launch.table("loss")
     assert new["interpreted"][0]["tile"]["BLOCK_N"] == 2 * own["interpreted"][0]["tile"]["BLOCK_N"]
     assert {t: r for t, r in new.items() if t != "interpreted"} == {t: r for t, r in own.items() if t != "interpreted"}
     again = command("tune", "loss", "--out", out)
     assert f"continuing from the tables in {out}" in again.out
     assert (
-        tables.load(out / "loss.json")["interpreted"][0]["tile"]["BLOCK_N"]
+        tile_tables.load(out / "loss.json")["interpreted"][0]["tile"]["BLOCK_N"]
         == 4 * own["interpreted"][0]["tile"]["BLOCK_N"]
     )
     # Other families of this process are as before.
@@ -110,9 +110,9 @@ def test_by_default_tables_go_to_the_users_configuration(command, quick, tmp_pat
 def test_write_is_for_the_package(command, quick, tmp_path, monkeypatch):
     copy = tmp_path / "tiles"
     copy.mkdir()
-    for path in tables.FOLDER.glob("*.json"):
+    for path in tile_tables.FOLDER.glob("*.json"):
         (copy / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(tables, "FOLDER", copy)
+    monkeypatch.setattr(tile_tables, "FOLDER", copy)
     done = command("tune", "loss", "--write")
     assert done.code == 0, done.err
     assert "export" not in done.out
@@ -124,7 +124,7 @@ def test_a_class_that_cannot_be_measured_fails_at_the_end(command, quick, tmp_pa
         def __init__(self, shapes, check, device):
             raise RuntimeError("out of memory\nmore")
 
-    monkeypatch.setattr("minidl.workbench.tuning.run.Searcher", Failing)
+    monkeypatch.setattr("minidl.tools.tuning.run.Searcher", Failing)
     done = command("tune", "loss", "--out", tmp_path)
     assert done.code == 1
     assert (
@@ -133,7 +133,7 @@ def test_a_class_that_cannot_be_measured_fails_at_the_end(command, quick, tmp_pa
 
 
 def test_what_was_measured_is_kept_after_ctrl_c(command, quick, tmp_path, monkeypatch):
-    from minidl.workbench.tuning import run
+    from minidl.tools.tuning import run
 
     search_ = run._search
 
@@ -152,7 +152,7 @@ def test_what_was_measured_is_kept_after_ctrl_c(command, quick, tmp_path, monkey
 
 
 def test_an_output_that_fails_takes_no_other_along(command, quick, tmp_path, monkeypatch):
-    from minidl.training import files
+    from minidl.training.run_folder import files
 
     def full(path, *rest):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))

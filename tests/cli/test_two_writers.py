@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from minidl.training import locks
-from minidl.training.errors import ConfigError
+from minidl.errors import ConfigError
+from minidl.training.run_folder import folder_lock
 from tests.cli.conftest import SMALL, report, start
 
 
@@ -14,7 +14,7 @@ def held(folder):
     """Wait until a process writes to a folder."""
     for _ in range(600):
         try:
-            locks.check_free(folder)
+            folder_lock.check_free(folder)
         except ConfigError:
             return
         time.sleep(0.1)

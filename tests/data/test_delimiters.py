@@ -7,7 +7,7 @@ import pytest
 from minidl.data import DataError, TfidfOptions, load_table, load_text, parts, read_features, read_texts
 from minidl.data.corpus import read_corpus
 from minidl.data.files import read_records
-from minidl.training.inputs import rows_as_they_come
+from minidl.training.prediction.inputs import rows_as_they_come
 
 ROWS = [(f"text {i}", "ab"[i % 2]) for i in range(24)]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from minidl.data.parsing import MAX_NESTING, cut, is_utf8, parse_json
+from minidl.common.console import cut
+from minidl.data.parsing import MAX_NESTING, is_utf8, parse_json
 
 
 def nested(depth, inner="1"):

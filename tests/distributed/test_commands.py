@@ -10,7 +10,7 @@ import time
 import pytest
 
 from minidl.runtime import launch
-from minidl.training import files
+from minidl.training.run_folder import files
 from tests.distributed.conftest import SHORT
 from tests.trials import kills
 from tests.trials.kills import ALONE, alone, command, ended, start

@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import distributed, nn, ops, optim, random
-from minidl.captured import capture
+from minidl.compilation.capture import capture
 from minidl.tensors import Tensor, default_device
 from tests.graphs import graphs, same_random
 

@@ -13,10 +13,10 @@ import pytest
 
 from minidl.distributed import meeting, started
 from minidl.distributed.workers import Place
+from minidl.errors import RunError
 from minidl.generation import sharing
 from minidl.runtime import launch
-from minidl.training import files
-from minidl.training.errors import RunError
+from minidl.training.run_folder import files
 from tests.distributed.test_elastic import CHILD
 from tests.distributed.test_together import free_ports
 from tests.trials.kills import ALONE, command, ended

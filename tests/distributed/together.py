@@ -23,13 +23,13 @@ from minidl.data import Augment, Batches, ImageBatches, Pictures
 from minidl.distributed import group
 from minidl.distributed.parallel import DataParallel
 from minidl.distributed.parts import cut
+from minidl.errors import Interrupted
 from minidl.tensors import Tensor
-from minidl.training.adversaries import Adversaries
-from minidl.training.averages import Average
-from minidl.training.checkpoints import Checkpoints
-from minidl.training.display import Display
-from minidl.training.errors import Interrupted
-from minidl.training.loop import Judgement, Learner, Trainer
+from minidl.training.loop.adversaries import Adversaries
+from minidl.training.loop.averages import Average
+from minidl.training.loop.epochs import Judgement, Learner, Trainer
+from minidl.training.process.display import Display
+from minidl.training.run_folder.checkpoints import Checkpoints
 
 ROWS, BATCH, EPOCHS = 21, 16, 2  # the last batch has fewer examples than there are shards
 SHARDS = 8

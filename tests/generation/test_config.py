@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from minidl.errors import ConfigError
 from minidl.generation.config import MAX_SEED, Generate, parse_grid, parse_pair, parse_seeds
-from minidl.training.errors import ConfigError
 
 OUT = Path("pictures")
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import minidl
+from minidl.errors import ConfigError
 from minidl.generation import latents, passes
 from minidl.generation.model import prepared
 from minidl.models import dcgan
 from minidl.runtime import launch
-from minidl.training.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import minidl.torch as mt
-from minidl.runtime import launch, replay
+from minidl.runtime import launch
+from minidl.runtime.launch_cache import replay
 from minidl.testing import error_bound
 from minidl.torch import layers, measuring
 from tests.pages import blocks

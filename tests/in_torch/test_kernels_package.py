@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from minidl.workbench import kernels_package
+from minidl.tools import kernels_package
 
 LOAD = """
 import importlib.util, sys

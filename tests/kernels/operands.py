@@ -68,9 +68,9 @@ def outcomes():
 
 
 if __name__ == "__main__":
-    from minidl.runtime import interpret_operators
+    from minidl.interpreter import operators
 
-    interpret_operators.install = lambda: None
+    operators.install = lambda: None
     from minidl.runtime import launch
 
     assert launch.INTERPRETED

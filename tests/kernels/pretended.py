@@ -19,12 +19,13 @@ from triton.runtime.cache import get_cache_key
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from minidl import rehearsal
-from minidl.compilers import Compilers
+from minidl.compilation import launch_jobs, rehearsal
+from minidl.compilation.compiler_processes import Compilers
 from minidl.kernels import bias_act, softmax
-from minidl.runtime import ahead, direct, launch
-from minidl.workbench.doctor import warm
-from minidl.workbench.doctor.workloads import workloads
+from minidl.runtime import launch
+from minidl.runtime.launch_cache import fast_launch
+from minidl.tools.doctor import warm
+from minidl.tools.doctor.workloads import workloads
 from tests.kernels import probes
 
 launched: list[tuple[Any, tuple[Any, ...]]] = []
@@ -65,12 +66,12 @@ class Driver:
 def by_triton(probe: probes.Launch, keep: bool = True) -> tuple[Any, tuple[Any, ...]]:
     compiled = probe.kernel[probe.grid](*probe.args, **probe.meta)
     if keep:
-        direct.keep(probe.kernel, probe.args, probe.meta, compiled)
+        fast_launch.keep(probe.kernel, probe.args, probe.meta, compiled)
     return launched.pop()
 
 
 def directly(probe: probes.Launch) -> tuple[Any, tuple[Any, ...]] | None:
-    if direct.launch(probe.kernel, probe.grid, probe.args, probe.meta):
+    if fast_launch.launch(probe.kernel, probe.grid, probe.args, probe.meta):
         return launched.pop()
     assert not launched
     return None
@@ -164,7 +165,7 @@ def refusals() -> dict[str, bool]:
     by_triton(probe)
     elsewhere = probe.args[0].as_subclass(Elsewhere)
     seen["tensor of another device"] = with_args(p_x=elsewhere)
-    kept, left = (direct.found(kernel, (x, *probe.args[1:]), probe.meta) for x in (probe.args[0], elsewhere))
+    kept, left = (fast_launch.found(kernel, (x, *probe.args[1:]), probe.meta) for x in (probe.args[0], elsewhere))
     seen["replay of another device"] = kept is not None and left is None
     seen["pointer that is no tensor"] = with_args(p_x=triton.reinterpret(probe.args[0], triton.language.float32))
     seen["argument by name"] = (
@@ -174,11 +175,11 @@ def refusals() -> dict[str, bool]:
         probe._replace(args=(*probe.args, 1), meta={k: v for k, v in probe.meta.items() if k != "SHIFT"})
     ) is None  # fmt: skip
     seen["constant without a hash"] = directly(probe._replace(meta={**probe.meta, "NAME": []})) is None
-    known, direct.KNOWN = direct.KNOWN, False
+    known, fast_launch.KNOWN = fast_launch.KNOWN, False
     other = probe._replace(meta={**probe.meta, "SHIFT": 77})
     by_triton(other)
     seen["unknown version"] = directly(other) is None
-    direct.KNOWN = known
+    fast_launch.KNOWN = known
     return seen
 
 
@@ -207,7 +208,7 @@ def keys() -> dict[str, int]:
     other: dict[str, int] = {}
 
     def recorder(kernel: Any, grid: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
-        job = ahead.job_of(90, kernel, grid, args, meta)
+        job = launch_jobs.job_of(90, kernel, grid, args, meta)
         if job.key not in jobs:
             jobs[job.key] = job
             found.append((kernel, args, meta))
@@ -226,7 +227,7 @@ def keys() -> dict[str, int]:
     def compile_(kernel: Any, key: Any, signature: Any, device: int, constants: Any, options: Any, *rest: Any) -> None:
         source = ASTSource(kernel, signature, constants, rest[0])
         by_triton.append(
-            get_cache_key(source, make_backend(Driver().get_current_target()), options, ahead.invalidating())
+            get_cache_key(source, make_backend(Driver().get_current_target()), options, launch_jobs.invalidating())
         )
 
     original, JITFunction._do_compile = JITFunction._do_compile, compile_
@@ -234,7 +235,7 @@ def keys() -> dict[str, int]:
         for job, (kernel, args, meta) in zip(jobs.values(), found, strict=True):
             kernel.device_caches.clear()
             kernel.warmup(*args, grid=(1,), **meta)
-            other[job.name] = other.get(job.name, 0) + (by_triton.pop() != ahead.cache_key(job))
+            other[job.name] = other.get(job.name, 0) + (by_triton.pop() != launch_jobs.cache_key(job))
     finally:
         JITFunction._do_compile = original
     return other
@@ -244,27 +245,27 @@ def compiled_ahead(folder: str) -> dict[str, Any]:
     """Probes compiled by processes into an empty cache: Triton then finds them all."""
     os.environ["TRITON_CACHE_DIR"] = folder
     jobs: list[Any] = []
-    with launch.record(lambda *launched: jobs.append(ahead.job_of(90, *launched)), "sm_90"):
+    with launch.record(lambda *launched: jobs.append(launch_jobs.job_of(90, *launched)), "sm_90"):
         x = torch.empty(8, 40)
         softmax.softmax(x)
         for act in ("gelu", "relu"):
             bias_act.bias_act(x, x[0], act)
         softmax.softmax(x)
-    before, seen = [ahead.is_compiled(job) for job in jobs], []
+    before, seen = [launch_jobs.is_compiled(job) for job in jobs], []
     with Compilers(["minidl.kernels.softmax", "no.such.module"]) as compilers:
         compilers.compile(jobs, lambda done, of: seen.append((done, of)), processes=2)
-        again = [ahead.is_compiled(job) for job in jobs]
+        again = [launch_jobs.is_compiled(job) for job in jobs]
     return {"jobs": len(jobs), "before": sum(before), "after": sum(again), "seen": seen}
 
 
 if __name__ == "__main__":
     driver.set_active(Driver())
-    direct._current_device = Driver().get_current_device  # where torch has CUDA, it is asked
+    fast_launch._current_device = Driver().get_current_device  # where torch has CUDA, it is asked
     with tempfile.TemporaryDirectory() as folder:
         result = {"ahead": compiled_ahead(folder)}
         os.environ.pop("TRITON_CACHE_DIR")
     result |= {
-        "known": direct.KNOWN,
+        "known": fast_launch.KNOWN,
         "specialisations": specialisations(),
         "refusals": refusals(),
         "left": left_to_triton(),

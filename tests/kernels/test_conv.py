@@ -44,7 +44,7 @@ from minidl.kernels.conv.even_parts import TOGETHER
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.pixel_boxes import shape_of_box
 from minidl.kernels.conv.pixel_steps import pixel
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, No
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Unsupported
 from minidl.kernels.conv.problem import Problem as Described
 from minidl.kernels.gemm.tiled import gemm_sum_kernel
 from minidl.runtime import launch
@@ -248,7 +248,7 @@ def test_patches_side_by_side_are_a_product_on_the_way_back(shape, dtype):
     w = p.w.to(memory_format=torch.channels_last)
     assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form="product"), p.dx.to(dtype))
     bias = whole(sizes[1], dtype=dtype)
-    y, _ = conv.transposed(p.dy, w, p.geometry, form="product", blind=True)
+    y, _ = conv.transposed(p.dy, w, p.geometry, form="product", batch_invariant=True)
     assert torch.equal(y, p.dx.to(dtype))
     y, z = conv.transposed(p.dy, w, p.geometry, bias, "relu", preactivation=True, form="product")
     expected = p.dx + bias.double().view(-1, 1, 1)
@@ -1253,7 +1253,7 @@ def test_bands_that_are_held_and_those_that_are_not(shape, dtype, monkeypatch):
         names = launched(monkeypatch)
         first = p.check("banded")
         assert "conv_held_kernel" in names
-    monkeypatch.setattr(held, "able", lambda problem: No("a test"))
+    monkeypatch.setattr(held, "able", lambda problem: Unsupported("a test"))
     names.clear()
     assert set(first) <= set(p.check("banded"))
     assert "conv_held_kernel" not in names
@@ -1276,12 +1276,12 @@ def test_bands_that_are_held_and_those_that_are_not(shape, dtype, monkeypatch):
 def test_two_rows_of_outputs_in_a_group(shape, dtype, monkeypatch):
     p = Problem(shape, dtype=dtype)
     monkeypatch.setattr(launch, "processors", lambda: 2)
-    monkeypatch.setattr(held, "able", lambda problem: No("a test"))
+    monkeypatch.setattr(held, "able", lambda problem: Unsupported("a test"))
     with launch.force(conv_two_rows=launch.Tile({"BLOCK_M": 64, "PER_PROCESSOR": 1}, 4, 2)):
         names = launched(monkeypatch)
         first = p.check("banded")
         assert "conv_two_rows_kernel" in names or (dtype == torch.float32 and not launch.INTERPRETED)
-    monkeypatch.setattr(two_rows, "able", lambda problem: No("a test"))
+    monkeypatch.setattr(two_rows, "able", lambda problem: Unsupported("a test"))
     names.clear()
     assert p.check("banded") == first
     assert "conv_two_rows_kernel" not in names
@@ -1290,7 +1290,7 @@ def test_two_rows_of_outputs_in_a_group(shape, dtype, monkeypatch):
 @pytest.mark.parametrize(("H", "kernel", "stride", "row"), [(8, (3, 3), 2, 7), (10, (1, 3), 3, 1)])
 def test_rows_that_no_output_reads_spoil_none(H, kernel, stride, row, monkeypatch):
     """The last pair may have one row, and pairs rows between those that they read."""
-    monkeypatch.setattr(held, "able", lambda problem: No("a test"))
+    monkeypatch.setattr(held, "able", lambda problem: Unsupported("a test"))
     p = Problem((2, 1, 12, (H, 40), kernel, (stride, stride), (0, 0), (1, 1), 1), dtype=torch.float16)
     x = p.x.clone()
     x[:, :, row] = math.nan
@@ -1302,7 +1302,7 @@ def test_rows_that_no_output_reads_spoil_none(H, kernel, stride, row, monkeypatc
 @pytest.mark.parametrize("row", [0, 3, 4, 7])
 def test_rows_that_a_pair_does_not_read_do_not_spoil_it(row, monkeypatch):
     """The band has more rows than the two rows of outputs have values."""
-    monkeypatch.setattr(held, "able", lambda problem: No("a test"))
+    monkeypatch.setattr(held, "able", lambda problem: Unsupported("a test"))
     p = Problem((2, 1, 12, (8, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16)
     x = p.x.clone()
     x[:, :, row] = math.nan

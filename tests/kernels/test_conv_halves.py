@@ -3,14 +3,15 @@
 import pytest
 import torch
 
+from minidl.compilation.first_call import together
 from minidl.kernels import conv
 from minidl.kernels.conv import costs, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Problem
-from minidl.runtime import devices, estimates, launch
-from minidl.runtime.boxes import FAR, Halves
-from minidl.runtime.replay import replaying
-from minidl.runtime.together import together
+from minidl.runtime import launch
+from minidl.runtime.cost_model import devices, selection
+from minidl.runtime.descriptors import FAR, ConcatPair
+from minidl.runtime.launch_cache.replay import replaying
 from minidl.tensors import default_device
 
 DTYPES = [torch.float16] if launch.INTERPRETED else [torch.float16, torch.bfloat16]
@@ -31,7 +32,7 @@ def halves(*shape, exchanged=False, dtype=torch.float16):
     for seed, start in enumerate((count + 64, 16) if exchanged else (16, count + 64)):
         parts.append(memory[start : start + count].view(N, H, W, C).permute(0, 3, 1, 2))
         parts[-1].copy_(image(*shape, seed=seed, dtype=dtype))
-    return Halves(*parts)
+    return ConcatPair(*parts)
 
 
 def around(size, kernel=(3, 3), dilation=(1, 1)):
@@ -84,7 +85,12 @@ def test_a_call_is_not_replayed_of_others():
     at, w, dy = around((5, 10)), image(40, 2 * PART, 3, 3), image(2, 40, 5, 10)
     first, second, _, other = (image(2, PART, 5, 10, seed=seed) for seed in range(4))
     with replaying(True, at_once=True), boxes_of(32), weights_of(64):
-        for x in (Halves(first, second), Halves(first, second), Halves(second, first), Halves(first, other)):
+        for x in (
+            ConcatPair(first, second),
+            ConcatPair(first, second),
+            ConcatPair(second, first),
+            ConcatPair(first, other),
+        ):
             both = torch.cat(x, 1)
             assert torch.equal(conv.forward(x, w, at, form="box")[0], conv.forward(both, w, at, form="box")[0])
             assert torch.equal(conv.grad_weight(x, dy, at, form="box"), conv.grad_weight(both, dy, at, form="box"))
@@ -93,7 +99,7 @@ def test_a_call_is_not_replayed_of_others():
 @pytest.mark.parametrize("changed", [0, 1])
 def test_a_launch_that_waits_keeps_both(changed):
     at, w = around((5, 10)), image(40, 2 * PART, 3, 3)
-    x = Halves(*(image(2, PART, 5, 10, seed=seed) for seed in range(2)))
+    x = ConcatPair(*(image(2, PART, 5, 10, seed=seed) for seed in range(2)))
     with boxes_of(32):
         expected, _ = conv.forward(x, w, at, form="box")
         with together(torch.device(default_device())):
@@ -119,28 +125,28 @@ def test_what_no_box_reads_is_joined():
     at, dy, w = around((6, 9)), image(2, 40, 6, 9, seed=2), image(40, 2 * PART, 3, 3)
     x = halves(2, PART, 6, 9)
     with boxes_of(64), weights_of(128):  # a block of both halves; a tile of more channels than there are
-        assert not conv.reads_halves(x, w, at)
+        assert not conv.reads_concat_pair(x, w, at)
         with pytest.raises(ValueError, match="which the form for the shape does not read; join them"):
             conv.forward(x, w, at)
         assert torch.equal(conv.grad_weight(x, dy, at), conv.grad_weight(torch.cat(x, 1), dy, at))
     with plan.among(plan.boxed), boxes_of(32):
-        assert conv.reads_halves(x, w, at)
-        assert conv.reads_halves(x, w, at, act="relu", preactivation=True)
+        assert conv.reads_concat_pair(x, w, at)
+        assert conv.reads_concat_pair(x, w, at, act="relu", preactivation=True)
         off = torch.empty(x.first.numel() + 1, dtype=torch.float16, device=default_device())[1:]
         others = (
             x.first, x.first.contiguous(), x.second[:1], x.second.float(),
             off.view(2, 6, 9, PART).permute(0, 3, 1, 2),  # begins at a multiple of 2 bytes
         )  # fmt: skip
-        assert not any(conv.reads_halves(Halves(x.first, other), w, at) for other in others)
+        assert not any(conv.reads_concat_pair(ConcatPair(x.first, other), w, at) for other in others)
 
 
 def test_tensors_that_are_too_far_apart_are_joined(monkeypatch):
     at, w, x = around((6, 9)), image(40, 2 * PART, 3, 3), halves(2, PART, 6, 9)
     with boxes_of(32), plan.among(plan.boxed):
         monkeypatch.setattr(launch, "INTERPRETED", False)
-        assert conv._are_halves(x)
-        monkeypatch.setattr(Halves, "distance", FAR)
-        assert not conv.reads_halves(x, w, at)
+        assert conv._is_concat_pair(x)
+        monkeypatch.setattr(ConcatPair, "distance", FAR)
+        assert not conv.reads_concat_pair(x, w, at)
 
 
 # Joins of a U-Net of 64 to 1024 channels, 16 images of 256x256.
@@ -156,11 +162,11 @@ def level(C, M, size, way=FORWARD, **how):
 @pytest.mark.parametrize("how", [{"bias": True, "scale": True, "act": "relu"}, {"statistics": True}, None])
 def test_a_u_net_has_halves_everywhere(how, device):
     """By the form that it has without, or one that is slower by less than a copy."""
-    with estimates.use(devices.of_file(devices.FOLDER / f"{device}.json")):
+    with selection.use(devices.of_file(devices.FOLDER / f"{device}.json")):
         for sizes in LEVELS:
             problem = level(*sizes, GRAD_WEIGHT) if how is None else level(*sizes, **how)
-            found, plain = plan.plan(problem._replace(halves=True)), plan.plan(problem)
-            assert found.problem.halves
+            found, plain = plan.plan(problem._replace(concat_pair=True)), plan.plan(problem)
+            assert found.problem.concat_pair
             if found.name == plain.name:
                 assert (found.microseconds, found.bands) == (plain.microseconds, plain.bands)
             else:
@@ -169,8 +175,8 @@ def test_a_u_net_has_halves_everywhere(how, device):
 
 def test_halves_are_joined_where_a_copy_is_cheaper(monkeypatch):
     """1024->512 at 32x32 on an H200: pixels, which read no halves, 223 us, boxes 235, and a copy 17."""
-    problem = level(*LEVELS[-1], halves=True)
-    with estimates.use(devices.of_file(devices.FOLDER / "nvidia-h200.json")):
+    problem = level(*LEVELS[-1], concat_pair=True)
+    with selection.use(devices.of_file(devices.FOLDER / "nvidia-h200.json")):
         assert "halves" in plan.explain(problem).splitlines()[0]
         taken = [line for line in plan.explain(problem).splitlines() if line.endswith("taken")]
         assert len(taken) == 1
@@ -182,5 +188,5 @@ def test_halves_are_joined_where_a_copy_is_cheaper(monkeypatch):
         assert len(taken) == 1
         assert "joined, pixel: pixel_tiled" in taken[0]
         found = plan.plan(problem)
-        assert not found.problem.halves
+        assert not found.problem.concat_pair
         assert found.name == "pixel"

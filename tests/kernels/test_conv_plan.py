@@ -11,10 +11,11 @@ import torch
 from minidl.kernels import conv
 from minidl.kernels.conv import box_line, boxed, boxed_grad_weight, costs, pixel_tiled, plan, tap_sums
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
-from minidl.runtime import devices, estimates, launch
+from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem, Unsupported
+from minidl.runtime import launch
+from minidl.runtime.cost_model import devices, selection
 from minidl.tensors import default_device
-from minidl.workbench.doctor.jobs import SHARED_LIMITS
+from minidl.tools.doctor.jobs import SHARED_LIMITS
 
 pytestmark = pytest.mark.usefixtures("fresh_plans", "constants_of_an_h100")
 
@@ -25,7 +26,7 @@ def constants_of_an_h100():
     with (
         contextlib.nullcontext()
         if launch.INTERPRETED
-        else estimates.use(devices.of_file(devices.FOLDER / "nvidia-h100.json"))
+        else selection.use(devices.of_file(devices.FOLDER / "nvidia-h100.json"))
     ):
         yield
 
@@ -328,7 +329,7 @@ def test_a_form_is_a_module_and_a_line(monkeypatch):
     ran = []
 
     def able(problem):
-        return problem.read == (1, 1) or No("more than a pixel")
+        return problem.read == (1, 1) or Unsupported("more than a pixel")
 
     def run(prepared, tensors):
         ran.append(prepared)
@@ -364,16 +365,18 @@ SUMS = ("BLOCK_K", "PRECISION", "ACC", "KP", "NP", "G", "GH", "GW", "TURN", "FLA
 def test_a_blind_plan_does_not_see_the_number_of_images(target):
     """Form, tile and the order of a sum are those of any number; without being blind some differ."""
     differs = False
-    for (C, M, direction), blind in itertools.product(
+    for (C, M, direction), batch_invariant in itertools.product(
         [(64, 64, FORWARD), (1, 12, FORWARD), (128, 64, TRANSPOSED), (64, 3, TRANSPOSED), (40, 20, FORWARD)],
         (True, False),
     ):
         seen = set()
         for N in (1, 8, 31, 63, 64, 65, 300):
             stride = 2 if direction == TRANSPOSED else 1
-            made = plan.plan(layer(N, C, M, 16, 5, 2, stride, direction=direction, blind=blind, target=target))
+            made = plan.plan(
+                layer(N, C, M, 16, 5, 2, stride, direction=direction, batch_invariant=batch_invariant, target=target)
+            )
             seen.add((made.name, *map(sums, launches(made))))
-        assert len(seen) == 1 or not blind
+        assert len(seen) == 1 or not batch_invariant
         differs |= len(seen) > 1
     assert differs == (target == "sm_90")
 
@@ -382,10 +385,13 @@ def test_a_blind_plan_does_not_see_the_number_of_images(target):
 def test_a_blind_plan_adds_its_shares_in_one_order(shape):
     """Of few values many shares are added several at a time, which is another order."""
     C, M, size, kernel, padding = shape
-    for blind in (True, False):
-        made = [plan.plan(layer(N, C, M, size, kernel, padding, blind=blind, form="pixel")) for N in (1, 16, 128, 512)]
+    for batch_invariant in (True, False):
+        made = [
+            plan.plan(layer(N, C, M, size, kernel, padding, batch_invariant=batch_invariant, form="pixel"))
+            for N in (1, 16, 128, 512)
+        ]
         seen = {one.prepared.sum.meta["BLOCK_S"] for one in made if one.prepared.sum}
-        assert (seen == {1}) if blind else (16 in seen)
+        assert (seen == {1}) if batch_invariant else (16 in seen)
 
 
 def launches(made):
@@ -407,9 +413,9 @@ def test_blind_results_are_those_of_any_plan():
     geometry = Geometry.of((6, 6), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
     expected, _ = conv.forward(x, w, geometry)
     for first in (0, 3):
-        y, _ = conv.forward(x[first : first + 1], w, geometry, blind=True)
+        y, _ = conv.forward(x[first : first + 1], w, geometry, batch_invariant=True)
         assert torch.equal(y, expected[first : first + 1])
-    back, _ = conv.transposed(x, w, geometry, blind=True)
+    back, _ = conv.transposed(x, w, geometry, batch_invariant=True)
     assert torch.equal(back, conv.grad_input(x, w, geometry))
 
 

@@ -296,9 +296,9 @@ def test_an_image_is_blind_to_the_others(direction, processors, monkeypatch):
     call = getattr(conv, direction)
     tile = launch.Tile({**SMALL, "FLATTEN": 0}, 4, 2)
     with launch.force(gemm=tile):
-        together, _ = call(x, w, geometry, form="product", blind=True)
+        together, _ = call(x, w, geometry, form="product", batch_invariant=True)
         for first, last in ((0, 1), (4, 7)):
-            some, _ = call(x[first:last], w, geometry, form="product", blind=True)
+            some, _ = call(x[first:last], w, geometry, form="product", batch_invariant=True)
             assert torch.equal(some, together[first:last])
 
 
@@ -306,15 +306,17 @@ def test_an_image_is_blind_to_the_others(direction, processors, monkeypatch):
 def test_a_blind_plan_does_not_see_the_number_of_images(target):
     """Tile and shares are those of any number; without being blind those of one image are others."""
     geometry = Geometry.of((7, 7), (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1))
-    for blind in (True, False):
+    for batch_invariant in (True, False):
         seen = set()
         for N in (1, 8, 64, 300):
-            described = conv.Problem(FORWARD, geometry, N, 2048, 512, torch.float16, form="product", blind=blind)
+            described = conv.Problem(
+                FORWARD, geometry, N, 2048, 512, torch.float16, form="product", batch_invariant=batch_invariant
+            )
             made = plan.plan(described._replace(target=target, processors=132))
             found = made.prepared.product.product
             split = found.scalars[-1]
             seen.add((found.kernel.__name__, split, *((name, found.meta[name]) for name in SMALL)))
-        assert (len(seen) == 1) is blind
+        assert (len(seen) == 1) is batch_invariant
 
 
 def test_runs_are_bitwise_equal(monkeypatch):

@@ -9,8 +9,8 @@ from minidl.ops.batchnorm import BatchNorm
 from minidl.runtime import launch
 from minidl.tensors import Tensor
 from minidl.testing import GuardedAllocations
+from tests.autograd.test_deferred import launches
 from tests.kernels.test_norm import INF, NAN, SMALL, numbers
-from tests.test_later import launches
 
 SAME = {"rtol": 0, "atol": 0, "equal_nan": True}
 

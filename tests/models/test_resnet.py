@@ -7,7 +7,7 @@ from torch import nn as torch_nn
 
 from minidl import models, no_grad, ops, optim
 from minidl.tensors import Tensor, default_device
-from minidl.workbench.bench.network_rows import in_torch
+from minidl.tools.bench.network_rows import in_torch
 
 
 def pair(dtype, weights=None):

@@ -13,7 +13,7 @@ from minidl import models, ops
 from minidl.autograd import no_grad
 from minidl.optim import SGD
 from minidl.tensors import Tensor, default_device
-from minidl.training.adversaries import Adversaries
+from minidl.training.loop.adversaries import Adversaries
 
 RECORDED = sorted(Path(__file__).with_name("torchvision").glob("*.txt"))
 

@@ -35,7 +35,7 @@ from tests.mutation.reach import Map, digest  # noqa: E402
 
 TESTS = ("tests/kernels", "tests/test_operations.py", "tests/ops", "tests/optim", "tests/test_random.py")
 # What they test runs in processes of their own, where no kernel is changed.
-ELSEWHERE = ("tests/runtime/test_direct.py", "tests/runtime/test_interpret.py")
+ELSEWHERE = ("tests/runtime/test_fast_launch.py", "tests/interpreter/test_patches.py")
 SECONDS = 5.0  # that a test which is repeated may usually take
 MOST = 400  # mutants that a run repeats
 MAP = sources.ROOT / "build" / "mutation-map.json"

@@ -33,7 +33,7 @@ ARITHMETIC = {
 }
 # Functions that do nothing in the interpreter.
 NEVER_INTERPRETED = {
-    "minidl/runtime/early.py:wait": "waits for the kernel before on a GPU; the interpreter has no such kernel",
+    "minidl/runtime/dependent_launch.py:wait": "waits for the previous kernel on a GPU; the interpreter runs none",
 }
 
 

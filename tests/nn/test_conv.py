@@ -7,8 +7,7 @@ import torch
 
 import minidl
 from minidl import nn, no_grad, optim
-from minidl.kernels import conv
-from minidl.runtime import check
+from minidl.kernels import check, conv
 from minidl.tensors import Tensor, default_device
 
 

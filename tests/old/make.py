@@ -115,7 +115,7 @@ def make_runs():
     """A finished and a stopped run of each kind in the current folder."""
     for kind, settings in KINDS.items():
         minidl("train", command(kind), *settings, *FEW, "--out", kind)
-        with mock.patch("minidl.training.trainer.Interrupts", Stopped):
+        with mock.patch("minidl.training.loop.trainer.Interrupts", Stopped):
             minidl("train", command(kind), *settings, *FEW, "--out", f"{kind}-stopped", code=130)
         for path in Path(kind).rglob("*"):
             if path.is_file() and path.suffix not in _KEPT:

@@ -16,7 +16,7 @@ from minidl.data import schema, vectorizer
 from minidl.generation import evaluator
 from minidl.generation import folder as generation
 from minidl.models import dcgan
-from minidl.training import checkpoints, saved_run
+from minidl.training.run_folder import checkpoints, saved_run
 from minidl.training.tasks.images import PictureFormat
 from tests.old.make import ASKED, KINDS, answers, command, features, minidl
 from tests.old.make import pictures as generated

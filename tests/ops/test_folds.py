@@ -6,7 +6,7 @@ import torch
 import minidl
 from minidl import nn, ops
 from minidl.autograd import no_grad
-from minidl.captured import capture
+from minidl.compilation.capture import capture
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
 from tests.graphs import graphs, same_random  # noqa: F401 (fixtures)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minidl
-from minidl import later, models, nn, ops
-from minidl.autograd import no_grad
+from minidl import models, nn, ops
+from minidl.autograd import deferred, no_grad
 from minidl.kernels.norm import alone
 from minidl.ops import join
 from minidl.runtime import launch
@@ -164,7 +164,7 @@ def test_a_part_that_was_changed_is_joined_anew():
 
     with no_grad():
         found = Body()()
-        assert later.call() is None
+        assert deferred.call() is None
         for index in range(3):
             parts[index].data.add_(-1)
         with minidl.fusion(False):

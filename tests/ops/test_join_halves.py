@@ -8,11 +8,12 @@ import torch
 import minidl
 from minidl import models, nn, ops
 from minidl.autograd import grad, no_grad
-from minidl.captured import capture
+from minidl.compilation.capture import capture
+from minidl.compilation.rehearsal import rehearsal
 from minidl.kernels import conv
 from minidl.kernels.conv import boxed, boxed_grad_weight
-from minidl.rehearsal import rehearsal
-from minidl.runtime import devices, estimates, launch
+from minidl.runtime import launch
+from minidl.runtime.cost_model import devices, selection
 from minidl.tensors import Tensor, default_device
 from tests.graphs import graphs, same_random  # noqa: F401 (fixtures)
 from tests.ops.test_join import Sizes
@@ -35,7 +36,7 @@ def in_boxes(copied=False):
         for form in (boxed, boxed_grad_weight):
             patched.setattr(form, "estimate", lambda problem: 0.0)
         if copied:
-            patched.setattr(conv, "reads_halves", lambda *_, **__: False)
+            patched.setattr(conv, "reads_concat_pair", lambda *_, **__: False)
         with launch.force(conv_box=launch.Tile(sizes), conv_box_grad_weight=launch.Tile(weights)):
             yield
 
@@ -99,7 +100,7 @@ def test_a_recorded_u_net_joins_nothing(training, device):
     """16 images of 256x256."""
     net = models.u_net.UNet(2, width=64, depth=4, dtype=torch.float16).train(training)
     x = Tensor(torch.empty(16, 256, 256, 3, dtype=torch.float16, device=default_device()).permute(0, 3, 1, 2))
-    known = estimates.use(devices.of_file(devices.FOLDER / f"{device}.json"))
+    known = selection.use(devices.of_file(devices.FOLDER / f"{device}.json"))
     with known, rehearsal(lambda *_: None, "sm_90"), Sizes() as sizes, minidl.set_grad_enabled(training):
         y = net(x)
         if training:

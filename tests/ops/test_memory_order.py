@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minidl import ops
-from minidl.runtime import order
+from minidl.kernels import memory_layout
 from minidl.tensors import Tensor, default_device
 from minidl.testing.specs import all_specs
 from minidl.testing.specs.make import SeededMake
@@ -75,7 +75,7 @@ def test_channels_last_stays_channels_last(spec):
 
 def dense(*shape, dims):
     """A tensor of this shape whose dimensions lie in memory in the order of `dims`."""
-    return torch.empty([shape[dim] for dim in dims]).permute(order.back(dims))
+    return torch.empty([shape[dim] for dim in dims]).permute(memory_layout.back(dims))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def dense(*shape, dims):
 )
 def test_operands_in_different_orders_follow_torch(operands):
     y = operands[0] + operands[1] if len(operands) == 2 else -operands[0]
-    assert order.empty(y.shape, operands, y.dtype).stride() == y.stride()
+    assert memory_layout.empty(y.shape, operands, y.dtype).stride() == y.stride()
 
 
 def test_dropout_keeps_the_same_elements_in_any_order():

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import minidl
-from minidl import captured, optim
+from minidl import optim
+from minidl.compilation import capture
 from minidl.optim import lr_scheduler
 from minidl.tensors import Tensor, default_device
 
@@ -80,7 +81,7 @@ def test_a_schedule_inside_a_recorded_step_is_refused(monkeypatch):
     optimizer = made(optim, "SGD", lambda t: Tensor(t.to(default_device()), requires_grad=True))
     schedules = lr_scheduler.ExponentialLR(optimizer, 0.5), optim.CosineLR(optimizer, 10)
     optimizer.step()
-    monkeypatch.setattr(captured._thread, "recording", True, raising=False)
+    monkeypatch.setattr(capture._thread, "recording", True, raising=False)
     for schedule in schedules:
         with pytest.raises(RuntimeError, match="SGD: lr changes inside a captured step"):
             schedule.step()

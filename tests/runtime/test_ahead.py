@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from tests.runtime.test_direct import ROOT
+from tests.runtime.test_fast_launch import ROOT
 
 
 def test_every_kernel_has_the_key_that_triton_looks_for(seen):
@@ -19,13 +19,13 @@ def test_kernels_are_compiled_by_processes_and_then_found(seen):
 
 HASHES = """
 import importlib, json, sys
-from minidl.runtime import keys
-from minidl.workbench.doctor.jobs import kernels
+from minidl.runtime import cache_keys
+from minidl.tools.doctor.jobs import kernels
 found = {}
 for name in kernels()[:: int(sys.argv[1])]:
     module, function = name.split(":")
     kernel = getattr(importlib.import_module(module), function)
-    keys.settle(kernel)
+    cache_keys.settle(kernel)
     found[name] = kernel.cache_key, [(n, str(v)) for (n, _), (v, _) in kernel.used_global_vals.items()]
 json.dump(found, sys.stdout)
 """

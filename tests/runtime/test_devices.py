@@ -12,8 +12,9 @@ import torch
 
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.gemm import choice
-from minidl.runtime import devices, estimates, launch, tables
-from minidl.workbench.bench import drawn, drawn_conv
+from minidl.runtime import launch, tile_tables
+from minidl.runtime.cost_model import devices, selection
+from minidl.tools.bench import drawn, drawn_conv
 
 H100 = devices.FOLDER / "nvidia-h100.json"
 FIGURES = devices.Figures(**json.loads(H100.read_text())["figures"])
@@ -73,7 +74,7 @@ def test_a_file_that_this_version_cannot_use_is_told_in_one_line(tmp_path, damag
     if said is None:  # figures are for scaling alone
         assert devices.of_file(path) == devices.of_file(H100)
         return
-    with pytest.raises(tables.TableError, match=said) as error:
+    with pytest.raises(tile_tables.TableError, match=said) as error:
         devices.of_file(path)
     assert error.value.filename == str(path)
     assert error.value.strerror.endswith("delete it; `minidl tune --estimates` can then make a new one")
@@ -83,8 +84,8 @@ def test_a_file_that_this_version_cannot_use_is_told_in_one_line(tmp_path, damag
 @pytest.mark.parametrize("content", [b"", b"{", b"3", b"\xff\xfe", b"[" * 100_000])
 def test_what_is_no_file_of_estimates_is_told_before_the_work(tmp_path, monkeypatch, content):
     (tmp_path / devices.NAME).write_bytes(content)
-    monkeypatch.setattr(tables, "CHOSEN", str(tmp_path))
-    with pytest.raises(tables.TableError, match="no estimates for this version"):
+    monkeypatch.setattr(tile_tables, "CHOSEN", str(tmp_path))
+    with pytest.raises(tile_tables.TableError, match="no estimates for this version"):
         devices.check()
 
 
@@ -105,7 +106,7 @@ def test_a_device_without_a_file_has_constants_by_its_data_sheet(name):
     ):
         times = []
         for known, processors in ((devices.of_file(H100), 132), (constants, figures.processors)):
-            with estimates.use(known):
+            with selection.use(known):
                 times.append(choice.microseconds("gemm", shape, tile, 1, processors))
         assert 0.6 * slower < times[1] / times[0] < 2 * slower
 
@@ -120,11 +121,11 @@ def test_boards_of_one_name_with_other_memory_or_fewer_multiprocessors_are_other
 CHOICES = """
 import torch
 from minidl.kernels.conv import plan as plans
-from minidl.runtime import estimates
-from minidl.workbench.bench import drawn, drawn_conv
+from minidl.runtime.cost_model import selection
+from minidl.tools.bench import drawn, drawn_conv
 said = []
 for target, processors in (("sm_90", 132), ("sm_80", 108), ("interpreted", 1)):
-    said.append(estimates.digest(target))
+    said.append(selection.digest(target))
     for index in range(8):
         shape = drawn.draw("conv", 5, index)
         for direction in drawn_conv.DIRECTIONS:
@@ -134,7 +135,7 @@ for target, processors in (("sm_90", 132), ("sm_80", 108), ("interpreted", 1)):
 
 def test_the_choice_is_the_same_in_another_process(tmp_path):
     """Whatever a folder of MINIDL_TILES has for a device that is not here; for one that is, that is what it has."""
-    constants = estimates.of("sm_90" if launch.INTERPRETED else launch.device_target())
+    constants = selection.of("sm_90" if launch.INTERPRETED else launch.device_target())
     (tmp_path / devices.NAME).write_text(json.dumps({"constants": devices.as_json(constants)}))
     here = {}
     exec(CHOICES, here)
@@ -147,8 +148,8 @@ def test_the_choice_is_the_same_in_another_process(tmp_path):
 def test_other_constants_make_other_choices_only_while_they_are_used():
     problem = drawn_conv.problem(drawn.draw("conv", 5, 1), "forward", torch.float16, "sm_90", 132)
     before = plans.plan(problem).microseconds
-    slower = estimates.of("sm_90")._replace(launch=1e4, copy=1.0)
-    with estimates.use(slower):
+    slower = selection.of("sm_90")._replace(launch=1e4, copy=1.0)
+    with selection.use(slower):
         assert plans.plan(problem).microseconds > 10 * before
-        assert estimates.of("sm_80") is slower
+        assert selection.of("sm_80") is slower
     assert plans.plan(problem).microseconds == before

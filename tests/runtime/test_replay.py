@@ -11,8 +11,9 @@ from triton.runtime.driver import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.kernels import elementwise
-from minidl.runtime import again, direct, launch, replay
-from minidl.runtime.replay import MISSING, Calls
+from minidl.runtime import launch
+from minidl.runtime.launch_cache import fast_launch, recorded_call, replay
+from minidl.runtime.launch_cache.replay import MISSING, Calls
 from minidl.tensors import default_device
 
 
@@ -153,8 +154,8 @@ def test_launches_of_other_threads_are_no_part_of_a_call():
 def test_compiled_kernels_get_addresses(monkeypatch):
     launched = []
     ready = SimpleNamespace(launch=lambda *how: launched.append(how))
-    monkeypatch.setattr(again.direct, "usable", lambda kernels: True)
-    monkeypatch.setattr(again.direct, "stream", lambda: 7)
+    monkeypatch.setattr(recorded_call.fast_launch, "usable", lambda kernels: True)
+    monkeypatch.setattr(recorded_call.fast_launch, "stream", lambda: 7)
     calls = Calls(_sum)
     calls.first((_x(64), _x(64)))
     ((key, found),) = calls.known.items()
@@ -220,7 +221,7 @@ def test_descriptors_of_addresses_go_through_tritons_launcher(monkeypatch):
     like = TensorDescriptor(torch.zeros(64, 64, dtype=torch.half), [64, 64], [64, 1], [16, 16])
     signature = {0: "*fp16", 1: "tensordesc<fp16[16,16]>", 2: "i32"}
     wrapped = nvidia.wrap_handle_tensordesc(lambda *args: launched.append(args), signature, [layout])
-    args = 123, direct.at_address(like, 4096), 5
+    args = 123, fast_launch.at_address(like, 4096), 5
     before = 1, 1, 1, 7, 8, *[None] * 8  # grid, stream, function; in Triton 3.6 the arguments follow in no tuple
     wrapped(*before, *(args if triton.__version__.startswith("3.6") else (args,)))
     assert made[0][0] == 4096

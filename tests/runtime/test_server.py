@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from minidl import compilers
-from minidl.compilers import Compilers
-from minidl.jobs import Job
-from tests.runtime.test_direct import ROOT
+from minidl.compilation import compiler_processes
+from minidl.compilation.compiler_processes import Compilers
+from minidl.compilation.job import Job
+from tests.runtime.test_fast_launch import ROOT
 
 NOTHING = Job("no.such.module:no_kernel", 90, {}, [], [], {}, [])
 
@@ -32,7 +32,7 @@ def test_what_cannot_be_compiled_is_left_to_the_launch():
 
 
 def test_a_process_that_is_killed_ends_the_wait(monkeypatch):
-    monkeypatch.setattr(compilers, "_START", "import os; input(); os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(compiler_processes, "_START", "import os; input(); os.kill(os.getpid(), 9)")
     with Compilers() as processes:
         processes.compile([NOTHING])
         processes.compile([NOTHING])
@@ -40,11 +40,11 @@ def test_a_process_that_is_killed_ends_the_wait(monkeypatch):
 
 SLOW = """
 import os, time
-from minidl.runtime import ahead, server
+from minidl.compilation import launch_jobs, server
 def compile_job(job):
     os.write(2, b"%d\\n" % os.getpid())
     time.sleep(600)
-ahead.compile_job = compile_job
+launch_jobs.compile_job = compile_job
 server.serve()
 """
 
@@ -91,17 +91,17 @@ def test_processes_get_ready_where_a_gpu_seems_to_be_and_is_wanted(monkeypatch, 
 
     def begun(device):
         started.clear()
-        with compilers.ready("text", device), compilers.at_hand() as own:
+        with compiler_processes.ready("text", device), compiler_processes.at_hand() as own:
             assert own.command == "text"
         return len(started)
 
-    monkeypatch.setattr(compilers, "_DRIVERS", (tmp_path / "no driver",))
+    monkeypatch.setattr(compiler_processes, "_DRIVERS", (tmp_path / "no driver",))
     assert begun("auto") == 0
-    monkeypatch.setattr(compilers, "_DRIVERS", (tmp_path,))
+    monkeypatch.setattr(compiler_processes, "_DRIVERS", (tmp_path,))
     assert [begun(device) for device in ("auto", "cuda", "cpu")] == [1, 1, 0]
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert begun("auto") == 0
-    with compilers.at_hand() as other:
+    with compiler_processes.at_hand() as other:
         assert other.command == ""
 
 
@@ -116,14 +116,17 @@ def output(code, **environment):
 
 KEYS = """
 import importlib, json, sys
-from minidl.runtime import ahead, usual
-jobs = [job for command in ("text", "table", "images", "gan", "generate") for job in usual.jobs(command, 90)]
-print(json.dumps([len(sys.modules["torch"].__path__ or []), {job.key: ahead.cache_key(job) for job in jobs}]))
+from minidl.compilation import command_kernels, launch_jobs
+jobs = [job for command in ("text", "table", "images", "gan", "generate") for job in command_kernels.jobs(command, 90)]
+print(json.dumps([len(sys.modules["torch"].__path__ or []), {job.key: launch_jobs.cache_key(job) for job in jobs}]))
 """
 
 
+FAKE_TORCH = "from minidl.compilation import fake_torch; fake_torch.install()"
+
+
 def test_keys_do_not_depend_on_torch():
-    (real, keys), (pretended, same) = output(KEYS), output("from minidl import standin; standin.install()" + KEYS)
+    (real, keys), (pretended, same) = output(KEYS), output(FAKE_TORCH + KEYS)
     assert (real, pretended) == (1, 0)
     assert len(keys) > 200
     assert keys == same
@@ -131,18 +134,18 @@ def test_keys_do_not_depend_on_torch():
 
 EARLY = """
 import os, sys, time
-from minidl.runtime import ahead, server
+from minidl.compilation import launch_jobs, server
 def compile_job(job):
     os.write(2, f"{job.options['number']} {os.nice(0)}\\n".encode())
     while job.options["number"] < 2 and not os.path.exists(sys.argv[1]):
         time.sleep(0.01)
     raise RuntimeError
-ahead.compile_job = compile_job
-ahead.is_compiled = lambda job: job.options["number"] == 4
+launch_jobs.compile_job = compile_job
+launch_jobs.is_compiled = lambda job: job.options["number"] == 4
 server._architecture = lambda devices: 90
 def usual(command, arch):
     return [server.Job("no.module:none", arch, {}, [], [], {"number": n}, []) for n in range(9)]
-server.usual.jobs = usual
+server.command_kernels.jobs = usual
 os.sched_getaffinity = lambda process: range(4)
 server.serve("text")
 """

@@ -10,11 +10,11 @@ import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import models, ops
-from minidl.captured import capture
+from minidl.compilation.capture import capture
+from minidl.compilation.first_call import together
 from minidl.ops.view import cat
 from minidl.optim import SGD
 from minidl.runtime import launch
-from minidl.runtime.together import together
 from minidl.tensors import Tensor, default_device
 from tests.graphs import graphs, same_random  # noqa: F401 (fixtures)
 
@@ -37,7 +37,7 @@ def order(monkeypatch):
         run(kernel, *rest)
 
     monkeypatch.setattr(launch, "_run_by_triton", noted)
-    monkeypatch.setattr(launch.direct, "launch", lambda *launched: False)
+    monkeypatch.setattr(launch.fast_launch, "launch", lambda *launched: False)
     return found
 
 

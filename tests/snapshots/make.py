@@ -18,9 +18,9 @@ import typer.main
 import minidl
 from minidl.cli import Deferred, app
 from minidl.generation.config import Generate
-from minidl.training.config import Evaluate, Predict
-from minidl.training.settings import choices as choices_of
-from minidl.training.settings import flag
+from minidl.training.settings.command import Evaluate, Predict
+from minidl.training.settings.declaration import choices as choices_of
+from minidl.training.settings.declaration import flag
 from minidl.training.tasks import TASKS
 
 HERE = Path(__file__).parent

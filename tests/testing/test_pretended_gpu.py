@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from minidl.testing.pretended_gpu import pretended_gpu
+from minidl.testing.fake_gpu import pretended_gpu
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it does nothing")
 

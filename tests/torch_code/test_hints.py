@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import minidl
-from minidl import missing, nn, ops, optim
+from minidl import nn, ops, optim
+from minidl.common import suggestions
 
 HOMES = {
     "minidl": (torch, minidl), "minidl.nn": (torch.nn, nn),
@@ -62,7 +63,7 @@ def lacking():
 def test_no_hint_names_another_function():
     said = list(lacking())
     assert len(said) > 1000
-    known = {*missing.EXPRESSIONS.values(), *missing.INSTEAD.values()}
+    known = {*suggestions.EXPRESSIONS.values(), *suggestions.INSTEAD.values()}
     for home, name, text in said:
         if (near := re.search(r"(?:did you mean |it is minidl\.ops\.|write minidl\.ops\.)(\w+)", text)) is not None:
             assert near[1].rstrip("_") == name.rstrip("_"), text
@@ -76,7 +77,7 @@ def test_no_hint_names_another_function():
             assert "it is not built; dir(" in text, (home, name, text)
 
 
-@pytest.mark.parametrize("name", missing.EXPRESSIONS)
+@pytest.mark.parametrize("name", suggestions.EXPRESSIONS)
 def test_an_expression_computes_the_same(name, device):
     function = next(
         getattr(home, each)
@@ -84,7 +85,7 @@ def test_an_expression_computes_the_same(name, device):
         for each in public(home)
         if each.replace("_", "") == name
     )
-    code = missing.EXPRESSIONS[name]
+    code = suggestions.EXPRESSIONS[name]
     given = ARGUMENTS.get(name) or ({"x": A, "y": B} if re.search(r"\by\b", code) else {"x": A})
     names = [each for each in ("x", "y", "z") if each in given]
     positional, rest = [given[each] for each in names], {n: v for n, v in given.items() if n not in names}

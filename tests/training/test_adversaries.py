@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from minidl import nn, ops, random, rehearsal
+from minidl import nn, ops, random
+from minidl.compilation import rehearsal
 from minidl.models import Discriminator
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
-from minidl.training import adversaries
-from minidl.training.adversaries import PENALTY, REACH, Adversaries, squared_slope
+from minidl.training.loop import adversaries
+from minidl.training.loop.adversaries import PENALTY, REACH, Adversaries, squared_slope
 
 SETTINGS = {"latent": 5, "channels": 1, "size": (8, 8), "width": 4, "layers": 2, "kernel": 5}
 COUNT = 6

@@ -6,7 +6,7 @@ from scipy import sparse
 
 from minidl.data import Pictures, load_images
 from minidl.data.workers import Workers
-from minidl.training import baselines
+from minidl.training.report import baselines
 
 
 def pictures(pixels):

@@ -10,7 +10,7 @@ from minidl import models, random
 from minidl.autograd import no_grad
 from minidl.data import Pictures
 from minidl.tensors import Tensor, default_device
-from minidl.training import plots
+from minidl.training.report import plots
 from minidl.training.tasks.images import cam
 from minidl.training.tasks.images.networks import last_layer
 

@@ -15,12 +15,12 @@ from minidl import models, nn, ops, optim, random
 from minidl.data import Augment, Batches, ImageBatches, Pictures
 from minidl.distributed.parallel import DataParallel
 from minidl.distributed.parts import Shards
+from minidl.errors import Interrupted
 from minidl.tensors import Tensor, default_device
-from minidl.training.adversaries import Adversaries
-from minidl.training.averages import Average
-from minidl.training.display import Display
-from minidl.training.errors import Interrupted
-from minidl.training.loop import Judgement, Learner, Trainer
+from minidl.training.loop.adversaries import Adversaries
+from minidl.training.loop.averages import Average
+from minidl.training.loop.epochs import Judgement, Learner, Trainer
+from minidl.training.process.display import Display
 from minidl.training.tasks.images.course import Course
 from tests.graphs import graphs, same_random
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minidl.training import chart
+from minidl.training.report import chart
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import torch
 
 import minidl
 from minidl import nn, ops, optim
-from minidl.training import files
-from minidl.training.checkpoints import Checkpoints
-from minidl.training.errors import DamagedError
+from minidl.errors import DamagedError
+from minidl.training.run_folder import files
+from minidl.training.run_folder.checkpoints import Checkpoints
 
 
 def state(step):

@@ -4,12 +4,12 @@ import pytest
 from pydantic import ValidationError
 
 from minidl.data import hashing
-from minidl.training import fields
-from minidl.training.config import Evaluate, Predict, Training
-from minidl.training.errors import ConfigError
-from minidl.training.outputs import check_output
-from minidl.training.provenance import SCORES
-from minidl.training.settings import differences
+from minidl.errors import ConfigError
+from minidl.training.run_folder.outputs import check_output
+from minidl.training.run_folder.provenance import SCORES
+from minidl.training.settings import fields
+from minidl.training.settings.command import Evaluate, Predict, Training
+from minidl.training.settings.declaration import differences
 from minidl.training.tasks import text as tasks_text
 from minidl.training.tasks.gan import TrainGan
 from minidl.training.tasks.images import TrainImages

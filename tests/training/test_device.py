@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from minidl.runtime import tables
-from minidl.training import device
-from minidl.training.errors import ConfigError
+from minidl.errors import ConfigError
+from minidl.runtime import tile_tables
+from minidl.training.process import device
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def test_cpu_interprets(variable, given):
 def test_tile_tables_that_cannot_be_used_are_told_before_the_work(variable, monkeypatch, tmp_path):
     variable("1")
     monkeypatch.setenv("MINIDL_TILES", str(tmp_path))
-    monkeypatch.setattr(tables, "CHOSEN", str(tmp_path))
-    tables.read.cache_clear()
+    monkeypatch.setattr(tile_tables, "CHOSEN", str(tmp_path))
+    tile_tables.read.cache_clear()
     device.choose("cpu")
     (tmp_path / "pool.json").write_text("{")
     with pytest.raises(ConfigError, match=r"pool\.json: no tile table for this version"):
         device.choose("cpu")
-    monkeypatch.setattr(tables, "CHOSEN", str(tmp_path / "none"))
+    monkeypatch.setattr(tile_tables, "CHOSEN", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="none: MINIDL_TILES names no folder"):
         device.choose("cpu")
 

@@ -1,4 +1,4 @@
-from minidl.training.display import Display
+from minidl.training.process.display import Display
 
 FIGURES = "loss 0.5000  validation: loss 0.4000  accuracy 0.9000  macro-F1 not finite"
 

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from minidl.runtime import launch
-from minidl.training import environment
+from minidl.training.process import environment
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import struct
 import pytest
 import torch
 
-from minidl.training import files
-from minidl.training.errors import DamagedError
+from minidl.errors import DamagedError
+from minidl.training.run_folder import files
 
 
 def test_json_comes_back_and_no_temporary_file_stays(tmp_path):

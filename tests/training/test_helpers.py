@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from minidl.data import DataError
-from minidl.training import drawing, helpers, plots
+from minidl.training.process import helpers
+from minidl.training.report import plot_processes, plots
 
 
 def draw_all(folder):
     folder.mkdir()
     history = [{"epoch": i, "loss": 1 / i, "validation": {"loss": float("nan"), "accuracy": None}} for i in (1, 2)]
     truth, found = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])
-    with drawing.elsewhere():
+    with plot_processes.elsewhere():
         plots.curves(folder, history, 1, "a $", "loss", ["dropout"])
         plots.confusion(folder, truth, found, ["one", "two"], "b")
         plots.predictions(folder, truth * 2.5, found * 1.5, "price", "c")

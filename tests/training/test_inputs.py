@@ -7,7 +7,7 @@ import pytest
 
 from minidl.data import DataError
 from minidl.data.files import read_records, read_texts
-from minidl.training import inputs
+from minidl.training.prediction import inputs
 
 
 def rows(content):

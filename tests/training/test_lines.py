@@ -7,8 +7,8 @@ from hypothesis import given, settings
 
 from minidl.data.parsing import encoded
 from minidl.data.workers import Workers
-from minidl.training import lines
-from minidl.training.targets import Classification
+from minidl.training.loop.targets import Classification
+from minidl.training.prediction import json_lines
 
 _LABELS = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=5), min_size=2, max_size=6, unique=True)
 
@@ -34,7 +34,7 @@ def test_processes_make_the_same_lines_in_order(rows):
     draw = np.random.default_rng(rows)
     shares = draw.random((rows, 3)).astype(np.float32)
     known = np.arange(rows)
-    alone = lines.lines(shares, known, ["a", "é", '"'], 2)
+    alone = json_lines.lines(shares, known, ["a", "é", '"'], 2)
     with Workers(2) as workers:
-        assert "".join(lines.by_workers(shares, known, ["a", "é", '"'], 2, workers)) == alone
+        assert "".join(json_lines.by_workers(shares, known, ["a", "é", '"'], 2, workers)) == alone
     assert alone.count("\n") == rows

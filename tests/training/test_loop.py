@@ -12,12 +12,12 @@ import pytest
 
 from minidl import nn, ops, optim, random
 from minidl.data.batches import Batches
-from minidl.training import files
-from minidl.training import trainer as trainer_module
-from minidl.training.checkpoints import Checkpoints
-from minidl.training.display import Display
-from minidl.training.errors import DamagedError
-from minidl.training.loop import Judgement, Learner, Trainer
+from minidl.errors import DamagedError
+from minidl.training.loop import trainer as trainer_module
+from minidl.training.loop.epochs import Judgement, Learner, Trainer
+from minidl.training.process.display import Display
+from minidl.training.run_folder import files
+from minidl.training.run_folder.checkpoints import Checkpoints
 
 
 def trainer(folder, epochs=3):

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from minidl.training import machine
+from minidl.training.process import memory_limit
 
 GB, MB = 2**30, 2**20
 V2 = "31 23 0:28 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -24,7 +24,7 @@ def linux(tmp_path, monkeypatch):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(str(text))
         limits.update(given or {})
-        return machine.free(tmp_path)
+        return memory_limit.free(tmp_path)
 
     return write
 
@@ -42,7 +42,7 @@ def test_a_machine_without_limits(linux):
 
 def test_a_system_that_tells_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
-    assert machine.free(tmp_path) is None
+    assert memory_limit.free(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_limits_of_the_process_less_what_is_mapped(linux, which, free):
 
 
 def test_this_machine():
-    assert 0 < machine.free() < 2**50
-    assert 0 < machine.data() < 2**50
+    assert 0 < memory_limit.free() < 2**50
+    assert 0 < memory_limit.data() < 2**50
 
 
 def test_files_that_are_nonsense_limit_nothing(linux):

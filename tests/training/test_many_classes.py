@@ -8,8 +8,10 @@ import pytest
 from scipy import sparse
 
 from minidl import models, random
-from minidl.training import baselines, forward, machine, reports
-from minidl.training.targets import Classification
+from minidl.training.loop import forward
+from minidl.training.loop.targets import Classification
+from minidl.training.process import memory_limit
+from minidl.training.report import baselines, report_files
 
 CLASSES = 6072
 LABELS = [f"class {i}" for i in range(CLASSES)]
@@ -24,7 +26,7 @@ def answers():
 
 def test_a_report_needs_no_matrix(answers):
     tracemalloc.start()
-    found = reports.classification(*answers, LABELS)
+    found = report_files.classification(*answers, LABELS)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 30e6  # a matrix takes 295 MB
@@ -37,7 +39,7 @@ def test_a_report_needs_no_matrix(answers):
 
 
 def test_a_report_of_few_classes_has_its_matrix():
-    found = reports.classification(np.array([0, 0, 1]), np.array([0, 1, 1]), ["a", "b"])
+    found = report_files.classification(np.array([0, 0, 1]), np.array([0, 1, 1]), ["a", "b"])
     assert found["confusion"] == [[1, 1], [0, 1]]
     assert "confusions" not in found
 
@@ -53,8 +55,8 @@ def test_the_text_has_the_most_frequent_classes_and_says_where_the_others_are(an
     }  # fmt: skip
     report = {"task": "classification", "data": "a", "source": source, **training, **of}
     left_out = {"method": "LinearSVC", baselines.LEFT_OUT: "it would take long"}
-    scores = reports.classification(*answers, LABELS)
-    text = reports.as_text(
+    scores = report_files.classification(*answers, LABELS)
+    text = report_files.as_text(
         {**report, **scores, "baseline": {"majority": {"accuracy": 0.1, "macro_f1": 0.1}, "linear": left_out}}
     )
     assert text.count("\nclass ") == 51
@@ -121,7 +123,7 @@ def examples(classes, features=50):
 def test_a_linear_machine_that_does_not_fit_is_left_out(monkeypatch):
     part = examples(30)
     assert "accuracy" in baselines.classification(part, part, part, 30)["linear"]
-    monkeypatch.setattr(machine, "free", lambda: 60_000)
+    monkeypatch.setattr(memory_limit, "free", lambda: 60_000)
     scores = baselines.classification(part, part, part, 30)
     assert scores["linear"][baselines.LEFT_OUT] == (
         "its coefficients, 30 x 50 in float64, take 35.16 KiB in all, expected at most 29.30 KiB"

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, precision_recall_fscore_support, r2_score
 
-from minidl.training import metrics
+from minidl.training.report import metrics
 
 pairs = st.integers(1, 6).flatmap(
     lambda classes: st.tuples(

@@ -3,9 +3,9 @@ import re
 
 import pytest
 
-from minidl.training.errors import ConfigError
-from minidl.training.outputs import check_different, check_output
-from minidl.training.provenance import SCORES
+from minidl.errors import ConfigError
+from minidl.training.run_folder.outputs import check_different, check_output
+from minidl.training.run_folder.provenance import SCORES
 
 
 def test_an_output_that_would_take_the_place_of_something_else_is_refused(tmp_path):

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from PIL import Image
 
-from minidl.training import page
+from minidl.training.report import page
 
 EMPTY = {"meta", "img", "path", "polyline"}
 BAD = "<script>alert(1)</script> & \udcff \"'"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minidl.training import drawing, plots
+from minidl.training.report import plot_processes, plots
 
 pytest.importorskip("matplotlib")
 
@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 def drawn(monkeypatch):
     """The axes of every picture that is written."""
     found, finished = {}, []
-    finish, save = plots._finished, drawing.save
+    finish, save = plots._finished, plot_processes.save
 
     def keep(figure, axes, *texts):
         finished.append(axes)
@@ -25,7 +25,7 @@ def drawn(monkeypatch):
         finished.clear()
 
     monkeypatch.setattr(plots, "_finished", keep)
-    monkeypatch.setattr(drawing, "save", name)
+    monkeypatch.setattr(plot_processes, "save", name)
     return found
 
 

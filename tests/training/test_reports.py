@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from minidl.training import metrics, reports
-from minidl.training.progress import Progress
+from minidl.training.report import metrics, report_files
+from minidl.training.run_folder.progress import Progress
 
 SCORES = {"accuracy": 0.5, "macro_f1": 0.4}
 
@@ -24,7 +24,7 @@ def evaluation(**change):
     ],
 )
 def test_a_model_below_the_majority_class_is_told(change, line):
-    text = reports.as_text(evaluation(**change))
+    text = report_files.as_text(evaluation(**change))
     assert ("worse than" in text) == (line is not None)
     assert line is None or line in text
 
@@ -32,12 +32,12 @@ def test_a_model_below_the_majority_class_is_told(change, line):
 def test_a_regression_below_the_mean_is_told():
     scores = {"rmse": 2.0, "mae": 1.0, "r2": -0.5}
     report = {"task": "regression", "data": "a", "run": "r", "source": {"examples": 1}, **scores}
-    text = reports.as_text({**report, "baseline": {"mean": {"rmse": 1.5, "mae": 1.0, "r2": -0.1}}})
+    text = report_files.as_text({**report, "baseline": {"mean": {"rmse": 1.5, "mae": 1.0, "r2": -0.1}}})
     assert "worse than always predicting the mean:" in text
 
 
 def test_an_evaluation_says_what_it_read():
-    text = reports.as_text(evaluation())
+    text = report_files.as_text(evaluation())
     assert "run       runs/a\ncolumns   text 'body', label 'kind'\nexamples  1,200\n" in text
 
 
@@ -50,7 +50,7 @@ def test_an_evaluation_says_what_it_read():
     ],
 )
 def test_columns(source, text):
-    assert reports.columns(source) == text
+    assert report_files.columns(source) == text
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,18 @@ def test_a_label_stays_on_its_line():
             metrics.counts(np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 1, 1]), 2), LABELS
         )
     )
-    assert "\na\\nb        " in reports.as_text(content)
-    assert "\n\\u001b[31mred  " in reports.as_text(content)
+    assert "\na\\nb        " in report_files.as_text(content)
+    assert "\n\\u001b[31mred  " in report_files.as_text(content)
 
 
 def test_where_a_run_went_on_under_another_environment_is_told():
     changes = {"torch": ["2.11.0", "2.13.0"], "tile_tables": ["a" * 64, "b" * 64]}
     report = {"resumed": [{"after": "epoch 1 and 2 steps", "changes": changes}, {"after": "epoch 3", "changes": {}}]}
-    first, second = reports.resumptions(report)
+    first, second = report_files.resumptions(report)
     told = "after epoch 1 and 2 steps with torch 2.13.0 (was 2.11.0), tile_tables bbbbbbbbbbbb (was aaaaaaaaaaaa)"
     assert first == ("resumed", f"{told}: the last bits may differ")
     assert second[1].startswith("after epoch 3 with ")
-    assert reports.resumptions({}) == []
+    assert report_files.resumptions({}) == []
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_where_a_run_went_on_under_another_environment_is_told():
 )
 def test_a_model_is_compared_with_the_baselines(accuracy, linear, expected):
     baseline = {"majority": {"accuracy": 0.4}, "linear": {} if linear is None else {"accuracy": linear}}
-    assert reports.shortfall({"accuracy": accuracy, "baseline": baseline}) == expected
+    assert report_files.shortfall({"accuracy": accuracy, "baseline": baseline}) == expected
 
 
 def test_the_scores_fit_in_one_line():
-    assert reports.summary({"accuracy": 0.5, "macro_f1": 0.25}) == "test: accuracy 0.5000, macro-F1 0.2500"
-    assert reports.summary({"rmse": 2.0, "mae": 1.0, "r2": -0.5}) == "test: RMSE 2, MAE 1, R2 -0.5000"
-    assert reports.summary({"task": "gan"}) == ""
+    assert report_files.summary({"accuracy": 0.5, "macro_f1": 0.25}) == "test: accuracy 0.5000, macro-F1 0.2500"
+    assert report_files.summary({"rmse": 2.0, "mae": 1.0, "r2": -0.5}) == "test: RMSE 2, MAE 1, R2 -0.5000"
+    assert report_files.summary({"task": "gan"}) == ""

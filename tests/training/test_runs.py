@@ -10,29 +10,30 @@ import numpy as np
 import pytest
 import torch
 
-from minidl import storage
-from minidl.training import files, run_files, runs, samples, saved_run
-from minidl.training.checkpoints import Checkpoints
-from minidl.training.errors import ConfigError, DamagedError, RunError
+from minidl.common import write_files
+from minidl.errors import ConfigError, DamagedError, RunError
+from minidl.training.report import samples
+from minidl.training.run_folder import create, file_names, files, saved_run
+from minidl.training.run_folder.checkpoints import Checkpoints
 from minidl.training.tasks.images import TrainImages
 from minidl.training.tasks.text import TrainText
 
 
 def started(folder, **changes):
     config = TrainText(**{"data": "docstrings", "out": folder, **changes})
-    runs.check_out(config)
-    runs.start(config, "text", "0" * 64, {"labels.json": '{"labels": []}\n'})
+    create.check_out(config)
+    create.start(config, "text", "0" * 64, {"labels.json": '{"labels": []}\n'})
     return config
 
 
 def finished(folder, **changes):
     config = started(folder, **changes)
     complete(folder, config.epochs)
-    runs.finish(folder)
+    create.finish(folder)
 
 
 def complete(folder, count):
-    runs.complete(folder, saved_run.read_run(folder).identity, {"epochs": count}, "")
+    create.complete(folder, saved_run.read_run(folder).identity, {"epochs": count}, "")
 
 
 def epochs(folder):
@@ -85,7 +86,7 @@ def test_advice_after_a_write_that_failed_is_of_what_is_there(tmp_path):
     config = TrainText(data="docstrings", out=folder)
 
     def told(**state):
-        return str(runs.cannot_save(config, "text", full, **state)).partition("No space left on device")[2]
+        return str(create.cannot_save(config, "text", full, **state)).partition("No space left on device")[2]
 
     assert told(begun=False) == ". Free some space, then run the command again"
     started(folder)
@@ -134,7 +135,7 @@ def test_the_replaced_run_stays_until_the_new_one_is_finished(tmp_path):
         saved_run.finished_run(folder)
     assert not saved_run.read_run(folder).finished
     complete(folder, 2)
-    assert runs.finish(folder) is None
+    assert create.finish(folder) is None
     assert epochs(folder) == 2
     assert not aside.exists()
 
@@ -157,10 +158,10 @@ def test_a_deletion_that_was_stopped_goes_on(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, "unlink", stopped)
             with contextlib.suppress(KeyboardInterrupt):
-                runs.finish(folder)
+                create.finish(folder)
                 break
         assert aside.exists()
-        assert runs.finish(folder) is None
+        assert create.finish(folder) is None
         assert not aside.exists()
         assert epochs(folder) == 2
         shutil.rmtree(folder)
@@ -184,10 +185,10 @@ def test_a_replacement_that_failed_at_once_is_undone(tmp_path):
     folder = tmp_path / "run"
     finished(folder, epochs=1)
     started(folder, epochs=2, overwrite=True)
-    assert runs.abandon(folder)
+    assert create.abandon(folder)
     assert epochs(folder) == 1
     assert not (tmp_path / "run.previous").exists()
-    assert not runs.abandon(folder)
+    assert not create.abandon(folder)
 
 
 def test_files_of_the_user_in_a_replaced_run_are_kept(tmp_path):
@@ -195,7 +196,7 @@ def test_files_of_the_user_in_a_replaced_run_are_kept(tmp_path):
     finished(folder)
     (folder / "notes.txt").write_text("mine")
     started(folder, overwrite=True)
-    assert "run.previous" in runs.finish(folder)
+    assert "run.previous" in create.finish(folder)
     assert (tmp_path / "run.previous" / "notes.txt").read_text() == "mine"
 
 
@@ -208,9 +209,9 @@ def test_files_of_the_user_among_the_checkpoints_are_kept(tmp_path):
     names = ("step-000004.safetensors", ".last.json.x.part", ".best.json.0123456789abcdef.part", "notes.txt")
     for name in names:
         (folder / "checkpoints" / name).write_text('{"__metadata__": "mine"}')
-    (folder / "checkpoints" / storage.part("last.json")).write_text("{")
+    (folder / "checkpoints" / write_files.part("last.json")).write_text("{")
     started(folder, overwrite=True)
-    assert "run.previous" in runs.finish(folder)
+    assert "run.previous" in create.finish(folder)
     assert {path.name for path in (tmp_path / "run.previous" / "checkpoints").iterdir()} == {*names}
 
 
@@ -222,12 +223,12 @@ def test_files_that_only_look_like_those_of_a_run_are_kept(tmp_path, is_finished
     written = {path.name for path in folder.iterdir()}
     for part in ("checkpoints", "samples"):
         (folder / part).mkdir()
-    names = {*run_files.named(), *run_files.TRACES, "samples/epoch-001.png", "checkpoints/best.json"} - written
+    names = {*file_names.named(), *file_names.TRACES, "samples/epoch-001.png", "checkpoints/best.json"} - written
     for name in names:
         (folder / name).write_text("mine")
     started(folder, overwrite=True)
     complete(folder, 2)
-    assert "run.previous" in runs.finish(folder)
+    assert "run.previous" in create.finish(folder)
     aside = tmp_path / "run.previous"
     assert {str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file()} == names
 
@@ -237,7 +238,7 @@ def test_a_file_that_was_changed_in_a_finished_run_is_kept(tmp_path):
     finished(folder)
     (folder / "labels.json").write_text('{"labels": ["mine"]}')
     started(folder, overwrite=True)
-    runs.finish(folder)
+    create.finish(folder)
     assert [path.name for path in (tmp_path / "run.previous").iterdir()] == ["labels.json"]
 
 
@@ -245,7 +246,7 @@ def test_a_file_with_the_name_of_the_mark_is_the_users(tmp_path):
     folder = tmp_path / "run"
     finished(folder)
     (folder / "replaced").write_text("mine")
-    runs.sweep(folder)
+    create.sweep(folder)
     with pytest.raises(RunError, match="replaced is not part of the run, but --overwrite needs this name"):
         started(folder, overwrite=True)
     assert (folder / "replaced").read_text() == "mine"
@@ -275,7 +276,7 @@ def test_checkpoints_that_lie_elsewhere_are_kept(tmp_path):
     finished(tmp_path / "run")
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
     started(tmp_path / "run", overwrite=True)
-    assert runs.finish(tmp_path / "run") is not None
+    assert create.finish(tmp_path / "run") is not None
     assert (tmp_path / "elsewhere" / "last.json").exists()
 
 
@@ -286,9 +287,9 @@ def test_a_folder_that_cannot_be_written_is_told():
 
 def test_resuming_takes_the_settings_of_the_run(tmp_path):
     started(tmp_path / "run", epochs=3, seed=9)
-    config = runs.settings("text", {"out": tmp_path / "run", "resume": True, "quiet": True})
+    config = create.settings("text", {"out": tmp_path / "run", "resume": True, "quiet": True})
     assert (config.epochs, config.seed, config.quiet) == (3, 9, True)
-    config = runs.settings("text", {"out": tmp_path / "run", "resume": True, "data": "docstrings", "epochs": 3})
+    config = create.settings("text", {"out": tmp_path / "run", "resume": True, "data": "docstrings", "epochs": 3})
     assert config.seed == 9
 
 
@@ -297,24 +298,24 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match=r"other settings: --epochs is 3 in the run, 5 was given\. Leave these flags out"
     ):
-        runs.settings("text", {"out": tmp_path / "run", "resume": True, "epochs": 5})
+        create.settings("text", {"out": tmp_path / "run", "resume": True, "epochs": 5})
     with pytest.raises(ConfigError, match="is a text run; continue it with: minidl train text"):
-        runs.settings("table", {"out": tmp_path / "run", "resume": True})
+        create.settings("table", {"out": tmp_path / "run", "resume": True})
 
 
 def test_a_run_of_images_is_named(tmp_path):
-    runs.start(TrainImages(data="digits", out=tmp_path / "run"), "images", "0" * 64, {})
+    create.start(TrainImages(data="digits", out=tmp_path / "run"), "images", "0" * 64, {})
     with pytest.raises(ConfigError, match="is an image run; continue it with: minidl train images"):
-        runs.settings("text", {"out": tmp_path / "run", "resume": True})
+        create.settings("text", {"out": tmp_path / "run", "resume": True})
 
 
 def test_resuming_nothing_starts_a_run(tmp_path):
-    config = runs.settings("text", {"out": tmp_path / "run", "resume": True, "data": "docstrings"})
+    config = create.settings("text", {"out": tmp_path / "run", "resume": True, "data": "docstrings"})
     assert config.data == "docstrings"
     with pytest.raises(
         ConfigError, match=r"--resume: there is no run in .*run; name its folder, or start a run with --data"
     ):
-        runs.settings("text", {"out": tmp_path / "run", "resume": True})
+        create.settings("text", {"out": tmp_path / "run", "resume": True})
 
 
 @pytest.mark.parametrize("left", [(), ("config.json",)])
@@ -324,9 +325,9 @@ def test_a_run_that_was_killed_before_it_was_known_as_one_is_started_again(tmp_p
     for more in ({"resume": True}, {}, {"overwrite": True}):
         folder.mkdir()
         for name in left:
-            (folder / storage.part(name)).write_text("{")
-        config = runs.settings("text", {"out": folder, "data": "docstrings", **more})
-        runs.start(config, "text", "0" * 64, {"labels.json": "{}"})
+            (folder / write_files.part(name)).write_text("{")
+        config = create.settings("text", {"out": folder, "data": "docstrings", **more})
+        create.start(config, "text", "0" * 64, {"labels.json": "{}"})
         assert {path.name for path in folder.iterdir()} == {"config.json", "labels.json"}
         assert not (tmp_path / "run.previous").exists()
         shutil.rmtree(folder)
@@ -350,10 +351,10 @@ def test_unfinished_files_are_swept_from_every_folder_of_a_run(tmp_path):
     folders = [tmp_path / "run", tmp_path / "run" / "checkpoints", tmp_path / "run" / "samples"]
     for folder in folders:
         folder.mkdir(exist_ok=True)
-        (folder / storage.part("a.json")).write_text("{")
+        (folder / write_files.part("a.json")).write_text("{")
         for name in ("b.part", ".c.part", ".d.0123456789abcdef.part"):
             (folder / name).write_text("mine")
-    runs.sweep(tmp_path / "run")
+    create.sweep(tmp_path / "run")
     for folder in folders:
         assert {path.name for path in folder.glob("*.part")} == {"b.part", ".c.part", ".d.0123456789abcdef.part"}
 
@@ -367,7 +368,7 @@ def test_settings_that_make_no_sense_in_a_saved_run_are_damage(tmp_path):
     with pytest.raises(DamagedError, match="is damaged"):
         saved_run.saved_settings(saved_run.read_run(tmp_path / "run"))
     with pytest.raises(DamagedError, match="is damaged"):
-        runs.settings("text", {"out": tmp_path / "run", "resume": True})
+        create.settings("text", {"out": tmp_path / "run", "resume": True})
 
 
 def test_an_empty_folder_that_could_not_be_deleted_is_in_no_ones_way(tmp_path, monkeypatch):
@@ -376,11 +377,11 @@ def test_an_empty_folder_that_could_not_be_deleted_is_in_no_ones_way(tmp_path, m
     started(folder, epochs=2, overwrite=True)
     with monkeypatch.context() as patch:
         patch.setattr(type(aside), "rmdir", mock.Mock(side_effect=OSError(30, "Read-only file system")))
-        assert runs.finish(folder) is None
+        assert create.finish(folder) is None
     assert list(aside.iterdir()) == []
     started(folder, epochs=3, overwrite=True)
     assert saved_run.read_run(aside).config["epochs"] == 2
-    assert runs.finish(folder) is None
+    assert create.finish(folder) is None
     assert not aside.exists()
 
 
@@ -389,8 +390,8 @@ def test_a_neighbour_with_the_name_of_a_replaced_run_is_left_alone(tmp_path):
     finished(mine, epochs=7)
     folder = tmp_path / "run"
     finished(folder, epochs=1)
-    assert runs.finish(folder) is None
-    assert not runs.abandon(folder)
+    assert create.finish(folder) is None
+    assert not create.abandon(folder)
     assert epochs(mine) == 7
     with pytest.raises(RunError, match=r"run\.previous exists: move or delete it"):
         started(folder, epochs=2, overwrite=True)
@@ -408,8 +409,8 @@ def test_a_replaced_run_that_was_copied_or_renamed_is_the_users(tmp_path, copied
         (tmp_path / "run.previous").rename(mine)
     keep = tmp_path / "keep"
     finished(keep, epochs=3)
-    assert runs.finish(keep) is None
-    assert not runs.abandon(keep)
+    assert create.finish(keep) is None
+    assert not create.abandon(keep)
     with pytest.raises(RunError, match=r"keep\.previous exists: move or delete it"):
         started(keep, epochs=4, overwrite=True)
     assert (epochs(mine), epochs(keep)) == (1, 3)
@@ -421,8 +422,8 @@ def test_a_link_with_the_name_of_a_replaced_run_is_not_followed(tmp_path):
     started(tmp_path / "run", epochs=2, overwrite=True)
     (tmp_path / "run.previous").rename(tmp_path / "elsewhere")
     (tmp_path / "run.previous").symlink_to("elsewhere")
-    assert not runs.abandon(tmp_path / "run")
-    assert runs.finish(tmp_path / "run") is None
+    assert not create.abandon(tmp_path / "run")
+    assert create.finish(tmp_path / "run") is None
     assert epochs(tmp_path / "elsewhere") == 1
 
 
@@ -457,7 +458,12 @@ def test_a_ctrl_c_while_a_run_is_replaced_puts_it_back(tmp_path, monkeypatch, st
 
         monkeypatch.setattr(owner, name, call)
 
-    for owner, name in ((Path, "rename"), (os, "replace"), (runs.files, "flush_folder"), (runs.files, "make_folder")):
+    for owner, name in (
+        (Path, "rename"),
+        (os, "replace"),
+        (create.files, "flush_folder"),
+        (create.files, "make_folder"),
+    ):
         stopped(owner, name)
     with pytest.raises(KeyboardInterrupt):
         started(folder, epochs=2, overwrite=True)
@@ -469,8 +475,8 @@ def test_a_mark_that_a_killed_process_left_goes_when_its_run_goes_on(tmp_path):
     """Else a run that the user then renames would be deleted."""
     folder = tmp_path / "run"
     started(folder, epochs=1)
-    files.write_json(folder / "replaced", runs.mark(folder, "run.previous"))
-    runs.sweep(folder)
+    files.write_json(folder / "replaced", create.mark(folder, "run.previous"))
+    create.sweep(folder)
     assert not (folder / "replaced").exists()
 
 
@@ -487,11 +493,11 @@ def test_a_folder_of_a_run_that_is_a_link_is_refused(tmp_path, name, change):
     complete(folder, 1)
     wanted = config.model_copy(update=change)
     message = rf"run/{name} is a link to .*outside, and minidl writes only inside .*run"
-    with pytest.raises(ConfigError, match=message), runs.writing(wanted):
+    with pytest.raises(ConfigError, match=message), create.writing(wanted):
         pytest.fail("nothing may be written")
     if "resume" in change:
         with pytest.raises(ConfigError, match="is a link"):
-            runs.finished_report(wanted)
+            create.finished_report(wanted)
     assert {path.read_text() for path in outside.iterdir()} == {"mine"}
     assert len(list(outside.iterdir())) == 4
     assert {path.name for path in tmp_path.iterdir()} == {"run", "outside"}
@@ -524,16 +530,16 @@ def test_a_folder_without_a_name_that_can_be_used(name, message):
 def test_the_longest_name(tmp_path):
     folder = tmp_path / ("n" * 240)
     finished(folder, epochs=1)
-    with runs.writing(started(folder, epochs=2, overwrite=True).model_copy(update={"resume": True})):
+    with create.writing(started(folder, epochs=2, overwrite=True).model_copy(update={"resume": True})):
         (folder / "report.json").write_text('{"epochs": 2}')
-        runs.finish(folder)
+        create.finish(folder)
     assert {path.name for path in tmp_path.iterdir()} == {folder.name}
 
 
 def test_a_run_that_was_made_in_the_meantime_is_not_overwritten(tmp_path):
     config = TrainText(data="docstrings", out=tmp_path / "run")
-    runs.check_out(config)
+    create.check_out(config)
     finished(tmp_path / "run", epochs=7)
-    with pytest.raises(ConfigError, match="exists and is not empty"), runs.writing(config):
+    with pytest.raises(ConfigError, match="exists and is not empty"), create.writing(config):
         pytest.fail("nothing may be written")
     assert epochs(tmp_path / "run") == 7

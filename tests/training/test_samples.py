@@ -7,8 +7,8 @@ from PIL import Image
 
 from minidl import random
 from minidl.tensors import Tensor, default_device
-from minidl.training import samples
-from minidl.training.adversaries import latents
+from minidl.training.loop.adversaries import latents
+from minidl.training.report import samples
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])

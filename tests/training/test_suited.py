@@ -6,8 +6,8 @@ import pytest
 
 from minidl.data.corpus import load_corpus
 from minidl.data.vectorizer import TfidfOptions
-from minidl.training import suited
-from minidl.training.errors import ConfigError
+from minidl.errors import ConfigError
+from minidl.training.settings import text_defaults
 from minidl.training.tasks import TASKS
 from minidl.training.tasks.text import TrainText
 from minidl.training.train import train
@@ -22,10 +22,10 @@ def data(tmp_path):
 
 @pytest.mark.parametrize("classes", [2, 8, 1000])
 def test_more_texts_never_want_a_higher_rate_more_passes_or_smaller_batches(classes):
-    before = suited.text(1, classes)
+    before = text_defaults.text(1, classes)
     assert before == {"epochs": 12, "batch_size": 256, "lr": 0.01, "label_smoothing": 0.1}
     for texts in (4999, 5001, 6000, 7999, 8001, 20_001, 80_001, 100_001, 500_001, 10**8):
-        found = suited.text(texts, classes)
+        found = text_defaults.text(texts, classes)
         assert found["lr"] <= before["lr"]
         assert found["epochs"] <= before["epochs"]
         assert found["batch_size"] >= before["batch_size"]

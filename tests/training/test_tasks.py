@@ -16,11 +16,13 @@ from pydantic import Field
 
 from minidl import nn
 from minidl.data import DataError
-from minidl.training import fields, inputs, trainer
-from minidl.training.config import Session, Training
-from minidl.training.errors import ConfigError
-from minidl.training.supervised import Supervised, sizes
-from minidl.training.targets import Classification
+from minidl.errors import ConfigError
+from minidl.training.loop import trainer
+from minidl.training.loop.supervised import Supervised, sizes
+from minidl.training.loop.targets import Classification
+from minidl.training.prediction import inputs
+from minidl.training.settings import fields
+from minidl.training.settings.command import Session, Training
 from minidl.training.task import Predictor, Task
 from minidl.training.tasks import TASKS
 from tests.cli.conftest import command, report
@@ -101,7 +103,7 @@ class Majority(Predictor):
 
     @cached_property
     def model(self):
-        from minidl.training import weights
+        from minidl.training.run_folder import weights
 
         return weights.filled(nn.Linear(BITS, 2, device="meta"), self.own.weights(), self.own.model)
 
@@ -112,7 +114,7 @@ class Majority(Predictor):
         return examples(chunk)[0]
 
     def answers(self, chunk, features, top):
-        from minidl.training.forward import saved_outputs
+        from minidl.training.loop.forward import saved_outputs
 
         return self.targets.answers(saved_outputs(self.model, features, self.targets.outputs), top)
 

@@ -21,8 +21,9 @@ from tests.trials.warm import MODULES
 # What no user should read in an error.
 INTERNALS = ("Traceback", "torch.", "numpy", "Errno", "<class", "object at 0x", "safetensors_rust", "MemoryError")
 MORE = (
-    "minidl.generation.generate", "minidl.generation.evaluate", "minidl.training.predict", "minidl.generation.output",
-    "minidl.workbench.tuning.files", "minidl.workbench.bench.results", "minidl.workbench.drawing",
+    "minidl.generation.generate", "minidl.generation.evaluate", "minidl.training.prediction.predict",
+    "minidl.generation.output",
+    "minidl.tools.tuning.files", "minidl.tools.bench.results", "minidl.tools.drawing",
 )  # fmt: skip
 MOST_SECONDS = 300
 

@@ -82,7 +82,7 @@ class Trials:
                 continue
             self.runs[name] = folder / name
             # Of the batches that a generator is calibrated with, two do what eight do.
-            with mock.patch("minidl.training.adversaries.CALIBRATION", 2):
+            with mock.patch("minidl.training.loop.adversaries.CALIBRATION", 2):
                 self._must([*_once(argv), "--out", self.runs[name]])
         self.runs["open"] = folder / "open"
         shutil.copytree(self.runs["text"], self.runs["open"])

@@ -22,12 +22,12 @@ import torch
 
 from minidl import random
 from minidl.autograd import Function
-from minidl.captured import capture
+from minidl.compilation.capture import capture
 from minidl.tensors import Tensor, default_device
-from minidl.training import saved_run
-from minidl.training.adversaries import Adversaries
-from minidl.training.display import Display
-from minidl.training.loop import Trainer
+from minidl.training.loop.adversaries import Adversaries
+from minidl.training.loop.epochs import Trainer
+from minidl.training.process.display import Display
+from minidl.training.run_folder import saved_run
 from minidl.training.tasks import TASKS
 from minidl.training.tasks.gan import model_settings
 

@@ -18,8 +18,8 @@ from minidl.data.download import gunzip
 from minidl.data.images import parse_idx
 from minidl.generation import built_in, evaluator, latents
 from minidl.generation import model as models
-from minidl.runtime import tables
-from minidl.workbench.bench import results
+from minidl.runtime import tile_tables
+from minidl.tools.bench import results
 from tests.trials import child, writers
 from tests.trials.same import differences
 
@@ -174,7 +174,7 @@ def _data_targets(data):
     z = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
     np.save(folder / "z.npy", z)
     np.savetxt(folder / "z.txt", z)
-    shutil.copy(tables.FOLDER / "softmax.json", folder)
+    shutil.copy(tile_tables.FOLDER / "softmax.json", folder)
     writers.measured(folder, 1)
     writers.generator(folder, 1)
     shutil.copytree(built_in.FOLDER, data / "weights")
@@ -192,7 +192,7 @@ def _data_targets(data):
         *(unchecked("data", f"a.{suffix}", _rows) for suffix in ("csv", "tsv", "jsonl")),
         *(unchecked("latents", f"z.{suffix}", lambda path: latents.read(path, 5).shape) for suffix in ("npy", "txt")),
         unchecked("data", "images.idx", lambda path: digest(parse_idx(path.read_bytes(), 3, str(path)))),
-        unchecked("tile table", "softmax.json", lambda path: sorted(tables.load(path))),
+        unchecked("tile table", "softmax.json", lambda path: sorted(tile_tables.load(path))),
         unchecked("bench results", "bench.json", lambda path: len(results.load(path).rows)),
     ]
 

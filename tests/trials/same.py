@@ -4,9 +4,9 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from minidl import phases
-from minidl.training import metrics
-from minidl.training.files import read_json, read_tensors
+from minidl.common import timing
+from minidl.training.report import metrics
+from minidl.training.run_folder.files import read_json, read_tensors
 from minidl.training.tasks import TASKS
 
 # By file, the places of all numbers that come from a clock; [] stands for each entry of a list.
@@ -16,7 +16,7 @@ TIMES = {
     "report.json": (
         "seconds",
         "images_per_second",
-        *(f"phases.{name}" for name in (*phases.NAMES, "total")),
+        *(f"phases.{name}" for name in (*timing.NAMES, "total")),
         "memory.host_bytes",
         "memory.device_bytes",
     ),

@@ -20,7 +20,7 @@ pytestmark = [
 # Faults in minidl: what makes them, steps that meet them, and the words that tell them.
 PLANTED = {
     "unfinished files": (
-        "storage._discard = lambda temporary, folder: None",
+        "write_files._discard = lambda temporary, folder: None",
         # One of these steps is between a temporary file and its name.
         """
 for at, name in ((500, "alpha"), (520, "beta"), (540, "gamma"), (560, "delta")):
@@ -29,7 +29,7 @@ for at, name in ((500, "alpha"), (520, "beta"), (540, "gamma"), (560, "delta")):
         r"\.part is in ",
     ),
     "writes through links": (
-        "runs.check_links = lambda folder: None",
+        "create.check_links = lambda folder: None",
         """
 m.train(("train", "alpha", "text", "new", Hurt("SIGINT", 500)))
 m.link("alpha", "checkpoints", False)
@@ -47,14 +47,14 @@ m.recover("alpha")
     ),
     "deletes the old run at once": (
         """
-real = runs._move_aside
+real = create._move_aside
 
 def deleted(folder):
     real(folder)
     shutil.rmtree(saved_run.previous(folder))
     return False
 
-runs._move_aside = deleted
+create._move_aside = deleted
 """,
         """
 m.begin((("text", True), ("", True), ("", True)))
@@ -80,7 +80,7 @@ m.ask(("ask", "alpha", "predict", "", Hurt()))
 def held(folder):
     yield
 
-locks.held = held
+folder_lock.held = held
 """,
         """
 first = second = ("train", "alpha", "text", "new", Hurt())
@@ -94,9 +94,9 @@ m.two_writers(first, second, 500, False)
 IMPORTS = """
 import contextlib, json, os, shutil, subprocess, sys
 from pathlib import Path
-from minidl import storage
+from minidl.common import write_files
 from minidl.optim.base import Optimizer
-from minidl.training import files, locks, manifest, runs, saved_run
+from minidl.training.run_folder import create, files, folder_lock, manifest, saved_run
 from tests.trials import child, soak, world
 from tests.trials.hurts import Hurt
 from tests.trials.rules import ViolationError
@@ -145,13 +145,13 @@ def test_each_fault_in_minidl_is_seen(tmp_path):
 def test_a_fault_in_minidl_is_found(tmp_path):
     """By steps that are drawn, as the command tells it."""
     fault = """
-real = runs.start
+real = create.start
 
 def start(*values):
     subprocess.Popen(["sleep", "100"])
     return real(*values)
 
-runs.start = start
+create.start = start
 soak.main()
 """
     code, said = python(fault, "--minutes", 4, "--processes", 1, "--first", "--folder", tmp_path)

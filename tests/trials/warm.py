@@ -35,7 +35,7 @@ from minidl.training import train
 MODULES = (
     "matplotlib.backends.backend_agg", "matplotlib.figure", "numpy.random", "PIL.GifImagePlugin", "PIL.PngImagePlugin",
     "safetensors.torch", "scipy.linalg", "sklearn.datasets", "sklearn.linear_model", "sklearn.svm", "threadpoolctl",
-    "minidl.data.images", "minidl.data.schema", "minidl.data.vectorizer", "minidl.training.supervised",
+    "minidl.data.images", "minidl.data.schema", "minidl.data.vectorizer", "minidl.training.loop.supervised",
 )  # fmt: skip
 FILE_EVENTS = {"open", "os.chmod", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir"}
 
@@ -119,14 +119,15 @@ def notes(stream):
 
 def watch(note):
     """Wrap the functions that lead from place to place."""
-    from minidl.training import adversaries, checkpoints, gan_loop, loop
+    from minidl.training.loop import adversaries, epochs, gan
+    from minidl.training.run_folder import checkpoints
 
-    for cls in (loop.Trainer, gan_loop.GanTrainer):
+    for cls in (epochs.Trainer, gan.GanTrainer):
         around(cls, "_epoch", note, "steps", "end of an epoch")
         around(cls, "run", note, None, "report")
-    around(loop.Trainer, "_judge", note, "validation", "end of an epoch")
+    around(epochs.Trainer, "_judge", note, "validation", "end of an epoch")
     around(adversaries.Adversaries, "statistics", note, "validation", None)
-    around(gan_loop.samples, "write_grid", note, None, "end of an epoch")
+    around(gan.samples, "write_grid", note, None, "end of an epoch")
     around(checkpoints.Checkpoints, "_write", note, "+saving", "-saving")
     around(train, "_fit", note, "set-up", None)
 

@@ -22,8 +22,8 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minidl.training import files
-from minidl.training.errors import DamagedError
+from minidl.errors import DamagedError
+from minidl.training.run_folder import files
 from tests.trials import data, hurts
 from tests.trials.same import differences
 

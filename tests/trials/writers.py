@@ -12,10 +12,11 @@ from minidl.data import download
 from minidl.generation import output
 from minidl.models import dcgan
 from minidl.runtime import launch
-from minidl.training import checkpoints, files, plots, samples
-from minidl.workbench.bench import results
-from minidl.workbench.bench.goals import GOALS
-from minidl.workbench.tuning import files as tables
+from minidl.tools.bench import results
+from minidl.tools.bench.goals import GOALS
+from minidl.tools.tuning import files as tables
+from minidl.training.report import plots, samples
+from minidl.training.run_folder import checkpoints, files
 
 
 def tensors(version):

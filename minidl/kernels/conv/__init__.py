@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from minidl.kernels import check
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv import fft, filled, tap_sums, unshuffled
 from minidl.kernels.conv import plan as plans
@@ -26,13 +27,13 @@ from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.plan import UnableError, explain
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
-from minidl.runtime import check, launch
-from minidl.runtime.boxes import FAR, Halves
-from minidl.runtime.replay import replayed
+from minidl.runtime import launch
+from minidl.runtime.descriptors import FAR, ConcatPair
+from minidl.runtime.launch_cache.replay import replayed
 
 __all__ = [
     "FAMILIES", "FORMS", "Problem", "UnableError", "channels_last", "explain", "forward", "grad_input", "grad_weight",
-    "reads_halves", "transposed",
+    "reads_concat_pair", "transposed",
 ]  # fmt: skip
 
 FORMS = plans.names()
@@ -42,7 +43,7 @@ FAMILIES = tuple(dict.fromkeys(family for form in (*plans.FORMS, *_MADE) for fam
 
 @replayed
 def forward(
-    x: torch.Tensor | Halves,
+    x: torch.Tensor | ConcatPair,
     w: torch.Tensor,
     geometry: Geometry,
     bias: torch.Tensor | None = None,
@@ -54,7 +55,7 @@ def forward(
     preactivation: bool = False,
     form: str | None = None,
     precision: str | None = None,
-    blind: bool = False,
+    batch_invariant: bool = False,
     statistics: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(y, z): z is the value before the activation where `preactivation` is set, else None.
@@ -65,12 +66,12 @@ def forward(
     less time. pool "max" or "avg" takes the maximum or the mean of 2x2 windows (stride 2, incomplete windows left out)
     after the activation: in the same kernel, or in one of its own where that is estimated to take less time. blind:
     form and tile are the same for any number of images. With `statistics`, for which nothing may follow the bias, z are
-    those of bands of as many pixels each, [bands, 2, M] as `gemm.handed` has them, or None where reading y takes less
-    time. x may be `Halves`, [N, C / 2, H, W] each, where `reads_halves` says so of the same arguments.
+    those of bands of as many pixels each, [bands, 2, M] as `gemm.fused_statistics` has them, or None where reading y
+    takes less time. x may be a `ConcatPair`, [N, C / 2, H, W] each, where `reads_concat_pair` of these arguments.
     Raises ValueError for shapes that do not fit, a form that cannot take the shape, or more than one of pool,
     preactivation and added.
     """
-    like = x.first if isinstance(x, Halves) else x
+    like = x.first if isinstance(x, ConcatPair) else x
     check_arguments("conv2d", like, w, bias, scale)
     check_form(form)
     if pool not in POOLS:
@@ -88,15 +89,15 @@ def forward(
         x, w = x.new_zeros(*x.shape[:3], geometry.groups), w.new_zeros(*w.shape[:3], 1)
     problem = _forward(
         x, w, geometry, bias, scale, added, statistics, act=act, precision=precision or _precision(like, form),
-        pool=pool, preactivation=preactivation, form=form, blind=blind,
+        pool=pool, preactivation=preactivation, form=form, batch_invariant=batch_invariant,
     )  # fmt: skip
-    if problem.halves and not plans.plan(problem).problem.halves:
+    if problem.concat_pair and not plans.plan(problem).problem.concat_pair:
         raise ValueError("conv2d: x is halves, which the form for the shape does not read; join them")
     return _run(problem, x, w, bias, scale, added)
 
 
-def reads_halves(
-    x: Halves,
+def reads_concat_pair(
+    x: ConcatPair,
     w: torch.Tensor,
     geometry: Geometry,
     bias: torch.Tensor | None = None,
@@ -109,16 +110,16 @@ def reads_halves(
 ) -> bool:
     """Whether `forward` reads halves where they lie, for these arguments: by the form that is best for both joined, or
     by one that takes less time than that and a copy. To the bit it is what that form makes of both joined."""
-    if not _are_halves(x):
+    if not _is_concat_pair(x):
         return False
     problem = _forward(
         _rows(x), channels_last(w), geometry, bias, scale, added, statistics, act=act,
         precision=launch.precision(w.dtype), preactivation=preactivation,
     )  # fmt: skip
-    return plans.plan(problem).problem.halves
+    return plans.plan(problem).problem.concat_pair
 
 
-def _are_halves(x: Halves) -> bool:
+def _is_concat_pair(x: ConcatPair) -> bool:
     """Whether two tensors [N, C, H, W] lie alike, channels-last, and where a descriptor can be told."""
     first, second = x
     alike = first.shape == second.shape and first.dtype == second.dtype and first.device == second.device
@@ -126,22 +127,22 @@ def _are_halves(x: Halves) -> bool:
     return alike and last and x.distance > 0 and (launch.INTERPRETED or x.distance < FAR)
 
 
-def _rows(x: torch.Tensor | Halves) -> torch.Tensor | Halves:
+def _rows(x: torch.Tensor | ConcatPair) -> torch.Tensor | ConcatPair:
     """x, or both halves, as `channels_last` has it."""
-    return Halves(*map(channels_last, x)) if isinstance(x, Halves) else channels_last(x)
+    return ConcatPair(*map(channels_last, x)) if isinstance(x, ConcatPair) else channels_last(x)
 
 
 def _forward(
-    x: torch.Tensor | Halves, w: torch.Tensor, geometry: Geometry, bias: torch.Tensor | None,
+    x: torch.Tensor | ConcatPair, w: torch.Tensor, geometry: Geometry, bias: torch.Tensor | None,
     scale: torch.Tensor | None, added: torch.Tensor | None, statistics: bool, **more: Any,
 ) -> Problem:  # fmt: skip
     """The problem of x [N, H, W, groups * C], or halves of it, and w [groups * M, R, S, C]."""
-    like = x.first if isinstance(x, Halves) else x
+    like = x.first if isinstance(x, ConcatPair) else x
     return Problem(
         FORWARD, geometry, like.shape[0], w.shape[-1], len(w) // geometry.groups, like.dtype, bias=bias is not None,
         scale=scale is not None, aligned=like.data_ptr() % 16 == 0, w_aligned=w.data_ptr() % 16 == 0,
         target=launch.target(), processors=launch.processors(), added=added is not None, statistics=statistics,
-        halves=like is not x, **more,
+        concat_pair=like is not x, **more,
     )  # fmt: skip
 
 
@@ -157,7 +158,7 @@ def transposed(
     preactivation: bool = False,
     form: str | None = None,
     precision: str | None = None,
-    blind: bool = False,
+    batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(y, z) of the transposed convolution of x [N, groups * M, OH, OW]: y [N, groups * C, H, W], z as in `forward`.
 
@@ -174,7 +175,7 @@ def transposed(
     problem = Problem(
         TRANSPOSED, geometry, x.shape[0], C // groups, M, x.dtype, precision or _precision(x, form),
         bias is not None, scale is not None, act, None, preactivation, x.data_ptr() % 16 == 0, w.data_ptr() % 16 == 0,
-        w.stride(), form, blind, launch.target(), launch.processors(),
+        w.stride(), form, batch_invariant, launch.target(), launch.processors(),
     )  # fmt: skip
     return _run(problem, x, w, bias, scale)
 
@@ -188,7 +189,7 @@ def grad_input(
 
 @replayed
 def grad_weight(
-    x: torch.Tensor | Halves,
+    x: torch.Tensor | ConcatPair,
     dy: torch.Tensor,
     geometry: Geometry,
     *,
@@ -197,9 +198,9 @@ def grad_weight(
 ) -> torch.Tensor:
     """The weight gradient [groups * M, C, R, S], given x [N, groups * C, H, W] and dy [N, groups * M, OH, OW].
 
-    x may be `Halves`, [N, C / 2, H, W] each, which are joined where the plan does not read them.
+    x may be `ConcatPair`, [N, C / 2, H, W] each, which are joined where the plan does not read them.
     """
-    like = x.first if isinstance(x, Halves) else x
+    like = x.first if isinstance(x, ConcatPair) else x
     check.floating("conv2d", x=like, dy=dy)
     check.same("conv2d", x=like, dy=dy)
     check_form(form)
@@ -211,17 +212,17 @@ def grad_weight(
     problem = Problem(
         GRAD_WEIGHT, geometry, like.shape[0], C, M // groups, dy.dtype, precision or launch.precision(dy.dtype),
         aligned=like.data_ptr() % 16 == 0 == dy.data_ptr() % 16, form=form, target=launch.target(),
-        processors=launch.processors(), halves=isinstance(x, Halves) and _are_halves(x),
+        processors=launch.processors(), concat_pair=isinstance(x, ConcatPair) and _is_concat_pair(x),
     )  # fmt: skip
     plan = plans.plan(problem)
-    if isinstance(x, Halves) and not plan.problem.halves:
+    if isinstance(x, ConcatPair) and not plan.problem.concat_pair:
         x = torch.cat(x, 1)
     return plan.run(_rows(x), dy)[0].permute(0, 3, 1, 2)
 
 
 def _run(
-    problem: Problem, x: torch.Tensor | Halves, w: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None,
-    added: torch.Tensor | None = None,
+    problem: Problem, x: torch.Tensor | ConcatPair, w: torch.Tensor, bias: torch.Tensor | None,
+    scale: torch.Tensor | None, added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """Both results of a problem, as torch has their shapes."""
     y, z = plans.plan(problem).run(x, w, _contiguous(bias), _contiguous(scale), added)

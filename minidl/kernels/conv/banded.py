@@ -19,10 +19,10 @@ import triton.language as tl
 from minidl.kernels.conv import bands, costs
 from minidl.kernels.conv.bands import band, group_of, in_rows, near, padded, store_groups
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, MANY, No, Problem, Tensors
+from minidl.kernels.conv.problem import CORRELATIONS, MANY, Problem, Tensors, Unsupported
 from minidl.runtime import launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "banded"
 ADDED = 8
@@ -85,13 +85,13 @@ def conv_banded_kernel(
     )  # fmt: skip
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     return (
-        ((problem.groups == 1 and problem.M > 0) or No("more than one group"))
-        and (problem.at.v.in_tap == 1 or No("a dilation"))
-        and (problem.at.h.out_step == problem.at.v.out_step == 1 or No("a stride between outputs"))
-        and (near(problem) or No("rows too far apart for 32-bit offsets"))
-        and (groups_of(problem) is not None or No("too many channels for two pixels in a band"))
+        ((problem.groups == 1 and problem.M > 0) or Unsupported("more than one group"))
+        and (problem.at.v.in_tap == 1 or Unsupported("a dilation"))
+        and (problem.at.h.out_step == problem.at.v.out_step == 1 or Unsupported("a stride between outputs"))
+        and (near(problem) or Unsupported("rows too far apart for 32-bit offsets"))
+        and (groups_of(problem) is not None or Unsupported("too many channels for two pixels in a band"))
     )  # fmt: skip
 
 

@@ -17,9 +17,9 @@ from minidl.kernels import reduce
 from minidl.kernels.conv import banded, bands, costs
 from minidl.kernels.conv.bands import group_of
 from minidl.kernels.conv.geometry import Geometry
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, Problem, Tensors, Unsupported
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "banded"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -99,7 +99,7 @@ def conv_band_fold_kernel(
     tl.store(p_dw + o, b_dw.to(p_dw.dtype.element_ty), mask=m_o)
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     found, other = banded.able(problem), swapped(problem)
     return True if not found and other is not None and banded.able(other) else found
 
@@ -184,7 +184,14 @@ def prepare(problem: Problem) -> Prepared:
     total = M * R * S * C
     block = problem.tile("conv_band", floor=1, total=total)
     shared = {name: constants[name] for name in ("STEP", "R", "KP", "NP", "ACC")}
-    fold = {"SC": S * C, "S": S, "SWAPPED": swap, **shared, **early.options(target=problem.target), **block.options}
+    fold = {
+        "SC": S * C,
+        "S": S,
+        "SWAPPED": swap,
+        **shared,
+        **dependent_launch.options(target=problem.target),
+        **block.options,
+    }
     return Prepared(
         launch.Prepared(conv_banded_grad_weight_kernel, (tiles, shares), scalars, meta),
         (shares, R * KP * NP), shape,

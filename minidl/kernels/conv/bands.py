@@ -14,8 +14,8 @@ from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import Problem
 from minidl.kernels.gemm.tiled import beside
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 
 @triton.jit
@@ -156,7 +156,8 @@ def prepare(problem: Problem, G: int, KP: int, NP: int, *, turned: bool = False)
     tile = problem.tile("conv_band", floor=1, total=total)
     meta = {
         "SC": S * C, "STEP": problem.at.v.in_step * C, "R": R, "KP": KP, "NP": NP, "TURNED": turned,
-        "POOL": problem.pool is not None and not turned, **early.options(target=problem.target), **tile.options,
+        "POOL": problem.pool is not None and not turned,
+        **dependent_launch.options(target=problem.target), **tile.options,
     }  # fmt: skip
     return Copy(
         (NP, R, KP) if turned else (R, KP, NP),
@@ -171,7 +172,8 @@ def constants(problem: Problem, G: int, KP: int, NP: int) -> dict[str, Any]:
     return {
         "QH": q_h, "QW": q_w, "G": G, "GROUPS": launch.cdiv(q_w, G), "M": problem.M, "R": len(h.taps),
         "WC": W * problem.C, "IN_W": v.in_start * problem.C, "STEP": v.in_step * problem.C, "IN_STEP_H": h.in_step,
-        "IN_TAP_H": h.in_tap, "KP": KP, "NP": NP, **problem.constants, **early.options(target=problem.target),
+        "IN_TAP_H": h.in_tap, "KP": KP, "NP": NP, **problem.constants,
+        **dependent_launch.options(target=problem.target),
     }  # fmt: skip
 
 

@@ -13,10 +13,10 @@ import triton.language as tl
 from minidl.kernels.conv import batch_tiled, turned
 from minidl.kernels.conv.batch_tiled import conv_batch_tile
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "batch"
 DIRECTIONS = (TRANSPOSED,)
@@ -84,12 +84,15 @@ def conv_back_kernel(
     )  # fmt: skip
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     h, v = problem.geometry.h, problem.geometry.w
     return (
-        (h.stride * v.stride > 1 or No("a stride of 1"))
-        and ((h.dilation == v.dilation == 1 and max(h.stride, v.stride) <= 4) or No("a dilation, or a stride above 4"))
-        and (problem.C % 32 == 0 or No("input channels that are not a multiple of 32"))
+        (h.stride * v.stride > 1 or Unsupported("a stride of 1"))
+        and (
+            (h.dilation == v.dilation == 1 and max(h.stride, v.stride) <= 4)
+            or Unsupported("a dilation, or a stride above 4")
+        )
+        and (problem.C % 32 == 0 or Unsupported("input channels that are not a multiple of 32"))
         and ((problem.x_boxes and problem.M > 0) or NO_BOXES)
     )
 
@@ -118,7 +121,7 @@ def prepare(problem: Problem) -> Product:
     meta = {
         "C": C, "PADDING_H": h.padding, "PADDING_W": v.padding, "STRIDE_H": h.stride, "STRIDE_W": v.stride,
         "TURN": turn, **problem.constants,
-        **early.options(target=problem.target), **problem.flags("POOL"), **options,
+        **dependent_launch.options(target=problem.target), **problem.flags("POOL"), **options,
     }  # fmt: skip
     boxes = (
         Box.of_rows(N, H * W * groups * C, (tile["BLOCK_M"], block)),

@@ -12,13 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, pace
+from minidl.kernels.conv import costs, tile_throughput
 from minidl.kernels.conv.batch_tiled import inside
 from minidl.kernels.conv.prepared import Shares
-from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, Problem, Tensors, Unsupported
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "batch"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -136,11 +136,11 @@ def conv_batch_grad_weight_kernel(
         tl.store(p_partial + 2 * C, b_acc_2, mask=m_mc)
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     # A block of channels of one group starts at a multiple of 16 bytes.
     whole = all(channels * problem.dtype.itemsize % 16 == 0 for channels in (problem.C, problem.M))
     row = problem.written[0] * problem.written[1] * problem.groups * problem.M
-    return (whole or No("channels of a group whose bytes are not a multiple of 16")) and (
+    return (whole or Unsupported("channels of a group whose bytes are not a multiple of 16")) and (
         (problem.x_boxes and problem.boxes(row, problem.aligned)) or NO_BOXES
     )
 
@@ -178,7 +178,7 @@ def prepare(problem: Problem) -> Shares:
     del sizes["PER_PROCESSOR"], sizes["EVEN"]
     scalars = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares)
     meta = {
-        **problem.taps_read, **problem.constants, **early.options(target=problem.target), **sizes,
+        **problem.taps_read, **problem.constants, **dependent_launch.options(target=problem.target), **sizes,
     }  # fmt: skip
     block_dy, block_x = (tile["BLOCK_K"], tile["BLOCK_M"]), (tile["BLOCK_K"], tile["BLOCK_N"])
     row_dy, row_x = QH * QW * groups * M, H * W * groups * C
@@ -197,7 +197,7 @@ class Cut(NamedTuple):
     together: int
     parts: int
     tiles: int
-    shares: pace.Shares
+    shares: tile_throughput.Shares
 
 
 def cut(problem: Problem) -> Cut:
@@ -210,18 +210,20 @@ def cut(problem: Problem) -> Cut:
     return Cut(tile, together, parts, tiles, _shares(problem, tile, together, parts, tiles))
 
 
-def _shares(problem: Problem, tile: launch.Tile, together: int, parts: int, tiles: int) -> pace.Shares:
+def _shares(problem: Problem, tile: launch.Tile, together: int, parts: int, tiles: int) -> tile_throughput.Shares:
     h, w = problem.geometry.h.inside(), problem.geometry.w.inside()
     runs = launch.cdiv(problem.images, tile["BLOCK_K"])
     work = max(1, max(h) * max(w)) * runs
     if not problem.paced:
-        return pace.Shares(max(1, min(tile["PER_PROCESSOR"] * problem.processors // tiles, work // LEAST)), 0.0)
+        return tile_throughput.Shares(
+            max(1, min(tile["PER_PROCESSOR"] * problem.processors // tiles, work // LEAST)), 0.0
+        )
     runs = launch.cdiv(problem.images * parts, tile["BLOCK_K"]) / parts
     columns = sum(w) / len(w) if together == 1 else problem.at.v.count
     blocks = math.ceil(max(1.0, sum(h) / len(h) * columns) * runs)
-    tempo = pace.of_programs(tile, together)
+    tempo = tile_throughput.of_programs(tile, together)
     values = problem.groups * problem.M * problem.taps * problem.C
-    found = pace.in_shares(tiles, blocks, tile["BLOCK_K"], tempo, problem.processors, values, 1.0, LEAST)
+    found = tile_throughput.in_shares(tiles, blocks, tile["BLOCK_K"], tempo, problem.processors, values, 1.0, LEAST)
     # Runs that are not full: 4x4 stride 2, 256->512 at 16x16, 5 images, 26 us.
     times = costs.relative(problem, "batch, weight, short") if problem.images < RUN else 1.0
     return found._replace(microseconds=found.microseconds * times)

@@ -16,12 +16,23 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import float8
-from minidl.kernels.conv import costs, pace
+from minidl.kernels.conv import costs, tile_throughput
 from minidl.kernels.conv.epilogue import finish
-from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, NO_BOXES, TRANSPOSED, WALK, No, Problem, Tensors, taps_of
-from minidl.runtime import early, estimates, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import (
+    CORRELATIONS,
+    FORWARD,
+    NO_BOXES,
+    TRANSPOSED,
+    WALK,
+    Problem,
+    Tensors,
+    Unsupported,
+    taps_of,
+)
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "batch"
 IN_PLACE = True
@@ -157,10 +168,10 @@ def conv_batch_kernel(
             )  # fmt: skip
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     return (
-        (problem.pool is None or No("a pool"))
-        and (problem.C % 32 == 0 or No("input channels that are not a multiple of 32"))
+        (problem.pool is None or Unsupported("a pool"))
+        and (problem.C % 32 == 0 or Unsupported("input channels that are not a multiple of 32"))
         and ((problem.x_boxes and problem.w_boxes) or NO_BOXES)
     )
 
@@ -171,12 +182,12 @@ def estimate(problem: Problem) -> float:
         block = min(tile["BLOCK_K"], problem.C & -problem.C)
         tiles = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups * launch.cdiv(problem.images, tile["BLOCK_M"])
         tiles *= costs.outputs(problem) // problem.images
-        steps = pace.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
-        tempo = pace.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
-        time = pace.microseconds(tiles, steps, tempo, problem.processors, "batch")
+        steps = tile_throughput.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
+        tempo = tile_throughput.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
+        time = tile_throughput.microseconds(tiles, steps, tempo, problem.processors, "batch")
         short = costs.RUN if problem.direction == FORWARD else costs.HALF_RUN
         if problem.images < costs.FEWEST:
-            time *= estimates.of(problem.target).images.short_run
+            time *= selection.of(problem.target).images.short_run
         elif problem.images < short and problem.direction != WALK and problem.geometry.w.stride > 1:
             # 3x3 128->128 stride 2 at 56x56, 53 images: 54 us; back 1x1 1024->2048 at 14x14, 27 images: 39 us.
             time *= costs.relative(problem, "batch, strided, short")
@@ -210,7 +221,7 @@ def prepare(problem: Problem) -> launch.Prepared:
     meta = {
         **problem.taps_read, "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step,
         "TURN": turn, **problem.constants,
-        **early.options(target=problem.target), **problem.flags("POOL"), **options,
+        **dependent_launch.options(target=problem.target), **problem.flags("POOL"), **options,
     }  # fmt: skip
     boxes = (
         Box.of_rows(N, H * W * groups * C, (tile["BLOCK_M"], block)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from minidl.kernels.conv import pace
+from minidl.kernels.conv import tile_throughput
 from minidl.kernels.conv.even_parts import prepare_sum
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
@@ -62,12 +62,12 @@ def in_line(problem: Problem, tile: launch.Tile, boxes: int, taps: int, together
 
 def microseconds(at: Line) -> float:
     """Of the products and the sums. A program ends a tile and may begin another: so many are written and added."""
-    step, fixed = pace.of_box_weight(at.tile, at.taps).step, pace.known().rounds["even"]
-    time = pace.steps(at.each, at.tile["BLOCK_K"]) * step
+    step, fixed = tile_throughput.of_box_weight(at.tile, at.taps).step, tile_throughput.known().rounds["even"]
+    time = tile_throughput.steps(at.each, at.tile["BLOCK_K"]) * step
     if at.whole:
         return fixed + launch.cdiv(at.tiles, at.together) * time
     values = at.tile["BLOCK_M"] * at.tile["BLOCK_N"] * at.taps
-    return fixed + time + pace.of_shares(at.programs + at.tiles, values) + SLOT * at.slots
+    return fixed + time + tile_throughput.of_shares(at.programs + at.tiles, values) + SLOT * at.slots
 
 
 def sum_of(problem: Problem, taps: int, line: Line) -> launch.Prepared | None:

@@ -9,8 +9,8 @@ A block of channels of the weights is the left operand and the box the right one
 [channels, pixels]. (A left operand that is a reshaped box is computed wrongly by Triton 3.6.) Zeros outside the image
 are multiplied with the weights: a weight that is not finite makes NaN at the border.
 
-What is joined of two tensors of as many channels is read where they lie (`Halves`): a box of the two seen as one, with
-an axis for the half. Sums are those of the joined tensor, in the same order.
+Two joined tensors of as many channels are read where they lie (`ConcatPair`): a box of the two seen as one, with an
+axis for the half. Sums are those of the joined tensor, in the same order.
 """
 
 import math
@@ -20,12 +20,13 @@ import triton.language as tl
 
 from minidl.kernels import float8
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import batch_tiled, costs, pace
+from minidl.kernels.conv import batch_tiled, costs, tile_throughput
 from minidl.kernels.conv.epilogue import affine, finish
-from minidl.kernels.conv.pixel_boxes import halves_box, images_box, pairs_box, shape_of_box, stores_boxes
-from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, No, Problem, Tensors, taps_of
+from minidl.kernels.conv.pixel_boxes import concat_pair_box, images_box, pairs_box, shape_of_box, stores_boxes
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, Problem, Tensors, Unsupported, taps_of
 from minidl.kernels.gemm.tiled import halves
-from minidl.runtime import estimates, launch
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 NAME = "box"
 IN_PLACE = True
@@ -184,13 +185,13 @@ def conv_box_kernel(
             )  # fmt: skip
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     h, v = problem.at.h, problem.at.v
     return (
-        (problem.pool is None or No("a pool"))
+        (problem.pool is None or Unsupported("a pool"))
         and ((problem.C % 32 == 0 and problem.groups * problem.C * problem.dtype.itemsize % 16 == 0)
-             or No("input channels that are not a multiple of 32"))
-        and (h.in_step == v.in_step == 1 or No("a stride, or outputs without taps"))
+             or Unsupported("input channels that are not a multiple of 32"))
+        and (h.in_step == v.in_step == 1 or Unsupported("a stride, or outputs without taps"))
         and ((problem.x_boxes and problem.w_boxes) or NO_BOXES)
     )  # fmt: skip
 
@@ -247,8 +248,8 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
         **problem.flags("POOL"), **options,
     }  # fmt: skip
     boxes = (
-        halves_box(N, H, W, C, [*box, block], pairs)
-        if problem.halves
+        concat_pair_box(N, H, W, C, [*box, block], pairs)
+        if problem.concat_pair
         else pairs_box(N, H, W, C, [*box, 1, block])
         if pairs
         else images_box(N, H, W, groups * C, [*box, block], problem.pitches),
@@ -263,7 +264,7 @@ def run(prepared: launch.Prepared, t: Tensors) -> None:
     prepared.run(t.x, t.w, boxes_of_y, t.bias, t.scale, t.y, t.z, t.turned)
 
 
-def reads_halves(problem: Problem) -> bool:
+def reads_concat_pair(problem: Problem) -> bool:
     """Whether no block of channels is of both halves."""
     block = min(_tile(problem)["BLOCK_K"], problem.C & -problem.C)
     return problem.groups == 1 and not problem.pitches and problem.part % block == 0
@@ -288,12 +289,12 @@ def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
     boxes = math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
     block = min(tile["BLOCK_K"], problem.C & -problem.C)
     tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
-    known = estimates.of(pace.TARGET)
-    steps = pace.steps(problem.taps * problem.C / block, block, known.steps.apart_boxes)
-    tempo = pace.of_boxed(tile, problem.groups * problem.C)
+    known = selection.of(tile_throughput.TARGET)
+    steps = tile_throughput.steps(problem.taps * problem.C / block, block, known.steps.apart_boxes)
+    tempo = tile_throughput.of_boxed(tile, problem.groups * problem.C)
     if box[0] >= FEW_IMAGES and problem.images * problem.image_bytes > LARGE:
         steps *= known.images.many
     # Small tiles with a multiprocessor for themselves begin and end sooner: 1x1 64->64 at 56x56, one image, 2.2 us.
-    size = tile["BLOCK_M"] * tile["BLOCK_N"] / pace.LARGE
+    size = tile["BLOCK_M"] * tile["BLOCK_N"] / tile_throughput.LARGE
     fixed = min(1.0, SOONEST + (1 - SOONEST) * size) if tiles <= problem.processors else 1.0
-    return pace.microseconds(tiles, steps, tempo, problem.processors, "box", fixed)
+    return tile_throughput.microseconds(tiles, steps, tempo, problem.processors, "box", fixed)

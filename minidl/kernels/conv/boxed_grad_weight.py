@@ -28,11 +28,11 @@ from minidl.kernels.conv import box_line, costs
 from minidl.kernels.conv.even_parts import Prepared, slots_of, step_at
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.pixel_boxes import shape_of_box
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, NO_BOXES, No, Problem, Tensors
+from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, NO_BOXES, Problem, Tensors, Unsupported
 from minidl.kernels.division import divided, reciprocal
-from minidl.runtime import early, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "box"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -147,27 +147,27 @@ def conv_box_grad_weight_kernel(
         i_tile += 1
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     size = problem.dtype.itemsize
     return (
-        (size == 2 or problem.target == "interpreted" or No("float32 that does not lie along the pixels"))
+        (size == 2 or problem.target == "interpreted" or Unsupported("float32 that does not lie along the pixels"))
         and (all(channels * size % 16 == 0 for channels in (problem.C, problem.M))
-             or No("channels of a group whose bytes are not a multiple of 16"))
+             or Unsupported("channels of a group whose bytes are not a multiple of 16"))
         and ((problem.x_boxes and problem.M > 0) or NO_BOXES)
         and _fits(problem)
     )  # fmt: skip
 
 
-def _fits(problem: Problem) -> bool | No:
+def _fits(problem: Problem) -> bool | Unsupported:
     """Whether 32 bits count pixels and steps, and no box reads beyond the end of x."""
     h, v, at = problem.at.h, problem.at.v, cut(problem)
     images = 1 + at.box[1] // h.count if at.merged else at.box[0]
     reach = images * h.count * v.count * problem.groups * problem.M
     counted = max(problem.N * h.count, reach, at.line.total)
-    return (counted < MANY or No("more rows, steps or values of a box than 32 bits count")) and (
+    return (counted < MANY or Unsupported("more rows, steps or values of a box than 32 bits count")) and (
         (_ends(h, problem.read[0], at.box[1]) and _ends(v, problem.read[1], at.box[2])
          and (at.whole or problem.C % at.line.tile["BLOCK_N"] == 0))
-        or No("a stride that does not divide an image, of which boxes read what is no input")
+        or Unsupported("a stride that does not divide an image, of which boxes read what is no input")
     )  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def prepare(problem: Problem) -> Prepared:
         box_line.PAUSE,
     )  # fmt: skip
     meta = {
-        **problem.taps_read, **problem.constants, **early.options(target=problem.target), **line.blocks,
+        **problem.taps_read, **problem.constants, **dependent_launch.options(target=problem.target), **line.blocks,
         "MERGED": at.merged, "WHOLE": at.whole, "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2],
         "PART": problem.part, "num_warps": line.tile.num_warps, "num_stages": line.tile.num_stages,
     }  # fmt: skip
@@ -274,7 +274,7 @@ def _box(problem: Problem, merged: bool, box: tuple[int, int, int], channels: in
     sizes, pitch = (N, launch.cdiv(H, h)), H * W * width
     if merged:
         sizes, pitch = (1, N * H // h), N * H * W * width
-    if problem.halves:
+    if problem.concat_pair:
         return Box((2, *sizes, W, width // 2), (0, pitch // 2, W * width // 2, width // 2, 1), (1, *box, channels))
     if h == v == 1:
         return Box((*sizes, W, width), (pitch, W * width, width, 1), (*box, channels))
@@ -288,7 +288,7 @@ def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
     return prepared.run(t.w, t.x, t.turned)
 
 
-def reads_halves(problem: Problem) -> bool:
+def reads_concat_pair(problem: Problem) -> bool:
     """Whether a tile's channels are of one half, or all of both; a stride has its axes in the box."""
     block = cut(problem).line.tile["BLOCK_N"]
     whole = problem.part % block == 0 or 2 * problem.part == block

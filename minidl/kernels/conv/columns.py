@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl.kernels.conv.epilogue import repeated
-from minidl.kernels.conv.problem import TRANSPOSED, No, Problem
+from minidl.kernels.conv.problem import TRANSPOSED, Problem, Unsupported
 
 NAME = "columns"
 
@@ -37,16 +37,16 @@ class Columns(NamedTuple):
         return y.view(problem.shape), None if z is None else z.view(problem.shape)
 
 
-def joined(problem: Problem) -> Problem | No:
+def joined(problem: Problem) -> Problem | Unsupported:
     """The problem of fewer columns and more channels."""
     if problem.direction != TRANSPOSED:
-        return No("no way back")
+        return Unsupported("no way back")
     h, v, groups = problem.geometry
     s, M = v.stride, problem.M
     if s == 1 or groups > 1 or v.dilation > 1:
-        return No("a stride of 1, groups, or a dilation")
+        return Unsupported("a stride of 1, groups, or a dilation")
     if v.kernel % s or v.padding % s or v.size % s:
-        return No("a kernel, a padding or a width that the stride does not divide")
+        return Unsupported("a kernel, a padding or a width that the stride does not divide")
     across = v._replace(size=v.size // s, kernel=v.kernel // s, stride=1, padding=v.padding // s)
     S, made = across.kernel, s * M
     strides = h.kernel * S * made, 1, S * made, made

@@ -14,7 +14,8 @@ import math
 
 from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, WALK, Problem
-from minidl.runtime import estimates, launch
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 # Images that fill the rows of a tile, and of a step of the gradient of the weight, where half of them is still good.
 RUN = 64
@@ -79,13 +80,13 @@ def dense(problem: Problem, channels: int | None = None) -> float:
 
 def reading(problem: Problem) -> float:
     """What the products of runs or boxes of pixels cost for reading pixels of few bytes, of 16 bits or more."""
-    narrow = estimates.of(problem.target).images.narrow if problem.dtype.itemsize > 1 else 1.0
+    narrow = selection.of(problem.target).images.narrow if problem.dtype.itemsize > 1 else 1.0
     return narrow if problem.C * problem.groups * problem.dtype.itemsize <= NARROW else 1.0
 
 
 def pages(problem: Problem) -> float:
     """What the products of runs of images cost for reading them where they lie far apart."""
-    return estimates.of(problem.target).images.pages if problem.image_bytes >= LARGE else 1.0
+    return selection.of(problem.target).images.pages if problem.image_bytes >= LARGE else 1.0
 
 
 def odd_rows(problem: Problem) -> bool:
@@ -107,7 +108,7 @@ def of_run(problem: Problem, images: int, least: int = RUN) -> float:
     8 images took 2.0 to 6.5 times as long as in boxes, 64@56 to 512@7.
     """
     if images < least:
-        return estimates.of(problem.target).images.short_run
+        return selection.of(problem.target).images.short_run
     rows = 2 * RUN if images > RUN else RUN
     return launch.cdiv(images, rows) * rows / images
 
@@ -115,7 +116,7 @@ def of_run(problem: Problem, images: int, least: int = RUN) -> float:
 def microseconds(problem: Problem, form: str, products: float, programs: float = 1) -> float:
     """Of one launch with so many products, each a multiplication and an addition; those of `prepare`d weights begin
     before the last one ends and are not counted. The interpreter runs `programs` one after another."""
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     factor = device.forms[form]
     if problem.dtype.itemsize == 1:
         rate = FLOAT8[form] * device.products["float16"]
@@ -131,7 +132,7 @@ def microseconds(problem: Problem, form: str, products: float, programs: float =
 def at_least(problem: Problem, time: float, size: int | None = None) -> float:
     """A launch that takes so many us, or as long as memory does for `size` bytes (those of the problem), of which tiles
     reach a part. Of two that memory bounds the one with less to do is estimated lower."""
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     size = moved(problem) if size is None else size
     memory = device.launch + size / (device.reached * device.copy)
     return max(time, memory) + BOTH * min(time, memory)
@@ -139,21 +140,21 @@ def at_least(problem: Problem, time: float, size: int | None = None) -> float:
 
 def relative(problem: Problem, form: str) -> float:
     """What a form costs beside another one, or in a case beside the usual one."""
-    return estimates.of(problem.target).relative[form]
+    return selection.of(problem.target).relative[form]
 
 
 def beside_tiles(problem: Problem, form: str, time: float, launches: float = 1) -> float:
     """An estimate of `microseconds` that stands beside those of tiles whose pace is known; of others, as it is."""
     if not problem.paced:
         return time
-    times, more = estimates.of(problem.target).whole[form]
+    times, more = selection.of(problem.target).whole[form]
     return times * time + more * launches
 
 
 def of_each_channel(problem: Problem, form: str, products: float, rounds: float) -> float:
     """Of sums that each channel has of its own, on float32 units, while memory moves. The interpreter takes as long for
     each of the `rounds` as for a program of another form, and the weights are another launch."""
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     factor = device.forms[form]
     if problem.target == "interpreted":
         return factor * (device.launch * (2 + rounds) + 2 * products / device.products["ieee"])
@@ -183,7 +184,7 @@ def of_band(problem: Problem, values: int) -> float:
 
 def of_pool(problem: Problem) -> float:
     """A 2x2 pool after the convolution: reads what it has written, and writes a quarter."""
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     if problem.target == "interpreted":
         rate = device.products[_name(problem)] if problem.dtype.itemsize != 4 else device.products["ieee"]
         return device.forms["pool"] * (2 * device.launch + 2 * dense(problem) / rate)
@@ -196,14 +197,14 @@ def of_sum(problem: Problem, apart: bool = False) -> float:
     """Reading what is added to the outputs; apart they are read and written once more, in a launch."""
     if not problem.added:
         return 0.0
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     moved_ = outputs(problem) * problem.groups * problem.M * problem.result.itemsize
     return (3 * moved_ / device.copy + device.launch / 2) if apart else moved_ / device.copy
 
 
 def of_join(problem: Problem) -> float:
     """Joining halves of x in memory of their own: each is read and written."""
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     return device.launch + 2 * problem.N * problem.image_bytes / device.copy
 
 

@@ -18,13 +18,14 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, pace, voxels
+from minidl.kernels.conv import costs, tile_throughput, voxels
 from minidl.kernels.conv.depthwise import walk_back
 from minidl.kernels.conv.epilogue import finish
 from minidl.kernels.conv.geometry import NOWHERE
 from minidl.kernels.conv.voxels import Cubes
-from minidl.runtime import estimates, launch
-from minidl.runtime.boxes import Box
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.descriptors import Box
 
 FAMILY = "conv_box"
 MOST_OF_WALKS = 64 * 128  # outputs of a tile, where a program finds its own walk back
@@ -216,7 +217,7 @@ def estimate(cubes: Cubes) -> float:
     problem, tile = cubes.problem, _tile(cubes)
     if problem.paced:
         return costs.at_least(problem, microseconds(cubes, tile), voxels.moved(cubes))
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     boxes = voxels.number(cubes.counts, voxels.shape_of(cubes, tile["BLOCK_N"]))
     products = boxes * tile["BLOCK_N"] * cubes.number * problem.groups * cubes.each * problem.C
     products *= costs.columns(problem)
@@ -226,15 +227,15 @@ def estimate(cubes: Cubes) -> float:
 
 def microseconds(cubes: Cubes, tile: launch.Tile) -> float:
     """Where tiles' times are known."""
-    problem, known = cubes.problem, estimates.of(pace.TARGET)
+    problem, known = cubes.problem, selection.of(tile_throughput.TARGET)
     block = voxels.block_of(problem, tile)
     tiles = voxels.number(cubes.counts, voxels.shape_of(cubes, tile["BLOCK_N"])) * launch.cdiv(
         problem.M, tile["BLOCK_M"]
     )
     tiles *= problem.groups * cubes.number
-    steps = pace.steps(cubes.each * voxels.width(problem, block) / block, block, known.steps.apart_boxes)
-    tempo = pace.of_boxed(tile, problem.groups * problem.C)
-    return pace.microseconds(tiles, steps, tempo, problem.processors, "box")
+    steps = tile_throughput.steps(cubes.each * voxels.width(problem, block) / block, block, known.steps.apart_boxes)
+    tempo = tile_throughput.of_boxed(tile, problem.groups * problem.C)
+    return tile_throughput.microseconds(tiles, steps, tempo, problem.processors, "box")
 
 
 @launch.cached

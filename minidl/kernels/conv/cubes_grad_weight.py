@@ -24,8 +24,9 @@ from minidl.kernels.conv.even_parts import Prepared, slots_of, step_at
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import MANY
 from minidl.kernels.conv.voxels import Cubes
-from minidl.runtime import early, estimates, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.dependent_launch import wait
 
 FAMILY = "conv_box_grad_weight"
 
@@ -142,7 +143,7 @@ def estimate(cubes_: Cubes) -> float:
     if cubes_.problem.paced:
         return min(_microseconds(cubes_), _of_mirror(cubes_))
     line = _cut(cubes_).line
-    return estimates.of(cubes_.problem.target).launch * (line.tiles + line.programs)
+    return selection.of(cubes_.problem.target).launch * (line.tiles + line.programs)
 
 
 def _microseconds(cubes_: Cubes) -> float:
@@ -206,7 +207,8 @@ def _sums(cubes_: Cubes) -> Prepared:
     starts = (walk.in_start for walk in cubes_.walks)
     scalars = (line.boxes, N, cubes_.read[0], QD, QH, QW, problem.M, problem.groups, *starts, line.each, box_line.PAUSE)
     meta = {
-        **voxels.taps_read(cubes_, at.box), **problem.constants, **early.options(target=problem.target), **line.blocks,
+        **voxels.taps_read(cubes_, at.box), **problem.constants,
+        **dependent_launch.options(target=problem.target), **line.blocks,
         "num_warps": line.tile.num_warps, "num_stages": line.tile.num_stages,
     }  # fmt: skip
     of_boxes = (None, voxels.box_of(cubes_, at.box, line.tile["BLOCK_N"]))

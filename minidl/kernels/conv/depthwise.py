@@ -23,9 +23,10 @@ import triton.language as tl
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs, narrow, spread
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, No, Problem, Tensors
-from minidl.runtime import early, estimates, launch
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, Problem, Tensors, Unsupported
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.dependent_launch import wait
 
 NAME = "depthwise"
 DIRECTIONS = FORWARD, TRANSPOSED
@@ -181,24 +182,24 @@ def conv_depthwise_kernel(
         tl.store(p_y + o_y, activate(b_sum, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_row)
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     if problem.pool:
-        return No("a pool")
-    return fits(problem) and (problem.M == 1 or problem.C == 1 or No("several channels to several channels"))
+        return Unsupported("a pool")
+    return fits(problem) and (problem.M == 1 or problem.C == 1 or Unsupported("several channels to several channels"))
 
 
-def fits(problem: Problem) -> bool | No:
+def fits(problem: Problem) -> bool | Unsupported:
     """Whether groups are as narrow and numbers as small as the kernels of this form need it."""
     (H, W), (OH, OW) = problem.read, problem.written
     h, v, _ = problem.geometry
     if problem.groups == 1 or problem.C > MOST_CHANNELS:
-        return No(f"more than {MOST_CHANNELS} channels to a sum, or one group")
+        return Unsupported(f"more than {MOST_CHANNELS} channels to a sum, or one group")
     reach = (v.kernel - 1) * v.dilation  # beside the image, from where a tap inside is counted
     images = max((H * W + reach) * problem.C, OH * OW * problem.M) * problem.groups
     weights = h.kernel * v.kernel * problem.C * problem.groups * problem.M
     row = problem.N * max(W, OW) * problem.groups * problem.M
     if max(images, weights, row) >= MANY:
-        return No("images or weights of more values than 32 bits count")
+        return Unsupported("images or weights of more values than 32 bits count")
     return True
 
 
@@ -217,7 +218,7 @@ def _paced(problem: Problem, found: narrow.Cut) -> float:
 
     A warp loads each row of x once for the rows of outputs that meet it, and products' weights where they lie.
     """
-    known, (down, across) = estimates.of(problem.target).channels, found.taps
+    known, (down, across) = selection.of(problem.target).channels, found.taps
     stride = 1 if problem.direction == TRANSPOSED else problem.geometry.h.stride
     rows = min(found.rows * down, (found.rows - 1) * stride + down)
     read = rows * (1 if problem.M == problem.C == 1 else found.vec)
@@ -225,7 +226,7 @@ def _paced(problem: Problem, found: narrow.Cut) -> float:
     products = across * problem.C * down * found.rows * found.vec
     warps = launch.cdiv(found.tile["BLOCK_K"], 32)
     program = known.program + warps * (known.load * (loads + found.rows) + known.product * products)
-    memory = known.memory * costs.moved(problem) / estimates.of(problem.target).copy
+    memory = known.memory * costs.moved(problem) / selection.of(problem.target).copy
     time = known.launch + max(memory, found.grid * program / problem.processors) + known.wait * loads
     return time + (0.0 if found.direct else known.ordered)
 
@@ -253,7 +254,8 @@ def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Product:
     del options["VEC"]
     meta = {
         "C": problem.C, "M": problem.M, "BACK": problem.direction == TRANSPOSED, "SPREAD": not found.direct,
-        "ACC": launch.acc(problem.dtype), **early.options(found.grid, problem.target), **problem.flags("POOL"),
+        "ACC": launch.acc(problem.dtype),
+        **dependent_launch.options(found.grid, problem.target), **problem.flags("POOL"),
         "UNROLL": unroll, "ROWS": found.step,
         **options, "VEC": found.vec, "BLOCK_R": found.rows,
         **(narrow.NO_DEPTH if depth is None else depth.constants),

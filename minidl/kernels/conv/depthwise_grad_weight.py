@@ -16,9 +16,9 @@ import triton.language as tl
 
 from minidl.kernels.conv import depthwise, narrow, narrow_grad_weight
 from minidl.kernels.conv.prepared import Shares
-from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import GRAD_WEIGHT, Problem, Tensors, Unsupported
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "depthwise"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -187,9 +187,9 @@ def conv_depthwise_sum_kernel(
     tl.store(p_dw + o_n, tl.sum(b_sum, axis=0).to(p_dw.dtype.element_ty), mask=o_n < total)
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     if problem.C > 1 and problem.M > 1:
-        return No("several channels to several channels")
+        return Unsupported("several channels to several channels")
     return depthwise.fits(problem)
 
 
@@ -221,7 +221,7 @@ def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Shares:
     )  # fmt: skip
     meta = {
         **problem.taps_read, "M": problem.M, "ACC": launch.acc(problem.dtype), "REST": QH % rows, "VEC": vec,
-        **early.options(parts * shares, problem.target), **options, **constants,
+        **dependent_launch.options(parts * shares, problem.target), **options, **constants,
         **narrow.met_constants("H", problem.geometry.h, rows, down),
         **narrow.met_constants("W", problem.geometry.w, columns, across),
         "ROWS": down, "TAPS": across, "BLOCK_R": rows, "COLUMNS": columns, "FULL": pairs >= tile["BLOCK_C"],
@@ -234,7 +234,7 @@ def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Shares:
     blocks = {"SHARES": min(MOST_SHARES, triton.next_power_of_2(shares)), "OUTPUTS": outputs}
     joined = launch.Prepared(
         conv_depthwise_sum_kernel, (grid,), (shares, total),
-        {"ACC": launch.acc(problem.dtype), **early.options(grid, problem.target), **blocks, "num_warps": 4},
+        {"ACC": launch.acc(problem.dtype), **dependent_launch.options(grid, problem.target), **blocks, "num_warps": 4},
     )  # fmt: skip
     return Shares(made, shares, shape, joined)
 

@@ -17,9 +17,9 @@ from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs, depthwise, narrow, spread
 from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import FORWARD, TRANSPOSED, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import FORWARD, TRANSPOSED, Problem, Tensors, Unsupported
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "depthwise"
 DIRECTIONS = FORWARD, TRANSPOSED
@@ -114,17 +114,17 @@ def conv_depthwise_rows_kernel(
                     tl.store(p_y + o_row + o_y, activate(b_sum, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     if problem.pool:
-        return No("a pool")
+        return Unsupported("a pool")
     if problem.M != 1 or problem.C != 1:
-        return No("several channels to a group")
+        return Unsupported("several channels to a group")
     h, v = problem.geometry[:2]
     # Rows and columns between taps would be unrolled: 3x3 with a dilation of 6 spills 2.4 KB.
     if max(h.stride, v.stride, h.dilation, v.dilation) > 1 or h.kernel * v.kernel > MOST_TAPS:
-        return No(f"a stride, a dilation, or more than {MOST_TAPS} taps")
+        return Unsupported(f"a stride, a dilation, or more than {MOST_TAPS} taps")
     if problem.target != "interpreted" and (problem.dtype.itemsize != 2 or problem.target != "sm_90"):
-        return No("not measured but with 16 bits on sm_90")
+        return Unsupported("not measured but with 16 bits on sm_90")
     return depthwise.fits(problem)
 
 
@@ -166,7 +166,7 @@ def prepare(problem: Problem) -> Product:
     meta = {
         "AHEAD": AHEAD, "VEC": vec, "KERNEL_H": h.kernel, "KERNEL_W": v.kernel,
         "FIRST": begin, "END": end, "COLUMNS": columns,
-        "ACC": launch.acc(problem.dtype), **early.options(grid, problem.target), **problem.flags("POOL"),
+        "ACC": launch.acc(problem.dtype), **dependent_launch.options(grid, problem.target), **problem.flags("POOL"),
         "BLOCK_R": rows, "BLOCK_K": block, "num_warps": 4, "num_stages": 1,
     }  # fmt: skip
     scalars = total, vectors, QH, QW, H, W, -h.padding, -v.padding, first, s_r, s_s

@@ -13,14 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import batch_grad_weight, costs, pace
+from minidl.kernels.conv import batch_grad_weight, costs, tile_throughput
 from minidl.kernels.conv.batch_grad_weight import parts_of, tile_of
 from minidl.kernels.conv.batch_tiled import inside
 from minidl.kernels.conv.even_parts import slots_of, step_at
-from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import GRAD_WEIGHT, Problem, Tensors, Unsupported
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "batch"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -172,7 +172,7 @@ def conv_even_sum_kernel(
     tl.store(p_total + o_mc, b_total.to(p_total.dtype.element_ty), mask=m_mc)
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     found = batch_grad_weight.able(problem)
     if not found:
         return found
@@ -180,10 +180,12 @@ def able(problem: Problem) -> bool | No:
     # Without tensor cores the registers would not hold it.
     one = not (tile["TAPS"] == 3 == len(problem.at.v.taps)) and parts_of(problem) == 1
     return (
-        (tile["EVEN"] == 1 or No("a tile without EVEN in the table"))
-        and (one or No("several taps in a tile, or images in parts"))
-        and ((problem.dtype, problem.precision) != (torch.float32, "ieee") or No("float32 without tensor cores"))
-        and (_parts(problem).slots <= SLOTS or No("too many programs for one tile"))
+        (tile["EVEN"] == 1 or Unsupported("a tile without EVEN in the table"))
+        and (one or Unsupported("several taps in a tile, or images in parts"))
+        and (
+            (problem.dtype, problem.precision) != (torch.float32, "ieee") or Unsupported("float32 without tensor cores")
+        )
+        and (_parts(problem).slots <= SLOTS or Unsupported("too many programs for one tile"))
     )
 
 
@@ -191,12 +193,12 @@ def estimate(problem: Problem) -> float:
     """512@7: 0.97 of cuDNN, in shares 0.89."""
     if problem.paced:
         parts, tile = _parts(problem), tile_of(problem)
-        steps = costs.far_apart(problem) * pace.steps(parts.each, tile["BLOCK_K"])
-        tempo = pace.of_grad_weight(tile, 1)
+        steps = costs.far_apart(problem) * tile_throughput.steps(parts.each, tile["BLOCK_K"])
+        tempo = tile_throughput.of_grad_weight(tile, 1)
         # A program ends a tile and may begin another: of so many tiles sums are written and added.
         written = launch.cdiv(parts.total, parts.each) + parts.tiles * problem.taps
         values = tile["BLOCK_M"] * tile["BLOCK_N"]
-        time = pace.known().rounds["even"] + steps * tempo.step + pace.of_shares(written, values)
+        time = tile_throughput.known().rounds["even"] + steps * tempo.step + tile_throughput.of_shares(written, values)
         return costs.at_least(problem, time)
     return costs.relative(problem, "even") * batch_grad_weight.estimate(problem)
 
@@ -239,7 +241,7 @@ def prepare(problem: Problem) -> Prepared:
     blocks = {name: tile[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
     sizes = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, parts.each)
     walks = {
-        **problem.taps_read, **early.options(target=problem.target), **blocks,
+        **problem.taps_read, **dependent_launch.options(target=problem.target), **blocks,
     }  # fmt: skip
     warps = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     rows = max(1, min(2048 // tile["BLOCK_N"], tile["BLOCK_M"]))

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv.problem import Problem
-from minidl.runtime import early, launch
-from minidl.runtime.boxes import Halves
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import ConcatPair
 
 TOGETHER = tl.constexpr(4)  # slots whose sums are read at once
 VALUES = 2048  # that a program adds
@@ -77,7 +77,7 @@ class Prepared(NamedTuple):
     sum: launch.Prepared | None
     shape: tuple[int, ...]
 
-    def run(self, dy: torch.Tensor, x: torch.Tensor | Halves, *turned: int) -> torch.Tensor:
+    def run(self, dy: torch.Tensor, x: torch.Tensor | ConcatPair, *turned: int) -> torch.Tensor:
         """The gradient."""
         dtype = dy.dtype if self.sum is None else launch.acc_torch(dy.dtype)
         partial = torch.empty(self.partial, dtype=dtype, device=dy.device)
@@ -101,5 +101,5 @@ def prepare_sum(
     return launch.Prepared(
         conv_even_parts_sum_kernel, (tiles * blocks["TAPS"] * blocks["BLOCK_M"] // rows,),
         (boxes, problem.M, problem.groups, each, pause),
-        {"C": problem.C, "J": taps, "ROWS": rows, **blocks, **early.options(target=problem.target)},
+        {"C": problem.C, "J": taps, "ROWS": rows, **blocks, **dependent_launch.options(target=problem.target)},
     )  # fmt: skip

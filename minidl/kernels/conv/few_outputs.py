@@ -28,9 +28,9 @@ from minidl.kernels.conv import costs
 from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.pixel_boxes import shape_of_box
 from minidl.kernels.conv.prepared import Copy, Product
-from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, No, Problem, Tensors
+from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.runtime import launch
-from minidl.runtime.boxes import Box
+from minidl.runtime.descriptors import Box
 
 NAME = "few"
 DIRECTIONS = (TRANSPOSED,)
@@ -114,12 +114,15 @@ def conv_few_kernel(
     tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     h, v, groups = problem.geometry
     return (
-        (groups == h.dilation == v.dilation == 1 or No("more than one group, or a dilation"))
-        and ((1 <= problem.M <= MOST and problem.M * h.stride * v.stride <= LARGEST) or No("too many output channels"))
-        and (problem.C % 16 == 0 or No("input channels that are not a multiple of 16"))
+        (groups == h.dilation == v.dilation == 1 or Unsupported("more than one group, or a dilation"))
+        and (
+            (1 <= problem.M <= MOST and problem.M * h.stride * v.stride <= LARGEST)
+            or Unsupported("too many output channels")
+        )
+        and (problem.C % 16 == 0 or Unsupported("input channels that are not a multiple of 16"))
         and (problem.x_boxes or NO_BOXES)
     )
 

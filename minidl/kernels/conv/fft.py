@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 
 from minidl.kernels.conv import costs
-from minidl.kernels.conv.problem import CORRELATIONS, No, Problem, Tensors
+from minidl.kernels.conv.problem import CORRELATIONS, Problem, Tensors, Unsupported
 from minidl.kernels.conv.spectra import (
     conv_fft_inverse_kernel,
     conv_fft_kernel,
@@ -102,16 +102,16 @@ def cheapest(outputs: tuple[int, int], kernel: tuple[int, int], C: int, M: int, 
     return best[1]
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     """Whether the walks read neighbours, by neighbours."""
     h, v = problem.at.h, problem.at.v
     plain = all(walk.in_step == walk.in_tap == walk.out_step == 1 for walk in (h, v))
     return (
-        (problem.form == NAME or No("used on request only: its error bound is one of norms"))
-        and (plain or No("a stride or dilation"))
-        and ((problem.groups == 1 and problem.M > 0 and problem.C > 0) or No("more than one group"))
-        and (problem.pool is None or No("a pool"))
-        and (problem.dtype in DTYPES or No("a dtype other than float32, float16 and bfloat16"))
+        (problem.form == NAME or Unsupported("used on request only: its error bound is one of norms"))
+        and (plain or Unsupported("a stride or dilation"))
+        and ((problem.groups == 1 and problem.M > 0 and problem.C > 0) or Unsupported("more than one group"))
+        and (problem.pool is None or Unsupported("a pool"))
+        and (problem.dtype in DTYPES or Unsupported("a dtype other than float32, float16 and bfloat16"))
     )
 
 

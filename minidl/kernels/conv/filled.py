@@ -18,9 +18,10 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, No, Problem
-from minidl.runtime import early, estimates, launch
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem, Unsupported
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.dependent_launch import wait
 
 NAME = "fill"
 DIRECTIONS = FORWARD, TRANSPOSED, GRAD_WEIGHT
@@ -101,16 +102,16 @@ class Filling(NamedTuple):
         return y[: shape[0]] if self.result is None else self.result.of(y)
 
 
-def wider(problem: Problem) -> Problem | No:
+def wider(problem: Problem) -> Problem | Unsupported:
     """The problem of more channels."""
     if problem.direction not in DIRECTIONS:
-        return No("a walk back")
+        return Unsupported("a walk back")
     if problem.dtype == torch.float64 or (problem.target == "interpreted" and problem.form != NAME):
-        return No("nothing gained with float64, or by the interpreter")
+        return Unsupported("nothing gained with float64, or by the interpreter")
     if problem.pool:
-        return No("a pool")
+        return Unsupported("a pool")
     if problem.direction == TRANSPOSED and not _few_walks(problem):
-        return No("more walks than two strides of 2 have")
+        return Unsupported("more walks than two strides of 2 have")
     unit = 16 // problem.dtype.itemsize
     groups, C, M = problem.groups, problem.C, problem.M
     merged = _merged(groups, max(C, M))
@@ -124,7 +125,7 @@ def wider(problem: Problem) -> Problem | No:
         if problem.direction == GRAD_WEIGHT:
             M = FEW_UNIT if few else _filled(M, unit)
     if (C, M) == (problem.C, problem.M):
-        return No("channels that need no more")
+        return Unsupported("channels that need no more")
     made = problem._replace(C=C, M=M, geometry=problem.geometry._replace(groups=groups // merged), form=None)
     copied = merged == 1 and problem.C != C and (problem.direction != GRAD_WEIGHT or problem.M != M)
     made = made._replace(aligned=problem.aligned or copied, w_aligned=True)
@@ -142,7 +143,7 @@ def _few_walks(problem: Problem) -> bool:
 
 def cost(problem: Problem, made: Problem) -> float:
     """Microseconds of the copies, of what is read and written."""
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     filling = prepare(problem, made)
     copies = [copy for copy in filling if copy is not None]
     values = sum(2.0 * torch.Size(copy.shape).numel() for copy in copies)
@@ -193,7 +194,7 @@ def _copy(
     parts, per_group, each = merged or (1, rows, rows)
     scalars = (rows, pitch, to, per_group, each)
     meta = {"MERGED": parts, "ALL": parts == 1 and each == per_group, "BACK": back}
-    meta |= {**early.options(grid, problem.target), **tile.options}
+    meta |= {**dependent_launch.options(grid, problem.target), **tile.options}
     return Copy(shape, launch.Prepared(conv_fill_kernel, (grid,), scalars, meta))
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import torch
 
-from minidl.kernels import activation, float8
+from minidl.kernels import activation, check, float8
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv import channels_last, check_form
 from minidl.kernels.conv import forward as forward_wide
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import FORWARD, Problem
-from minidl.runtime import check, launch
+from minidl.runtime import launch
 
 LINEAR = (None, "relu", "leaky_relu")  # activations of c x that are c times those of x, for c above 0
 

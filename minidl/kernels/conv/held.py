@@ -16,10 +16,10 @@ import triton.language as tl
 from minidl.kernels.conv import banded, bands, costs
 from minidl.kernels.conv.bands import group_of, in_rows, padded, store_groups
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, MANY, No, Problem, Tensors
+from minidl.kernels.conv.problem import CORRELATIONS, MANY, Problem, Tensors, Unsupported
 from minidl.runtime import launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "banded"
 MANY_OUTPUTS = 32
@@ -101,13 +101,13 @@ def held_band(C: int, M: int, R: int, S: int, stride: int, width: int, pool: boo
     return None if best is None or best[3] > MOST_K or best[3] * best[4] > MOST else best[1:]
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     # Where a product cuts its operands, it would cut the band again for every tile.
     cut = problem.dtype == torch.float32 and problem.precision != "tf32" and problem.target != "interpreted"
     return (
         banded.able(problem)
-        and ((problem.dtype != torch.float64 and not cut) or No("float64, or operands that are split"))
-        and (_found(problem) is not None or No("a band too large for shared memory"))
+        and ((problem.dtype != torch.float64 and not cut) or Unsupported("float64, or operands that are split"))
+        and (_found(problem) is not None or Unsupported("a band too large for shared memory"))
     )
 
 

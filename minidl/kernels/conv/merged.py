@@ -19,9 +19,9 @@ from minidl.kernels.conv import batch_back, costs
 from minidl.kernels.conv.epilogue import repeated
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.prepared import Copy, Product
-from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, No, Problem, Tensors
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "merge"
 DIRECTIONS = (TRANSPOSED,)
@@ -59,11 +59,11 @@ def conv_merge_kernel(
     tl.store(p_merged + o, b_w, mask=o < total)
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     v = problem.geometry.w
     return (
-        (problem.groups == 1 or No("more than one group"))
-        and ((v.stride == 2 and v.size > 0 and v.size % 2 == 0) or No("a stride other than 2, or odd columns"))
+        (problem.groups == 1 or Unsupported("more than one group"))
+        and ((v.stride == 2 and v.size > 0 and v.size % 2 == 0) or Unsupported("a stride other than 2, or odd columns"))
         and batch_back.able(problem)
         and ((pairs_of(v).output > 0 and _row(problem) * problem.dtype.itemsize % 16 == 0) or NO_BOXES)
     )
@@ -97,7 +97,8 @@ def prepare(problem: Problem) -> Product:
     tile = problem.tile("conv_band", floor=1, total=total)
     scalars = (total, *problem.strides, M, axis.padding - 2 * v.padding)
     meta = {
-        "C": C, "R": R, "S": S, "REACH": v.kernel, "TURN": turn, **early.options(target=problem.target), **tile.options,
+        "C": C, "R": R, "S": S, "REACH": v.kernel, "TURN": turn,
+        **dependent_launch.options(target=problem.target), **tile.options,
     }  # fmt: skip
     # As if the weights lay so: in rows of channels that are read in place, or to be read as they are.
     lie = (R * v.kernel * 2 * M, 1, v.kernel * 2 * M, 2 * M) if turn else ()

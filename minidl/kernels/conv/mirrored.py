@@ -18,9 +18,10 @@ import torch
 
 from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import GRAD_WEIGHT, No, Problem
+from minidl.kernels.conv.problem import GRAD_WEIGHT, Problem, Unsupported
 from minidl.kernels.conv.turned import conv_turn_kernel
-from minidl.runtime import estimates, launch
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 NAME = "mirror"
 LEAST = 32  # channels, on both sides
@@ -40,22 +41,22 @@ class Mirroring(NamedTuple):
         return self.turn.of(part.run(dy, x)[0]), None
 
 
-def exchanged(problem: Problem) -> Problem | No:
+def exchanged(problem: Problem) -> Problem | Unsupported:
     """The problem of the mirror image."""
     if problem.direction != GRAD_WEIGHT:
-        return No("no gradient of the weight")
+        return Unsupported("no gradient of the weight")
     if problem.mirrored:
-        return No("a mirror image already")
+        return Unsupported("a mirror image already")
     if not problem.paced and problem.form != NAME:
-        return No("tiles whose time is not known")
+        return Unsupported("tiles whose time is not known")
     h, v, _ = problem.geometry
     if h.stride * v.stride > 1 or h.kernel * v.kernel == 1:
-        return No("strides, or one tap")
+        return Unsupported("strides, or one tap")
     if min(problem.C, problem.M) < (LEAST if problem.paced else 1) or 0 in (problem.N, *problem.read, *problem.written):
-        return No("few channels, or nothing to sum")
+        return Unsupported("few channels, or nothing to sum")
     axes = _exchanged(h), _exchanged(v)
     if min(axis.padding for axis in axes) < 0:
-        return No("padding beyond the reach of the taps")
+        return Unsupported("padding beyond the reach of the taps")
     return problem._replace(
         geometry=problem.geometry._replace(h=axes[0], w=axes[1]), C=problem.M, M=problem.C, form=None, mirrored=True
     )  # fmt: skip
@@ -74,7 +75,7 @@ def cost(problem: Problem, _: Problem, time: float) -> float:
 
 def of_turn(problem: Problem, taps: int) -> float:
     """Microseconds of turning a gradient of so many taps."""
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     values = problem.groups * problem.M * problem.C * taps
     return device.launch + 2 * values * problem.dtype.itemsize / device.copy
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from minidl.kernels.conv import costs, narrow
 from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.problem import Problem
-from minidl.runtime import estimates, launch
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 FAMILY = "conv_depthwise_grad_weight"
 # Rows of taps of a program, unrolled.
@@ -91,7 +92,7 @@ def _paced(problem: Problem, found: Cut) -> float:
 
     A warp loads the rows of a tile, of dy and of x, in vectors where each channel has one output.
     """
-    known, tile = estimates.of(problem.target).channels, found.tile
+    known, tile = selection.of(problem.target).channels, found.tile
     h, v = problem.geometry[:2]
     pairs = problem.groups * problem.M * problem.C
     each = max(1, tile["BLOCK_P"] * tile["BLOCK_C"] // (32 * tile.num_warps))
@@ -104,6 +105,6 @@ def _paced(problem: Problem, found: Cut) -> float:
     programs = found.parts * shares
     tiles = share * tile.num_warps * (known.load * loads + known.product * products)
     tiles *= 1.0 if problem.M == problem.C == 1 else known.several
-    memory = known.weight_memory * costs.moved(problem) / estimates.of(problem.target).copy
+    memory = known.weight_memory * costs.moved(problem) / selection.of(problem.target).copy
     time = known.launch + max(memory, programs * (known.program + tiles) / problem.processors) + known.tile * share
     return time + (known.sum + shares * pairs * problem.taps / known.joined if shares > 1 else 0.0)

@@ -14,11 +14,12 @@ from minidl.kernels.conv import bands, batch_tiled, costs
 from minidl.kernels.conv.epilogue import affine, pool_four, repeated
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, No, Problem, Tensors, Walks, all_inside
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, Problem, Tensors, Unsupported, Walks, all_inside
 from minidl.kernels.gemm.tiled import halves
-from minidl.runtime import early, estimates, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "pair"
 ADDED = 8
@@ -69,16 +70,16 @@ def conv_paired_pool_kernel(
     tl.store(p_y + o_y[:, None] + o_m[None, :], b_y.to(p_y.dtype.element_ty), mask=(o_n < N)[:, None] & (o_m < M))
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     h, v = problem.at.h, problem.at.v
     return (
-        (problem.groups == 1 or No("more than one group"))
-        and (h.out_step == v.in_step == v.in_tap == v.out_step == 1 or No("a stride or dilation"))
-        and (problem.read[1] % 2 == v.count % 2 == v.in_start % 2 == 0 or No("an odd number of columns"))
-        and (len(v.taps) % 2 == 1 < len(v.taps) or No("a kernel width other than 3, 5, 7 ..."))
-        and ((problem.C % 16 == 0 < problem.C and problem.M > 0) or No("input channels that are not a multiple of 16"))
+        (problem.groups == 1 or Unsupported("more than one group"))
+        and (h.out_step == v.in_step == v.in_tap == v.out_step == 1 or Unsupported("a stride or dilation"))
+        and (problem.read[1] % 2 == v.count % 2 == v.in_start % 2 == 0 or Unsupported("an odd number of columns"))
+        and (len(v.taps) % 2 == 1 < len(v.taps) or Unsupported("a kernel width other than 3, 5, 7 ..."))
+        and ((problem.C % 16 == 0 < problem.C and problem.M > 0) or Unsupported("input channels no multiple of 16"))
         and ((problem.x_boxes and problem.boxes(2 * problem.taps * problem.C)) or NO_BOXES)
-        and (problem.pool is None or _pools(problem) or No("a pool with padding, or channels that fill no tile"))
+        and (problem.pool is None or _pools(problem) or Unsupported("a padded pool, or channels that fill no tile"))
     )  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def estimate(problem: Problem) -> float:
         band = 2 * problem.M * len(problem.at.h.taps) * (len(problem.at.v.taps) + 1) * problem.C
         return (
             odd * batch_tiled.estimate(_pairs(problem))
-            + 3 * estimates.of(problem.target).launch
+            + 3 * selection.of(problem.target).launch
             + costs.of_band(problem, band)
         )
     S = len(problem.at.v.taps)
@@ -156,7 +157,7 @@ def _pooled(problem: Problem, h: Walk, v: Walk, reach: int) -> launch.Prepared:
     scalars = (problem.N, W, QH, QW, M, h.in_start, v.in_start, R * reach // sizes["BLOCK_K"], reach)
     meta = {
         "ROW": row, "IN_STEP_H": h.in_step, "IN_TAP_H": h.in_tap, "NP": 2 * M, **problem.constants,
-        **problem.flags("SAVE_Z"), **early.options(target=problem.target), **sizes,
+        **problem.flags("SAVE_Z"), **dependent_launch.options(target=problem.target), **sizes,
     }  # fmt: skip
     boxes = (
         Box.of_rows(problem.N, H * W * row, (tile["BLOCK_M"], sizes["BLOCK_K"])),

@@ -13,8 +13,8 @@ from minidl.kernels.conv import bands, boxed, costs
 from minidl.kernels.conv.epilogue import repeated
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, No, Problem, Tensors, Walks
-from minidl.runtime import estimates
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, Problem, Tensors, Unsupported, Walks
+from minidl.runtime.cost_model import selection
 
 NAME = "pair"
 ADDED = 8
@@ -25,17 +25,17 @@ MOST = 64
 FAR = 1000
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     h, v = problem.at.h, problem.at.v
     return (
-        (problem.groups == 1 or No("more than one group"))
-        and (problem.pool is None or No("a pool"))
-        and (h.in_step == v.in_step == v.in_tap == h.out_step == v.out_step == 1 or No("a stride or dilation"))
-        and (problem.read[1] % 2 == v.count % 2 == 0 or No("an odd number of columns"))
-        and (len(v.taps) > 1 or No("one column of taps"))
+        (problem.groups == 1 or Unsupported("more than one group"))
+        and (problem.pool is None or Unsupported("a pool"))
+        and (h.in_step == v.in_step == v.in_tap == h.out_step == v.out_step == 1 or Unsupported("a stride or dilation"))
+        and (problem.read[1] % 2 == v.count % 2 == 0 or Unsupported("an odd number of columns"))
+        and (len(v.taps) > 1 or Unsupported("one column of taps"))
         and ((problem.C % 32 == 0 and problem.C * problem.dtype.itemsize % 16 == 0)
-             or No("input channels that are not a multiple of 32"))
-        and (0 < problem.M <= MOST or No("output channels that fill a tile"))
+             or Unsupported("input channels that are not a multiple of 32"))
+        and (0 < problem.M <= MOST or Unsupported("output channels that fill a tile"))
         and ((problem.x_boxes and problem.boxes((len(v.taps) + 1) * problem.C)) or NO_BOXES)
     )  # fmt: skip
 
@@ -43,7 +43,7 @@ def able(problem: Problem) -> bool | No:
 def estimate(problem: Problem) -> float:
     pairs = _pairs(problem)
     band = 2 * problem.M * len(problem.at.h.taps) * (len(problem.at.v.taps) + 1) * problem.C
-    made = costs.of_band(problem, band) + estimates.of(problem.target).launch
+    made = costs.of_band(problem, band) + selection.of(problem.target).launch
     if problem.paced:
         return costs.at_least(problem, boxed.microseconds(pairs)) + made
     # Where tiles' times are not known it has no measured place, and is taken where it is asked for.
@@ -56,8 +56,8 @@ def prepare(problem: Problem) -> Product:
     return Product(made, boxed.prepare(_pairs(problem), pairs=True))
 
 
-def reads_halves(problem: Problem) -> bool:
-    return boxed.reads_halves(_pairs(problem))
+def reads_concat_pair(problem: Problem) -> bool:
+    return boxed.reads_concat_pair(_pairs(problem))
 
 
 def run(prepared: Product, t: Tensors) -> None:

@@ -16,12 +16,12 @@ import triton.language as tl
 
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs
-from minidl.kernels.conv.problem import MANY, NO_BOXES, TRANSPOSED, No, Problem, Tensors
+from minidl.kernels.conv.problem import MANY, NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.kernels.gemm import choice, launches
 from minidl.kernels.gemm.tiled import halves, tile_position
-from minidl.runtime import early, launch
-from minidl.runtime.boxes import Box
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
 
 NAME = "product"
 DIRECTIONS = (TRANSPOSED,)
@@ -90,26 +90,26 @@ def conv_patches_kernel(
         )  # fmt: skip
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     h, v, groups = problem.geometry
     side_by_side = all(
         axis.kernel == axis.stride and axis.padding == 0 and axis.dilation == 1
         and axis.size == axis.output * axis.kernel for axis in (h, v)
     )  # fmt: skip
     return (
-        (problem.pool is None or No("a pool"))
-        and (groups == 1 or No("more than one group"))
-        and ((side_by_side and h.stride * v.stride > 1) or No("patches that are not side by side"))
-        and (0 < _patches(problem) * h.kernel < MANY or No("no patches, or more than 32 bits count"))
-        and (v.size * max(problem.C, problem.M) * h.kernel < MANY or No("rows of patches that 32 bits do not count"))
-        and (min(problem.C, problem.M) > 0 or No("no channels"))
-        and (_as_they_lie(problem) or No("weights that do not lie in rows of channels"))
-        and (_row(problem) % 16 == 0 or No("rows of a patch that no 16 bytes divide"))
-        and (_row(problem) >= LEAST_ROW or problem.form == NAME or No("rows of a patch below 64 bytes"))
+        (problem.pool is None or Unsupported("a pool"))
+        and (groups == 1 or Unsupported("more than one group"))
+        and ((side_by_side and h.stride * v.stride > 1) or Unsupported("patches that are not side by side"))
+        and (0 < _patches(problem) * h.kernel < MANY or Unsupported("no patches, or more than 32 bits count"))
+        and (v.size * max(problem.C, problem.M) * h.kernel < MANY or Unsupported("too many rows for 32 bits"))
+        and (min(problem.C, problem.M) > 0 or Unsupported("no channels"))
+        and (_as_they_lie(problem) or Unsupported("weights that do not lie in rows of channels"))
+        and (_row(problem) % 16 == 0 or Unsupported("rows of a patch that no 16 bytes divide"))
+        and (_row(problem) >= LEAST_ROW or problem.form == NAME or Unsupported("rows of a patch below 64 bytes"))
         and ((problem.boxes(problem.C, problem.aligned) and problem.boxes(_columns(problem), problem.w_aligned))
              or NO_BOXES)
         and (problem.dtype != torch.float32 or problem.target == "interpreted" or problem.precision == "ieee"
-             or No("float32 that does not lie along the rows, for tensor cores"))
+             or Unsupported("float32 that does not lie along the rows, for tensor cores"))
     )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def prepare(problem: Problem) -> launch.Prepared:
     programs = min(launches.tiles_of(patches, N, tile), problem.processors)
     meta = {
         "WIDTH": v.kernel * problem.M, **problem.constants, **problem.flags("POOL"),
-        **early.options(target=problem.target), **tile.options,
+        **dependent_launch.options(target=problem.target), **tile.options,
     }  # fmt: skip
     boxes = (
         Box.of_rows(patches, K, (tile["BLOCK_M"], tile["BLOCK_K"])),

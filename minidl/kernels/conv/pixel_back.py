@@ -8,13 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, pace, pixel_choice, turned
+from minidl.kernels.conv import costs, pixel_choice, tile_throughput, turned
 from minidl.kernels.conv.batch_back import walk_back, walk_of
 from minidl.kernels.conv.pixel_tiled import conv_pixel_tile
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import MANY, TRANSPOSED, WALK, No, Problem, Tensors, walks_back
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import MANY, TRANSPOSED, WALK, Problem, Tensors, Unsupported, walks_back
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = pixel_choice.NAME
 DIRECTIONS = (TRANSPOSED,)
@@ -57,14 +57,14 @@ def conv_pixel_back_kernel(
     )  # fmt: skip
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     h, v = problem.geometry.h, problem.geometry.w
     return (
-        (h.stride * v.stride > 1 or No("a stride of 1"))
-        and (h.dilation == v.dilation == 1 or No("a dilation"))
-        and (h.stride * v.stride <= MOST or No("more than 16 walks"))
-        and (max(h.kernel, v.kernel) < pixel_choice.BITS or No("more taps than there are bits"))
-        and (_most(problem) < MANY or No("more values than 32 bits count"))
+        (h.stride * v.stride > 1 or Unsupported("a stride of 1"))
+        and (h.dilation == v.dilation == 1 or Unsupported("a dilation"))
+        and (h.stride * v.stride <= MOST or Unsupported("more than 16 walks"))
+        and (max(h.kernel, v.kernel) < pixel_choice.BITS or Unsupported("more taps than there are bits"))
+        and (_most(problem) < MANY or Unsupported("more values than 32 bits count"))
     )  # fmt: skip
 
 
@@ -79,18 +79,18 @@ def estimate(problem: Problem) -> float:
         )  # fmt: skip
     steps, kind = pixel_choice.steps_of(problem, at, costs.taps(problem))
     longest, _ = pixel_choice.steps_of(problem, at, walk.taps)
-    tempo = pace.of(at.tile)
+    tempo = tile_throughput.of(at.tile)
     # Tiles of walks without taps only store: 1x1 stride 2, 256->512 back to 56x56, 27 images, 27 us.
     with_taps, empty = (_tiles(problem, at.tile, taps) for taps in (True, False))
     time = 0.0
     if with_taps:
         each = steps * (with_taps + empty) / with_taps
-        time = pace.microseconds(with_taps, each, tempo, problem.processors, kind)
+        time = tile_throughput.microseconds(with_taps, each, tempo, problem.processors, kind)
     if with_taps + empty > tempo.slots * problem.processors:
-        time += pace.microseconds(empty, 0.0, tempo, problem.processors, kind)
+        time += tile_throughput.microseconds(empty, 0.0, tempo, problem.processors, kind)
     # 3x3 stride 2, 512->512 at 7x7, 2 images: one round, as long as its tiles of four taps, 14 us.
-    time = max(time, pace.microseconds(1, longest, tempo, problem.processors, kind))
-    return costs.at_least(problem, time + (0.0 if problem.in_place else pace.known().turn))
+    time = max(time, tile_throughput.microseconds(1, longest, tempo, problem.processors, kind))
+    return costs.at_least(problem, time + (0.0 if problem.in_place else tile_throughput.known().turn))
 
 
 def prepare(problem: Problem) -> Product:
@@ -109,7 +109,7 @@ def prepare(problem: Problem) -> Product:
         "STRIDE_H": h.stride, "STRIDE_W": v.stride,
         "FLAT": pixel_choice.flat(problem.C, most_h * most_w), "TURN": turn,
         "EMPTY": h.kernel < h.stride or v.kernel < v.stride,
-        **problem.constants, **early.options(target=problem.target), **problem.flags("POOL"),
+        **problem.constants, **dependent_launch.options(target=problem.target), **problem.flags("POOL"),
         **pixel_choice.options(problem, at),
     }  # fmt: skip
     return Product(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
-from minidl.runtime.boxes import Box
+from minidl.runtime.descriptors import Box
 
 
 def images_box(N: int, H: int, W: int, channels: int, block: Sequence[int], pitches: Sequence[int] = ()) -> Box:
@@ -19,7 +19,7 @@ def pairs_box(N: int, H: int, W: int, C: int, block: Sequence[int]) -> Box:
     return Box((N, H, W // 2, 2, C), (H * W * C, W * C, 2 * C, C, 1), block)
 
 
-def halves_box(N: int, H: int, W: int, C: int, block: Sequence[int], pairs: bool = False) -> Box:
+def concat_pair_box(N: int, H: int, W: int, C: int, block: Sequence[int], pairs: bool = False) -> Box:
     """Boxes of x [2, N, H, W, C / 2], two tensors; of pairs [2, N, H, W / 2, 2 * C / 2]."""
     row, part = W * C // 2, C // 2
     if pairs:

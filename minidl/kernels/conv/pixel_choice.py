@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from minidl.kernels.conv import costs, pace
+from minidl.kernels.conv import costs, tile_throughput
 from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, WALK, Problem, all_inside
-from minidl.runtime import estimates, launch
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 NAME = "pixel"
 FAMILIES = ("conv", "conv_flat")
@@ -49,7 +50,7 @@ def _with_shares(problem: Problem, tile: launch.Tile, C: int, JW: int, pixels: i
     blocks = launch.cdiv(taps * C, BLOCK_K) if joined else taps * max(1, C // BLOCK_K)
     across = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups
     count = launch.cdiv(pixels, tile["BLOCK_M"]) * across
-    tempo = pace.of(tile)
+    tempo = tile_throughput.of(tile)
     split = 1
     if not problem.pool and problem.at.h.out_step == problem.at.v.out_step == 1:
         slots = tempo.slots if problem.paced else 1
@@ -60,13 +61,13 @@ def _with_shares(problem: Problem, tile: launch.Tile, C: int, JW: int, pixels: i
     steps, kind = steps_of(problem, Chosen(tile, C, JW, 1, None), taps)
     values = pixels * problem.groups * problem.M
     time = [
-        pace.microseconds(
+        tile_throughput.microseconds(
             count * shares, steps / shares, tempo, problem.processors, kind, _begun(problem, count * shares)
         )
-        + pace.of_shares(shares, values)
+        + tile_throughput.of_shares(shares, values)
         for shares in (1, split)
     ]
-    known = pace.known()
+    known = tile_throughput.known()
     least = known.launch + min(time)
     if problem.direction == WALK and not problem.in_place:
         least += known.turn
@@ -83,7 +84,7 @@ def _begun(problem: Problem, programs: int) -> float:
 
 def steps_of(problem: Problem, at: Chosen, taps: float) -> tuple[float, str]:
     """Steps of a tile for so many taps, and of which kind their rounds are."""
-    C, BLOCK_K, known = at.C, at.tile["BLOCK_K"], pace.known()
+    C, BLOCK_K, known = at.C, at.tile["BLOCK_K"], tile_throughput.known()
     if flat(C, len(problem.at.h.taps) * at.JW if problem.direction != TRANSPOSED else math.ceil(taps)):
         of_a_pixel = C * problem.dtype.itemsize
         flat_ = known.flat if of_a_pixel % 16 == 0 else known.flat_values
@@ -95,16 +96,16 @@ def steps_of(problem: Problem, at: Chosen, taps: float) -> tuple[float, str]:
         # 13->768 4x4 at 13x13 of 3 images: 21 us, filled 5; 9->872 of 393: 12 ms. On H200s, 129 shapes.
         if of_a_pixel % 8:
             blocks = 1 + (blocks - 1) * costs.relative(problem, "pixel, twos" if of_a_pixel % 4 else "pixel, fours")
-        return flat_ * pace.steps(blocks, BLOCK_K), "flat"
-    rest = pace.steps(taps, rest_of(C, at.tile)) if C % BLOCK_K else 0.0
+        return flat_ * tile_throughput.steps(blocks, BLOCK_K), "flat"
+    rest = tile_throughput.steps(taps, rest_of(C, at.tile)) if C % BLOCK_K else 0.0
     # Rows that are no pixels cost no reading.
     full = min(1.0, problem.images * image(problem) / at.tile["BLOCK_M"])
-    times = 1 + (pace.narrow(C, problem.dtype.itemsize) - 1) * full
+    times = 1 + (tile_throughput.narrow(C, problem.dtype.itemsize) - 1) * full
     times *= known.turned if problem.in_place else 1.0
     # 512->512 3x3 stride 2, 81 images of 33x33: 165 us with 256 columns, 192 with 128; alike at a stride of 1.
     if problem.direction == FORWARD and problem.at.v.in_step > 1 and at.tile["BLOCK_N"] < WIDE_TILE:
         times *= costs.relative(problem, "pixel, strided")
-    return (pace.steps(taps * (C // BLOCK_K), BLOCK_K) + rest) * times, "pixel"
+    return (tile_throughput.steps(taps * (C // BLOCK_K), BLOCK_K) + rest) * times, "pixel"
 
 
 def turns(problem: Problem, microseconds: float) -> bool:
@@ -112,7 +113,7 @@ def turns(problem: Problem, microseconds: float) -> bool:
 
     256->256 at 14x14, 506 images: 211 us in place of 180.
     """
-    return microseconds >= estimates.of(problem.target).steps.turns_from
+    return microseconds >= selection.of(problem.target).steps.turns_from
 
 
 def options(problem: Problem, at: Chosen) -> dict[str, int]:

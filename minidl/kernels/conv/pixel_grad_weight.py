@@ -14,13 +14,13 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, pace, pixel_choice
+from minidl.kernels.conv import costs, pixel_choice, tile_throughput
 from minidl.kernels.conv.pixel_steps import pixel
 from minidl.kernels.conv.prepared import Shares
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors, all_inside
+from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.division import divided, reciprocal
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "pixel"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -118,7 +118,7 @@ def conv_pixel_grad_weight_kernel(
         tl.store(p_partial + o_w + t * C, b_accs[t], mask=m_m[:, None] & m_t[None, :])
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     return True
 
 
@@ -174,12 +174,12 @@ def chosen(problem: Problem) -> Chosen:
         wanted = max(1, min(programs // max(tiles, 1), blocks // LEAST))
         return Chosen(tile, TAPS, C, JW, joined, tiles, *_whole(blocks, block, wanted), 0.0)
     # Of few channels not much is read.
-    of_dy = pace.narrow(problem.M, 2) * min(problem.M, tile["BLOCK_M"])
-    of_x = pace.narrow(C, 2) * min(C, tile["BLOCK_N"]) * TAPS
+    of_dy = tile_throughput.narrow(problem.M, 2) * min(problem.M, tile["BLOCK_M"])
+    of_x = tile_throughput.narrow(C, 2) * min(C, tile["BLOCK_N"]) * TAPS
     narrow = max(1.0, (of_dy + of_x) / (tile["BLOCK_M"] + tile["BLOCK_N"] * TAPS))
     values = problem.groups * problem.M * problem.taps * problem.C
-    found = pace.in_shares(
-        tiles, blocks, block, pace.of_grad_weight(tile, TAPS), problem.processors, values,
+    found = tile_throughput.in_shares(
+        tiles, blocks, block, tile_throughput.of_grad_weight(tile, TAPS), problem.processors, values,
         _of_patches(problem, tile, C, N) if joined else narrow, LEAST,
         "flat" if joined else "weight",
     )  # fmt: skip
@@ -192,7 +192,7 @@ def _of_patches(problem: Problem, tile: launch.Tile, C: int, values: int) -> flo
     168 drawn layers of H100s and H200s: 0.3 times as long in 16 columns. Of 3 channels 11x11 stride 4 at 224x224, 257
     images, 982 us.
     """
-    times = pace.known().flat_weight * math.sqrt(tile["BLOCK_N"] / 128) * (tile["BLOCK_M"] / 128) ** 0.25
+    times = tile_throughput.known().flat_weight * math.sqrt(tile["BLOCK_N"] / 128) * (tile["BLOCK_M"] / 128) ** 0.25
     if C * problem.dtype.itemsize % 8 == 0:
         return times * costs.relative(problem, "weight, pixel, eights")
     if values > tile["BLOCK_N"] >= 128:
@@ -215,7 +215,7 @@ def prepare(problem: Problem) -> Shares:
         **problem.taps_read, "C": at.C, "JW": at.JW, "CHANNELS": groups * problem.C, "M": M, "GROUPS": groups,
         "WIDE": pixel_choice.wide(problem) or pixels * groups * M >= MANY, "LONG": image >= MANY, "FLAT": at.joined,
         "INSIDE": all_inside(h, H) and all_inside(v, W),
-        **problem.constants, **early.options(target=problem.target), **at.tile.options, "TAPS": at.TAPS,
+        **problem.constants, **dependent_launch.options(target=problem.target), **at.tile.options, "TAPS": at.TAPS,
     }  # fmt: skip
     made = launch.Prepared(conv_pixel_grad_weight_kernel, (at.tiles, at.shares), scalars, meta)
     return Shares(made, at.shares, problem.shape)

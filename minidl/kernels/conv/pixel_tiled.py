@@ -23,10 +23,10 @@ from minidl.kernels.activation import activate
 from minidl.kernels.conv import pixel_choice
 from minidl.kernels.conv.epilogue import affine, finish, pool_quads
 from minidl.kernels.conv.pixel_steps import add_blocks, add_flat, inside_bits, pixel
-from minidl.kernels.conv.problem import CORRELATIONS, MANY, No, Problem, Tensors, all_inside
+from minidl.kernels.conv.problem import CORRELATIONS, MANY, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.gemm import launches
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = pixel_choice.NAME
 IN_PLACE = True
@@ -182,7 +182,7 @@ class Prepared(NamedTuple):
     sum: launch.Prepared | None
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     return True
 
 
@@ -217,13 +217,13 @@ def prepare(problem: Problem) -> Prepared:
         "INSIDE": all_inside(h, H) and all_inside(v, W), "MARKED": max(JH, JW) <= pixel_choice.BITS, "TURN": turn,
         "TAPS_INNER": pixel_choice.taps_inner(problem),
         **problem.constants, **({**launches.bare(flags), "HAS_SCALE": False} if split > 1 else flags),
-        **early.options(target=problem.target), **pixel_choice.options(problem, at),
+        **dependent_launch.options(target=problem.target), **pixel_choice.options(problem, at),
     }  # fmt: skip
     made = launch.Prepared(conv_pixel_kernel, (grid, split), scalars, meta)
     if split == 1:
         return Prepared(made, (1, total), None)
     flags = {**problem.flags("POOL"), "SPLIT": split, "ACC": launch.acc(problem.dtype)}
-    added = launches.summed(problem.dtype, groups * M, total, flags, problem.target, problem.blind)
+    added = launches.summed(problem.dtype, groups * M, total, flags, problem.target, problem.batch_invariant)
     return Prepared(made, (split, total), added)
 
 

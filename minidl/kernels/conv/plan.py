@@ -10,7 +10,7 @@ A form is a module of this folder with
     FLOAT8     optional: whether it takes values of 8 bits, forward
     ADDED      optional: of how many output channels a multiple takes a sum before the activation
     OVERLAPS   optional: whether it reads pixels that overlap (`unshuffled`)
-    reads_halves(problem)  optional: whether it reads two tensors that are joined where they lie
+    reads_concat_pair(problem)  optional: whether it reads two joined tensors in place
     hands_on(problem)  optional: bands of rows whose statistics its tiles hand on; 0 where they do not
     prepare(problem)   tiles, grids, flags, scalars and boxes: all that `run` needs beside tensors
     run(prepared, tensors)
@@ -67,7 +67,7 @@ from minidl.kernels.conv import (
     unshuffled,
 )
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import GRAD_WEIGHT, SAID, TRANSPOSED, WALK, No, Problem, Tensors, walks_back
+from minidl.kernels.conv.problem import GRAD_WEIGHT, SAID, TRANSPOSED, WALK, Problem, Tensors, Unsupported, walks_back
 from minidl.runtime import launch
 
 FORMS: tuple[Any, ...] = (
@@ -203,17 +203,17 @@ def plan(problem: Problem) -> Plan:
 
     Raises UnableError where the form asked for cannot take the problem.
     """
-    best = _cheapest(problem._replace(statistics=False, halves=False))
+    best = _cheapest(problem._replace(statistics=False, concat_pair=False))
     if best is None:
         raise UnableError(problem)
     if os.environ.get("MINIDL_EXPLAIN") == "1":
         # A warning: nothing less is shown where no one has set up logging.
         _logger.warning("%s", explain(problem))
-    if problem.halves:
+    if problem.concat_pair:
         read = _cheapest(problem._replace(statistics=False))
         if read is not None and read.microseconds <= best.microseconds + _of_join(problem):
             best = read
-        problem = problem._replace(halves=best.problem.halves)
+        problem = problem._replace(concat_pair=best.problem.concat_pair)
     if problem.statistics and hasattr(best.form, "hands_on") and (bands := best.form.hands_on(problem)):
         best = best._replace(problem=problem, bands=bands)
     return _prepared(best)
@@ -244,7 +244,7 @@ def explain(problem: Problem) -> str:
     if min(problem.N, problem.C, problem.M, problem.processors) < 1:
         raise ValueError(f"explain: N, C, M and processors must be at least 1, got {problem}")
     every = candidates(problem)
-    if problem.halves and (joined := _cheapest(problem._replace(halves=False))) is not None:
+    if problem.concat_pair and (joined := _cheapest(problem._replace(concat_pair=False))) is not None:
         time = joined.microseconds + _of_join(problem)
         every.append((joined._replace(microseconds=time), f"joined, {_said_of_parts(joined)}"))
     best = min((made for made, _ in every if made is not None), key=_microseconds, default=None)
@@ -283,7 +283,7 @@ def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     parts = _in_parts(problem)
     if parts is not None:
         found.append((parts, _said_of_parts(parts)))
-    if not problem.pitches and not problem.halves:
+    if not problem.pitches and not problem.concat_pair:
         found += [_of_other(problem, way) for way in _OTHERS if problem.form in (None, way.name)]
     return found
 
@@ -299,10 +299,10 @@ def _adds(form: Any, problem: Problem) -> bool:
     return hasattr(form, "ADDED") and problem.M % form.ADDED == 0
 
 
-def _reads(form: Any, problem: Problem) -> bool | No:
+def _reads(form: Any, problem: Problem) -> bool | Unsupported:
     """Whether a form that is able to reads x as it lies."""
-    reads = not problem.halves or (hasattr(form, "reads_halves") and form.reads_halves(problem))
-    return reads or No("halves of x, which it does not read")
+    reads = not problem.concat_pair or (hasattr(form, "reads_concat_pair") and form.reads_concat_pair(problem))
+    return reads or Unsupported("halves of x, which it does not read")
 
 
 class Remade(NamedTuple):
@@ -310,14 +310,14 @@ class Remade(NamedTuple):
     what it prepares. The cost is of both problems with the images that plans are made for, and the other's time."""
 
     name: str
-    make: Callable[[Problem], Problem | No]
+    make: Callable[[Problem], Problem | Unsupported]
     cost: Callable[[Problem, Problem, float], float]
     prepare: Callable[[Problem, Problem], Any]
 
 
 _OTHERS = (
     Remade(
-        filled.NAME, lambda problem: filled.wider(problem) if problem.dtype.itemsize > 1 else No("float8"),
+        filled.NAME, lambda problem: filled.wider(problem) if problem.dtype.itemsize > 1 else Unsupported("float8"),
         lambda problem, made, _: filled.cost(problem, made), filled.prepare,
     ),
     Remade(tap_sums.NAME, tap_sums.apart, tap_sums.cost, tap_sums.prepare),

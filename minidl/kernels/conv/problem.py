@@ -13,7 +13,7 @@ from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry, Walk
 from minidl.kernels.gemm.tiled import ADDED, STATISTICS
 from minidl.runtime import launch
-from minidl.runtime.boxes import Halves
+from minidl.runtime.descriptors import ConcatPair
 
 FORWARD, TRANSPOSED, GRAD_WEIGHT, WALK = "forward", "transposed", "grad_weight", "walk"
 CORRELATIONS = FORWARD, WALK  # one pair of walks
@@ -27,7 +27,7 @@ MANY = 2**31 - 2**21
 BLIND = 256
 
 
-class No(str):
+class Unsupported(str):
     """A reason, and false: what `able` returns for a problem that a form cannot take."""
 
     __slots__ = ()
@@ -36,7 +36,7 @@ class No(str):
         return False
 
 
-NO_BOXES = No("no tensor descriptors for x and w here, or for this device")
+NO_BOXES = Unsupported("no tensor descriptors for x and w here, or for this device")
 
 
 class Walks(NamedTuple):
@@ -58,7 +58,7 @@ class Tensors(NamedTuple):
     where the value before the activation is kept, or what is added to it.
     """
 
-    x: torch.Tensor | Halves
+    x: torch.Tensor | ConcatPair
     w: torch.Tensor
     y: torch.Tensor | None = None
     bias: torch.Tensor | None = None
@@ -68,7 +68,7 @@ class Tensors(NamedTuple):
     @property
     def turned(self) -> int:
         """1 where halves of x are exchanged, else 0."""
-        return self.x.turned if isinstance(self.x, Halves) else 0
+        return self.x.turned if isinstance(self.x, ConcatPair) else 0
 
 
 class Problem(NamedTuple):
@@ -91,7 +91,7 @@ class Problem(NamedTuple):
     added      whether a tensor like the result is added before the activation (FORWARD)
     pitches    values of x from a row to the next and from a pixel to the next, whose channels overlap; () of others
     statistics whether those of the tiles are handed on if that pays (FORWARD, and nothing but a bias follows the sum)
-    halves     whether x is two tensors of half the channels, read where they lie by forms that can (`reads_halves`)
+    concat_pair  whether x is two tensors of half the channels, read in place by forms with `reads_concat_pair`
     mirrored   whether it is the mirror image of another one (`mirrored`; GRAD_WEIGHT)
     """
 
@@ -111,7 +111,7 @@ class Problem(NamedTuple):
     w_aligned: bool = True
     strides: tuple[int, ...] = ()
     form: str | None = None
-    blind: bool = False
+    batch_invariant: bool = False
     target: str = "interpreted"
     processors: int = 1
     walks: Walks | None = None
@@ -119,7 +119,7 @@ class Problem(NamedTuple):
     added: bool = False
     pitches: tuple[int, ...] = ()
     statistics: bool = False
-    halves: bool = False
+    concat_pair: bool = False
     mirrored: bool = False
 
     @property
@@ -130,7 +130,7 @@ class Problem(NamedTuple):
     @property
     def images(self) -> int:
         """The number of images that forms and tiles are chosen for."""
-        return BLIND if self.blind else self.N
+        return BLIND if self.batch_invariant else self.N
 
     @property
     def result(self) -> torch.dtype:
@@ -224,7 +224,7 @@ class Problem(NamedTuple):
 
     @property
     def paced(self) -> bool:
-        """Whether the time of tiles is known (`pace`): of 16-bit numbers on sm_90."""
+        """Whether the time of tiles is known (`tile_throughput`): of 16-bit numbers on sm_90."""
         return self.dtype.itemsize == 2 and self.target == "sm_90"
 
     @property
@@ -244,7 +244,7 @@ class Problem(NamedTuple):
     @property
     def part(self) -> int:
         """Channels of one half; 0 where x is one tensor."""
-        return self.C // 2 if self.halves else 0
+        return self.C // 2 if self.concat_pair else 0
 
     def flags(self, *without: str) -> dict[str, Any]:
         """The constants of the epilogue that kernels take, but for those a kernel does not have."""
@@ -266,7 +266,7 @@ class Problem(NamedTuple):
         ]
         said += [f"{groups} groups"] * (groups > 1) + [f"{self.pool} pool"] * bool(self.pool)
         said += ["a sum"] * self.added + ["statistics"] * self.statistics
-        said += ["halves"] * self.halves + ["any number of images"] * self.blind
+        said += ["halves"] * self.concat_pair + ["any number of images"] * self.batch_invariant
         said += [str(self.dtype).removeprefix("torch.")] + [self.precision] * (self.dtype == torch.float32)
         said += [f"form {self.form}"] * bool(self.form)
         return f"{', '.join(said)} on {self.target}"

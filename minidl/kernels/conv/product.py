@@ -20,9 +20,10 @@ import torch
 
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.geometry import Walk
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, MANY, NO_BOXES, WALK, No, Problem, Tensors
-from minidl.kernels.gemm import choice, handed, launches
-from minidl.runtime import estimates, launch
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, MANY, NO_BOXES, WALK, Problem, Tensors, Unsupported
+from minidl.kernels.gemm import choice, fused_statistics, launches
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 NAME = "product"
 IN_PLACE = True
@@ -41,11 +42,11 @@ FEW_VALUES = 24  # of a row, fewer than these by pointers
 SOONER = 0.9  # us that such a product takes less than estimated: 69 launches, most of them small
 SHORT = 5.0  # us of a product that takes no longer with few
 MANY_OUTPUTS = 64
-# Statistics are handed on (`gemm.handed`) of sums of at most so many products: a multiprocessor has two of their tiles,
-# of which one is summed while the other is read. With one, 256 images on an H100, us of a convolution and statistics
-# that are read from its result, and handed on: 64->256 at 56x56 417, 341; 256->128 330, 239; 128->512 at 28x28 216,
-# 192; 256->1024 at 14x14 126, 118; 512->2048 at 7x7 84, 82; but 1024->256 at 14x14 74, 71; 1024->512 120, 132;
-# 2048->512 at 7x7 56, 81.
+# Statistics are fused (`gemm.fused_statistics`) with sums of at most so many products: a multiprocessor has two of
+# their tiles, of which one is summed while the other is read. With one, 256 images on an H100, us of a convolution and
+# statistics that are read from its result, and handed on: 64->256 at 56x56 417, 341; 256->128 330, 239; 128->512 at
+# 28x28 216, 192; 256->1024 at 14x14 126, 118; 512->2048 at 7x7 84, 82; but 1024->256 at 14x14 74, 71; 1024->512 120,
+# 132; 2048->512 at 7x7 56, 81.
 MOST_HANDED = 512
 
 
@@ -56,16 +57,16 @@ class Prepared(NamedTuple):
     shape: tuple[int, ...]
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     return (
-        (problem.pool is None or No("a pool"))
-        and (problem.groups == 1 or No("more than one group"))
-        and (_one_after_another(problem) or No("outputs that do not read one block of memory after another"))
-        and (problem.direction != WALK or _one_tap(problem) or No("more than one tap on the way back"))
-        and (0 < _rows(problem) < MANY or No("no rows, or more than 32 bits count"))
-        and (problem.M > 0 or No("no channels to write"))
+        (problem.pool is None or Unsupported("a pool"))
+        and (problem.groups == 1 or Unsupported("more than one group"))
+        and (_one_after_another(problem) or Unsupported("outputs that do not read one block of memory after another"))
+        and (problem.direction != WALK or _one_tap(problem) or Unsupported("more than one tap on the way back"))
+        and (0 < _rows(problem) < MANY or Unsupported("no rows, or more than 32 bits count"))
+        and (problem.M > 0 or Unsupported("no channels to write"))
         and (problem.dtype.itemsize > 1 or _boxed(problem) or NO_BOXES)
-        and (not _turns(problem) or No("float32 that does not lie along the rows, for tensor cores"))
+        and (not _turns(problem) or Unsupported("float32 that does not lie along the rows, for tensor cores"))
     )
 
 
@@ -86,7 +87,7 @@ def estimate(problem: Problem) -> float:
             return costs.beside_tiles(problem, "product, weight", time)
         time = costs.beside_tiles(problem, NAME, time)
         if by_values:
-            time = max(estimates.of(problem.target).launch, time - SOONER)
+            time = max(selection.of(problem.target).launch, time - SOONER)
         if time > SHORT and by_boxes and not weight and problem.M < NARROWEST:
             return time * costs.relative(problem, "product, narrow")
         if time > SHORT and by_boxes and least in (FEW_ROWS if weight else FEW):
@@ -104,7 +105,7 @@ def estimate(problem: Problem) -> float:
 def hands_on(problem: Problem) -> int:
     """Bands of rows whose statistics tiles hand on: 0 where it takes longer, rows are left over or K is in shares."""
     tile, split = _choice(problem)
-    pays = problem.dtype.itemsize == 2 and _width(problem) <= MOST_HANDED and tile["BLOCK_N"] <= handed.WIDEST
+    pays = problem.dtype.itemsize == 2 and _width(problem) <= MOST_HANDED and tile["BLOCK_N"] <= fused_statistics.WIDEST
     count, left = divmod(_rows(problem), tile["BLOCK_M"])
     return count if pays and split == 1 and left == 0 else 0
 
@@ -117,7 +118,7 @@ def prepare(problem: Problem) -> Prepared:
     turned = (True, False) if problem.direction == GRAD_WEIGHT else (False, not problem.in_place)
     made = launches.prepare(
         M, N, K, turned, _by_boxes(problem), tile, split, problem.dtype, problem.precision,
-        problem.flags("POOL"), problem.target, problem.processors, problem.blind,
+        problem.flags("POOL"), problem.target, problem.processors, problem.batch_invariant,
     )  # fmt: skip
     return Prepared(made, problem.shape)
 

@@ -7,8 +7,8 @@ import triton.language as tl
 
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import FORWARD, Problem
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 
 @triton.jit
@@ -44,6 +44,6 @@ def prepare(problem: Problem, of: tuple[int, ...]) -> Copy:
     width = 16 * launch.cdiv(out, 16)
     tile = problem.tile("conv_turn", floor=1, M=R * S * C, N=out)
     grid = launch.cdiv(R * S * C, tile["BLOCK_M"]) * launch.cdiv(out, tile["BLOCK_N"])
-    meta = {"C": C, **early.options(grid, problem.target), **tile.options}
+    meta = {"C": C, **dependent_launch.options(grid, problem.target), **tile.options}
     scalars = (problem.M, out, width, S, R * S * C, *of)
     return Copy((R, S, C, width), launch.Prepared(conv_spread_kernel, (grid,), scalars, meta))

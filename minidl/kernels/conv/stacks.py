@@ -11,8 +11,8 @@ import triton.language as tl
 from minidl.kernels.conv.geometry import Walk
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import MANY
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _stacking(
     largest = max(math.prod(shape), volumes * (D + abs(walk.in_start)) * shape[1] * shape[2] * groups * C)
     scalars = rows, D, shape[1] * shape[2], walk.count, walk.in_start, walk.in_step, walk.in_tap
     meta = {
-        "C": C, "J": J, "GROUPS": groups, "WIDE": largest >= MANY, **early.options(grid, target), **options,
+        "C": C, "J": J, "GROUPS": groups, "WIDE": largest >= MANY, **dependent_launch.options(grid, target), **options,
     }  # fmt: skip
     return Copy(shape, launch.Prepared(conv_stack_kernel, (grid,), scalars, meta))
 

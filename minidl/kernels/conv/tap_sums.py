@@ -20,12 +20,13 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import costs, pace, product
+from minidl.kernels.conv import costs, product, tile_throughput
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, No, Problem
+from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, Problem, Unsupported
 from minidl.kernels.gemm.tiled import beside
-from minidl.runtime import early, estimates, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.dependent_launch import wait
 
 NAME = "taps"
 FAMILIES = ("conv_taps",)
@@ -112,21 +113,21 @@ class TapSums(NamedTuple):
         return made.view(-1, 1, 1, C)
 
 
-def apart(problem: Problem) -> Problem | No:
+def apart(problem: Problem) -> Problem | Unsupported:
     """The problem of a kernel of 1x1."""
     if problem.direction not in (FORWARD, TRANSPOSED):
-        return No("neither a convolution nor a way back")
+        return Unsupported("neither a convolution nor a way back")
     h, v, groups = problem.geometry
     R, S, M = h.kernel, v.kernel, problem.M
     if groups > 1 or problem.pool:
-        return No("groups, or a pool")
+        return Unsupported("groups, or a pool")
     if not problem.paced and problem.form != NAME:
-        return No("tiles whose time is not known")
+        return Unsupported("tiles whose time is not known")
     if R * S == 1 or min(problem.C, M) == 0:
-        return No("one tap, or no channels")
+        return Unsupported("one tap, or no channels")
     back = problem.direction == TRANSPOSED
     if any(axis.dilation % axis.stride if not back else min(axis.stride, axis.dilation) > 1 for axis in (h, v)):
-        return No("a stride that leaves taps out, or a dilation with a stride on the way back")
+        return Unsupported("a stride that leaves taps out, or a dilation with a stride on the way back")
     H, W = problem.read
     axes = [Axis(H, 1, H, 1, 0, 1), Axis(W, 1, W, 1, 0, 1)] if back else [_wanted(h), _wanted(v)]
     pitch = UNIT * launch.cdiv(R * S * M, UNIT)
@@ -138,10 +139,10 @@ def apart(problem: Problem) -> Problem | No:
         form=product.NAME if back or h.stride == v.stride == 1 else None,
     )  # fmt: skip
     if made.N * min(made.written) < 1 or max(_bytes(made) // made.result.itemsize, math.prod(problem.shape)) >= MANY:
-        return No("no pixels, or more than 32 bits count")
+        return Unsupported("no pixels, or more than 32 bits count")
     images = problem.images
     if _bytes(made._replace(N=images)) > max(ROOM, 2 * images * problem.image_bytes):
-        return No("products that take more room than the images")
+        return Unsupported("products that take more room than the images")
     return made
 
 
@@ -154,8 +155,8 @@ def cost(problem: Problem, made: Problem, time: float) -> float:
     """Microseconds of writing products as float32 and adding them, and of the outputs, beside their `time`."""
     taps = problem.geometry.h.kernel * problem.geometry.w.kernel
     outputs = problem.N * math.prod(problem.written) * problem.M * problem.result.itemsize
-    device = estimates.of(problem.target)
-    added = pace.of_shares(taps, _bytes(made) // (4 * taps)) + outputs / device.copy
+    device = selection.of(problem.target)
+    added = tile_throughput.of_shares(taps, _bytes(made) // (4 * taps)) + outputs / device.copy
     if problem.direction == FORWARD or taps * problem.M != made.M or not problem.in_place:
         # 3x3 512->512 of one image of 7x7: 10.9 us, of which the copy of the weights is 4.
         added += device.launch + 2.0 * taps * problem.C * problem.M * problem.dtype.itemsize / device.copy
@@ -180,7 +181,7 @@ def prepare(problem: Problem, made: Problem) -> TapSums:
         meta |= {f"START_{name}": found[0], f"STRIDE_{name}": found[1], f"TAP_{name}": found[2], f"J{name}": found[3]}
     meta |= {**problem.flags("POOL"), "ACC": launch.acc(problem.dtype)}
     # Many programs that wait take the place of the product's: 5x5 128->16, 8 images of 56x56, 94 us in place of 38.
-    meta |= {**early.options(grid * tile.num_warps, problem.target), **tile.options}
+    meta |= {**dependent_launch.options(grid * tile.num_warps, problem.target), **tile.options}
     made_launch = launch.Prepared(conv_tap_sum_kernel, (grid,), (total, H, W, OH, OW), meta)
     return TapSums(made_launch, made.M)
 

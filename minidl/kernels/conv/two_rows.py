@@ -18,10 +18,10 @@ from minidl.kernels import activation
 from minidl.kernels.conv import banded, bands, costs, held
 from minidl.kernels.conv.bands import padded, store_groups
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, No, Problem, Tensors
+from minidl.kernels.conv.problem import CORRELATIONS, Problem, Tensors, Unsupported
 from minidl.kernels.gemm.tiled import halves
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "banded"
 DIRECTIONS = CORRELATIONS
@@ -156,19 +156,19 @@ def _crooked(step: int) -> float:
     return 4 / 3 if step % 2 else 1.0
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     in_registers = problem.target != "interpreted" and (problem.dtype.itemsize != 2 or problem.target != "sm_90")
     return (
         banded.able(problem)
-        and (problem.C == problem.at.h.in_tap == 1 < problem.at.h.count or No("channels, a dilation or a single row"))
-        and (not in_registers or No("a band that would be held in registers"))
+        and (problem.C == problem.at.h.in_tap == 1 < problem.at.h.count or Unsupported("channels, dilation or one row"))
+        and (not in_registers or Unsupported("a band that would be held in registers"))
         and ((problem.pool is None and not problem.preactivation and not problem.scale)
-             or No("an epilogue with more than bias and activation, too large for the registers"))
-        and (problem.at.h.in_step <= len(problem.at.h.taps) or No("a stride above the kernel height"))
+             or Unsupported("an epilogue with more than bias and activation, too large for the registers"))
+        and (problem.at.h.in_step <= len(problem.at.h.taps) or Unsupported("a stride above the kernel height"))
         # 10,000 pictures of 28x28, 5x5 to 32 channels: 0.126 ms there, here 0.132.
-        and (not held.whole(problem) or _reaches_out(problem) or No("whole groups, faster in `held`"))
-        and (_counted(problem) or No("images too large for 32-bit offsets"))
-        and (_found(problem) is not None or No("groups of one row are estimated to cost less"))
+        and (not held.whole(problem) or _reaches_out(problem) or Unsupported("whole groups, faster in `held`"))
+        and (_counted(problem) or Unsupported("images too large for 32-bit offsets"))
+        and (_found(problem) is not None or Unsupported("groups of one row are estimated to cost less"))
     )  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def prepare(problem: Problem) -> Product:
         "REACH": reach, "W": W, "IN_W": v.in_start, "STEP_H": h.in_step, "STEP_W": v.in_step, "PADDED_H": not inside,
         # Masks and GELU take registers.
         "AHEAD": inside and activation.parse(problem.act)[0] in activation.FROM_OUTPUT,
-        "KP": KP, "NP": NP, **problem.constants, **early.options(target=problem.target), **problem.flags(),
+        "KP": KP, "NP": NP, **problem.constants, **dependent_launch.options(target=problem.target), **problem.flags(),
         "BLOCK_M": block, "num_warps": tile.num_warps,
     }  # fmt: skip
     return Product(

@@ -23,11 +23,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, pace, pixel_grad_weight
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, No, Problem, Tensors, all_inside
+from minidl.kernels.conv import costs, pixel_grad_weight, tile_throughput
+from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.division import divided, reciprocal
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 NAME = "unfolded"
 DIRECTIONS = (GRAD_WEIGHT,)
@@ -152,16 +152,16 @@ def conv_unfolded_sum_kernel(
     tl.store(p_dw + o_w, b_total.to(p_dw.dtype.element_ty), mask=m_w)
 
 
-def able(problem: Problem) -> bool | No:
+def able(problem: Problem) -> bool | Unsupported:
     values = max(_side(problem, problem.read, problem.C), _side(problem, problem.written, problem.M))
     return (
-        (problem.paced or problem.target == "interpreted" or No("not 16 bits on sm_90"))
-        and (problem.taps > 1 or No("one tap, of which there are products"))
-        and (min(problem.C, problem.M) >= FEWEST or No(f"fewer than {FEWEST} channels of a group"))
+        (problem.paced or problem.target == "interpreted" or Unsupported("not 16 bits on sm_90"))
+        and (problem.taps > 1 or Unsupported("one tap, of which there are products"))
+        and (min(problem.C, problem.M) >= FEWEST or Unsupported(f"fewer than {FEWEST} channels of a group"))
         and (all(channels * problem.dtype.itemsize % 16 == 0 for channels in (problem.C, problem.M))
-             or No("channels of a group whose bytes are not a multiple of 16"))
-        and (0 < values < MANY or No("no pixels, or more values than 32 bits count"))
-        and (math.prod(problem.shape) < MANY or No("more weights than 32 bits count"))
+             or Unsupported("channels of a group whose bytes are not a multiple of 16"))
+        and (0 < values < MANY or Unsupported("no pixels, or more values than 32 bits count"))
+        and (math.prod(problem.shape) < MANY or Unsupported("more weights than 32 bits count"))
     )  # fmt: skip
 
 
@@ -239,20 +239,20 @@ def _split(problem: Problem, tile: launch.Tile, tiles: int, blocks: int, factor:
     if not problem.paced:
         count = max(1, min(2 * problem.processors // max(tiles, 1), most))
         return (tiles, 1, 0.0) if count == 1 else (0, count, 0.0)
-    slots, step = pace.of_unfolded(tile)
-    device, fixed = problem.processors * slots, pace.known().rounds["unfolded"]
+    slots, step = tile_throughput.of_unfolded(tile)
+    device, fixed = problem.processors * slots, tile_throughput.known().rounds["unfolded"]
 
     def rounds(programs: int, blocks: int) -> float:
-        return launch.cdiv(programs, device) * (fixed + factor * pace.steps(blocks, tile["BLOCK_K"]) * step)
+        return launch.cdiv(programs, device) * (fixed + factor * tile_throughput.steps(blocks, tile["BLOCK_K"]) * step)
 
     found = [(tiles, 1, rounds(tiles, blocks))]
     for whole in {0, tiles // device * device} - {tiles}:
         rest = tiles - whole
-        for wanted in {min(most, n * device // rest) for n in range(1, pace.MOST_ROUNDS)} - {0, 1}:
+        for wanted in {min(most, n * device // rest) for n in range(1, tile_throughput.MOST_ROUNDS)} - {0, 1}:
             share = launch.cdiv(blocks, wanted)
             count = launch.cdiv(blocks, share)
             time = rounds(whole, blocks) + rounds(rest * count, share)
-            time += pace.of_shares(count, rest * tile["BLOCK_M"] * tile["BLOCK_N"])
+            time += tile_throughput.of_shares(count, rest * tile["BLOCK_M"] * tile["BLOCK_N"])
             found.append((whole, count, time + ADDING * (1 + launch.cdiv(count - 1, TOGETHER.value)) / 2))
     return min(found, key=lambda at: (at[2], at[1]))
 
@@ -274,7 +274,13 @@ def prepare(problem: Problem) -> Prepared:
     starts, taps = (way * h.in_start, way * v.in_start), (way * h.in_tap, way * v.in_tap)
     rest = at.tiles - at.whole
     blocks = {"UNIT": at.unit, "BLOCK_M": at.tile["BLOCK_M"], "BLOCK_N": at.tile["BLOCK_N"]}
-    alike = {"GROUPS": groups, "M": at.M, "C": at.C, "SWAPPED": at.swapped, **early.options(target=problem.target)}
+    alike = {
+        "GROUPS": groups,
+        "M": at.M,
+        "C": at.C,
+        "SWAPPED": at.swapped,
+        **dependent_launch.options(target=problem.target),
+    }
     scalars = at.pixels, H, W, QH, QW, *starts, reciprocal(QH * QW), reciprocal(QW), at.whole, max(rest, 1), at.share
     meta = {
         **problem.taps_read, **problem.constants, **alike, "IN_TAP_H": taps[0], "IN_TAP_W": taps[1],

@@ -21,9 +21,10 @@ import triton.language as tl
 
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import FORWARD, No, Problem
-from minidl.runtime import early, estimates, launch
-from minidl.runtime.early import wait
+from minidl.kernels.conv.problem import FORWARD, Problem, Unsupported
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.dependent_launch import wait
 
 NAME = "unshuffle"
 FAMILIES = ("conv_unshuffle",)
@@ -78,18 +79,18 @@ class _Side(NamedTuple):
     places: int
 
 
-def apart(problem: Problem) -> Problem | No:
+def apart(problem: Problem) -> Problem | Unsupported:
     """The problem of many channels."""
     h, v, groups = problem.geometry
     if problem.direction != FORWARD or problem.pool or problem.pitches:
-        return No("a way back, a pool, or a problem that was made so")
+        return Unsupported("a way back, a pool, or a problem that was made so")
     if not problem.paced and problem.form != NAME:
-        return No("the time of tiles unknown")
+        return Unsupported("the time of tiles unknown")
     if groups > 1 or max(h.dilation, v.dilation) > 1:
-        return No("groups or a dilation")
+        return Unsupported("groups or a dilation")
     V, row = _values(problem)
     if V > MOST or row > LONGEST:
-        return No("more values than a box has of a row")
+        return Unsupported("more values than a box has of a row")
     down, across = _side(h), _side(v)
     made = Axis(down.places, down.taps, h.output, 1, 0, 1), Axis(v.output, 1, v.output, 1, 0, 1)
     return problem._replace(
@@ -100,7 +101,7 @@ def apart(problem: Problem) -> Problem | No:
 
 def cost(problem: Problem, made: Problem) -> float:
     """Microseconds of the copies; that of the weights begins before the last one ends."""
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     (H, W), pitch = problem.read, made.pitches[0]
     values = problem.N * (H * W * problem.C + made.read[0] * pitch)
     return 2 * device.launch + values * problem.dtype.itemsize / (device.reached * device.copy)
@@ -128,7 +129,7 @@ def _copy(problem: Problem, shape: tuple[int, ...], H: int, W: int, before_h: in
     grid = launch.cdiv(places, tile["BLOCK_M"])
     meta = {
         "C": problem.C, "FILLED": _filled(problem), "STEP_H": h.stride, "STEP_W": v.stride, "V": V,
-        **early.options(grid, problem.target), **tile.options,
+        **dependent_launch.options(grid, problem.target), **tile.options,
     }  # fmt: skip
     scalars = (places, PH, PW, H, W, before_h, before_w)
     return Copy(shape, launch.Prepared(conv_unshuffle_kernel, (grid,), scalars, meta))

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from minidl.kernels import conv
+from minidl.kernels import check, conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv import cubes, cubes_grad_weight, slices, voxels
 from minidl.kernels.conv import plan as plans
@@ -30,8 +30,9 @@ from minidl.kernels.conv.geometry import Axis, Volume, Walk
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
 from minidl.kernels.conv.stacks import as_they_are, stacked
 from minidl.kernels.conv.voxels import Cubes
-from minidl.runtime import check, estimates, launch
-from minidl.runtime.replay import replayed
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
+from minidl.runtime.launch_cache.replay import replayed
 
 # Of an estimate for slices side by side: on an H100 27 took 1.01 to 2.2 of it, 1.34 in geometric mean, boxes 1.09.
 STACKED = 1.25
@@ -188,7 +189,7 @@ def _chosen_weight(problem: Problem, N: int, d: Axis, form: str | None) -> cubes
 def _of_stacks(problem: Problem, N: int, d: Axis, back: bool) -> float:
     """Microseconds of the copies and of the images' convolutions."""
     plane, M = problem.geometry, problem.M
-    device = estimates.of(problem.target)
+    device = selection.of(problem.target)
     # The weights are copied, too, in another order: 14 MB in some 24 us on an H100.
     weights = d.kernel * plane.h.kernel * plane.w.kernel * problem.groups * problem.C * M * problem.dtype.itemsize
     total = device.launch + 8 * weights / device.copy if problem.paced else 0.0
@@ -207,7 +208,7 @@ def _of_stacks(problem: Problem, N: int, d: Axis, back: bool) -> float:
 
 def _of_images(images: Problem, walk: Walk, D: int, h: int, w: int) -> float:
     """Of the convolution of images that are stacks of slices [h, w], and of the copy that these are."""
-    device, time = estimates.of(images.target), plans.plan(images).microseconds
+    device, time = selection.of(images.target), plans.plan(images).microseconds
     if as_they_are(walk, D):
         return time
     # Written, and a part of it read before.

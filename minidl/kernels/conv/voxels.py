@@ -12,7 +12,7 @@ import torch
 from minidl.kernels.conv.geometry import Axis, Walk
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
-from minidl.runtime.boxes import Box
+from minidl.runtime.descriptors import Box
 
 # Beyond what padding and taps reach before an image, in strides.
 AHEAD = 2**16

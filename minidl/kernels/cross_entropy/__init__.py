@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 import torch
 
+from minidl.kernels import memory_layout
 from minidl.kernels.cross_entropy.kernels import cross_entropy_kernel, cross_entropy_loop_kernel, scale_kernel
 from minidl.kernels.cross_entropy.targets import check_arguments, target_weights
 from minidl.kernels.loss import add_up
 from minidl.kernels.softmax.rows import ended, in_shape, lanes, levels, row_strides, rows_of, vectors
-from minidl.runtime import early, launch, order
+from minidl.runtime import dependent_launch, launch
 
 # Programs sum the weights of all targets in place of a launch (2.1 us on an H200) if together they read at most this
 # many targets (2 MB). On the CPU the launch is needed in any case, to look for invalid targets.
@@ -80,7 +81,7 @@ def cross_entropy_parts(
     for a target that is no class (on a GPU its row becomes NaN).
     """
     soft = check_arguments(x, target, weight, ignore_index, reduction, label_smoothing)
-    if order.channels_last(x):
+    if memory_layout.channels_last(x):
         whole = x.movedim(1, -1)
         flat = whole.reshape(-1, x.shape[1])
         found = cross_entropy_parts(
@@ -140,7 +141,8 @@ def _launch(rows, target, weight, sums, parts, grad, numbers, with_grad, tile, f
     if fits is not None:
         launch.run(
             cross_entropy_kernel, (programs,), *pointers, R, N, inner, *row_strides(rows), *row_strides(grad), *numbers,
-            LEVELS=levels(rows), ALIGN=align, LANES=lanes(align, tile, rows, grad), **fits, **early.options(), **meta,
+            LEVELS=levels(rows), ALIGN=align, LANES=lanes(align, tile, rows, grad), **fits,
+            **dependent_launch.options(), **meta,
         )  # fmt: skip
         return
     align, with_ends = ended(align, rows, grad)
@@ -186,7 +188,7 @@ def cross_entropy_grad_(
     dy is one number on the device, or the gradient of each row's loss; None stands for 1.
     """
     each = dy is not None and dy.dim() > 0
-    if order.channels_last(grad):
+    if memory_layout.channels_last(grad):
         flat = grad.movedim(1, -1).view(-1, grad.shape[1])
         cross_entropy_grad_(flat, dy.reshape(-1) if each else dy, divisor)
         return grad
@@ -195,7 +197,8 @@ def cross_entropy_grad_(
     tile = launch.tile("loss", grad.dtype, N=n)
     launch.run(
         scale_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), grad, dy.contiguous() if each else dy, divisor, n,
-        grad.shape[axis], grad.shape[axis + 1 :].numel(), EACH=each, ACC=launch.acc(grad.dtype), **early.options(),
+        grad.shape[axis], grad.shape[axis + 1 :].numel(), EACH=each, ACC=launch.acc(grad.dtype),
+        **dependent_launch.options(),
         **tile.options,
     )  # fmt: skip
     return grad

@@ -16,7 +16,7 @@ from minidl.kernels.softmax.rows import (
     pieces,
     shift,
 )
-from minidl.runtime.early import wait
+from minidl.runtime.dependent_launch import wait
 
 NO_CLASS = tl.constexpr(-(2**63))
 # How many targets a program that sums the weights of all targets reads at a time.

@@ -3,9 +3,10 @@
 import torch
 import triton.language as tl
 
+from minidl.kernels import check
 from minidl.kernels.cross_entropy.kernels import NO_CLASS, target_kernel
 from minidl.kernels.loss import SHARES, check_reduction
-from minidl.runtime import check, early, launch
+from minidl.runtime import dependent_launch, launch
 
 
 def target_weights(op, target, weight, R, N, ignore_index, acc, dtype):
@@ -19,7 +20,7 @@ def target_weights(op, target, weight, R, N, ignore_index, acc, dtype):
     launch.run(
         target_kernel, (programs,), target, weight, sums, wrong, R, N, ignore_index, programs,
         WEIGHTED=weight is not None, ACC=tl.float64 if acc == torch.float64 else tl.float32,
-        **early.options(), **tile.options,
+        **dependent_launch.options(), **tile.options,
     )  # fmt: skip
     for value in () if wrong is None else wrong.tolist():
         if value != NO_CLASS.value:

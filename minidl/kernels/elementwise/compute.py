@@ -10,11 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation
+from minidl.kernels import activation, check, memory_layout
 from minidl.kernels.activation import Activation
 from minidl.kernels.elementwise.functions import CHOICES, COMPARISONS, function
-from minidl.runtime import check, launch, order
-from minidl.runtime.replay import replayed
+from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 
 Operand = torch.Tensor | float | int | bool
 
@@ -134,10 +134,10 @@ def compute(
             f"{name}: the result has shape {list(shape)} and dtype {kind}, which does not fit in place of "
             f"{list(out.shape)} and {out.dtype}"
         )
-    if out is not None and order.dense(shape, out.stride()):
+    if out is not None and memory_layout.dense(shape, out.stride()):
         y = out
     else:
-        y = order.empty(shape, tensors if like is None else [like], kind)
+        y = memory_layout.empty(shape, tensors if like is None else [like], kind)
     activation_, slope = activation.parse(act)
     flags = {
         "OP": number,

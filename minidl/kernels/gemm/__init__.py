@@ -19,12 +19,12 @@ from typing import Literal, overload
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels import activation
+from minidl.kernels import activation, check
 from minidl.kernels.activation import Activation
 from minidl.kernels.gemm import choice, launches, parts, rows, tail, thin, vector
 from minidl.kernels.gemm.tiled import ADDED
-from minidl.runtime import check, launch
-from minidl.runtime.replay import replayed
+from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 
 FAMILIES = {
     "tma": "gemm", "parts": "gemm_parts", "pointer": "gemm_pointer", "thin": "gemm_thin", "vector": "gemm_vector",

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 
 from minidl.kernels.gemm import launches
-from minidl.runtime import estimates, launch
+from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 MOST = 8  # shares of a tile of the last round
 TAIL = 1.06  # a margin: a last round in shares is taken where it is clearly faster
@@ -84,7 +85,7 @@ def copies_pay(dtype: torch.dtype, shape: Shape, copied: int, target: str, proce
     pointers, boxes = (
         launch.tiles_for(family, dtype, floor=16, target_=target, M=M, N=N, K=K) for family in ("gemm_pointer", "gemm")
     )
-    costs = estimates.of(target).gemm
+    costs = selection.of(target).gemm
     in_boxes = _best("gemm", boxes, shape, None, processors, target)[0] + costs.copy + 4 * copied / costs.copied
     return in_boxes < _best("gemm_pointer", pointers, shape, None, processors, target)[0]
 
@@ -104,7 +105,7 @@ def microseconds(
     tail: bool = False,
 ) -> float:  # fmt: skip
     """The estimate for 16-bit operands."""
-    costs, (M, N, K, batch, units) = getattr(estimates.of(target).gemm, family), shape
+    costs, (M, N, K, batch, units) = getattr(selection.of(target).gemm, family), shape
     rows, columns, depth = tile["BLOCK_M"], tile["BLOCK_N"], tile["BLOCK_K"]
     count, blocks = launches.tiles_of(M, N, tile) * batch, launch.cdiv(K, depth)
     # Rounds of programs: how many are busy in one, how many rounds, blocks of K, and bytes of a number that is written.

@@ -9,8 +9,8 @@ import torch
 
 from minidl.kernels import activation
 from minidl.kernels.gemm.tiled import gemm_pointer_kernel, gemm_sum_kernel, gemm_tma_kernel
-from minidl.runtime import early, launch
-from minidl.runtime.boxes import Box
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.descriptors import Box
 
 # Blocks of K that two programs with 128x128 of a result in 16 bits can hold: 96 KB each, and 16 to write.
 PAIR_STAGES = 3
@@ -79,7 +79,7 @@ def by_boxes(
     """Of a, b, bias, scale, c, z and the flag of a product in parts; a and b are boxes already where none are given."""
     meta = {
         "A_TRANSPOSED": turned[0], "B_TRANSPOSED": turned[1], "PRECISION": precision, "UNIT_N": unit(N),
-        "HAS_SCALE": False, **early.options(target=target), **flags, **tile.options,
+        "HAS_SCALE": False, **dependent_launch.options(target=target), **flags, **tile.options,
     }  # fmt: skip
     scalars = M, N, K, M * N, programs, meta.pop("SPLIT")
     return launch.Prepared(gemm_tma_kernel, (programs,), scalars, meta, boxes)
@@ -97,7 +97,7 @@ def by_pointers(
     fits = tile["BLOCK_M"] >= 64 and (tile.num_warps == 8 or tile["BLOCK_N"] < 64)
     meta = {
         "AHEAD": narrow and fits and launch.boxes(target), "UNITS": units, "PRECISION": precision, "HAS_SCALE": False,
-        **early.options(tiles * flags["SPLIT"], target), **flags, **tile.options,
+        **dependent_launch.options(tiles * flags["SPLIT"], target), **flags, **tile.options,
     }  # fmt: skip
     split = meta.pop("SPLIT")
     return launch.Prepared(gemm_pointer_kernel, (tiles, split), (M, N, K, *strides, share, split), meta)
@@ -109,7 +109,7 @@ def summed(
     """Of partial products [shares, total], bias, scale [N], c and z: the sum in a fixed order, and more. The order is
     that of the shares whatever the total is, if it is to be (`in_order`)."""
     tile = launch.tile("gemm_sum", dtype, target_=target, total=total, S=1 if in_order else flags["SPLIT"])
-    meta = {"HAS_SCALE": False, **flags, **early.options(target=target), **tile.options}
+    meta = {"HAS_SCALE": False, **flags, **dependent_launch.options(target=target), **tile.options}
     return launch.Prepared(gemm_sum_kernel, (launch.cdiv(total, tile["BLOCK"]),), (N, total), meta)
 
 

@@ -17,8 +17,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.kernels.gemm.tiled import epilogue, tile_position
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 EXPONENT = tl.constexpr(0x7F800000)
 FRACTION = tl.constexpr(-0x2000)  # all bits but the last 13
@@ -121,7 +121,7 @@ def product(
     boxes_b = _boxes(_cut(b.t(), wild), K, tile["BLOCK_N"], tile["BLOCK_K"])
     launch.run(
         gemm_parts_kernel, (programs,), *boxes_a, *boxes_b, bias, c, z, wild, M, N, K,
-        c.numel() // int(flags["SPLIT"]), programs, **flags, **early.options(), **tile.options,
+        c.numel() // int(flags["SPLIT"]), programs, **flags, **dependent_launch.options(), **tile.options,
     )  # fmt: skip
     return wild
 
@@ -152,7 +152,7 @@ def _room(x: torch.Tensor, *copies: int) -> tuple[torch.Tensor, tuple[int], dict
     y = torch.empty(*copies, rows, launch.cdiv(K, 4) * 4, dtype=x.dtype, device=x.device)  # rows begin at 16 bytes
     tile = launch.tile("gemm_cut", x.dtype, M=rows, K=K)
     grid = (launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(K, tile["BLOCK_K"]),)
-    return y, grid, {**early.options(), **tile.options}
+    return y, grid, {**dependent_launch.options(), **tile.options}
 
 
 def _boxes(parts: torch.Tensor, K: int, block_rows: int, block_k: int) -> list[TensorDescriptor]:

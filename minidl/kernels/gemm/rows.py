@@ -12,8 +12,8 @@ import triton.language as tl
 
 from minidl.kernels.gemm import launches
 from minidl.kernels.gemm.tiled import known
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 
 @triton.jit
@@ -41,6 +41,6 @@ def copied(x: torch.Tensor) -> torch.Tensor:
     unit = launches.at_once(rows, columns, x.stride(0), 1)
     launch.run(
         gemm_rows_kernel, (programs,), x, y, rows, columns, x.stride(0), width,
-        UNIT=unit, AT_ONCE=at_once, **early.options(programs), **tile.options,
+        UNIT=unit, AT_ONCE=at_once, **dependent_launch.options(programs), **tile.options,
     )  # fmt: skip
     return y[:, :columns]

@@ -18,8 +18,8 @@ import triton.language as tl
 
 from minidl.kernels.gemm import launches
 from minidl.kernels.gemm.tiled import epilogue, finish, inside, known
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 
 @triton.jit
@@ -132,7 +132,7 @@ def prepare(
     left = tiles % processors
     whole, split = tiles - left, launches.filled(launch.cdiv(K, tile["BLOCK_K"]), split)
     flags = {"HAS_SCALE": False, **flags, "UNIT_N": launches.unit(N), "ACC": launch.acc(dtype)}
-    flags |= early.options()
+    flags |= dependent_launch.options()
     turns = {"A_TRANSPOSED": turned[0], "B_TRANSPOSED": turned[1]}
     programs = min(processors, whole + left * split)
     product = launch.Prepared(

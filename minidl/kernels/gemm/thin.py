@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.gemm.tiled import finish
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 THIN = 16
 # As many multiply-adds are 0.13 us of an H200 at its peak, in float32 and without tensor cores.
@@ -80,5 +80,5 @@ def product(
     (M, K), N, split = a.shape, b.shape[1], int(flags["SPLIT"])
     launch.run(
         gemm_thin_kernel, (tiles, split), a, b, bias, c, z, M, N, K, *a.stride(), *b.stride(), c.numel() // split,
-        STAGES=tile.num_stages, **early.options(), **flags, **tile.options,
+        STAGES=tile.num_stages, **dependent_launch.options(), **flags, **tile.options,
     )  # fmt: skip

@@ -5,8 +5,8 @@ import triton.language as tl
 
 from minidl.kernels import float8
 from minidl.kernels.activation import activate
-from minidl.kernels.gemm.handed import hand_on
-from minidl.runtime.early import wait
+from minidl.kernels.gemm.fused_statistics import hand_on
+from minidl.runtime.dependent_launch import wait
 
 # What a tensor beside the result is for: SAVE_Z of an epilogue, 0 without one. It is like the result, or STATISTICS.
 KEPT = tl.constexpr(1)

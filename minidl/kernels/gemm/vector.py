@@ -16,8 +16,8 @@ import triton.language as tl
 from minidl.kernels.activation import activate
 from minidl.kernels.gemm import launches
 from minidl.kernels.gemm.tiled import known
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
 
 # Of fewer values a row is summed as well by `thin`.
 LEAST = 256
@@ -88,7 +88,13 @@ def product(
     matrix, x, s_bias = (a, b[:, 0], 0) if b.shape[1] == 1 else (b.t(), a[0], 1)
     (M, K), split = matrix.shape, flags["SPLIT"]
     units = tuple(map(launches.unit, (M, K, *matrix.stride())))
-    meta = {"UNITS": units, "STAGES": tile.num_stages, **early.options(tiles * split), **flags, **tile.options}
+    meta = {
+        "UNITS": units,
+        "STAGES": tile.num_stages,
+        **dependent_launch.options(tiles * split),
+        **flags,
+        **tile.options,
+    }
     del meta["SPLIT"]
     launch.run(
         gemm_vector_kernel, (tiles, split), matrix, x, bias, c, z, M, K, *matrix.stride(), x.stride(0), s_bias, M,

@@ -16,8 +16,8 @@ Statistics do not cancel where the mean is large: values are taken relative to t
 band updates its mean and its sum of squared distances from the mean value by value (Welford, Technometrics 4(3),
 1962); lanes and then bands are joined, in float64, by sum_i [M2_i + n_i (mean_i - mean)^2] (Chan, Golub and LeVeque,
 The American Statistician 37(3), 1983), and so are the shards of a batch. A convolution may hand on those of its
-tiles (`gemm.handed`): then x is not read for them. For the gradient x is kept with mean and rstd, and z is computed
-again.
+tiles (`gemm.fused_statistics`): then x is not read for them. For the gradient x is kept with mean and rstd, and z is
+computed again.
 """
 
 from minidl.kernels.norm.gradient import normalise_grad

@@ -19,8 +19,8 @@ from minidl.kernels.norm.rows import alone_tile, apart, apart_rows, channel, den
 from minidl.kernels.norm.statistics import Buffers, Statistics, copy_back, count_batch, running, settle
 from minidl.kernels.reduce import again, whole
 from minidl.runtime import launch
-from minidl.runtime.early import wait
-from minidl.runtime.replay import replayed
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.launch_cache.replay import replayed
 
 # The most values per channel. On an H100, forward and back: 1024 channels of 784 take 14 us, in bands 18, 16 of 1000
 # take 7 and 9, but 128 of 2000 16 and 15, 104 of 3481 22 and 18, 5 of 3150 19 and 9.

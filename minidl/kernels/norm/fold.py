@@ -14,9 +14,9 @@ import triton.language as tl
 
 from minidl.kernels.norm.rows import check_vectors
 from minidl.kernels.norm.statistics import Statistics
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
-from minidl.runtime.replay import replayed
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.launch_cache.replay import replayed
 
 
 @triton.jit
@@ -101,5 +101,5 @@ def _fold(
     launch.run(
         batch_norm_fold_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), *given, scale, shift, C,
         EPS=float(eps), HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-        HAS_CONV_BIAS=conv_bias is not None, SHIFT=shift is not None, **early.options(), **tile.options,
+        HAS_CONV_BIAS=conv_bias is not None, SHIFT=shift is not None, **dependent_launch.options(), **tile.options,
     )  # fmt: skip

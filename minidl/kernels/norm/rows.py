@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import reduce
+from minidl.kernels import check, reduce
 from minidl.kernels.reduce import whole
-from minidl.runtime import check, early, launch
+from minidl.runtime import dependent_launch, launch
 
 
 @triton.jit
@@ -75,7 +75,10 @@ def shaped(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 def options(rows: torch.Tensor) -> dict[str, Any]:
     """ALIGN, how many channels of rows [M, C] a load may take at once, up to 16 bytes, and EARLY."""
-    return {"ALIGN": math.gcd(rows.shape[1], rows.stride(0), 16 // rows.element_size()) or 1, **early.options()}
+    return {
+        "ALIGN": math.gcd(rows.shape[1], rows.stride(0), 16 // rows.element_size()) or 1,
+        **dependent_launch.options(),
+    }
 
 
 def lying(rows: torch.Tensor) -> dict[str, bool]:

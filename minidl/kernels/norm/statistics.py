@@ -11,9 +11,9 @@ import triton.language as tl
 
 from minidl.kernels.norm.rows import apart, apart_rows, dense, in_bands, lying, options
 from minidl.kernels.reduce import whole
-from minidl.runtime import early, launch
-from minidl.runtime.early import wait
-from minidl.runtime.replay import replayed
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.launch_cache.replay import replayed
 
 
 @triton.jit
@@ -176,7 +176,7 @@ def batch_norm_handed_kernel(
     p_s, p_mean, p_m2, p_tracked, C, band, bands,
     TRACKED: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Every BLOCK_B bands of s [bands, 2, C] (`gemm.handed`) as one, [., C] in float64; counts the batch."""
+    """Every BLOCK_B bands of s [bands, 2, C] (`gemm.fused_statistics`) as one, [., C] in float64; counts the batch."""
     wait(EARLY)
     C = whole(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -213,10 +213,10 @@ class Buffers(NamedTuple):
 @replayed
 def batch_statistics(
     x: torch.Tensor, eps: float | None, momentum: float | None, buffers: Buffers | None,
-    handed: torch.Tensor | None = None,
+    fused_statistics: torch.Tensor | None = None,
 ) -> Statistics:  # fmt: skip
     """Statistics of x [N, C, ...], with the running ones moved towards them by `momentum`; x is not read where what
-    made it has `handed` on those of its tiles [bands, 2, C], which are joined.
+    made it has `fused_statistics` on those of its tiles [bands, 2, C], which are joined.
 
     With momentum None they become the mean over all batches, of which buffers.batches is the count; it is increased by
     1 if given. Running statistics may have any strides. With eps None it is mean and variance, in float64, for
@@ -227,7 +227,7 @@ def batch_statistics(
     acc = launch.acc_torch(x.dtype)
     batches = None if buffers is None else buffers.batches
     counted = {"TRACKED": batches is not None, **options(rows)}
-    if handed is None:
+    if fused_statistics is None:
         tile, band = in_bands("norm_stats", M, C, x.dtype)
         bands = launch.cdiv(M, band)
         means, m2s = (torch.empty(bands, C, dtype=acc, device=x.device) for _ in range(2))
@@ -237,14 +237,14 @@ def batch_statistics(
         )  # fmt: skip
     else:
         tile = launch.tile("norm_handed", x.dtype, C=C)
-        bands = launch.cdiv(len(handed), tile["BLOCK_B"])
-        band = M // len(handed) * tile["BLOCK_B"]
+        bands = launch.cdiv(len(fused_statistics), tile["BLOCK_B"])
+        band = M // len(fused_statistics) * tile["BLOCK_B"]
         means, m2s = (torch.empty(bands, C, dtype=torch.float64, device=x.device) for _ in range(2))
         launch.run(
-            batch_norm_handed_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), handed, means, m2s, batches, C,
-            M // len(handed), len(handed), **counted, **tile.options,
+            batch_norm_handed_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), fused_statistics, means, m2s, batches,
+            C, M // len(fused_statistics), len(fused_statistics), **counted, **tile.options,
         )  # fmt: skip
-    first, moved = rows if handed is None else None, None if eps is None else buffers
+    first, moved = rows if fused_statistics is None else None, None if eps is None else buffers
     return _join(first, None, means, m2s, M, band, x.dtype, eps, momentum, moved, options(rows))
 
 
@@ -259,7 +259,7 @@ def join_shards(
     `batch_statistics`, but the batch has been counted.
     """
     means, variances = rows.view(len(rows), 2, -1).unbind(1)
-    how = {"ALIGN": 1, **early.options()}
+    how = {"ALIGN": 1, **dependent_launch.options()}
     return _join(None, shares, means, variances, M, 0, dtype, eps, momentum, buffers, how)
 
 

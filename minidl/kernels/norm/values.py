@@ -12,8 +12,8 @@ from minidl.kernels.norm.rows import apart, apart_rows, backwards, channel, dens
 from minidl.kernels.norm.statistics import Statistics
 from minidl.kernels.reduce import whole
 from minidl.runtime import launch
-from minidl.runtime.early import wait
-from minidl.runtime.replay import replayed
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.launch_cache.replay import replayed
 
 
 @triton.jit

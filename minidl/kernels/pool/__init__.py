@@ -17,10 +17,10 @@ overlap, each window writes its own pixels.
 
 import torch
 
+from minidl.kernels import check
 from minidl.kernels.pool.average import avg_pool2d, avg_pool2d_grad
 from minidl.kernels.pool.geometry import Pair, Windows, adaptive_windows, windows
 from minidl.kernels.pool.maximum import max_pool2d, max_pool2d_grad
-from minidl.runtime import check
 
 __all__ = [
     "Pair", "Windows", "adaptive_windows", "avg_pool2d", "avg_pool2d_grad", "checked", "max_pool2d", "max_pool2d_grad",

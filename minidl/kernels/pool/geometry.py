@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from minidl.kernels.check import Pair, pair
 from minidl.runtime import launch
-from minidl.runtime.check import Pair, pair
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from minidl.kernels.pool import problem
 from minidl.kernels.pool.geometry import Windows
 from minidl.kernels.pool.problem import SIZES, inside, places, window
 from minidl.runtime import launch
-from minidl.runtime.early import wait
-from minidl.runtime.replay import replayed
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.launch_cache.replay import replayed
 
 MINUS_INF = tl.constexpr(float("-inf"))
 

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from minidl.kernels.division import divided, reciprocal
 from minidl.kernels.pool.geometry import Windows
-from minidl.runtime import early, launch
+from minidl.runtime import dependent_launch, launch
 
 # Windows of up to this many taps are unrolled, so that all of their loads are in flight together.
 UNROLLED = 16
@@ -77,7 +77,7 @@ def plan(
     meta = {
         "VEC": vector, "R": at.kernel[0], "S": at.kernel[1], "STRIDE_H": at.stride[0], "STRIDE_W": at.stride[1],
         "UNROLL": taps if taps <= UNROLLED else 1, "INDEX": tl.int32 if largest < 2**31 else tl.int64,
-        "ACC": launch.acc(y.dtype), **early.options(), **tile.options,
+        "ACC": launch.acc(y.dtype), **dependent_launch.options(), **tile.options,
     }  # fmt: skip
     return (launch.cdiv(P, tile["BLOCK_P"]), launch.cdiv(C, tile["BLOCK_C"])), sizes, meta
 

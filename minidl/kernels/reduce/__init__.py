@@ -19,14 +19,15 @@ from collections.abc import Sequence
 import torch
 import triton.language as tl
 
+from minidl.kernels import check
 from minidl.kernels.reduce import positions, sums
 from minidl.kernels.reduce.layout import again, offsets, seen, whole
 from minidl.kernels.reduce.positions import spread
 from minidl.kernels.reduce.ranked import leading
 from minidl.kernels.reduce.sorting import sort
 from minidl.kernels.reduce.sums import AS_IT_IS, EQUAL, MAX, MIN, OVER_COUNT, ROOT, SQUARES, SUM, depth
-from minidl.runtime import check, launch
-from minidl.runtime.replay import replayed
+from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 
 __all__ = [
     "again", "amax", "amin", "argmax", "argmin", "band", "count_equal", "depth", "extreme", "kept_shape", "leading",

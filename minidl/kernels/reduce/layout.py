@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.runtime import early, launch
+from minidl.runtime import dependent_launch, launch
 
 LOWEST_INTEGER = tl.constexpr(-(2**63))
 
@@ -167,7 +167,7 @@ class Seen(NamedTuple):
         """Constants of a launch that follow from the layout."""
         return {
             "COLUMNS": self.family == "reduce_columns" and self.k[2] == 1, "ALIGN": self.align,
-            "EVEN": self.R % self.align == 0, "R_LEVELS": self.r_levels, **early.options(),
+            "EVEN": self.R % self.align == 0, "R_LEVELS": self.r_levels, **dependent_launch.options(),
         }  # fmt: skip
 
     def cut(self, shares: int | None) -> Cut:

@@ -9,9 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels import memory_layout
 from minidl.kernels.reduce.layout import LOWEST_INTEGER, Seen, block, kept, lowest, seen, turned, whole
-from minidl.runtime import launch, order
-from minidl.runtime.early import wait
+from minidl.runtime import launch
+from minidl.runtime.dependent_launch import wait
 
 MANY = 2**31  # of a share: positions in it take 64 bits from here on
 NOWHERE, FARTHER = tl.constexpr(2**31 - 1), tl.constexpr(2**62)
@@ -132,4 +133,4 @@ def spread(
             spread_kernel, (launch.cdiv(y.numel(), tile["BLOCK_N"]),), y, j, dx, y.numel(), dx.shape[at + 1 :].numel(),
             y.shape[at], dx.shape[at], **tile.options,
         )  # fmt: skip
-    return dx.permute(order.back(dims))
+    return dx.permute(memory_layout.back(dims))

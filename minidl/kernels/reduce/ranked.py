@@ -10,11 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels import check, memory_layout
 from minidl.kernels.reduce.keys import key, key_type
 from minidl.kernels.reduce.layout import LOWEST_INTEGER, box, kept, seen
 from minidl.kernels.reduce.selected import PART, select
 from minidl.kernels.reduce.sorting import sort
-from minidl.runtime import check, launch, order
+from minidl.runtime import launch
 
 LONG_NOWHERE, NOWHERE = tl.constexpr(2**62), tl.constexpr(2**31 - 1)
 MANY = 2**31 - 2**16  # positions take 64 bits from here on: a block beyond the last one is counted, too
@@ -72,10 +73,10 @@ def leading(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> tup
     if x.dim() == 0:
         y, found = leading(x.reshape(1), k, 0, largest)
         return y.reshape(()) if k else y, found.reshape(()) if k else found
-    dims = order.dims(x)
+    dims = memory_layout.dims(x)
     if dims != sorted(dims):  # results lie as x does
         y, found = leading(x.permute(dims), k, dims.index(at), largest)
-        return y.permute(order.back(dims)), found.permute(order.back(dims))
+        return y.permute(memory_layout.back(dims)), found.permute(memory_layout.back(dims))
     shape = [*x.shape[:at], k, *x.shape[at + 1 :]]
     y = torch.empty(shape, dtype=x.dtype, device=x.device)
     found = torch.empty(shape, dtype=torch.int64, device=x.device)

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from minidl.kernels.reduce.layout import LOWEST_INTEGER, Seen, block, box, kept, lowest, seen, shares_of, turned, whole
 from minidl.runtime import launch
-from minidl.runtime.early import wait
+from minidl.runtime.dependent_launch import wait
 
 SUM, SQUARES, EQUAL, MAX, MIN = map(tl.constexpr, range(5))
 AS_IT_IS, OVER_COUNT, ROOT = map(tl.constexpr, range(3))

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import torch
 
-from minidl.kernels import elementwise, reduce
+from minidl.kernels import elementwise, memory_layout, reduce
 from minidl.kernels.row_norm.kernels import row_norm_grad_kernel, row_norm_kernel, row_stats_kernel, row_sums_kernel
-from minidl.runtime import launch, order
-from minidl.runtime.replay import replayed
+from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 
 
 class Rows(NamedTuple):
@@ -62,7 +62,7 @@ def groups(x: torch.Tensor, count: int) -> tuple[torch.Tensor, Rows]:
     """x [N, C, ...], copied unless it is dense, with the rows of `count` groups of its channels."""
     N, C = x.shape[:2]
     S, each = x.shape[2:].numel(), C // count
-    if order.channels_last(x) and S > 1 and C > 1:
+    if memory_layout.channels_last(x) and S > 1 and C > 1:
         return x, Rows(N, count, each * S, S, each, C * S, each, C, each, spread=True)
     return x.contiguous(), Rows(N, count, each * S, max(S, 1), each, C * S, each * S, 0, 1, spread=False)
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 import torch
 
+from minidl.kernels import check, memory_layout
 from minidl.kernels.softmax import gradient, values
-from minidl.runtime import check, order
 
 __all__ = ["log_softmax", "log_softmax_grad", "softmax", "softmax_grad"]
 
@@ -54,6 +54,6 @@ def _in_order(
     x = tensors[-1]
     if x.is_contiguous() or any(t.shape != x.shape for t in tensors):
         return function(op, *tensors, dim, log=log)
-    dims = order.dims(x)
+    dims = memory_layout.dims(x)
     axis = dims.index(check.axis(op, dim, x.dim()))
-    return function(op, *(t.permute(dims) for t in tensors), axis, log=log).permute(order.back(dims))
+    return function(op, *(t.permute(dims) for t in tensors), axis, log=log).permute(memory_layout.back(dims))

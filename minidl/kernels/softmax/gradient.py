@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels import check
 from minidl.kernels.reduce import offsets, whole
 from minidl.kernels.softmax.rows import (
     by_rows,
@@ -19,9 +20,9 @@ from minidl.kernels.softmax.rows import (
     rows_of,
     vectors,
 )  # fmt: skip
-from minidl.runtime import check, early, launch
-from minidl.runtime.early import wait
-from minidl.runtime.replay import replayed
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.launch_cache.replay import replayed
 
 
 @triton.jit
@@ -120,7 +121,7 @@ def backward(op: str, dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) ->
         strides = *row_strides(dy_rows), *row_strides(y_rows)
         launch.run(
             softmax_grad_kernel, grid, dy_rows, y_rows, dx, R, N, inner, *strides, LEVELS=levels(y_rows), ALIGN=align,
-            LANES=lanes(align, tile, dy_rows, y_rows), **early.options(grid[0]), **meta,
+            LANES=lanes(align, tile, dy_rows, y_rows), **dependent_launch.options(grid[0]), **meta,
         )  # fmt: skip
     else:
         align, with_ends = ended(align, dy_rows, y_rows)

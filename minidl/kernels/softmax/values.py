@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels import check
 from minidl.kernels.activation import exponential
 from minidl.kernels.reduce import again, offsets, whole
 from minidl.kernels.softmax.rows import (
@@ -25,9 +26,9 @@ from minidl.kernels.softmax.rows import (
     shift,
     vectors,
 )  # fmt: skip
-from minidl.runtime import check, early, launch
-from minidl.runtime.early import wait
-from minidl.runtime.replay import replayed
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.launch_cache.replay import replayed
 
 
 @triton.jit
@@ -156,7 +157,7 @@ def forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
         strides = *row_strides(rows), *row_strides(y)
         launch.run(
             softmax_kernel, grid, rows, y, R, N, inner, *strides, LEVELS=levels(rows), ALIGN=align,
-            LANES=lanes(align, tile, rows, y), **early.options(grid[0]), **meta,
+            LANES=lanes(align, tile, rows, y), **dependent_launch.options(grid[0]), **meta,
         )  # fmt: skip
     else:
         opaque = x.element_size() == 2 and not launch.INTERPRETED

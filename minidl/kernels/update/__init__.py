@@ -40,6 +40,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import triton.language as tl
 
+from minidl.kernels import check
 from minidl.kernels.update.kernels import (
     GROWTH_INTERVAL,
     HYPER,
@@ -58,7 +59,7 @@ from minidl.kernels.update.kernels import (
 )
 from minidl.kernels.update.newton import orthogonalise
 from minidl.kernels.update.plans import Part, Plan, Plans, Rows
-from minidl.runtime import check, early, launch
+from minidl.runtime import dependent_launch, launch
 
 __all__ = ["GROWTH_INTERVAL", "HYPER", "LOSS_SCALE", "NORM", "RULES", "SCRATCH", "STATES", "Part", "Rows", "Update"]
 
@@ -249,13 +250,13 @@ class Update:
             launch.run(
                 measure_kernel, (blocks.count + rates,), plan.like, table, table[blocks.start :], partial[first:],
                 self.hyper, self.steps, self._rates, len(params), RULE=RULES.get(self.rule, MUON), HAS_ROWS=plan.rows,
-                FIRST=rates, BLOCK_P=tile["BLOCK_P"], **early.options(), **blocks.tile.options,
+                FIRST=rates, BLOCK_P=tile["BLOCK_P"], **dependent_launch.options(), **blocks.tile.options,
             )  # fmt: skip
             first += blocks.count
         launch.run(
             prepare_kernel, (1,), partial, partials, table, self.steps, self.control, self.skipped, self.scale,
             len(params), MAX_NORM=self.max_norm, HAS_SCALE=self.scale is not None, SKIP=self.skip,
-            **early.options(), **tile.options,
+            **dependent_launch.options(), **tile.options,
         )  # fmt: skip
         self._change(plans, table, RULES.get(self.rule, MUON))
         if self.rule == "muon":
@@ -274,7 +275,7 @@ class Update:
                 DAMPENED=self.dampened, MAXIMIZE=self.maximize, THIRD=self.third,
                 HAS_MASTER=dtype != launch.acc_torch(dtype), HAS_ROWS=plan.rows, ACC=launch.acc(dtype),
                 # In blocks of both sizes alike: of a b + c d either product may be contracted with the sum.
-                enable_fp_fusion=False, **early.options(), **blocks.tile.options,
+                enable_fp_fusion=False, **dependent_launch.options(), **blocks.tile.options,
             )  # fmt: skip
 
     def _memory(

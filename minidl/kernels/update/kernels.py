@@ -11,7 +11,7 @@ seen change, moments included. A negative entry of `rows` is padding and is left
 import triton
 import triton.language as tl
 
-from minidl.runtime.early import wait
+from minidl.runtime.dependent_launch import wait
 
 SGD, RMSPROP, ADAGRAD, ADAM, ADAMW, MUON, MUON_STEP = map(tl.constexpr, range(7))
 RULES = {"sgd": SGD, "rmsprop": RMSPROP, "adagrad": ADAGRAD, "adam": ADAM, "adamw": ADAMW}

@@ -32,9 +32,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from minidl.findings import KINDS, Finding, Place, SanitizerError
 from minidl.runtime import launch
 from minidl.testing.sanitizer.checks import Sanitizer
+from minidl.testing.sanitizer.findings import KINDS, Finding, Place, SanitizerError
 
 __all__ = ["KINDS", "Finding", "Place", "Sanitizer", "SanitizerError", "sanitize"]
 

@@ -19,9 +19,9 @@ import torch
 import triton
 from triton.runtime import interpreter
 
-from minidl import findings
-from minidl.findings import Finding, Place, SanitizerError
-from minidl.runtime import interpret, interpret_memory, interpret_missing, interpret_operators
+from minidl.interpreter import libdevice, memory, operators, patches
+from minidl.testing.sanitizer import findings
+from minidl.testing.sanitizer.findings import Finding, Place, SanitizerError
 from minidl.testing.sanitizer.lanes import Lanes, mark, unread
 from minidl.testing.sanitizer.order import Order
 from minidl.testing.sanitizer.regions import Region, Regions
@@ -35,7 +35,7 @@ _PLACE = 2**25 - 1
 _OURS = (
     *(str(Path(str(module.__file__)).parent) for module in (triton, np)),
     str(Path(__file__).parent),
-    *(str(module.__file__) for module in (interpret, interpret_memory, interpret_missing, interpret_operators)),
+    *(str(module.__file__) for module in (patches, memory, libdevice, operators)),
 )
 
 # The finding for an access after one by another program that it does not see.

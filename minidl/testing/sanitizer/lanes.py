@@ -14,7 +14,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-from minidl.findings import Place
+from minidl.testing.sanitizer.findings import Place
 
 # The lowest mark of each floating type, and the bits to the right of the load's number.
 _FLOATS = {"fp16": (0x7F00, 3), "bf16": (0x7FE0, 0), "fp32": (0x7FE00000, 16), "fp64": (0x7FFC << 48, 45)}

@@ -14,8 +14,8 @@ from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.findings import SanitizerError
 from minidl.testing.sanitizer.checks import ADDRESS, Sanitizer
+from minidl.testing.sanitizer.findings import SanitizerError
 from minidl.testing.sanitizer.lanes import (
     carry_through,
     carry_through_histogram,

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from minidl.findings import SanitizerError
 from minidl.runtime import launch
 from minidl.testing import memory
-from minidl.testing.pretended_gpu import pretended_gpu
+from minidl.testing.fake_gpu import pretended_gpu
 from minidl.testing.sanitizer.checks import Sanitizer
+from minidl.testing.sanitizer.findings import SanitizerError
 from minidl.testing.sanitizer.patches import checking
 
 

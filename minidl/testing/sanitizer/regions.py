@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minidl.runtime.order import span
+from minidl.kernels.memory_layout import span
 from minidl.testing.memory import without_repeats
 from minidl.testing.sanitizer.unwritten import Shadow, Unwritten
 

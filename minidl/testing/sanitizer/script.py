@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from minidl.testing.pretended_gpu import pretended_gpu
+from minidl.testing.fake_gpu import pretended_gpu
 
 
 def play(script: str, arguments: Sequence[str], *, module: bool) -> int:

@@ -15,9 +15,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from minidl.runtime.order import span
+from minidl.kernels.memory_layout import span
+from minidl.testing.fake_gpu import asked_by
 from minidl.testing.memory import UNWRITTEN, is_fresh, without_repeats
-from minidl.testing.pretended_gpu import asked_by
 
 _HANDED_OUT = {"numpy", "__array__", "__dlpack__"}
 # These share memory, too, except when called by the interpreter, torch itself or minidl.

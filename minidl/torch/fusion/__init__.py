@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from minidl.rehearsal import compile_ahead
+from minidl.compilation.rehearsal import compile_ahead
 from minidl.runtime import launch
 from minidl.torch.fusion import chains, exchanging, folding, guarding, joining, orders, reading, sums
 

@@ -17,7 +17,7 @@ from torch import fx
 from minidl.kernels.norm import fold as kernels
 from minidl.kernels.norm import normalise
 from minidl.kernels.norm.statistics import Statistics
-from minidl.runtime.replay import replayed
+from minidl.runtime.launch_cache.replay import replayed
 from minidl.torch import normalisation as norms
 from minidl.torch.fusion import chains
 from minidl.torch.fusion import graph as graphs

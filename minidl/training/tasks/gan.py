@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from pydantic import Field
 
-from minidl.console import one_line
+from minidl.common.console import one_line
 from minidl.data import ImageDataset
-from minidl.training import fields
-from minidl.training.config import Session
-from minidl.training.errors import ConfigError
+from minidl.errors import ConfigError
+from minidl.training.settings import fields
+from minidl.training.settings.command import Session
 from minidl.training.task import Experiment
 from minidl.training.tasks.images import PictureTask
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from minidl.training import memory
-    from minidl.training.display import Display
-    from minidl.training.gan_loop import GanTrainer
-    from minidl.training.manifest import RunFiles
+    from minidl.training.loop.gan import GanTrainer
+    from minidl.training.process import out_of_memory
+    from minidl.training.process.display import Display
+    from minidl.training.run_folder.manifest import RunFiles
 
 MIDDLE = 127.5  # of the pixels: pictures reach from -1 to 1, as tanh does
 
@@ -90,18 +90,18 @@ class GanTask(PictureTask):
         )
 
     def as_text(self, report: dict[str, Any]) -> str:
-        from minidl.training import reports
-        from minidl.training.adversaries import PENALTY
-        from minidl.training.gan_loop import shown
+        from minidl.training.loop.adversaries import PENALTY
+        from minidl.training.loop.gan import shown
+        from minidl.training.report import report_files
 
         source, optimizer, parameters = report["source"], report["optimizer"], report["parameters"]
-        training = f"{reports.count(report['epochs'], 'epoch')}, {reports.count(report['steps'], 'step')}"
+        training = f"{report_files.count(report['epochs'], 'epoch')}, {report_files.count(report['steps'], 'step')}"
         speed = f"{report['images_per_second']:,.0f} pictures a second"
         pairs = [
             ("source", f"{source.get('about', source['name'])}; {source['examples']:,} pictures"),
-            *reports.notes(source),
-            ("device", reports.device(report)),
-            ("data parallel", reports.together(report)),
+            *report_files.notes(source),
+            ("device", report_files.device(report)),
+            ("data parallel", report_files.together(report)),
             ("training", f"{training}, {report['seconds']:.1f} s, {speed}"),
             ("seed", str(report["seed"])),
             ("generator", f"{parameters['generator']:,} parameters, {report['model']['latent']} latent numbers"),
@@ -109,10 +109,10 @@ class GanTask(PictureTask):
             ("optimizer", f"{optimizer['name']}, rate {optimizer['lr']:g}, batches of {optimizer['batch_size']}"),
             ("precision", report["precision"]),
             ("updates skipped", str(report["skipped"]) if report["skipped"] else ""),
-            *reports.resumptions(report),
+            *report_files.resumptions(report),
             ("last epoch", shown(report, ", ")),
         ]
-        return "\n".join([one_line(f"generator of {report['data']}"), "", *reports.pairs(pairs)]) + "\n"
+        return "\n".join([one_line(f"generator of {report['data']}"), "", *report_files.pairs(pairs)]) + "\n"
 
 
 class GanExperiment(Experiment):
@@ -121,7 +121,7 @@ class GanExperiment(Experiment):
     scaled_by = ("width", "latent")
 
     def __init__(self, config: TrainGan, dataset: ImageDataset) -> None:
-        from minidl.training import files
+        from minidl.training.run_folder import files
 
         self.documents: dict[str, str] = {}
         self.config, self.dataset = config, dataset
@@ -144,7 +144,7 @@ class GanExperiment(Experiment):
         notes = "".join(f"\nnote: {note}" for note in self.dataset.source.get("notes", ()))
         return f"{one_line(self.config.data)}: {count:,} {colours} pictures of {height} x {width} pixels{notes}"
 
-    def networks(self, config: TrainGan) -> memory.Networks:
+    def networks(self, config: TrainGan) -> out_of_memory.Networks:
         from minidl import optim
         from minidl.models import Discriminator, Generator
 
@@ -164,9 +164,9 @@ class GanExperiment(Experiment):
         from minidl import random
         from minidl.data import ImageBatches, Pictures
         from minidl.distributed import shard_optimizer, shards
-        from minidl.training import samples
-        from minidl.training.adversaries import Adversaries, latents
-        from minidl.training.gan_loop import GanTrainer
+        from minidl.training.loop.adversaries import Adversaries, latents
+        from minidl.training.loop.gan import GanTrainer
+        from minidl.training.report import samples
 
         config, count = self.config, len(self.pixels)
         assert config.lr is not None
@@ -188,7 +188,7 @@ class GanExperiment(Experiment):
         )  # fmt: skip
 
     def report(self, trainer: GanTrainer, device: str) -> dict[str, Any]:
-        from minidl.training.gan_loop import FIGURES
+        from minidl.training.loop.gan import FIGURES
 
         config, progress, networks = self.config, trainer.progress, trainer.networks
         last = progress.history[-1]
@@ -216,7 +216,7 @@ class GanExperiment(Experiment):
 
     def plot(self, trainer: GanTrainer, report: dict[str, Any]) -> None:
         """curves.png."""
-        from minidl.training import plots
+        from minidl.training.report import plots
 
         plots.gan_curves(self.config.out, trainer.progress.history, plots.shorten(Path(self.config.data).name))
 

@@ -14,10 +14,11 @@ from pydantic import Field
 from minidl import data
 from minidl.data import DataError
 from minidl.data.parsing import ARGUMENT
-from minidl.training import fields, inputs
-from minidl.training.config import Evaluate, Perceptron, Predict, Session
-from minidl.training.errors import ConfigError
-from minidl.training.settings import REPEATED, Expected
+from minidl.errors import ConfigError
+from minidl.training.prediction import inputs
+from minidl.training.settings import fields
+from minidl.training.settings.command import Evaluate, Perceptron, Predict, Session
+from minidl.training.settings.declaration import REPEATED, Expected
 from minidl.training.task import Predictor, Task, only_for_files
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from minidl import nn
     from minidl.data.file_rows import Records
     from minidl.data.schema import TableDataset, TableSchema
-    from minidl.training.manifest import RunFiles
-    from minidl.training.supervised import Supervised
-    from minidl.training.targets import Classification, Regression
+    from minidl.training.loop.supervised import Supervised
+    from minidl.training.loop.targets import Classification, Regression
+    from minidl.training.run_folder.manifest import RunFiles
 
 
 class TrainTable(Perceptron, Session):
@@ -116,7 +117,7 @@ class TableTask(Task):
     def prepare(self, config: TrainTable, dataset: TableDataset) -> Supervised:
         """Raises ConfigError for flags of a classification where it is a regression."""
         from minidl import models
-        from minidl.training.supervised import Supervised, sizes
+        from minidl.training.loop.supervised import Supervised, sizes
 
         schema = dataset.schema
         targets = _targets(schema)
@@ -163,7 +164,7 @@ class TablePredictor(Predictor):
     @cached_property
     def model(self) -> nn.Module:
         from minidl import models
-        from minidl.training.supervised import saved_perceptron
+        from minidl.training.loop.supervised import saved_perceptron
 
         features, outputs = len(self.schema.feature_names), self.targets.outputs
         return saved_perceptron(self.own, self.config, models.TableMLP, features, outputs)
@@ -220,7 +221,7 @@ class TablePredictor(Predictor):
 
 
 def _targets(schema: TableSchema) -> Classification | Regression:
-    from minidl.training.targets import Classification, Regression
+    from minidl.training.loop.targets import Classification, Regression
 
     if schema.task == "regression":
         return Regression(schema.target, schema.target_mean, schema.target_scale)

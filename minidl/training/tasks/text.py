@@ -19,10 +19,11 @@ from minidl.data.parsing import shorten
 from minidl.data.patterns import linear
 from minidl.data.records import DataError
 from minidl.data.workers import Workers, available
-from minidl.training import fields, helpers, memory, suited
-from minidl.training.config import SPLITS, Perceptron, Session
-from minidl.training.errors import ConfigError
-from minidl.training.settings import FLOAT32, IN_FLOAT32, UTF8, Expected
+from minidl.errors import ConfigError
+from minidl.training.process import helpers, out_of_memory
+from minidl.training.settings import fields, text_defaults
+from minidl.training.settings.command import SPLITS, Perceptron, Session
+from minidl.training.settings.declaration import FLOAT32, IN_FLOAT32, UTF8, Expected
 from minidl.training.task import Task, only_for_files
 from minidl.training.tasks.text_answers import TextClassifier, examples
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from minidl.data.corpus import CorpusDataset
     from minidl.data.hashing import HashedTfidf
     from minidl.data.vectorizer import Tfidf, TfidfOptions
-    from minidl.training.manifest import RunFiles
-    from minidl.training.supervised import Supervised
+    from minidl.training.loop.supervised import Supervised
+    from minidl.training.run_folder.manifest import RunFiles
 
 
 # Weights, gradient and AdamW's state take 2 KiB a column with 128 hidden units: here 128 MiB. From one half of the
@@ -177,7 +178,7 @@ class TextTask(Task):
 
         analyzer, options = _tfidf(config).analyzer, self.options(config)
         helpers.in_thread(lambda: importlib.import_module("scipy.sparse"))  # 0.2 s; splits are the first to need it
-        with memory.used_for("the data", "less data"), Workers(config.workers or available()) as workers:
+        with out_of_memory.used_for("the data", "less data"), Workers(config.workers or available()) as workers:
             if config.data == "docstrings":
                 options["workers"] = workers
             if config.data in data.TEXT_DATA:
@@ -190,7 +191,7 @@ class TextTask(Task):
         """The settings with those that suit the number of texts, where none are given."""
         missing = {
             name: value
-            for name, value in suited.text(len(dataset.train), len(dataset.labels)).items()
+            for name, value in text_defaults.text(len(dataset.train), len(dataset.labels)).items()
             if getattr(config, name) is None
         }
         return TrainText(**{**dict(config), **missing}) if missing else config
@@ -213,8 +214,8 @@ class TextTask(Task):
     def prepare(self, config: TrainText, dataset: CorpusDataset) -> Supervised:
         """Vocabulary and weights are those of the training split. Raises DataError when no feature is left."""
         from minidl import models
-        from minidl.training.supervised import Supervised, sizes
-        from minidl.training.targets import Classification
+        from minidl.training.loop.supervised import Supervised, sizes
+        from minidl.training.loop.targets import Classification
 
         kind, document = _vectorizer(config)
         vectorizer = kind.of_counts(dataset.train.counted, _tfidf(config))

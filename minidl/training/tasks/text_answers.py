@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from minidl import data
 from minidl.data import DataError, TextDataset
 from minidl.data.parsing import listed
-from minidl.training import inputs
-from minidl.training.config import Evaluate, Predict
-from minidl.training.errors import ConfigError
+from minidl.errors import ConfigError
+from minidl.training.prediction import inputs
+from minidl.training.settings.command import Evaluate, Predict
 from minidl.training.task import Predictor
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from minidl.data.hashing import HashedTfidf
     from minidl.data.terms import Counted
     from minidl.data.vectorizer import Tfidf
-    from minidl.training.targets import Classification
+    from minidl.training.loop.targets import Classification
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class TextClassifier(Predictor):
 
     @cached_property
     def targets(self) -> Classification:
-        from minidl.training.targets import Classification
+        from minidl.training.loop.targets import Classification
 
         return Classification.of_run(self.own)
 
     @cached_property
     def model(self) -> nn.Module:
         from minidl import models
-        from minidl.training.supervised import saved_perceptron
+        from minidl.training.loop.supervised import saved_perceptron
 
         return saved_perceptron(self.own, self.config, models.TextMLP, len(self.vectorizer), self.targets.outputs)
 

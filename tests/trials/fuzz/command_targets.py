@@ -10,10 +10,10 @@ from unittest import mock
 from typer.testing import CliRunner
 
 from minidl.cli import app
-from minidl.training.errors import ConfigError
+from minidl.errors import ConfigError
+from minidl.tools import doctor
+from minidl.tools.doctor import jobs
 from minidl.training.tasks import TASKS
-from minidl.workbench import doctor
-from minidl.workbench.doctor import jobs
 from tests.trials.fuzz import limits
 from tests.trials.fuzz.data_targets import OLD
 from tests.trials.fuzz.target import Target
@@ -202,7 +202,7 @@ _STUBS = {
     "minidl.distributed.workers.run": lambda *_, **__: None,
     "minidl.generation.evaluate.evaluate": lambda config: (_ for _ in ()).throw(ConfigError("takes time")),
     "minidl.cli.tune._tune": lambda *a: None,
-    "minidl.training.environment.fix_threads": lambda count: None,
+    "minidl.training.process.environment.fix_threads": lambda count: None,
     "minidl.runtime.launch.set_float32_precision": lambda precision: None,
 }
 

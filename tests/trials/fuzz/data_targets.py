@@ -17,10 +17,10 @@ from minidl.data.images import parse_idx
 from minidl.data.pictures import picture_size, read_picture
 from minidl.data.reuters import parse_sgml, single_topic_dataset, unpack
 from minidl.data.vectorizer import Tfidf
+from minidl.errors import DamagedError
 from minidl.generation import latents
-from minidl.training import predict
-from minidl.training.config import Predict
-from minidl.training.errors import DamagedError
+from minidl.training.prediction import predict
+from minidl.training.settings.command import Predict
 from tests.trials.fuzz import limits, mutate
 from tests.trials.fuzz.target import READERS, Target, after_first, variants
 
@@ -110,8 +110,8 @@ def stdin(folder: Path) -> Target:
         number = data[0] % 3 if data else 0
         write = io.TextIOWrapper(io.BytesIO(), "utf-8")
         with (
-            mock.patch("minidl.training.predict._of_documents", return_value=found[number]),
-            mock.patch("minidl.training.inputs.standard_input", return_value=io.BytesIO(data[1:])),
+            mock.patch("minidl.training.prediction.predict._of_documents", return_value=found[number]),
+            mock.patch("minidl.training.prediction.inputs.standard_input", return_value=io.BytesIO(data[1:])),
         ):
             predict.predict(Predict(run=folders[number]), write)
         write.flush()

@@ -15,22 +15,23 @@ from minidl.data.files import Records
 from minidl.data.hashing import HashedTfidf
 from minidl.data.schema import TableSchema
 from minidl.data.vectorizer import Tfidf, TfidfOptions, _checksum
+from minidl.errors import ConfigError, DamagedError, RunError
 from minidl.generation import evaluator, model, passes
 from minidl.generation import folder as album
 from minidl.models import dcgan
-from minidl.runtime import launch, tables
-from minidl.training import files, predict, saved_run
-from minidl.training.adversaries import Adversaries
-from minidl.training.checkpoints import Checkpoints
-from minidl.training.display import Display
-from minidl.training.errors import ConfigError, DamagedError, RunError
-from minidl.training.gan_loop import GanTrainer
-from minidl.training.loop import Trainer
+from minidl.runtime import launch, tile_tables
+from minidl.tools.bench import results
+from minidl.tools.bench import run as bench_run
+from minidl.training.loop.adversaries import Adversaries
+from minidl.training.loop.epochs import Trainer
+from minidl.training.loop.gan import GanTrainer
+from minidl.training.prediction import predict
+from minidl.training.process.display import Display
+from minidl.training.run_folder import files, saved_run
+from minidl.training.run_folder.checkpoints import Checkpoints
 from minidl.training.tasks import TASKS
 from minidl.training.tasks.gan import model_settings, training_pixels
 from minidl.training.tasks.images import PictureFormat
-from minidl.workbench.bench import results
-from minidl.workbench.bench import run as bench_run
 from tests.trials.fuzz import mutate
 from tests.trials.fuzz.data_targets import OLD
 from tests.trials.fuzz.target import Target, after_first, variants
@@ -297,15 +298,15 @@ def tiles(folder: Path) -> Target:
     def run(content: bytes) -> object:
         path = Path(f"{families[(content[0] if content else 0) % len(families)]}.json")
         path.write_bytes(content[1:])
-        return tables.load(path)
+        return tile_tables.load(path)
 
-    seeds = variants(*([(tables.FOLDER / f"{family}.json").read_bytes()] for family in families))
-    return Target(run, seeds, (tables.TableError,), change=after_first(mutate.change_json))
+    seeds = variants(*([(tile_tables.FOLDER / f"{family}.json").read_bytes()] for family in families))
+    return Target(run, seeds, (tile_tables.TableError,), change=after_first(mutate.change_json))
 
 
 def bench(folder: Path) -> Target:
     """Results of `minidl bench` that `--show` and `--json` read."""
-    from minidl.workbench.bench.goals import GOALS
+    from minidl.tools.bench.goals import GOALS
 
     whole = json.loads((Path(__file__).parents[3] / "benchmarks/results/nvidia-h200.json").read_text())
     few = json.dumps({**whole, "rows": whole["rows"][:2]}).encode()

@@ -9,7 +9,7 @@ from tests.trials.fuzz import limits
 
 READERS = (
     "/minidl/data/", "/minidl/training/", "/minidl/generation/", "/minidl/models/", "/minidl/cli/",
-    "/minidl/workbench/bench/", "/minidl/runtime/tables.py",
+    "/minidl/tools/bench/", "/minidl/runtime/tile_tables.py",
 )  # fmt: skip
 
 

@@ -10,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidl import console, data
+from minidl import data
+from minidl.common import console
 from minidl.data import DataError, ImageDataset, Pictures
 from minidl.data.parsing import listed, one_of
-from minidl.training import inputs
-from minidl.training.config import Evaluate, Predict
-from minidl.training.errors import ConfigError, damaged
+from minidl.errors import ConfigError, damaged
+from minidl.training.prediction import inputs
+from minidl.training.settings.command import Evaluate, Predict
 from minidl.training.task import Predictor
 from minidl.training.tasks.images.networks import dtype_of, network_of
 from minidl.training.tasks.images.pictures import PictureFormat
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from minidl import nn
-    from minidl.training.targets import Classification
+    from minidl.training.loop.targets import Classification
 
 # Pictures, and their pixels, that `predict` reads at a time, while it answers as many.
 _TOGETHER, _TOGETHER_BYTES = 2048, 2**27
@@ -39,7 +40,7 @@ class PictureClassifier(Predictor):
 
     @cached_property
     def targets(self) -> Classification:
-        from minidl.training.targets import Classification
+        from minidl.training.loop.targets import Classification
 
         return Classification.of_run(self.own)
 
@@ -48,7 +49,7 @@ class PictureClassifier(Predictor):
         import torch
 
         from minidl.runtime import launch
-        from minidl.training import weights
+        from minidl.training.run_folder import weights
 
         dtype = dtype_of(self.config)
         if launch.INTERPRETED and dtype == torch.bfloat16:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minidl.training.errors import ConfigError
+from minidl.errors import ConfigError
 from minidl.training.tasks.images.networks import last_layer
 from minidl.training.tasks.images.settings import TrainImages
 

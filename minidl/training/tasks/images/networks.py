@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from minidl.training.errors import ConfigError
+from minidl.errors import ConfigError
 from minidl.training.tasks.images.pictures import PictureFormat
 from minidl.training.tasks.images.settings import DROPOUT, TrainImages
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from minidl.data.picture_cache import PictureCache, Pixels
-from minidl.training import helpers
+from minidl.training.process import helpers
 
 _WHAT = "the decoding of pictures"
 _EACH = 0.1  # seconds between two looks whether they are decoded

@@ -15,10 +15,10 @@ from minidl import data
 from minidl.data import ImageDataset, Pictures
 from minidl.data.saved import Record
 from minidl.data.workers import Workers, available
-from minidl.training.config import SPLITS
-from minidl.training.display import Display
-from minidl.training.errors import ConfigError
-from minidl.training.settings import flag
+from minidl.errors import ConfigError
+from minidl.training.process.display import Display
+from minidl.training.settings.command import SPLITS
+from minidl.training.settings.declaration import flag
 from minidl.training.task import Task
 
 if TYPE_CHECKING:

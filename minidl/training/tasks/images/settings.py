@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from minidl.training import fields
-from minidl.training.config import Session, Training
-from minidl.training.errors import ConfigError
-from minidl.training.settings import FLOAT32, IN_FLOAT32
+from minidl.errors import ConfigError
+from minidl.training.settings import fields
+from minidl.training.settings.command import Session, Training
+from minidl.training.settings.declaration import FLOAT32, IN_FLOAT32
 
 # What the networks of torchvision's names have where no --dropout is given; those not named here have no place for it.
 DROPOUT = {"small": 0.0, "mobilenet_v2": 0.2, "vgg16_bn": 0.5}

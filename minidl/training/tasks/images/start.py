@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from minidl.training import files
-from minidl.training.checkpoints import FOLDER
-from minidl.training.errors import ConfigError, DamagedError
-from minidl.training.manifest import MODEL, OF_RUN
+from minidl.errors import ConfigError, DamagedError
+from minidl.training.run_folder import files
+from minidl.training.run_folder.checkpoints import FOLDER
+from minidl.training.run_folder.manifest import MODEL, OF_RUN
 from minidl.training.tasks.images.networks import dtype_of, first_layer, last_layer, network_of
 from minidl.training.tasks.images.pictures import PictureFormat
 from minidl.training.tasks.images.settings import TrainImages
@@ -50,13 +50,13 @@ class Start:
         """Raises ConfigError for a file that cannot be read and for one of another kind."""
         path = Path(name)
         path = path / MODEL if path.is_dir() else path
-        from minidl import reading, storage
+        from minidl.common import read_files, write_files
 
         raw = b""
         try:
-            raw = reading.read_bytes(path)
+            raw = read_files.read_bytes(path)
             digest = hashlib.sha256(raw).hexdigest()
-            tensors, about = storage.read_tensors(path)
+            tensors, about = write_files.read_tensors(path)
         except OSError as error:
             _check_finished(Path(name))
             raise ConfigError(f"--init {path} cannot be read: {error.strerror or error}") from None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minidl.data import IMAGE_DATA, Augment, ImageDataset, Pictures
-from minidl.training.errors import ConfigError
+from minidl.errors import ConfigError
 from minidl.training.tasks.images import settings
 from minidl.training.tasks.images.answers import PictureClassifier
 from minidl.training.tasks.images.course import Course
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from minidl import nn
-    from minidl.training.manifest import RunFiles
-    from minidl.training.supervised import Supervised
-    from minidl.training.targets import Found
+    from minidl.training.loop.supervised import Supervised
+    from minidl.training.loop.targets import Found
+    from minidl.training.run_folder.manifest import RunFiles
 
 _CROP = 0.08  # of torchvision's RandomResizedCrop
 _LARGE = 128  # pixels of the shorter side, from which on photos may be assumed
@@ -54,8 +54,8 @@ class ImagesTask(PictureTask):
     def prepare(self, config: TrainImages, dataset: ImageDataset) -> Supervised:
         """Raises ConfigError for pictures that the network or the settings do not take."""
         from minidl.data.image_batches import ImageBatches
-        from minidl.training.supervised import Supervised, sizes
-        from minidl.training.targets import Classification
+        from minidl.training.loop.supervised import Supervised, sizes
+        from minidl.training.loop.targets import Classification
 
         described = described_by(config, dataset)
         height, width, channels = described.shape
@@ -169,7 +169,7 @@ def _draw(
     """mistakes.png, activations.png and filters.png."""
     import torch
 
-    from minidl.training import plots
+    from minidl.training.report import plots
     from minidl.training.tasks.images import cam
 
     assert found.sure is not None

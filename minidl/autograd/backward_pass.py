@@ -1,0 +1,253 @@
+"""The way back from a result to its gradients.
+
+Reverse-mode accumulation: Griewank and Walther, Evaluating Derivatives, 2nd ed., ch. 3. The walk keeps no recursion,
+visits nodes from the youngest to the oldest (so sums of gradients have one order), and drops every saved tensor as soon
+as it has been used.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from minidl.autograd.graph import Arrived, Context, Edge, Grad, Hook, Node, OpenSum, Variable, accumulating
+from minidl.autograd.modes import is_anomaly_enabled
+from minidl.runtime import streams
+from minidl.sparse.rows import RowGrad
+
+# The gradients that have arrived at the outputs of a node, or at a leaf.
+Pending = dict["Variable | Node", list["Arrived"]]
+
+
+def backward(
+    root: Variable,
+    gradient: torch.Tensor | None,
+    retain_graph: bool = False,
+    wanted: dict[Edge, Grad | None] | None = None,
+) -> None:
+    """Add d(root)/d(leaf) times `gradient` (None for ones) to the `grad` of every leaf that root depends on.
+
+    With `wanted`, add it to the values of those places in the graph, and to no `grad`.
+
+    Raises RuntimeError, before any gradient is changed, when part of the graph was already used and freed.
+    """
+    edge = root._edge()
+    assert edge is not None
+    stream = streams.current(root.data.device)
+    if isinstance(edge[0], Node):
+        waiting = _count_uses(edge[0])
+        if gradient is None and (wanted is not None or not _takes_none(*edge)):
+            gradient = torch.ones_like(root.data)
+        _walk(edge, gradient, waiting, retain_graph, wanted, stream)
+    else:
+        _to_leaf(edge[0], torch.ones_like(root.data) if gradient is None else gradient, True, wanted, stream)
+
+
+def _takes_none(node: Variable | Node, index: int) -> bool:
+    """Whether the root's gradient of 1 need not be a tensor: nothing but the operation's own backward sees it."""
+    return (
+        isinstance(node, Node)
+        and node.function.none_is_one
+        and len(node.outputs) == 1
+        and not node.hooks.get(index)
+        and index not in node.retained
+    )
+
+
+def _count_uses(root: Node) -> dict[Variable | Node, int]:
+    """For every node and leaf that root depends on, how many gradients will arrive there."""
+    uses: dict[Variable | Node, int] = {root: 1}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        _context(node)
+        for edge in node.edges:
+            if edge is None:
+                continue
+            target = edge[0]
+            if target not in uses:
+                uses[target] = 0
+                if isinstance(target, Node):
+                    stack.append(target)
+            uses[target] += 1
+    return uses
+
+
+def _context(node: Node) -> Context:
+    """What the operation kept. Raises RuntimeError where that was freed, also by another thread since."""
+    context = node.context
+    if context is None:
+        raise RuntimeError(
+            f"{node}: backward() reached this operation a second time, after its saved tensors were freed; "
+            "call backward(retain_graph=True) the first time, or compute the result again"
+        )
+    return context
+
+
+def _walk(
+    edge: Edge,
+    gradient: torch.Tensor | None,
+    waiting: dict[Variable | Node, int],
+    retain_graph: bool,
+    wanted: dict[Edge, Grad | None] | None,
+    stream: Any,
+) -> None:
+    root, index = edge
+    assert isinstance(root, Node)
+    pending: Pending = {root: [None] * len(root.outputs)}
+    pending[root][index] = gradient
+    # A hook may change in place what another gradient shares memory with: then no sum waits.
+    hooked = any(any(t.hooks.values()) if isinstance(t, Node) else t._hooks for t in waiting)
+    # Leaves whose one gradient so far lies in memory that something else uses too.
+    borrowed: set[Variable] = set()
+    ready = [(-root.sequence, root)]
+    while ready:
+        node = heapq.heappop(ready)[1]
+        grads = [_run_hooks(node, i, g, stream) for i, g in enumerate(pending.pop(node))]
+        if wanted is not None:
+            for i, arrived in enumerate(grads):
+                if arrived is not None and (node, i) in wanted:
+                    whole = arrived if isinstance(arrived, torch.Tensor) else arrived.dense()
+                    wanted[node, i] = _add(wanted[node, i], whole.clone())
+        one = gradient is None and node is root
+        for (target, position), grad, shared in _through(node, grads, pending, retain_graph, one):
+            slot = pending.setdefault(target, [None] * (len(target.outputs) if isinstance(target, Node) else 1))
+            if grad is not None:
+                if not isinstance(target, Node):
+                    if shared and slot[0] is None:
+                        borrowed.add(target)
+                    else:
+                        borrowed.discard(target)
+                last = waiting[target] == 1 and not hooked
+                stays_open = last and isinstance(target, Node) and target.function.takes_sums()
+                slot[position] = (_open if stays_open else _add)(slot[position], grad)
+            waiting[target] -= 1
+            if waiting[target]:
+                continue
+            if isinstance(target, Node):
+                heapq.heappush(ready, (-target.sequence, target))
+            else:
+                total = pending.pop(target)[0]
+                assert not isinstance(total, OpenSum)
+                if total is not None:
+                    _to_leaf(target, total, target in borrowed, wanted, stream)
+
+
+def _taken(pending: Pending, edges: list[Edge | None], index: int) -> torch.Tensor | None:
+    """What has arrived where an edge leads, no longer pending. Rows are left there."""
+    target, position = edges[index] or (None, 0)
+    slot = None if target is None else pending.get(target)
+    if slot is None or not isinstance(arrived := slot[position], torch.Tensor):
+        return None
+    slot[position] = None
+    return arrived
+
+
+def _through(
+    node: Node, grads: list[Arrived], pending: Pending, retain_graph: bool, one: bool
+) -> Iterator[tuple[Edge, Grad | None, bool]]:
+    """The gradients of a node's inputs, each with the edge it goes to and whether its memory is also used elsewhere.
+
+    `one` says that the gradient of the output is 1 where it is None.
+    """
+    context = _context(node)
+    if not retain_graph:
+        node.context = None
+    if not one and all(g is None for g in grads):
+        returned: Sequence[Grad | None] = (None,) * len(node.edges)
+    else:
+        context._arrived[threading.get_ident()] = partial(_taken, pending, node.edges)
+        # Only a leaf, and so the optimiser, is given rows.
+        result = node.function.backward(context, *(g.dense() if isinstance(g, RowGrad) else g for g in grads))
+        returned = result if isinstance(result, tuple) else (result,)
+        context._arrived.pop(threading.get_ident(), None)
+        if is_anomaly_enabled():
+            node.refuse_nan(returned)
+    if len(returned) != len(node.edges):
+        raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
+    parts = (part for g in grads for part in (g if isinstance(g, OpenSum) else (g,)))
+    in_use = {_memory(t) for t in (*parts, *context._saved) if t is not None}
+    for edge, meta, grad in zip(node.edges, node.metas, returned, strict=True):
+        if edge is None or meta is None:
+            continue
+        if grad is not None and (tuple(grad.shape), grad.dtype) != meta:
+            raise RuntimeError(
+                f"{node}: backward returned a gradient of shape {list(grad.shape)} and dtype {grad.dtype} "
+                f"for an input of shape {list(meta[0])} and dtype {meta[1]}"
+            )
+        shared = False
+        if grad is not None:
+            shared = _memory(grad) in in_use
+            in_use.add(_memory(grad))
+        yield edge, grad, shared
+
+
+def _memory(grad: Grad) -> int:
+    tensor = grad.values if isinstance(grad, RowGrad) else grad
+    return tensor.untyped_storage().data_ptr()
+
+
+def _run_hooks(node: Node, index: int, grad: Arrived, stream: Any) -> Arrived:
+    if isinstance(grad, OpenSum) and (node.hooks.get(index) or index in node.retained):
+        grad = grad.dense()
+    if grad is None or isinstance(grad, OpenSum):
+        return grad
+    for hook in node.hooks.get(index, {}).values():
+        grad = _apply_hook(hook, grad, str(node))
+    reference = node.retained.get(index)
+    tensor = reference() if reference is not None else None
+    if tensor is not None:
+        _add_to_grad(tensor, grad, stream)
+    return grad
+
+
+def _apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
+    """The gradient after a hook: what it returns, or the gradient as it was when it returns None."""
+    dense = grad.dense() if isinstance(grad, RowGrad) else grad
+    version = dense._version
+    changed = hook(dense)
+    if changed is None:
+        return grad if dense._version == version else dense
+    if changed.shape != dense.shape or changed.dtype != dense.dtype:
+        raise RuntimeError(
+            f"{where}: a hook returned shape {list(changed.shape)} and dtype {changed.dtype}, "
+            f"expected {list(dense.shape)} and {dense.dtype}"
+        )
+    return changed
+
+
+def _to_leaf(leaf: Variable, grad: Grad, shared: bool, wanted: dict[Edge, Grad | None] | None, stream: Any) -> None:
+    if wanted is not None and (leaf, 0) not in wanted:
+        return
+    for hook in leaf._hooks.values():
+        grad = _apply_hook(hook, grad, "gradient of a leaf")
+    if wanted is not None:
+        shares = shared and isinstance(grad, torch.Tensor)
+        wanted[leaf, 0] = _add(wanted[leaf, 0], grad.clone() if shares and isinstance(grad, torch.Tensor) else grad)
+        return
+    _add_to_grad(leaf, grad, stream, shared)
+    for after in list(leaf._after.values()):
+        after(leaf)
+
+
+def _add_to_grad(variable: Variable, grad: Grad, stream: Any, shared: bool = False) -> None:
+    with accumulating:
+        if variable._grad is None and shared and isinstance(grad, torch.Tensor):
+            grad = grad.clone()
+        variable._adds_on(stream)
+        variable._grad = _add(variable._grad, grad)
+
+
+def _add(old: Arrived, new: Grad) -> Grad:
+    """old + new; either may be rows, and the sum of two is dense."""
+    total = _open(old, new)
+    return total.dense() if isinstance(total, OpenSum) else total
+
+
+def _open(old: Arrived, new: Grad) -> Grad | OpenSum:
+    return new if old is None else OpenSum(*(g if isinstance(g, torch.Tensor) else g.dense() for g in (old, new)))

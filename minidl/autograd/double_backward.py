@@ -1,0 +1,215 @@
+"""The way back with `create_graph`: gradients that are recorded, made by operations which have gradients themselves.
+
+An operation's `second` is given what the operation kept, as variables at their places in the graph, and the gradients
+of its results. All graphs stay as they are, so they can be gone back through again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from minidl.autograd.function import Function
+from minidl.autograd.graph import Context, Edge, Hook, Node, Variable, accumulating
+from minidl.autograd.modes import enable_grad, is_anomaly_enabled
+from minidl.runtime import streams
+from minidl.sparse.rows import RowGrad
+
+
+class Same(Function):
+    """What lies otherwise in memory than the leaf whose values it has."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        return dy
+
+    second = backward
+
+
+class Kept:
+    """A node's context as `second` sees it. Attributes that are not here are the context's."""
+
+    def __init__(self, node: Node, needs: tuple[bool, ...]) -> None:
+        assert node.context is not None
+        self.context: Context = node.context
+        self.needs = self.needs_input_grad = needs
+        self.function = node.function
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.context, name)
+        if isinstance(value, torch.Tensor) and id(value) in self._node.ids:  # an input or output kept as an attribute
+            return self._placed(value)
+        return value
+
+    @property
+    def saved(self) -> tuple[Any, ...]:
+        """What was saved: variables where they were inputs or outputs, else constants."""
+        return tuple(None if t is None else self._placed(t) for t in self.context.saved)
+
+    saved_tensors = saved
+
+    def input(self, index: int, value: torch.Tensor) -> Variable:
+        """An input that was not saved as it was given, from its value."""
+        edge = self._node.edges[index]
+        return Function.result_class(value) if edge is None else _at(edge, value)
+
+    def output(self, value: torch.Tensor) -> Variable:
+        """The result, of one, from its value."""
+        return _at((self._node, 0), value)
+
+    def _placed(self, tensor: torch.Tensor) -> Variable:
+        node, mine = self._node, id(tensor)
+        places = {(node, i - len(node.edges)) if i >= len(node.edges) else node.edges[i]
+                  for i, other in enumerate(node.ids) if other == mine} - {None}  # fmt: skip
+        if len(places) > 1:
+            raise RuntimeError(f"{node}: create_graph=True finds two tensors over one `data`; clone() one of them")
+        place = next(iter(places), None)
+        return Function.result_class(tensor) if place is None else _at(place, tensor)
+
+
+def _at(edge: Edge, value: torch.Tensor) -> Variable:
+    """A variable of this value at this place."""
+    target, index = edge
+    if isinstance(target, Node):
+        variable = Function.result_class(value)
+        variable._recorded_by(target, index)
+        return variable
+    if target._held is value:
+        return target
+    variable = Same.apply(target)
+    variable._held = value
+    return variable
+
+
+def gradients(
+    root: Variable, gradient: Variable | None, wanted: Collection[Edge] | None = None, retain_graph: bool = True
+) -> dict[Edge, Variable]:
+    """The recorded gradients of root (times `gradient`, None for ones) at the places wanted, or at all leaves.
+
+    Raises RuntimeError, before anything is changed, where an operation on the way has no second derivative, or part of
+    the graph was freed.
+    """
+    start = root._edge()
+    assert start is not None
+    nodes, used = _way(start, wanted)
+    for node in nodes:
+        if node.function.second is None:
+            raise RuntimeError(
+                f"create_graph=True wants a second derivative of {node}, which minidl does not have; leave it out, "
+                "compute this part by other operations (docs/python.md lists those that have one), or take a "
+                "difference of two first gradients"
+            )
+        if node.context is None:
+            raise RuntimeError(f"{node}: its saved tensors were freed; call the first backward with retain_graph=True")
+    arrived = {start: Function.result_class(torch.ones_like(root.data)) if gradient is None else gradient}
+    found: dict[Edge, Variable] = {}
+    with enable_grad():
+        for node in nodes:
+            grads = [arrived.pop((node, i), None) for i in range(len(node.outputs))]
+            for i, grad in enumerate(grads):
+                if grad is not None:
+                    _show(grad, node.hooks.get(i, {}), str(node))
+                    if wanted is not None and (node, i) in wanted:
+                        found[node, i] = grad
+                    reference = node.retained.get(i)
+                    if reference is not None and (tensor := reference()) is not None:
+                        _add_to_grad(tensor, grad)
+            if any(grad is not None for grad in grads):
+                for edge, grad in _through(node, grads, used):
+                    arrived[edge] = arrived[edge] + grad if edge in arrived else grad  # type: ignore[operator]
+            if not retain_graph:
+                node.context = None
+    for (target, i), grad in arrived.items():
+        if isinstance(target, Node):  # wanted, and nothing before it
+            _show(grad, target.hooks.get(i, {}), str(target))
+        else:
+            _show(grad, target._hooks, "gradient of a leaf")
+    return found | arrived
+
+
+def backward(root: Variable, gradient: Variable | None, retain_graph: bool) -> None:
+    """Add the recorded gradients of root to the `grad` of every leaf, which is then recorded, too."""
+    for (leaf, _), grad in gradients(root, gradient, None, retain_graph).items():
+        assert isinstance(leaf, Variable)
+        _add_to_grad(leaf, grad)
+
+
+def _add_to_grad(leaf: Variable, grad: Variable) -> None:
+    with accumulating:
+        leaf._adds_on(streams.current(grad.data.device))
+        before = leaf._grad
+        if before is not None:
+            dense = before.dense() if isinstance(before, RowGrad) else before
+            held: Any = leaf._graph_grad()
+            held = Function.result_class(dense) if held is None else held
+            grad = held + grad
+        else:
+            grad = grad.clone()  # type: ignore[attr-defined]  # two leaves may have been given the same
+        leaf._grad, leaf._slope = grad.data, grad
+    for hook in list(leaf._after.values()):
+        hook(leaf)
+
+
+def _way(start: Edge, wanted: Collection[Edge] | None) -> tuple[list[Node], set[Edge]]:
+    """The nodes between the start and what is wanted, the youngest first, and the edges between them."""
+    reached: set[Node] = set()
+    stack = [start[0]]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Node) and node not in reached:
+            reached.add(node)
+            stack += [edge[0] for edge in node.edges if edge is not None]
+    nodes: list[Node] = []
+    used: set[Edge] = set()
+    on_the_way: set[Any] = set()
+    for node in sorted(reached, key=lambda node: node.sequence):
+        leads = {edge for edge in node.edges if edge is not None and (
+            edge[0] in on_the_way or (not isinstance(edge[0], Node) if wanted is None else edge in wanted)
+        )}  # fmt: skip
+        if leads:
+            on_the_way.add(node)
+            nodes.append(node)
+            used |= leads
+    return nodes[::-1], used
+
+
+def _through(node: Node, grads: list[Variable | None], used: set[Edge]) -> list[tuple[Edge, Variable]]:
+    """The gradients of a node's inputs that are used, each with where it goes."""
+    needs = tuple(edge in used for edge in node.edges)
+    result = node.function.second(Kept(node, needs), *grads)
+    returned = result if isinstance(result, tuple) else (result,)
+    if len(returned) != len(node.edges):
+        raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
+    if is_anomaly_enabled():
+        node.refuse_nan(returned)
+    sent = []
+    for edge, meta, grad, need in zip(node.edges, node.metas, returned, needs, strict=True):
+        if edge is None or grad is None or not need:
+            continue
+        if not isinstance(grad, Variable):
+            raise RuntimeError(
+                f"{node}: with create_graph=True its backward returned a {type(grad).__name__}, whose gradient nobody "
+                "records; write it with minidl.ops"
+            )
+        if (tuple(grad.data.shape), grad.data.dtype) != meta:
+            raise RuntimeError(
+                f"{node}: backward returned a gradient of shape {list(grad.data.shape)} and dtype {grad.data.dtype} "
+                f"for an input of {meta}"
+            )
+        sent.append((edge, grad))
+    return sent
+
+
+def _show(grad: Variable, hooks: dict[int, Hook], where: str) -> None:
+    """Call hooks. Raises RuntimeError where one changes the gradient."""
+    for hook in hooks.values():
+        version = grad.data._version
+        if hook(grad.data) is not None or grad.data._version != version:
+            raise RuntimeError(f"{where}: a hook changed a gradient that create_graph=True records; remove() it")

@@ -1,0 +1,278 @@
+"""How minidl writes files: each whole or not at all, tensor files with a checksum.
+
+A file is written to a temporary file beside it, flushed to disk and renamed to its final name; then the folder is
+flushed. Whenever the machine stops, a reader finds either the old content or the new. A failed write leaves the old
+content and no temporary file; a killed process may leave one, see `is_part`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import stat
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from minidl.common import read_files
+
+if TYPE_CHECKING:
+    import torch
+
+PART = ".part"
+CHECKSUM = "sha256"  # in the metadata of a tensor file
+_GONE = "another folder, or a link, is in its place"
+# The errors of file systems that cannot flush a folder, and of systems that cannot open one.
+_NO_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS}
+
+Identity = tuple[int, int]  # of a folder, whatever its name is
+_fixed: dict[Path, Identity] = {}
+
+
+@contextmanager
+def fixed(folder: Path, known: Sequence[int] | None = None) -> Iterator[Identity]:
+    """A block in which this module writes only into the folder that is there now, or that of an identity, and those in
+    it: it raises OSError where a link or another folder takes the place of one of them."""
+    before = _fixed.pop(folder, None)
+    with opened(folder) as handle:
+        _fixed[folder] = (known[0], known[1]) if known else identity(handle)
+    try:
+        yield _fixed[folder]
+    finally:
+        del _fixed[folder]
+        if before is not None:
+            _fixed[folder] = before
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[int]:
+    """A handle of a folder, for names in it. Raises OSError, also where it is not that of `fixed`."""
+    root = next((each for each in (folder, *folder.parents) if each in _fixed), folder)
+    handle = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        inside = folder.relative_to(root).parts
+        if root in _fixed and identity(handle) != _fixed[root]:
+            raise OSError(errno.ESTALE, _GONE, str(root))
+        for name in inside:
+            outer, handle = handle, os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=handle)
+            os.close(outer)
+            if not stat.S_ISDIR(os.fstat(handle).st_mode):
+                raise OSError(errno.ESTALE, _GONE, str(folder))
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def identity(handle: int) -> Identity:
+    """That of a folder that is open."""
+    found = os.fstat(handle)
+    return found.st_dev, found.st_ino
+
+
+def handle_of(path: Path, flags: int) -> int:
+    """An open file, which is no link; its folder is that of `opened`. Raises OSError naming it."""
+    try:
+        with opened(path.parent) as folder:
+            return read_files.handle(path, flags | os.O_NOFOLLOW, folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def part(name: str) -> str:
+    """The name of an unfinished file, which ends with a checksum: of a long name only the beginning."""
+    begun, number = f".{name[:40]}", secrets.token_hex(4)
+    return f"{begun}.{number}{_check(begun, number)}{PART}"
+
+
+def is_part(name: str) -> bool:
+    """Whether `part` gave a name, which no other program gives."""
+    begun, _, number = name.removesuffix(PART).rpartition(".")
+    return name.endswith(PART) and number[8:] == _check(begun, number[:8])
+
+
+def _check(begun: str, number: str) -> str:
+    return hashlib.sha256(f"minidl {begun}.{number}".encode(errors="surrogateescape")).hexdigest()[:8]
+
+
+def _new(folder: int, name: str) -> BinaryIO:
+    return open(name, "xb", opener=partial(os.open, mode=0o666, dir_fd=folder))
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to; it appears at `path` when the block ends without an exception.
+
+    Raises OSError naming `path`; the old content is then still there, or the new one if only flushing the folder
+    failed.
+    """
+    # Chosen before the file is made, so that a signal at any moment leaves no unknown file.
+    temporary = part(path.name)
+    try:
+        with opened(path.parent) as folder:
+            try:
+                with _new(folder, temporary) as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                _discard(temporary, folder)
+                raise
+        flush_folder(path.parent)
+    except OSError as error:
+        if error.filename not in (None, temporary, str(path.parent)):
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _discard(temporary: str, folder: int) -> None:
+    with contextlib.suppress(OSError):  # the error that led here is reported
+        os.unlink(temporary, dir_fd=folder)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Put `content` at `path`. Raises as `whole`."""
+    with whole(path) as file:
+        file.write(content)
+
+
+def write_new(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Put files into a folder under names that nothing has there, and flush them to disk, but not the folder.
+
+    For a folder that nobody reads before all its files are whole. All are open at the same time. Raises OSError.
+    """
+    with opened(folder) as handle, contextlib.ExitStack() as stack:
+        files = [stack.enter_context(_new(handle, name)) for name in contents]
+        for file, content in zip(files, contents.values(), strict=True):
+            file.write(content)
+            file.flush()
+            # Begins to write to the disk, so that one commit of the journal serves the flushes of all: 64 files are on
+            # disk in 0.6 of the time.
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for file in files:
+            os.fsync(file.fileno())
+
+
+def make_folder(path: Path, parents: bool = False) -> None:
+    """Make a folder, and with `parents` those above it, where there is none; it survives a power cut.
+
+    Raises OSError naming it.
+    """
+    if path.is_dir():
+        return
+    if parents:
+        make_folder(path.parent, parents)
+    with opened(path.parent) as handle:
+        try:
+            os.mkdir(path.name, dir_fd=handle)
+        except OSError as error:
+            if not path.is_dir():
+                raise OSError(error.errno, error.strerror, str(path)) from None
+    flush_folder(path.parent)
+
+
+@contextmanager
+def folder_for(path: Path) -> Iterator[None]:
+    """A block that fills the folder `path`, which is made with those above it; of these the empty ones are deleted."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        make_folder(path, parents=True)
+        yield
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or nothing where there is none. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError), opened(path.parent) as folder:
+        os.unlink(path.name, dir_fd=folder)
+
+
+def brief_sum(content: Any) -> str:
+    """The first half of the SHA-256 of bytes."""
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def checksum(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of tensors on the CPU, with their names, dtypes and shapes, and of `about`."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for name in sorted(about or {}):
+        digest.update(f"{name} {len((about or {})[name])}\n{(about or {})[name]}\n".encode())
+    return digest.hexdigest()
+
+
+def tensor_bytes(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None) -> tuple[bytes, str]:
+    """A safetensors file with `about` as its metadata, and the checksum that it carries."""
+    from safetensors.torch import save
+
+    on_cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    found = checksum(on_cpu, about)
+    metadata = {**(about or {}), CHECKSUM: found}
+    raw = memoryview(save(on_cpu, metadata=metadata))
+    # safetensors orders the metadata anew in each process: a file of the same content is to have the same bytes.
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = {**json.loads(bytes(raw[8 : 8 + length])), "__metadata__": dict(sorted(metadata.items()))}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([struct.pack("<Q", len(text)), text, raw[8 + length :]]), found
+
+
+def read_tensors(source: Path | bytes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file, or of its content.
+
+    Raises OSError, and ValueError for any other file and for one that does not match its checksum, which files of older
+    versions do not have.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load
+
+    try:
+        if isinstance(source, bytes):
+            tensors = dict(sorted(load(source).items()))
+            header = json.loads(source[8 : 8 + int.from_bytes(source[:8], "little")])
+            about = dict(header.get("__metadata__", {}))
+        else:
+            with (
+                read_files.opened(source) as file,
+                safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt") as opened,
+            ):
+                tensors = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
+                about = dict(opened.metadata() or {})
+    except SafetensorError as error:
+        raise ValueError(f"not a safetensors file ({error})") from None
+    written = about.pop(CHECKSUM, None)
+    if written is not None and written != checksum(tensors, about):
+        raise ValueError("its content does not match its checksum")
+    return tensors, about
+
+
+def flush_folder(folder: Path) -> None:
+    """Make renames and new files in this folder survive a power cut, where the file system can.
+
+    Raises OSError naming the folder.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _NO_FLUSH:
+            raise OSError(error.errno, error.strerror, str(folder)) from error

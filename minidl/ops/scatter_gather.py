@@ -1,0 +1,197 @@
+"""Values taken from places along a dimension, and put there: `gather`, `scatter` and their kin.
+
+What is added up at one place is added in the order of the index, by the kernel that gives a table of vectors its
+gradient.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from typing import Any
+
+import torch
+
+from minidl.autograd import Function
+from minidl.kernels import check, lookup
+from minidl.kernels import elementwise as kernels
+from minidl.ops import elementwise, indexing, view
+from minidl.tensors import Scalar, Tensor
+
+__all__ = ["gather", "index_add", "index_select", "scatter", "scatter_add"]
+
+
+class Summed(Function):
+    """Rows [B, H] added up at places [B] of [V, H]: what the gradient of an embedding is, and the other way round."""
+
+    @staticmethod
+    def forward(ctx: Any, at: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
+        if at.is_cuda:  # where looking would wait, a place out of range, -1, makes the first NaN
+            rows = kernels.where((at >= 0).unsqueeze(1), rows, math.nan)
+            at = at.clamp(0)
+        ctx.save(at)
+        return lookup.embedding_grad(rows, at, count)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        (at,) = ctx.saved
+        return None, lookup.embedding(at, dy), None
+
+
+class Put(Function):
+    """x with values of the index's shape, or one number, at the index along `dim`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, index: torch.Tensor, values: Any) -> torch.Tensor:
+        ctx.dim = dim
+        ctx.save(index)
+        return x.scatter(dim, index, values)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        (index,) = ctx.saved
+        values = dy.gather(ctx.dim, index) if ctx.needs[3] else None
+        return dy.scatter(ctx.dim, index, 0), None, None, values
+
+
+def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The places `index` (int64 or int32, [K] or one) along `dim`; a copy. The gradient adds up equal places in order.
+
+    Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for an index of more dimensions.
+    """
+    if index.ndim > 1:
+        raise ValueError(f"index_select: index has shape {list(index.shape)}, expected [K]")
+    at = check.axis("index_select", dim, max(input.ndim, 1))
+    whole = input if input.ndim else view.reshape(input, 1)
+    found = view.getitem(whole, (*[slice(None)] * at, Tensor(_not_negative("index_select", index).reshape(-1))))
+    return found if input.ndim else view.reshape(found)
+
+
+def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """input at `index` along `dim`, and at the same place along the others: index (int64) of as many dimensions, none
+    larger than input's but `dim`. The gradient adds up equal places in their order.
+
+    Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for an index that does not fit.
+    """
+    at = check.axis("gather", dim, max(input.ndim, 1))
+    if input.ndim == 0:
+        return view.reshape(gather(view.reshape(input, 1), 0, view.reshape(index, index.numel())), *index.shape)
+    if index.numel() == 0:  # of any shape
+        return view.reshape(view.getitem(view.reshape(input, input.numel()), slice(0, 0)), *index.shape)
+    fits = input.ndim == index.ndim and not builtins.any(
+        mine < size for i, (mine, size) in enumerate(zip(input.shape, index.shape, strict=True)) if i != at
+    )
+    if not fits:
+        raise ValueError(f"gather: index has shape {list(index.shape)}, which does not fit {list(input.shape)}")
+    raw = _not_negative("gather", index)
+    _inside("gather", raw, input.shape[at])
+    return view.getitem(input, tuple(map(Tensor, _places(raw, at))))
+
+
+def _places(index: torch.Tensor, at: int) -> list[torch.Tensor]:
+    """An index of each dimension: this one, and the same place along the others."""
+    sizes = enumerate(index.shape)
+    along = [
+        torch.arange(n, device=index.device).view(*(n if k == i else 1 for k in range(index.dim()))) for i, n in sizes
+    ]
+    return [index if i == at else each for i, each in enumerate(along)]
+
+
+def scatter(
+    input: Tensor, dim: int, index: Tensor, src: Tensor | Scalar | None = None, *, value: Scalar | None = None,
+    reduce: str | None = None,
+) -> Tensor:  # fmt: skip
+    """input with src, or one number, at `index` along `dim` and at the same place along the others: index (int64) of as
+    many dimensions, src at least as large. Of equal places one value stays, and with reduce "add" all are added up.
+
+    Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for shapes that do not fit,
+    TypeError for two dtypes.
+    """
+    given = value if src is None else src
+    if given is None or reduce not in (None, "add"):
+        raise ValueError(f'scatter: reduce is {reduce!r}; expected a source or value, and None or "add"')
+    if reduce is None:
+        raw, at = _fitting("scatter", input, dim, index, given)
+        return Put.apply(input, at, raw, _cut(given, raw) if isinstance(given, Tensor) else given)
+    if not isinstance(given, Tensor):
+        given = Tensor(torch.full(index.shape, given, dtype=input.dtype, device=input.device))
+    return scatter_add(input, dim, index, given)
+
+
+def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """input with src added at `index` along `dim`, as `scatter`; equal places add up in the order of the index."""
+    raw, at = _fitting("scatter_add", input, dim, index, src)
+    if not raw.numel():
+        return view.clone(input)
+    sizes = input.shape or torch.Size([1])
+    rows = indexing.rows(_places(raw.reshape(raw.shape or (1,)), at), sizes).reshape(-1)
+    added = Summed.apply(rows, view.reshape(_cut(src, raw), raw.numel(), 1), input.numel())
+    return elementwise.add(input, view.reshape(added, *input.shape))
+
+
+def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1) -> Tensor:
+    """input with alpha times the places of source, of input's shape but [K] along `dim`, added at `index` [K] there."""
+    at = check.axis("index_add", dim, max(input.ndim, 1))
+    check.same("index_add", input=input, source=source)
+    raw = _not_negative("index_add", index).reshape(-1)
+    whole, added = (t if t.ndim else view.reshape(t, 1) for t in (input, source))
+    shape = [len(raw) if i == at else size for i, size in enumerate(whole.shape)]
+    if list(added.shape) != shape:
+        raise ValueError(f"index_add: source has shape {list(source.shape)}, expected {shape}")
+    _inside("index_add", raw, whole.shape[at])
+    first = [at, *(i for i in range(whole.ndim) if i != at)]
+    # Places that the index does not name stay as they are, also beside an alpha of NaN.
+    input, added = elementwise.scaled("index_add", input, added, alpha)
+    rows = view.permute(added, *first)
+    raw = torch.where(raw < whole.shape[at], raw.to(torch.int64), -1)
+    total = Summed.apply(raw, view.reshape(rows, len(raw), rows[:1].numel()), whole.shape[at])
+    total = view.reshape(total, whole.shape[at], *rows.shape[1:])
+    back = [first.index(i) for i in range(whole.ndim)]
+    return elementwise.add(input, view.reshape(view.permute(total, *back), *input.shape))
+
+
+def _fitting(name: str, x: Tensor, dim: int, index: Tensor, src: Any) -> tuple[torch.Tensor, int]:
+    """The index, int64, and the dimension. Raises as `scatter`."""
+    at = check.axis(name, dim, max(x.ndim, 1))
+    shapes = [tuple(t.shape) or (1,) for t in (index, x, *([src] if isinstance(src, Tensor) else []))]
+    wanted = [(*shapes[0][:at], 0, *shapes[0][at + 1 :]), shapes[0]]  # of x, and of src
+    if index.numel() and not all(
+        len(shape) == len(least) and all(map(operator.ge, shape, least))
+        for shape, least in zip(shapes[1:], wanted, strict=False)
+    ):
+        others = " and ".join(str(list(shape)) for shape in shapes[1:])
+        raise ValueError(f"{name}: index has shape {list(index.shape)}, which does not fit {others}")
+    if isinstance(src, Tensor):
+        check.same(name, input=x, src=src)
+    raw = _not_negative(name, index)
+    if index.numel():
+        _inside(name, raw, shapes[1][at])
+    return raw.to(torch.int64), at
+
+
+def _cut(src: Tensor, index: torch.Tensor) -> Tensor:
+    """The part of src that the index has places for."""
+    if src.shape == index.shape:
+        return src
+    if not index.numel():
+        return view.reshape(view.getitem(view.reshape(src, src.numel()), slice(0, 0)), *index.shape)
+    return view.getitem(src, tuple(slice(0, n) for n in index.shape))
+
+
+def _inside(name: str, index: torch.Tensor, size: int) -> None:
+    """Raise IndexError on the CPU for an index out of range."""
+    if not index.is_cuda and bool((index >= size).any()):
+        raise IndexError(f"{name}: index {int(index.max())} is out of range for a dimension of size {size}")
+
+
+def _not_negative(name: str, index: Tensor) -> torch.Tensor:
+    """The index, which counts from the front alone."""
+    if index.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name}: index has dtype {index.dtype}, expected int64 or int32")
+    raw = index.data
+    if raw.is_cuda:  # where looking would wait: a place that no dimension has, so that NaN is what it selects
+        return torch.where(raw < 0, torch.iinfo(torch.int64).max, raw.long())
+    if bool((raw < 0).any()):
+        raise IndexError(f"{name}: index {int(raw.min())} is negative")
+    return raw

@@ -1,0 +1,135 @@
+"""Files of tile tables: the package's, or those in the folder that the environment variable MINIDL_TILES names.
+
+A family without a file in that folder uses the package's table. The variable is read once, when this module is
+imported. No other folder is searched, so without the variable results are the same in every process.
+"""
+
+import errno
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from minidl.common import read_files
+
+VARIABLE = "MINIDL_TILES"
+FOLDER = Path(__file__).parent / "tiles"
+
+
+def _chosen() -> str | None:
+    given = os.environ.get(VARIABLE)
+    if not given:
+        return None
+    try:
+        return str(Path(given).expanduser().absolute())
+    except RuntimeError:  # of ~ and a user who is unknown: then it names no folder
+        return given
+
+
+CHOSEN = _chosen()
+# The allowed values of sizes that are not block sizes: with another number of pieces, say, a product would be wrong.
+FLAGS = {
+    "PIECES": (1, 2, 4), "FLATTEN": (0, 1), "EVEN": (0, 1), "TAPS": (1, 3), "WIDE": (0, 1),
+    "PER_PROCESSOR": (0, 1, 2, 4), "GROUP_M": (1, 4, 8, 16),
+}  # fmt: skip
+_PARTS = {"when", "tile", "warps", "stages", "or"}
+_CURE = "delete it; `minidl tune` can then make a new one"
+
+Table = dict[str, list[dict[str, Any]]]
+
+
+class TableError(OSError):
+    """An unusable folder or file of tile tables: the message says why, `filename` names it."""
+
+
+def file_of(family: str) -> Path:
+    """The file with the table in use. Raises TableError when MINIDL_TILES names no folder."""
+    if CHOSEN is not None:
+        if not Path(CHOSEN).is_dir():
+            raise TableError(
+                errno.ENOTDIR,
+                f"{VARIABLE} names no folder; make one with `minidl tune --out`, or unset {VARIABLE}",
+                CHOSEN,
+            )
+        path = Path(CHOSEN) / f"{family}.json"
+        if path.exists():
+            return path
+    return FOLDER / f"{family}.json"
+
+
+@functools.cache
+def read(family: str) -> Table:
+    """The table in use. Raises FileNotFoundError for an unknown family, TableError for a file of something else."""
+    path = file_of(family)
+    return json.loads(path.read_text()) if path.parent == FOLDER else load(path)
+
+
+def check() -> None:
+    """Raise TableError if the folder of MINIDL_TILES or any file in it is unusable: call this before long work."""
+    for path in FOLDER.glob("*.json"):
+        if file_of(path.stem).parent != FOLDER:
+            read(path.stem)
+
+
+def load(path: Path) -> Table:
+    """The table in a file outside the package. Raises TableError for one that this version's kernels cannot use."""
+    own = json.loads((FOLDER / path.name).read_text())
+    try:
+        table = json.loads(read_files.read_text(path))
+        if not isinstance(table, dict) or table.keys() != own.keys():
+            raise ValueError(f"expected an object with {', '.join(own)}")
+        for target, rules in table.items():
+            _check(target, rules, own[target], [rule for rules in own.values() for rule in rules])
+    except OSError as error:
+        why, cure = error.strerror, "make it a file that can be read, or delete it"
+    except RecursionError:
+        why, cure = "it is nested too deeply", _CURE
+    except (ValueError, TypeError, AttributeError) as error:
+        why, cure = str(error), _CURE
+    else:
+        return table
+    raise TableError(errno.EINVAL, f"no tile table for this version ({why}); {cure}", str(path))
+
+
+def _check(target: str, rules: Any, own: list[dict[str, Any]], everywhere: list[dict[str, Any]]) -> None:
+    """Raise ValueError for rules that differ from the package's in more than values of conditions and sizes."""
+    if not isinstance(rules, list):
+        raise ValueError(f"{target} is {_short(rules)}, expected a list of rules")
+    if bool(rules) != bool(own):
+        raise ValueError(f"got {len(rules)} rules for {target}, the package has {len(own)}")
+    conditions = {name for rule in everywhere for name in rule.get("when", {})}
+    sizes = {frozenset(rule["tile"]) for rule in own}
+    for rule in rules:
+        if not isinstance(rule, dict) or not isinstance(rule.get("when", {}), dict):
+            raise ValueError(f"the rule {_short(rule)} or its condition is no object")
+        if not rule.keys() <= _PARTS or "tile" not in rule or frozenset(rule["tile"]) not in sizes:
+            raise ValueError(f"the rule {_short(rule)} has other parts or sizes than the package's")
+        for name, value in rule.get("when", {}).items():
+            wanted = (list, "a list") if name in ("dtype", "precision") else (int, "a whole number")
+            if name not in conditions:
+                raise ValueError(f"unknown condition {name[:40]}; known: {', '.join(sorted(conditions)) or 'none'}")
+            if type(value) is not wanted[0]:
+                raise ValueError(f"the condition {name} is {_short(value)}, expected {wanted[1]}")
+        numbers = {**rule["tile"], "warps": rule.get("warps", 4), "stages": rule.get("stages", 3)}
+        powers = [n for name, n in numbers.items() if name.startswith("BLOCK") or name == "warps"]
+        whole = all(type(n) is int and 0 <= n < 2**31 for n in numbers.values())
+        if not whole or any(n < 1 or n & (n - 1) for n in powers):
+            raise ValueError(f"the rule {_short(rule)} has a size that is no power of two")
+        for name, size in rule["tile"].items():
+            taken = {*FLAGS.get(name, ()), *(rule["tile"][name] for rule in own if name in rule["tile"])}
+            if not name.startswith("BLOCK") and size not in taken:
+                raise ValueError(
+                    f"{name} is {_short(size)} in the rule {_short(rule)}, expected one of {sorted(taken)}"
+                )
+        if type(rule.get("or", True)) is not bool:
+            raise ValueError(f'"or" is {_short(rule["or"])} in the rule {_short(rule)}, expected true or false')
+    if rules and rules[-1].get("or"):
+        raise ValueError(f'the last rule, {_short(rules[-1])}, says "or", but no rule follows')
+    if rules and rules[-1].get("when"):
+        raise ValueError(f"the last rule, {_short(rules[-1])}, has a condition; it must take all shapes left over")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."

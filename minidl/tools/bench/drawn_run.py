@@ -1,0 +1,218 @@
+"""Measure drawn shapes one after another, ours beside torch at its best, for a file of results."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from minidl.tools.bench import drawn_ahead, drawn_conv, drawn_other, drawn_peers, drawn_volume
+from minidl.tools.bench.drawn import KINDS, draw
+from minidl.tools.bench.drawn_results import EVERY, Drawn, Key
+from minidl.tools.bench.measure import MakeClock, Replay, Work, make_room, measure
+from minidl.tools.bench.shapes import Conv, Images, Shape
+from minidl.tools.first_line import first_line
+
+# A row is short: many shapes say more than many rounds of one.
+TARGET_MS = 4.0
+# Calls of a graph, see `Replay`.
+CALLS = 128
+# A row has two rounds that agree to this part, or five.
+ROUNDS = 5
+AGREE = 0.01
+GOAL = 1.0
+LEAST = 0.001  # a ratio is rounded to this, and one of 0 has no logarithm
+LONGEST = 60.0  # seconds of a row
+NO_END, UNSEARCHED = "no end within ", ", also without cuDNN's search"
+
+
+class LostError(RuntimeError):
+    """The device answers no more: what it was given broke it, and only a new process gets it back."""
+
+
+def directions(shape: Shape, of: str) -> tuple[str, ...]:
+    """What is measured of a shape."""
+    if isinstance(shape, Conv):
+        return drawn_conv.DIRECTIONS
+    if isinstance(shape, Images) or of == "softmax":
+        return drawn_other.FORWARD, drawn_other.BOTH
+    return (drawn_other.FORWARD,)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row to measure, on a device; without `search` cuDNN does not search."""
+
+    of: str
+    seed: int
+    index: int
+    direction: str
+    dtype: torch.dtype
+    device: str
+    search: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.of} {self.index} {self.direction}"
+
+    @property
+    def shape(self) -> Any:
+        return draw(self.of, self.seed, self.index, self.dtype.itemsize)
+
+    def made(self, values: bool = True) -> tuple[Work, drawn_conv.Layer | None]:
+        """Inputs on the device, of any values without `values`, and the calls; of a convolution its layer, too."""
+        seed = f"{self.seed}:{self.name}"
+        if isinstance(self.shape, Conv):
+            of_shape = drawn_volume.Layer if len(self.shape.size) == 3 else drawn_conv.Layer
+            layer = of_shape(self.shape, self.dtype, self.device, seed, values)
+            return drawn_conv.work(layer, self.direction, self.name), layer
+        return drawn_other.work(self.shape, self.direction, self.name, self.dtype, self.device, seed, values), None
+
+
+def wanted(found: Drawn, indices: Iterable[int], device: str, regret: bool) -> list[Row]:
+    """The rows of these shapes that are not measured yet; one that had no end, once more without cuDNN's search."""
+    seed, dtype = found.about["seed"], getattr(torch, found.about["dtype"])
+    operations = KINDS if found.about["of"] == EVERY else (found.about["of"],)
+    rows = []
+    for index, of in itertools.product(indices, operations):
+        for direction in directions(draw(of, seed, index, dtype.itemsize), of):
+            before = found.rows.get((of, index, direction))
+            again = regret and of.startswith("conv") and before is not None and before["error_ok"]
+            skipped = (before or {}).get("skipped", "")
+            endless = skipped.startswith(NO_END) and not skipped.endswith(UNSEARCHED)
+            if before is None or endless or (again and "regret" not in before):
+                rows.append(Row(of, seed, index, direction, dtype, device, search=not endless))
+    return rows
+
+
+def run(
+    found: Drawn, rows: list[Row], console: Console, keep: Callable[[], None], minutes: float | None = None,
+    regret: bool = False, make_clock: MakeClock | None = None, parts: int = 1,
+) -> int:  # fmt: skip
+    """Measure the rows into `found`, calling `keep` after each; at most so many minutes. Returns how many are left.
+
+    So many `parts` are measured at the same time, each by a process like this.
+
+    Raises LostError, with what was measured kept, where a kernel broke the device.
+    """
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    clock = make_clock or partial(Replay, target_ms=TARGET_MS, longest=CALLS)
+    left = len(rows)
+    with drawn_peers.torch_at_its_best(), _progress(console) as progress, contextlib.ExitStack() as ending:
+        task = progress.add_task("", total=len(rows))
+        compiled = drawn_ahead.Compiled(rows, regret, parts)
+        ending.callback(compiled.end)
+        for number, row in enumerate(rows):
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+            phases = Phases()
+            progress.update(task, description=row.name)
+            if row.device == "cuda":
+                compiled.wait(number)
+                phases.done("waited")
+            with _no_longer_than(LONGEST, found, row, keep):
+                found.rows[_key(row)] = measured(row, clock, regret, phases=phases)
+            left -= 1
+            keep()
+            progress.advance(task)
+            if found.rows[_key(row)]["error_ok"] is False and row.device == "cuda":
+                _check_device(row)
+    return left
+
+
+@contextlib.contextmanager
+def _no_longer_than(seconds: float, found: Drawn, row: Row, keep: Callable[[], None]) -> Iterator[None]:
+    """A block that ends this process where it takes longer on a GPU: the next one goes on with the next row.
+
+    cuDNN's search did not come back from the gradient of 14x14 patches of 411 images, and cannot be interrupted.
+    """
+    if row.device != "cuda":
+        yield
+        return
+    why = f"{NO_END}{seconds:g} s{'' if row.search else UNSEARCHED}"
+    found.rows[_key(row)] = {**_said(row), "error_ok": None, "skipped": why}
+    keep()
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+class Phases:
+    """The seconds of the phases of a row, one after another."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def done(self, name: str) -> None:
+        """A phase is done, and the next begins."""
+        now = time.perf_counter()
+        self.seconds[name], self._last = round(now - self._last, 3), now
+
+
+def measured(
+    row: Row, make_clock: MakeClock, regret: bool = False, rounds: int = ROUNDS, phases: Phases | None = None
+) -> dict[str, Any]:
+    """A row of the results file, whatever happens to it, with the seconds of its phases: "waited" for kernels, "made",
+    "peers" (cuDNN's search), "called" (ours, once), "checked", "captured", "timed", "regret"."""
+    said, phases = _said(row), phases or Phases()
+    if row.device == "cuda":
+        make_room()
+    try:
+        work, layer = row.made()
+        plan = {} if layer is None else layer.taken(row.direction)
+        phases.done("made")
+        left_out, unsearched = drawn_peers.chosen(work, layer, row.direction, row.search)
+        phases.done("peers")
+        if not work.peers:
+            return {**said, **plan, "error_ok": None, "skipped": "; ".join(left_out.values())}
+        found = {**plan, **measure(work, make_clock=make_clock, rounds=rounds, agree=AGREE, done=phases.done)}
+        if not found["error_ok"]:
+            found["failed"] = "the result is not within its error bound"
+            return {**said, **found}
+        found["ratio"] = max(found["ratio"], LEAST)
+        if regret and layer is not None:
+            found |= drawn_conv.regret(layer, row.direction, make_clock, rounds, AGREE)
+            phases.done("regret")
+    except Exception as error:  # noqa: BLE001 (whatever a kernel raises is what its row says)
+        return {**said, "error_ok": False, "failed": first_line(error)}
+    for name, why in ("left_out", left_out), ("unsearched", unsearched):
+        if why:
+            found[name] = why
+    return {**said, **found, "seconds": round(sum(phases.seconds.values()), 2), "seconds_of": phases.seconds}
+
+
+def _said(row: Row) -> dict[str, Any]:
+    """What a row is of."""
+    shape = row.shape
+    return {
+        "index": row.index, "direction": row.direction, "name": row.name, "of": row.of, "group": shape.group,
+        "shape": str(shape), "sizes": shape._asdict(), "dtype": str(row.dtype).removeprefix("torch."), "goal": GOAL,
+    }  # fmt: skip
+
+
+def _check_device(row: Row) -> None:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise LostError(f"the device is lost after {row.name}: {first_line(error)}; run again to go on") from None
+
+
+def _key(row: Row) -> Key:
+    return row.of, row.index, row.direction
+
+
+def _progress(console: Console) -> Progress:
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    return Progress(*columns, console=console, transient=True)

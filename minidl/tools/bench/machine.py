@@ -1,0 +1,44 @@
+"""The machine on which a benchmark ran."""
+
+from __future__ import annotations
+
+import datetime as dt
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import TypeVar
+
+import torch
+
+from minidl.runtime import launch, tile_tables
+from minidl.runtime.cost_model import selection
+from minidl.training.process.environment import driver, tile_hash
+
+T = TypeVar("T")
+
+
+def machine() -> dict[str, str]:
+    """Device, driver, versions, date, estimates, and tile tables other than the package's: what results depend on.
+
+    Needs a CUDA device.
+    """
+    return {
+        "device": torch.cuda.get_device_name(),
+        "driver": str(driver()),
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "torch": torch.__version__,
+        "triton": version("triton"),
+        "python": platform.python_version(),
+        "estimates": selection.digest(launch.target())[:12],
+        **({"tile_tables": f"{tile_tables.CHOSEN} {tile_hash()}"} if tile_tables.CHOSEN else {}),
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+    }
+
+
+def part_of(items: Sequence[T], part: str) -> Sequence[T]:
+    """Those of part 1/2, as one of two GPUs measures them: every second one. Raises ValueError for another text."""
+    number, slash, of = part.partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise ValueError(f"expected a part as 1/2, got {part!r}")
+    return items[int(number) - 1 :: int(of)]

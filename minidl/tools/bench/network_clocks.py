@@ -1,0 +1,217 @@
+"""What is measured of a network: the times of all sides in turn, memory, errors, launches and copies."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minidl.autograd.deferred import fusion
+from minidl.compilation.rehearsal import compile_ahead, rehearsal, rehearse
+from minidl.tools.bench import network_sides as sides
+from minidl.tools.bench.measure import ROUNDS, Clock, HostClock, Launched, Replay, in_turn
+from minidl.tools.bench.network_rows import Net
+from minidl.tools.first_line import first_line
+
+S = TypeVar("S", bound=sides.Side)
+# How torch runs a network, by the names that --against takes, with those that rows have.
+PEERS = {
+    "eager": "torch",
+    "graph": "torch, CUDA graph",
+    "compile": "torch.compile, CUDA graph",
+    "autotune": "torch.compile max-autotune, CUDA graph",
+}
+_MEGABYTE = 2.0**20
+
+
+def _compiled(network: torch.nn.Module, peer: str) -> Any:
+    """The network under torch.compile; in inference its weights are frozen (by TORCHINDUCTOR_FREEZING, see `run`)."""
+    mode = "max-autotune-no-cudagraphs" if peer == "autotune" else "default"
+    return torch.compile(network, dynamic=False, mode=mode)
+
+
+class Row:
+    """What is known of a row, and the clocks of its sides."""
+
+    def __init__(self, net: Net, device: str, dtype: torch.dtype, floor: float) -> None:
+        self.net, self.dtype, self.floor = net, dtype, floor
+        self.gpu = device == "cuda"
+        self.found: dict[str, Any] = {
+            "name": net.title, "dtype": str(dtype).removeprefix("torch."), "images": net.images,
+            "first_step_s": {}, "peak_mb": {}, "pool_mb": {},
+        }  # fmt: skip
+        self.clocks: dict[str, Clock] = {}
+        self._static: dict[str, float] = {}
+        self._base: dict[str, float] = {}
+        # All graphs take their memory from one pool: they run one after another.
+        self._pool = torch.cuda.graph_pool_handle() if self.gpu else None
+
+    def begun(self, name: str, make: Callable[[], S]) -> S:
+        """Make a side, and remember what memory others had before."""
+        self._base[name] = self._allocated()
+        return make()
+
+    def first(self, name: str, call: Callable[[], Any]) -> None:
+        """Time the first call, kernels compiled in it."""
+        self._wait()
+        started = time.perf_counter()
+        call()
+        self._wait()
+        self.found["first_step_s"][name] = round(time.perf_counter() - started, 2)
+
+    def memory(self, name: str, side: sides.Side, call: Callable[[], Any], of: str = "") -> None:
+        """The most memory that a call holds at a time, weights and an optimizer's state included, the batch not."""
+        if not self.gpu:
+            return
+        side.forget_gradients()
+        self._wait()
+        gc.collect()
+        before = self._allocated()
+        # Of what lasts: as it is before anything was captured or compiled.
+        lasting = self._static.setdefault(of or name, before - self._base[of or name])
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        self._wait()
+        self.found["peak_mb"][name] = round(lasting + torch.cuda.max_memory_allocated() / _MEGABYTE - before, 1)
+
+    def judge(self, ours: sides.Side, theirs: sides.Side, exact: sides.Side, batch: sides.Batch) -> None:
+        """Compare both sides with float64 on a small batch."""
+        exact.load(ours)
+        if not self.net.training:
+            exact.take_statistics(sides.few_of(batch))
+            ours.load(exact)
+            exact.load(ours)
+        theirs.load(ours)
+        compile_ahead(lambda: ours.compared(sides.few_of(batch)))
+        own, torchs = sides.errors_of([ours, theirs], exact, batch)
+        self.found["errors"], self.found["torch_errors"] = own.as_json(), torchs.as_json()
+        self.found["error_ok"] = sides.right(own, torchs, self.dtype)
+
+    def clock(self, name: str, side: sides.Side, call: Callable[[], Any], graph: bool = True) -> None:
+        """Make the clock of a side: its call in a CUDA graph, or launched as it is."""
+        side.forget_gradients()
+        if not self.gpu:
+            self.clocks[name] = HostClock([call], True, target_ms=0.1)
+            return
+        self._emptied()
+        if graph:
+            # Alone first, to see what memory a graph of it keeps.
+            before = torch.cuda.memory_reserved()
+            alone = Replay([call], True)
+            side.forget_gradients()
+            self._wait()
+            torch.cuda.empty_cache()
+            self.found["pool_mb"][name] = round((torch.cuda.memory_reserved() - before) / _MEGABYTE, 1)
+            del alone
+            self._emptied()
+        self.clocks[name] = Replay([call], True, pool=self._pool) if graph else Launched([call], True)
+
+    def alone(self, call: Callable[[], Any]) -> float:
+        """Milliseconds of a call, timed with no other in turn."""
+        self._emptied()
+        clock = Replay([call], True) if self.gpu else HostClock([call], True, target_ms=0.1)
+        return statistics.median(clock.time() for _ in range(ROUNDS))
+
+    def beside_all(
+        self, peers: Sequence[str], theirs: sides.Side, batch: sides.Batch, keep: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Time torch in each of these ways, and keep the row after each."""
+        for peer, name in PEERS.items():
+            if peer not in peers:
+                continue
+            try:
+                self.beside(peer, name, theirs, batch)
+            except Exception as error:  # noqa: BLE001 (whatever torch raises is why it is left out)
+                self.found.setdefault("left_out", {})[name] = first_line(error)
+            if len(self.clocks) > 1:
+                keep(self.timed())
+
+    def beside(self, peer: str, name: str, theirs: sides.Side, batch: sides.Batch) -> None:
+        """Make the clock of torch running the network in one of its ways."""
+        if peer in ("compile", "autotune"):
+            theirs.calls = {part: _compiled(network, peer) for part, network in theirs.networks.items()}
+            self.first(name, theirs.given(batch))
+            self.memory(name, theirs, theirs.given(batch), "torch")
+        self.clock(name, theirs, theirs.given(batch), graph=peer != "eager")
+
+    def timed(self) -> dict[str, Any]:
+        """The row with what all clocks say in turn."""
+        times = in_turn(self.clocks)
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        peers = [name for name in self.clocks if name != "ours"]
+        ratios = {
+            name: statistics.median(b / a for a, b in zip(times["ours"], times[name], strict=True)) for name in peers
+        }
+        peer = min(peers, key=lambda name: medians[name])
+        ms = medians["ours"]
+        return {
+            **self.found,
+            "ours_ms": round(ms, 5),
+            "peer": peer,
+            "peer_ms": round(medians[peer], 5),
+            "ratio": round(ratios[peer], 3),
+            "floor_ms": round(self.floor, 5),
+            "share_of_floor": round(self.floor / ms, 4),
+            "images_per_second": round(1e3 * self.net.images / ms),
+            "peers_ms": {name: round(medians[name], 5) for name in peers},
+            "ratios": {name: round(ratio, 3) for name, ratio in ratios.items()},
+        }
+
+    def wrong(self) -> dict[str, Any]:
+        """The row of a network whose results are wrong."""
+        return {
+            **self.found,
+            **dict.fromkeys(("ours_ms", "peer", "peer_ms", "ratio")),
+            "floor_ms": round(self.floor, 5),
+        }
+
+    def _emptied(self) -> None:
+        self._wait()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _allocated(self) -> float:
+        return torch.cuda.memory_allocated() / _MEGABYTE if self.gpu else 0.0
+
+    def _wait(self) -> None:
+        if self.gpu:
+            torch.cuda.synchronize()
+
+
+class _Copies(TorchDispatchMode):
+    """Counts copies of images that torch makes, by what it does and the shape of (the first of) them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.of: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in ("aten::clone", "aten::_to_copy", "aten::copy_", "aten::cat"):
+            first = args[0][0] if isinstance(args[0], list | tuple) else args[0]
+            if first.dim() == 4:
+                self.of[f"{func._schema.name.removeprefix('aten::')} {'x'.join(map(str, first.shape))}"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def counted(call: Callable[[], Any]) -> dict[str, Any]:
+    """Launches of a call with fused operations and with none, and the copies of images that torch makes in it."""
+    found: dict[str, Any] = {}
+    for name, fused in (("launches", True), ("launches_plain", False)):
+        count, copies = 0, _Copies()
+
+        def keep(*launched: Any) -> None:
+            nonlocal count
+            count += 1
+
+        with fusion(fused), rehearsal(keep), copies:
+            rehearse(call)
+        found[name] = count
+        if fused:
+            found |= {"copies": copies.of.total(), "copied": dict(copies.of)}
+    return found

@@ -1,0 +1,177 @@
+"""What results of whole networks say: a table, a sentence, a picture; and files of parts joined.
+
+    python -m minidl.tools.bench.network_table WHOLE.json PART.json...
+
+joins parts that GPUs of one kind measured, and prints the table as Markdown.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from minidl.common.console import echo
+from minidl.errors import ConfigError
+from minidl.tools.bench.goals import NOISE
+from minidl.tools.bench.network_clocks import PEERS
+from minidl.tools.bench.network_rows import MEAN_GOAL, NETS, WORD
+from minidl.tools.bench.network_run import merged
+from minidl.tools.bench.results import Results, load
+from minidl.tools.bench.table import as_bytes
+from minidl.training.report.plot_processes import own_settings
+
+TITLES = (
+    "network", "ours, ms", "best torch, ms", "ratio", "goal", "of the floor", "images/s", "memory, MB", "torch's",
+    "first step, s", "torch's", "launches", "without fusing", "copies",
+)  # fmt: skip
+_SAME = ("device", "driver", "cuda", "cudnn", "torch", "triton")
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row's figures as texts, by TITLES. torch's memory and first step are those compiled, else eager;
+    memory is that of a step, and behind it that of its graph's pool."""
+    name = row["row"].removeprefix(f"{WORD} ")
+    if not row["error_ok"]:
+        return [name, "wrong", *[""] * (len(TITLES) - 2)]
+    compiled = next((PEERS[key] for key in ("autotune", "compile") if PEERS[key] in row["first_step_s"]), "torch")
+    peaks, pools, first = row["peak_mb"], row["pool_mb"], row["first_step_s"]
+    return [
+        name, f"{row['ours_ms']:.3f}", f"{row['peer_ms']:.3f} ({row['peer']})", f"{row['ratio']:.2f}",
+        f"{row['goal']:g}",
+        f"{row['share_of_floor']:.2f}", f"{row['images_per_second']:,}",
+        _memory(peaks, pools, "ours"), _memory(peaks, pools, compiled), _text(first.get("ours")),
+        _text(first.get(compiled)), *(str(row.get(key, "-")) for key in ("launches", "launches_plain", "copies")),
+    ]  # fmt: skip
+
+
+def _memory(peaks: dict[str, float], pools: dict[str, float], side: str) -> str:
+    if side not in peaks:
+        return "-"
+    return f"{peaks[side]:,.0f}" + (f" ({pools[side]:,.0f})" if side in pools else "")
+
+
+def _text(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f}"
+
+
+def table(results: Results, names: Sequence[str]) -> Table:
+    """A table of the measured rows of `names`: green at the goal, red if slower than the best peer or wrong."""
+    made = Table(*TITLES[:1])
+    for title in TITLES[1:]:
+        made.add_column(title, justify="right")
+    for row in (results.rows[name] for name in names if name in results.rows):
+        ahead = row["error_ok"] and row["ratio"] >= 1.0
+        style = "green" if row["at_goal"] else "yellow" if ahead else "red"
+        made.add_row(*map(escape, cells(row)), style=style)
+    return made
+
+
+def markdown(results: Results) -> str:
+    """The table of all rows."""
+    lines = [TITLES, ("---",) * len(TITLES), *(cells(row) for row in _of_networks(results))]
+    where = "{device}, driver {driver}, torch {torch}, Triton {triton}, {date}.".format_map(results.machine)
+    return "\n".join([where, "", *(f"| {' | '.join(line)} |" for line in lines), "", summary(results)])
+
+
+def _of_networks(results: Results) -> list[dict[str, Any]]:
+    return [row for row in results.in_order if row["row"] in NETS]
+
+
+def means(results: Results) -> dict[str, float]:
+    """The geometric means of the ratios in inference and in training, where there are any."""
+    found = {}
+    for what in ("inference", "training"):
+        ratios = [
+            row["ratio"] for row in _of_networks(results)
+            if row["error_ok"] and NETS[row["row"]].training == (what == "training")
+        ]  # fmt: skip
+        if ratios:
+            found[what] = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return found
+
+
+def summary(results: Results) -> str:
+    """How many rows reach their goals, and the geometric means, as a sentence."""
+    rows = _of_networks(results)
+    reached = sum(row["at_goal"] for row in rows)
+    ahead = sum(row["error_ok"] and row["ratio"] >= 1.0 for row in rows)
+    said = []
+    for what, mean in means(results).items():
+        where = "at" if mean >= MEAN_GOAL - NOISE else "behind"
+        said.append(f"{what} {mean:.2f} in geometric mean ({where} its goal of {MEAN_GOAL})")
+    counted = f"{reached} of {len(rows)} networks at their goal, {ahead} ahead of torch's best"
+    return "; ".join([f"{counted} (bench has {len(NETS)})" if len(rows) < len(NETS) else counted, *said])
+
+
+@own_settings()
+def picture(results: Results, kind: str = "svg") -> bytes:
+    """Every network's ratio with its goal, inference and training, as an SVG or PNG. Needs the plots extra.
+
+    Told apart without colour: full bars are at their goal, hatched ones behind it, empty ones behind torch.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    rows = [row for row in _of_networks(results) if row["error_ok"]]
+    looks = {"at its goal": ("0.35", ""), "ahead of torch": ("0.85", "///"), "behind torch": ("white", "")}
+    parts = [[row for row in rows if NETS[row["row"]].training == training][::-1] for training in (False, True)]
+    figure = Figure(figsize=(9, 2.0 + 0.3 * len(rows)), layout="constrained")
+    machine = "{device}, torch {torch}, {date}".format_map(results.machine)
+    figure.suptitle(f"{machine}\ntime of torch's best / ours", fontsize=10, parse_math=False)
+    plots = figure.subplots(2, 1, sharex=True, height_ratios=[max(1, len(part)) for part in parts])
+    for plot, part, what in zip(plots, parts, ("inference", "training"), strict=True):
+        for place, row in enumerate(part):
+            look = "at its goal" if row["at_goal"] else "ahead of torch" if row["ratio"] >= 1 else "behind torch"
+            colour, hatch = looks[look]
+            plot.barh(place, row["ratio"], color=colour, hatch=hatch, edgecolor="black", height=0.7)
+            plot.plot([row["goal"]] * 2, [place - 0.45, place + 0.45], color="black", linewidth=2.5)
+            plot.text(
+                row["ratio"] + 0.02,
+                place,
+                f"{row['ratio']:.2f}",
+                va="center",
+                fontsize=8,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            )
+        plot.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+        names = [row["row"].removeprefix(f"{WORD} ").replace(f" {what}", "") for row in part]
+        plot.set_yticks(range(len(part)), names, fontsize=8)
+        plot.set_title(what, fontsize=9, loc="left")
+    handles: list[Any] = [Patch(facecolor=c, hatch=h, edgecolor="black", label=name) for name, (c, h) in looks.items()]
+    handles += plots[0].plot([], [], color="black", linewidth=2.5, label="goal")
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
+    return as_bytes(figure, kind)
+
+
+def joined(parts: Sequence[Results]) -> Results:
+    """The rows of all parts, peers of a row that is in several with their ratios from each. Raises ConfigError for
+    parts of machines that differ."""
+    first = parts[0]
+    whole = Results(first.machine)
+    for part in parts:
+        differ = [key for key in _SAME if part.machine.get(key) != first.machine.get(key)]
+        if differ:
+            raise ConfigError(f"parts of different machines: their {', '.join(differ)} differ")
+        for name, row in part.rows.items():
+            whole.add(name, merged(whole.rows.get(name), row))
+    return whole
+
+
+def main(arguments: list[str]) -> None:
+    """Join parts, and print the table."""
+    if len(arguments) < 2:
+        sys.exit("usage: python -m minidl.tools.bench.network_table WHOLE.json PART.json...")
+    whole, *parts = map(Path, arguments)
+    found = joined([load(part) for part in parts])
+    found.save(whole)
+    echo(markdown(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

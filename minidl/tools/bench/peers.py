@@ -1,0 +1,160 @@
+"""Other projects' Triton kernels, as their public functions call them: attorch, FlagGems and Liger, where installed.
+
+All are optional and imported only when measured. Their kernels get contiguous inputs in torch's layout, for which they
+are written; their convolutions have no bias and no activation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from minidl.tools.bench.sides import Call, torch_gradients
+
+# Peers by name, each with a function that makes its calls, one per set of inputs. It imports the peer and may fail.
+Others = Iterator[tuple[str, Callable[[], Sequence[Call]]]]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A project: the module it is imported as, the name it is installed under, and how to get it."""
+
+    module: str
+    package: str
+    install: str
+
+    @property
+    def there(self) -> bool:
+        """Whether it can be imported, without importing it."""
+        return importlib.util.find_spec(self.module) is not None
+
+    @property
+    def version(self) -> str:
+        """Of the installed package."""
+        try:
+            return metadata.version(self.package)
+        except metadata.PackageNotFoundError:
+            return "unknown"
+
+
+PEERS = {
+    "attorch": Peer("attorch", "attorch", "pip install git+https://github.com/BobMcDear/attorch"),
+    "FlagGems": Peer("flag_gems", "flag-gems", "pip install flag-gems"),
+    "Liger": Peer("liger_kernel", "liger-kernel", "pip install liger-kernel"),
+}
+
+
+# Peers that read a value on the host, so that a CUDA graph cannot hold them, by the first word of the row.
+READ_THE_DEVICE = {"cross-entropy": ("Liger",)}
+
+
+def there() -> dict[str, str]:
+    """The installed peers with their versions."""
+    return {name: peer.version for name, peer in PEERS.items() if peer.there}
+
+
+def missing() -> list[str]:
+    """A line for each peer that is not installed: how to install it."""
+    return [f"{name} is not installed: {peer.install}" for name, peer in PEERS.items() if not peer.there]
+
+
+def _of(**makers: Callable[[Any], Sequence[Call]]) -> Others:
+    """The calls that are made from each peer's module, of the peers that are installed."""
+
+    def calls(name: str) -> Sequence[Call]:
+        return makers[name](importlib.import_module(PEERS[name].module))
+
+    for name in makers:
+        if PEERS[name].there:
+            yield name, partial(calls, name)
+
+
+def products(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Others:
+    """a @ b of each pair."""
+    return _of(FlagGems=lambda gems: [partial(gems.mm, a, b) for a, b in pairs])
+
+
+def softmax(xs: Sequence[torch.Tensor]) -> Others:
+    """Softmax along the last dimension."""
+
+    def liger(_: Any) -> Sequence[Call]:
+        function = _liger("softmax", "LigerSoftmaxFunction")
+        return [partial(function.apply, x) for x in xs]
+
+    def attorch(module: Any) -> Sequence[Call]:
+        layer = module.Softmax(dim=-1)
+        return [partial(layer, x) for x in xs]
+
+    return _of(attorch=attorch, FlagGems=lambda gems: [partial(gems.softmax, x, -1) for x in xs], Liger=liger)
+
+
+def cross_entropy(x: torch.Tensor, target: torch.Tensor) -> Others:
+    """The mean loss with its gradient. Liger overwrites the logits with the gradient, so it gets a copy."""
+
+    def liger(_: Any) -> Sequence[Call]:
+        function = _liger("cross_entropy", "LigerCrossEntropyFunction")
+        leaf = x.clone().requires_grad_()
+        return [lambda: torch_gradients(lambda x: function.apply(x, target, None, -100, 0.0, 0.0, "mean")[0], [leaf])]
+
+    return _of(Liger=liger)
+
+
+def conv2d(xs: Sequence[torch.Tensor], w: torch.Tensor, padding: Sequence[int]) -> Others:
+    """Convolution with stride 1."""
+    weight = w.contiguous()
+
+    def attorch(module: Any) -> Sequence[Call]:
+        M, C, R, S = weight.shape
+        layer = module.Conv2d(C, M, (R, S), padding=tuple(padding), bias=False)
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+        return [partial(layer, x.contiguous()) for x in xs]
+
+    def gems(module: Any) -> Sequence[Call]:
+        return [partial(module.conv2d, x.contiguous(), weight, None, 1, list(padding)) for x in xs]
+
+    return _of(attorch=attorch, FlagGems=gems)
+
+
+def conv_transpose2d(
+    xs: Sequence[torch.Tensor], w: torch.Tensor, stride: int, padding: int, output_padding: int
+) -> Others:
+    """Transposed convolution."""
+
+    def gems(module: Any) -> Sequence[Call]:
+        how = w.contiguous(), None, stride, padding, output_padding
+        return [partial(module.conv_transpose2d, x.contiguous(), *how) for x in xs]
+
+    return _of(FlagGems=gems)
+
+
+def batch_norm_relu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor) -> Others:
+    """Batch norm in training with ReLU: the result, and the gradients of x, weight and bias."""
+
+    def attorch(module: Any) -> Sequence[Call]:
+        try:
+            layer, act = module.BatchNorm2d(x.shape[1], act_func="relu", device=x.device), None
+        except TypeError:  # a version that does not fuse it
+            layer, act = module.BatchNorm2d(x.shape[1], device=x.device), module.ReLU()
+        layer.weight, layer.bias = torch.nn.Parameter(weight.clone()), torch.nn.Parameter(bias.clone())
+        leaves = x.contiguous().requires_grad_(), layer.weight, layer.bias
+        cotangent = dy.contiguous()
+
+        def forward(x: torch.Tensor, *_: Any) -> torch.Tensor:
+            return layer(x) if act is None else act(layer(x))
+
+        return [lambda: torch_gradients(forward, leaves, cotangent)]
+
+    return _of(attorch=attorch)
+
+
+def _liger(module: str, name: str) -> Any:
+    """An operator of Liger: from `liger_kernel.ops`, which chooses by device, else from the operator's module."""
+    found = getattr(importlib.import_module("liger_kernel.ops"), name, None)
+    return found or getattr(importlib.import_module(f"liger_kernel.ops.{module}"), name)

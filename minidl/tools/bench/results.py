@@ -1,0 +1,97 @@
+"""Results files: the machine, and a row for each measurement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minidl.common import read_files
+from minidl.common.console import cut
+from minidl.data.parsing import parse_json
+from minidl.errors import ConfigError
+from minidl.tools.bench.goals import GOALS, NOISE
+from minidl.training.run_folder import files
+from minidl.training.run_folder.progress import is_number
+
+_NUMBERS = ("ours_ms", "peer_ms", "ratio", "share_of_floor")
+_LARGEST = 1e9  # a larger number is no measurement
+_TEXTS = ("name", "dtype", "peer")
+_MACHINE = ("device", "driver", "torch", "triton", "date")
+
+
+@dataclass
+class Results:
+    """`machine` as `bench.machine.machine` returns it; rows by their names in GOALS."""
+
+    machine: dict[str, str]
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, row: str, measured: dict[str, Any]) -> None:
+        """Add a row of `bench.measure.measure` with its goal."""
+        self.rows[row] = _judged({"row": row, **measured, "date": self.machine["date"]})
+
+    @property
+    def in_order(self) -> list[dict[str, Any]]:
+        """The rows in the order of GOALS."""
+        return [self.rows[name] for name in GOALS if name in self.rows]
+
+    @property
+    def right(self) -> bool:
+        """Whether every row's result was right."""
+        return all(row["error_ok"] for row in self.rows.values())
+
+    def save(self, path: Path) -> None:
+        """Write the file atomically."""
+        files.write_json(path, {**self.machine, "rows": self.in_order})
+
+
+def load(path: Path) -> Results:
+    """The results in a file, judged by the present goals. Raises ConfigError for any other file."""
+    try:
+        content = parse_json(read_files.read_bytes(path))
+        if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
+            raise ValueError("expected an object with a list of rows")
+        known: dict[str, dict[str, Any]] = {}
+        for row in content.pop("rows"):
+            _check(row)
+            if row["row"] in known:
+                raise ValueError(f"the row {row['row']!r} is there twice")
+            known[row["row"]] = _judged(row)
+        if not all(_is_text(content.get(key)) for key in _MACHINE):
+            raise ValueError(f"expected the machine's {', '.join(_MACHINE)}")
+    except OSError as error:
+        why = error.strerror
+    except ValueError as error:
+        why = cut(error)
+    else:
+        return Results(content, known)
+    raise ConfigError(f"{path} has no results of `minidl bench` ({why}); give a file that its --json wrote")
+
+
+def _check(row: Any) -> None:
+    """Raise ValueError for an invalid row."""
+    name = row.get("row") if isinstance(row, dict) else None
+    if not isinstance(name, str):
+        raise ValueError("expected rows with their names")
+    if name not in GOALS:
+        raise ValueError(f"unknown row {name!r}; `minidl bench --list` shows all rows")
+    right = row.get("error_ok")
+    if type(right) is not bool:
+        raise ValueError(f"the row {name!r} does not say whether its result was right")
+    for key in _TEXTS if right else _TEXTS[:2]:
+        if not _is_text(row.get(key)):
+            raise ValueError(f"the row {name!r} has no {key}")
+    for key in _NUMBERS if right else ():
+        if not (is_number(row.get(key)) and 0 < row[key] < _LARGEST):
+            raise ValueError(f"the row {name!r} has no {key} above 0")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _judged(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its goal and whether it reaches it."""
+    goal = GOALS[row["row"]]
+    return {**row, "goal": goal, "at_goal": row["error_ok"] and row["ratio"] >= goal - NOISE}

@@ -1,0 +1,227 @@
+"""`minidl doctor --compile`: compile every kernel offline in child processes and collect the results."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from minidl.common.architecture import Arch
+from minidl.compilation.job import Job
+from minidl.tools.doctor import plan as plans
+from minidl.tools.doctor.jobs import Figures, problems, target_name
+from minidl.tools.doctor.plan import Plan
+
+T = TypeVar("T")
+R = TypeVar("R")
+COMPILE_SECONDS = 300
+PLAN_SECONDS = 900
+
+
+class WorkerError(RuntimeError):
+    """A child process died or did not answer in time."""
+
+
+# Triton keeps about 2 MB for each compiled kernel, so a process is replaced after this many.
+RENEW = 500
+
+
+class Worker:
+    """A child process of `workbench.doctor.worker`; it is (re)started when needed, and after RENEW answers."""
+
+    def __init__(self, python: str = sys.executable) -> None:
+        self.python = python
+        self._process: Any = None
+        self._errors: Any = None
+        self._answers = 0
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """The answer to a request. Raises WorkerError."""
+        if self._answers >= RENEW:
+            self.close()
+        process = self._process or self._start()
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+        except OSError:
+            raise WorkerError(f"the compiling process ended: {self._stop()}") from None
+        if not select.select([process.stdout], [], [], seconds)[0]:
+            self._stop()
+            raise WorkerError(f"no answer within {seconds:g} s")
+        line = process.stdout.readline()
+        if not line:
+            raise WorkerError(f"the compiling process ended: {self._stop()}")
+        self._answers += 1
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._stop()
+
+    def _start(self) -> Any:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
+        self._process, self._answers = self._begin(), 0
+        return self._process
+
+    def _begin(self) -> Any:
+        package = str(Path(__file__).parents[3])
+        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+        environment = {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        return subprocess.Popen(
+            [self.python, "-P", "-m", "minidl.tools.doctor.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def _stop(self) -> str:
+        """End the process and return what its standard error says of it, or its last line."""
+        process, self._process = self._process, None
+        process.kill()
+        process.communicate()
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        self._errors.close()
+        told = [line for line in lines if line.startswith("LLVM ERROR") or " Assertion `" in line]
+        return next(iter(told + lines[-1:]), f"exit code {process.returncode}")
+
+
+@dataclass
+class Verdict:
+    """The figures of every job, the calls and kernels that could not be recorded, and the scripts that failed."""
+
+    figures: dict[str, tuple[Job, Figures]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    scripts: dict[str, str] = field(default_factory=dict)
+
+    def wrong(self) -> dict[str, list[str]]:
+        """Problems by job, for the jobs that have any."""
+        found: dict[str, list[str]] = {}
+        for job, figures in self.figures.values():
+            # Jobs that differ in a flag have one name.
+            if wrong := problems(job, figures):
+                found.setdefault(str(job), []).extend(wrong)
+        return found
+
+    @property
+    def fine(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.failures and not self.scripts and not self.wrong()
+
+
+def run(
+    archs: Sequence[Arch],
+    *,
+    only: str = "",
+    work: str = "",
+    every_tile: bool = True,
+    brief: Collection[Arch] = (),
+    workers: int | None = None,
+    python: str = sys.executable,
+    progress: Callable[[str, int, int], None] = lambda stage, done, of: None,
+) -> Verdict:
+    """Compile the kernels with `only` in their name for each architecture, in child processes of `python`.
+
+    `work` selects the operations that are called, by a part of their name (`workbench.doctor.workloads` lists them).
+    Without `every_tile`, only the tiles that the calls' shapes get are compiled. For the architectures in `brief` each
+    value of a flag is compiled once (`plan.shorten`), and without `every_tile` tiles are ignored.
+    `progress` gets the stage and how many of its jobs are done. Raises ValueError for an architecture whose limits
+    are not known, WorkerError when the launches cannot be recorded.
+    """
+    for arch in archs:
+        target_name(arch)
+    start = time.perf_counter()
+    verdict = Verdict()
+    with pool(partial(Worker, python), workers) as ready:
+        verdict.versions = ready[0].ask({"versions": True}, PLAN_SECONDS)
+        chosen = {"only": only, "work": work, "every_tile": every_tile}
+        made = _plan(ready, [{"arch": arch, **chosen} for arch in archs], progress)
+        verdict.failures = plans.failures(made)
+        jobs = [job for arch, plan in zip(archs, made, strict=True) for job in plans.shorten(plan, arch in brief)]
+        verdict.figures = compile_jobs(ready, jobs, partial(progress, "every flag"))
+        known = {key: figures for key, (_, figures) in verdict.figures.items()}
+        tiled = [plan for arch, plan in zip(archs, made, strict=True) if every_tile or arch not in brief]
+        jobs = [job for plan in tiled for job in plans.heaviest(plan, known)]
+        verdict.figures |= compile_jobs(ready, jobs, partial(progress, "every tile"))
+    verdict.seconds = time.perf_counter() - start
+    return verdict
+
+
+@contextlib.contextmanager
+def pool(make: Callable[[], Worker], count: int | None = None) -> Iterator[list[Worker]]:
+    """A context with so many workers, by default one for each processor."""
+    made = [make() for _ in range(len(os.sched_getaffinity(0)) if count is None else count)]
+    try:
+        yield made
+    finally:
+        for worker in made:
+            worker.close()
+
+
+def _plan(
+    pool: Sequence[Worker], wanted: Sequence[dict[str, Any]], progress: Callable[[str, int, int], None]
+) -> list[Plan]:
+    def one(worker: Worker, arguments: dict[str, Any]) -> Plan:
+        fields = worker.ask({"plan": arguments}, PLAN_SECONDS)
+        jobs = {name: {key: Job(**job) for key, job in fields[name].items()} for name in ("first", "forced")}
+        return Plan(**{**fields, **jobs})
+
+    return _share(pool, wanted, one, partial(progress, "recording launches"))
+
+
+def compile_jobs(
+    pool: Sequence[Worker], jobs: Iterable[Job], progress: Callable[[int, int], None] = lambda done, of: None
+) -> dict[str, tuple[Job, Figures]]:
+    """The jobs with their figures, by key; the workers compile in parallel."""
+
+    def one(worker: Worker, job: Job) -> tuple[Job, Figures]:
+        try:
+            return job, Figures(**worker.ask({"compile": job.as_json()}, COMPILE_SECONDS))
+        except WorkerError as error:
+            return job, Figures(error=str(error))
+
+    return {job.key: (job, figures) for job, figures in _share(pool, list(jobs), one, progress)}
+
+
+def _share(
+    pool: Sequence[Worker], items: Sequence[T], do: Callable[[Worker, T], R], progress: Callable[[int, int], None]
+) -> list[R]:
+    """What `do` returns for each item with the next free worker. Raises the first error that `do` raised."""
+    free: SimpleQueue[Worker] = SimpleQueue()
+    for worker in pool:
+        free.put(worker)
+
+    def one(item: T) -> R:
+        worker = free.get()
+        try:
+            return do(worker, item)
+        finally:
+            free.put(worker)
+
+    progress(0, len(items))
+    threads = ThreadPoolExecutor(len(pool))
+    try:
+        begun = [threads.submit(one, item) for item in items]
+        for done, finished in enumerate(as_completed(begun), start=1):
+            finished.result()
+            progress(done, len(items))
+        return [finished.result() for finished in begun]
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)

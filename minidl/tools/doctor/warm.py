@@ -1,0 +1,137 @@
+"""`minidl doctor --warm`: the kernels of usual commands, for Triton's cache, before any of the commands runs.
+
+A command is rehearsed (`minidl.compilation.rehearsal`): its Python code runs on data of the same sizes, and its
+launches are listed with the keys under which Triton looks for them. Needs a process that does not interpret.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from minidl import data, nn
+from minidl.compilation.capture import capture
+from minidl.compilation.job import Job
+from minidl.compilation.rehearsal import launched, rehearse
+from minidl.data import ImageDataset, Images
+from minidl.errors import ConfigError
+from minidl.generation import latents, passes
+from minidl.generation import model as models
+from minidl.runtime import launch
+from minidl.tensors import Tensor, default_device
+from minidl.tools.doctor.jobs import target_name
+from minidl.training.loop import forward
+from minidl.training.prediction import predict
+from minidl.training.process.display import Display
+from minidl.training.run_folder import create, saved_run
+from minidl.training.settings.command import Evaluate
+from minidl.training.tasks import TASKS
+
+# What trainings learn from: the data that needs no download, pictures of the sizes of MNIST, and small photos.
+_TRAININGS: dict[str, tuple[str, ...]] = {
+    "text": ("docstrings",),
+    "table": ("diabetes",),
+    "images": ("digits", "mnist", "photos"),
+    "gan": ("digits", "mnist"),
+}
+NAMES = (*_TRAININGS, "generate")
+_INPUTS = (1, 2, 16, forward.BATCH)  # of predict: one has its own kernels, and so have multiples of 16
+
+
+def jobs(names: Sequence[str], arch: int | None) -> Iterator[list[Job]]:
+    """The kernels of every name, of NAMES or a finished run; for the GPU of this machine, or an architecture.
+
+    Raises ConfigError for another name, ValueError for an unknown architecture, DataError and DamagedError for a run
+    that cannot be read.
+    """
+    target = None if arch is None else target_name(arch)
+    for name in names:
+        if name not in NAMES and not saved_run.is_finished(Path(name)):
+            raise ConfigError(f"{name} is neither one of {', '.join(NAMES)} nor the folder of a finished run")
+    for name in names:
+        found = {}
+        with np.errstate(all="ignore"):  # numbers are what the memory held
+            for work in works(name):
+                found.update(
+                    {job.key: job for job in launched(work, launch.architecture() if arch is None else arch, target)}
+                )
+        yield list(found.values())
+
+
+def works(name: str, inputs: Sequence[int] = _INPUTS) -> Iterator[Callable[[], object]]:
+    """What to rehearse for a name; with so many `inputs` of predict."""
+    if name in _TRAININGS:
+        for source in _TRAININGS[name]:
+            yield partial(_train, name, source, inputs)
+    elif name == "generate":
+        for precision in ("float32", "float16"):
+            yield partial(_generate, "mnist", precision)
+    elif TASKS[saved_run.read_run(Path(name)).kind].generates:
+        yield partial(_generate, name, "float32")
+    else:
+        yield partial(_answer, Path(name), inputs)
+
+
+def _train(kind: str, source: str, inputs: Sequence[int]) -> None:
+    """Training at default settings, its test, and answers of its model."""
+    task = TASKS[kind]
+    with tempfile.TemporaryDirectory() as folder:
+        config = create.settings(kind, {"data": source, "out": Path(folder) / "run", "quiet": True})
+        dataset = _LIKE[source]() if source in _LIKE else task.load(config)
+        config = task.settled(config, dataset)
+        experiment = task.prepare(config, dataset)
+        launch.set_float32_precision("tf32" if config.precision == "tf32" else "tf32x3")
+        trainer = experiment.trainer(Display(quiet=True), {}, "")
+        trainer.rehearse()
+        if not task.generates:
+            features, _ = experiment.test()  # type: ignore[attr-defined]
+            _outputs(trainer.model, features, experiment.targets, inputs)  # type: ignore[attr-defined]
+
+
+def _answer(run: Path, inputs: Sequence[int]) -> None:
+    """`evaluate` and `predict` of a finished run."""
+    predictor = predict.load(run)
+    features, _ = predictor.test(saved_run.own_data(saved_run.finished_run(run)), Evaluate(run=run))
+    _outputs(predictor.model, features, predictor.targets, inputs)
+
+
+def _outputs(model: nn.Module, features: Any, targets: Any, inputs: Sequence[int]) -> None:
+    whole = features.shape[0]
+    for count in (whole, *inputs):
+        few = replace(features, pixels=features.pixels[:count]) if hasattr(features, "pixels") else features[:count]
+        forward.rehearse(model, few, targets.outputs)
+        targets.rehearse(min(count, whole))
+
+
+def _generate(model: str, precision: str) -> None:
+    loaded = models.load(model, precision)
+    for count in _INPUTS:
+        latents.from_seeds(range(count), loaded.latent)
+    count = passes.pass_size(loaded.channels, loaded.size)
+    dtype = next(loaded.generator.parameters()).dtype
+    step = capture(partial(passes.pictures, loaded.generator, dtype))
+    rehearse(step, Tensor(torch.zeros(count, loaded.latent, device=default_device())))
+
+
+def _black(sizes: Sequence[int], shape: tuple[int, int, int], augment: data.Augment) -> ImageDataset:
+    """Black pictures [H, W, C] of ten classes: so many for training, validation and test."""
+    train, validation, test = (
+        Images(np.zeros((count, *shape), dtype=np.uint8), np.arange(count, dtype=np.int64) % 10) for count in sizes
+    )
+    each = (128.0,) * shape[-1]
+    return replace(
+        data.load_images("digits"), train=train, validation=validation, test=test, augment=augment, mean=each, std=each
+    )
+
+
+_LIKE = {
+    "mnist": partial(_black, (55_000, 5_000, 10_000), (28, 28, 1), data.Augment(2)),
+    "photos": partial(_black, (7_000, 1_000, 2_000), (64, 64, 3), data.Augment(4, replicate=True)),
+}

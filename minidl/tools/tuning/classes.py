@@ -1,0 +1,99 @@
+"""The shape classes of a family: the rules of its table, each with the problems that use it.
+
+A tuned table keeps the rules of the present one with their order and conditions; only the tiles change. So a new batch
+size needs no tuning, and a tuned table can be compared line by line with the one it came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from minidl.kernels.conv import UnableError
+from minidl.runtime import launch
+from minidl.runtime.launch import Tile
+from minidl.runtime.tile_tables import Table
+from minidl.tools.tuning.problem import Problem
+from minidl.tools.tuning.problems import problems
+
+ALWAYS = "all other shapes"
+
+
+@dataclass(frozen=True)
+class ShapeClass:
+    """The rule `index` of a family's table for a target. Without `problems` that use it, it keeps its tile."""
+
+    family: str
+    target: str
+    index: int
+    when: dict[str, Any]
+    tile: Tile
+    problems: tuple[Problem, ...]
+
+    @property
+    def name(self) -> str:
+        """The family and the rule's conditions: "softmax: float64, N to 1024"."""
+        return f"{self.family}: {conditions(self.when)}"
+
+
+def conditions(when: dict[str, Any]) -> str:
+    """A rule's conditions as text."""
+    said = []
+    for name, value in when.items():
+        if name in ("dtype", "precision"):
+            said.append(" or ".join(value))
+        else:
+            said.append(f"{name[:-4]} {'to' if name.endswith('_max') else 'from'} {value}")
+    return ", ".join(said) or ALWAYS
+
+
+def of_family(family: str, target: str) -> list[ShapeClass]:
+    """The classes of the table in use, in its order; empty for a target without this family. Runs no kernel."""
+    rules = launch.table(family)[target]
+    met: list[list[Problem]] = [[] for _ in rules]
+    for problem in problems(family, target):
+        for index in rules_met(family, target, problem):
+            met[index].append(problem)
+    return [
+        ShapeClass(family, target, index, rule.get("when", {}), launch.tile_of(rule), tuple(met[index]))
+        for index, rule in enumerate(rules)
+    ]
+
+
+def rules_met(family: str, target: str, problem: Problem) -> list[int]:
+    """The rules that the problem's launches take their tiles from; empty where the form cannot do the problem."""
+    seen: set[int] = set()
+    rules: list[dict[str, Any]] = [
+        _Watched(rule, index, seen) for index, rule in enumerate(launch.table(family)[target])
+    ]
+    recorded = launch.record(lambda *launched: None, target)
+    with launch.use_tables(**{family: {**launch.table(family), target: rules}}), recorded:
+        try:
+            call = problem.empty()
+            seen.clear()  # rules used by the forward pass of a gradient
+            call()
+        except UnableError:
+            return []
+    return sorted(seen)
+
+
+class _Watched(dict[str, Any]):
+    """A rule that records when its tile is used."""
+
+    def __init__(self, rule: dict[str, Any], index: int, seen: set[int]) -> None:
+        super().__init__(rule)
+        self._index, self._seen = index, seen
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "tile":
+            self._seen.add(self._index)
+        return super().__getitem__(name)
+
+
+def with_tile(table: Table, target: str, index: int, tile: Tile) -> Table:
+    """The table with another tile in one rule."""
+    rules = [dict(rule) for rule in table[target]]
+    rules[index]["tile"] = dict(tile.sizes)
+    if target != "interpreted":
+        rules[index] |= {"warps": tile.num_warps, "stages": tile.num_stages}
+    return {**table, target: rules}

@@ -1,0 +1,103 @@
+"""The files that tuning writes: tile tables in the package's format, and a record of every measurement."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+
+from minidl.errors import ConfigError
+from minidl.runtime import launch, tile_tables
+from minidl.runtime.tile_tables import Table
+from minidl.tools.tuning.search import TIMED, Found, Trial
+from minidl.tools.tuning.space import describe
+from minidl.training.run_folder import files
+
+
+def usual_folder() -> Path:
+    """The default folder of tables: one for this device in the user's configuration.
+
+    Raises ConfigError for a user without a home.
+    """
+    try:
+        folder = platformdirs.user_config_dir("minidl", appauthor=False)
+    except RuntimeError:
+        raise ConfigError("this user has no home folder for the tables: give a folder with --out") from None
+    return Path(folder) / "tiles" / slug(device_name())
+
+
+def slug(name: str) -> str:
+    """A folder name from a device name: "NVIDIA H200" gives nvidia-h200."""
+    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+
+
+def device_name() -> str:
+    """The name of the GPU, or of the CPU for the interpreter."""
+    return f"cpu {platform.machine()}" if launch.INTERPRETED else torch.cuda.get_device_name()
+
+
+def start_from(folder: Path, family: str) -> Table:
+    """The table that tuning into this folder starts from: the folder's own, else the one in use.
+
+    Raises TableError for a file that is no tile table.
+    """
+    path = folder / f"{family}.json"
+    if path.exists() and folder.resolve() != tile_tables.FOLDER.resolve():
+        return tile_tables.load(path)
+    return launch.table(family)
+
+
+def write_table(folder: Path, family: str, table: Table) -> Path:
+    """Write the table atomically; creates the folder if it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{family}.json"
+    files.write_text(path, as_text(table))
+    return path
+
+
+def as_text(table: Table) -> str:
+    """A table as JSON with one line per rule, so that a diff shows single rules; equal tables give equal text."""
+    targets = []
+    for target, rules in table.items():
+        lines = ",\n".join(f"    {json.dumps(rule)}" for rule in rules)
+        targets.append(f"  {json.dumps(target)}: [\n{lines}\n  ]" if rules else f"  {json.dumps(target)}: []")
+    return "{\n" + ",\n".join(targets) + "\n}\n"
+
+
+def record(found: Sequence[Found]) -> dict[str, Any]:
+    """Every measurement, for `--json`; without dates, so that equal results give equal files."""
+    return {
+        "device": device_name(),
+        "target": launch.target(),
+        **{name: metadata.version(name) for name in ("torch", "triton")},
+        "classes": [_class(each) for each in found],
+    }
+
+
+def _class(found: Found) -> dict[str, Any]:
+    shapes = found.shapes
+    return {
+        "family": shapes.family,
+        "rule": shapes.index,
+        "when": shapes.when,
+        "problems": [problem.name for problem in shapes.problems],
+        "present": describe(shapes.tile),
+        "candidates": found.candidates,
+        **({"error": found.error} if found.error else {}),
+        "dropped": dict(found.dropped),
+        "chosen": describe(found.chosen) if found.chosen else None,
+        "confirmed": _trial(found.confirmed) if found.confirmed else None,
+        "trials": [_trial(trial) for trial in found.trials],
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    timed = {"ms": trial.ms, "ratios": trial.ratios, "ratio": round(trial.ratio, 4)} if trial.outcome == TIMED else {}
+    why = {"why": trial.why} if trial.why else {}
+    return {"tile": describe(trial.tile), "outcome": trial.outcome, **why, **timed}

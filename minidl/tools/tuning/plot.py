@@ -1,0 +1,49 @@
+"""A plot of a sweep: for each class, the time of each tile that was tried, beside the present one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minidl.tools.bench.table import as_bytes
+from minidl.tools.tuning.search import TIMED, Found
+from minidl.tools.tuning.space import describe
+from minidl.training.report.plot_processes import own_settings
+
+SHOWN = 24  # bars of a class: the fastest
+
+
+@own_settings()
+def picture(found: Sequence[Found], device: str, kind: str = "svg") -> bytes:
+    """An SVG or PNG with a panel for each class that was searched. Needs the plots extra."""
+    from matplotlib.figure import Figure
+
+    panels = [(each, _bars(each)) for each in found if any(trial.outcome == TIMED for trial in each.trials)]
+    heights = [0.9 + 0.2 * len(rows) for _, rows in panels]
+    figure = Figure(figsize=(10, 0.8 + sum(heights)), layout="constrained")
+    figure.suptitle(f"tiles on {device}: time as a share of the present tile's", fontsize=11)
+    axes = figure.subplots(len(panels) or 1, 1, squeeze=False, height_ratios=heights or [1])[:, 0]
+    for axis, (each, rows) in zip(axes, panels, strict=False):
+        places = range(len(rows))
+        axis.barh(places, [share for _, share, _ in rows], color=[colour for *_, colour in rows], height=0.75)
+        axis.axvline(1.0, color="black", linewidth=0.8)
+        axis.set_yticks(places, [label for label, *_ in rows], fontsize=6)
+        axis.set_ylim(len(rows) - 0.4, -0.6)
+        timed = sum(trial.outcome == TIMED for trial in each.trials)
+        axis.set_title(
+            f"{each.shapes.name} ({timed} timed, {sum(each.dropped.values())} dropped, of {each.candidates})",
+            fontsize=8, loc="left",
+        )  # fmt: skip
+    if not panels:
+        axes[0].set_axis_off()
+        axes[0].text(0.5, 0.5, "nothing was timed", ha="center")
+    return as_bytes(figure, kind)
+
+
+def _bars(found: Found) -> list[tuple[str, float, str]]:
+    """(tile, time / present time, colour) of the fastest tiles and the present one, sorted by time."""
+    timed = sorted((t for t in found.trials if t.outcome == TIMED), key=lambda trial: -trial.ratio)[:SHOWN]
+    rows = [
+        (describe(trial.tile), 1.0 / trial.ratio, "tab:green" if trial.tile == found.chosen else "tab:blue")
+        for trial in timed
+    ]
+    return sorted([*rows, (f"{describe(found.shapes.tile)} (present)", 1.0, "black")], key=lambda row: row[1])

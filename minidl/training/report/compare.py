@@ -1,0 +1,76 @@
+"""`minidl compare`: finished runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minidl.common.console import cut
+from minidl.training.report import metrics, page, report_files
+from minidl.training.run_folder import files
+from minidl.training.run_folder.progress import restoring
+from minidl.training.run_folder.saved_run import REPORT, finished_run, tell
+from minidl.training.settings.command import Compare
+
+_BESIDE = ("majority", "mean", "linear")  # baselines that are told
+
+
+class Compared(NamedTuple):
+    """A finished run: its name, report, settings, and the records of its epochs."""
+
+    name: str
+    report: dict[str, Any]
+    settings: dict[str, Any]
+    history: list[dict[str, Any]]
+
+
+def compared(config: Compare) -> list[Compared]:
+    """The runs, in their order. Raises ConfigError for a folder that is no finished run, DamagedError."""
+    found = []
+    for folder in map(Path, config.runs):
+        run = finished_run(folder)
+        tell(run.notes)
+        metrics_file = folder / "metrics.jsonl"
+        lines = files.as_text(run.files.read(metrics_file.name), metrics_file).splitlines()
+        history = [files.as_json(line.encode(), metrics_file) for line in lines]
+        one = Compared(str(folder), files.read_json(folder / REPORT), run.config, history)
+        with restoring(folder / REPORT) as parts:
+            parts.append("it is no report of a run")
+            table = rows([one])
+        with restoring(metrics_file) as parts:
+            parts.append("they are no figures of epochs")
+            page.as_comparison(table, {one.name: history})
+        found.append(one)
+    return found
+
+
+def rows(runs: list[Compared]) -> list[list[str]]:
+    """A row for each figure, and for each setting that differs: its name, then a cell for each run."""
+    found = [["", *(run.name for run in runs)], ["task", *(str(run.report["task"]) for run in runs)]]
+    found.append(["data", *(cut(run.report["data"], 40) for run in runs)])
+    for name, title in metrics.TITLES.items():
+        if any(name in run.report for run in runs):
+            found.append([title, *(report_files.score(run.report, name) for run in runs)])
+            for method in _BESIDE:
+                beside = [run.report.get("baseline", {}).get(method, {}) for run in runs]
+                if any(name in scores for scores in beside):
+                    found.append([f"{title}, {method}", *(report_files.score(scores, name) for scores in beside)])
+    found.append(["epochs", *(f"{run.report['epochs']:,}" for run in runs)])
+    found.append(["seconds", *(f"{run.report['seconds']:,.1f}" for run in runs)])
+    found.append(["parameters", *(f"{page.parameters(run.report):,}" for run in runs)])
+    found.append(["device", *(report_files.device(run.report) for run in runs)])
+    for name in dict.fromkeys(name for run in runs for name in run.settings):
+        values = [run.settings.get(name) for run in runs]
+        if name != "data" and any(value != values[0] for value in values):
+            found.append([f"--{name.replace('_', '-')}", *("-" if v is None else cut(v, 40) for v in values)])
+    return found
+
+
+def compare(config: Compare) -> str:
+    """The table as text; writes the page if one is wanted. Raises as `compared`."""
+    runs = compared(config)
+    table = rows(runs)
+    if config.html is not None:
+        files.write_text(config.html, page.as_comparison(table, {run.name: run.history for run in runs}))
+    first, *others = table
+    return "\n".join(report_files.table(first, others)) + "\n"

@@ -1,0 +1,276 @@
+"""Pictures of a run: curves, the confusion matrix, predictions against truth, mistakes, filters.
+
+A function that is a plot makes PNG files by name and writes them to its first argument, the folder of a run.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidl.common.console import one_line
+from minidl.training.report import metrics
+from minidl.training.report.plot_processes import Files, plot
+from minidl.training.run_folder.provenance import SOFTWARE
+
+_MOST_DRAWN = 40  # of the classes in a confusion matrix, where there are too many
+_GREY = "#767676"  # readable on white and on black
+_LEAST_FILTER = 5  # pixels of a side; smaller filters show nothing
+
+
+def curves(
+    folder: Path, history: Sequence[dict[str, Any]], kept: int, title: str, loss: str, only_in_training: Sequence[str]
+) -> None:
+    """loss.png (training and validation) and scores.png (validation scores) from the records of metrics.jsonl.
+
+    `kept` is the epoch whose weights the run keeps, `loss` names the loss, and `only_in_training` names the terms of
+    the training loss that the validation loss lacks.
+    """
+    *first, last = only_in_training or [""]
+    what = f"{', '.join(first)} and {last}" if first else last
+    training, validation = (f"training, with {what}", "validation, without") if what else ("training", "validation")
+    losses = {
+        training: [record["loss"] for record in history],
+        validation: [record["validation"]["loss"] for record in history],
+    }
+    scores = {
+        metrics.TITLES[name]: [record["validation"][name] for record in history]
+        for name in ("accuracy", "macro_f1", "r2")
+        if name in history[0]["validation"]
+    }
+    over_epochs(folder, "loss.png", losses, kept, title, loss)
+    over_epochs(folder, "scores.png", scores, kept, title, "validation score")
+
+
+@plot
+def over_epochs(name: str, lines: dict[str, list[float | None]], kept: int, title: str, y: str) -> Files:
+    """A line for each list of figures of the epochs, with the epoch that is kept."""
+    figure, axes = _figure(6, 4.5)
+    _over_epochs(axes, lines)
+    axes.axvline(kept, color="grey", linestyle=":", label=f"kept: epoch {kept}")
+    return {name: _finished(figure, axes, title, "epoch", y)}
+
+
+@plot
+def gan_curves(history: Sequence[dict[str, Any]], title: str) -> Files:
+    """curves.png: both losses, and the probabilities of being real that the discriminator gives, over the epochs."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure.suptitle(_plain(f"GAN of {title}"), fontsize=11)
+    columns = {
+        "loss": {"loss_d": "discriminator", "loss_g": "generator"},
+        "mean probability of being real": {"d_real": "D(x), real", "d_fake": "D(G(z)), generated"},
+    }
+    for axes, (y, lines) in zip(figure.subplots(1, len(columns)), columns.items(), strict=True):
+        _over_epochs(axes, {label: [record[name] for record in history] for name, label in lines.items()})
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(y)
+        axes.legend()
+    axes.axhline(0.5, color="grey", linestyle=":")
+    axes.set_ylim(0.0, 1.0)
+    return {"curves.png": _png(figure)}
+
+
+@plot
+def confusion(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str], title: str) -> Files:
+    """confusion.png: the share of each true class (row) by predicted class; numbers are shown up to 25 classes.
+
+    Of more than 256 classes it shows those with the most mistakes, as truth or as answer, or without any the most
+    frequent.
+    """
+    if len(labels) > metrics.MOST_CLASSES:
+        found = metrics.counts(truth, predicted, len(labels))
+        wrong = found.support + found.predicted - 2 * found.hits
+        chosen = np.sort(np.lexsort((-found.support, -wrong))[:_MOST_DRAWN])
+        title += f"\nthe {len(chosen)} classes of {len(labels):,} that are confused most often"
+        place = np.full(len(labels), -1)
+        place[chosen] = np.arange(len(chosen))
+        among = (place[truth] >= 0) & (place[predicted] >= 0)
+        truth, predicted, labels = place[truth[among]], place[predicted[among]], [labels[i] for i in chosen]
+    counts = metrics.confusion_matrix(truth, predicted, len(labels))
+    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    size = min(16.0, 4.0 + 0.32 * len(labels))
+    figure, axes = _figure(size + 1.5, size)
+    image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    figure.colorbar(image, ax=axes, fraction=0.046, pad=0.04, label="share of the true class")
+    names = [_plain(shorten(label)) for label in labels]
+    axes.set_xticks(range(len(names)), names, rotation=90)
+    axes.set_yticks(range(len(names)), names)
+    if len(labels) <= 25:
+        for i, j in np.argwhere(counts):
+            colour = "white" if shares[i, j] > 0.5 else "black"
+            axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=colour, fontsize=7)
+    return {"confusion.png": _finished(figure, axes, title, "predicted", "true")}
+
+
+@plot
+def predictions(truth: np.ndarray, predicted: np.ndarray, target: str, title: str) -> Files:
+    """predictions.png: predicted against true values of a regression."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _figure(5, 5)
+    low, high = float(min(truth.min(), predicted.min())), float(max(truth.max(), predicted.max()))
+    axes.plot([low, high], [low, high], color="grey", linewidth=1)
+    axes.scatter(truth, predicted, s=12)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axes.tick_params(axis="x", rotation=30)
+    axes.tick_params(colors=_GREY)
+    axes.spines[:].set_color(_GREY)
+    figure.patch.set_alpha(0.0)
+    axes.patch.set_alpha(0.0)
+    name = shorten(target)
+    return {"predictions.png": _finished(figure, axes, title, f"true {name}", f"predicted {name}", _GREY)}
+
+
+def mistakes(
+    folder: Path,
+    pixels: np.ndarray,
+    truth: np.ndarray,
+    predicted: np.ndarray,
+    sure: np.ndarray,
+    labels: Sequence[str],
+    title: str,
+    maps: Callable[[np.ndarray], np.ndarray | None] | None = None,
+) -> None:
+    """mistakes.png: up to 40 wrongly classified pictures of uint8 [N, H, W, C], the most confident first.
+
+    `sure` [N] are the probabilities of the predictions. Above each picture stand prediction, its probability, and
+    truth. `maps` gives for pictures of these indices where the network saw its prediction, float32 [n, h, w]: they are
+    shown in activations.png, if there are some.
+    """
+    wrong = np.flatnonzero(predicted != truth)
+    surest = wrong[np.argsort(-sure[wrong], kind="stable")][:40]
+    captions = [
+        f"{_plain(shorten(labels[predicted[i]])[:14])} {sure[i]:.0%}\ntrue: {_plain(shorten(labels[truth[i]])[:14])}"
+        for i in surest
+    ]
+    none = f"no mistakes in {len(truth)} predictions"
+    title = f"{title}; the most confident of {len(wrong)} mistakes"
+    _captioned(folder, "mistakes.png", pixels[surest], captions, title, none)
+    found = maps(surest) if maps is not None and len(surest) else None
+    if found is not None:
+        _captioned(
+            folder,
+            "activations.png",
+            pixels[surest],
+            captions,
+            f"{title}; class activation maps of the predicted label",
+            none,
+            found,
+        )
+
+
+@plot
+def _captioned(
+    name: str, pixels: np.ndarray, captions: Sequence[str], title: str, none: str, maps: np.ndarray | None = None
+) -> Files:
+    """Pictures uint8 [N, H, W, C] with captions, and maps [N, h, w] over them, each from its least to its greatest
+    value; `none` is said where there are no pictures."""
+    columns = 8
+    figure, grid = _grid(max(1, -(-len(captions) // columns)), columns, 1.4, 1.8, title)
+    for place, caption in enumerate(captions):
+        axes = grid[place // columns][place % columns]
+        _show(axes, pixels[place])
+        if maps is not None:
+            height, width = pixels.shape[1:3]
+            extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+            axes.imshow(maps[place], cmap="inferno", alpha=0.5, interpolation="bilinear", extent=extent)
+        axes.set_title(caption, fontsize=7, color=_GREY)
+    if not captions:
+        grid[0][0].text(0.0, 0.5, none, color=_GREY)
+    return {name: _png(figure)}
+
+
+@plot
+def filters(weight: np.ndarray, title: str) -> Files:
+    """Draw filters.png: the filters of the first layer, [M, C, R, S], in colour if C is 3, else the channels' mean.
+
+    Grey is 0; each filter is scaled by its largest absolute value. Filters below 5x5 are not drawn.
+    """
+    if min(weight.shape[2:]) < _LEAST_FILTER:
+        return {}
+    columns = 8
+    shown = weight.astype(np.float32).transpose(0, 2, 3, 1)
+    if shown.shape[-1] != 3:
+        shown = shown.mean(axis=-1, keepdims=True)
+    figure, grid = _grid(-(-len(shown) // columns), columns, 0.9, 0.9, f"{title}; filters of the first layer")
+    for place, values in enumerate(shown):
+        scaled = 127.5 + 127.5 * values / max(float(np.abs(values).max()), 1e-12)
+        _show(grid[place // columns][place % columns], scaled.astype(np.uint8))
+    return {"filters.png": _png(figure)}
+
+
+def _grid(rows: int, columns: int, width: float, height: float, title: str) -> tuple[Any, Any]:
+    """Empty axes [rows][columns]."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
+    figure.suptitle(_plain(title), fontsize=11, color=_GREY)
+    figure.patch.set_alpha(0.0)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    return figure, grid
+
+
+def _show(axes: Any, pixels: np.ndarray) -> None:
+    """Pixels uint8 [H, W, C] without smoothing."""
+    if pixels.shape[-1] == 1:
+        axes.imshow(pixels[:, :, 0], cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    else:
+        axes.imshow(pixels, interpolation="nearest")
+
+
+def shorten(name: str) -> str:
+    """A name as a label, of at most 24 characters."""
+    line = one_line(" ".join(name.split()))
+    return line if len(line) <= 24 else line[:23] + "…"
+
+
+def _over_epochs(axes: Any, lines: dict[str, list[float | None]]) -> None:
+    """A line of values from epoch 1 on for each name; None leaves a gap."""
+    from matplotlib.ticker import MaxNLocator
+
+    for name, values in lines.items():
+        known = [float("nan") if value is None else value for value in values]
+        axes.plot(range(1, len(known) + 1), known, label=name, marker=".")
+        axes.set_xlim(0.5, len(known) + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _plain(text: str) -> str:
+    """Text with dollar signs escaped, which would begin a formula."""
+    return text.replace("$", r"\$")
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _finished(figure: Any, axes: Any, title: str, x: str, y: str, colour: str = "black") -> bytes:
+    axes.set_title(_plain(title), fontsize=11, color=colour)
+    axes.set_xlabel(_plain(x), color=colour)
+    axes.set_ylabel(_plain(y), color=colour)
+    if axes.get_legend_handles_labels()[1]:
+        figure.legend(loc="outside lower center")
+    return _png(figure)
+
+
+def _png(figure: Any) -> bytes:
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        # Characters missing from the font are drawn as boxes; a warning for each would not help.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(picture, format="png", dpi=120, metadata={"Software": SOFTWARE})
+    return picture.getvalue()

@@ -1,0 +1,78 @@
+"""Pictures of a generator: a grid from fixed noise after each epoch, and the film of them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import numpy as np
+
+from minidl.autograd import no_grad
+from minidl.common import read_files
+from minidl.models import Generator
+from minidl.tensors import Tensor
+from minidl.training.run_folder import files
+from minidl.training.run_folder.provenance import SOFTWARE
+
+SIDE = 8  # pictures in a row and in a column
+_WANTED = 480  # pixels of the grid's side, at least about
+_FRAME_MS, _LAST_MS = 150, 2000
+
+
+def path(run: Path, epoch: int) -> Path:
+    """The file of an epoch's grid."""
+    return run / "samples" / f"epoch-{epoch:03d}.png"
+
+
+def draw(model: Generator, z: Tensor) -> np.ndarray:
+    """Pixels uint8 [N, H, W, C] of latents [N, latent]."""
+    with no_grad():
+        pictures = model(z)
+    values = pictures.data.cpu().permute(0, 2, 3, 1).numpy().astype(np.float64)
+    return np.clip(np.rint((values + 1.0) * 127.5), 0, 255).astype(np.uint8)
+
+
+def grid(pixels: np.ndarray, columns: int = SIDE, gap: int = 1) -> np.ndarray:
+    """uint8 [H', W', C]: a grid of pictures [N, H, W, C] separated by grey lines, enlarged if they are small."""
+    count, height, width, channels = pixels.shape
+    rows = -(-count // columns)
+    sheet = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, channels), 96, dtype=np.uint8)
+    for place, picture in enumerate(pixels):
+        top, left = place // columns * (height + gap) + gap, place % columns * (width + gap) + gap
+        sheet[top : top + height, left : left + width] = picture
+    times = max(1, round(_WANTED / max(sheet.shape[:2])))
+    return sheet.repeat(times, axis=0).repeat(times, axis=1)
+
+
+def write_grid(path: Path, pixels: np.ndarray) -> None:
+    """`grid` as PNG."""
+    from PIL import Image, PngImagePlugin
+
+    sheet = grid(pixels)
+    content, about = io.BytesIO(), PngImagePlugin.PngInfo()
+    about.add_text("Software", SOFTWARE)
+    Image.fromarray(sheet[:, :, 0] if sheet.shape[2] == 1 else sheet).save(content, "PNG", optimize=True, pnginfo=about)
+    files.make_folder(path.parent)
+    files.write_bytes(path, content.getvalue())
+
+
+def write_film(run: Path, epochs: int) -> None:
+    """training.gif: the grids of all epochs, the last one shown longer. Missing and damaged grids are skipped."""
+    from PIL import Image
+
+    frames = []
+    for epoch in range(1, epochs + 1):
+        # A missing or damaged grid must not fail the run; Pillow raises SyntaxError for a broken PNG.
+        with (
+            contextlib.suppress(OSError, SyntaxError),
+            read_files.opened(path(run, epoch)) as file,
+            Image.open(file) as opened,
+        ):
+            frames.append(opened.convert("P" if opened.mode == "L" else "RGB"))
+    if not frames:
+        return
+    content = io.BytesIO()
+    shown = {"duration": [_FRAME_MS] * (len(frames) - 1) + [_LAST_MS], "loop": 0, "comment": SOFTWARE}
+    frames[0].save(content, "GIF", save_all=True, append_images=frames[1:], **shown)
+    files.write_bytes(run / "training.gif", content.getvalue())

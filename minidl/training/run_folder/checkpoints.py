@@ -1,0 +1,248 @@
+"""The state of an unfinished run: weights, optimiser and generator state, position and history.
+
+    checkpoints/step-000123.safetensors   weights and optimiser tensors after step 123
+    checkpoints/last.json                 where training goes on: names its tensor file and holds everything else
+    checkpoints/best.json                 the same for the best epoch so far
+
+A JSON file is renamed into place once its tensor file is flushed to disk; tensor files that neither JSON file names are
+deleted after that. So whenever the machine stops, `last.json` names a complete state. For the best state so far,
+`best.json` is written first; if the machine stops before `last.json` is written, it is copied from `best.json`.
+
+A state is copied when it is saved and written by a thread while training continues, as flushing takes longer than a
+short epoch. If states are saved faster than they are written, those in between are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minidl.common import write_files
+from minidl.common.console import cut
+from minidl.errors import DamagedError, damaged
+from minidl.training.process import out_of_memory
+from minidl.training.run_folder import files, provenance
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT, VERSION = "minidl-checkpoint", 1
+FOLDER = "checkpoints"  # in that of the run
+_TENSOR = "tensor:"
+JSON_FILES = ("last.json", "best.json")
+_NAME = re.compile(r"step-\d+\.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state read from `path` and `tensors`: `weights`, `optimizer` and `state` as given to `save`."""
+
+    path: Path
+    tensors: Path
+    weights: dict[str, torch.Tensor]
+    optimizer: Any
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A state to be written: tensors on the CPU, and the JSON content without the checksum."""
+
+    name: str
+    tensors: dict[str, torch.Tensor]
+    content: dict[str, Any]
+    best: bool
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        # At most two: the newest, and before it the best if that is older.
+        self._waiting: list[_Saved] = []
+        self._writer: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def save(
+        self, step: int, weights: Mapping[str, torch.Tensor], optimizer: Any, state: Mapping[str, Any], best: bool
+    ) -> None:
+        """Start writing the state after `step` steps as the last one, and if `best` as the best one; see `wait`.
+
+        `optimizer` is a state_dict: nested dicts, lists, tensors and JSON values. Raises OSError when an earlier state
+        could not be written; the checkpoint before that one is intact.
+        """
+        tensors = {f"weights.{name}": tensor for name, tensor in weights.items()}
+        plain = _take_tensors(optimizer, "optimizer", tensors)
+        with out_of_memory.used_for("a checkpoint", "a smaller model"):
+            taken = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        name = f"step-{step:06d}.safetensors"
+        content = {"format": FORMAT, "version": VERSION, "tensors": name, "sha256": "", **state, "optimizer": plain}
+        with self._lock:
+            self._raise_failure()
+            kept = [] if best else [saved for saved in self._waiting if saved.best]
+            self._waiting = [*kept, _Saved(name, taken, content, best)]
+            alone = self._writer is None and not self._started()
+        if alone:
+            self._write_all()
+
+    def wait(self) -> None:
+        """Wait until everything saved is flushed to disk. Raises OSError when it could not be written."""
+        writer = self._writer
+        if writer is not None:
+            writer.join()
+        with self._lock:
+            self._raise_failure()
+
+    def last(self) -> Checkpoint | None:
+        """The last state, or None when there is none. Raises DamagedError.
+
+        If a process stopped between writing the two files, last.json becomes a copy of best.json. Raises OSError when
+        it cannot be written.
+        """
+        self.wait()
+        last, best = (self._content(name) for name in JSON_FILES)
+
+        def step(content: dict[str, Any]) -> int:
+            return int(content["tensors"].removeprefix("step-").removesuffix(".safetensors"))
+
+        if best is not None and (last is None or step(best) > step(last)):
+            # Check that it is complete before the other is replaced.
+            self._read("best.json")
+            files.write_bytes(self.folder / "last.json", files.read_bytes(self.folder / "best.json"))
+        return self._read("last.json")
+
+    def best(self) -> Checkpoint | None:
+        """The best state, or None when there is none. Raises DamagedError."""
+        self.wait()
+        return self._read("best.json")
+
+    def drop_unnamed(self) -> None:
+        """Delete the tensor files that neither JSON file names. Raises DamagedError when one of them cannot be read."""
+        named = set()
+        for name in JSON_FILES:
+            with contextlib.suppress(FileNotFoundError):
+                named.add(files.read_json(self.folder / name).get("tensors"))
+        for path in self.folder.glob("step-*.safetensors"):
+            if _NAME.fullmatch(path.name) and path.name not in named and provenance.is_of_run(path):
+                write_files.remove(path)
+
+    def _started(self) -> bool:
+        """Start the thread; False if the system cannot start one, so that the caller writes the state."""
+        writer = threading.Thread(target=self._write_all, name=_writer_of(self.folder))
+        try:
+            writer.start()
+        except RuntimeError:
+            return False
+        # Only now: after a Ctrl-C in between, `wait` would wait for a thread that does not run.
+        self._writer = writer
+        return True
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _write_all(self) -> None:
+        """Write waiting states until there are none."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._writer = None
+                    return
+                saved = self._waiting.pop(0)
+            try:
+                self._write(saved)
+            except BaseException as failure:  # noqa: BLE001 (raised in the thread that trains)
+                with self._lock:
+                    self._failure, self._writer = failure, None
+                    self._waiting.clear()
+                return
+
+    def _write(self, saved: _Saved) -> None:
+        files.make_folder(self.folder)
+        with out_of_memory.used_for("a checkpoint", "a smaller model"):
+            checksum = files.write_tensors(self.folder / saved.name, saved.tensors)
+        content = {**saved.content, "sha256": checksum}
+        if saved.best:
+            files.write_json(self.folder / "best.json", content, sealed=True)
+        files.write_json(self.folder / "last.json", content, sealed=True)
+        self.drop_unnamed()
+
+    def _content(self, name: str) -> dict[str, Any] | None:
+        """The content of a JSON file, with a valid tensor file name; None if it is missing. Raises DamagedError."""
+        path = self.folder / name
+        try:
+            content = files.read_json(path)
+        except FileNotFoundError:
+            return None
+        if content.get("format") != FORMAT or content.get("version") != VERSION:
+            raise DamagedError(f"{path} is not a checkpoint of version {VERSION}; train again with --overwrite")
+        named = content.get("tensors")
+        if not isinstance(named, str) or not _NAME.fullmatch(named):
+            raise DamagedError(f"{path} names {cut(repr(named), 60)} as its tensor file; train again with --overwrite")
+        return content
+
+    def _read(self, name: str) -> Checkpoint | None:
+        content = self._content(name)
+        if content is None:
+            return None
+        path, file = self.folder / name, self.folder / content["tensors"]
+        try:
+            tensors = files.read_tensors(file, str(content["sha256"]))
+            weights = {
+                key.removeprefix("weights."): value for key, value in tensors.items() if key.startswith("weights.")
+            }
+            optimizer = _put_tensors(content["optimizer"], tensors)
+        except FileNotFoundError:
+            raise DamagedError(f"{path} names {file}, which is missing; train again with --overwrite") from None
+        except KeyError as error:
+            raise damaged(path, f"{error} is missing") from None
+        if not isinstance(optimizer, dict):
+            raise damaged(path, f"optimizer is {cut(repr(content['optimizer']), 60)}, expected its state")
+        return Checkpoint(path, file, weights, optimizer, content)
+
+
+def is_writing(folder: Path) -> bool:
+    """Whether a state is being written there: Ctrl-C during `wait` does not stop the writing."""
+    return any(thread.name == _writer_of(folder) for thread in threading.enumerate())
+
+
+def _writer_of(folder: Path) -> str:
+    return f"writer of {folder}"
+
+
+def is_own(name: str) -> bool:
+    """Whether `save` writes files of this name."""
+    return name in JSON_FILES or _NAME.fullmatch(name) is not None
+
+
+def _take_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """`value` with each tensor put into `tensors` and replaced by its name there."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value
+        return _TENSOR + name
+    if isinstance(value, Mapping):
+        return {str(key): _take_tensors(item, f"{name}.{key}", tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_take_tensors(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
+    return value
+
+
+def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The inverse of `_take_tensors`; keys are strings and tuples lists afterwards."""
+    if isinstance(value, str) and value.startswith(_TENSOR):
+        return tensors[value.removeprefix(_TENSOR)]
+    if isinstance(value, dict):
+        return {key: _put_tensors(item, tensors) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_put_tensors(item, tensors) for item in value]
+    return value
