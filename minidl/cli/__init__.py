@@ -21,16 +21,15 @@ from minidl.version import __version__
 # One line of help each, the same as that of the command itself (tested).
 COMMANDS = {
     "train": "Train a model and report how good it is.",
-    "evaluate": "Score a finished run on its test split or on other data; a generator (a GAN run, or mnist) by its "
-    "pictures.",
-    "predict": "Answer each input with one JSON line: label, probability and the best labels, or the predicted number.",
-    "explain": "Show which terms of a text spoke for and against its labels, and how much each.",
-    "compare": "Show finished runs side by side: scores, time, and the settings in which they differ.",
-    "generate": "Make pictures with a trained generator.",
-    "bench": "Measure minidl and torch side by side on this GPU.",
-    "tune": "Search faster tiles for this device and write tile tables.",
-    "doctor": "Show what this machine can run and what is missing; with --compile, check every kernel for each GPU.",
-    "sanitize": "Run a script and check every load and store of its Triton kernels, on the CPU, without a GPU.",
+    "evaluate": "Score a finished run on its test split or on other data, or a generator by its pictures.",
+    "predict": "Predict each input: print one JSON line with the label and its probability, or with the number.",
+    "explain": "Show how much each term of a text raised or lowered the score of its labels.",
+    "compare": "Compare finished runs: scores, time, and the settings that differ.",
+    "generate": "Generate pictures with a trained generator.",
+    "bench": "Compare the speed of minidl and PyTorch on this GPU.",
+    "tune": "Search for faster tiles for this device and write tile tables.",
+    "doctor": "Check what this machine can run and what is missing, or compile every kernel.",
+    "sanitize": "Run a script on the CPU and check every load and store of its Triton kernels.",
 }
 
 
@@ -62,8 +61,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Train and use small neural networks whose every floating-point operation is a Triton kernel: compiled on an "
-    "NVIDIA GPU, interpreted on a CPU.",
+    help="Train and use small neural networks. Every floating-point operation is a Triton kernel, compiled on an "
+    "NVIDIA GPU or interpreted on a CPU.",
     epilog=examples(
         "minidl train text --data docstrings --out runs/first", 'minidl predict runs/first "Open a socket"'
     ),
@@ -104,7 +103,8 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_show_version, metavar="", help="Show it.")
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, metavar="", help="Show the version and exit."),
     ] = False,
 ) -> None:
     pass

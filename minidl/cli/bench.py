@@ -19,26 +19,26 @@ from minidl.training.settings.declaration import REPEATED, Positional
 
 
 class Bench(networks.WholeNetworks):
-    """Measure minidl and torch side by side on this GPU.
+    """Compare the speed of minidl and PyTorch on this GPU.
 
-    Both sides run alternately as CUDA graphs, on fresh inputs outside of the L2 cache; the result is the median of five
-    rounds. torch is measured in all its variants (channels-last or not, eager or compiled), and the fastest counts.
-    Results are first compared with float64, and wrong ones are not timed. With --peers, Triton kernels of other
-    projects are measured as well; those that fail or are wrong are named and left out.
+    Both sides run alternately as CUDA graphs on fresh inputs outside the L2 cache; the result is the median of five
+    rounds. PyTorch is measured in all variants (channels-last or not, eager or compiled), and the fastest counts.
+    Results are first checked against float64; wrong ones are not timed. --peers also measures Triton kernels of other
+    projects; those that fail or are wrong are named and left out.
 
     A row meets its goal if its ratio is at least the goal minus 0.01, the noise of one run.
 
-    --drawn N measures N shapes drawn from --seed in place of the rows, in shorter rounds and beside torch's eager
-    kernels in both memory orders; the summary has the ratios' percentiles and the worst rows. Shapes that torch cannot
-    run are skipped. Rows already in the file of --json are kept, so a run can be done in parts.
+    --drawn N measures N random shapes instead of the rows, in shorter rounds, against PyTorch's eager kernels in both
+    memory orders. The summary shows percentiles of the ratios and the worst rows. Shapes that PyTorch cannot run are
+    skipped. Rows already in the file of --json are kept, so a run can be split.
 
-    networks [NAME]... measures whole networks, in inference and training, each in a process of its own: images a
-    second, memory, seconds to the first step, launches, and the share of the floor. A row is kept with each way of
-    torch to run it that was measured; the same command goes on with what the file has not.
+    networks [NAME]... measures whole networks in inference and training, each in its own process: images per second,
+    memory, seconds to the first step, launches, and the fraction of the hardware limit reached. The same command
+    continues with the rows that the file lacks.
 
-    in-torch [MODEL]... measures models of torchvision and timm, which must be installed, and a DCGAN: as
-    torch.compile(model, backend="minidl") runs them, beside themselves eager and compiled by Inductor; also launched
-    kernel by kernel, and with the layers of minidl.torch.accelerate alone.
+    in-torch [MODEL]... measures torchvision and timm models (both must be installed) and a DCGAN. Each runs with
+    torch.compile(model, backend="minidl"), eager, and compiled by Inductor; also launched kernel by kernel, and with
+    only the layers of minidl.torch.accelerate.
 
     The exit code is 1 if a row is wrong or cannot be measured.
     """
@@ -55,25 +55,25 @@ class Bench(networks.WholeNetworks):
     )
     names: Annotated[
         tuple[str, ...],
-        Positional("[NAME]..."),
+        Positional("NAME"),
         Field(
-            description="Rows whose name contains one of these words, or networks or in-torch and words. Default: all "
-            "but networks and in-torch."
+            description="Measure rows whose name contains one of these words, or networks or in-torch followed by "
+            "words. Default: all but networks and in-torch."
         ),
         REPEATED,
     ] = ()
     json_file: Annotated[
         Path | None,
         RESULTS,
-        Field(alias="json", description="Also write the results to this file, which keeps its other rows."),
+        Field(alias="json", description="Also write the results to this file; its other rows are kept."),
     ] = None
-    plot: Annotated[Path | None, PLOT, Field(description="Also draw the results here, as .svg or .png.")] = None
-    show: Annotated[Path | None, Field(description="Show the results in this file, without measuring.")] = None
+    plot: Annotated[Path | None, PLOT, Field(description="Also draw the results to this .svg or .png file.")] = None
+    show: Annotated[Path | None, Field(description="Show the results in this file without measuring.")] = None
     peers: Annotated[bool, Field(description="Also measure attorch, FlagGems and Liger, if installed.")] = False
     list_: Annotated[
-        bool, Field(alias="list", description="Only list the rows with their goals, or the drawn shapes.")
+        bool, Field(alias="list", description="Only list the rows and their goals, or the drawn shapes.")
     ] = False
-    trace: Annotated[Path | None, TRACE, Field(description="With --profile: file of the trace. Default: none.")] = None
+    trace: Annotated[Path | None, TRACE, Field(description="With --profile: trace file. Default: none.")] = None
 
 
 def _bench(given: dict[str, Any]) -> None:

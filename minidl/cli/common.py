@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, ClassVar, NoReturn, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from minidl.cli.help import PlainHelp
 from minidl.cli.libraries import failed_import
 from minidl.common.console import echo, one_line
 from minidl.errors import ConfigError, DamagedError, Interrupted, RunError
@@ -33,18 +34,11 @@ _UNINTERRUPTED = ("<frozen importlib._bootstrap>", f"{os.sep}pydantic{os.sep}", 
 
 
 def examples(*commands: str) -> str:
-    """The end of a command's help: one line per example."""
-    return "\n\n".join(["Examples:", *(f"[bold]{command}[/bold]" for command in commands)])
+    """Return the end of a command's help: one line per example."""
+    return "\n\n".join(["Examples:", *commands])
 
 
-def _without_type(option: Any) -> Any:
-    """Hide the type of --help, as for the other flags."""
-    if option is not None:
-        option.metavar = ""
-    return option
-
-
-class Command(TyperCommand):
+class Command(PlainHelp, TyperCommand):
     """`several` are the options of two values and what these are: typer would take the next option for one of them."""
 
     several: ClassVar[Mapping[str, str]] = {}
@@ -58,9 +52,6 @@ class Command(TyperCommand):
                 raise typer.BadParameter(told, param_hint=f"'{name}'")
         return super().parse_args(ctx, args)
 
-    def get_help_option(self, ctx: Any) -> Any:
-        return _without_type(super().get_help_option(ctx))
-
 
 @contextmanager
 def _usage() -> Iterator[None]:
@@ -73,13 +64,10 @@ def _usage() -> Iterator[None]:
         raise
 
 
-class Group(TyperGroup):
+class Group(PlainHelp, TyperGroup):
     def make_context(self, *args: Any, **more: Any) -> Any:
         with _usage():
             return super().make_context(*args, **more)
-
-    def get_help_option(self, ctx: Any) -> Any:
-        return _without_type(super().get_help_option(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -95,7 +83,7 @@ def check_folder() -> None:
     try:
         Path.cwd()
     except OSError as error:
-        _fail(f"error: the working folder cannot be read: {error.strerror}; change to another with cd", 2)
+        _fail(f"error: the working folder cannot be read: {error.strerror}; change to another folder with cd", 2)
 
 
 def check_plot(path: Path | None) -> None:

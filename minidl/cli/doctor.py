@@ -19,23 +19,22 @@ from minidl.training.settings.fields import is_number
 
 
 class Doctor(Settings):
-    """Show what this machine can run and what is missing; with --compile, check every kernel for each GPU.
+    """Check what this machine can run and what is missing, or compile every kernel.
 
-    The compile prints each kernel's registers, spills, shared memory, matrix instructions, and the share of its loads
-    that take 16 bytes at once. Its exit code is 1 if a kernel does not compile, spills, exceeds a limit, has serialised
-    matrix instructions, or a float32 constant among float64 values.
+    --compile prints each kernel's registers, spills, shared memory, matrix instructions, and the share of its loads
+    that are 16 bytes wide. The exit code is 1 if a kernel does not compile, spills, exceeds a limit, has serialized
+    matrix instructions, or has a float32 constant among float64 values.
 
-    NAMES with --compile are Python files, whose own Triton kernels are compiled in place of minidl's: each file runs
-    with its kernels interpreted, on the CPU ("cuda" stands for it where there is no GPU), and what it launches is
-    compiled as it is specialised there, an autotuned kernel in every configuration. With -m, NAMES are a module and its
-    arguments, as in python -m. The exit code is also 1 if a file fails or launches nothing.
+    --compile NAME... compiles the Triton kernels of these Python files instead. Each file runs on the CPU with its
+    kernels interpreted (without a GPU, the device "cuda" is the CPU), and every kernel it launches is compiled with the
+    same specialization; an autotuned kernel is compiled in every configuration. With -m, the names are a module and its
+    arguments, like python -m. The exit code is also 1 if a file fails or launches no kernel.
 
-    With --warm, compile into Triton's cache (TRITON_CACHE_DIR) what the usual commands launch, in all processes: for an
-    image of a container, or before the first command. NAMES are text, table, images, gan (to train with default
-    settings on docstrings, diabetes, digits and pictures of 28x28, and to predict), generate, and folders of finished
-    runs (to predict and evaluate, or to generate). Without names, it is all but runs. Other data finds its kernels
-    there as far as its sizes choose the same tiles and are multiples of 16, or 1, in the same places; the others are
-    compiled when they are met. The exit code is 1 if a kernel does not compile.
+    --warm compiles the kernels of the usual commands into Triton's cache (TRITON_CACHE_DIR), in parallel, for example
+    when a container image is built. Names are text, table, images, gan (training with default settings on docstrings,
+    diabetes, digits and pictures of 28x28, and prediction), generate, and run folders (predict and evaluate, or
+    generate). Without names, everything except run folders is compiled. With other data, some kernels may have other
+    tiles or specializations; these are compiled on first use. The exit code is 1 if a kernel does not compile.
     """
 
     examples = (
@@ -47,40 +46,42 @@ class Doctor(Settings):
         "minidl doctor --warm",
         "minidl doctor --warm text runs/mails --arch 90",
     )
-    compile: Annotated[bool, Field(description="Compile every kernel for GPUs, which need not be present.")] = False
-    warm: Annotated[bool, Field(description="Fill Triton's cache with the kernels of the usual commands.")] = False
+    compile: Annotated[
+        bool, Field(description="Compile every kernel for the GPUs of --arch; none of them has to be present.")
+    ] = False
+    warm: Annotated[bool, Field(description="Compile the kernels of the usual commands into Triton's cache.")] = False
     names: Annotated[
         tuple[str, ...],
         Field(
             strict=False,
-            description="With --compile: Python files. With --warm: text, table, images, gan, generate, or folders of "
-            "runs.",
+            description="With --compile: Python files. With --warm: text, table, images, gan, generate, or run "
+            "folders.",
         ),
         Expected("names"),
         REPEATED,
-        Positional("[NAMES]..."),
+        Positional("NAME"),
     ] = ()
     arch: Annotated[
         str | None,
         Field(
-            description="Compute capabilities, and with --compile also gfx942, gfx950, gfx1201. Default: with "
-            "--compile 80,90; with --warm, which takes one, that of this machine's GPU."
+            description="Compute capabilities, such as 80,90; with --compile also gfx942, gfx950 and gfx1201. --warm "
+            "takes only one. Default: with --compile 80,90; with --warm, the capability of this machine's"
+            " GPU."
         ),
     ] = None
     module: Annotated[
-        bool, Field(alias="m", description="With --compile: NAMES are a module and its arguments, as in python -m.")
+        bool, Field(alias="m", description="With --compile: run NAME as a module with arguments, like python -m.")
     ] = False
-    only: Annotated[str, Field(description="With --compile: only kernels whose name contains this.")] = ""
+    only: Annotated[str, Field(description="With --compile: compile only kernels whose name contains this text.")] = ""
     brief: Annotated[
         str | None,
         Field(
-            description="With --compile: capabilities for which only some combinations of flags are compiled, to save "
-            "time."
+            description="With --compile: capabilities for which only some flag combinations are compiled, to save time."
         ),
     ] = None
-    details: Annotated[bool, Field(description="With --compile: show a row for each tile.")] = False
+    details: Annotated[bool, Field(description="With --compile: print a row for each tile.")] = False
     json_file: Annotated[
-        Path | None, VERDICT, Field(alias="json", description="With --compile: also write the figures here.")
+        Path | None, VERDICT, Field(alias="json", description="With --compile: also write the results to this file.")
     ] = None
 
 
@@ -92,7 +93,7 @@ def _doctor(given: dict[str, Any]) -> None:
         raise typer.Exit(_warm(config, given))
     if not config.compile:
         if config.names:
-            raise ConfigError("names of commands require --warm, files --compile")
+            raise ConfigError("names of commands require --warm, and files require --compile")
         for name in given:
             raise ConfigError(f"{flag(name)} requires --compile")
         raise typer.Exit(work.doctor())
@@ -116,9 +117,9 @@ def _doctor(given: dict[str, Any]) -> None:
 def _check_scripts(config: Doctor) -> None:
     """Have kernels interpreted, and raise ConfigError for scripts that are not there."""
     if config.brief is not None:
-        raise ConfigError("--brief is for minidl's own kernels: leave it out with files")
+        raise ConfigError("--brief applies to minidl's own kernels: remove it, or remove the files")
     if config.module and not config.names:
-        raise ConfigError("-m takes the name of a module, such as pytest")
+        raise ConfigError("-m requires the name of a module, such as pytest")
     device.choose("cpu")
     sanitize.check_scripts(config.names[:1] if config.module else config.names, module=config.module)
 
@@ -128,7 +129,7 @@ def _warm(config: Doctor, given: dict[str, Any]) -> int:
 
     for name in given:
         if name not in ("warm", "names", "arch"):
-            raise ConfigError(f"--warm takes no {flag(name)}")
+            raise ConfigError(f"{flag(name)} cannot be combined with --warm")
     archs: list[Any] = [None] if config.arch is None else _architectures("arch", config.arch)
     if len(archs) > 1 or isinstance(archs[0], str):
         raise ConfigError(f"--arch is {config.arch}, expected one compute capability with --warm")

@@ -24,31 +24,30 @@ class DrawnShapes(Profiling):
     """The options of --drawn."""
 
     drawn: Annotated[
-        int | None, Field(ge=1, le=1_000_000, description="Measure so many shapes drawn from a seed, not the rows.")
+        int | None, Field(ge=1, le=1_000_000, description="Measure this many random shapes instead of the rows.")
     ] = None
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --drawn: what the shapes are drawn from.")] = 0
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --drawn: seed of the shapes.")] = 0
     of: Annotated[
         Literal["conv", "conv_transpose", "conv1d", "conv3d", "gemm", "softmax", "norm", "pool", "reduce", "all"],
-        Field(description="With --drawn: the operation:"),
+        Field(description="With --drawn: operation to measure:"),
     ] = "conv"
-    dtype: Annotated[
-        Literal["float16", "bfloat16", "float32"], Field(description="With --drawn: the type of the numbers:")
-    ] = "float16"
-    from_: Annotated[
-        int, Field(ge=0, le=999_999, description="With --drawn: the number of the first shape to measure.")
-    ] = 0
+    dtype: Annotated[Literal["float16", "bfloat16", "float32"], Field(description="With --drawn: data type:")] = (
+        "float16"
+    )
+    from_: Annotated[int, Field(ge=0, le=999_999, description="With --drawn: index of the first shape to measure.")] = 0
     minutes: Annotated[
         float | None,
-        Field(
-            gt=0, le=1440, description="With --drawn, networks or in-torch: begin no further row after so many minutes."
-        ),
+        Field(gt=0, le=1440, description="Start no further row after this many minutes."),
     ] = None
     part: Annotated[
         str | None,
-        Field(description="With --drawn, networks or in-torch: every second one for 1/2 or 2/2. Default: all."),
+        Field(description="Measure only one of several parts: every second row for 1/2 or 2/2. Default: all."),
     ] = None
     regret: Annotated[
-        bool, Field(description="With --drawn: time convolutions in every form; the form taken beside the best.")
+        bool,
+        Field(
+            description="With --drawn: time convolutions in every form and compare the chosen form with the fastest."
+        ),
     ] = False
 
 
@@ -85,7 +84,7 @@ def run(config: DrawnShapes, given: Mapping[str, Any]) -> None:
     if config.from_ >= config.drawn:
         raise ConfigError(f"--from {config.from_} leaves none of the {config.drawn} shapes of --drawn, numbered from 0")
     if config.regret and not config.of.startswith(("conv", "all")):
-        raise ConfigError(f"--regret is for convolutions, which have forms; --of is {config.of}")
+        raise ConfigError(f"--regret requires convolutions; --of is {config.of}")
     from minidl.tools.bench import machine
 
     indices: Sequence[int] = range(config.from_, config.drawn)
@@ -109,10 +108,7 @@ def check_device() -> None:
     from minidl.runtime import launch
 
     if launch.INTERPRETED or not torch.cuda.is_available():
-        raise ConfigError(
-            "bench needs a CUDA device with compiled kernels, and there is none here; "
-            "--list names the rows and --show FILE shows results"
-        )
+        raise ConfigError("bench requires a CUDA device with compiled kernels; --list and --show FILE work without one")
 
 
 def _list(config: DrawnShapes, indices: Sequence[int]) -> None:

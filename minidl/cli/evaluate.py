@@ -29,7 +29,7 @@ def _evaluate(given: dict[str, Any]) -> None:
         _evaluate_generator(config, generator, around)
         return
     for name in generator:
-        raise ConfigError(f"--{name} is for generators; {config.run} is not one")
+        raise ConfigError(f"--{name} requires a generator; {config.run} is not one")
     work = device.prepare(config.device, "minidl.training.prediction.predict")
     from minidl.training.report import report_files
 
@@ -41,7 +41,7 @@ def _evaluate_generator(config: Evaluate, given: dict[str, Any], around: Abstrac
     if config.text_column or config.label_column:
         raise ConfigError("--text-column and --label-column are for text runs")
     if config.devices != 1:
-        raise ConfigError("--devices is for runs that answer: the pictures of a generator take a second")
+        raise ConfigError("--devices cannot be used with a generator: scoring its pictures takes a second")
     model = str(config.run) if _is_built_in(config.run) else str(config.run.absolute())
     wanted = EvaluateGan(model=model, data=config.data, json_file=config.json_file, **given)
     work = device.prepare(config.device, "minidl.generation.evaluate")

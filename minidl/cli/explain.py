@@ -7,6 +7,7 @@ from typing import Any
 from minidl.cli.options import command
 from minidl.common.console import echo
 from minidl.data.parsing import encoded
+from minidl.training.prediction import inputs
 from minidl.training.process import device
 from minidl.training.settings.command import Explain
 
@@ -16,11 +17,14 @@ def _explain(given: dict[str, Any]) -> None:
     device.prepare(config.device, "minidl.training.loop.forward")
     from minidl.training.prediction import explain
 
+    total = unknown = 0
     for text, labels in explain.explain(config):
+        total, unknown = total + 1, unknown + (not labels[0].terms)
         if config.as_json:
             echo(encoded(explain.as_json(text, labels)))
         else:
             echo(explain.as_text(text, labels, config.terms), end="")
+    inputs.note_unknown(unknown, total)
 
 
 add_to = command("explain", Explain, _explain)

@@ -26,10 +26,10 @@ def _generate(given: dict[str, Any]) -> None:
         there = device.processes(config.devices, config.device)
         count = there if config.latents is not None else min(there, config.total())
         if count == 1 and config.devices != 1 and not config.quiet:
-            few = "the one picture" if there > 1 else "no more than one GPU to use"
-            echo(f"note: --devices {config.devices} takes one process: there is {few}")
+            reason = "there is only one picture" if there > 1 else "at most one GPU is available"
+            echo(f"note: --devices {config.devices}: using one process, because {reason}")
     if (count > 1 or place is not None) and (profiling.profile or profiling.trace):
-        raise ConfigError("--profile and --trace are of one process: leave out --devices")
+        raise ConfigError("--profile and --trace work with a single process only; remove --devices")
     if count > 1 and config.devices != "auto":
         _by_processes(config, count)
         return

@@ -24,7 +24,7 @@ def shown(path: Path, wanted: list[str]) -> Results:
         names = list(found.rows)
         has = ", ".join(names[:_NAMED]) or "none"
         has += f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        raise ConfigError(f"--show {path} has none of the rows asked for; the rows in it: {has}")
+        raise ConfigError(f"--show {path} has none of these rows; it has: {has}")
     return results.Results(found.machine, rows)
 
 
@@ -39,6 +39,6 @@ def earlier(json: Path | None) -> Results:
     before = results.load(json)
     if before.machine["device"] != here["device"]:
         raise ConfigError(
-            f"--json {json} has results of a {before.machine['device']}; this is a {here['device']}; give another"
+            f"--json {json} has results of a {before.machine['device']}; this is a {here['device']}; use another file"
         )
     return results.Results(here, before.rows)

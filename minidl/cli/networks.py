@@ -26,7 +26,7 @@ class WholeNetworks(drawn.DrawnShapes):
 
     against: Annotated[
         str,
-        Field(description="With networks or in-torch: how torch runs them, of eager, graph, compile and autotune."),
+        Field(description="With networks or in-torch: how PyTorch runs them (eager, graph, compile, autotune)."),
     ] = "eager,graph,compile,autotune"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_origin
 
 import typer
@@ -83,7 +84,7 @@ def check_alone(given: Container[str], *others: str) -> None:
     """Raises ConfigError when settings are given that have no effect with --list."""
     for other in others:
         if other in given:
-            raise ConfigError(f"--list only lists what is available: leave out {flag(other)}")
+            raise ConfigError(f"--list cannot be combined with {flag(other)}")
 
 
 def _check_outputs(kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> None:
@@ -132,13 +133,13 @@ def _parameter(name: str, info: FieldInfo, required: bool) -> inspect.Parameter:
     written, kind, text = note(info, Written), value_type(info), description(info)
     declared: Any
     if (place := note(info, Positional)) is not None:
-        declared = typer.Argument(help=text, show_default=False, metavar=place.metavar, readable=False)
+        declared = typer.Argument(help=text, show_default=False, metavar=place.metavar or name.upper(), readable=False)
     elif kind is bool:
         # A flag sets the value that is not the default; if the default depends on the data, there are two flags.
         names = {False: flag(name), True: f" /{flag('no_' + name)}", None: f"{flag(name)}/{flag('no_' + name)}"}
         declared = typer.Option(names[info.default], help=text, metavar="", show_default=False)
     else:
-        metavar = _NUMBERS.get(kind) if written is None else written.metavar
+        metavar = {**_NUMBERS, Path: "<path>"}.get(kind, "<str>") if written is None else written.metavar or "<str>"
         # What cannot be read is told where it is read, numbers in `read`.
         parser = str if kind in _NUMBERS and written is None else None
         declared = typer.Option(

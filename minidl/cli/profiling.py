@@ -25,10 +25,10 @@ class Profiling(Settings):
     """Profiling options of a command that launches kernels."""
 
     profile: Annotated[
-        bool, Field(description="At the end, show the time of each kernel and write a trace for Chrome or Perfetto.")
+        bool, Field(description="Show the time of each kernel at the end and write a trace for Chrome or Perfetto.")
     ] = False
     trace: Annotated[
-        Path | None, TRACE, Field(description="With --profile: file of the trace. Default: trace.json in --out.")
+        Path | None, TRACE, Field(description="With --profile: trace file. Default: trace.json in --out.")
     ] = None
 
 
@@ -38,7 +38,7 @@ class ProfilingOfRun(Profiling):
     trace: Annotated[
         Path | None,
         TRACE,
-        Field(description="With --profile: file of the trace. Default: trace-COMMAND.json in the run's folder."),
+        Field(description="With --profile: trace file. Default: trace-COMMAND.json in the run's folder."),
     ] = None
 
 

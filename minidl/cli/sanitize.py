@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class Sanitize(Settings):
-    """Run a script and check every load and store of its Triton kernels, on the CPU, without a GPU.
+    """Run a script on the CPU and check every load and store of its Triton kernels.
 
-    The kernels are interpreted; where there is no GPU, "cuda" stands for the CPU. Reported are accesses out of bounds,
-    masked loads without other= whose lanes reach a store, reads of uninitialized memory, and writes of two programs or
-    lanes to one element, each with kernel, program, line and index. An access out of bounds is skipped, and the script
-    continues. Processes that the script starts are checked, too.
+    The kernels are interpreted; without a GPU, the device "cuda" is the CPU. The sanitizer reports out-of-bounds
+    accesses, masked loads without other= whose lanes reach a store, reads of uninitialized memory, and writes of two
+    programs or lanes to the same element, each with kernel, program, line and index. It skips out-of-bounds accesses,
+    so the script continues. Processes that the script starts are also checked.
 
-    The exit code is that of the script; where this is 0, it is 1 if a bug is found, no kernel launched, or a process
-    not checked.
+    The exit code is that of the script. If that is 0, the exit code is 1 if a bug was found, no kernel was launched, or
+    a process could not be checked.
     """
 
     examples = (
@@ -39,11 +39,11 @@ class Sanitize(Settings):
         "minidl sanitize --first train.py --epochs 1",
         "minidl sanitize -m pytest tests/test_kernels.py -q",
     )
-    script: Annotated[str, Positional("SCRIPT"), Field(description="A Python file; with -m, the name of a module.")]
+    script: Annotated[str, Positional("SCRIPT"), Field(description="Python file; with -m, name of a module.")]
     arguments: Annotated[
-        tuple[str, ...], Positional("[ARGUMENT]..."), Field(description="Arguments of the script."), REPEATED
+        tuple[str, ...], Positional("ARGUMENT"), Field(description="Arguments of the script."), REPEATED
     ] = ()
-    module: Annotated[bool, Field(alias="m", description="SCRIPT is a module, as in python -m.")] = False
+    module: Annotated[bool, Field(alias="m", description="Run SCRIPT as a module, like python -m.")] = False
     first: Annotated[bool, Field(description="Stop at the first bug.")] = False
     json_file: Annotated[
         Path | None, FINDINGS, Field(alias="json", description="Also write the findings to this file.")
@@ -87,15 +87,15 @@ def _show(outcome: Outcome) -> None:
     for each in outcome.unchecked:
         echo(f"not checked: {one_line(each)}", error=True)
     partly = "; not all processes were checked" if outcome.unchecked else ""
-    failed = f"the script {'was interrupted' if code == 130 else f'failed (exit code {code})'}; " if code else ""
+    end = f" before the script {'was interrupted' if code == 130 else f'failed (exit code {code})'}" if code else ""
     launches = sum(outcome.launches.values())
     if launches == 0:
-        echo(f"{failed}nothing was checked: the script launched no Triton kernel{partly}", error=True)
+        echo(f"nothing was checked: no Triton kernel was launched{end}{partly}", error=True)
         return
     count = len(outcome.findings)
     bugs = counted(count, "bug") if count else "no bugs"
     checked = f"{bugs} in {counted(launches, 'launch')} of {counted(len(outcome.launches), 'kernel')}"
-    echo(f"{failed}{checked}{' up to there' if code else ''}{partly}", error=True)
+    echo(f"{checked}{end}{partly}", error=True)
 
 
 def _as_json(outcome: Outcome) -> dict[str, object]:

@@ -78,7 +78,7 @@ def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, plac
         raise ConfigError(lacking)
     there = 0 if given.get("device") == "cpu" else workers.gpus()
     if 0 < there < place.local_world:
-        raise ConfigError(f"{place.local_world} processes of this host have {there} GPUs: start one for each")
+        raise ConfigError(f"{place.local_world} processes of this host share {there} GPUs: start one process per GPU")
     os.environ |= workers.only(place.local)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # of lost connections one sentence is said
     module = device.prepare(given.get("device", "auto"), "minidl.distributed.group")

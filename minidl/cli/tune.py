@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 
 
 class Tune(Settings):
-    """Search faster tiles for this device and write tile tables.
+    """Search for faster tiles for this device and write tile tables.
 
-    A class is a rule of a family's table; its tile is compared with others on representative shapes. Tiles that do not
-    compile, spill or give a wrong result are dropped. A new tile must be faster twice, by more than the noise.
+    A class is a rule in the tile table of a kernel family. Its tile is compared with others on representative shapes.
+    Tiles that do not compile, spill, or give a wrong result are dropped. A new tile must be faster twice, by more than
+    the noise.
 
-    With --estimates, the constants by which the time of forms and tiles is estimated: drawn shapes are timed in all of
-    them, and the constants are fitted to the times.
+    --estimates fits the constants of the time estimates of forms and tiles instead: it times all of them on random
+    shapes and fits the constants to the times.
 
-    Tables and constants are only used when MINIDL_TILES names their folder.
+    Tables and constants are used only if MINIDL_TILES names their folder.
     """
 
     examples = (
@@ -48,32 +49,37 @@ class Tune(Settings):
     )
     names: Annotated[
         tuple[str, ...],
-        Positional("[NAME]..."),
+        Positional("NAME"),
         Field(description="Kernel families whose name contains one of these words. Default: all."),
         REPEATED,
     ] = ()
     only: Annotated[
-        tuple[str, ...], Field(description="Shape classes whose name contains this; may be repeated."), REPEATED
+        tuple[str, ...],
+        Field(description="Tune only shape classes whose name contains this text; may be repeated."),
+        REPEATED,
     ] = ()
     budget: Annotated[
         float,
-        Field(gt=0, le=FLOAT32, description="Seconds in total, shared by the classes."),
+        Field(gt=0, le=FLOAT32, description="Time limit in seconds for all classes together."),
         Expected("seconds above 0"),
     ] = 300.0
     out: Annotated[
-        Path | None, Field(description="Folder of the new tables. Default: one for this device in your configuration.")
+        Path | None,
+        Field(description="Folder of the new tables. Default: a folder for this device in the user configuration."),
     ] = None
-    write: Annotated[bool, Field(description="Write into the package itself, for developers of minidl.")] = False
-    dry_run: Annotated[bool, Field(description="Write no tables.")] = False
-    estimates: Annotated[bool, Field(description="Fit the constants of estimates, and search no tiles.")] = False
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --estimates: what the shapes are drawn from.")] = 0
-    list_: Annotated[bool, Field(alias="list", description="Only list the classes with their tiles.")] = False
+    write: Annotated[bool, Field(description="Write into the package itself (for minidl developers).")] = False
+    dry_run: Annotated[bool, Field(description="Do not write tables.")] = False
+    estimates: Annotated[
+        bool, Field(description="Fit the constants of the time estimates instead of searching tiles.")
+    ] = False
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --estimates: seed of the shapes.")] = 0
+    list_: Annotated[bool, Field(alias="list", description="Only list the classes and their tiles.")] = False
     json_file: Annotated[
         Path | None,
         MEASURED,
-        Field(alias="json", description="Also write all measurements to this file; --estimates goes on from those."),
+        Field(alias="json", description="Also write all measurements to this file; --estimates continues from them."),
     ] = None
-    plot: Annotated[Path | None, PLOT, Field(description="Also draw the sweep to this file, .svg or .png.")] = None
+    plot: Annotated[Path | None, PLOT, Field(description="Also draw the sweep to this .svg or .png file.")] = None
     device: Device = "auto"
 
 
@@ -81,13 +87,13 @@ def _run(given: dict[str, Any]) -> None:
     config = Tune(**given)
     out, write = config.out, config.write
     if out is not None and write:
-        raise ConfigError("--write names the package's own folder; give it or --out, not both")
+        raise ConfigError("--write and --out cannot be combined")
     _check_folder(out, "--out")
     device.choose(config.device)
     if config.estimates:
         for name, said in {"names": "NAME", "only": "--only", "list": "--list", "plot": "--plot"}.items():
             if name in given:
-                raise ConfigError(f"--estimates is not of tiles: leave out {said}")
+                raise ConfigError(f"--estimates cannot be combined with {said}")
         _estimates(config)
         return
     if "seed" in given:
@@ -181,7 +187,7 @@ def _estimates(config: Tune) -> None:
     from minidl.training.run_folder import files
 
     if launch.INTERPRETED or not torch.cuda.is_available():
-        raise ConfigError("tune --estimates measures a CUDA device with compiled kernels, and there is none here")
+        raise ConfigError("tune --estimates requires a CUDA device with compiled kernels")
     about, json = estimates.about(config.seed), config.json_file
     path = (config.out or written.usual_folder()) / devices.NAME
     if config.write:
@@ -195,10 +201,10 @@ def _estimates(config: Tune) -> None:
     try:
         estimates.measure(rows, config.budget, rich_console(), lambda: None if json is None else rows.save(json))
     except KeyboardInterrupt:
-        echo("interrupted: fitted to what was measured", error=True)
+        echo("interrupted: the constants are fitted to the measurements so far", error=True)
     constants = estimates.fitted(rows, used.of(launch.target()), echo)
     if constants is None:
-        echo("what was left out is chosen worse: the constants stay as they are")
+        echo("the choices for held-out shapes became worse: the constants stay unchanged")
     if constants is None or config.dry_run:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -161,7 +161,7 @@ def _call(module: str, loader: str, name: str, options: dict[str, Any], *argumen
     taken = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for key in given:
         if key not in taken:
-            raise DataError(f"{name} takes no option {key!r}; it takes: {', '.join(taken) or 'none'}")
+            raise DataError(f"{name} has no option {key!r}; its options are: {', '.join(taken) or 'none'}")
     return function(*arguments, **given)
 
 

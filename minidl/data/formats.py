@@ -87,7 +87,7 @@ def _unpacked(raw: bytes, ending: str, path: Path) -> bytes:
                 found.append(block)
                 unpacked.text(block)
     except errors as error:
-        raise DataError(f"{path} cannot be unpacked ({error}); it is damaged or incomplete: make it again") from None
+        raise DataError(f"{path} cannot be unpacked ({error}); it is damaged or incomplete: create it again") from None
     return b"".join(found)
 
 
@@ -169,5 +169,5 @@ def _pyarrow(path: Path) -> Any:
     try:
         import pyarrow as pa
     except ImportError:
-        raise DataError(f"{path} needs pyarrow to be read: pip install 'minidl[arrow]'") from None
+        raise DataError(f"{path} cannot be read without pyarrow: pip install pyarrow") from None
     return pa

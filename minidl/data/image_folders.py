@@ -62,7 +62,7 @@ def load_folder(
 
     def read(other: Path) -> tuple[Images, np.ndarray]:
         if not other.is_dir():
-            raise DataError(f"{other} is no folder; expected one with a folder of pictures per class")
+            raise DataError(f"{other} is not a folder; expected one with a folder of pictures per class")
         check_labels(other, (name for name, _ in class_folders(other, Counter())), labels, root)
         images, own_keys, told = _read_labelled(other, labels, (height, width), channels, workers, cache)
         notes.extend(told)

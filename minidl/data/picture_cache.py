@@ -52,7 +52,7 @@ class PictureCache:
             # Before decoding: a file that is changed meanwhile has another time afterwards.
             stamp = _stamp(asked, paths, root)
         except (DataError, OSError) as error:
-            self.tell(f"note: no pictures are kept: {error}")
+            self.tell(f"note: pictures are not cached: {error}")
             return decode()
         path = folder / f"{_digest(asked)[:32]}.pictures"
         found = self._kept(path, stamp)
@@ -74,19 +74,19 @@ class PictureCache:
         try:
             checksum, length = raw[:_HEAD].tobytes().split()
             if hashlib.sha256(raw[_HEAD:].data).hexdigest().encode() != checksum:
-                raise ValueError("its checksum is another one")
+                raise ValueError("its checksum does not match")
             end = _HEAD + int(length)
             about = json.loads(raw[_HEAD:end].tobytes())
             if about["stamp"] != stamp:
                 return None
             return raw[end:].reshape(about["shape"]), about["keys"]
         except (ValueError, KeyError, TypeError):
-            self.tell(f"note: {path} is damaged: all pictures are decoded, and it is made anew")
+            self.tell(f"note: {path} is damaged: all pictures are decoded, and it is rebuilt")
             return None
 
     def _keep(self, path: Path, stamp: str, pixels: np.ndarray, keys: list[str]) -> None:
         folder, about = path.parent, json.dumps({"stamp": stamp, "shape": pixels.shape, "keys": keys}).encode()
-        remove = f"to remove what is kept: rm -r {shlex.quote(str(folder))}"
+        remove = f"to clear the cache: rm -r {shlex.quote(str(folder))}"
         digest = hashlib.sha256(about)
         digest.update(pixels.data)
         try:
@@ -95,7 +95,7 @@ class PictureCache:
                 others = sum(entry.stat().st_size for entry in entries if entry.name != path.name)
             if others + pixels.nbytes > MAX_BYTES:
                 self.tell(
-                    f"note: the decoded pictures are not kept: they take {pixels.nbytes:,} bytes, others {others:,}, "
+                    f"note: the decoded pictures are not cached: they take {pixels.nbytes:,} bytes, others {others:,}, "
                     f"and all may take {MAX_BYTES:,}; {remove}"
                 )
                 return
@@ -104,10 +104,10 @@ class PictureCache:
                 file.write(pixels.data)
         except OSError as error:
             self.tell(
-                f"note: the decoded pictures are not kept, as {path} cannot be written: {error.strerror or error}"
+                f"note: the decoded pictures are not cached, as {path} cannot be written: {error.strerror or error}"
             )
             return
-        self.tell(f"note: the decoded pictures are kept for the next run with --cache; {remove}")
+        self.tell(f"note: the decoded pictures are cached for the next run with --cache; {remove}")
 
 
 def _stamp(asked: list[object], paths: Sequence[Path], root: Path) -> str:

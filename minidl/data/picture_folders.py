@@ -78,8 +78,8 @@ def class_folders(folder: Path, skipped: Counter[str]) -> Iterator[tuple[str, li
     if not direct and names and {name.lower() for name in names} <= _SPLITS:
         train = next((name for name in names if name.lower().startswith("train")), names[0])
         raise DataError(
-            f"{folder} holds {listed(names)}, which are splits and no classes: give {folder / train} by itself, and "
-            "the others by --validation and --test"
+            f"{folder} holds {listed(names)}, which are splits, not classes: use {folder / train} as "
+            "--data, and the others as --validation and --test"
         )
 
 

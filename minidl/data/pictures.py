@@ -243,7 +243,7 @@ def _opened(path: Path, use: Callable[[Image.Image], _Result]) -> _Result:
     except UnidentifiedImageError:
         raise DataError(f"{path} is not a picture of a known format ({', '.join(_FORMATS)}); leave it out") from None
     except MemoryError:
-        raise DataError(f"{path} does not fit in the memory that is free; shrink it or leave it out") from None
+        raise DataError(f"{path} does not fit into free memory; shrink it or leave it out") from None
     except Image.DecompressionBombError:
         raise DataError(f"{path} has more than the limit of {MAX_PIXELS:,} pixels; shrink it or leave it out") from None
     except FileNotFoundError:

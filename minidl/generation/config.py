@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from minidl.data.parsing import shorten
 from minidl.errors import ConfigError
 from minidl.training.settings.declaration import UTF8, Expected, Settings, Written
-from minidl.training.settings.fields import Data, Device, Devices, JsonFile, Quiet, Workers, is_number
+from minidl.training.settings.fields import Data, Device, Devices, JsonFile, Workers, is_number
 
 BUILT_IN = ("mnist",)  # models
 MAX_COUNT = 10**7
@@ -27,18 +27,20 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         ends = [_seed("--seeds", end.strip()) for end in part.split("-")]
         if len(ends) > 2:
             raise ConfigError(
-                f"--seeds: {shorten(part.strip())} is no range; give the first and the last, such as 0-63"
+                f"--seeds: {shorten(part.strip())} is not a range; write the first and the last seed, such as 0-63"
             )
         first, last = ends[0], ends[-1]
         if last < first:
-            raise ConfigError(f"--seeds: the range {first}-{last} ends before it begins; give {last}-{first}")
+            raise ConfigError(f"--seeds: the range {first}-{last} ends before it begins; write {last}-{first}")
         if len(seeds) + last - first >= MAX_COUNT:
-            raise ConfigError(f"--seeds names more than {MAX_COUNT:,} seeds: make the pictures in several commands")
+            raise ConfigError(
+                f"--seeds names more than {MAX_COUNT:,} seeds: generate the pictures with several commands"
+            )
         seeds += range(first, last + 1)
     seen: set[int] = set()
     for seed in seeds:
         if seed in seen:
-            raise ConfigError(f"--seeds names {seed} twice: a picture depends on its seed alone, name each once")
+            raise ConfigError(f"--seeds names {seed} twice; name each seed once")
         seen.add(seed)
     return tuple(seeds)
 
@@ -47,7 +49,7 @@ def parse_pair(texts: tuple[str, str]) -> tuple[int, int]:
     """The ends of a walk. Raises ConfigError for what is no seed, and for equal ones."""
     first, last = (_seed("--interpolate", text.strip()) for text in texts)
     if first == last:
-        raise ConfigError(f"--interpolate goes from seed {first} to itself: give two different seeds")
+        raise ConfigError(f"--interpolate requires two different seeds, got {first} twice")
     return first, last
 
 
@@ -62,7 +64,7 @@ def parse_grid(text: str) -> tuple[int, int]:
 def _seed(flag: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= MAX_SEED):
         raise ConfigError(
-            f"{flag}: {shorten(text)} is no seed; give whole numbers from 0 to 2^63 - 1"
+            f"{flag}: {shorten(text)} is not a seed; expected whole numbers from 0 to 2^63 - 1"
             + (", and ranges of them: 0-63,100" if flag == "--seeds" else "")
         )
     return int(text)
@@ -71,27 +73,26 @@ def _seed(flag: str, text: str) -> int:
 _RECORDED = "a name in UTF-8, which images.json can record"
 _Count = Annotated[int | None, Field(ge=1, le=MAX_COUNT)]
 _Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
-Precision = Annotated[Literal["float32", "tf32", "float16"], Field(description="Precision of the matrix products:")]
+Precision = Annotated[Literal["float32", "tf32", "float16"], Field(description="Precision of matrix products:")]
 
 
 class Generate(Settings):
-    """Make pictures with a trained generator.
+    """Generate pictures with a trained generator.
 
-    A picture depends on its seed alone: the same numbers come out whatever the batch size or the order.
-
-    A PNG, JPEG or WebP has its seed and the SHA-256 of the model in its metadata; images.json has them for all.
+    A picture depends only on its seed, not on batch size or order. PNG, JPEG and WebP files have the seed and the
+    model's SHA-256 in their metadata; images.json lists both for all pictures.
     """
 
     examples = (
         "minidl generate --grid 8x8 --out pictures",
-        "minidl generate --seeds 0-63,100 --truncation 1.5 --out pictures",
+        "minidl generate --seeds 0-63,100 --truncation 0.9 --out pictures",
         "minidl generate --interpolate 3 17 --steps 12 --grid 1x12 --out walk",
         "minidl generate --seeds 0-9999 --format zip --out archive",
         "minidl generate --count 1000000 --format npy --devices all --out million",
         "minidl generate --model runs/gan --count 1000 --format npy --out arrays",
         "minidl generate --latents latents.txt --out pictures",
     )
-    out: Annotated[Path, Field(description="Folder for the pictures; made if it is missing.")]
+    out: Annotated[Path, Field(description="Folder for the pictures; created if missing.")]
     model: Annotated[
         str,
         Field(description="mnist (built in), a run of `minidl train gan`, or a .safetensors file."),
@@ -100,51 +101,66 @@ class Generate(Settings):
     ] = "mnist"
     seeds: Annotated[
         tuple[_Seed, ...] | None,
-        Field(description=f"A picture for each: 0-63,100. Default: the grid's places, or {USUAL_COUNT}."),
+        Field(
+            description="Seeds, one for each picture, such as 0-63,100. Default: as many as --grid has cells, or "
+            f"{USUAL_COUNT}."
+        ),
         Expected("seeds from 0 to 2^63 - 1"),
         Written(str, parse_seeds),
     ] = None
-    count: Annotated[_Count, Field(description="So many seeds from 0 on.")] = None
+    count: Annotated[_Count, Field(description="Use this many seeds, starting at 0.")] = None
     grid: Annotated[
         tuple[int, int] | None,
-        Field(description="Also all in one picture, rows by columns: 8x8."),
+        Field(description="Also save all pictures as one grid, rows by columns: 8x8."),
         Expected("rows and columns"),
         Written(str, parse_grid),
     ] = None
     truncation: Annotated[
         float | None,
-        Field(gt=0, le=100, description="Keep latents within so many deviations: likelier pictures, less varied."),
+        Field(
+            gt=0,
+            le=100,
+            description="Shorten latents to at most this multiple of their typical length, the square root of their "
+            "size. Below 0.7 pictures of the built-in model dissolve.",
+        ),
     ] = None
     interpolate: Annotated[
         tuple[_Seed, _Seed] | None,
-        Field(description="A walk from seed A to seed B on the sphere."),
+        Field(description="Interpolate from seed A to seed B on the sphere."),
         Expected("two seeds from 0 to 2^63 - 1"),
         Written(tuple[str, str], parse_pair, "A B"),
     ] = None
     steps: Annotated[
         int | None,
-        Field(ge=2, le=MAX_COUNT, description=f"Pictures of the walk, both ends included. Default: {USUAL_STEPS}."),
+        Field(
+            ge=2, le=MAX_COUNT, description=f"Number of pictures from A to B, both included. Default: {USUAL_STEPS}."
+        ),
     ] = None
     latents: Annotated[
         Path | None,
-        Field(description="A file of latents: .txt (numbers between white space) or .npy."),
+        Field(description="File of latents: .txt (numbers separated by white space) or .npy."),
         UTF8,
         Expected("a file", utf8=_RECORDED),
     ] = None
     format: Annotated[
         Literal["png", "jpg", "webp", "bmp", "npy", "zip"],
-        Field(description="png or bmp; jpg or webp, not exact; npy: one float array; zip: one file of PNGs."),
+        Field(description="png or bmp (exact), jpg or webp (lossy), npy (one float array), zip (one file of PNGs)."),
     ] = "png"
     workers: Annotated[
         Workers,
-        Field(description="Processes that encode many pictures; 1: this one alone. Default: one per processor."),
+        Field(
+            description="Number of processes that encode many pictures; with 1, no others are started. Default: one "
+            "per processor."
+        ),
     ] = None
-    batch_size: Annotated[_Count, Field(description="Pictures in flight. Default: what suits the memory.")] = None
+    batch_size: Annotated[
+        _Count, Field(description="Number of pictures generated at a time. Default: what fits into memory.")
+    ] = None
     precision: Precision = "float32"
     device: Device = "auto"
     devices: Devices = 1
-    overwrite: Annotated[bool, Field(description="Replace the pictures that an earlier command made.")] = False
-    quiet: Quiet = False
+    overwrite: Annotated[bool, Field(description="Replace the pictures of an earlier command.")] = False
+    quiet: Annotated[bool, Field(description="Print only errors.")] = False
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -153,15 +169,13 @@ class Generate(Settings):
         }  # fmt: skip
         given = [name for name, value in sources.items() if value is not None]
         if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} each say which pictures to make: give one of them")
+            raise ConfigError(f"{' and '.join(given)} cannot be combined: each selects the pictures")
         if self.steps is not None and self.interpolate is None:
-            raise ConfigError("--steps is the number of pictures of a walk: give its ends with --interpolate A B")
+            raise ConfigError("--steps requires --interpolate A B")
         if self.truncation is not None and self.latents is not None:
-            raise ConfigError("--truncation is for seeds: the latents of a file are taken as they are")
+            raise ConfigError("--truncation cannot be combined with --latents")
         if self.grid is not None and self.format in ("npy", "zip"):
-            raise ConfigError(
-                f"--grid is a picture, and --format {self.format} one file of all: give --format png, jpg, webp or bmp"
-            )
+            raise ConfigError(f"--grid requires --format png, jpg, webp or bmp, got {self.format}")
         if self.grid is not None and self.latents is None and self.total() > self.grid[0] * self.grid[1]:
             grid_too_small(self.grid, self.total())
         return self
@@ -196,11 +210,14 @@ class EvaluateGan(Settings):
     samples: Annotated[
         int | None,
         Field(
-            ge=100, le=100_000, description="Pictures of a generator that are scored. Default: 10000, on a CPU 1000."
+            ge=100,
+            le=100_000,
+            description="With a generator: number of pictures to score. Default: 10000, on a CPU 1000.",
         ),
     ] = None
     evaluator: Annotated[
-        Path | None, Field(description="An image run whose features score a generator. Default: a built-in one.")
+        Path | None,
+        Field(description="With a generator: image run whose features are compared. Default: a built-in one."),
     ] = None
     json_file: JsonFile = None
 
@@ -208,4 +225,4 @@ class EvaluateGan(Settings):
 def grid_too_small(grid: tuple[int, int], count: int) -> None:
     """Raises ConfigError."""
     places = f"--grid {grid[0]}x{grid[1]} has {grid[0] * grid[1]} places"
-    raise ConfigError(f"{places}, and {count} pictures are asked for: give a larger grid or fewer pictures")
+    raise ConfigError(f"{places}, and {count} pictures were requested: use a larger grid or fewer pictures")

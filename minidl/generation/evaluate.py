@@ -188,7 +188,7 @@ def write_nearest(path: Path, pixels: np.ndarray, near: tuple[np.ndarray, np.nda
 def as_text(report: dict[str, Any]) -> str:
     """The report as a table in plain text."""
     judge, model = report["evaluator"]["name"], f"{report['model']} ({report['model_sha256'][:12]})"
-    about = f"{report['samples']:,} pictures by {model} beside {report['data']}, evaluator {judge}"
+    about = f"{report['samples']:,} pictures by {model} compared with {report['data']}, evaluator {judge}"
     lines = [one_line(about), ""]
     heads = f"{'':16}{'Frechet':>10}{'kernel':>11}{'precision':>11}{'recall':>9}{'near copies':>13}"
     lines.append(f"{heads}  classes, least to most")

@@ -84,7 +84,9 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any], kept: bool
         _check_free(folder, _listed(manifest), check(folder, overwrite))
         staged = folder / _STAGED
         if staged.is_symlink() or not _is_begun(staged):
-            raise ConfigError(f"{staged} is not of minidl, which needs this name: move it, or give another --out")
+            raise ConfigError(
+                f"{staged} was not written by minidl, which needs this name: move it, or choose another --out"
+            )
         if not kept:
             _discard(staged)
         files.sweep(folder)

@@ -50,12 +50,12 @@ def generate(config: Generate, most: int = 1) -> int:
     display, started = Display(config.quiet or not first), time.perf_counter()
     try:
         if first and folder.finish(config.out, wanted.manifest()):
-            display.note(f"{config.out}: the images of a command that was stopped are in their places")
+            display.note(f"{config.out}: the images of an interrupted command were moved into place")
             return 1
         with contextlib.ExitStack() as block:
             part, staged = _part(wanted, place, most, block)
             if part is not None and first and (there := part.done()):
-                display.note(f"{there:,} of {count:,} images are there already")
+                display.note(f"{there:,} of {count:,} images already exist")
             made = _parts(config, loaded, z_of(np.arange(count) if part is None else part.mine))
             if part is not None and most > 1:
                 made = _paced(made, len(part.mine), most, display)

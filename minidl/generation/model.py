@@ -60,7 +60,8 @@ def load(model: str, precision: str = "float32") -> Loaded:
         run = saved_run.finished_run(source)
         if not TASKS[run.kind].generates:
             raise ConfigError(
-                f"--model {model} is {TASKS[run.kind].run}, which generates nothing; give a run of `minidl train gan`"
+                f"--model {model} is {TASKS[run.kind].run}, which cannot generate pictures; use a run of "
+                "`minidl train gan`"
             )
         path = run.files.model
         run.files.weights()

@@ -61,7 +61,7 @@ def too_little(short: out_of_memory.Shortage, batch: int, one_pass: int, attempt
     if batch > one_pass and out_of_memory.fits(attempt, one_pass, 0.5):
         return f"a batch of {one_pass} images fits, which was tested: use --batch-size {one_pass}"
     return (
-        f"the smallest batch, one pass of {one_pass} images, does not fit: end other programs on the GPU, or use "
+        f"the smallest batch, one pass of {one_pass} images, does not fit: stop other programs on the GPU, or use "
         "--precision float16 or --device cpu"
     )
 

@@ -146,8 +146,9 @@ class Part:
                 tell(before)
             if time.monotonic() > end:
                 raise RunError(
-                    f"{before:,} of {self.count:,} images are made, and for {started.TIMEOUT:g} s no process has made "
-                    "another: one is gone or stopped; the same command makes the rest"
+                    f"{before:,} of {self.count:,} images are finished, but for {started.TIMEOUT:g} s no "
+                    "process has finished another: one has stopped; run the same command again to "
+                    "generate the rest"
                 )
             time.sleep(POLL)
 

@@ -126,8 +126,8 @@ class Experiment(ABC):
         """A block, of the training and its report, in which other processes may do what the report needs."""
         return nullcontext()
 
-    def advice(self, steps: int) -> str | None:
-        """Advice before a training with this many steps per epoch, None if there is none."""
+    def advice(self, trainer: Any, report: dict[str, Any]) -> str | None:
+        """Return advice for a run with poor scores, None if there is none."""
         return None
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Experiment(ABC):
         """Draw the plots of the run; matplotlib is installed."""
 
     def mistakes(self, trainer: Any) -> list[dict[str, Any]]:
-        """The surest mistakes on the test split, for `page`, where the features have names."""
+        """Return the most confident mistakes on the test split, for `page`, if the features have names."""
         return []
 
     def ending(self) -> str:

@@ -20,7 +20,7 @@ from minidl.runtime import launch
 from minidl.training.process import environment, memory_limit, out_of_memory
 from minidl.training.process.compile_ahead import compile_ahead
 from minidl.training.process.display import Display
-from minidl.training.report import page, plot_processes
+from minidl.training.report import page, plot_processes, report_files
 from minidl.training.run_folder import create, files, manifest
 from minidl.training.run_folder.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
 from minidl.training.run_folder.saved_run import is_finished, read_run, resume_command
@@ -188,7 +188,8 @@ def _fit(
     files.write_text(config.out / page.FILE, shown)
     create.complete(config.out, identity, report, text)
     display.show("\n" + text)
-    display.note(*undrawn, create.finish(config.out), experiment.ending())
+    display.summary(report_files.summary(report))
+    display.note(*undrawn, experiment.advice(trainer, report), create.finish(config.out), experiment.ending())
     return report
 
 
@@ -196,11 +197,13 @@ def _check_shards(config: Any) -> None:
     """Raises ConfigError for shards that the other settings have no room for."""
     count = config.shards or 1
     if config.batch_size < count:
-        raise ConfigError(f"--batch-size {config.batch_size} is less than --shards {count}: each shard has an example")
+        raise ConfigError(
+            f"--batch-size {config.batch_size} is less than --shards {count}: each shard needs an example"
+        )
     if (count > 1 or config.zero) and getattr(config, "lazy", False):
-        raise ConfigError("--lazy updates the rows that a batch touches, which --shards and --zero do not know")
+        raise ConfigError("--lazy cannot be combined with --shards or --zero")
     if count == 1 and getattr(config, "sync_batch_norm", None):
-        raise ConfigError("--sync-batch-norm joins the shards of a batch: give --shards, such as 8, or leave it out")
+        raise ConfigError("--sync-batch-norm requires --shards, such as --shards 8")
     if current().size > count:
         raise ConfigError(
             f"{current().size} processes are more than the {count} shards of the run: start at most {count}, or a new "
@@ -223,12 +226,11 @@ def _trainer(
     with out_of_memory.used_for("the networks and their optimizers", "a smaller model"), timing.timed("copy"):
         trainer = experiment.trainer(display, state, resume_command(task.name, config.out))
     if checkpoint is None:
-        display.note(experiment.advice(trainer.steps))
         return trainer, {}
     trainer.restore(checkpoint)
     again = resumed(checkpoint, state["environment"], trainer.progress.place, display)
     trainer.state.update(again)
-    display.note(f"going on after {trainer.progress.place}")
+    display.note(f"continuing after {trainer.progress.place}")
     return trainer, again
 
 
@@ -269,6 +271,6 @@ def resumed(checkpoint: Checkpoint, described: dict[str, Any], after: str, displ
             for name, (was, now) in changes.items()
         ]
         warning = [one_line(f"warning: {checkpoint.path} was written in another environment:"), *lines]
-        advice = "Training goes on, but its results may differ in their last bits from those of an uninterrupted run."
+        advice = "Training continues, but its results may differ in the last bits from those of an uninterrupted run."
         display.show("\n".join([*warning, advice]))
     return {"resumed": entries} if entries else {}

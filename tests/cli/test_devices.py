@@ -126,7 +126,7 @@ def test_the_same_command_makes_only_what_is_missing(command, as_one_of, model, 
         assert as_one_of(0, 2, *given, tmp_path / "out", run="second").code == 0
     else:
         result = command(*given, tmp_path / "out")
-        assert (f"{before} of 4 images are there already" in result.out) == (before > 0)
+        assert (f"{before} of 4 images already exist" in result.out) == (before > 0)
     assert sorted(seen) == list(range(before, 4))
     assert contents(tmp_path / "out") == contents(tmp_path / "one")
 
@@ -226,7 +226,7 @@ def test_processes_that_are_killed(command, model, tmp_path):
     begun = start(*given, 2, folder=tmp_path)
     out, err = begun.communicate(timeout=200)
     assert (begun.returncode, err) == (0, "")
-    assert " of 24 images are there already\n24 images of 8x8 in " in out
+    assert " of 24 images already exist\n24 images of 8x8 in " in out
     assert command(*given[:-3], "--out", tmp_path / "one").code == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "one")
 
@@ -245,7 +245,7 @@ def test_processes_of_torchrun(command, model, tmp_path):
         (("--devices", 0), "--devices is '0', expected a number of devices from 1 on, all or auto"),
         (("--devices", "most"), "--devices is 'most', expected a number of devices"),
         (("--devices", 65), "--devices is 65, expected at most 64"),
-        (("--devices", 2, "--profile"), "--profile and --trace are of one process"),
+        (("--devices", 2, "--profile"), "--profile and --trace work with a single process only"),
     ],
 )
 def test_what_cannot_be(command, tmp_path, flags, message):
@@ -255,9 +255,11 @@ def test_what_cannot_be(command, tmp_path, flags, message):
 
 def test_one_process_where_more_have_nothing_to_do(command, model, tmp_path):
     result = command("generate", "--model", model, "--count", 1, "--devices", 2, "--out", tmp_path / "a")
-    assert result.out.startswith("note: --devices 2 takes one process: there is the one picture\n1 image of 8x8")
+    assert result.out.startswith(
+        "note: --devices 2: using one process, because there is only one picture\n1 image of 8x8"
+    )
     result = command("generate", "--model", model, "--count", 2, "--devices", "all", "--out", tmp_path / "b")
-    alone = result.out.startswith("note: --devices all takes one process: there is no more than one GPU to use\n")
+    alone = result.out.startswith("note: --devices all: using one process, because at most one GPU is available\n")
     assert alone == (processes("all", "auto") == 1)
 
 

@@ -71,6 +71,13 @@ def test_a_term_gives_its_gradient_times_its_weight(command, folder):
     np.testing.assert_allclose(sorted(values), sorted(found), atol=1e-5)
 
 
+def test_a_text_without_known_terms(command, folder):
+    done = command("explain", folder, "", TEXT)
+    assert (
+        done.err == "note: 1 of 2 texts contains no term that the model knows: its answer does not depend on the text\n"
+    )
+
+
 def test_text_for_people(command, folder):
     done = command("explain", folder, TEXT, "--top", "1", "--terms", "2")
     first, label, *rows = done.out.splitlines()
@@ -98,4 +105,4 @@ def test_other_runs_are_refused(command, request):
     table = request.getfixturevalue("table_run")[0]
     done = command("explain", table, "a text")
     assert done.code == 2
-    assert done.err == f"error: {table} is a table run: only a text run is explained, term by term\n"
+    assert done.err == f"error: {table} is a table run: explain requires a text run\n"

@@ -94,7 +94,7 @@ def test_a_stopped_gan_goes_on_bit_for_bit(command, gan_run, stripes, tmp_path, 
     assert steps == [1, 2, 4]
     resumed = command("train", "gan", "--out", run, "--resume")
     assert resumed.code == 0, resumed.err
-    assert "going on after" in resumed.out
+    assert "continuing after" in resumed.out
     whole = gan_run[0]
     for name in ("model.safetensors", "samples/epoch-001.png", "samples/epoch-002.png", "training.gif"):
         assert (run / name).read_bytes() == (whole / name).read_bytes(), name
@@ -138,7 +138,7 @@ def test_a_gan_run_is_replaced_with_its_pictures(command, gan_run, stripes, tmp_
 
 
 def test_a_gan_run_answers_nothing(command, gan_run):
-    refused(command("predict", gan_run[0], "x"), "is a gan run, which makes pictures and answers nothing")
+    refused(command("predict", gan_run[0], "x"), "is a gan run, which generates pictures and cannot predict")
 
 
 def test_own_pictures_have_no_evaluator_of_minidls(command, gan_run):

@@ -75,7 +75,9 @@ def test_every_command_has_help_with_examples_to_copy(command):
     done = python("-m", "minidl", *command, "--help", columns=80)
     assert done.returncode == 0, done.stderr
     assert "<bool>" not in done.stdout
-    examples = done.stdout.partition(" Examples:")[2]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert not re.search(r"\w-$|--$", done.stdout, re.MULTILINE), "an option's name stays in one line"
+    examples = done.stdout.partition("\nExamples:")[2]
     commands = [line.strip() for line in examples.splitlines() if line.strip()]
     assert len(commands) >= 2
     for example in commands:
@@ -88,7 +90,7 @@ def test_help_says_what_is_guessed(command):
     )
     assert "Default: the column named text, sentence, content, body, message, review or document" in text
     assert "Default: the column named label, class, category, target or topic" in text
-    assert "a guess, classification where the target is text or has at most 20 different whole numbers" in table
+    assert "classification if the target is text or has at most 20 different whole numbers, else regression" in table
     assert "clearly below the best, by more than one standard error" in table
     for line in ("--task classification", "--ignore", "--missing fill"):
         assert line in table.partition("Examples:")[2]

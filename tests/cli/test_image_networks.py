@@ -47,9 +47,9 @@ def tuned(command, photos, published, tmp_path_factory):
 
 def test_what_was_made_anew_is_told_and_settings_are_recorded(tuned, published):
     folder, out = tuned
-    assert f"12 of 14 tensors are those of {published}" in out
-    assert f"the last layer, {LAST}, is made anew: published.safetensors knows 9 classes, the data has 3" in out
-    assert f"{FIRST} reads grey pictures with the sums of its weights of red, green and blue" in out
+    assert f"12 of 14 tensors are loaded from {published}" in out
+    assert f"the last layer, {LAST}, is replaced: published.safetensors knows 9 classes, the data has 3" in out
+    assert f"{FIRST} reads grey pictures with the sum of its red, green and blue weights" in out
     config = json.loads((folder / "config.json").read_text())
     settings = config["config"]
     assert (settings["stem"], settings["normalize"], settings["lr"]) == (None, "imagenet", 0.01)
@@ -108,7 +108,7 @@ def test_a_runs_model_with_the_same_classes_keeps_its_last_layer(command, image_
     flags = ("--init", image_run[0], "--epochs", "1", "--no-plots", "--normalize", "data")
     done = command("train", "images", "--data", photos, *flags, "--out", tmp_path / "run")
     assert done.code == 0, done.err
-    assert f"14 of 14 tensors are those of {image_run[0] / 'model.safetensors'}" in done.out
+    assert f"14 of 14 tensors are loaded from {image_run[0] / 'model.safetensors'}" in done.out
     assert "made anew" not in done.out
     assert report(tmp_path / "run")["accuracy"] >= 0.8
 
@@ -124,7 +124,7 @@ def test_a_runs_model_with_the_same_classes_keeps_its_last_layer(command, image_
             "features.2.weight is of torch.int32",
         ),
         (lambda w: w["features.1.running_var"].fill_(-1), "features.1.running_var has variances below 0"),
-        (lambda w: w.update(extra=torch.zeros(2)), "it has extra, which the network has not"),
+        (lambda w: w.update(extra=torch.zeros(2)), "it has extra, which the network lacks"),
         (lambda w: w.update({"features.1.bias": torch.zeros(3)}), "features.1.bias is [3], expected [32]"),
         (lambda w: w["features.1.bias"].fill_(np.nan), "features.1.bias has values that are not finite"),
     ],
@@ -143,14 +143,17 @@ def test_a_file_that_does_not_fit_is_told(command, photos, published, tmp_path, 
     [
         (("--init", "none.safetensors"), "--init none.safetensors cannot be read: No such file or directory"),
         (("--init", __file__), "not a safetensors file"),
-        (("--freeze",), "--freeze keeps the layers of --init as they are: name its file"),
-        (("--sync-batch-norm",), "--sync-batch-norm joins the shards of a batch: give --shards, such as 8, or leave"),
-        (("--sync-batch-norm", "--model", "ece408"), "--sync-batch-norm is for networks with batch norm; ece408 has"),
-        (("--init", "x", "--unfreeze", "1"), "--unfreeze ends what --freeze begins: give both"),
+        (("--freeze",), "--freeze requires --init"),
+        (("--sync-batch-norm",), "--sync-batch-norm requires --shards, such as --shards 8"),
+        (
+            ("--sync-batch-norm", "--model", "ece408"),
+            "--sync-batch-norm requires a network with batch norm; ece408 has",
+        ),
+        (("--init", "x", "--unfreeze", "1"), "--unfreeze requires --freeze"),
         (("--init", "x", "--freeze", "--unfreeze", "2"), "--unfreeze 2 must be less than --epochs 2"),
-        (("--unfreeze-lr", "0.1"), "--unfreeze-lr is the rate from --unfreeze on: give both"),
+        (("--unfreeze-lr", "0.1"), "--unfreeze-lr requires --unfreeze"),
         (("--model", "resnet18", "--dropout", "0.5"), "--dropout is for --model small, mobilenet_v2 and vgg16_bn"),
-        (("--stem", "full"), "--stem is for networks as torchvision has them"),
+        (("--stem", "full"), "--stem is for torchvision architectures"),
         (("--model", "vgg16_bn", "--stem", "full"), "with --stem full takes pictures from 32 x 32 pixels"),
         (("--model", "resnet18", "--batch-size", "50"), "of which the last layers of resnet18 have one pixel"),
     ],
@@ -198,8 +201,8 @@ def test_the_beginning_is_known_from_its_shape_and_names_of_wrappers_are_left_ou
     wrapped = {f"module.{name}": tensor for name, tensor in resnet.items() if not name.endswith("num_batches_tracked")}
     stem, said = started(wrapped, tmp_path, model="resnet18")
     assert stem == "full"
-    assert "102 of 122 tensors are those of" in said
-    assert "; 20 num_batches_tracked, which it lacks, begin at 0\nthe module. before all of its names" in said
+    assert "102 of 122 tensors are loaded from" in said
+    assert "; 20 missing num_batches_tracked start at 0\nthe prefix module. of all names" in said
 
 
 @pytest.mark.parametrize(
@@ -208,9 +211,9 @@ def test_the_beginning_is_known_from_its_shape_and_names_of_wrappers_are_left_ou
         (lambda w: w.pop("layer3.0.conv1.weight"), {"model": "resnet18"}, "18: layer3.0.conv1.weight is missing;"),
         (
             lambda w: w.update({"conv1.weight": torch.zeros(64, 1, 7, 7)}), {"model": "resnet18"},
-            "conv1.weight is [64, 1, 7, 7], expected [64, 3, 7, 7]: it reads grey pictures, and these are colour ones",
+            "conv1.weight is [64, 1, 7, 7], expected [64, 3, 7, 7]: it expects grey pictures, but these are in colour",
         ),
-        (lambda w: None, {"model": "resnet18", "stem": "small"}, "of the full beginning: give --stem full, or leave"),
+        (lambda w: None, {"model": "resnet18", "stem": "small"}, "it has the full stem: use --stem full, or remove"),
         (lambda w: None, {"model": "resnet34"}, "; it looks like resnet18: give --model resnet18"),
         (lambda w: None, {}, "; it looks like resnet18: give --model resnet18"),
     ],

@@ -85,10 +85,10 @@ def test_an_average_without_a_weight_of_its_own_is_the_last_weights(command, pho
     [
         (("--progressive", "7"), "--progressive 7 is no smaller than the pictures, 7 x 7; give less"),
         (("--progressive", "1"), "--progressive 1 is less than a quarter of the pictures, 7 x 7; give more"),
-        (("--crop", "0.5", "--shift", "1"), "--crop cuts out parts of pictures at any place, which --shift would move"),
+        (("--crop", "0.5", "--shift", "1"), "--crop already moves the pictures at random: remove --shift or --crop"),
         (("--crop", "0"), "--crop is 0.0, expected a number above 0, at most 1"),
         (("--mixup", "-1"), "--mixup is -1.0, expected a number above 0"),
-        (("--mixup", "1", "--batch-size", "1"), "--mixup mixes the pictures of a batch, and --batch-size 1 has one"),
+        (("--mixup", "1", "--batch-size", "1"), "--mixup mixes the pictures of a batch, but --batch-size is 1"),
         (("--ema", "1"), "--ema is 1.0, expected a number above 0, below 1"),
     ],
 )

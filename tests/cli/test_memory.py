@@ -51,7 +51,7 @@ def test_training_names_a_batch_that_fits(command, texts, tmp_path, monkeypatch,
     assert result.code == 1
     assert result.err == (
         "error: the GPU is out of memory: 20.50 GiB were requested for a step of 32 examples, 3.00 GiB of 80.00 GiB "
-        "were free; take a --batch-size of 8: a trial with 8 fitted\n"
+        "were free; use a --batch-size of 8: a trial with 8 fitted\n"
     )
     assert not (tmp_path / "run" / "report.json").exists()
 
@@ -64,14 +64,14 @@ def test_a_run_that_is_continued_cannot_have_another_batch(command, texts, tmp_p
     limited(monkeypatch, 10)
     result = command("train", "text", "--out", tmp_path / "run", "--resume")
     assert result.code == 1
-    assert "take a new run (--overwrite) with a --batch-size of 8: a trial with 8 fitted\n" in result.err
+    assert "use a new run (--overwrite) with a --batch-size of 8: a trial with 8 fitted\n" in result.err
 
 
 def test_validation_that_does_not_fit_is_no_matter_of_the_batch(command, texts, tmp_path, monkeypatch, small_gpu):
     limited(monkeypatch, 10)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL, "--batch-size", "8")
     assert result.code == 1
-    assert result.err.endswith("were free; end other programs, or take less data or a smaller model\n")
+    assert result.err.endswith("were free; stop other programs, or use less data or a smaller model\n")
 
 
 def with_a_stop(write):
@@ -91,7 +91,7 @@ def test_training_that_fits_with_no_batch(command, texts, tmp_path, monkeypatch,
     limited(monkeypatch, 0)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
-    assert "not even a batch of 1 fits: end other programs on the GPU" in result.err
+    assert "not even a batch of 1 fits: stop other programs on the GPU" in result.err
 
 
 @pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
@@ -103,7 +103,7 @@ def test_memory_that_is_full_before_the_steps(command, texts, tmp_path, monkeypa
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
     assert "out of memory: 7.50 GiB were requested for the networks and their optimizers, " in result.err
-    assert result.err.endswith("were free; end other programs, or take a smaller model\n")
+    assert result.err.endswith("were free; stop other programs, or use a smaller model\n")
 
 
 def test_reading_data_that_is_too_large(command, texts, tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_reading_data_that_is_too_large(command, texts, tmp_path, monkeypatch):
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
     assert result.err.startswith("error: this machine is out of memory: an allocation for the data failed, ")
-    assert result.err.endswith("were free; end other programs, or take less data\n")
+    assert result.err.endswith("were free; stop other programs, or use less data\n")
     assert not (tmp_path / "run").exists()
 
 
@@ -138,7 +138,7 @@ def test_a_model_that_cannot_fit_is_refused_with_one_that_does(command, texts, t
     assert result.code == 1
     found = re.search(
         r"error: the model has 4,29\d,\d+,\d+ parameters, and their training needs \d+\.\d+ GiB, but this \w+ has "
-        r"200\.00 MiB free; end other programs, or take --hidden ([\d,]+) \((\d+)\.\d+ MiB\)\n",
+        r"200\.00 MiB free; stop other programs, or use --hidden ([\d,]+) \((\d+)\.\d+ MiB\)\n",
         result.err,
     )
     assert found, result.err
@@ -151,7 +151,7 @@ def test_a_model_that_is_too_large_with_any_hidden_size(command, texts, tmp_path
     free(monkeypatch, 1000)
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
-    assert result.err.endswith("1,000 bytes free; end other programs, or take fewer features or classes\n")
+    assert result.err.endswith("1,000 bytes free; stop other programs, or use fewer features or classes\n")
 
 
 def test_a_generator_that_cannot_fit_is_refused(command, tmp_path, monkeypatch):
@@ -174,7 +174,7 @@ def test_a_step_beyond_a_control_group_is_told_with_a_batch_that_fits(command, t
     result = command(*start, *small, "--batch-size", "14000")
     assert result.code == 1
     found = re.search(
-        r"MiB were requested for a step of 14,000 examples, .* take a --batch-size of (\d+): a", result.err
+        r"MiB were requested for a step of 14,000 examples, .* use a --batch-size of (\d+): a", result.err
     )
     assert found, result.err
     result = command(*start, *small, "--batch-size", found[1], "--overwrite")
@@ -189,7 +189,7 @@ def test_a_checkpoint_without_memory_is_no_matter_of_the_batch(command, texts, t
     result = command("train", "text", "--data", texts, "--out", tmp_path / "run", *SMALL)
     assert result.code == 1
     assert "an allocation for a checkpoint failed, " in result.err
-    assert result.err.endswith("end other programs, or take a smaller model\n")
+    assert result.err.endswith("stop other programs, or use a smaller model\n")
 
 
 def test_prediction_names_a_batch_that_fits(command, text_run, monkeypatch, small_gpu):
@@ -204,7 +204,7 @@ def test_prediction_names_a_batch_that_fits(command, text_run, monkeypatch, smal
     result = command("predict", text_run[0], *["crude oil"] * 18)
     assert result.code == 1
     assert result.err.endswith(
-        "take at most 4 inputs at a time, or --device cpu: a trial with 4 fitted\n"
+        "use at most 4 inputs at a time, or --device cpu: a trial with 4 fitted\n"
     )  # fmt: skip
     assert command("predict", text_run[0], *["crude oil"] * 4).code in (0, 1)
 
@@ -236,7 +236,7 @@ def test_a_gpu_that_is_really_full_names_a_batch_that_fits(command, tmp_path):
         assert result.code == 1, result.out
         found = re.search(
             r"(\S+ \wiB) were requested for a step of 400 examples, (\S+ \wiB) of (\S+ \wiB) were free; .*"
-            r"take a --batch-size of (\d+)\n",
+            r"use a --batch-size of (\d+)\n",
             result.err,
         )
         assert found, result.err

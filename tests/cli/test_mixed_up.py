@@ -82,7 +82,9 @@ def test_a_damaged_manifest_is_told(command, run, content):
 def test_a_run_of_an_earlier_version_is_read_with_a_note(command, text_run, tmp_path):
     before, run = [result.out for result in questions(command, text_run[0])], older(text_run[0], tmp_path / "older")
     for result, expected in zip(questions(command, run), before, strict=True):
-        assert result.err.startswith(f"note: {run} is of an earlier version of minidl and has no manifest.json")
+        assert result.err.startswith(
+            f"note: {run} was written by an earlier version of minidl and has no manifest.json"
+        )
         assert result.out.replace(str(run), str(text_run[0])) == expected
 
 

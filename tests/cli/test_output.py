@@ -146,5 +146,5 @@ def test_a_variable_with_which_a_library_cannot_be_imported(shell, tmp_path, var
 @pytest.mark.parametrize("line", ["predict a b", "train text --help", "sanitize a.py", "compare a b", "doctor"])
 def test_a_working_folder_that_was_deleted(shell, line):
     done = shell(f"mkdir gone; cd gone; rmdir ../gone; minidl {line}")
-    expected = "error: the working folder cannot be read: No such file or directory; change to another with cd\n"
+    expected = "error: the working folder cannot be read: No such file or directory; change to another folder with cd\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)

@@ -14,7 +14,7 @@ from tests.cli.test_images import write_folder
 def test_an_evaluation_keeps_the_data_of_the_run(command, texts, text_run, tmp_path, monkeypatch, flags, name):
     before = texts.read_bytes()
     monkeypatch.chdir(texts.parent)
-    refused(command("evaluate", text_run[0], *flags, name), "texts.csv is a file that was not written by")
+    refused(command("evaluate", text_run[0], *flags, name), "texts.csv exists and was not written by")
     assert texts.read_bytes() == before
 
 
@@ -37,5 +37,5 @@ def test_a_run_inside_of_its_pictures_is_refused(command, tmp_path, flag):
     before = sorted(tmp_path.rglob("*"))
     for out in (inside / "run", inside / "a" / "run", tmp_path / "link" / "run"):
         result = command("train", "images", "--data", data, "--test", test, "--out", out, *SMALL[:2])
-        refused(result, f"is inside of {flag} {inside}: give a folder outside of it")
+        refused(result, f"is inside of {flag} {inside}: choose a folder outside it")
     assert sorted(tmp_path.rglob("*")) == before

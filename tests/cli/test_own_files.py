@@ -71,7 +71,7 @@ KINDS = {name: kind for name, kind in vars(provenance).items() if isinstance(kin
 @pytest.mark.parametrize("kind", [name for name in KINDS if not name.startswith("_")])
 def test_no_kind_of_output_replaces_a_file_of_the_users(mine, kind):
     for path in mine.iterdir():
-        with pytest.raises(ConfigError, match="is a file that was not written by --x, and would be replaced"):
+        with pytest.raises(ConfigError, match="exists and was not written by --x"):
             check_output("--x", path, KINDS[kind])
     (mine / "empty").touch()
     check_output("--x", mine / "empty", KINDS[kind])
@@ -97,7 +97,7 @@ def test_no_kind_of_output_replaces_a_file_of_the_users(mine, kind):
 )
 def test_commands_refuse_before_their_work(command, mine, words):
     before = {path.name: path.read_bytes() for path in mine.iterdir()}
-    refused(command(*words), "is a file that was not written by --")
+    refused(command(*words), "exists and was not written by --")
     assert {path.name: path.read_bytes() for path in mine.iterdir()} == before
 
 
@@ -106,7 +106,7 @@ def test_states_of_a_run_are_no_outputs(command, text_run):
     for path in (run / "checkpoints").iterdir():
         before = path.read_bytes()
         for words in (("evaluate", run, "--json"), ("compare", run, run, "--html")):
-            refused(command(*words, path), "is a file that was not written by --")
+            refused(command(*words, path), "exists and was not written by --")
         assert path.read_bytes() == before
 
 
@@ -125,7 +125,7 @@ def test_a_file_that_the_script_makes_is_not_replaced(command, mine):
     (mine / "writes.py").write_text("from pathlib import Path; Path('new.json').write_text('mine')\n")
     result = command("sanitize", "--json", "new.json", "writes.py")
     assert result.code == 2
-    assert "new.json is a file that was not written by --json" in result.err
+    assert "new.json exists and was not written by --json" in result.err
     assert (mine / "new.json").read_text() == "mine"
 
 

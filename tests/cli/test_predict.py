@@ -89,9 +89,13 @@ def test_of_two_faults_the_one_of_the_run_is_told(text_run, tmp_path):
         predict.predict(Predict(run=folder, file=tmp_path / "none.csv"), io.StringIO())
 
 
-def test_what_the_model_does_not_know_is_told(answers, text_run, table_run):
+def test_what_the_model_does_not_know_is_told(answers, text_run, table_run, capsys):
     found = answers(text_run[0], "", "qwertz", "oil oil qwertz", "oil barrel")
     assert [answer["known_terms"] for answer in found] == [0, 0, 1, 2]
+    note = "note: 2 of 4 texts contain no term that the model knows: their answers do not depend on the text\n"
+    assert capsys.readouterr().err == note
+    answers(text_run[0], "qwertz")
+    assert capsys.readouterr().err.startswith("note: the text contains no term that the model knows")
     row = {"size": 100, "age": 10, "kind": "castle"}
     strange, usual = answers(table_run[0], json.dumps(row), json.dumps(row | {"kind": "flat"}))
     assert strange["unknown"] == ["kind"]
@@ -295,10 +299,13 @@ def test_a_file_without_its_flag_is_told(command, text_run, table_run, tmp_path,
     done = command("predict", text_run[0], "a few.csv", "oil.csv", "oil\0.csv", "oil")
     assert done.code == 0
     assert len(done.out.splitlines()) == 4
-    assert done.err == ("note: a few.csv is taken as a text; to answer what is in the file: --file 'a few.csv'\n")
+    assert done.err.startswith(
+        "note: a few.csv is read as a text; to predict the file's contents: --file 'a few.csv'\n"
+    )
+    assert done.err.count("note: ") == 2, "and one on the text without known terms"
     done = command("predict", table_run[0], "a few.csv")
     assert done.code == 2
-    assert done.err.startswith("note: a few.csv is taken as a row; to answer what is in the file: --file 'a few.csv'\n")
+    assert done.err.startswith("note: a few.csv is read as a row; to predict the file's contents: --file 'a few.csv'\n")
 
 
 def test_scores_that_cannot_be_written_are_told_before_the_work(command, text_run, tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(command, texts, whole, tmp
     resumed = command(*advice[1:], "--no-plots")
     assert resumed.code == 0, resumed.err
     place = err.partition("interrupted after ")[2].partition(";")[0]
-    assert f"going on after {place}\n" in resumed.out
+    assert f"continuing after {place}\n" in resumed.out
     assert differences(run, whole) == []
 
 
@@ -174,7 +174,7 @@ def test_a_resume_under_another_environment_is_told_and_reported(command, text_r
         f"  blas: mkl 1.0 x 1 then, {now['blas']} now",
         f"  tile_tables: 000000000000 then, {now['tile_tables'][:12]} now",
         f"  estimates: 111111111111 then, {now['estimates'][:12]} now",
-        "Training goes on, but its results may differ in their last bits from those of an uninterrupted run.",
+        "Training continues, but its results may differ in the last bits from those of an uninterrupted run.",
     ]
     changes = {name: [OTHER[name], now[name]] for name in ("torch", "blas", "tile_tables", "estimates")}
     assert report(run)["resumed"] == [{"after": "epoch 2", "changes": changes}]

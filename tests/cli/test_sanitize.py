@@ -121,14 +121,14 @@ def test_what_was_found_before_an_interrupt_is_told(minidl, script):
     done = minidl("sanitize", script, 12)
     assert (done.code, done.out) == (130, "copied 12\n")
     assert done.err.startswith("interrupted\n1. out-of-bounds read in copies")
-    assert done.err.endswith("\nthe script was interrupted; 2 bugs in 1 launch of 1 kernel up to there\n")
+    assert done.err.endswith("\n2 bugs in 1 launch of 1 kernel before the script was interrupted\n")
 
 
 def test_a_script_that_fails_is_not_called_free_of_bugs(minidl, script):
     script.write_text(KERNEL.replace("    tl.store(", "    tl.foo(i)\n    tl.store("))
     done = minidl("sanitize", script, 10)
     assert (done.code, done.out) == (1, "")
-    assert done.err.endswith("\nthe script failed (exit code 1); no bugs in 1 launch of 1 kernel up to there\n")
+    assert done.err.endswith("\nno bugs in 1 launch of 1 kernel before the script failed (exit code 1)\n")
 
 
 def test_a_module_whose_package_has_kernels_is_found_and_interpreted(script):
@@ -152,7 +152,7 @@ def test_a_module_whose_package_has_kernels_is_found_and_interpreted(script):
 @pytest.mark.parametrize(
     ("source", "code", "out", "err"),
     [
-        ("print('done')", 1, "done\n", "nothing was checked: the script launched no Triton kernel\n"),
+        ("print('done')", 1, "done\n", "nothing was checked: no Triton kernel was launched\n"),
         ("from own import WORD\nimport sys\nprint(WORD)\nsys.exit(7)", 7, "own\n", "failed (exit code 7); nothing was"),
         ("raise SystemExit('no luck')", 1, "", "no luck\n"),
         ("def f():\n    raise ValueError('mine')\nf()", 1, "", "ValueError: mine\n"),

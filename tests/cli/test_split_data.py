@@ -224,7 +224,7 @@ def test_a_missing_column_is_named(train, files, houses):
         (("--validation", "a.csv", "--val-split", "0.3"), "--validation is all of the validation split: leave out"),
         (
             ("--validation", "validation.csv", "--trace", "validation.csv"),
-            "--trace validation.csv is a file that was not written by --trace",
+            "--trace validation.csv exists and was not written by --trace",
         ),
     ],
 )
@@ -235,7 +235,9 @@ def test_files_that_cannot_be_are_refused(train, files, flags, message):
 
 def test_a_file_in_place_of_a_folder_is_refused(train, files, photos):
     shutil.copytree(photos, "train")
-    refused(train("images", "--test", "test.csv"), "test.csv is no folder; expected one with a folder of pictures per")
+    refused(
+        train("images", "--test", "test.csv"), "test.csv is not a folder; expected one with a folder of pictures per"
+    )
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_without_pyarrow_its_files_are_told_to_need_it(tmp_path, monkeypatch):
     (tmp_path / "a.csv.zst").write_bytes(zstd(b"text,label\na,b\n"))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for name in ("a.parquet", "a.csv.zst"):
-        with pytest.raises(DataError, match=rf"{name} needs pyarrow to be read: pip install 'minidl\[arrow\]'"):
+        with pytest.raises(DataError, match=rf"{name} cannot be read without pyarrow: pip install pyarrow"):
             read_labelled(tmp_path / name)
 
 

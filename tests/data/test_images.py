@@ -236,7 +236,7 @@ def test_folders_that_are_refused(tmp_path):
         load_images("cats")
     with pytest.raises(DataError, match="is a file; expected a folder"):
         load_images(file(tmp_path, "one.png", grey(0)))
-    with pytest.raises(DataError, match="digits takes no option 'size'; it takes: none"):
+    with pytest.raises(DataError, match="digits has no option 'size'; its options are: none"):
         load_images("digits", size=(8, 8))
     class_folders(tmp_path, ("a",))
     with pytest.raises(DataError, match="holds one folder of pictures, expected one for each of at least two classes"):

@@ -14,7 +14,7 @@ from PIL import Image
 from minidl.data import load_images, picture_cache, pictures
 from minidl.data.picture_cache import PictureCache
 
-KEPT = "note: the decoded pictures are kept for the next run with --cache; to remove what is kept: rm -r "
+KEPT = "note: the decoded pictures are cached for the next run with --cache; to clear the cache: rm -r "
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_damage_is_told_and_mended(folder, decodings, place, mask, cut):
     # Spaces and digits of the length may stand for the same number.
     if (count, told) != (0, []):
         assert count == 1
-        assert told[0] == f"note: {path} is damaged: all pictures are decoded, and it is made anew"
+        assert told[0] == f"note: {path} is damaged: all pictures are decoded, and it is rebuilt"
         assert told[1].startswith(KEPT)
     else:
         assert not cut
@@ -178,7 +178,7 @@ def test_a_full_disk_is_one_note(folder, decodings, monkeypatch):
     found, count, told = decodings.load(folder)
     assert (found, count) == (expected, 1)
     (note,) = told
-    assert note.startswith("note: the decoded pictures are not kept, as ")
+    assert note.startswith("note: the decoded pictures are not cached, as ")
     assert note.endswith("cannot be written: No space left on device")
     assert entries() == []
 
@@ -205,7 +205,7 @@ def test_there_is_a_limit(folder, decodings, monkeypatch):
     each = 12 * 5 * 7 * 3
     monkeypatch.setattr(picture_cache, "MAX_BYTES", each - 1)
     (note,) = decodings.load(folder)[2]
-    assert f"are not kept: they take {each:,} bytes, others 0, and all may take {each - 1:,}; to remove" in note
+    assert f"are not cached: they take {each:,} bytes, others 0, and all may take {each - 1:,}; to clear" in note
     assert f"rm -r {picture_cache.cache_folder() / 'pictures'}" in note
     monkeypatch.setattr(picture_cache, "MAX_BYTES", each)
     assert decodings.load(folder)[2][0].startswith(KEPT)

@@ -78,7 +78,7 @@ def test_what_is_left_out_is_counted_by_suffix(tmp_path):
 def test_splits_are_no_classes(tmp_path):
     splits = ("Test", "train", "val")
     write(tmp_path, *(f"{split}/{name}/{i}.png" for split in splits for name in "ab" for i in range(4)))
-    with pytest.raises(DataError, match=r"'Test', 'train', 'val', which are splits and no classes: give .*/train by"):
+    with pytest.raises(DataError, match=r"'Test', 'train', 'val', which are splits, not classes: use .*/train as"):
         load_images(tmp_path)
     write(tmp_path, "train/0.png")
     assert [name for name, _ in class_folders(tmp_path, Counter())] == ["Test", "train", "val"]

@@ -207,7 +207,7 @@ def test_a_side_that_resizing_has_no_memory_for(tmp_path, size):
 def test_a_picture_for_which_there_is_no_memory_is_named(tmp_path, monkeypatch):
     path = saved(tmp_path / "a.png", Image.new("L", (4, 4)))
     monkeypatch.setattr(Image.Image, "resize", lambda *_: (_ for _ in ()).throw(MemoryError))
-    with pytest.raises(DataError, match=r"a\.png does not fit in the memory that is free"):
+    with pytest.raises(DataError, match=r"a\.png does not fit into free memory"):
         read_picture(path, (8, 8), 1)
 
 

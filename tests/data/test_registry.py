@@ -20,9 +20,11 @@ def test_an_unknown_name_lists_the_names():
 
 
 def test_options_that_a_name_does_not_take():
-    with pytest.raises(DataError, match="docstrings takes no option 'text_column'; it takes: workers"):
+    with pytest.raises(DataError, match="docstrings has no option 'text_column'; its options are: workers"):
         load_text("docstrings", text_column="x", label_column=None)
-    with pytest.raises(DataError, match="diabetes takes no option 'target'; it takes: validation, test, split_seed"):
+    with pytest.raises(
+        DataError, match="diabetes has no option 'target'; its options are: validation, test, split_seed"
+    ):
         load_table("diabetes", target="x")
 
 

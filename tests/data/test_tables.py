@@ -184,7 +184,7 @@ def test_missing_values(tmp_path):
         ({"target": "goal", "task": "clustering"}, "unknown task 'clustering'"),
         ({"target": "goal", "missing": "guess"}, "unknown treatment of missing values 'guess'"),
         ({"target": "goal", "test": 2}, "must lie between 0 and 1"),
-        ({"target": "goal", "text_column": "n"}, "takes no option 'text_column'; it takes: target, task"),
+        ({"target": "goal", "text_column": "n"}, "has no option 'text_column'; its options are: target, task"),
     ],
 )
 def test_bad_options(tmp_path, change, message):

@@ -97,7 +97,7 @@ def test_one_that_is_killed_and_the_run_goes_on(tmp_path, expected, by, victim, 
     assert report["examples_per_second"] > 0
     assert 0 < report["communication"] < 1
     text = (out / "report.txt").read_text()
-    assert f", 2 processes\nshared out     4 shards; {report['examples_per_second']:,.1f} examples a second, " in text
+    assert f", 2 processes\ndata parallel  4 shards; {report['examples_per_second']:,.1f} examples a second, " in text
     none_is_left(processes)
 
 

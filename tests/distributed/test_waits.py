@@ -149,7 +149,7 @@ def test_pictures_that_others_do_not_make_are_not_waited_for(tmp_path, monkeypat
     part = sharing.begin(tmp_path, Place(0, 2, 0, 2), "run", {"pictures": 4}, [], None)
     part.made(np.arange(2), ["a" * 32] * 2)
     told = []
-    with pytest.raises(RunError, match=r"2 of 4 images are made, and for 0\.3 s no process has made another"):
+    with pytest.raises(RunError, match=r"2 of 4 images are finished, but for 0\.3 s no process has finished another"):
         part.wait(told.append)
     assert told == [2]
     part.close()

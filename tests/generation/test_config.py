@@ -22,10 +22,13 @@ def test_seeds(text, seeds):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "--seeds: '' is no seed"), ("1,,2", "'' is no seed"), ("-3", "'' is no seed"), ("1.5", "'1.5' is no seed"),
-        ("٣", "is no seed"), ("5-2", "the range 5-2 ends before it begins; give 2-5"), ("1-2-3", "is no range"),
-        (str(MAX_SEED + 1), "is no seed; give whole numbers from 0 to 2^63 - 1"), ("9" * 5000, "is no seed"),
-        ("0-99999999999", "names more than 10,000,000 seeds"), ("0-3,2", "names 2 twice"), ("a" * 5000, "is no seed"),
+        ("", "--seeds: '' is not a seed"), ("1,,2", "'' is not a seed"),
+        ("-3", "'' is not a seed"), ("1.5", "'1.5' is not a seed"),
+        ("٣", "is not a seed"), ("5-2", "the range 5-2 ends before it begins; write 2-5"), ("1-2-3", "is not a range"),
+        (str(MAX_SEED + 1), "is not a seed; expected whole numbers from 0 to 2^63 - 1"),
+        ("9" * 5000, "is not a seed"),
+        ("0-99999999999", "names more than 10,000,000 seeds"), ("0-3,2", "names 2 twice"),
+        ("a" * 5000, "is not a seed"),
     ],
 )  # fmt: skip
 def test_bad_seeds(text, message):
@@ -42,9 +45,9 @@ def test_grid_and_ends():
     for text in ("8", "8x", "0x8", "8x8x8", "axb", "1001x1", "x" * 3000):
         with pytest.raises(ConfigError, match="expected rows and columns"):
             parse_grid(text)
-    with pytest.raises(ConfigError, match="goes from seed 3 to itself"):
+    with pytest.raises(ConfigError, match="requires two different seeds, got 3 twice"):
         parse_pair(("3", "3"))
-    with pytest.raises(ConfigError, match="--interpolate: 'b' is no seed"):
+    with pytest.raises(ConfigError, match="--interpolate: 'b' is not a seed"):
         parse_pair(("3", "b"))
 
 
@@ -64,18 +67,18 @@ def test_how_many():
         ({"workers": 0}, "--workers is 0, expected a whole number from 1 to 1024"),
         ({"precision": "bfloat16"}, "--precision is bfloat16"),
         ({"device": "tpu"}, "--device is tpu"),
-        ({"seeds": (1,), "count": 2}, "--seeds and --count each say which pictures"),
-        ({"count": 2, "latents": Path("z.txt")}, "--count and --latents each say"),
+        ({"seeds": (1,), "count": 2}, "--seeds and --count cannot be combined"),
+        ({"count": 2, "latents": Path("z.txt")}, "--count and --latents cannot be combined"),
         ({"count": 0}, "--count is 0, expected a whole number from 1"),
         ({"batch_size": 0}, "--batch-size is 0"),
         ({"interpolate": (1, 2), "steps": 1}, "--steps is 1, expected a whole number from 2"),
-        ({"steps": 3}, "give its ends with --interpolate A B"),
+        ({"steps": 3}, "--steps requires --interpolate A B"),
         ({"truncation": 0.0}, "--truncation is 0.0, expected a number above 0, at most 100"),
         ({"truncation": float("nan")}, "--truncation is nan"),
-        ({"truncation": 1.0, "latents": Path("z.txt")}, "--truncation is for seeds"),
-        ({"grid": (2, 2), "format": "npy"}, "--grid is a picture, and --format npy one file of all: give --format png"),
-        ({"grid": (2, 2), "format": "zip"}, "--grid is a picture, and --format zip one file of all: give --format png"),
-        ({"grid": (2, 2), "count": 5}, "--grid 2x2 has 4 places, and 5 pictures are asked for"),
+        ({"truncation": 1.0, "latents": Path("z.txt")}, "--truncation cannot be combined with --latents"),
+        ({"grid": (2, 2), "format": "npy"}, "--grid requires --format png, jpg, webp or bmp, got npy"),
+        ({"grid": (2, 2), "format": "zip"}, "--grid requires --format png, jpg, webp or bmp, got zip"),
+        ({"grid": (2, 2), "count": 5}, "--grid 2x2 has 4 places, and 5 pictures were requested"),
         ({"grid": (2, 2), "interpolate": (1, 2)}, "--grid 2x2 has 4 places, and 9 pictures"),
     ],
 )

@@ -22,17 +22,17 @@ def test_latents_are_standard_normal():
     assert stats.kstest(z, "norm").pvalue > 1e-3
 
 
-def test_truncated_latents_have_the_cut_distribution():
+def test_truncation_shortens_long_latents_and_keeps_their_direction():
     z = latents.from_seeds(range(50), 200)
+    lengths = np.linalg.norm(z, axis=1)
     for limit in (0.3, 1.0, 2.5):
-        cut = latents.truncated(z, limit)
-        assert np.abs(cut).max() <= np.float32(limit)
-        assert stats.kstest(cut.ravel(), stats.truncnorm(-limit, limit).cdf).pvalue > 1e-3
-        assert (np.sign(cut) == np.sign(z)).all()
-    assert np.allclose(latents.truncated(z, 50.0), z, rtol=1e-6)
-    assert (latents.truncated(np.array([0.0, -0.0], dtype=np.float32), 1.0) == 0).all()
+        short = latents.from_seeds(range(50), 200, limit)
+        assert np.allclose(np.linalg.norm(short, axis=1), np.minimum(lengths, limit * 200**0.5), rtol=1e-6)
+        assert np.allclose(short / np.linalg.norm(short, axis=1)[:, None], z / lengths[:, None], rtol=1e-6)
+    assert (latents.shorten(z, 50.0) == z).all()
+    assert (latents.shorten(np.zeros((1, 2), dtype=np.float32), 1.0) == 0).all()
     with pytest.raises(ValueError, match="expected a number above 0"):
-        latents.truncated(z, 0.0)
+        latents.shorten(z, 0.0)
 
 
 def test_a_walk_begins_and_ends_at_its_ends_and_keeps_the_length():

@@ -138,7 +138,7 @@ def test_an_evaluation_takes_a_file_of_any_name_but_the_empty_one():
     assert Evaluate(run=Path("run"), data=name).data == name
     with pytest.raises(ConfigError, match="expected a name in UTF-8, which --json can record"):
         Evaluate(run=Path("run"), data=name, json=Path("scores.json"))
-    with pytest.raises(ConfigError, match="--data is , expected a data set, a file or a folder"):
+    with pytest.raises(ConfigError, match="--data is empty, expected a data set, a file or a folder"):
         Evaluate(run=Path("run"), data="")
 
 
@@ -150,7 +150,7 @@ def test_an_error_may_name_a_file_whose_name_is_no_utf8():
 
 
 def test_a_prediction_takes_inputs_or_a_file():
-    with pytest.raises(ConfigError, match="not both"):
+    with pytest.raises(ConfigError, match="use one of them"):
         Predict(run=Path("run"), inputs=("a",), file=Path("f"))
     with pytest.raises(ConfigError, match="--top is 0"):
         Predict(run=Path("run"), top=0)

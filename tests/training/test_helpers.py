@@ -20,7 +20,7 @@ def draw_all(folder):
         plots.predictions(folder, truth * 2.5, found * 1.5, "price", "c")
         pixels = np.arange(4 * 6 * 5, dtype=np.uint8).reshape(4, 6, 5, 1)
         plots.mistakes(folder, pixels, truth, found, np.full(4, 0.75), ["one", "two"], "d")
-        plots.filters(folder, np.linspace(-1, 1, 54, dtype=np.float32).reshape(3, 2, 3, 3), "e")
+        plots.filters(folder, np.linspace(-1, 1, 150, dtype=np.float32).reshape(3, 2, 5, 5), "e")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

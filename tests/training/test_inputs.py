@@ -168,8 +168,8 @@ def test_a_line_without_end_is_refused_with_its_number(monkeypatch):
         found.extend(itertools.chain.from_iterable(inputs.lines_as_they_come(stream)))
     assert found == [(1, "one"), (2, "two")]
     assert str(caught.value) == (
-        "standard input, line 3: more than 1,000,000 bytes, expected at most so many in a line; make several lines of "
-        "it, or give a file with --file"
+        "standard input, line 3: more than 1,000,000 bytes, the limit for a line; split it into several lines, "
+        "or pass a file with --file"
     )
     assert stream.read < 1.2e6
 

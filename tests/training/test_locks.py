@@ -216,7 +216,7 @@ def test_a_file_of_the_users_at_the_name_of_the_lock_stays(tmp_path, monkeypatch
         with folder_lock.held(tmp_path / "run"):  # a lock that a killed process has begun
             pass
         return
-    with pytest.raises(ConfigError, match=r"\.run\.lock is not a lock of minidl, which needs this name: move it"):
+    with pytest.raises(ConfigError, match=r"\.run\.lock is not a lock file of minidl, which needs this name: move it"):
         folder_lock.check_free(tmp_path / "run")
     assert kind == "pipe" or path.read_text() == content
     assert path.exists()

@@ -62,7 +62,7 @@ def test_the_text_has_the_most_frequent_classes_and_says_where_the_others_are(an
     assert text.count("\nclass ") == 51
     assert text.endswith(f"\nthe 50 most frequent of 6,072 classes; {elsewhere} all of them\n")
     assert "linear: LinearSVC         -         -\n" in text
-    assert "\nlinear: left out, as it would take long\n" in text
+    assert "\nlinear: skipped because it would take long\n" in text
 
 
 @pytest.fixture

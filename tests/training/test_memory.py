@@ -134,11 +134,11 @@ def test_a_batch_is_named_only_after_a_trial():
         if size > 20:
             torch.empty(10**15)
 
-    assert out_of_memory.advice(short, 100) == "end other programs, or take less data or a smaller model"
-    assert out_of_memory.advice(short, 100, attempt) == "take a --batch-size of 12: a trial with 12 fitted"
+    assert out_of_memory.advice(short, 100) == "stop other programs, or use less data or a smaller model"
+    assert out_of_memory.advice(short, 100, attempt) == "use a --batch-size of 12: a trial with 12 fitted"
     assert (
         out_of_memory.advice(short, 100, full)
-        == "not even a batch of 1 fits: end other programs, or take a smaller model"
+        == "not even a batch of 1 fits: stop other programs, or use a smaller model"
     )
 
 
@@ -166,7 +166,7 @@ def test_what_asked_for_the_memory_is_told_with_what_helps(monkeypatch):
         raise MemoryError
     short = out_of_memory.read(caught.value)
     assert str(short) == "this machine is out of memory: an allocation for a plot failed, 2.00 GiB were free"
-    assert out_of_memory.advice(short, 64, full) == "end other programs, or take --no-plots"
+    assert out_of_memory.advice(short, 64, full) == "stop other programs, or use --no-plots"
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_libraries_that_find_no_memory(error):
 def test_a_limit_of_threads_is_no_lack_of_memory(monkeypatch, error):
     monkeypatch.setattr(memory_limit, "free", lambda: 2 * GB)
     short = out_of_memory.read(error)
-    assert str(short) == "no further thread or process can be started"
+    assert str(short) == "no more threads or processes can be started"
     assert out_of_memory.advice(short, 64, full).startswith(
-        "end other programs, or raise the limit of processes (ulimit -u"
+        "stop other programs, or raise the limit of processes (ulimit -u"
     )
     monkeypatch.setattr(memory_limit, "free", lambda: 2**20)  # no room for a stack
     assert out_of_memory.read(error).where == "machine"

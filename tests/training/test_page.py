@@ -72,7 +72,9 @@ HISTORY = [
 
 def test_all_of_a_run_is_there_and_nothing_but_text(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "mistakes.png")
-    mistakes = [{"true": BAD, "predicted": "b", "probability": 0.9, "terms": [(BAD, 1.25), ("word", -0.5)]}]
+    mistakes = [
+        {"true": BAD, "predicted": "b", "probability": 0.9, "terms": [(BAD, 1.25), ("word", -0.5)], "text": BAD * 99}
+    ]
     text = page.as_html(tmp_path, report(), HISTORY, {"lr": 0.1, "name": BAD}, {"torch": BAD}, mistakes)
     found = read(text)
     assert "script" not in found.tags
@@ -98,7 +100,7 @@ def test_many_classes_have_a_list_of_confusions(tmp_path):
     counts[3][5] = 77
     given = report(per_class=many[:70], confusion=counts)
     whole = "\n".join(read(page.as_html(tmp_path, given, HISTORY, {}, {})).texts)
-    assert "What was taken for what most often" in whole
+    assert "Most frequent confusions" in whole
     assert "77" in whole
 
 

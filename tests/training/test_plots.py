@@ -60,7 +60,7 @@ def test_a_confusion_matrix_has_a_colour_key_and_plain_names(drawn, tmp_path):
     truth, predicted = np.array([0, 0, 0, 0, 1, 1]), np.array([0, 0, 0, 1, 1, 1])
     plots.confusion(tmp_path, truth, predicted, ["$a_{b", "$$ two\nlines of a name that is very long"], "a")
     axes = drawn["confusion.png"]
-    assert [other.get_ylabel() for other in axes.figure.axes] == ["true", "share of the row"]
+    assert [other.get_ylabel() for other in axes.figure.axes] == ["true", "share of the true class"]
     assert [label.get_text() for label in axes.get_yticklabels()] == [r"\$a_{b", r"\$\$ two lines of a name …"]
 
 
@@ -69,7 +69,7 @@ def test_of_many_classes_those_are_drawn_that_are_most_confused(drawn, tmp_path)
     predicted = np.where(truth < 100, truth // 10, truth)
     plots.confusion(tmp_path, truth, predicted, [f"class {i}" for i in truth], "a")
     axes = drawn["confusion.png"]
-    assert axes.get_title() == "a\nthe 40 of 1,000 classes that are most confused, among themselves"
+    assert axes.get_title() == "a\nthe 40 classes of 1,000 that are confused most often"
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names[:10] == [f"class {i}" for i in range(10)]
     assert len(names) == 40
@@ -115,7 +115,7 @@ def test_mistakes_are_shown_most_confident_first(tmp_path, monkeypatch, channels
 @pytest.mark.parametrize("shape", [(32, 1, 3, 3), (9, 3, 5, 5), (3, 7, 1, 1)])
 def test_filters_are_shown(tmp_path, shape):
     plots.filters(tmp_path, np.random.default_rng(0).normal(size=shape).astype(np.float32), "digits")
-    assert (tmp_path / "filters.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "filters.png").exists() == (shape[2] >= 5), "smaller filters show nothing"
     plots.filters(tmp_path, np.zeros(shape, dtype=np.float32), "digits")
 
 

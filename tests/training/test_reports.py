@@ -20,7 +20,7 @@ def evaluation(**change):
     [
         ({}, None),
         ({"accuracy": 0.4}, None),
-        ({"accuracy": 0.39}, "The model is worse than always answering the majority class: train longer (--epochs)"),
+        ({"accuracy": 0.39}, "The model is worse than always predicting the majority class: train longer (--epochs)"),
     ],
 )
 def test_a_model_below_the_majority_class_is_told(change, line):
@@ -33,7 +33,7 @@ def test_a_regression_below_the_mean_is_told():
     scores = {"rmse": 2.0, "mae": 1.0, "r2": -0.5}
     report = {"task": "regression", "data": "a", "run": "r", "source": {"examples": 1}, **scores}
     text = report_files.as_text({**report, "baseline": {"mean": {"rmse": 1.5, "mae": 1.0, "r2": -0.1}}})
-    assert "worse than always answering the mean:" in text
+    assert "worse than always predicting the mean:" in text
 
 
 def test_an_evaluation_says_what_it_read():
@@ -98,3 +98,23 @@ def test_where_a_run_went_on_under_another_environment_is_told():
     assert first == ("resumed", f"{told}: the last bits may differ")
     assert second[1].startswith("after epoch 3 with ")
     assert report_files.resumptions({}) == []
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "linear", "expected"),
+    [
+        (1.0, 1.0, ""),
+        (0.6, 0.7, "worse than the linear baseline"),
+        (0.3, 0.7, "worse than the majority baseline"),
+        (0.6, None, ""),
+    ],
+)
+def test_a_model_is_compared_with_the_baselines(accuracy, linear, expected):
+    baseline = {"majority": {"accuracy": 0.4}, "linear": {} if linear is None else {"accuracy": linear}}
+    assert report_files.shortfall({"accuracy": accuracy, "baseline": baseline}) == expected
+
+
+def test_the_scores_fit_in_one_line():
+    assert report_files.summary({"accuracy": 0.5, "macro_f1": 0.25}) == "test: accuracy 0.5000, macro-F1 0.2500"
+    assert report_files.summary({"rmse": 2.0, "mae": 1.0, "r2": -0.5}) == "test: RMSE 2, MAE 1, R2 -0.5000"
+    assert report_files.summary({"task": "gan"}) == ""

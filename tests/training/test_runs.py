@@ -95,7 +95,7 @@ def test_advice_after_a_write_that_failed_is_of_what_is_there(tmp_path):
     )
     assert told(is_back=True) == f"; the previous run is back in {folder}. Free some space, then run the command again"
     complete(folder, 1)
-    assert told() == f"; the run in {folder} is complete all the same"
+    assert told() == f"; the run in {folder} is complete nevertheless"
 
 
 def other_config(folder, content):
@@ -247,7 +247,7 @@ def test_a_file_with_the_name_of_the_mark_is_the_users(tmp_path):
     finished(folder)
     (folder / "replaced").write_text("mine")
     create.sweep(folder)
-    with pytest.raises(RunError, match="replaced is not of the run, and --overwrite needs this name for a while"):
+    with pytest.raises(RunError, match="replaced is not part of the run, but --overwrite needs this name"):
         started(folder, overwrite=True)
     assert (folder / "replaced").read_text() == "mine"
     assert epochs(folder) == TrainText(data="docstrings", out=folder).epochs
@@ -312,7 +312,9 @@ def test_a_run_of_images_is_named(tmp_path):
 def test_resuming_nothing_starts_a_run(tmp_path):
     config = create.settings("text", {"out": tmp_path / "run", "resume": True, "data": "docstrings"})
     assert config.data == "docstrings"
-    with pytest.raises(ConfigError, match=r"--resume: there is no run in .*run; give its folder, or --data to begin"):
+    with pytest.raises(
+        ConfigError, match=r"--resume: there is no run in .*run; name its folder, or start a run with --data"
+    ):
         create.settings("text", {"out": tmp_path / "run", "resume": True})
 
 

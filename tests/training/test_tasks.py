@@ -174,7 +174,7 @@ def test_a_fifth_task_goes_on_bit_for_bit(command, majority_run, tmp_path, monke
         done = command("train", "majority", "--data", "all", "--out", again)
     assert (done.code, "minidl train majority --out" in done.err) == (130, True)
     done = command("train", "majority", "--out", again, "--resume")
-    assert "going on after epoch 1 and 1 step" in done.out
+    assert "continuing after epoch 1 and 1 step" in done.out
     for name in ("model.safetensors", "labels.json"):
         assert (majority_run / name).read_bytes() == (again / name).read_bytes()
 

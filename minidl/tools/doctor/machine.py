@@ -154,8 +154,7 @@ def _extra(name: str, packages: tuple[str, ...], without: str) -> Check:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if not missing:
         return Check(name, GOOD, "installed")
-    advice = f'pip install -c constraints.txt "minidl[{name}]"'
-    return Check(name, NOTE, f"{', '.join(missing)} missing: {without}", advice)
+    return Check(name, NOTE, f"{', '.join(missing)} missing: {without}", f"pip install {' '.join(missing)}")
 
 
 def _data() -> list[Check]:

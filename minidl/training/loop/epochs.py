@@ -211,8 +211,8 @@ class Trainer(BaseTrainer):
         elif self.patience and progress.epoch - progress.best_epoch >= self.patience:
             progress.finished = True
             self.display.note(
-                f"{self.patience} epochs in a row more than one standard error below the best validation score: "
-                "stopping early"
+                "stopping early: the validation score was more than one standard error below the best for "
+                f"{self.patience} epochs in a row"
             )
         return best
 

@@ -64,6 +64,7 @@ class Supervised(Experiment):
     `draw(model, pictures, targets, found, title)` adds to the plots what the test split shows.
     `begin` changes the first weights of a model, `said` tells of it, and `course` is what changes during the training.
     `network` says which one it is, where there is a choice. `terms` are the names of the columns of texts.
+    `texts` reads the test split's texts of some indices.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Supervised(Experiment):
     said: str | None = None
     network: str | None = None
     terms: Sequence[str] | None = None
+    texts: Callable[[np.ndarray], list[str]] | None = None
     course: Course | None = None
     batch_size: int = field(init=False)
     _tested: tuple[Any, np.ndarray, Found] | None = field(default=None, init=False)
@@ -176,17 +178,17 @@ class Supervised(Experiment):
             self._scores = self.targets.baselines(self.train, self.validation, workers)
             yield
 
-    def advice(self, steps: int) -> str | None:
-        whole = self.config.epochs * steps
-        if whole >= FEW_STEPS:
+    def advice(self, trainer: Trainer, report: dict[str, Any]) -> str | None:
+        shortfall, epochs = report_files.shortfall(report), math.ceil(FEW_STEPS / trainer.steps)
+        if self.config.epochs >= epochs or not shortfall:
             return None
-        counted = "1 step" if whole == 1 else f"{whole} steps"
-        return f"{counted} in all; try --epochs {math.ceil(FEW_STEPS / steps)}{self.more_steps} if the scores are low"
+        steps = report_files.count(report["steps"], "training step")
+        return f"the model is {shortfall} after {steps}: try --epochs {epochs}{self.more_steps}"
 
     def report(self, trainer: Trainer, device: str) -> dict[str, Any]:
         progress, model = trainer.progress, trainer.model
         trainer.display.note(f"kept: {report_files.kept(progress.best_epoch)} (*: the best so far)")
-        trainer.display.note("training is done; testing, and fitting the baselines")
+        trainer.display.note("training is finished; testing the model and fitting the baselines")
         features, truth, found = self.tested(model)
         tested = self.targets.report(truth, found)
         with out_of_memory.used_for("the baselines", "less data"), timing.timed("baseline"):
@@ -226,7 +228,7 @@ class Supervised(Experiment):
             self.draw(trainer.model, features, truth, found, title)
 
     def mistakes(self, trainer: Trainer) -> list[dict[str, Any]]:
-        """The surest mistakes on the test split, with the terms that gave most for and against the answer."""
+        """Return the most confident mistakes on the test split, with their texts and most important terms."""
         if self.terms is None:
             return []
         features, truth, found = self.tested(trainer.model)
@@ -236,6 +238,7 @@ class Supervised(Experiment):
         if len(wrong) == 0:
             return []
         chosen, labels, entries = features[wrong], self.targets.labels, []
+        texts = self.texts(wrong) if self.texts is not None else []
         given = terms.values(trainer.model, chosen, terms.logits(trainer.model, chosen), found.values[wrong])
         for row, place in enumerate(wrong):
             own = np.arange(chosen.indptr[row], chosen.indptr[row + 1])
@@ -244,6 +247,7 @@ class Supervised(Experiment):
                 "true": labels[truth[place]], "predicted": labels[found.values[place]],
                 "probability": float(found.sure[place]),
                 "terms": [(self.terms[chosen.indices[i]], float(given[i])) for i in most],
+                **({"text": texts[row]} if texts else {}),
             })  # fmt: skip
         return entries
 

@@ -42,7 +42,7 @@ def explain(config: Explain) -> Iterator[tuple[str, list[Spoken]]]:
     """
     task = TASKS[finished_run(config.run).kind]
     if not task.has_terms:
-        raise ConfigError(f"{config.run} is {task.run}: only a text run is explained, term by term")
+        raise ConfigError(f"{config.run} is {task.run}: explain requires a text run")
     classifier = load(config.run)
     chunks = [config.texts] if config.texts else inputs.lines_as_they_come(inputs.standard_input())
     for chunk in chunks:

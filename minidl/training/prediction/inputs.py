@@ -49,7 +49,17 @@ def tell_files(given: Iterable[str], what: str) -> None:
             continue
         if there:
             file = shlex.quote(argument)
-            console.note(f"{argument} is taken as {what}; to answer what is in the file: --file {file}")
+            console.note(f"{argument} is read as {what}; to predict the file's contents: --file {file}")
+
+
+def note_unknown(unknown: int, total: int) -> None:
+    """Note on standard error that `unknown` of `total` texts have no known terms, if there are any."""
+    if unknown == 1 == total:
+        console.note("the text contains no term that the model knows: the answer does not depend on the text")
+    elif unknown:
+        contain, their = ("contains", "its answer does") if unknown == 1 else ("contain", "their answers do")
+        known = f"{unknown:,} of {total:,} texts {contain} no term that the model knows"
+        console.note(f"{known}: {their} not depend on the text")
 
 
 def chunks(items: list[_Item], size: int = CHUNK) -> Iterator[list[_Item]]:
@@ -93,8 +103,8 @@ def _lines(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
         length += len(block.partition(b"\n")[0])
         if length > LONGEST:
             raise DataError(
-                f"{STANDARD_INPUT}, line {number}: more than {LONGEST:,} bytes, expected at most so many in a line; "
-                "make several lines of it, or give a file with --file"
+                f"{STANDARD_INPUT}, line {number}: more than {LONGEST:,} bytes, the limit for a line; "
+                "split it into several lines, or pass a file with --file"
             )
         if newline:
             arrived = b"".join([*begun, end]).split(b"\n")

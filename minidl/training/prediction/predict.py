@@ -121,9 +121,16 @@ def answer(begun: Reading, config: Predict, write: IO[str]) -> None:
     predictor = _with_model(begun.run, begun.predictor)
     if predictor.argument:
         inputs.tell_files(config.inputs, predictor.argument)
-    for lines in _lines(predictor, begun.prepared, config.top):
+    total = unknown = 0
+    for features, lines in _lines(predictor, begun.prepared, config.top):
         write.writelines(lines)
         write.flush()
+        if TASKS[begun.run.kind].has_terms:
+            total, unknown = (
+                total + features.shape[0],
+                unknown + int((features.indptr[1:] == features.indptr[:-1]).sum()),
+            )
+    inputs.note_unknown(unknown, total)
 
 
 def _is_much(config: Predict) -> bool:
@@ -137,13 +144,15 @@ def _is_much(config: Predict) -> bool:
         return len(config.inputs) > inputs.CHUNK
 
 
-def _lines(predictor: Predictor, prepared: Iterable[Prepared], top: int) -> Iterator[Iterable[str]]:
+def _lines(predictor: Predictor, prepared: Iterable[Prepared], top: int) -> Iterator[tuple[Any, Iterable[str]]]:
+    """Yield features and lines of each chunk."""
     for chunk, features, fault in prepared:
         if fault is not None:
             for part in predictor.before_fault(chunk):
-                yield predictor.lines(part, predictor.features(part), top)
+                features = predictor.features(part)
+                yield features, predictor.lines(part, features, top)
             raise fault
-        yield predictor.lines(chunk, features, top)
+        yield features, predictor.lines(chunk, features, top)
 
 
 def evaluate(config: Evaluate) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def compile_ahead(work: Callable[[], object], display: Display) -> None:
         try:
             wanted = rehearsal.missing(work)
         except Exception as error:  # noqa: BLE001 (the work itself will raise it, where it is one of the work)
-            display.note(f"note: kernels are compiled as they are met ({type(error).__name__}: {error})")
+            display.note(f"note: kernels are compiled on first use ({type(error).__name__}: {error})")
             return
         with compiler_processes.at_hand() as processes:
             if wanted and (processes.started or len(wanted) >= _FEW):

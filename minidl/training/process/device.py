@@ -102,5 +102,5 @@ def _require_cuda(what: str) -> None:
         return
     why = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
     raise ConfigError(
-        f"{what} needs a GPU, but {why}; use --device cpu (or auto), or see what `minidl doctor` finds missing"
+        f"{what} needs a GPU, but {why}; use --device cpu or auto, or run `minidl doctor` to see what is missing"
     )

@@ -1,4 +1,4 @@
-"""What training shows: a progress bar in a terminal, plain lines elsewhere, nothing when quiet."""
+"""What training shows: a progress bar in a terminal, plain lines elsewhere, only the scores when quiet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from minidl.training.run_folder.outputs import discard_output
 
 
 class Display:
-    """Entered while training runs. `note`, `show` and `epoch` write lines; `step` moves the bar of an epoch."""
+    """Entered while training runs. `note`, `show` and `epoch` write lines unless it is quiet, `summary` writes
+    one if it is; `step` moves the bar of an epoch.
+    """
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -55,6 +57,11 @@ class Display:
         elif not self.quiet:
             self._print(text)
 
+    def summary(self, text: str) -> None:
+        """Print the line that stands for everything else when quiet; nothing if the text is empty."""
+        if self.quiet and text:
+            self._print(console.one_line(text))
+
     def _print(self, text: str) -> None:
         try:
             console.echo(text)
@@ -63,7 +70,7 @@ class Display:
             self.quiet = True
             discard_output()
             if not isinstance(error, BrokenPipeError):
-                console.note(f"standard output cannot be written ({error.strerror}); going on")
+                console.note(f"standard output cannot be written ({error.strerror}); training continues")
 
     @contextmanager
     def counted(self, what: str) -> Iterator[Progress]:

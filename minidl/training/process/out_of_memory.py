@@ -55,7 +55,7 @@ class Shortage:
         if self.where == "kernel":
             return f"a kernel needs {self.asked:,} of {self.kind}, but this GPU has {self.total:,}"
         if self.where == "threads":
-            return "no further thread or process can be started"
+            return "no more threads or processes can be started"
         full = "the GPU is out of memory" if self.where == "GPU" else "this machine is out of memory"
         asked = "an allocation" if self.asked is None else f"{size(self.asked)} were requested"
         asked += f" for {self.what}" if self.what else ""
@@ -143,14 +143,14 @@ def advice(
     if short.where == "kernel":
         return "its tile is too large for this GPU: make tables for it with `minidl tune`, or unset MINIDL_TILES"
     if short.where == "threads":
-        return "end other programs, or raise the limit of processes (ulimit -u, or pids.max of the control group)"
+        return "stop other programs, or raise the limit of processes (ulimit -u, or pids.max of the control group)"
     if short.remedy or attempt is None or batch <= 1:
-        return f"end other programs, or take {short.remedy or 'less data or a smaller model'}"
+        return f"stop other programs, or use {short.remedy or 'less data or a smaller model'}"
     tried = largest(attempt, batch, share, short.where)
     if tried:
-        return f"take {smaller.format(tried)}: a trial with {tried} fitted"
+        return f"use {smaller.format(tried)}: a trial with {tried} fitted"
     others, cpu = (" on the GPU", " or --device cpu") if short.where == "GPU" else ("", "")
-    return f"not even a batch of 1 fits: end other programs{others}, or take a smaller model{cpu}"
+    return f"not even a batch of 1 fits: stop other programs{others}, or use a smaller model{cpu}"
 
 
 def check_networks(networks: Callable[[Any], Networks], config: Any, scaled_by: Sequence[str]) -> None:
@@ -174,7 +174,7 @@ def check_networks(networks: Callable[[Any], Networks], config: Any, scaled_by: 
     fits = f"{flags} ({size(fitting)})" if fitting <= free else "fewer features or classes"
     raise RunError(
         f"the model has {parameters:,} parameters, and their training needs {size(need)}, but this "
-        f"{'GPU' if on_gpu else 'machine'} has {size(free)} free; end other programs, or take {fits}"
+        f"{'GPU' if on_gpu else 'machine'} has {size(free)} free; stop other programs, or use {fits}"
     )
 
 

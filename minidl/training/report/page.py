@@ -1,33 +1,31 @@
-"""report.html: a finished run as one page that needs no other file, no script and no network.
+"""Write report.html: a finished run as one page that needs no other file, no script and no network.
 
-Curves are drawn as SVG, from the records of metrics.jsonl; the confusion matrix is a table whose cells tell their
-counts; pictures that the run has are within the page. All text of the run is escaped.
+Curves are SVG drawings of the records of metrics.jsonl, the confusion matrix is a table, and the run's pictures are
+embedded. All text of the run is escaped.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import html
-import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from minidl.common import read_files
-from minidl.common.console import one_line
 from minidl.training.report import metrics, report_files
+from minidl.training.report.chart import chart, text_of
 
 FILE = "report.html"
 _MOST_CLASSES = 64  # of a table that fits a screen
+_MOST_SCORES = 200  # classes in the table of scores
 _MOST_BYTES = 4 * 2**20  # of a picture
 _PICTURES = {
-    "predictions.png": "Predicted against true values", "mistakes.png": "The surest mistakes",
-    "activations.png": "What the network looked at in them", "filters.png": "Filters of the first layer",
-    "training.gif": "What the generator made, epoch by epoch",
+    "predictions.png": "Predicted against true values", "mistakes.png": "Most confident mistakes",
+    "activations.png": "Class activation maps of these mistakes", "filters.png": "Filters of the first layer",
+    "training.gif": "Samples of the generator by epoch",
 }  # fmt: skip
-_COLOURS = ("#2a78d6", "#c2541b", "#2f8f4e", "#8a4fbf", "#b8860b", "#1b9aaa", "#d1477a", "#7a7f87")
+_TEXT = 400  # characters of a text on the page
 _STYLE = """
 :root { color-scheme: light dark; --fg: #1c1e21; --bg: #fff; --soft: #666; --line: #ddd; --card: #f5f6f8;
   --for: #237a3f; --against: #a8420f; }
@@ -49,7 +47,8 @@ th:first-child, td:first-child, .words td { text-align: left; } .numbers { overf
 .charts { display: flex; flex-wrap: wrap; gap: 1rem; } .chart { width: 30rem; max-width: 100%; }
 svg { width: 100%; height: auto; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft); } figure { margin: 1rem 0; }
-img { max-width: 100%; background: #fff; } .soft { color: var(--soft); font-size: .9rem; }
+img { max-width: 100%; } summary { cursor: pointer; font-size: 1.2rem; font-weight: bold; margin: 2rem 0 .5rem; }
+ .soft { color: var(--soft); font-size: .9rem; }
 .bar { background: #2a78d6; height: .7rem; min-width: 1px; border-radius: .2rem; } td.holds { width: 40%; }
 .for { color: var(--for); } .against { color: var(--against); }
 """
@@ -59,25 +58,26 @@ def as_html(
     folder: Path, report: Mapping[str, Any], history: Sequence[Mapping[str, Any]], settings: Mapping[str, Any],
     environment: Mapping[str, Any], mistakes: Sequence[Mapping[str, Any]] = (),
 ) -> str:  # fmt: skip
-    """The page of a run: its report, the records of its epochs, its settings and environment, and its pictures.
+    """Return the page of a run: its report, records of epochs, settings, environment and pictures.
 
-    `mistakes` have the keys true, predicted, probability and terms: (term, value) pairs.
+    `mistakes` have the keys true, predicted, probability, terms ((term, value) pairs) and, if it is available, text.
     """
     title = f"{report['task']} of {report['data']}"
-    parts = [f"<h1>{_text(title)}</h1>", *_head(report), *_scores(report), *_curves(report, history)]
+    parts = [f"<h1>{text_of(title)}</h1>", *_head(report), *_scores(report), *_curves(report, history)]
     parts += [*_matrix(report), *_classes(report), *_mistakes(mistakes), *_pictures(folder), *_phases(report)]
-    parts += [*_table_of("Settings", settings), *_table_of("Environment", environment)]
+    parts += ["<h2>Settings</h2>", _pairs(settings)]
+    parts += [f"<details><summary>Environment</summary>{_pairs(environment)}</details>"]
     return _page(title, parts, "train")
 
 
 def as_comparison(table: Sequence[Sequence[str]], histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """A page of runs side by side: a table, its first row the names, and curves of the records of each run's epochs."""
+    """Return a page that compares runs: a table whose first row has their names, and the curves of their epochs."""
     together: dict[str, dict[str, list[Any]]] = {}
     for run, history in histories.items():
-        for chart, lines in _series(history).items():
+        for title, lines in _series(history).items():
             for line, values in lines.items():
-                together.setdefault(f"{line} {chart}" if len(lines) > 1 else chart, {})[run] = values
-    charts = "".join(_chart(name, lines, None) for name, lines in together.items())
+                together.setdefault(f"{line} {title}" if len(lines) > 1 else title, {})[run] = values
+    charts = "".join(chart(name, lines, None) for name, lines in together.items())
     title = f"{len(histories)} runs"
     return _page(
         title, [f"<h1>{title}</h1>", _table(table), f'<h2>Training</h2><div class="charts">{charts}</div>'], "compare"
@@ -85,9 +85,9 @@ def as_comparison(table: Sequence[Sequence[str]], histories: Mapping[str, Sequen
 
 
 def parameters(report: Mapping[str, Any]) -> int:
-    """The parameters of all networks of a report."""
-    found = report["parameters"]
-    return int(sum(found.values()) if isinstance(found, Mapping) else found)
+    """Return the number of parameters of all networks of a report."""
+    counts = report["parameters"]
+    return int(sum(counts.values()) if isinstance(counts, Mapping) else counts)
 
 
 def _page(title: str, parts: Sequence[str], command: str) -> str:
@@ -96,45 +96,40 @@ def _page(title: str, parts: Sequence[str], command: str) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="generator" content="minidl {command}">\n'
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>{text_of(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
-
-
-def _text(value: Any) -> str:
-    """Any text, shown and never read as HTML, without control characters and what UTF-8 cannot hold."""
-    return html.escape(one_line(str(value)))
 
 
 def _head(report: Mapping[str, Any]) -> Iterator[str]:
     shown = [(metrics.TITLES[name], metrics.shown(name, report[name])) for name in metrics.TITLES if name in report]
     shown += [("epochs", f"{report['epochs']:,}"), ("seconds of training", f"{report['seconds']:,.1f}")]
     shown += [("parameters", f"{parameters(report):,}"), ("device", report_files.device(dict(report)))]
-    cards = "".join(f'<div class="card">{_text(name)}<b>{_text(value)}</b></div>' for name, value in shown)
+    cards = "".join(f'<div class="card">{text_of(name)}<b>{text_of(value)}</b></div>' for name, value in shown)
     yield f'<div class="cards">{cards}</div>'
     source = report["source"]
-    yield f'<p class="soft">{_text(source.get("about", source.get("name", report["data"])))}</p>'
+    yield f'<p class="soft">{text_of(source.get("about", source.get("name", report["data"])))}</p>'
 
 
 def _scores(report: Mapping[str, Any]) -> Iterator[str]:
-    """The model's scores beside those of the baselines."""
+    """Yield the table of test scores of the model and the baselines."""
     if "baseline" not in report:
         return
     titles, rows = report_files.scores_of(report)
-    yield "<h2>Test split, beside simpler models</h2>"
+    yield "<h2>Test scores</h2>"
     yield _table([titles, *rows])
 
 
 def _curves(report: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A chart of each figure of the epochs; losses of training and validation share one."""
+    """Yield a chart for each figure of the epochs; training and validation loss share one."""
     series = _series(history)
     if series:
         yield "<h2>Training</h2>"
-        charts = (_chart(name, lines, report.get("best_epoch")) for name, lines in series.items())
+        charts = (chart(name, lines, report.get("best_epoch")) for name, lines in series.items())
         yield f'<div class="charts">{"".join(charts)}</div>'
 
 
 def _series(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[Any]]]:
-    """The figures of the epochs by chart and line."""
+    """Return the figures of the epochs by chart and line."""
     series: dict[str, dict[str, list[Any]]] = {}
     for record in history:
         for name, value in record.items():
@@ -149,61 +144,23 @@ def _series(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[An
     return series
 
 
-def _chart(name: str, lines: Mapping[str, Sequence[Any]], kept: int | None) -> str:
-    """Lines over the epochs, with the epoch that is kept."""
-    values = [v for line in lines.values() for v in line if v is not None and math.isfinite(v)]
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    span, count = (high - low) or abs(high) or 1.0, max(map(len, lines.values()))
-
-    def place(epoch: int, value: float) -> str:
-        return f"{50 + 380 * (epoch / max(1, count - 1)):.1f},{190 - 160 * (value - low) / span:.1f}"
-
-    parts = [f'<text x="50" y="16">{_text(name)}</text>']
-    for share in (0.0, 0.5, 1.0):
-        y = 190 - 160 * share
-        parts.append(f'<path d="M50 {y:.0f}H430" stroke="var(--line)"/>')
-        parts.append(f'<text x="44" y="{y + 4:.0f}" text-anchor="end">{low + share * span:.3g}</text>')
-    parts.append('<text x="50" y="208">1</text>' + f'<text x="430" y="208" text-anchor="end">{count} epochs</text>')
-    if kept:
-        x = place(kept - 1, low).partition(",")[0]
-        parts.append(f'<path d="M{x} 30V190" stroke="var(--soft)" stroke-dasharray="3"/>')
-    for found, colour in zip(lines.values(), itertools.cycle(_COLOURS), strict=False):
-        points = [(epoch, v) for epoch, v in enumerate(found) if v is not None and math.isfinite(v)]
-        way = " ".join(place(*point) for point in points)
-        parts.append(f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for epoch, value in points if len(points) <= 60 else points[-1:]:
-            across, down = place(epoch, value).split(",")
-            said = f"<title>epoch {epoch + 1}: {value:.4g}</title>"
-            parts.append(f'<circle cx="{across}" cy="{down}" r="3" fill="{colour}">{said}</circle>')
-    label = f"{name} over {count} epochs, last {', '.join(f'{line[-1]}' for line in lines.values())}"
-    keys = "".join(
-        f' <span style="color:{colour}">&#9632;</span>&nbsp;{_text(line)}'
-        for line, colour in zip(lines, itertools.cycle(_COLOURS), strict=False)
-        if line and len(lines) > 1
-    )
-    svg = f'<svg viewBox="0 0 440 215" role="img" aria-label="{_text(label)}">{"".join(parts)}</svg>'
-    return f'<div class="chart">{svg}<div class="soft">{keys}</div></div>'
-
-
 def _matrix(report: Mapping[str, Any]) -> Iterator[str]:
-    """The confusion matrix, or the most frequent confusions of many classes."""
+    """Yield the confusion matrix, or the most frequent confusions of many classes."""
     labels = [entry["label"] for entry in report.get("per_class", ())]
     matrix = report.get("confusion")
     if matrix is not None and len(labels) <= _MOST_CLASSES:
-        yield "<h2>What was taken for what</h2>"
-        yield '<p class="soft">A row for each true class; point at a cell for its count.</p>'
-        head = "".join(f"<th>{_text(label)}</th>" for label in labels)
+        yield "<h2>Confusion matrix</h2>"
+        yield '<p class="soft">Rows are true classes, columns are predictions; hover for percentages.</p>'
+        head = "".join(f"<th>{text_of(label)}</th>" for label in labels)
         rows = []
         for label, counts in zip(labels, matrix, strict=True):
-            whole, cells = sum(counts) or 1, []
+            support, cells = sum(counts), []
             for other, count in zip(labels, counts, strict=True):
-                share = count / whole
+                share = count / (support or 1)
                 look = f"background:rgba(42,120,214,{0.6 * share:.2f})"  # text stays readable on it, light and dark
-                says = f"{count:,} of {sum(counts):,} {label} taken for {other}"
-                cells.append(f'<td style="{look}" title="{_text(says)}">{count or ""}</td>')
-            rows.append(f"<tr><th>{_text(label)}</th>{''.join(cells)}</tr>")
+                hint = f"{count:,} of {support:,} {label} predicted as {other} ({share:.1%})"
+                cells.append(f'<td style="{look}" title="{text_of(hint)}">{count or ""}</td>')
+            rows.append(f"<tr><th>{text_of(label)}</th>{''.join(cells)}</tr>")
         yield (
             f'<div class="wide"><table class="matrix"><thead><tr><th></th>{head}</tr></thead>'
             f"<tbody>{''.join(rows)}</tbody></table></div>"
@@ -217,7 +174,7 @@ def _matrix(report: Mapping[str, Any]) -> Iterator[str]:
     ]
     if pairs:
         most = sorted(pairs, key=lambda pair: -pair["count"])[:50]
-        yield "<h2>What was taken for what most often</h2>"
+        yield "<h2>Most frequent confusions</h2>"
         yield _table([["true", "predicted", "count"], *([p["true"], p["predicted"], f"{p['count']:,}"] for p in most)])
 
 
@@ -225,7 +182,10 @@ def _classes(report: Mapping[str, Any]) -> Iterator[str]:
     if "per_class" not in report:
         return
     yield "<h2>Classes</h2>"
-    entries = sorted(report["per_class"], key=lambda entry: -entry["support"])[:200]
+    entries = report["per_class"]
+    if len(entries) > _MOST_SCORES:
+        least = sorted(entry["support"] for entry in entries)[-_MOST_SCORES]
+        entries = [entry for entry in entries if entry["support"] >= least][:_MOST_SCORES]
     rows = [
         [entry["label"], *(f"{entry[name]:.3f}" for name in ("precision", "recall", "f1")), f"{entry['support']:,}"]
         for entry in entries
@@ -238,57 +198,59 @@ def _classes(report: Mapping[str, Any]) -> Iterator[str]:
 def _mistakes(mistakes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not mistakes:
         return
-    yield "<h2>The surest mistakes</h2>"
-    yield '<p class="soft">With the terms that spoke most for the answer and against it.</p>'
+    yield "<h2>Most confident mistakes</h2>"
+    yield '<p class="soft">The terms that contributed most to <span class="for">(green)</span> and against '
+    yield '<span class="against">(red)</span> the wrong prediction.</p>'
     rows = []
     for each in mistakes:
         terms = " ".join(
-            f'<span class="{"for" if value > 0 else "against"}">{_text(term)}&nbsp;{value:+.2f}</span>'
+            f'<span class="{"for" if value > 0 else "against"}">{text_of(term)}&nbsp;{value:+.2f}</span>'
             for term, value in each["terms"]
         )
-        cells = (_text(each["true"]), _text(each["predicted"]), f"{each['probability']:.3f}", terms)
+        text = each.get("text", "")
+        text = text_of(" ".join(text.split())[:_TEXT]) + ("…" if len(text) > _TEXT else "")
+        cells = (text_of(each["true"]), text_of(each["predicted"]), f"{each['probability']:.3f}", text, terms)
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = "<tr><th>true</th><th>predicted</th><th>probability</th><th>terms</th></tr>"
+    head = "<tr><th>true</th><th>predicted</th><th>probability</th><th>text</th><th>terms</th></tr>"
     yield f'<div class="wide"><table class="words">{head}{"".join(rows)}</table></div>'
 
 
 def _pictures(folder: Path) -> Iterator[str]:
-    """The pictures of the run, and of a generator those of the last epoch."""
-    found = [(folder / name, title) for name, title in _PICTURES.items()]
+    """Yield the pictures of the run, and the last samples of a generator."""
+    pictures = [(folder / name, title) for name, title in _PICTURES.items()]
     samples = sorted((folder / "samples").glob("epoch-*.png"))
-    found += [(samples[-1], "Pictures of the last epoch")] if samples else []
-    for path, title in found:
+    pictures += [(samples[-1], "Samples of the last epoch")] if samples else []
+    for path, title in pictures:
         with contextlib.suppress(OSError):
             data = base64.b64encode(read_files.read_bytes(path, _MOST_BYTES)).decode()
             kind = path.suffix.removeprefix(".")
-            yield f"<h2>{_text(title)}</h2>"
-            yield f'<figure><img src="data:image/{kind};base64,{data}" alt="{_text(title)}"></figure>'
+            yield f"<h2>{text_of(title)}</h2>"
+            yield f'<figure><img src="data:image/{kind};base64,{data}" alt="{text_of(title)}"></figure>'
 
 
 def _phases(report: Mapping[str, Any]) -> Iterator[str]:
     phases = {name: value for name, value in report.get("phases", {}).items() if name != "total" and value}
     if not phases:
         return
-    yield f"<h2>Where {report['phases']['total']:,.1f} seconds went</h2>"
+    yield f"<h2>Time: {report['phases']['total']:,.1f} seconds</h2>"
     longest = max(phases.values())
     rows = "".join(
-        f'<tr><td>{_text(name)}</td><td>{seconds:,.2f} s</td><td class="holds">'
+        f'<tr><td>{text_of(name)}</td><td>{seconds:,.2f} s</td><td class="holds">'
         f'<div class="bar" style="width:{100 * seconds / longest:.1f}%"></div></td></tr>'
         for name, seconds in sorted(phases.items(), key=lambda phase: -phase[1])
     )
     yield f'<table style="width:100%">{rows}</table>'
 
 
-def _table_of(title: str, values: Mapping[str, Any]) -> Iterator[str]:
-    yield f"<h2>{title}</h2>"
-    yield _table(
+def _pairs(values: Mapping[str, Any]) -> str:
+    return _table(
         [[name.replace("_", " "), str(value)] for name, value in values.items() if value is not None], head=False
     )
 
 
 def _table(rows: Sequence[Sequence[str]], head: bool = True) -> str:
     lines = []
-    for place, row in enumerate(rows):
-        cell = "th" if head and place == 0 else "td"
-        lines.append("<tr>" + "".join(f"<{cell}>{_text(value)}</{cell}>" for value in row) + "</tr>")
+    for number, row in enumerate(rows):
+        cell = "th" if head and number == 0 else "td"
+        lines.append("<tr>" + "".join(f"<{cell}>{text_of(value)}</{cell}>" for value in row) + "</tr>")
     return f'<div class="wide"><table class="{"numbers" if head else "words"}">{"".join(lines)}</table></div>'

@@ -21,7 +21,7 @@ from minidl.data.workers import Message
 from minidl.training.process import helpers, out_of_memory
 from minidl.training.run_folder import files
 
-MISSING = "no plots: matplotlib is not installed; install it with pip install 'minidl[plots]'"
+MISSING = "no plots: matplotlib is not installed; install it with pip install matplotlib"
 Files = dict[str, bytes]
 
 

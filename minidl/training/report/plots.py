@@ -19,6 +19,8 @@ from minidl.training.report.plot_processes import Files, plot
 from minidl.training.run_folder.provenance import SOFTWARE
 
 _MOST_DRAWN = 40  # of the classes in a confusion matrix, where there are too many
+_GREY = "#767676"  # readable on white and on black
+_LEAST_FILTER = 5  # pixels of a side; smaller filters show nothing
 
 
 def curves(
@@ -63,7 +65,7 @@ def gan_curves(history: Sequence[dict[str, Any]], title: str) -> Files:
     figure.suptitle(_plain(f"GAN of {title}"), fontsize=11)
     columns = {
         "loss": {"loss_d": "discriminator", "loss_g": "generator"},
-        "mean probability of being real": {"d_real": "D(x), real", "d_fake": "D(G(z)), made"},
+        "mean probability of being real": {"d_real": "D(x), real", "d_fake": "D(G(z)), generated"},
     }
     for axes, (y, lines) in zip(figure.subplots(1, len(columns)), columns.items(), strict=True):
         _over_epochs(axes, {label: [record[name] for record in history] for name, label in lines.items()})
@@ -86,7 +88,7 @@ def confusion(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str], t
         found = metrics.counts(truth, predicted, len(labels))
         wrong = found.support + found.predicted - 2 * found.hits
         chosen = np.sort(np.lexsort((-found.support, -wrong))[:_MOST_DRAWN])
-        title += f"\nthe {len(chosen)} of {len(labels):,} classes that are most confused, among themselves"
+        title += f"\nthe {len(chosen)} classes of {len(labels):,} that are confused most often"
         place = np.full(len(labels), -1)
         place[chosen] = np.arange(len(chosen))
         among = (place[truth] >= 0) & (place[predicted] >= 0)
@@ -96,7 +98,7 @@ def confusion(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str], t
     size = min(16.0, 4.0 + 0.32 * len(labels))
     figure, axes = _figure(size + 1.5, size)
     image = axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
-    figure.colorbar(image, ax=axes, fraction=0.046, pad=0.04, label="share of the row")
+    figure.colorbar(image, ax=axes, fraction=0.046, pad=0.04, label="share of the true class")
     names = [_plain(shorten(label)) for label in labels]
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_yticks(range(len(names)), names)
@@ -117,11 +119,15 @@ def predictions(truth: np.ndarray, predicted: np.ndarray, target: str, title: st
     axes.plot([low, high], [low, high], color="grey", linewidth=1)
     axes.scatter(truth, predicted, s=12)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.tick_params(axis="x", rotation=30)
+    axes.tick_params(colors=_GREY)
+    axes.spines[:].set_color(_GREY)
+    figure.patch.set_alpha(0.0)
+    axes.patch.set_alpha(0.0)
     name = shorten(target)
-    return {"predictions.png": _finished(figure, axes, title, f"true {name}", f"predicted {name}")}
+    return {"predictions.png": _finished(figure, axes, title, f"true {name}", f"predicted {name}", _GREY)}
 
 
 def mistakes(
@@ -146,13 +152,19 @@ def mistakes(
         f"{_plain(shorten(labels[predicted[i]])[:14])} {sure[i]:.0%}\ntrue: {_plain(shorten(labels[truth[i]])[:14])}"
         for i in surest
     ]
-    none = f"none of {len(truth)} is wrong"
+    none = f"no mistakes in {len(truth)} predictions"
     title = f"{title}; the most confident of {len(wrong)} mistakes"
     _captioned(folder, "mistakes.png", pixels[surest], captions, title, none)
     found = maps(surest) if maps is not None and len(surest) else None
     if found is not None:
         _captioned(
-            folder, "activations.png", pixels[surest], captions, f"{title}, and what spoke for them", none, found
+            folder,
+            "activations.png",
+            pixels[surest],
+            captions,
+            f"{title}; class activation maps of the predicted label",
+            none,
+            found,
         )
 
 
@@ -171,18 +183,20 @@ def _captioned(
             height, width = pixels.shape[1:3]
             extent = (-0.5, width - 0.5, height - 0.5, -0.5)
             axes.imshow(maps[place], cmap="inferno", alpha=0.5, interpolation="bilinear", extent=extent)
-        axes.set_title(caption, fontsize=7)
+        axes.set_title(caption, fontsize=7, color=_GREY)
     if not captions:
-        grid[0][0].text(0.0, 0.5, none)
+        grid[0][0].text(0.0, 0.5, none, color=_GREY)
     return {name: _png(figure)}
 
 
 @plot
 def filters(weight: np.ndarray, title: str) -> Files:
-    """filters.png: the filters of the first layer, [M, C, R, S]; colour where C is 3, else the mean of its channels.
+    """Draw filters.png: the filters of the first layer, [M, C, R, S], in colour if C is 3, else the channels' mean.
 
-    Grey is 0; each filter is scaled by its own greatest value.
+    Grey is 0; each filter is scaled by its largest absolute value. Filters below 5x5 are not drawn.
     """
+    if min(weight.shape[2:]) < _LEAST_FILTER:
+        return {}
     columns = 8
     shown = weight.astype(np.float32).transpose(0, 2, 3, 1)
     if shown.shape[-1] != 3:
@@ -199,7 +213,8 @@ def _grid(rows: int, columns: int, width: float, height: float, title: str) -> t
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
-    figure.suptitle(_plain(title), fontsize=11)
+    figure.suptitle(_plain(title), fontsize=11, color=_GREY)
+    figure.patch.set_alpha(0.0)
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -243,10 +258,10 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def _finished(figure: Any, axes: Any, title: str, x: str, y: str) -> bytes:
-    axes.set_title(_plain(title), fontsize=11)
-    axes.set_xlabel(_plain(x))
-    axes.set_ylabel(_plain(y))
+def _finished(figure: Any, axes: Any, title: str, x: str, y: str, colour: str = "black") -> bytes:
+    axes.set_title(_plain(title), fontsize=11, color=colour)
+    axes.set_xlabel(_plain(x), color=colour)
+    axes.set_ylabel(_plain(y), color=colour)
     if axes.get_legend_handles_labels()[1]:
         figure.legend(loc="outside lower center")
     return _png(figure)

@@ -134,7 +134,7 @@ def as_text(report: dict[str, Any]) -> str:
             ("leakage", leakage(report.get("leakage", []))),
             *notes(report["source"]),
             ("device", device(report)),
-            ("shared out", together(report)),
+            ("data parallel", together(report)),
             (
                 "training",
                 f"{count(report['epochs'], 'epoch')}, {count(report['steps'], 'step')}, {report['seconds']:.1f} s",
@@ -169,6 +169,12 @@ def score(scores: Mapping[str, Any], name: str) -> str:
     return metrics.shown(name, scores[name]) if name in scores else "-"
 
 
+def summary(report: Mapping[str, Any]) -> str:
+    """Return the test scores of a report in one line; "" if it has none."""
+    scores = ", ".join(f"{title} {score(report, name)}" for name, title in metrics.TITLES.items() if name in report)
+    return scores and f"test: {scores}"
+
+
 def scores_of(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The titles and the rows of the test scores: those of the model, then those of the baselines."""
     names = [name for name in metrics.TITLES if name in report]
@@ -186,12 +192,22 @@ def _scores(report: dict[str, Any]) -> list[str]:
     lines = table(*scores_of(report))
     for key, scores in baseline.items():
         if LEFT_OUT in scores:
-            lines += ["", f"{_METHODS.get(key, key)}: left out, as {scores[LEFT_OUT]}"]
+            lines += ["", f"{_METHODS.get(key, key)}: skipped because {scores[LEFT_OUT]}"]
     score, constant = ("accuracy", "majority") if "accuracy" in report else ("r2", "mean")
     if report[score] < baseline[constant][score]:
-        what = f"the {constant}{' class' if constant == 'majority' else ''}"
-        lines += ["", f"The model is worse than always answering {what}: train longer (--epochs), or on more data."]
+        answer = "majority class" if constant == "majority" else constant
+        lines += [
+            "",
+            f"The model is worse than always predicting the {answer}: train longer (--epochs) or on more data.",
+        ]
     return lines
+
+
+def shortfall(report: Mapping[str, Any]) -> str:
+    """Return which baseline the model is worse than, the linear or the constant one; "" if neither."""
+    score, names = ("accuracy", ("majority", "linear")) if "accuracy" in report else ("r2", ("mean", "ridge"))
+    scores = {name: report["baseline"].get(name, {}).get(score) for name in names}
+    return next((f"worse than the {name} baseline" for name, of in scores.items() if of and report[score] < of), "")
 
 
 def _classes(classes: Sequence[dict[str, Any]], elsewhere: str) -> list[str]:

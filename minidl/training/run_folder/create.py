@@ -102,13 +102,13 @@ def settings(kind: str, given: dict[str, Any]) -> Any:
         if changed:
             raise ConfigError(
                 f"{checked.out} was started with other settings: {'; '.join(changed)}. "
-                "Leave these flags out to continue it, or choose another --out"
+                "Remove these flags to continue it, or choose another --out"
             )
         config = saved_settings(run, session)
         _check_outside(config, TASKS[kind].data_sets)
         return config
     if "data" not in own and checked.resume:
-        raise ConfigError(f"--resume: there is no run in {checked.out}; give its folder, or --data to begin one")
+        raise ConfigError(f"--resume: there is no run in {checked.out}; name its folder, or start a run with --data")
     if "data" not in own:
         raise ConfigError("--data is missing: name a data set or a file")
     config = cls(**own, **session)
@@ -125,7 +125,7 @@ def _check_outside(config: Any, data_sets: Container[str]) -> None:
         if folder is None or folder in data_sets or not files.is_folder(Path(folder)):
             continue
         if out.is_relative_to(os.path.realpath(folder)):
-            raise ConfigError(f"--out {config.out} is inside of --{name} {folder}: give a folder outside of it")
+            raise ConfigError(f"--out {config.out} is inside --{name} {folder}: choose a folder outside it")
 
 
 def check_out(config: Session) -> None:
@@ -299,7 +299,7 @@ def cannot_save(config: Session, kind: str, error: OSError, begun: bool = True, 
         kept = f"; the previous run is back in {folder}" if is_back else ""
         return RunError(f"{what}{kept}. Free some space, then run the command again")
     if is_finished(folder):
-        return RunError(f"{what}; the run in {folder} is complete all the same")
+        return RunError(f"{what}; the run in {folder} is complete nevertheless")
     saved = any((folder / checkpoints.FOLDER / name).exists() for name in checkpoints.JSON_FILES)
     kept = "the last checkpoint is kept" if saved else "no checkpoint yet"
     return RunError(f"{what}; {kept}. Free some space, then continue with: {resume_command(kind, folder)}")
@@ -367,7 +367,7 @@ def _move_aside(folder: Path) -> bool:
         raise RunError(f"{aside} exists: move or delete it, then try again")
     mine = folder / REPLACED
     if mine.exists() and not provenance.is_of_run(mine):
-        raise RunError(f"{mine} is not of the run, and --overwrite needs this name for a while: move it")
+        raise RunError(f"{mine} is not part of the run, but --overwrite needs this name: move it")
     try:
         files.write_json(mine, mark(folder, aside.name))
         folder.rename(aside)

@@ -27,7 +27,7 @@ from minidl.errors import ConfigError
 
 INSIDE = ".lock"  # the name of a lock file in the folder itself
 _BEGIN = b'{"process": '  # of a lock file
-_NOT_OURS = "{} is not a lock of minidl, which needs this name: move it, or choose another folder"
+_NOT_OURS = "{} is not a lock file of minidl, which needs this name: move it, or choose another folder"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # of file systems without locks
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -83,7 +83,7 @@ def _opened(folder: Path) -> tuple[Path, int] | None:
             holder = os.pread(handle, 4096, 0)
             os.close(handle)
             raise ConfigError(
-                f"{folder} is being written by {_described(holder)}; wait until it has ended, or choose another folder"
+                f"{folder} is being written by {_described(holder)}; wait until it ends, or choose another folder"
             ) from None
         except OSError as error:
             os.close(handle)

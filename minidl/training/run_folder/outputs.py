@@ -41,10 +41,7 @@ def check_output(name: str, path: Path, kind: Kind) -> None:
     except OSError as error:
         raise ConfigError(f"{name} {path} cannot be read: {error.strerror}; give another name") from None
     if not replaces:
-        raise ConfigError(
-            f"{name} {path} is a file that was not written by {name}, and would be replaced: delete it, or give "
-            "another name"
-        )
+        raise ConfigError(f"{name} {path} exists and was not written by {name}: delete it, or choose another name")
 
 
 def cannot_write(folder: Path, error: OSError) -> str:

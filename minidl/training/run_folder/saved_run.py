@@ -68,8 +68,8 @@ def read_run(folder: Path) -> SavedRun:
             if manifest.OF_RUN in saved:
                 raise missing(folder / manifest.FILE)
             notes.append(
-                f"{folder} is of an earlier version of minidl and has no {manifest.FILE}: a file of another run in it "
-                "would not be noticed"
+                f"{folder} was written by an earlier version of minidl and has no {manifest.FILE}: files "
+                "of another run cannot be detected"
             )
         else:
             sums = found.files
@@ -152,7 +152,7 @@ def read_config(folder: Path) -> tuple[bytes, dict[str, Any]]:
     elif not path.exists():
         what = "it has no config.json"
     if what is not None:
-        raise ConfigError(f"{folder} is not a minidl run: {what}; give a folder that `minidl train` made")
+        raise ConfigError(f"{folder} is not a minidl run: {what}; name a folder written by `minidl train`")
     raw = files.read_bytes(path)
     saved = files.as_json(raw, path)
     if saved.get("format") != FORMAT:

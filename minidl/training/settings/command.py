@@ -23,27 +23,29 @@ from minidl.training.settings.declaration import REPEATED, Positional, Settings,
 class Session(Settings):
     """How one process trains: output folder, device and display. These settings do not change the result."""
 
-    out: Annotated[Path, AfterValidator(run_folder), Field(description="Folder of the run; created if it is missing.")]
+    out: Annotated[Path, AfterValidator(run_folder), Field(description="Folder of the run; created if missing.")]
     device: fields.Device = "auto"
     devices: fields.AllDevices = 1
     timeout: fields.Timeout = started.TIMEOUT
     zero: Annotated[
-        bool, Field(description="Share out the optimizer's state to the processes: less memory, the same result.")
+        bool, Field(description="Shard the optimizer state over the processes: less memory, same result.")
     ] = False
-    resume: Annotated[bool, Field(description="Continue the run in --out with its settings.")] = False
-    overwrite: Annotated[bool, Field(description="Replace the run in --out once this one is finished.")] = False
+    resume: Annotated[bool, Field(description="Continue the run in --out with the settings it was started with.")] = (
+        False
+    )
+    overwrite: Annotated[bool, Field(description="Replace the run in --out when the new run is finished.")] = False
     quiet: fields.Quiet = False
     workers: fields.Workers = None
-    plots: Annotated[bool, Field(description="Draw no plots.")] = True
+    plots: Annotated[bool, Field(description="Do not draw plots.")] = True
     capture: Annotated[
         bool,
-        Field(description="Launch kernels one by one, not as one CUDA graph a step: slower, the same result."),
+        Field(description="Launch kernels one by one instead of one CUDA graph per step: slower, same result."),
     ] = True
 
     @model_validator(mode="after")
     def _check_session(self) -> Self:
         if self.resume and self.overwrite:
-            raise ConfigError("--resume continues a run and --overwrite replaces it: give one of them")
+            raise ConfigError("--resume continues a run and --overwrite replaces it: use one of them")
         return self
 
     @classmethod
@@ -66,7 +68,7 @@ SPLITS = {"validation", "test", "val_split", "test_split"}  # the settings of tr
 
 
 def _part(name: str) -> str:
-    return f"File of your own that is the {name} split, a folder for images. Default: a share of --data."
+    return f"File (for images: folder) with the {name} split. Default: a share of --data."
 
 
 class Training(Settings):
@@ -89,8 +91,8 @@ class Training(Settings):
     patience: fields.Patience
     validation: Annotated[fields.Part, Field(description=_part("validation"))] = None
     test: Annotated[fields.Part, Field(description=_part("test"))] = None
-    val_split: Annotated[fields.Share, Field(description="Share of your own data for validation. Default: 0.1.")] = None
-    test_split: Annotated[fields.Share, Field(description="Share of your own data for the test. Default: 0.2.")] = None
+    val_split: Annotated[fields.Share, Field(description="Share of --data used for validation. Default: 0.1.")] = None
+    test_split: Annotated[fields.Share, Field(description="Share of --data used for testing. Default: 0.2.")] = None
     seed: fields.Seed = 0
     shards: fields.Shards = None
     precision: str | None
@@ -104,7 +106,7 @@ class Training(Settings):
     def _check_splits(self) -> Self:
         for name, share in (("validation", "val_split"), ("test", "test_split")):
             if getattr(self, name) is not None and getattr(self, share) is not None:
-                raise ConfigError(f"--{name} is all of the {name} split: leave out {flag(share)}")
+                raise ConfigError(f"--{name} names the {name} split: remove {flag(share)}")
         return self
 
     @model_validator(mode="after")
@@ -122,7 +124,10 @@ class Perceptron(Training):
 
 
 class Evaluate(Settings):
-    """Score a finished run on its test split or on other data; a generator (a GAN run, or mnist) by its pictures."""
+    """Score a finished run on its test split or on other data, or a generator by its pictures.
+
+    A generator is a run of `minidl train gan`, or the built-in model mnist.
+    """
 
     examples = (
         "minidl evaluate runs/first",
@@ -134,11 +139,15 @@ class Evaluate(Settings):
     data: Annotated[
         str | None,
         fields.DATA,
-        Field(description="A data set, or a file or folder with labels. Default: the run's own test split."),
+        Field(
+            description="Data set, labelled file, or folder of labelled pictures. Default: the run's own test split."
+        ),
     ] = None
     text_column: fields.TextColumn = None
     label_column: fields.LabelColumn = None
-    json_file: Annotated[fields.JsonFile, Field(alias="json", description="Also write the scores to this file.")] = None
+    json_file: Annotated[
+        fields.JsonFile, Field(alias="json", description="Also write the scores to this file as JSON.")
+    ] = None
     device: fields.Device = "auto"
     devices: fields.AllDevices = 1
 
@@ -146,19 +155,18 @@ class Evaluate(Settings):
     def _check_data(self) -> Self:
         # Not by a length of the field, which takes UTF-8 only: a file may have any name.
         if self.data == "":
-            raise ConfigError(f"--data is , expected {fields.DATA.text}")
+            raise ConfigError(f"--data is empty, expected {fields.DATA.text}")
         if self.json_file is not None and not is_utf8(self.data or ""):
             raise ConfigError(f"--data is {shown(self.data)}, expected a name in UTF-8, which --json can record")
         return self
 
 
 class Predict(Settings):
-    """Answer each input with one JSON line: label, probability and the best labels, or the predicted number.
+    """Predict each input: print one JSON line with the label and its probability, or with the number.
 
-    Standard input is read and answered line by line.
-
-    A table run takes JSON objects, or CSV with a header line: the columns it was trained on, in any order.
-    An image run takes paths of picture files.
+    Standard input is read line by line, and each line is answered at once. A text run reads texts, and an image run
+    paths of pictures. A table run reads JSON objects, or CSV with a header line; the columns are those of the training
+    data, in any order.
     """
 
     examples = (
@@ -175,17 +183,17 @@ class Predict(Settings):
         Positional(),
         Field(
             strict=False,
-            description="Texts; JSON objects for a table run; picture files, or folders of them, for an image run; "
-            "default: standard input.",
+            description="Texts, JSON objects (table run), or picture files and folders (image run). Without inputs, "
+            "standard input is read.",
         ),
         REPEATED,
     ] = ()
     file: Annotated[
         Path | None,
-        Field(description=f"Inputs from {fields.FILE}, or lines of a text file."),
+        Field(description=f"Read the inputs from {fields.FILE}, or from the lines of a text file."),
     ] = None
     text_column: fields.TextColumn = None
-    top: Annotated[int, Field(ge=1, le=10**6, description="Number of labels listed per answer.")] = 3
+    top: Annotated[int, Field(ge=1, le=10**6, description="Number of labels per prediction.")] = 3
     workers: fields.Workers = None
     device: fields.Device = "auto"
     devices: fields.AllDevices = 1
@@ -193,15 +201,15 @@ class Predict(Settings):
     @model_validator(mode="after")
     def _check_inputs(self) -> Self:
         if self.inputs and self.file is not None:
-            raise ConfigError("give the inputs or --file, not both")
+            raise ConfigError("inputs were given as arguments and by --file: use one of them")
         return self
 
 
 class Explain(Settings):
-    """Show which terms of a text spoke for and against its labels, and how much each.
+    """Show how much each term of a text raised or lowered the score of its labels.
 
-    A term's value is the gradient of the label's logit times the term's weight in the text; the values and the rest,
-    which is what the biases give, add up to the logit. Standard input is read and explained line by line.
+    A term's value is the gradient of the label's logit times the term's weight in the text. The values and the rest
+    (the contribution of the biases) sum to the logit. Standard input is read line by line.
     """
 
     examples = (
@@ -211,18 +219,23 @@ class Explain(Settings):
     )
     run: Annotated[Path, Positional(), Field(description="Folder of a finished text run.")]
     texts: Annotated[
-        tuple[str, ...], Positional(), Field(strict=False, description="Texts; default: standard input."), REPEATED
+        tuple[str, ...],
+        Positional(),
+        Field(strict=False, description="Texts. Without texts, standard input is read."),
+        REPEATED,
     ] = ()
-    top: Annotated[int, Field(ge=1, le=10**6, description="Number of labels explained for each text.")] = 2
-    terms: Annotated[int, Field(ge=1, le=10**6, description="Number of terms shown for each label.")] = 10
-    as_json: Annotated[bool, Field(alias="json", description="One JSON line for each text, with all terms.")] = False
+    top: Annotated[int, Field(ge=1, le=10**6, description="Number of labels to explain for each text.")] = 2
+    terms: Annotated[int, Field(ge=1, le=10**6, description="Number of terms to show for each label.")] = 10
+    as_json: Annotated[bool, Field(alias="json", description="Print one JSON line for each text, with all terms.")] = (
+        False
+    )
     device: fields.Device = "auto"
 
 
 class Compare(Settings):
-    """Show finished runs side by side: scores, time, and the settings in which they differ.
+    """Compare finished runs: scores, time, and the settings that differ.
 
-    With --html also as a page with the curves of all runs.
+    --html writes a page that also has the training curves of all runs.
     """
 
     examples = (
@@ -233,12 +246,12 @@ class Compare(Settings):
         tuple[str, ...], Positional(), Field(strict=False, description="Folders of finished runs."),
         REPEATED,
     ]  # fmt: skip
-    html: Annotated[
-        Path | None, provenance.COMPARISON, Field(description="Also write a page for a browser to this file.")
-    ] = None
+    html: Annotated[Path | None, provenance.COMPARISON, Field(description="Also write an HTML page to this file.")] = (
+        None
+    )
 
     @model_validator(mode="after")
     def _check_runs(self) -> Self:
         if len(self.runs) < 2:
-            raise ConfigError(f"there is one run, {self.runs[0]}: give two or more to compare")
+            raise ConfigError(f"only one run was given, {self.runs[0]}: name two or more to compare")
         return self

@@ -151,7 +151,7 @@ def shown(value: Any) -> str:
     """A value as written on the command line."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, value)) or "none"
-    return "not set" if value is None else cut(value)
+    return "not set" if value is None else cut(value) or "empty"
 
 
 def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

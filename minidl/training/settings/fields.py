@@ -87,9 +87,9 @@ def is_number(text: str) -> bool:
 
 
 def _guess(name: str, usual: tuple[str, ...]) -> str:
-    """The help for the column of a file with the `name`, which has a guess as its default."""
+    """Return the help of a column option, whose default is guessed."""
     guess = f"{', '.join(usual[:-1])} or {usual[-1]}"
-    return f"Column of your file with the {name}. Default: the column named {guess}, or the other one of two columns."
+    return f"Column with the {name}. Default: the column named {guess}, or the other one of two columns."
 
 
 # What `data.formats` reads.
@@ -105,98 +105,103 @@ LabelColumn = Annotated[Column, Field(description=_guess("label", LABEL_NAMES))]
 Size = Annotated[
     tuple[Annotated[int, Field(ge=1, le=_LONGEST)], Annotated[int, Field(ge=1, le=_LONGEST)]] | None,
     Field(
-        strict=False, description="Pixels of your pictures: 32 or 32x48, height first. Default: the most common size."
+        strict=False,
+        description="Resize pictures to this size in pixels: 32, or 32x48 (height first). Default: the most common "
+        "size.",
     ),
     Expected(_SIZE),
     Written(str, parse_size),
 ]
 Part = Annotated[str | None, Field(min_length=1), UTF8, Expected("a file or a folder", utf8=_RECORDED)]
 Share = Annotated[float | None, Field(gt=0, lt=1), Expected("a share between 0 and 1")]
-Device = Annotated[Literal["auto", "cuda", "cpu"], Field(description="auto, cuda or cpu (Triton's interpreter).")]
+Device = Annotated[Literal["auto", "cuda", "cpu"], Field(description="auto, cuda, or cpu (Triton's interpreter).")]
 _DEVICES = Expected("a number of devices from 1 on, all or auto")
 _ALL_DEVICES = Expected("a number of devices from 1 on, or all")
 Devices = Annotated[
     Annotated[int, Field(ge=1)] | Literal["all", "auto"],
-    Field(description="GPUs that share the work: a number, all, or auto (as many as it pays for)."),
+    Field(description="Number of GPUs to use: a number, all, or auto (as many as save time)."),
     _DEVICES,
     Written(str, parse_devices),
 ]
 AllDevices = Annotated[
     Annotated[int, Field(ge=1)] | Literal["all"],
-    Field(description="GPUs that share the work: a number or all."),
+    Field(description="Number of GPUs to use: a number or all."),
     _ALL_DEVICES,
     Written(str, parse_all_devices),
 ]
 Timeout = Annotated[
     float,
-    Field(gt=0, le=10**6, description="Seconds that a process waits for the others before all give up."),
+    Field(gt=0, le=10**6, description="Seconds that a process waits for the others before all stop."),
 ]
-Quiet = Annotated[bool, Field(description="Show errors only.")]
+Quiet = Annotated[bool, Field(description="Print only errors and, after training, the test scores.")]
 Workers = Annotated[
     int | None,
     Field(
         ge=1,
         le=1024,
-        description="Processes that prepare data; 1: this one alone. Default: one per processor.",
+        description="Number of processes that prepare data; with 1, no others are started. Default: one per processor.",
     ),
 ]
 JsonFile = Annotated[Path | None, SCORES]
 
-Epochs = Annotated[int, Field(ge=1, le=10**6, description="Passes over the training split.")]
-BatchSize = Annotated[int, Field(ge=1, le=10**6, description="Examples per step.")]
+Epochs = Annotated[int, Field(ge=1, le=10**6, description="Number of passes over the training split.")]
+BatchSize = Annotated[int, Field(ge=1, le=10**6, description="Number of examples per step.")]
 LearningRate = Annotated[float, Field(gt=0, le=FLOAT32, description="Learning rate."), IN_FLOAT32]
-WeightDecay = Annotated[
-    float, Field(ge=0, le=FLOAT32, description="Weight decay: pull of weights towards zero."), IN_FLOAT32
-]
-Dropout = Annotated[float, Field(ge=0, lt=1, description="Share of hidden values set to zero in training.")]
+WeightDecay = Annotated[float, Field(ge=0, le=FLOAT32, description="Weight decay."), IN_FLOAT32]
+Dropout = Annotated[float, Field(ge=0, lt=1, description="Dropout probability of hidden units.")]
 Optimizer = Annotated[Literal["adamw", "adam", "rmsprop", "adagrad", "sgd"], Field(description="Optimizer:")]
 Schedule = Annotated[Literal["constant", "cosine", "linear"], Field(description="Learning rate schedule:")]
 Warmup = Annotated[
-    float, Field(ge=0, le=FLOAT32, description="Epochs in which the learning rate rises from 0 to --lr.")
+    float, Field(ge=0, le=FLOAT32, description="Number of epochs over which the learning rate rises from 0 to --lr.")
 ]
-LabelSmoothing = Annotated[float | None, Field(ge=0, lt=1, description="Share of a label spread over all classes.")]
+LabelSmoothing = Annotated[
+    float | None, Field(ge=0, lt=1, description="Label smoothing: share of each label that is spread over all classes.")
+]
 Balance = Annotated[
-    float, Field(ge=0, le=1, description="Extra weight of rare classes, from 0 (none) to 1 (all classes alike).")
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="Extra weight of rare classes, from 0 (examples count equally) to 1 (classes count equally).",
+    ),
 ]
 Patience = Annotated[
     int,
     Field(
         ge=0,
         le=10**6,
-        description="Stop after so many epochs in a row whose validation score is clearly below the best, by more than "
-        "one standard error; 0: never.",
+        description="Stop after this many epochs in a row whose validation score is clearly below the best, by more "
+        "than one standard error. 0: never stop early.",
     ),
 ]
 Seed = Annotated[
     int,
-    Field(
-        ge=0, le=2**63 - 1, description="Determines initial weights, order of examples and all other random numbers."
-    ),
+    Field(ge=0, le=2**63 - 1, description="Seed of initial weights, example order and all other random numbers."),
 ]
 Shards = Annotated[
     int | None,
     Field(
         ge=1,
         le=64,
-        description="Parts of a batch that are computed one by one: as many processes at most can share the training, "
-        "with the same result on any number of them. Default: 1, or 8 where several are started.",
+        description="Number of parts a batch is split into. At most this many processes can share the training; the "
+        "result does not depend on their number. Default: 1, or 8 with several processes.",
     ),
 ]
 SyncBatchNorm = Annotated[
     bool | None,
-    Field(description="With --shards: batch norm's statistics are those of the whole batch, not of each shard."),
+    Field(description="With --shards: compute batch norm statistics over the whole batch instead of each shard."),
 ]
 Precision = Annotated[Literal["float32", "tf32"], Field(description="Precision of matrix products on a GPU:")]
 Ngrams = Annotated[
     int | str,
     AfterValidator(_ngrams),
-    Field(description="Longest run of words or characters that is a feature, or the shortest and the longest."),
+    Field(description="Longest n-gram of words or characters, or shortest and longest: 2 or 2-3."),
     Expected(_NGRAMS),
     Written(str, parse_ngrams),
 ]
 Hidden = Annotated[
     tuple[Annotated[int, Field(ge=1, le=65536)], ...],
-    Field(strict=False, min_length=1, description="Sizes of the hidden layers: 128 or 256,128."),
+    Field(strict=False, min_length=1, description="Sizes of the hidden layers, such as 128 or 256,128."),
     Expected("layer sizes from 1 to 65536, such as 128 or 256,128", some="at least one layer size"),
     Written(list[str], parse_sizes),
 ]

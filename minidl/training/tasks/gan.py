@@ -37,9 +37,8 @@ def _suited(usual: float, digits: float, text: str) -> Any:
 class TrainGan(Session):
     """Train a generator of pictures: a DCGAN.
 
-    A grid of 64 pictures from fixed noise is drawn after every epoch, a film of them at the end. Classes are not used.
-
-    Ctrl-C saves and names the command that continues.
+    After every epoch 64 samples from fixed noise are saved as a grid; at the end the grids become an animation. Classes
+    are not used. Ctrl-C saves the run and prints the command that continues it.
     """
 
     examples = (
@@ -49,21 +48,24 @@ class TrainGan(Session):
         "minidl train gan --out runs/mnist-gan --resume",
     )
     data: Annotated[
-        fields.Data, Field(description="digits, mnist, fashion-mnist, or a folder with a folder per class.")
+        fields.Data,
+        Field(description="digits, mnist, fashion-mnist, or a folder with one folder of pictures per class."),
     ]
     size: fields.Size = None
-    epochs: fields.Epochs = _suited(65, 10, "Passes over the pictures.")
-    batch_size: Annotated[fields.BatchSize, Field(ge=2)] = _suited(128, 32, "Pictures per step.")
+    epochs: fields.Epochs = _suited(65, 10, "Number of passes over the pictures.")
+    batch_size: Annotated[fields.BatchSize, Field(ge=2)] = _suited(128, 32, "Number of pictures per step.")
     lr: fields.LearningRate = _suited(6e-4, 1e-3, "Learning rate of both networks.")
-    latent: Annotated[int, Field(ge=1, le=65536)] = _suited(100, 32, "Numbers that a picture is made from.")
+    latent: Annotated[int, Field(ge=1, le=65536)] = _suited(
+        100, 32, "Size of the latent: how many random numbers a picture is generated from."
+    )
     width: Annotated[int, Field(ge=1, le=1024)] = _suited(
-        64, 16, "Channels next to the picture; deeper layers have 2, 4 or 8 times as many."
+        64, 16, "Channels of the layer next to the picture; deeper layers have 2, 4 or 8 times as many."
     )
     seed: fields.Seed = 0
     shards: fields.Shards = None
     sync_batch_norm: fields.SyncBatchNorm = None
     precision: fields.Precision = "float32"
-    plots: Annotated[bool, Field(description="Draw no curves; the grids of pictures are always made.")] = True
+    plots: Annotated[bool, Field(description="Do not draw curves; sample grids are always saved.")] = True
 
 
 class GanTask(PictureTask):
@@ -83,7 +85,8 @@ class GanTask(PictureTask):
     def predictor(self, config: TrainGan, own: RunFiles) -> NoReturn:
         """Raises ConfigError."""
         raise ConfigError(
-            f"{config.out} is {self.run}, which makes pictures and answers nothing; see {config.out}/samples"
+            f"{config.out} is {self.run}, which generates pictures and cannot predict; its samples are in"
+            f" {config.out}/samples"
         )
 
     def as_text(self, report: dict[str, Any]) -> str:
@@ -98,7 +101,7 @@ class GanTask(PictureTask):
             ("source", f"{source.get('about', source['name'])}; {source['examples']:,} pictures"),
             *report_files.notes(source),
             ("device", report_files.device(report)),
-            ("shared out", report_files.together(report)),
+            ("data parallel", report_files.together(report)),
             ("training", f"{training}, {report['seconds']:.1f} s, {speed}"),
             ("seed", str(report["seed"])),
             ("generator", f"{parameters['generator']:,} parameters, {report['model']['latent']} latent numbers"),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class TrainTable(Perceptron, Session):
-    """Train on a table: regression or classification by a multilayer perceptron on standardised columns."""
+    """Train a regression or a classification on a table: a multilayer perceptron on standardized columns."""
 
     examples = (
         "minidl train table --data diabetes --out runs/diabetes",
@@ -46,28 +46,26 @@ class TrainTable(Perceptron, Session):
         fields.Data,
         Field(description=f"diabetes, or {fields.FILE}."),
     ]
-    target: Annotated[
-        fields.Column, Field(description="Column to predict. Default: a guess, the one named target.")
-    ] = None
+    target: Annotated[fields.Column, Field(description="Column to predict. Default: the column named target.")] = None
     task: Annotated[
         Literal["regression", "classification"] | None,
         Field(
-            description="regression or classification. Default: a guess, classification where the target is text or "
-            "has at most 20 different whole numbers."
+            description="regression or classification. Default: classification if the target is text or has at most "
+            "20 different whole numbers, else regression."
         ),
     ] = None
     ignore: Annotated[
         tuple[str, ...],
-        Field(strict=False, description="Column to leave out; may be repeated."),
+        Field(strict=False, description="Column to ignore; may be repeated."),
         Expected("names of columns"),
         REPEATED,
     ] = ()
-    missing: Annotated[Literal["error", "fill"], Field(description="Missing values:")] = "error"
+    missing: Annotated[Literal["error", "fill"], Field(description="Treatment of missing values:")] = "error"
     numbers: Annotated[
         Literal["auto", "plain", "point", "comma"],
         Field(
-            description="How numbers are written: auto (as each column shows, such as $1,234 or 12%), plain (1234.5 "
-            "alone), or with a decimal point or comma where a column leaves the choice."
+            description="Format of numbers: auto (detected per column, such as $1,234 or 12%), plain (only 1234.5), "
+            "or point or comma (the decimal separator of ambiguous columns)."
         ),
     ] = "auto"
     hidden: fields.Hidden = (64, 64)

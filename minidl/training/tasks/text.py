@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from minidl import data
 from minidl.data import TextDataset
+from minidl.data.digests import content_digest
 from minidl.data.parsing import shorten
 from minidl.data.patterns import linear
+from minidl.data.records import DataError
 from minidl.data.workers import Workers, available
 from minidl.errors import ConfigError
 from minidl.training.process import helpers, out_of_memory
@@ -24,6 +28,8 @@ from minidl.training.task import Task, only_for_files
 from minidl.training.tasks.text_answers import TextClassifier, examples
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from minidl.data.corpus import CorpusDataset
     from minidl.data.hashing import HashedTfidf
     from minidl.data.vectorizer import Tfidf, TfidfOptions
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 # Weights, gradient and AdamW's state take 2 KiB a column with 128 hidden units: here 128 MiB. From one half of the
 # docstrings' training texts to the other, 2^13 to 2^18 columns have accuracy 0.739, 0.744, 0.749, 0.753, 0.755, 0.755.
 _COLUMNS = 2**16
+_MOST_TEXTS = 200_000  # of a file that is read again, for the texts of mistakes
 _MOST_COLUMNS = 2**24  # `hashing.MOST_COLUMNS`, whose module the help does not load
 
 
@@ -47,15 +54,14 @@ def _by_features(hashed: int, usual: int, text: str) -> Any:
 
 def _suited(text: str, values: str, **limits: Any) -> Any:
     """A setting whose default depends on the training texts, see `suited`."""
-    return Field(description=f"{text} Default: {values}, by the number of training texts.", **limits)
+    return Field(description=f"{text} Default: {values}, depending on the number of training texts.", **limits)
 
 
 class TrainText(Perceptron, Session):
     """Train a text classifier: TF-IDF features and a multilayer perceptron with a sparse first layer.
 
-    The test split is read once, at the end. The majority class and a linear machine stand beside the result.
-
-    Ctrl-C saves and names the command that continues.
+    The report compares the test scores with a majority-class baseline and a linear classifier. The test split is used
+    once, at the end. Ctrl-C saves the run and prints the command that continues it.
     """
 
     examples = (
@@ -75,45 +81,50 @@ class TrainText(Perceptron, Session):
     features: Annotated[
         Literal["tfidf", "hash"] | None,
         Field(
-            description="tfidf or hash: a column for each word of a vocabulary, or one that the hash of a word gives. "
-            "Default: tfidf."
+            description="tfidf (one column per term of a vocabulary) or hash (columns are hashes of terms). Default: "
+            "tfidf."
         ),
     ] = None
     analyzer: Annotated[
         Literal["word", "char", "char_wb"] | None,
         Field(
-            description="What features are runs of: word, char (characters, as for Chinese, Japanese and Thai), or "
-            "char_wb (characters of words, with a space at either end). Default: word."
+            description="Unit of the n-grams: word, char (for text without spaces, such as Chinese, Japanese or "
+            "Thai), or char_wb (characters within words, padded with spaces). Default: word."
         ),
     ] = None
     ngrams: fields.Ngrams = 1
     token_pattern: Annotated[
         str | None,
         Field(
-            description="Regular expression that finds the words. Default: two letters or digits, the first a letter."
+            description="Regular expression that matches a word. Default: two letters or digits, the first a letter."
         ),
         UTF8,
         Expected("a regular expression", utf8="a regular expression in UTF-8"),
     ] = None
     nfc: Annotated[
         bool,
-        Field(
-            description="Read texts as they are: not in NFC, so that combining marks end a word, as in scikit-learn."
-        ),
+        Field(description="Do not normalize texts to NFC; combining marks then end a word, as in scikit-learn."),
     ] = True
-    min_df: Annotated[int, Field(ge=1, le=10**9)] = _by_features(1, 2, "Texts that a feature must occur in.")
-    max_features: Annotated[int, Field(ge=1, le=10**9)] = _by_features(
-        _COLUMNS, 20_000, f"Most frequent features kept; with hash, the number of columns, at most {_MOST_COLUMNS}."
+    min_df: Annotated[int, Field(ge=1, le=10**9)] = _by_features(
+        1, 2, "Minimum number of texts that contain a feature."
     )
-    lazy: Annotated[bool, Field(description="Update only the rows of the first layer that a batch touches.")] = False
+    max_features: Annotated[int, Field(ge=1, le=10**9)] = _by_features(
+        _COLUMNS, 20_000, f"Maximum number of features; with hash, the number of columns, at most {_MOST_COLUMNS}."
+    )
+    lazy: Annotated[
+        bool, Field(description="Update only the rows of the first layer whose terms occur in the batch.")
+    ] = False
     hidden: fields.Hidden = (128,)
-    epochs: Annotated[int | None, _suited("Passes over the training split.", "12 to 3", ge=1, le=10**6)] = None
-    batch_size: Annotated[int | None, _suited("Examples per step.", "256 to 1024", ge=1, le=10**6)] = None
+    epochs: Annotated[int | None, _suited("Number of passes over the training split.", "12 to 3", ge=1, le=10**6)] = (
+        None
+    )
+    batch_size: Annotated[int | None, _suited("Number of examples per step.", "256 to 1024", ge=1, le=10**6)] = None
     lr: Annotated[float | None, _suited("Learning rate.", "0.01 to 0.0004", gt=0, le=FLOAT32), IN_FLOAT32] = None
     dropout: fields.Dropout = 0.5
     weight_decay: fields.WeightDecay = 0.0
     label_smoothing: Annotated[
-        float | None, _suited("Share of a label spread over all classes.", "0.1 or 0", ge=0, lt=1)
+        float | None,
+        _suited("Label smoothing: share of each label that is spread over all classes.", "0.1 or 0", ge=0, lt=1),
     ] = None
     balance: fields.Balance = 0.3
     patience: fields.Patience = 5
@@ -224,6 +235,7 @@ class TextTask(Task):
             ),
             documents={**targets.documents, document: vectorizer.to_json()},
             terms=getattr(vectorizer, "terms", None),
+            texts=functools.partial(_test_texts, config, dataset),
         )
 
     def predictor(self, config: TrainText, own: RunFiles) -> TextClassifier:
@@ -243,6 +255,21 @@ def _tfidf(config: TrainText) -> TfidfOptions:
         unit=config.analyzer or "word",
         token_pattern=TOKEN_PATTERN if config.token_pattern is None else config.token_pattern,
     )  # fmt: skip
+
+
+def _test_texts(config: TrainText, dataset: CorpusDataset, rows: np.ndarray) -> list[str]:
+    """Return these texts of the test split; none if their file is large, cannot be read again, or has changed."""
+    own = [] if config.data in data.TEXT_DATA else filter(None, (config.data, config.validation, config.test))
+    parts = dataset.train, dataset.validation, dataset.test
+    if sum(map(len, parts)) > _MOST_TEXTS or not all(Path(name).is_file() for name in own):
+        return []
+    try:
+        texts = dataset.texts().test.texts
+    except (DataError, OSError):
+        return []
+    chosen = [texts[row] for row in rows if row < len(texts)]
+    digests = [dataset.test.digests[row].tobytes() for row in rows]
+    return chosen if list(map(content_digest, chosen)) == digests else []
 
 
 def _vectorizer(config: TrainText) -> tuple[type[Tfidf | HashedTfidf], str]:

@@ -63,8 +63,8 @@ class PictureClassifier(Predictor):
     def chunks(self, config: Predict) -> Iterable[Any]:
         if config.file is not None or config.text_column is not None:
             raise ConfigError(
-                "--file and --text-column are for text and table runs; give picture files as arguments, or their paths "
-                "on standard input"
+                "--file and --text-column are for text and table runs; pass picture files as arguments, "
+                "or their paths on standard input"
             )
         if "" in config.inputs:
             raise ConfigError("an empty name was given: give picture files or folders of them")

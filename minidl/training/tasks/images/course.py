@@ -70,7 +70,7 @@ def _growing(config: TrainImages, size: Size) -> tuple[tuple[int, Size], ...]:
         return ()
     shorter = min(size)
     if config.model == "ece408":
-        raise ConfigError("--progressive is for networks that take pictures of any size; ece408 has one")
+        raise ConfigError("--progressive requires a network that accepts pictures of any size; ece408 does not")
     if config.progressive >= shorter:
         raise ConfigError(
             f"--progressive {config.progressive} is no smaller than the pictures, {size[0]} x {size[1]}; give less"

@@ -56,13 +56,13 @@ def check_sizes(config: TrainImages, size: tuple[int, int], pictures: int) -> No
         return
     if config.published and max(size) < 2 * _HALVED[config.stem or "full"]:
         raise ConfigError(
-            f"--batch-size {config.batch_size} leaves a batch of one picture, of which the last layers of "
-            f"{config.model} have one pixel, which batch norm cannot learn from; give another, or a larger --size"
+            f"--batch-size {config.batch_size} leaves a batch of one picture, and the last layers of {config.model} "
+            "have one pixel: batch norm cannot train on a single value; choose another batch size or a larger --size"
         )
     if math.prod(size) == 1:
         raise ConfigError(
-            f"--batch-size {config.batch_size} leaves a batch of one picture of one pixel, which batch norm cannot "
-            "learn from; give another, or a --size of 2 or more"
+            f"--batch-size {config.batch_size} leaves a batch of one picture of one pixel: batch norm cannot train "
+            "on a single value; choose another batch size, or a --size of 2 or more"
         )
 
 

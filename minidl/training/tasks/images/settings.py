@@ -20,9 +20,7 @@ _SMALL_SIDE = 64  # pixels: the full beginning would leave fewer than 2x2 places
 class ImageSession(Session):
     """How one process trains on pictures."""
 
-    cache: Annotated[
-        bool, Field(description="Keep the decoded pictures of your folder in the user's cache for the next run.")
-    ] = False
+    cache: Annotated[bool, Field(description="Cache the decoded pictures of a folder for the next run.")] = False
 
     @classmethod
     def of_process(cls) -> type[Session]:
@@ -32,8 +30,9 @@ class ImageSession(Session):
 class TrainImages(Training, ImageSession):
     """Train an image classifier: a convolutional network on pictures of one size.
 
-    A folder holds one folder of pictures (PNG, JPEG, BMP, GIF, TIFF, WebP, PPM) per class. The test split is read once,
-    at the end; the report has the majority class and a linear machine on the pixels beside the result.
+    --data FOLDER has one folder of pictures (PNG, JPEG, BMP, GIF, TIFF, WebP, PPM) per class. The report compares the
+    test scores with a majority-class baseline and a linear classifier on the pixels. The test split is used once, at
+    the end.
     """
 
     examples = (
@@ -43,71 +42,78 @@ class TrainImages(Training, ImageSession):
         "minidl train images --data pets --model resnet18 --init runs/a --out runs/b",
     )
     data: Annotated[
-        fields.Data, Field(description="digits, mnist, fashion-mnist, or a folder with a folder per class.")
+        fields.Data,
+        Field(description="digits, mnist, fashion-mnist, or a folder with one folder of pictures per class."),
     ]
     model: Annotated[
         Literal["small", "ece408", "resnet18", "resnet34", "resnet50", "mobilenet_v2", "vgg16_bn", "densenet121"],
         Field(
             description="small (3x3 convolutions with batch norm), ece408 (two 5x5 convolutions, for 28x28), or a "
-            "network as torchvision has it: resnet18, resnet34, resnet50, mobilenet_v2, vgg16_bn, densenet121."
+            "torchvision architecture: resnet18, resnet34, resnet50, mobilenet_v2, vgg16_bn, densenet121."
         ),
     ] = "small"
     init: Annotated[
         fields.Part,
         Field(
-            description="Weights to begin with: a state_dict of torchvision's network as a safetensors file, or the "
-            "model of a run. The last layer is made anew where the classes differ.",
+            description="Initial weights: a safetensors file with a torchvision state_dict, or the model of a run. "
+            "The last layer is replaced if the classes differ.",
         ),
     ] = None
     freeze: Annotated[
-        bool | None, Field(description="Train the last layer alone; all before it stays as --init has it.")
+        bool | None, Field(description="Train only the last layer; the others keep the weights of --init.")
     ] = None
     unfreeze: Annotated[
         int | None,
-        Field(ge=1, le=10**6, description="With --freeze: train all layers after so many epochs."),
+        Field(ge=1, le=10**6, description="With --freeze: train all layers after this many epochs."),
     ] = None
     unfreeze_lr: Annotated[
         float | None,
         Field(
             gt=0,
             le=FLOAT32,
-            description="With --unfreeze: learning rate of the epochs that train all layers. Default: --lr where it is "
-            "given, else that of --init without --freeze.",
+            description="With --unfreeze: learning rate once all layers are trained. Default: --lr if it is set, else"
+            " the default of --init without --freeze.",
         ),
         IN_FLOAT32,
     ] = None
     stem: Annotated[
         Literal["full", "small"] | None,
         Field(
-            description="Beginning of a network as torchvision has it: full, as published for 224x224, or small, with "
-            "fewer strides. Default: small where a side has fewer than 64 pixels, or what fits --init."
+            description="First layers of a torchvision architecture: full (as published, for 224x224) or small (fewer"
+            " strides). Default: small for sides below 64 pixels, or the stem of --init."
         ),
     ] = None
     normalize: Annotated[
         Literal["data", "imagenet"] | None,
         Field(
-            description="Mean and deviation that pictures are standardised by: of the training split (data), or of "
-            "ImageNet. Default: imagenet with --init but for the model of a run, else data."
+            description="Mean and standard deviation used to normalize pictures: of the training split (data) or of "
+            "ImageNet (imagenet). Default: imagenet if --init is a torchvision state_dict, else data."
         ),
     ] = None
     size: fields.Size = None
     shift: Annotated[
         int | None,
         Field(
-            ge=0, le=1024, description="Move training pictures by up to so many pixels. Default: what suits the data."
+            ge=0,
+            le=1024,
+            description="Shift training pictures randomly by up to this many pixels. Default: depends on the data.",
         ),
     ] = None
     flip: Annotated[
-        bool | None, Field(description="Mirror half of the pictures. Default: fashion-mnist, and with crops.")
+        bool | None,
+        Field(
+            description="Flip half of the training pictures horizontally. Default: on for fashion-mnist and with "
+            "--crop below 1."
+        ),
     ] = None
     crop: Annotated[
         float | None,
         Field(
             gt=0,
             le=1,
-            description="Cut out parts of training pictures of at least this share of the area, and make them as large "
-            "as the picture; 1: none. Default: 0.08 for networks as torchvision has them on your pictures from 128x128 "
-            "on, else 1.",
+            description="Randomly crop training pictures to at least this share of their area and resize the crop; 1:"
+            " no cropping. Default: 0.08 for torchvision architectures on a folder of pictures of 128x128"
+            " or more, else 1.",
         ),
     ] = None
     mixup: Annotated[
@@ -115,8 +121,8 @@ class TrainImages(Training, ImageSession):
         Field(
             gt=0,
             le=100,
-            description="Mix training pictures and their labels, by shares of the beta distribution of this number "
-            "twice: 0.2 mixes little, 1 evenly.",
+            description="Blend each training picture and label with another one; the share is drawn from Beta(A, A), "
+            "where A is this value: 0.2 blends little, 1 evenly.",
         ),
     ] = None
     cutmix: Annotated[
@@ -124,8 +130,8 @@ class TrainImages(Training, ImageSession):
         Field(
             gt=0,
             le=100,
-            description="Put a part of another training picture into each, with shares as of --mixup; with both, one "
-            "of them for each picture.",
+            description="Replace a rectangle of each training picture by another picture; the share is drawn as for "
+            "--mixup. With both, each picture gets one of them.",
         ),
     ] = None
     progressive: Annotated[
@@ -133,8 +139,8 @@ class TrainImages(Training, ImageSession):
         Field(
             ge=1,
             le=1024,
-            description="Begin with pictures whose shorter side has so many pixels, at least a quarter of its own; "
-            "they grow in four steps to full size, which the last quarter of the epochs has.",
+            description="Start with pictures whose shorter side has this many pixels, at least a quarter of the full "
+            "size. The size grows in four steps; the last quarter of the epochs uses full size.",
         ),
     ] = None
     ema: Annotated[
@@ -142,7 +148,7 @@ class TrainImages(Training, ImageSession):
         Field(
             gt=0,
             lt=1,
-            description="Judge and keep a moving average of the weights with this decay a step, such as 0.999.",
+            description="Validate and save a moving average of the weights with this decay per step, such as 0.999.",
         ),
     ] = None
     sync_batch_norm: fields.SyncBatchNorm = None
@@ -153,8 +159,8 @@ class TrainImages(Training, ImageSession):
         Field(
             gt=0,
             le=FLOAT32,
-            description="Learning rate. Default: 0.01 for small and ece408, 0.001 for other networks, a tenth of it "
-            "with --init, 0.01 with --freeze until --unfreeze.",
+            description="Learning rate. Default: 0.01 for small and ece408, 0.001 for other networks; a tenth of that"
+            " with --init; 0.01 with --freeze until --unfreeze.",
         ),
         IN_FLOAT32,
     ] = None
@@ -163,7 +169,7 @@ class TrainImages(Training, ImageSession):
         Field(
             ge=0,
             lt=1,
-            description="Share of the values before the last layer dropped in training. Default: 0.2 for "
+            description="Dropout probability before the last layer. Default: 0.2 for "
             "mobilenet_v2, 0.5 for vgg16_bn, else 0.",
         ),
     ] = None
@@ -174,7 +180,7 @@ class TrainImages(Training, ImageSession):
         Literal["float32", "tf32", "bfloat16", "float16"] | None,
         Field(
             description="Precision of weights and activations: float32, tf32, bfloat16 or float16; the last two keep "
-            "float32 master weights. Default: bfloat16 for networks as torchvision has them on a GPU, else float32."
+            "float32 master weights. Default: bfloat16 for torchvision architectures on a GPU, else float32."
         ),
     ] = None
 
@@ -186,22 +192,22 @@ class TrainImages(Training, ImageSession):
     @model_validator(mode="after")
     def _check_network(self) -> Self:
         if self.stem is not None and not self.published:
-            raise ConfigError(f"--stem is for networks as torchvision has them; {self.model} has one beginning")
+            raise ConfigError(f"--stem is for torchvision architectures; --model {self.model} has only one stem")
         if self.crop is not None and self.crop < 1 and self.shift:
-            raise ConfigError("--crop cuts out parts of pictures at any place, which --shift would move: give one")
+            raise ConfigError("--crop already moves the pictures at random: remove --shift or --crop")
         if self.freeze and self.init is None:
-            raise ConfigError("--freeze keeps the layers of --init as they are: name its file")
+            raise ConfigError("--freeze requires --init, the file with the weights to keep")
         if self.unfreeze is not None and not self.freeze:
-            raise ConfigError("--unfreeze ends what --freeze begins: give both")
+            raise ConfigError("--unfreeze requires --freeze")
         if self.unfreeze is not None and self.unfreeze >= self.epochs:
             raise ConfigError(f"--unfreeze {self.unfreeze} must be less than --epochs {self.epochs}")
         if self.unfreeze_lr is not None and self.unfreeze is None:
-            raise ConfigError("--unfreeze-lr is the rate from --unfreeze on: give both")
+            raise ConfigError("--unfreeze-lr requires --unfreeze")
         if self.sync_batch_norm and self.model == "ece408":
-            raise ConfigError("--sync-batch-norm is for networks with batch norm; ece408 has none")
+            raise ConfigError("--sync-batch-norm requires a network with batch norm; ece408 has none")
         mixing = "--mixup" if self.mixup else "--cutmix" if self.cutmix else None
         if mixing and self.batch_size == 1:
-            raise ConfigError(f"{mixing} mixes the pictures of a batch, and --batch-size 1 has one; give 2 or more")
+            raise ConfigError(f"{mixing} mixes the pictures of a batch, but --batch-size is 1; use 2 or more")
         if self.dropout and self.model not in DROPOUT:
             *others, last = DROPOUT
             raise ConfigError(f"--dropout is for --model {', '.join(others)} and {last}; {self.model} has none")

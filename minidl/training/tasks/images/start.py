@@ -97,7 +97,7 @@ class Start:
             named += extra[: _NAMED - len(named)]
             more = len(wrong) + len(extra) - len(named)
             raise ConfigError(
-                f"--init {self.path} is not of --model {config.model}: {', '.join(named)}"
+                f"--init {self.path} does not fit --model {config.model}: {', '.join(named)}"
                 f"{f', and {more} more' if more else ''}; {expected}"
             )
         whole = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
@@ -125,7 +125,7 @@ class Start:
                     continue
                 if not any(self._misfits(model)):
                     if name == config.model:
-                        return f"it is of the {stem} beginning: give --stem {stem}, or leave --stem out"
+                        return f"it has the {stem} stem: use --stem {stem}, or remove --stem"
                     return f"it looks like {name}: give --model {name}"
                 if not other.published:
                     break
@@ -141,15 +141,15 @@ class Start:
         reason = self._other_classes(last, own, labels)
         if reason:
             found = {name: tensor for name, tensor in found.items() if not name.startswith(last + ".")}
-            said.append(f"the last layer, {last}, is made anew: {reason}")
+            said.append(f"the last layer, {last}, is replaced: {reason}")
         if found[first].shape != own[first]:
             found[first] = found[first].to(torch.float64).sum(1, keepdim=True)
-            said.append(f"{first} reads grey pictures with the sums of its weights of red, green and blue")
+            said.append(f"{first} reads grey pictures with the sum of its red, green and blue weights")
         counts = [name for name in own if name.endswith(_COUNTS) and name not in found]
-        lacked = f"; {len(counts)} num_batches_tracked, which it lacks, begin at 0" if counts else ""
-        said.insert(0, f"{len(found)} of {len(own)} tensors are those of {self.path}{lacked}")
+        lacked = f"; {len(counts)} missing num_batches_tracked start at 0" if counts else ""
+        said.insert(0, f"{len(found)} of {len(own)} tensors are loaded from {self.path}{lacked}")
         if self.prefix:
-            said.insert(1, f"the {self.prefix} before all of its names is left out")
+            said.insert(1, f"the prefix {self.prefix} of all names is ignored")
         return found, said
 
     def _other_classes(self, last: str, own: Mapping[str, torch.Size], labels: list[str]) -> str:
@@ -160,7 +160,7 @@ class Start:
         if len(has) != len(labels):
             return f"{self.path.name} knows {len(has)} classes, the data has {len(labels)}"
         if self.labels is not None and self.labels != labels:
-            return f"the classes of {self.path.parent} are others"
+            return f"{self.path.parent} has other classes"
         return ""
 
     def _misfits(self, model: nn.Module) -> tuple[list[str], list[str]]:
@@ -179,9 +179,9 @@ class Start:
                 or (name == first and there == [wanted[0], 3, *wanted[2:]] and wanted[1] == 1)
             ):
                 grey = name == first and there == [wanted[0], 1, *wanted[2:]]
-                why = ": it reads grey pictures, and these are colour ones" if grey else ""
+                why = ": it expects grey pictures, but these are in colour" if grey else ""
                 found.append(f"{name} is {there}, expected {wanted}{why}")
-        return found, [f"it has {name}, which the network has not" for name in has if name not in own]
+        return found, [f"it has {name}, which the network lacks" for name in has if name not in own]
 
 
 def _other(stem: str) -> str:
