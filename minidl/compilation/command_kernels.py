@@ -17,7 +17,7 @@ from minidl.compilation.job import Job
 
 # Triton lists attributes, none, of constants too: 3.6 of those that are texts. The files have none of these.
 _OF_ALL_CONSTANTS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
-FOLDER = Path(__file__).parent / "usual_kernels"
+FOLDER = Path(__file__).parent / "command_kernels_data"
 
 
 def file(target: str) -> Path:

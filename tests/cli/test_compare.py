@@ -26,7 +26,7 @@ def test_runs_side_by_side(command, text_run, table_run, texts, tmp_path):
 
 def test_what_cannot_be_compared(command, text_run, tmp_path):
     done = command("compare", text_run[0])
-    assert (done.code, done.err) == (2, f"error: there is one run, {text_run[0]}: give two or more to compare\n")
+    assert (done.code, done.err) == (2, f"error: only one run was given, {text_run[0]}: name two or more to compare\n")
     done = command("compare", text_run[0], tmp_path)
     assert done.code == 2
     assert done.err.startswith(f"error: {tmp_path} is not a minidl run: it has no config.json")
