@@ -186,8 +186,11 @@ class _Memory(TorchDispatchMode):
             lasting = any(target not in self.new for target in written)
             if lasting and (unknown or name not in _SETS):
                 return None if not func._schema.returns else written[0] if len(written) == 1 else tuple(written)
+            derived = any(map(self._is_derived, read))
             for target in written:
-                if target not in self.new and any(map(self._is_derived, read)):
+                if derived and target in self.new:
+                    self._derived.add(target)
+                elif derived:
                     self._before.append((target.detach(), target.clone()))
                 if unknown:
                     self.unknown.add(target)

@@ -185,6 +185,7 @@ STEPS_OF_TORCH = {
     "draws": lambda x, seen: (torch.rand(2, device=x.device), F.dropout(x, 0.5), x.clone().bernoulli_(0.5)),
     "a generator": _own_generator,
     "half of itself": lambda x, seen: x.copy_(x / 2),
+    "through new memory": lambda x, seen: x.copy_(torch.zeros_like(x).copy_(x / 2)),
     "parts that overlap": lambda x, seen: (x[:1].copy_(x[:1] + 1), x[:, 1:].copy_(x[:, :2]), x.copy_(x.flip(0))),
     "a counter": lambda x, seen: seen["mean"].add_(1),
 }
