@@ -12,30 +12,17 @@ from minidl.kernels import activation, check, elementwise
 from minidl.kernels import bias_act as kernels
 from minidl.kernels import softmax as softmax_kernels
 from minidl.kernels.activation import Activation
-from minidl.ops.elementwise import binary, where
+from minidl.ops import unary
+from minidl.ops.conditional import where
+from minidl.ops.elementwise import binary_function, minimum, sub
 from minidl.ops.inplace import applied
-from minidl.ops.view import reshape, to
+from minidl.ops.shape import reshape, to
 from minidl.tensors import Tensor
 
 __all__ = [
-    "bias_act",
-    "elu",
-    "gelu",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "leaky_relu",
-    "log_softmax",
-    "mish",
-    "prelu",
-    "relu",
-    "relu6",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "softplus",
-    "tanh",
-]
+    "bias_act", "elu", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_softmax", "logsigmoid",
+    "mish", "prelu", "relu", "relu6", "sigmoid", "silu", "softmax", "softmin", "softplus", "tanh",
+]  # fmt: skip
 
 
 class BiasAct(Function):
@@ -92,6 +79,12 @@ def leaky_relu(input: Tensor, negative_slope: float = activation.NEGATIVE_SLOPE,
 def sigmoid(input: Tensor) -> Tensor:
     """1 / (1 + exp(-input))."""
     return activated(input, "sigmoid")
+
+
+def logsigmoid(input: Tensor) -> Tensor:
+    """log(1 / (1 + e^-input)), exact where it is small or large. Raises TypeError for integers."""
+    soft = unary.log1p(unary.exp(unary.neg(unary.abs(input))))
+    return sub(minimum(input, 0), soft)
 
 
 def tanh(input: Tensor) -> Tensor:
@@ -169,7 +162,7 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
     return applied(lambda x: Hardtanh.apply(x, least, most), input, inplace)
 
 
-PReLU = binary("PReLU", elementwise.prelu, elementwise.prelu_grad_a, elementwise.prelu_grad_b)
+PReLU = binary_function("PReLU", elementwise.prelu, elementwise.prelu_grad_a, elementwise.prelu_grad_b)
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -217,6 +210,11 @@ def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = N
     dim that is needed, IndexError for a dimension out of range.
     """
     return Softmax.apply(input if dtype is None else to(input, dtype), _last("softmax", input, dim))
+
+
+def softmin(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """`softmax` of -input."""
+    return softmax(unary.neg(input), dim, dtype=dtype)
 
 
 def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:

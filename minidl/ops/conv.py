@@ -18,7 +18,7 @@ from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.ops import folds
 from minidl.ops import pool as pools
 from minidl.ops.join import Cat
-from minidl.ops.view import one_or_many
+from minidl.ops.shape import one_or_many
 from minidl.runtime.descriptors import ConcatPair
 from minidl.tensors import Tensor
 

@@ -13,7 +13,7 @@ from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.ops import conv_transpose
 from minidl.ops.conv import Conv2d, Convolution, axes_of, check_vectors, recorded
 from minidl.ops.conv_transpose import ConvTranspose2d
-from minidl.ops.view import one_or_many
+from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 
 __all__ = ["conv1d", "conv_transpose1d"]

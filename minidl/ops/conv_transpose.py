@@ -13,7 +13,7 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.ops.conv import AXES, Convolution, DeferredConv, axes_in, check_vectors, recorded, sizes_of
-from minidl.ops.view import one_or_many
+from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 
 __all__ = ["conv_transpose2d"]

@@ -11,7 +11,7 @@ from minidl.kernels.check import Pair
 from minidl.kernels.conv import volume
 from minidl.kernels.conv.geometry import Geometry, Volume
 from minidl.ops.conv import Convolution, axes_of, check_vectors, recorded
-from minidl.ops.view import one_or_many
+from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 
 __all__ = ["conv3d"]

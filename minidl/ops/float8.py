@@ -23,8 +23,8 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
 from minidl.kernels.conv import float8 as kernels
 from minidl.kernels.conv.geometry import Geometry
-from minidl.ops import view
 from minidl.ops.conv import check_vectors, geometry_of
+from minidl.ops.shape import to
 from minidl.tensors import Tensor
 
 __all__ = ["Float8", "conv2d", "dequantize", "linear", "quantize"]
@@ -157,4 +157,4 @@ def _result(y: torch.Tensor, scale: Tensor | None) -> Tensor | Float8:
 
 
 def _float32(x: Tensor | None) -> torch.Tensor | None:
-    return None if x is None else view.to(x, torch.float32).data
+    return None if x is None else to(x, torch.float32).data

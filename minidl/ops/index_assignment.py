@@ -13,9 +13,10 @@ import torch
 from minidl.autograd import Function, is_grad_enabled
 from minidl.autograd.deferred import settle_all
 from minidl.kernels import reduce
-from minidl.ops import copies, indexing, view
+from minidl.ops import copies, indexing
 from minidl.ops.inplace import Operand, apart, refuse_recorded, replaced
 from minidl.ops.promotion import python_number
+from minidl.ops.shape import to
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # attached to Tensor, no operation
@@ -72,7 +73,7 @@ def set_item(x: Tensor, index: Any, value: Operand) -> None:
         x.data[at[0]][at[1]] = apart(raw, x.data)
         return
     if isinstance(value, Tensor):
-        value = view.to(value, x.device, x.dtype)
+        value = to(value, x.device, x.dtype)
     saved = x._node is not None and x._node.context is not None and any(t is not None for t in x._node.context._saved)
     replaced("x[...] = y", x, lambda before, new: Assign.apply(before, new, at, not saved), value)
 

@@ -7,15 +7,93 @@ This is arithmetic of integers, by torch; values are moved by `kernels.lookup`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any, NamedTuple
 
 import torch
 
+from minidl.autograd import Function
+from minidl.kernels import check, memory_layout
+from minidl.ops import compare
+from minidl.ops.lookup import Embedding
+from minidl.ops.shape import expand, permute, reshape
 from minidl.tensors import Tensor
 
-__all__: list[str] = []  # used by operations, none itself
+__all__ = ["getitem", "masked_select", "narrow", "nonzero", "select"]
+
+
+class GetItem(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, index: Any) -> torch.Tensor:
+        ctx.shape, ctx.index, ctx.dims = x.shape, index, memory_layout.dims(x)
+        return x[index]
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        dx = torch.zeros([ctx.shape[dim] for dim in ctx.dims], dtype=dy.dtype, device=dy.device)
+        dx = dx.permute(memory_layout.back(ctx.dims))
+        dx[ctx.index].copy_(dy)
+        return dx, None
+
+
+def getitem(x: Tensor, index: Any) -> Tensor:
+    """What an index selects: by integers, slices, None and ... a view, by masks and tensors of integers a copy.
+
+    The gradient adds up equal places in their order. Raises TypeError for any other index, IndexError out of range; on
+    a GPU, where looking would wait for the device, what a tensor selects out of range is NaN.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    if all(map(is_basic, parts)):
+        return GetItem.apply(x, index)
+    basic, dims, tensors = parsed(x.shape, parts, x.device)
+    y = x if all(part == slice(None) for part in basic) else GetItem.apply(x, basic)
+    if not dims:
+        return y
+    rest = [dim for dim in range(y.ndim) if dim not in dims]
+    sizes, kept = [y.shape[dim] for dim in dims], [y.shape[dim] for dim in rest]
+    at = rows(tensors, sizes)
+    table = reshape(permute(y, *dims, *rest), math.prod(sizes), math.prod(kept))
+    found = Embedding.apply(at, table, -1) if table.dtype.is_floating_point else Tensor(table.data[at])
+    found = reshape(found, *at.shape, *kept)
+    if dims[0] == 0 or dims[-1] - dims[0] >= len(dims):
+        return found
+    moved = list(range(at.dim(), at.dim() + dims[0])), list(range(at.dim()))
+    return permute(found, *moved[0], *moved[1], *range(at.dim() + dims[0], found.ndim))
+
+
+def select(input: Tensor, dim: int, index: int) -> Tensor:
+    """The view at one place along `dim`. Raises IndexError out of range."""
+    at = check.axis("select", dim, input.ndim)
+    return getitem(input, (*[slice(None)] * at, index))
+
+
+def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
+    """The view of `length` places from `start` along `dim`. Raises IndexError, or ValueError where that is outside."""
+    at = check.axis("narrow", dim, input.ndim)
+    total = input.shape[at]
+    if isinstance(start, Tensor) and (start.ndim or start.dtype.is_floating_point or start.dtype == torch.bool):
+        raise TypeError(f"narrow: start is {start.dtype} {list(start.shape)}, expected a whole number")
+    start, length = check.whole("narrow", "start", start), check.whole("narrow", "length", length)
+    start = start + total if start < 0 else start
+    if not 0 <= start <= start + length <= total:
+        raise ValueError(f"narrow: {length} places from {start} are outside of {total}")
+    return getitem(input, (*[slice(None)] * at, slice(start, start + length)))
+
+
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """The elements where mask is true, [K]; both broadcast. The gradient goes back to them."""
+    shape = torch.broadcast_shapes(input.shape, mask.shape, (1,))
+    return getitem(expand(input, shape), Tensor(mask.data.expand(shape)))
+
+
+def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
+    """The places where input is not 0, int64 [K, dimensions], or [K] for each dimension; waits for the device."""
+    truths = compare.truths(input)
+    found = torch.nonzero(truths.reshape(1) if as_tuple and input.ndim == 0 else truths)
+    return tuple(Tensor(places) for places in found.unbind(1)) if as_tuple else Tensor(found)
+
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 

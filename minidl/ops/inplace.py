@@ -21,9 +21,10 @@ from minidl.autograd import UnknownTensor, is_grad_enabled
 from minidl.autograd.deferred import settle_all
 from minidl.kernels import activation, elementwise
 from minidl.kernels import random as random_kernels
-from minidl.ops import copies, pieces, scatter_gather, unary, view
+from minidl.ops import bitwise, conditional, copies, powers, scatter_gather, unary
 from minidl.ops import elementwise as ops
 from minidl.ops.promotion import python_number
+from minidl.ops.shape import clone, expand, to
 from minidl.tensors import Scalar, Tensor
 
 Operand = Tensor | torch.Tensor | Scalar
@@ -64,14 +65,16 @@ def div_(x: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tens
 
 def pow_(x: Tensor, exponent: Operand) -> Tensor:
     """x to the power `exponent`, in place. Raises as `add_` and `pow`."""
-    return _arithmetic("pow_", x, ops.pow, elementwise.pow, exponent, whole=False)
+    return _arithmetic("pow_", x, powers.pow, elementwise.pow, exponent, whole=False)
 
 
 def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """x limited to [min, max], in place. Raises as `clamp` and `add_`."""
     if isinstance(min, Tensor | torch.Tensor) or isinstance(max, Tensor | torch.Tensor):
-        return _by_result("clamp_", ops.clamp)(x, min, max)
-    return _changed("clamp_", x, lambda a: ops.clamp(a, min, max), lambda a, out: elementwise.clamp(a, min, max, out))
+        return _by_result("clamp_", conditional.clamp)(x, min, max)
+    return _changed(
+        "clamp_", x, lambda a: conditional.clamp(a, min, max), lambda a, out: elementwise.clamp(a, min, max, out)
+    )
 
 
 def _arithmetic(
@@ -131,7 +134,7 @@ def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> 
 
     def recorded(a: Tensor, b: Any) -> Tensor:
         b = b if isinstance(b, Tensor) else Tensor(b)
-        return view.clone(view.expand(view.to(b, a.device, a.dtype), a.shape))
+        return clone(expand(to(b, a.device, a.dtype), a.shape))
 
     def kernel(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(b, non_blocking)
@@ -146,7 +149,7 @@ def applied(function: Callable[[Tensor], Tensor], x: Tensor, inplace: bool) -> T
 
 def masked_fill_(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     """value, a number or a tensor of one, where mask is true, in place. Raises as `masked_fill`."""
-    return _by_result("masked_fill_", lambda a, v: pieces.masked_fill(a, mask, v))(x, value)
+    return _by_result("masked_fill_", lambda a, v: conditional.masked_fill(a, mask, v))(x, value)
 
 
 def scatter_(
@@ -274,7 +277,7 @@ def replaced(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Ope
             "not follow; write x = x + y in place of x += y, or change a clone()"
         )
     _check_fits(name, made, x)
-    made = view.to(made, x.dtype)
+    made = to(made, x.dtype)
     kept = None if node is None else node.retained.get(x._index)
     if x._later is None and not x.data.is_inference():
         torch.autograd.graph.increment_version(x.data)
@@ -306,22 +309,20 @@ _USES_OF_ONE = _uses(_ONE.untyped_storage())
 
 __all__ = ["METHODS"]
 
-# Functions of x, or of x and another, whose result is written into x.
-_OF_ONE = (
-    "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "log2", "neg", "reciprocal", "round",
-    "sign", "sin", "sqrt", "square", "trunc",
-)  # fmt: skip
-_OF_TWO = ("floor_divide", "fmod", "remainder")
+# Operations of one and of two operands that have an in-place method, `exp_` of `exp`.
+_OF_ONE = {name: getattr(unary, name) for name in unary.__all__ if name != "log10"}
+_OF_ONE |= {name: getattr(powers, name) for name in powers.__all__ if name != "pow"}
+_OF_TWO = {function.__name__: function for function in (ops.floor_divide, ops.fmod, ops.remainder)}
 
 
 def _in_place(name: str) -> Callable[..., Tensor]:
-    function = getattr(ops if name in _OF_TWO else unary, name)
+    """Return the method that writes the result of the operation `name` into the tensor."""
 
     def of_one(x: Tensor, **named: Any) -> Tensor:
-        return _by_result(f"{name}_", functools.partial(function, **named))(x)
+        return _by_result(f"{name}_", functools.partial(_OF_ONE[name], **named))(x)
 
     def of_two(x: Tensor, other: Operand) -> Tensor:
-        return _by_result(f"{name}_", function)(x, other)
+        return _by_result(f"{name}_", _OF_TWO[name])(x, other)
 
     method: Callable[..., Tensor] = of_two if name in _OF_TWO else of_one
     method.__doc__ = f"`{name}`, written into the tensor."
@@ -331,9 +332,9 @@ def _in_place(name: str) -> Callable[..., Tensor]:
 METHODS: dict[str, Callable[..., Tensor | None]] = {
     "__iadd__": add_, "__isub__": sub_, "__imul__": mul_, "__itruediv__": div_, "__ipow__": pow_,
     "__ifloordiv__": _by_result("//=", ops.floor_divide), "__imod__": _by_result("%=", ops.remainder),
-    "__ilshift__": _by_result("<<=", pieces.left_shift), "__irshift__": _by_result(">>=", pieces.right_shift),
-    "__iand__": _by_result("&=", pieces.bitwise_and), "__ior__": _by_result("|=", pieces.bitwise_or),
-    "__ixor__": _by_result("^=", pieces.bitwise_xor),
+    "__ilshift__": _by_result("<<=", bitwise.left_shift), "__irshift__": _by_result(">>=", bitwise.right_shift),
+    "__iand__": _by_result("&=", bitwise.bitwise_and), "__ior__": _by_result("|=", bitwise.bitwise_or),
+    "__ixor__": _by_result("^=", bitwise.bitwise_xor),
     **{f"{name}_": _in_place(name) for name in (*_OF_ONE, *_OF_TWO)},
     **{f.__name__: f for f in (add_, sub_, mul_, div_, pow_, clamp_, copy_, zero_, fill_, normal_, uniform_)},
     **{f.__name__: f for f in (masked_fill_, scatter_, scatter_add_)},

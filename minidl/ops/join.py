@@ -14,6 +14,7 @@ Two tensors that are joined for a convolution are not copied where its kernel re
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,9 +23,11 @@ import torch
 
 from minidl.autograd import Function, is_grad_enabled
 from minidl.autograd.deferred import Deferred, call, may_wait, waiting
+from minidl.kernels import check
+from minidl.ops.shape import reshape, to, unsqueeze
 from minidl.tensors import Tensor
 
-__all__: list[str] = []  # used by operations, none itself
+__all__ = ["cat", "hstack", "stack", "vstack"]
 
 _NAME, _WIDTHS = "joins", "widths of joins"
 GROWTH = 2  # a room's channels for each that is needed now; what is copied when it is full is less than it holds
@@ -203,3 +206,43 @@ def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     if dim == 1 and parts[0].ndim > 2 and parts[0].dtype.is_floating_point and all(map(may_wait, parts)):
         return Tensor._of_later(DeferredJoin(tuple(parts)))  # a list may be longer by the time
     return Cat.apply(dim, *parts)
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors joined along `dim`, in the dtype that all of them promote to; those of shape [0] are left out, as torch
+    does.
+
+    Raises ValueError for sizes that differ elsewhere, and other devices.
+    """
+    if not tensors:
+        raise ValueError("cat: got no tensors, expected at least one")
+    if len(kinds := {part.dtype for part in tensors}) > 1:
+        kind = functools.reduce(torch.promote_types, kinds)
+        tensors = [to(part, kind) for part in tensors]
+    tensors = [part for part in tensors if part.shape != (0,)] or tensors
+    first = tensors[0]
+    at = check.axis("cat", dim, first.ndim)
+    check.same("cat", **{f"tensors[{i}]": part for i, part in enumerate(tensors)})
+    for i, part in enumerate(tensors):
+        if (*part.shape[:at], *part.shape[at + 1 :]) != (*first.shape[:at], *first.shape[at + 1 :]):
+            raise ValueError(
+                f"cat: tensors[{i}] has shape {list(part.shape)}, which does not fit "
+                f"{list(first.shape)} along dim {dim}"
+            )
+    return joined(tensors, at)
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors of one shape joined along a new dimension."""
+    return cat([unsqueeze(part, dim) for part in tensors], dim)
+
+
+def hstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors joined along their second dimension, vectors along their first."""
+    parts = [t if t.ndim else reshape(t, 1) for t in tensors]
+    return cat(parts, 0 if parts and parts[0].ndim == 1 else 1)
+
+
+def vstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors joined along their first dimension, vectors as rows."""
+    return cat([t if t.ndim > 1 else reshape(t, 1, t.numel()) for t in tensors], 0)

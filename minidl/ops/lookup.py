@@ -1,4 +1,4 @@
-"""Rows of a table looked up by index."""
+"""Rows of a table looked up by index, and one-hot vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minidl.kernels import check
 from minidl.kernels import lookup as kernels
 from minidl.tensors import Tensor
 
-__all__ = ["embedding"]
+__all__ = ["embedding", "one_hot"]
 
 
 class Embedding(Function):
@@ -51,3 +51,16 @@ def embedding(
     if padding_idx is not None and not -V <= check.whole("embedding", "padding_idx", padding_idx) < V:
         raise ValueError(f"embedding: padding_idx is {padding_idx}, expected a row of the {V}")
     return Embedding.apply(input, weight, -1 if padding_idx is None else padding_idx % V)
+
+
+def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """A 1 at the place of each class, int64: [*] -> [*, num_classes], the largest class and one if that is -1.
+
+    Raises TypeError unless the classes are int64, ValueError for a negative one or one too large.
+    """
+    if tensor.dtype != torch.int64:
+        raise TypeError(f"one_hot: tensor has dtype {tensor.dtype}, expected int64")
+    try:
+        return Tensor(torch.nn.functional.one_hot(tensor.data, num_classes))
+    except RuntimeError as error:
+        raise ValueError(f"one_hot: {error}") from error

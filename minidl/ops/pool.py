@@ -14,7 +14,7 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import pool as kernels
 from minidl.kernels.pool import Pair, Windows
-from minidl.ops.view import one_or_many, squeeze, unsqueeze
+from minidl.ops.shape import one_or_many, squeeze, unsqueeze
 from minidl.tensors import Tensor
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import UnknownTensor
-from minidl.ops import view
+from minidl.ops.shape import to
 from minidl.tensors import Scalar, Tensor
 
 __all__: list[str] = []  # used by operations, none itself
@@ -71,4 +71,4 @@ def _stand_in(x: Any, kind: torch.dtype) -> torch.Tensor:
 def _cast(x: Any, kind: torch.dtype | None, result: torch.dtype) -> Any:
     if kind is None or kind is result:
         return x
-    return view.to(x, result) if isinstance(x, Tensor) else x.to(result)
+    return to(x, result) if isinstance(x, Tensor) else x.to(result)

@@ -13,10 +13,10 @@ from minidl.kernels import check, memory_layout
 from minidl.kernels import resample as kernels
 from minidl.kernels.resample import Taps
 from minidl.ops.pool import adaptive_avg_pool2d
-from minidl.ops.view import contiguous, permute, reshape
+from minidl.ops.shape import contiguous, permute, reshape
 from minidl.tensors import Tensor
 
-__all__ = ["interpolate", "pad", "pixel_shuffle"]
+__all__ = ["interpolate", "pad", "pixel_shuffle", "pixel_unshuffle"]
 
 # The mode of interpolation by the number of dimensions of the input.
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
@@ -173,3 +173,13 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
         return permute(reshape(permute(x, 0, 1, 4, 2, 5, 3), *first, H * r, W * r, C), 0, 3, 1, 2)
     x = reshape(input, math.prod(first), C, r, r, H, W)
     return reshape(permute(x, 0, 1, 4, 2, 5, 3), *first, C, H * r, W * r)
+
+
+def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
+    """[..., C, H r, W r] as [..., C r^2, H, W] for r = downscale_factor: what `pixel_shuffle` undoes."""
+    r = downscale_factor
+    if input.ndim < 3 or r < 1 or input.shape[-1] % r or input.shape[-2] % r:
+        raise ValueError(f"pixel_unshuffle: input {list(input.shape)} is no image of a multiple of {r} pixels each way")
+    *first, C, H, W = input.shape
+    x = reshape(input, math.prod(first), C, H // r, r, W // r, r)
+    return reshape(permute(x, 0, 1, 3, 5, 2, 4), *first, C * r * r, H // r, W // r)

@@ -10,9 +10,10 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import check
 from minidl.kernels import row_norm as kernels
-from minidl.ops import reduce, view
+from minidl.ops import reduce
 from minidl.ops.batchnorm import batch_norm
-from minidl.ops.pieces import repeat
+from minidl.ops.rearrange import repeat
+from minidl.ops.shape import reshape
 from minidl.tensors import Tensor
 
 __all__ = ["group_norm", "instance_norm", "layer_norm", "rms_norm"]
@@ -115,10 +116,10 @@ def instance_norm(
             raise ValueError(f"instance_norm: {name} has shape {list(buffer.shape)}, expected [{C}]")
     means, variances = (repeat(buffer, N) for buffer in (running_mean, running_var))
     scale, shift = (None if t is None else repeat(t, N) for t in (weight, bias))
-    x = view.reshape(input, 1, N * C, *input.shape[2:])
-    y = view.reshape(batch_norm(x, means, variances, scale, shift, True, momentum, eps), *input.shape)
+    x = reshape(input, 1, N * C, *input.shape[2:])
+    y = reshape(batch_norm(x, means, variances, scale, shift, True, momentum, eps), *input.shape)
     for buffer, moved in ((running_mean, means), (running_var, variances)):
-        buffer.copy_(reduce.mean(view.reshape(moved, N, C), 0))
+        buffer.copy_(reduce.mean(reshape(moved, N, C), 0))
     return y
 
 

@@ -16,7 +16,8 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import check, lookup
 from minidl.kernels import elementwise as kernels
-from minidl.ops import elementwise, indexing, view
+from minidl.ops import elementwise, indexing
+from minidl.ops.shape import clone, permute, reshape
 from minidl.tensors import Scalar, Tensor
 
 __all__ = ["gather", "index_add", "index_select", "scatter", "scatter_add"]
@@ -63,9 +64,9 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     if index.ndim > 1:
         raise ValueError(f"index_select: index has shape {list(index.shape)}, expected [K]")
     at = check.axis("index_select", dim, max(input.ndim, 1))
-    whole = input if input.ndim else view.reshape(input, 1)
-    found = view.getitem(whole, (*[slice(None)] * at, Tensor(_not_negative("index_select", index).reshape(-1))))
-    return found if input.ndim else view.reshape(found)
+    whole = input if input.ndim else reshape(input, 1)
+    found = indexing.getitem(whole, (*[slice(None)] * at, Tensor(_not_negative("index_select", index).reshape(-1))))
+    return found if input.ndim else reshape(found)
 
 
 def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -76,9 +77,9 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """
     at = check.axis("gather", dim, max(input.ndim, 1))
     if input.ndim == 0:
-        return view.reshape(gather(view.reshape(input, 1), 0, view.reshape(index, index.numel())), *index.shape)
+        return reshape(gather(reshape(input, 1), 0, reshape(index, index.numel())), *index.shape)
     if index.numel() == 0:  # of any shape
-        return view.reshape(view.getitem(view.reshape(input, input.numel()), slice(0, 0)), *index.shape)
+        return reshape(indexing.getitem(reshape(input, input.numel()), slice(0, 0)), *index.shape)
     fits = input.ndim == index.ndim and not builtins.any(
         mine < size for i, (mine, size) in enumerate(zip(input.shape, index.shape, strict=True)) if i != at
     )
@@ -86,7 +87,7 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
         raise ValueError(f"gather: index has shape {list(index.shape)}, which does not fit {list(input.shape)}")
     raw = _not_negative("gather", index)
     _inside("gather", raw, input.shape[at])
-    return view.getitem(input, tuple(map(Tensor, _places(raw, at))))
+    return indexing.getitem(input, tuple(map(Tensor, _places(raw, at))))
 
 
 def _places(index: torch.Tensor, at: int) -> list[torch.Tensor]:
@@ -123,11 +124,11 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """input with src added at `index` along `dim`, as `scatter`; equal places add up in the order of the index."""
     raw, at = _fitting("scatter_add", input, dim, index, src)
     if not raw.numel():
-        return view.clone(input)
+        return clone(input)
     sizes = input.shape or torch.Size([1])
     rows = indexing.rows(_places(raw.reshape(raw.shape or (1,)), at), sizes).reshape(-1)
-    added = Summed.apply(rows, view.reshape(_cut(src, raw), raw.numel(), 1), input.numel())
-    return elementwise.add(input, view.reshape(added, *input.shape))
+    added = Summed.apply(rows, reshape(_cut(src, raw), raw.numel(), 1), input.numel())
+    return elementwise.add(input, reshape(added, *input.shape))
 
 
 def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1) -> Tensor:
@@ -135,7 +136,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     at = check.axis("index_add", dim, max(input.ndim, 1))
     check.same("index_add", input=input, source=source)
     raw = _not_negative("index_add", index).reshape(-1)
-    whole, added = (t if t.ndim else view.reshape(t, 1) for t in (input, source))
+    whole, added = (t if t.ndim else reshape(t, 1) for t in (input, source))
     shape = [len(raw) if i == at else size for i, size in enumerate(whole.shape)]
     if list(added.shape) != shape:
         raise ValueError(f"index_add: source has shape {list(source.shape)}, expected {shape}")
@@ -143,12 +144,12 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     first = [at, *(i for i in range(whole.ndim) if i != at)]
     # Places that the index does not name stay as they are, also beside an alpha of NaN.
     input, added = elementwise.scaled("index_add", input, added, alpha)
-    rows = view.permute(added, *first)
+    rows = permute(added, *first)
     raw = torch.where(raw < whole.shape[at], raw.to(torch.int64), -1)
-    total = Summed.apply(raw, view.reshape(rows, len(raw), rows[:1].numel()), whole.shape[at])
-    total = view.reshape(total, whole.shape[at], *rows.shape[1:])
+    total = Summed.apply(raw, reshape(rows, len(raw), rows[:1].numel()), whole.shape[at])
+    total = reshape(total, whole.shape[at], *rows.shape[1:])
     back = [first.index(i) for i in range(whole.ndim)]
-    return elementwise.add(input, view.reshape(view.permute(total, *back), *input.shape))
+    return elementwise.add(input, reshape(permute(total, *back), *input.shape))
 
 
 def _fitting(name: str, x: Tensor, dim: int, index: Tensor, src: Any) -> tuple[torch.Tensor, int]:
@@ -175,8 +176,8 @@ def _cut(src: Tensor, index: torch.Tensor) -> Tensor:
     if src.shape == index.shape:
         return src
     if not index.numel():
-        return view.reshape(view.getitem(view.reshape(src, src.numel()), slice(0, 0)), *index.shape)
-    return view.getitem(src, tuple(slice(0, n) for n in index.shape))
+        return reshape(indexing.getitem(reshape(src, src.numel()), slice(0, 0)), *index.shape)
+    return indexing.getitem(src, tuple(slice(0, n) for n in index.shape))
 
 
 def _inside(name: str, index: torch.Tensor, size: int) -> None:

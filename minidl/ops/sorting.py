@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minidl.kernels import check, memory_layout, reduce
-from minidl.ops.reduce import Chosen, Found
+from minidl.ops.extrema import Chosen, Found
 from minidl.tensors import Tensor
 
 __all__ = ["argsort", "sort"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,26 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import elementwise
+from minidl.ops.elementwise import mul
 from minidl.tensors import Tensor
 
 __all__ = [
-    "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "log2", "neg", "reciprocal", "round",
-    "sign", "sin", "sqrt", "square", "trunc",
+    "abs",
+    "ceil",
+    "cos",
+    "erf",
+    "exp",
+    "expm1",
+    "floor",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "neg",
+    "round",
+    "sign",
+    "sin",
+    "trunc",
 ]  # fmt: skip
 
 Kernel = Callable[..., torch.Tensor]
@@ -38,29 +54,26 @@ class _Unary(Function):
         return cls.gradient(dy, *ctx.saved)
 
 
-def _unary(name: str, compute: Kernel, gradient: Kernel, keeps: str) -> type[Function]:
+def unary_function(name: str, compute: Kernel, gradient: Kernel, keeps: str) -> type[Function]:
     return type(name, (_Unary,), {"compute": staticmethod(compute), "gradient": staticmethod(gradient), "keeps": keeps})
 
 
-Neg = _unary("Neg", elementwise.neg, elementwise.neg, keeps="")
-Sign = _unary("Sign", elementwise.sign, torch.zeros_like, keeps="")
-Abs = _unary("Abs", elementwise.abs, elementwise.abs_grad, keeps="x")
-Exp = _unary("Exp", elementwise.exp, elementwise.mul, keeps="y")
-Log = _unary("Log", elementwise.log, elementwise.div, keeps="x")
-Sqrt = _unary("Sqrt", elementwise.sqrt, elementwise.sqrt_grad, keeps="y")
-Square = _unary("Square", elementwise.square, elementwise.square_grad, keeps="x")
-Reciprocal = _unary("Reciprocal", elementwise.reciprocal, elementwise.reciprocal_grad, keeps="y")
-Sin = _unary("Sin", elementwise.sin, elementwise.sin_grad, keeps="x")
-Cos = _unary("Cos", elementwise.cos, elementwise.cos_grad, keeps="x")
-Log1p = _unary("Log1p", elementwise.log1p, elementwise.log1p_grad, keeps="x")
-Expm1 = _unary("Expm1", elementwise.expm1, elementwise.expm1_grad, keeps="x")
-Erf = _unary("Erf", elementwise.erf, elementwise.erf_grad, keeps="x")
-Log2 = _unary("Log2", elementwise.log2, elementwise.log2_grad, keeps="x")
+Neg = unary_function("Neg", elementwise.neg, elementwise.neg, keeps="")
+Sign = unary_function("Sign", elementwise.sign, torch.zeros_like, keeps="")
+Abs = unary_function("Abs", elementwise.abs, elementwise.abs_grad, keeps="x")
+Exp = unary_function("Exp", elementwise.exp, elementwise.mul, keeps="y")
+Log = unary_function("Log", elementwise.log, elementwise.div, keeps="x")
+Sin = unary_function("Sin", elementwise.sin, elementwise.sin_grad, keeps="x")
+Cos = unary_function("Cos", elementwise.cos, elementwise.cos_grad, keeps="x")
+Log1p = unary_function("Log1p", elementwise.log1p, elementwise.log1p_grad, keeps="x")
+Expm1 = unary_function("Expm1", elementwise.expm1, elementwise.expm1_grad, keeps="x")
+Erf = unary_function("Erf", elementwise.erf, elementwise.erf_grad, keeps="x")
+Log2 = unary_function("Log2", elementwise.log2, elementwise.log2_grad, keeps="x")
 # Steps, whose gradient is 0.
-Floor = _unary("Floor", elementwise.floor, torch.zeros_like, keeps="")
-Ceil = _unary("Ceil", elementwise.ceil, torch.zeros_like, keeps="")
-Trunc = _unary("Trunc", elementwise.trunc, torch.zeros_like, keeps="")
-Round = _unary("Round", elementwise.round, torch.zeros_like, keeps="")
+Floor = unary_function("Floor", elementwise.floor, torch.zeros_like, keeps="")
+Ceil = unary_function("Ceil", elementwise.ceil, torch.zeros_like, keeps="")
+Trunc = unary_function("Trunc", elementwise.trunc, torch.zeros_like, keeps="")
+Round = unary_function("Round", elementwise.round, torch.zeros_like, keeps="")
 
 
 class RoundTo(Function):
@@ -83,6 +96,13 @@ def neg(input: Tensor) -> Tensor:
     return Neg.apply(input)
 
 
+def positive(input: Tensor) -> Tensor:
+    """+input: the tensor itself. Raises TypeError for bools."""
+    if input.dtype == torch.bool:
+        raise TypeError("+x: got torch.bool, expected numbers; convert it with .to()")
+    return input
+
+
 def abs(input: Tensor) -> Tensor:
     """|input|. The gradient at 0 is 0."""
     return Abs.apply(input)
@@ -98,24 +118,29 @@ def exp(input: Tensor) -> Tensor:
     return Exp.apply(input)
 
 
+def expm1(input: Tensor) -> Tensor:
+    """e to the power input, less 1, as exact near 0 as elsewhere. Raises TypeError for integers."""
+    return Expm1.apply(input)
+
+
 def log(input: Tensor) -> Tensor:
     """The natural logarithm: -inf for 0, NaN below. Raises TypeError for integers."""
     return Log.apply(input)
 
 
-def sqrt(input: Tensor) -> Tensor:
-    """The square root: NaN below 0. Raises TypeError for integers."""
-    return Sqrt.apply(input)
+def log1p(input: Tensor) -> Tensor:
+    """log(1 + input), as exact near 0 as elsewhere. Raises TypeError for integers."""
+    return Log1p.apply(input)
 
 
-def square(input: Tensor) -> Tensor:
-    """input squared."""
-    return Square.apply(input)
+def log2(input: Tensor) -> Tensor:
+    """The logarithm to the base 2. Raises TypeError for integers."""
+    return Log2.apply(input)
 
 
-def reciprocal(input: Tensor) -> Tensor:
-    """1 / input. Raises TypeError for integers."""
-    return Reciprocal.apply(input)
+def log10(input: Tensor) -> Tensor:
+    """The logarithm to the base 10. Raises TypeError for integers."""
+    return mul(log2(input), math.log10(2))
 
 
 def floor(input: Tensor) -> Tensor:
@@ -154,21 +179,6 @@ def cos(input: Tensor) -> Tensor:
     return Cos.apply(input)
 
 
-def log1p(input: Tensor) -> Tensor:
-    """log(1 + input), as exact near 0 as elsewhere. Raises TypeError for integers."""
-    return Log1p.apply(input)
-
-
-def expm1(input: Tensor) -> Tensor:
-    """e to the power input, less 1, as exact near 0 as elsewhere. Raises TypeError for integers."""
-    return Expm1.apply(input)
-
-
 def erf(input: Tensor) -> Tensor:
     """The error function, 2 / sqrt(pi) times the integral of e^(-t t) from 0 to input. TypeError for integers."""
     return Erf.apply(input)
-
-
-def log2(input: Tensor) -> Tensor:
-    """The logarithm to the base 2. Raises TypeError for integers."""
-    return Log2.apply(input)

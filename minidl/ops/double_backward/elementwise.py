@@ -16,21 +16,28 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import lookup as lookup_kernels
 from minidl.ops import activation as acts
-from minidl.ops import elementwise as e
 from minidl.ops import (
+    compare,
+    conditional,
+    extrema,
     index_assignment,
+    indexing,
     join,
     lookup,
-    pieces,
     pool,
+    powers,
     random,
+    rearrange,
     reduce,
     resample,
     scatter_gather,
     sorting,
-    view,
 )
+from minidl.ops import elementwise as e
 from minidl.ops import unary as u
+from minidl.ops.conditional import where
+from minidl.ops.extrema import Chosen
+from minidl.ops.shape import Clone, Contiguous, Diagonal, Expand, Permute, Reshape, To
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # used by the engine, no operations
@@ -83,14 +90,14 @@ def _back(ctx: Any, ddx: Tensor) -> Any:
 
 # Views and copies go back by views and copies, which Tensors have as torch's do.
 for plain in (
-    view.Reshape,
-    view.Permute,
-    view.Clone,
-    view.Contiguous,
-    view.To,
+    Reshape,
+    Permute,
+    Clone,
+    Contiguous,
+    To,
     join.Cat,
-    pieces.Flip,
-    pieces.Roll,
+    rearrange.Flip,
+    rearrange.Roll,
     reduce.Sum,
 ):
     second(plain)(plain.backward)
@@ -106,29 +113,29 @@ def _linear(function: type[Function], settings: Callable[[Any], tuple[Any, ...]]
 
 
 for function, settings in (
-    (view.GetItem, lambda ctx: (ctx.index,)),
-    (view.Diagonal, lambda ctx: (ctx.how,)),
-    (pieces.Cumsum, lambda ctx: (ctx.dim,)),
+    (indexing.GetItem, lambda ctx: (ctx.index,)),
+    (Diagonal, lambda ctx: (ctx.how,)),
+    (reduce.Cumsum, lambda ctx: (ctx.dim,)),
     (pool.AvgPool2d, lambda ctx: (ctx.at,)),
     (resample.Resample, lambda ctx: ctx.taps),
 ):
     _linear(function, settings)
 
 
-@second(u.Abs, u.Sign, u.Floor, u.Ceil, u.Trunc, u.Round, u.RoundTo, e.Clamp, acts.Hardtanh, random.Dropout)
+@second(u.Abs, u.Sign, u.Floor, u.Ceil, u.Trunc, u.Round, u.RoundTo, conditional.Clamp, acts.Hardtanh, random.Dropout)
 def _diagonal(ctx: Any, dy: Tensor) -> Any:
     """Of straight pieces: a factor for each element, which does not change with it."""
     factor = ctx.function.backward(ctx.context, torch.ones_like(dy.data))
     return first(ctx, dy * Tensor(factor[0] if isinstance(factor, tuple) else factor))
 
 
-@second(reduce.Amax, reduce.Amin, reduce.Max, reduce.Min)
+@second(extrema.Amax, extrema.Amin, extrema.Max, extrema.Min)
 def _most(ctx: Any, dy: Tensor) -> Any:
     factor = ctx.function.backward(ctx.context, torch.ones_like(dy.data))[0]
     return first(ctx, dy.reshape(ctx.kept) * Tensor(factor))
 
 
-@second(reduce.Extreme, reduce.Topk, sorting.Sort)
+@second(extrema.Extreme, extrema.Topk, sorting.Sort)
 def _chosen(ctx: Any, dy: Tensor, *_: None) -> Any:
     (found,), kept = ctx.context.saved, ctx.context
     shape, _, dim = ctx.place
@@ -139,7 +146,7 @@ def _chosen(ctx: Any, dy: Tensor, *_: None) -> Any:
     def there(ddx: Tensor) -> Tensor:
         return scatter_gather.gather(ddx, dim, at).reshape(found.shape)
 
-    return first(ctx, Back.apply(dy, lambda d: reduce.Chosen.backward(kept, d, None)[0], there))
+    return first(ctx, Back.apply(dy, lambda d: Chosen.backward(kept, d, None)[0], there))
 
 
 @second(pool.MaxPool2d)
@@ -162,12 +169,12 @@ def _embedding(ctx: Any, dy: Tensor) -> Any:
 
     def there(table: Tensor) -> Tensor:
         found = lookup.Embedding.apply(index, table, padding)
-        return found if padding < 0 else e.where(Tensor((index == padding).unsqueeze(-1)), 0, found)
+        return found if padding < 0 else where(Tensor((index == padding).unsqueeze(-1)), 0, found)
 
     return None, Back.apply(dy, back, there), None
 
 
-@second(view.Expand)
+@second(Expand)
 def _expand(ctx: Any, dy: Tensor) -> Any:
     return summed(dy, ctx.shape), None
 
@@ -182,13 +189,13 @@ def _assign(ctx: Any, dy: Tensor) -> Any:
     return index_assignment.Assign.apply(dy, 0, ctx.index, False), dv, None, None
 
 
-@second(pieces.Split)
+@second(rearrange.Split)
 def _split(ctx: Any, *grads: Tensor | None) -> Any:
     parts = [
         Tensor(torch.zeros(shape, dtype=dtype, device=device)) if dy is None else dy
         for dy, (shape, dtype, device) in zip(grads, ctx.like, strict=True)
     ]
-    return view.cat(parts, ctx.dim), None, None
+    return join.cat(parts, ctx.dim), None, None
 
 
 @second(reduce.Mean)
@@ -202,7 +209,7 @@ def _norm(ctx: Any, dy: Tensor) -> Any:
     x, y = ctx.saved
     y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
     zero = y == 0
-    return first(ctx, x * e.where(zero, 0, dy / e.where(zero, 1, y)))
+    return first(ctx, x * where(zero, 0, dy / where(zero, 1, y)))
 
 
 @second(reduce.NormOf)
@@ -211,9 +218,9 @@ def _norm_of(ctx: Any, dy: Tensor) -> Any:
     y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
     if ctx.p == 0:
         return first(ctx, x * dy * 0)
-    zero = pieces.logical_or(x == 0, y == 0)
-    slope = (e.where(zero, 1, u.abs(x)) / e.where(y == 0, 1, y)) ** (ctx.p - 1)
-    return first(ctx, e.where(zero, 0, dy * u.sign(x) * slope))
+    zero = compare.logical_or(x == 0, y == 0)
+    slope = (where(zero, 1, u.abs(x)) / where(y == 0, 1, y)) ** (ctx.p - 1)
+    return first(ctx, where(zero, 0, dy * u.sign(x) * slope))
 
 
 @second(scatter_gather.Summed)
@@ -237,9 +244,9 @@ def _of_one(function: type[Function], way: Callable[[Any, Tensor], Tensor]) -> N
 _of_one(u.Neg, lambda _, dy: -dy)
 _of_one(u.Exp, lambda y, dy: dy * y)
 _of_one(u.Log, lambda x, dy: dy / x)
-_of_one(u.Sqrt, lambda y, dy: dy / (y * 2))
-_of_one(u.Square, lambda x, dy: dy * (x * 2))
-_of_one(u.Reciprocal, lambda y, dy: -(dy * y * y))
+_of_one(powers.Sqrt, lambda y, dy: dy / (y * 2))
+_of_one(powers.Square, lambda x, dy: dy * (x * 2))
+_of_one(powers.Reciprocal, lambda y, dy: -(dy * y * y))
 _of_one(u.Sin, lambda x, dy: dy * u.cos(x))
 _of_one(u.Cos, lambda x, dy: -(dy * u.sin(x)))
 _of_one(u.Log1p, lambda x, dy: dy / (x + 1))
@@ -265,13 +272,13 @@ def _of_two(function: type[Function], way_a: Callable[..., Tensor], way_b: Calla
 def _pow_a(dy: Tensor, a: Any, b: Any) -> Tensor:
     if not isinstance(b, Tensor):
         return dy * 0 if b == 0 else dy * (b * a ** (b - 1))
-    return dy * e.where(b == 0, 0, b * a ** (b - 1))
+    return dy * where(b == 0, 0, b * a ** (b - 1))
 
 
 def _pow_b(dy: Tensor, a: Any, b: Any) -> Tensor:
     base = a if isinstance(a, Tensor) else Tensor(torch.full((), a, dtype=dy.dtype, device=dy.device))
-    zero = pieces.logical_and(base == 0, b >= 0)
-    return dy * e.where(zero, 0, base**b * e.where(zero, 1, base).log())
+    zero = compare.logical_and(base == 0, b >= 0)
+    return dy * where(zero, 0, base**b * where(zero, 1, base).log())
 
 
 def _share(gradient: Callable[..., torch.Tensor], dy: Tensor, *operands: Any) -> Tensor:
@@ -288,8 +295,8 @@ for whole in (e.DivTrunc, e.DivFloor):
 _of_two(e.Fmod, lambda dy, a, b: dy, lambda dy, a, b: -(dy * e.div(a, b, rounding_mode="trunc")))
 _of_two(e.Remainder, lambda dy, a, b: dy, lambda dy, a, b: -(dy * e.floor_divide(a, b)))
 _of_two(e.Div, lambda dy, a, b: dy / b, lambda dy, a, b: -(dy * a) / (b * b))
-_of_two(e.Pow, _pow_a, _pow_b)
-_of_two(e.Where, lambda dy, condition: e.where(condition, dy, 0), lambda dy, condition: e.where(condition, 0, dy))
-_of_two(acts.PReLU, lambda dy, a, b: dy * e.where(a > 0, 1, b), lambda dy, a, b: dy * e.where(a > 0, 0, a))
+_of_two(powers.Pow, _pow_a, _pow_b)
+_of_two(conditional.Where, lambda dy, condition: where(condition, dy, 0), lambda dy, condition: where(condition, 0, dy))
+_of_two(acts.PReLU, lambda dy, a, b: dy * where(a > 0, 1, b), lambda dy, a, b: dy * where(a > 0, 0, a))
 for extreme in (e.Maximum, e.Minimum):
     _of_two(extreme, partial(_share, extreme.grad_a), partial(_share, extreme.grad_b))  # type: ignore[attr-defined]

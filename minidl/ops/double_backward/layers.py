@@ -12,15 +12,16 @@ from minidl.autograd.modes import no_grad
 from minidl.kernels import conv as kernels
 from minidl.kernels import row_norm as rows_kernels
 from minidl.kernels.conv.geometry import Geometry
-from minidl.ops import batchnorm, join, linalg, loss, row_norm, view
-from minidl.ops import elementwise as e
+from minidl.ops import batchnorm, conditional, join, linalg, loss, powers, row_norm
 from minidl.ops import unary as u
 from minidl.ops.activation import log_softmax, sigmoid
+from minidl.ops.conditional import where
 from minidl.ops.conv import Conv2d, JoinedConv2d
 from minidl.ops.conv_sequence import Conv1d, ConvTranspose1d
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.double_backward.activations import act_back, activated_back
 from minidl.ops.double_backward.elementwise import first, second, summed
+from minidl.ops.shape import to
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # used by the engine, no operations
@@ -124,10 +125,10 @@ def _wide(x: Tensor) -> Tensor:
 def _normed(x: Tensor, dims: tuple[int, ...], rstd: Tensor, rms: bool) -> tuple[Tensor, Tensor]:
     """x normalised over `dims`, and the factor, as functions of x; the value of rstd is what eps is found by."""
     away = x if rms else x - x.mean(dims, True)
-    var = u.square(away).mean(dims, True)
+    var = powers.square(away).mean(dims, True)
     with no_grad():
-        eps = u.reciprocal(u.square(rstd)) - var.detach()
-    factor = u.reciprocal(u.sqrt(var + eps))
+        eps = powers.reciprocal(powers.square(rstd)) - var.detach()
+    factor = powers.reciprocal(powers.sqrt(var + eps))
     return away * factor, factor
 
 
@@ -196,8 +197,8 @@ def _cross_entropy(ctx: Any, dy: Tensor) -> Any:
         labels = target.data.unsqueeze(axis)
         names = torch.arange(classes, device=labels.device).view([-1 if i == axis else 1 for i in range(x.ndim)])
         off = Tensor(labels == ignored)
-        hit = e.where(off, 0, Tensor(labels == names).to(x.dtype))
-        share = e.where(off, 0, hit * (1 - smoothing) + smoothing / classes)
+        hit = where(off, 0, Tensor(labels == names).to(x.dtype))
+        share = where(off, 0, hit * (1 - smoothing) + smoothing / classes)
         count = (hit if weights is None else hit * weights).sum()
     each = each / count if reduction == "mean" else each
     log = log_softmax(x, axis)
@@ -231,14 +232,14 @@ def _element_loss(ctx: Any, dy: Tensor) -> Any:
         size = u.abs(away)
         end, slope = (1.0, 1 / how.beta) if how.op == "smooth_l1_loss" else (how.beta, 1.0)
         # NaN, which is neither within beta nor beyond it, stays NaN, and has a slope of 0 as in torch.
-        within = view.to(size < how.beta, away.dtype) * slope
-        dx = e.where(size >= how.beta, u.sign(away) * end, away * within)
+        within = to(size < how.beta, away.dtype) * slope
+        dx = where(size >= how.beta, u.sign(away) * end, away * within)
     elif how.op == "binary_cross_entropy_with_logits" and not ctx.needs[1]:
         dx = sigmoid(x) - target
         if positive is not None:
             dx = sigmoid(x) * (1 + (positive - 1) * target) - positive * target
     elif how.op == "binary_cross_entropy" and not ctx.needs[1]:
-        dx = away / e.clamp(x * (1 - x), 1e-12, None)
+        dx = away / conditional.clamp(x * (1 - x), 1e-12, None)
     elif how.op == "kl_div" and not ctx.needs[1]:
         dx = -(u.exp(target) if how.log_target else target)
     else:

@@ -1,34 +1,15 @@
-"""Products of tensors whose dimensions have names, `einsum`, and those of matrices in torch's other names."""
+"""`einsum`: sums of products of tensors whose dimensions have names."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from minidl.ops import elementwise, reduce, view
-from minidl.ops.linalg import matmul
+from minidl.ops import elementwise, linalg, reduce
+from minidl.ops.shape import diagonal, permute, reshape, squeeze
 from minidl.tensors import Tensor
 
-__all__ = ["bmm", "einsum", "mm"]
-
-
-def mm(input: Tensor, mat2: Tensor) -> Tensor:
-    """`matmul` of two matrices. Raises ValueError for others."""
-    return matmul(*_of_rank("mm", 2, input, mat2))
-
-
-def bmm(input: Tensor, mat2: Tensor) -> Tensor:
-    """`matmul` of as many matrices each: [B, M, K] and [B, K, N] -> [B, M, N]. Raises ValueError for others."""
-    a, b = _of_rank("bmm", 3, input, mat2)
-    if a.shape[0] != b.shape[0]:
-        raise ValueError(f"bmm: got {a.shape[0]} and {b.shape[0]} matrices, expected as many of each")
-    return matmul(a, b)
-
-
-def _of_rank(name: str, rank: int, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    if a.ndim != rank or b.ndim != rank:
-        raise ValueError(f"{name}: got shapes {list(a.shape)} and {list(b.shape)}, expected {rank} dimensions each")
-    return a, b
+__all__ = ["einsum"]
 
 
 def einsum(equation: str, *operands: Any) -> Tensor:
@@ -58,7 +39,7 @@ def einsum(equation: str, *operands: Any) -> Tensor:
         wanted = set(result).union(*names[i + 1 :])
         value, held = _joined(value, held, tensors[i], names[i], wanted)
     value, held = _summed(value, held, set(result))
-    return view.permute(value, *(held.index(c) for c in result)) if result else value
+    return permute(value, *(held.index(c) for c in result)) if result else value
 
 
 def _spelled(equation: str, names: list[str], result: str, tensors: list[Any]) -> tuple[list[str], str]:
@@ -81,7 +62,7 @@ def _distinct(x: Tensor, names: str) -> tuple[Tensor, str]:
             first, second = names.index(name), names.rindex(name)
             if x.shape[first] != x.shape[second]:
                 raise ValueError(f"einsum: {name!r} is {x.shape[first]} and {x.shape[second]}")
-            x = view.diagonal(x, 0, first, second)
+            x = diagonal(x, 0, first, second)
             names = "".join(c for i, c in enumerate(names) if i not in (first, second)) + name
     return x, names
 
@@ -103,7 +84,7 @@ def _sizes(equation: str, given: list[tuple[Tensor, str]], result: str) -> dict[
 def _narrowed(x: Tensor, names: str, sizes: dict[str, int]) -> tuple[Tensor, str]:
     """x without dimensions of size 1 whose name has another size elsewhere."""
     drop = [i for i, name in enumerate(names) if x.shape[i] == 1 != sizes[name]]
-    return (view.squeeze(x, drop) if drop else x), "".join(c for i, c in enumerate(names) if i not in drop)
+    return (squeeze(x, drop) if drop else x), "".join(c for i, c in enumerate(names) if i not in drop)
 
 
 def _summed(x: Tensor, names: str, wanted: set[str]) -> tuple[Tensor, str]:
@@ -122,12 +103,12 @@ def _joined(a: Tensor, left: str, b: Tensor, right: str, wanted: set[str]) -> tu
     size = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
     result = [*batch, *rows, *columns]
     if not inner:
-        a = view.permute(a, *(left.index(c) for c in (*batch, *rows)))
-        b = view.permute(b, *(right.index(c) for c in (*batch, *columns)))
-        a = view.reshape(a, *(size[c] for c in (*batch, *rows)), *(1 for _ in columns))
-        b = view.reshape(b, *(size[c] for c in batch), *(1 for _ in rows), *(size[c] for c in columns))
+        a = permute(a, *(left.index(c) for c in (*batch, *rows)))
+        b = permute(b, *(right.index(c) for c in (*batch, *columns)))
+        a = reshape(a, *(size[c] for c in (*batch, *rows)), *(1 for _ in columns))
+        b = reshape(b, *(size[c] for c in batch), *(1 for _ in rows), *(size[c] for c in columns))
         return elementwise.mul(a, b), "".join(result)
     B, M, K, N = (math.prod(size[c] for c in names) for names in (batch, rows, inner, columns))
-    a = view.reshape(view.permute(a, *(left.index(c) for c in (*batch, *rows, *inner))), B, M, K)
-    b = view.reshape(view.permute(b, *(right.index(c) for c in (*batch, *inner, *columns))), B, K, N)
-    return view.reshape(matmul(a, b), *(size[c] for c in result)), "".join(result)
+    a = reshape(permute(a, *(left.index(c) for c in (*batch, *rows, *inner))), B, M, K)
+    b = reshape(permute(b, *(right.index(c) for c in (*batch, *inner, *columns))), B, K, N)
+    return reshape(linalg.matmul(a, b), *(size[c] for c in result)), "".join(result)

@@ -1,5 +1,5 @@
-"""Views and copies: the same values in another shape. No arithmetic, except the sums that undo a broadcast or a choice
-of one place several times."""
+"""Views and copies of a tensor in another shape, order of dimensions, dtype or device. They do no arithmetic, except
+the sum that undoes a broadcast."""
 
 from __future__ import annotations
 
@@ -13,34 +13,18 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import check, memory_layout, reduce
-from minidl.ops import copies, indexing
-from minidl.ops.join import joined
-from minidl.ops.lookup import Embedding
+from minidl.ops import copies
 from minidl.tensors import Tensor, device_of
 
 __all__ = [
-    "cat",
-    "clone",
-    "contiguous",
-    "diagonal",
-    "expand",
-    "flatten",
-    "getitem",
-    "permute",
-    "reshape",
-    "squeeze",
-    "stack",
-    "to",
-    "transpose",
-    "transposed",
-    "unsqueeze",
-]
-
+    "clone", "contiguous", "diagonal", "expand", "flatten", "movedim", "permute", "reshape", "squeeze", "swapaxes",
+    "to", "transpose", "transposed", "unflatten", "unsqueeze",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _View(Function):
+class _Move(Function):
     """A view of x, or a copy, given by two functions: `there` of x and how, `back` of dy, x's shape and how."""
 
     there: Callable[..., torch.Tensor]
@@ -56,9 +40,9 @@ class _View(Function):
         return cls.back(dy, ctx.shape, ctx.how), None
 
 
-def of(name: str, there: Callable[..., torch.Tensor], back: Callable[..., torch.Tensor]) -> type[Function]:
+def move_function(name: str, there: Callable[..., torch.Tensor], back: Callable[..., torch.Tensor]) -> type[Function]:
     """The Function of one tensor and how, given by two functions that move values."""
-    return type(name, (_View,), {"there": staticmethod(there), "back": staticmethod(back)})
+    return type(name, (_Move,), {"there": staticmethod(there), "back": staticmethod(back)})
 
 
 def _permuted_back(dy: torch.Tensor, _: torch.Size, dims: tuple[int, ...]) -> torch.Tensor:
@@ -66,8 +50,10 @@ def _permuted_back(dy: torch.Tensor, _: torch.Size, dims: tuple[int, ...]) -> to
     return dy.permute(memory_layout.back(dims))
 
 
-Reshape = of("Reshape", lambda x, how: copies.note(x.reshape(how), x), lambda dy, shape, _: dy.reshape(shape))
-Permute = of("Permute", lambda x, dims: copies.chosen(x.permute(dims)), _permuted_back)
+Reshape = move_function(
+    "Reshape", lambda x, how: copies.note(x.reshape(how), x), lambda dy, shape, _: dy.reshape(shape)
+)
+Permute = move_function("Permute", lambda x, dims: copies.chosen(x.permute(dims)), _permuted_back)
 
 
 def _diagonal_back(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int, int]) -> torch.Tensor:
@@ -76,22 +62,8 @@ def _diagonal_back(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int, int
     return dx
 
 
-Diagonal = of("Diagonal", lambda x, how: x.diagonal(*how), _diagonal_back)
-Expand = of("Expand", torch.Tensor.expand, lambda dy, shape, _: reduce.sum_to(dy, shape))
-
-
-class GetItem(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, index: Any) -> torch.Tensor:
-        ctx.shape, ctx.index, ctx.dims = x.shape, index, memory_layout.dims(x)
-        return x[index]
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        dx = torch.zeros([ctx.shape[dim] for dim in ctx.dims], dtype=dy.dtype, device=dy.device)
-        dx = dx.permute(memory_layout.back(ctx.dims))
-        dx[ctx.index].copy_(dy)
-        return dx, None
+Diagonal = move_function("Diagonal", lambda x, how: x.diagonal(*how), _diagonal_back)
+Expand = move_function("Expand", torch.Tensor.expand, lambda dy, shape, _: reduce.sum_to(dy, shape))
 
 
 class To(Function):
@@ -177,12 +149,39 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     return reshape(input, *input.shape[:start], math.prod(input.shape[start : end + 1]), *input.shape[end + 1 :])
 
 
+def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """The dimension as several of these sizes, one of which may be -1."""
+    at = check.axis("unflatten", dim, input.ndim)
+    total, known = input.shape[at], math.prod(n for n in sizes if n != -1)
+    new = [total // max(known, 1) if n == -1 else n for n in sizes]
+    if math.prod(new) != total:
+        raise ValueError(f"unflatten: {list(sizes)} does not fit a dimension of {total}")
+    return reshape(input, *input.shape[:at], *new, *input.shape[at + 1 :])
+
+
 def permute(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
     """A view of input with its dimensions in the given order. Raises ValueError unless each is named once."""
     order = check.axes("permute", check.unpacked("permute", "dims", dims), input.ndim, "dims")
     if sorted(order) != list(range(input.ndim)):
         raise ValueError(f"permute: {list(order)} does not name each of {input.ndim} dimensions once")
     return Permute.apply(input, order)
+
+
+def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """The view with dimensions, one or several, in other places.
+
+    Raises IndexError for a dimension out of range, ValueError unless as many places are named, each once.
+    """
+    here = check.axes("movedim", source, input.ndim, "source")
+    there = check.axes("movedim", destination, input.ndim, "destination")
+    if len(set(here)) != len(set(there)) or len(here) != len(set(here)) or len(there) != len(here):
+        raise ValueError(
+            f"movedim: source {source} and destination {destination} do not name as many dimensions, each once"
+        )
+    dims = [dim for dim in range(input.ndim) if dim not in here]
+    for place, dim in sorted(zip(there, here, strict=True)):
+        dims.insert(place, dim)
+    return permute(input, *dims)
 
 
 def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
@@ -192,6 +191,11 @@ def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
     a, b = check.axis("transpose", dim0, rank), check.axis("transpose", dim1, rank)
     order[a], order[b] = order[b], order[a]
     return Permute.apply(input, tuple(order[: input.ndim]))
+
+
+def swapaxes(input: Tensor, axis0: int, axis1: int) -> Tensor:
+    """`transpose`."""
+    return transpose(input, axis0, axis1)
 
 
 def transposed(x: Tensor) -> Tensor:
@@ -230,60 +234,6 @@ def unsqueeze(input: Tensor, dim: int) -> Tensor:
     """input with a new dimension of size 1 at `dim`."""
     at = check.axis("unsqueeze", dim, input.ndim + 1)
     return Reshape.apply(input, (*input.shape[:at], 1, *input.shape[at:]))
-
-
-def getitem(x: Tensor, index: Any) -> Tensor:
-    """What an index selects: by integers, slices, None and ... a view, by masks and tensors of integers a copy.
-
-    The gradient adds up equal places in their order. Raises TypeError for any other index, IndexError out of range; on
-    a GPU, where looking would wait for the device, what a tensor selects out of range is NaN.
-    """
-    parts = index if isinstance(index, tuple) else (index,)
-    if all(map(indexing.is_basic, parts)):
-        return GetItem.apply(x, index)
-    basic, dims, tensors = indexing.parsed(x.shape, parts, x.device)
-    y = x if all(part == slice(None) for part in basic) else GetItem.apply(x, basic)
-    if not dims:
-        return y
-    rest = [dim for dim in range(y.ndim) if dim not in dims]
-    sizes, kept = [y.shape[dim] for dim in dims], [y.shape[dim] for dim in rest]
-    at = indexing.rows(tensors, sizes)
-    table = reshape(permute(y, *dims, *rest), math.prod(sizes), math.prod(kept))
-    found = Embedding.apply(at, table, -1) if table.dtype.is_floating_point else Tensor(table.data[at])
-    found = reshape(found, *at.shape, *kept)
-    if dims[0] == 0 or dims[-1] - dims[0] >= len(dims):
-        return found
-    moved = list(range(at.dim(), at.dim() + dims[0])), list(range(at.dim()))
-    return permute(found, *moved[0], *moved[1], *range(at.dim() + dims[0], found.ndim))
-
-
-def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors joined along `dim`, in the dtype that all of them promote to; those of shape [0] are left out, as torch
-    does.
-
-    Raises ValueError for sizes that differ elsewhere, and other devices.
-    """
-    if not tensors:
-        raise ValueError("cat: got no tensors, expected at least one")
-    if len(kinds := {part.dtype for part in tensors}) > 1:
-        kind = functools.reduce(torch.promote_types, kinds)
-        tensors = [to(part, kind) for part in tensors]
-    tensors = [part for part in tensors if part.shape != (0,)] or tensors
-    first = tensors[0]
-    at = check.axis("cat", dim, first.ndim)
-    check.same("cat", **{f"tensors[{i}]": part for i, part in enumerate(tensors)})
-    for i, part in enumerate(tensors):
-        if (*part.shape[:at], *part.shape[at + 1 :]) != (*first.shape[:at], *first.shape[at + 1 :]):
-            raise ValueError(
-                f"cat: tensors[{i}] has shape {list(part.shape)}, which does not fit "
-                f"{list(first.shape)} along dim {dim}"
-            )
-    return joined(tensors, at)
-
-
-def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors of one shape joined along a new dimension."""
-    return cat([unsqueeze(part, dim) for part in tensors], dim)
 
 
 def clone(input: Tensor) -> Tensor:
