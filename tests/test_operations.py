@@ -109,7 +109,7 @@ WITHOUT_RECORD: dict[str, str] = {
             "var_mean",
             "vstack",
         ),
-        "tests/ops/test_pieces.py",
+        "tests/ops/test_against_torch.py",
     ),
 }
 # Tile families that no operation of `ops` runs, each with the test that forces their tiles.
