@@ -270,7 +270,7 @@ STEP = sorted(
     path
     for name in (
         "runtime", "kernels", "sparse", "ops", "nn", "models", "optim", "autograd", "tensors", "random.py",
-        "captured.py",
+        "compilation/capture.py",
     )
     for path in ([PACKAGE / name] if name.endswith(".py") else (PACKAGE / name).rglob("*.py"))
 )  # fmt: skip

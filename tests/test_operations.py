@@ -276,7 +276,7 @@ def public_operations():
     for info in pkgutil.iter_modules(ops.__path__):
         module = importlib.import_module(f"minidl.ops.{info.name}")
         for name, value in vars(module).items():
-            if inspect.isfunction(value) and value.__module__ == module.__name__ and name in module.__all__:
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and name in module.__all__ and name in ops.__all__:
                 yield name, value
 
 

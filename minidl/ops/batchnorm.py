@@ -122,7 +122,7 @@ def batch_norm(
     act: Activation = None,
     num_batches_tracked: Tensor | None = None,
 ) -> Tensor:
-    """act((input - mean) / sqrt(var + eps) * weight + bias), with mean and variance of each channel.
+    """Return act((input - mean) / sqrt(var + eps) * weight + bias), with mean and variance of each channel.
 
     Shapes: input [N, C] or [N, C, ...] -> the same, in its dtype; all others [C] or None, in any floating dtype.
     In training, mean and variance are those of the batch (over its M values per channel, the variance divided by M).
@@ -174,8 +174,8 @@ def fold_batch_norm(
     *,
     wide: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(scale, shift) per output channel, so that scale * conv(x, conv_weight) + shift equals the batch norm with its
-    running statistics of conv(x, conv_weight) + conv_bias.
+    """Return (scale, shift) per output channel, so that scale * conv(x, conv_weight) + shift equals the batch norm with
+    its running statistics of conv(x, conv_weight) + conv_bias.
 
     Shapes: conv_weight [M, ...], the others [M] or None -> [M], in conv_weight's dtype, or with `wide` in the dtype of
     its accumulator (float32 for float16, which cannot hold every shift). No gradient is recorded.

@@ -48,7 +48,8 @@ def where(condition: Tensor) -> tuple[Tensor, ...]: ...
 @overload
 def where(condition: Tensor, input: Operand, other: Operand) -> Tensor: ...
 def where(condition: Tensor, input: Operand | None = None, other: Operand | None = None) -> Any:
-    """input where condition is true, else other; all three broadcast. Of two numbers, float32, or int64 of whole ones.
+    """Return input where condition is true, else other; all three broadcast. Of two numbers, float32, or int64 of whole
+    ones.
 
     Of condition alone the places where it is not 0, as `nonzero` with as_tuple=True.
     Raises TypeError if condition is not torch.bool or for two floating types, ValueError for shapes that do not
@@ -72,65 +73,66 @@ def where(condition: Tensor, input: Operand | None = None, other: Operand | None
 
 
 def clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """input limited to [min, max], numbers or tensors that broadcast; None sets no limit, and above max, min is max.
+    """Return input limited to [min, max], numbers or tensors that broadcast; None sets no limit, and above max, min is
+    max.
 
     NaN stays NaN. The gradient goes to input where it is within the limits, else to the limit.
     Raises ValueError when both are None.
     """
     if isinstance(min, Tensor | torch.Tensor) or isinstance(max, Tensor | torch.Tensor):
-        above = input if min is None else _moved(input, min, elementwise.lt)
-        return above if max is None else _moved(above, max, elementwise.gt)
+        above = input if min is None else _limit(input, min, elementwise.lt)
+        return above if max is None else _limit(above, max, elementwise.gt)
     (input, min), (_, max) = alike(input, min), alike(input, max)
     return Clamp.apply(input, min, max)
 
 
 def clip(input: Tensor, min: Scalar | Tensor | None = None, max: Scalar | Tensor | None = None) -> Tensor:
-    """`clamp`."""
+    """Return `clamp`."""
     return clamp(input, min, max)
 
 
-def _moved(x: Tensor, bound: Operand, beyond: Kernel) -> Tensor:
-    """The bound where x is beyond it, or it is NaN; else x."""
+def _limit(x: Tensor, bound: Operand, beyond: Kernel) -> Tensor:
+    """Return the bound where x is beyond it or the bound is NaN; else x."""
     x, bound = alike(x, bound)
-    raw, at = raw_operand(x), raw_operand(bound)
-    moved = beyond(raw, at)
-    if isinstance(at, torch.Tensor):
-        moved = torch.logical_or(moved, elementwise.ne(at, at))
-    return where(Tensor(moved), bound, x)
+    raw, limit = raw_operand(x), raw_operand(bound)
+    outside = beyond(raw, limit)
+    if isinstance(limit, torch.Tensor):
+        outside = torch.logical_or(outside, elementwise.ne(limit, limit))
+    return where(Tensor(outside), bound, x)
 
 
 def masked_fill(input: Tensor, mask: Tensor, value: Scalar | Tensor) -> Tensor:
-    """value (a number, or a tensor of one) where mask is true, else input, in input's dtype.
+    """Return value (a number, or a tensor of one element) where mask is true, else input, in input's dtype.
 
     Raises TypeError for a mask that is not torch.bool, or a fraction among integers; ValueError for other shapes, and
-    for a number outside the range of the dtype (a tensor of one wraps round, as looking would wait for the device).
+    for a number outside the range of the dtype (a tensor wraps around: reading its value would wait for the device).
     """
-    filled: Any = value if isinstance(value, Tensor | torch.Tensor) else python_number(value)
-    one = isinstance(filled, Tensor | torch.Tensor)
-    if one and len(filled.shape):
-        raise ValueError(f"masked_fill: value has shape {list(filled.shape)}, expected a number; use where")
-    fraction = filled.dtype.is_floating_point if one else isinstance(filled, float)
-    if (fraction and not input.dtype.is_floating_point) or (one and filled.dtype.is_complex):
+    fill: Any = value if isinstance(value, Tensor | torch.Tensor) else python_number(value)
+    is_tensor = isinstance(fill, Tensor | torch.Tensor)
+    if is_tensor and len(fill.shape):
+        raise ValueError(f"masked_fill: value has shape {list(fill.shape)}, expected a number; use where")
+    fraction = fill.dtype.is_floating_point if is_tensor else isinstance(fill, float)
+    if (fraction and not input.dtype.is_floating_point) or (is_tensor and fill.dtype.is_complex):
         raise TypeError(f"masked_fill: {value!r} does not fit a tensor of {input.dtype}; convert it with .to()")
-    if one:
-        filled = to(filled, input.dtype)
+    if is_tensor:
+        fill = to(fill, input.dtype)
     elif input.dtype == torch.bool:
-        filled = bool(filled)
-    return where(mask, filled, input)
+        fill = bool(fill)
+    return where(mask, fill, input)
 
 
 def tril(input: Tensor, diagonal: int = 0) -> Tensor:
-    """0 above a diagonal of the last two dimensions. Raises ValueError for a vector."""
+    """Return 0 above a diagonal of the last two dimensions. Raises ValueError for a vector."""
     return _triangle("tril", input, diagonal)
 
 
 def triu(input: Tensor, diagonal: int = 0) -> Tensor:
-    """0 below a diagonal of the last two dimensions. Raises ValueError for a vector."""
+    """Return 0 below a diagonal of the last two dimensions. Raises ValueError for a vector."""
     return _triangle("triu", input, diagonal)
 
 
 def _triangle(name: str, x: Tensor, diagonal: int) -> Tensor:
     if x.ndim < 2:
         raise ValueError(f"{name}: input has shape {list(x.shape)}, expected two dimensions or more")
-    kept = getattr(torch, name)(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device), diagonal)
-    return masked_fill(x, Tensor(~kept), 0)
+    inside = getattr(torch, name)(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device), diagonal)
+    return masked_fill(x, Tensor(~inside), 0)

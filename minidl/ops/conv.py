@@ -30,7 +30,7 @@ KERNELS = {1: "K", 2: "R, S", 3: "Q, R, S"}
 
 
 def keeps_z(act: Activation) -> bool:
-    """Whether the gradient of an activation is found by what is before it."""
+    """Return whether the gradient of an activation is found by what is before it."""
     return activation.parse(act)[0] not in activation.FROM_OUTPUT
 
 
@@ -144,7 +144,7 @@ class DeferredConv(Deferred):
         return Tensor(y)
 
     def _reads(self, concat_pair: ConcatPair) -> bool:
-        """Whether the kernel that computes this reads both where they lie."""
+        """Return whether the kernel that computes this reads both where they lie."""
         *_, weight, given, geometry = self.given
         bias, scale, added = (None if t is None else t.data for t in (given, self.scale, self.added))
         return conv.reads_concat_pair(
@@ -193,7 +193,7 @@ def conv2d(
     pool: str | None = None,
     form: str | None = None,
 ) -> Tensor:
-    """act(scale * conv(input, weight) + bias), the cross-correlation called convolution, in one kernel.
+    """Return act(scale * conv(input, weight) + bias), the cross-correlation called convolution, in one kernel.
 
     Shapes: x [N, C, H, W], weight [M, C / groups, R, S], bias and scale [M] -> [N, M, OH, OW], all without N for one
     image, with OH = (H + 2 padding - dilation (R - 1) - 1) // stride + 1, in x's dtype. Memory is channels-last inside:
@@ -249,7 +249,7 @@ def conv2d(
 
 
 def recorded(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> bool:
-    """Whether a gradient is wanted. Raises ValueError for a scale, which has none."""
+    """Return whether a gradient is wanted. Raises ValueError for a scale, which has none."""
     operands = [t for t in (x, weight, bias, scale) if t is not None]
     wanted = is_grad_enabled() and any(t.requires_grad for t in operands)
     if wanted and scale is not None:
@@ -258,8 +258,8 @@ def recorded(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Ten
 
 
 def sizes_of(op: str, x: Any, weight: Any, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes of image and kernel along the axes. Raises ValueError for other ranks, sizes of 0, bad groups and channels
-    that do not fit."""
+    """Return sizes of image and kernel along the axes. Raises ValueError for other ranks, sizes of 0, bad groups and
+    channels that do not fit."""
     axes, transposed = axes_in(op), "transpose" in op
     if x.ndim != axes + 2 or weight.ndim != axes + 2:
         channels = "C, M / groups" if transposed else "M, C / groups"
@@ -287,19 +287,19 @@ def sizes_of(op: str, x: Any, weight: Any, groups: int) -> tuple[tuple[int, ...]
 
 
 def axes_in(op: str) -> int:
-    """The number of axes of an operation that is named by it, as conv2d."""
+    """Return the number of axes of an operation that is named by it, as conv2d."""
     return int(op[-2])
 
 
 def check_vectors(op: str, channels: int, **vectors: Any) -> None:
-    """Raises ValueError unless bias and scale have a value per output channel."""
+    """Raise ValueError unless bias and scale have a value per output channel."""
     for name, vector in vectors.items():
         if vector is not None and list(vector.shape) != [channels]:
             raise ValueError(f"{op}: {name} has shape {list(vector.shape)}, expected [{channels}]")
 
 
 def geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int) -> Geometry:
-    """The geometry for x [N, C, H, W] and weight [M, C / groups, R, S]. Raises ValueError if they do not fit."""
+    """Return the geometry for x [N, C, H, W] and weight [M, C / groups, R, S]. Raises ValueError if they do not fit."""
     h, w = axes_of("conv2d", x, weight, stride, padding, dilation, groups)
     return Geometry(h, w, int(groups))
 
@@ -307,7 +307,7 @@ def geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, di
 def axes_of(
     op: str, x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int
 ) -> tuple[Axis, ...]:
-    """The axes for x [N, C, ...] and weight [M, C / groups, ...]. Raises ValueError if they do not fit."""
+    """Return the axes for x [N, C, ...] and weight [M, C / groups, ...]. Raises ValueError if they do not fit."""
     size, kernel = sizes_of(op, x, weight, groups)
     axes = len(size)
     strides, dilations = numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes)
@@ -321,8 +321,8 @@ def _axes(op: str, *settings: tuple[Any, ...]) -> tuple[Axis, ...]:
 
 
 def check_settings(op: str, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[int, ...]:
-    """The sizes of a kernel. Raises ValueError for settings that fit no image and weight, TypeError for settings that
-    are not whole numbers."""
+    """Return the sizes of a kernel. Raises ValueError for settings that fit no image and weight, TypeError for settings
+    that are not whole numbers."""
     axes = axes_in(op)
     size = numbers(op, "kernel_size", kernel, 1, axes)
     _padding(op, padding, size, numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes))
@@ -330,7 +330,7 @@ def check_settings(op: str, kernel: Any, stride: Any, padding: Any, dilation: An
 
 
 def check_pool(pool: Any) -> None:
-    """Raises ValueError unless there is such a pool."""
+    """Raise ValueError unless there is such a pool."""
     if pool not in (None, "max", "avg"):
         raise ValueError(f'conv2d: pool is {pool!r}, expected "max", "avg" or None')
 
@@ -338,7 +338,7 @@ def check_pool(pool: Any) -> None:
 def _padding(
     op: str, padding: Pair | str, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> tuple[tuple[int, int], ...]:
-    """(before, after) of each axis."""
+    """Return (before, after) of each axis."""
     if not isinstance(padding, str):
         return tuple((p, p) for p in numbers(op, "padding", padding, 0, len(kernel)))
     reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]

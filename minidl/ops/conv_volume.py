@@ -44,7 +44,7 @@ def conv3d(
     *,
     scale: Tensor | None = None,
 ) -> Tensor:
-    """act(scale * conv(input, weight) + bias) of volumes, as `conv2d` of images.
+    """Return act(scale * conv(input, weight) + bias) of volumes, as `conv2d` of images.
 
     Shapes: input [N, C, D, H, W], weight [M, C / groups, Q, R, S], bias and scale [M] -> [N, M, OD, OH, OW], sizes as
     in `conv2d`, in its dtype. Memory is channels-last inside: input in torch.channels_last_3d is used as it is, other

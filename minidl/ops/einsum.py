@@ -13,7 +13,7 @@ __all__ = ["einsum"]
 
 
 def einsum(equation: str, *operands: Any) -> Tensor:
-    """Products of the operands added up over every name that is not in the result: einsum("bij,bjk->bik", a, b).
+    """Return products of the operands added up over every name that is not in the result: einsum("bij,bjk->bik", a, b).
 
     Operands are joined from left to right, two at a time, by `matmul`. A name twice in one operand is its diagonal,
     `...` stands for all other dimensions, and a size of 1 fits every size. Without `->` the result has those of `...`
@@ -43,7 +43,8 @@ def einsum(equation: str, *operands: Any) -> Tensor:
 
 
 def _spelled(equation: str, names: list[str], result: str, tensors: list[Any]) -> tuple[list[str], str]:
-    """The names with a letter of no alphabet, by places from the end, for each dimension that `...` stands for."""
+    """Return the names with a letter of no alphabet, by places from the end, for each dimension that `...` stands
+    for."""
     spelled = []
     most = 0
     for each, tensor in zip(names, tensors, strict=True):
@@ -56,7 +57,8 @@ def _spelled(equation: str, names: list[str], result: str, tensors: list[Any]) -
 
 
 def _distinct(x: Tensor, names: str) -> tuple[Tensor, str]:
-    """x with the diagonal of each two dimensions of one name, and the names left. Raises ValueError for two sizes."""
+    """Return x with the diagonal of each two dimensions of one name, and the names left. Raises ValueError for two
+    sizes."""
     for name in dict.fromkeys(names):
         while names.count(name) > 1:
             first, second = names.index(name), names.rindex(name)
@@ -82,19 +84,19 @@ def _sizes(equation: str, given: list[tuple[Tensor, str]], result: str) -> dict[
 
 
 def _narrowed(x: Tensor, names: str, sizes: dict[str, int]) -> tuple[Tensor, str]:
-    """x without dimensions of size 1 whose name has another size elsewhere."""
+    """Return x without dimensions of size 1 whose name has another size elsewhere."""
     drop = [i for i, name in enumerate(names) if x.shape[i] == 1 != sizes[name]]
     return (squeeze(x, drop) if drop else x), "".join(c for i, c in enumerate(names) if i not in drop)
 
 
 def _summed(x: Tensor, names: str, wanted: set[str]) -> tuple[Tensor, str]:
-    """x without the dimensions that nothing wants, which are added up."""
+    """Return x without the dimensions that nothing wants, which are added up."""
     dims = tuple(i for i, name in enumerate(names) if name not in wanted)
     return (reduce.sum(x, dims) if dims else x), "".join(name for name in names if name in wanted)
 
 
 def _joined(a: Tensor, left: str, b: Tensor, right: str, wanted: set[str]) -> tuple[Tensor, str]:
-    """One product, and its names: of both, of a, of b."""
+    """Return one product, and its names: of both, of a, of b."""
     a, left = _summed(a, left, wanted | set(right))
     b, right = _summed(b, right, wanted | set(left))
     batch = [c for c in left if c in right and c in wanted]

@@ -56,7 +56,7 @@ class AddAct(Function):
 
 
 class DeferredSum(Deferred):
-    """A sum of two tensors of one shape, which takes in an activation."""
+    """A sum of two tensors of one shape, which an activation can be fused with."""
 
     def __init__(self, a: Tensor, b: Tensor, act: Activation = None) -> None:
         super().__init__(a.shape, a.dtype, a.device, a.requires_grad or b.requires_grad, a, b)
@@ -66,8 +66,8 @@ class DeferredSum(Deferred):
         return Add.apply(self.a, self.b) if self.act is None else AddAct.apply(self.a, self.b, self.act)
 
     def with_act(self, act: Activation) -> Deferred | None:
-        known = self.act is None and activation.parse(act)[0] in activation.FROM_OUTPUT
-        return DeferredSum(self.a, self.b, act) if known else None
+        supported = self.act is None and activation.parse(act)[0] in activation.FROM_OUTPUT
+        return DeferredSum(self.a, self.b, act) if supported else None
 
 
 class Sub(Add):
@@ -80,7 +80,7 @@ class Sub(Add):
 
 
 class _Binary(Function):
-    """A function of two operands, given by three kernels; each gradient takes dy and both operands."""
+    """A function of two operands, defined by three kernels; each gradient takes dy and both operands."""
 
     compute: Kernel
     grad_a: Kernel
@@ -107,31 +107,32 @@ class _Binary(Function):
 def binary_function(
     name: str, compute: Kernel, grad_a: Kernel, grad_b: Kernel, reads: tuple[str, str] = ("ab", "ab")
 ) -> type[Function]:
-    """The Function of two operands with these kernels; `reads` names the operands that the gradient of each reads."""
+    """Return the Function of two operands with these kernels; `reads` names the operands that the gradient of each
+    reads."""
     kernels = {"compute": compute, "grad_a": grad_a, "grad_b": grad_b}
     return type(name, (_Binary,), {"reads": reads} | {key: staticmethod(kernel) for key, kernel in kernels.items()})
 
 
 def _swapped(gradient: Kernel) -> Kernel:
-    """The gradient of the other operand, of a function that does not change when they are exchanged."""
+    """Return the gradient of the other operand, of a function that does not change when they are exchanged."""
     return lambda dy, a, b: gradient(dy, b, a)
 
 
-def _times_b(dy: torch.Tensor, a: Raw, b: Raw) -> torch.Tensor:
+def _mul_by_b(dy: torch.Tensor, a: Raw, b: Raw) -> torch.Tensor:
     return elementwise.mul(dy, b)
 
 
-def _step(dy: torch.Tensor, a: Raw, b: Raw) -> torch.Tensor:
-    """The gradient of a whole number."""
+def _step_gradient(dy: torch.Tensor, a: Raw, b: Raw) -> torch.Tensor:
+    """Return the gradient of a step function."""
     return torch.zeros_like(dy)
 
 
-Mul = binary_function("Mul", elementwise.mul, _times_b, _swapped(_times_b), ("b", "a"))
+Mul = binary_function("Mul", elementwise.mul, _mul_by_b, _swapped(_mul_by_b), ("b", "a"))
 Div = binary_function(
     "Div", elementwise.div, lambda dy, a, b: elementwise.div(dy, b), elementwise.div_grad_b, ("b", "ab")
 )
-DivTrunc = binary_function("DivTrunc", elementwise.div_trunc, _step, _step, ("", ""))
-DivFloor = binary_function("DivFloor", elementwise.div_floor, _step, _step, ("", ""))
+DivTrunc = binary_function("DivTrunc", elementwise.div_trunc, _step_gradient, _step_gradient, ("", ""))
+DivFloor = binary_function("DivFloor", elementwise.div_floor, _step_gradient, _step_gradient, ("", ""))
 Fmod = binary_function("Fmod", elementwise.fmod, lambda dy, a, b: dy, elementwise.fmod_grad_b, ("", "ab"))
 Remainder = binary_function(
     "Remainder", elementwise.remainder, lambda dy, a, b: dy, elementwise.remainder_grad_b, ("", "ab")
@@ -145,7 +146,7 @@ def shape_of(x: Raw) -> tuple[int, ...]:
 
 
 def shapes_and_needs(ctx: Any) -> list[tuple[tuple[int, ...], bool]]:
-    """For each operand, its shape and whether its gradient is wanted."""
+    """Return each operand's shape and whether its gradient is needed."""
     return list(zip(ctx.shapes, ctx.needs, strict=True))
 
 
@@ -154,26 +155,27 @@ def raw_operand(x: Operand) -> Raw:
 
 
 def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
-    """input + alpha other; of bools, whether either is true. Raises TypeError for two floating types, or an alpha that
-    is a fraction for integers; ValueError for shapes that do not broadcast."""
-    a, b = scaled("add", input, other, alpha)
+    """Return input + alpha other; of bools, whether either is true. Raises TypeError for two floating types, or an
+    alpha that is a fraction for integers; ValueError for shapes that do not broadcast."""
+    a, b = scale_operand("add", input, other, alpha)
     if are_bools(a, b):
         return of_bools(torch.bitwise_or, a, b)
-    if not (_waits(a) and _waits(b) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)):
+    if not (_may_defer(a) and _may_defer(b) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)):
         return Add.apply(a, b)
-    for one, other in ((a, b), (b, a)):
-        taken = take(one, "with_sum", other)
-        if taken is not None:
-            return Tensor._of_later(taken)
+    for deferred, other in ((a, b), (b, a)):
+        fused = take(deferred, "with_sum", other)
+        if fused is not None:
+            return Tensor._of_later(fused)
     return Tensor._of_later(DeferredSum(a, b)) if a.ndim > 1 else Add.apply(a, b)
 
 
-def _waits(x: Any) -> TypeGuard[Tensor]:
+def _may_defer(x: Any) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and may_wait(x) and x.dtype.is_floating_point
 
 
-def scaled(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any, Any]:
-    """a and alpha b in one dtype, which alpha does not change. Raises TypeError for an alpha that does not fit it."""
+def scale_operand(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any, Any]:
+    """Return a and alpha b in one dtype, which alpha does not change. Raises TypeError for an alpha that does not fit
+    it."""
     a, b = alike(a, b)
     if type(alpha) is int and alpha == 1:
         return a, b
@@ -191,7 +193,8 @@ def scaled(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any, Any]:
 
 
 def are_bools(*operands: Any) -> bool:
-    """Whether they are torch.bool, of which there is no arithmetic but that of truths; one may be True or False."""
+    """Return whether they are torch.bool, of which there is no arithmetic but that of truths; one may be True or
+    False."""
     truths = [isinstance(x, bool) or (isinstance(x, Tensor | torch.Tensor) and is_bool(x)) for x in operands]
     return all(truths) and not all(isinstance(x, bool) for x in operands)
 
@@ -201,7 +204,7 @@ def of_bools(function: Callable[..., torch.Tensor], a: Any, b: Any) -> Tensor:
 
 
 def are_integers(*operands: Any) -> bool:
-    """Whether they are integers, tensors or numbers, and one at least a tensor."""
+    """Return whether they are integers, tensors or numbers, and one at least a tensor."""
     try:
         kinds = [x.dtype if isinstance(x, Tensor | torch.Tensor) else None for x in operands]
     except UnknownTensor:
@@ -218,13 +221,13 @@ def is_bool(x: Any) -> bool:
 
 
 def sub(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
-    """input - alpha other. Raises TypeError for bools or two floating types, ValueError for shapes that do not
+    """Return input - alpha other. Raises TypeError for bools or two floating types, ValueError for shapes that do not
     broadcast."""
-    return Sub.apply(*scaled("sub", input, other, alpha))
+    return Sub.apply(*scale_operand("sub", input, other, alpha))
 
 
 def mul(input: Operand, other: Operand) -> Tensor:
-    """input times other, element by element; of bools, whether both are true. Raises as `add`."""
+    """Return input times other, element by element; of bools, whether both are true. Raises as `add`."""
     a: Any
     b: Any
     a, b = alike(input, other)
@@ -234,7 +237,7 @@ def mul(input: Operand, other: Operand) -> Tensor:
 
 
 def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
-    """input / other; float32 for integers. Raises as `add`.
+    """Return input / other; float32 for integers. Raises as `add`.
 
     With rounding_mode "floor" or "trunc" a whole number, rounded down or towards 0, of integers an integer; its
     gradient is 0. Raises ValueError for another mode.
@@ -244,37 +247,37 @@ def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> 
     if rounding_mode not in ("floor", "trunc"):
         raise ValueError(f'div: rounding_mode is {rounding_mode!r}, expected None, "floor" or "trunc"')
     function = DivFloor if rounding_mode == "floor" else DivTrunc
-    return _divided(function, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), input, other)
+    return _divide(function, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), input, other)
 
 
 def floor_divide(input: Operand, other: Operand) -> Tensor:
-    """input / other rounded down: `div` with rounding_mode "floor"."""
+    """Return input / other rounded down: `div` with rounding_mode "floor"."""
     return div(input, other, rounding_mode="floor")
 
 
 def remainder(input: Operand, other: Operand) -> Tensor:
-    """What `floor_divide` leaves of input, with other's sign: input - floor(input / other) other, rounded once.
+    """Return the remainder of `floor_divide`, with other's sign: input - floor(input / other) other, rounded once.
 
     NaN for an infinite input or a divisor of 0, and where the quotient overflows float64. Raises as `add`.
     """
-    return _divided(Remainder, torch.remainder, input, other)
+    return _divide(Remainder, torch.remainder, input, other)
 
 
 def fmod(input: Operand, other: Operand) -> Tensor:
-    """What a quotient rounded towards 0 leaves of input, with input's sign; exact. Otherwise as `remainder`."""
-    return _divided(Fmod, torch.fmod, input, other)
+    """Return the remainder of a quotient rounded towards 0, with input's sign; exact. Otherwise as `remainder`."""
+    return _divide(Fmod, torch.fmod, input, other)
 
 
-def _divided(function: type[Function], of_integers: Callable[..., Any], a: Operand, b: Operand) -> Tensor:
-    """A whole quotient or what it leaves; of integers, and of bools as integers, by torch."""
+def _divide(function: type[Function], integer_function: Callable[..., Any], a: Operand, b: Operand) -> Tensor:
+    """Return a whole quotient or what it leaves; of integers, and of bools as integers, by torch."""
     a, b = alike(a, b)
     if not are_integers(a, b):
         return function.apply(a, b)
-    return Tensor(of_integers(*(x if isinstance(x, int) else raw_operand(x) for x in (a, b))))
+    return Tensor(integer_function(*(x if isinstance(x, int) else raw_operand(x) for x in (a, b))))
 
 
 def maximum(input: Operand, other: Operand) -> Tensor:
-    """The larger of two; NaN where either is NaN. Where they are equal, each gets half of the gradient.
+    """Return the larger of two; NaN where either is NaN. Where they are equal, each gets half of the gradient.
 
     Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
     """
@@ -282,7 +285,7 @@ def maximum(input: Operand, other: Operand) -> Tensor:
 
 
 def minimum(input: Operand, other: Operand) -> Tensor:
-    """The smaller of two; NaN where either is NaN. Where they are equal, each gets half of the gradient.
+    """Return the smaller of two; NaN where either is NaN. Where they are equal, each gets half of the gradient.
 
     Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
     """
@@ -290,5 +293,5 @@ def minimum(input: Operand, other: Operand) -> Tensor:
 
 
 def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
-    """input + weight (end - input), weight a number or a tensor. Raises as `add`."""
+    """Return input + weight (end - input), weight a number or a tensor. Raises as `add`."""
     return add(input, mul(sub(end, input), weight))

@@ -62,23 +62,25 @@ class Min(Max):
 
 
 class Chosen(Function):
-    """Values and positions along one dimension; the gradient goes back to where the values were."""
+    """Values and positions along one dimension; the gradient goes to the positions of the values."""
 
     @staticmethod
-    def kept(ctx: Any, x: torch.Tensor, dim: int, y: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What forward returns, with what backward needs."""
+    def save_positions(
+        ctx: Any, x: torch.Tensor, dim: int, y: torch.Tensor, indices: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Save the values that backward needs, and return the outputs of forward."""
         ctx.place = x.shape, memory_layout.dims(x), dim % x.dim() if x.dim() else 0
-        ctx.save(found)
-        return y, found
+        ctx.save(indices)
+        return y, indices
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor, _: None) -> Any:
-        (found,) = ctx.saved
+        (indices,) = ctx.saved
         shape, dims, dim = ctx.place
         if shape:
-            if found.dim() < len(shape):
-                dy, found = dy.unsqueeze(dim), found.unsqueeze(dim)
-            dy = reduce.spread(dy, found, shape, dims, dim)
+            if indices.dim() < len(shape):
+                dy, indices = dy.unsqueeze(dim), indices.unsqueeze(dim)
+            dy = reduce.spread(dy, indices, shape, dims, dim)
         else:
             dy = reduce.sum_to(dy, shape)  # of one element, or of none
         return (dy, *(None for _ in ctx.needs[1:]))
@@ -87,17 +89,18 @@ class Chosen(Function):
 class Extreme(Chosen):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, keepdim: bool, smallest: bool) -> tuple[torch.Tensor, ...]:
-        return Chosen.kept(ctx, x, dim, *reduce.extreme(x, dim, keepdim, smallest))
+        return Chosen.save_positions(ctx, x, dim, *reduce.extreme(x, dim, keepdim, smallest))
 
 
 class Topk(Chosen):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, k: int, dim: int, largest: bool) -> tuple[torch.Tensor, ...]:
-        return Chosen.kept(ctx, x, dim, *reduce.leading(x, k, dim, largest))
+        return Chosen.save_positions(ctx, x, dim, *reduce.leading(x, k, dim, largest))
 
 
 def amax(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The maximum over `dim`; NaN if any element is NaN, as is its gradient. Equal maxima share the gradient evenly.
+    """Return the maximum over `dim`; NaN if any element is NaN, as is its gradient. Equal maxima share the gradient
+    evenly.
 
     Raises ValueError for the maximum of no elements or a dimension named twice, IndexError for one out of range.
     """
@@ -105,12 +108,14 @@ def amax(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
 
 
 def amin(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The minimum over `dim`; NaN if any element is NaN. Equal minima share the gradient evenly. Raises as `amax`."""
+    """Return the minimum over `dim`; NaN if any element is NaN. Equal minima share the gradient evenly. Raises as
+    `amax`."""
     return Amin.apply(input, dim, keepdim)
 
 
 def max(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
-    """The maximum of input; or along `dim` (values, indices), the first NaN or maximum; or `maximum` of a Tensor.
+    """Return the maximum of input; or along `dim` (values, indices), the first NaN or maximum; or `maximum` of a
+    Tensor.
 
     Without `dim` equal maxima, or NaNs, share the gradient evenly, along one the first has it all.
     Raises ValueError for the maximum of no elements, IndexError for a dimension out of range, TypeError for several,
@@ -120,7 +125,7 @@ def max(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -
 
 
 def min(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
-    """The minimum of input; or along `dim` (values, indices); or `minimum` of a Tensor. As `max`."""
+    """Return the minimum of input; or along `dim` (values, indices); or `minimum` of a Tensor. As `max`."""
     return _extreme("min", input, dim, keepdim)
 
 
@@ -138,7 +143,8 @@ def _extreme(name: str, x: Tensor, dim: Any, keepdim: bool) -> Any:
 
 
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The index of the first maximum along `dim`, or in flattened input, as int64; of the first NaN if there is one.
+    """Return the index of the first maximum along `dim`, or in flattened input, as int64; of the first NaN if there is
+    one.
 
     Raises ValueError for the maximum of no elements, IndexError for a dimension out of range, TypeError for several.
     """
@@ -146,7 +152,7 @@ def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tens
 
 
 def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The index of the first minimum along `dim`, or in flattened input, as int64. As `argmax`."""
+    """Return the index of the first minimum along `dim`, or in flattened input, as int64. As `argmax`."""
     return Tensor(reduce.argmin(input.data, _one("argmin", input, dim), keepdim))
 
 
@@ -155,7 +161,8 @@ def _one(name: str, x: Tensor, dim: Any) -> int | None:
 
 
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Found:
-    """The k largest elements along `dim` (or smallest), in order, and their indices; NaN counts as above all others.
+    """Return the k largest elements along `dim` (or smallest), in order, and their indices; NaN counts as above all
+    others.
 
     Of equal elements the first comes first. They are in order also where `sorted` is False.
     Raises ValueError unless 0 <= k <= the size of `dim`, IndexError for a dimension out of range.

@@ -14,7 +14,7 @@ from minidl.autograd import Function, is_grad_enabled
 from minidl.autograd.deferred import settle_all
 from minidl.kernels import reduce
 from minidl.ops import copies, indexing
-from minidl.ops.inplace import Operand, apart, refuse_recorded, replaced
+from minidl.ops.inplace import Operand, refuse_recorded, replace_by_result, without_overlap
 from minidl.ops.promotion import python_number
 from minidl.ops.shape import to
 from minidl.tensors import Tensor
@@ -70,16 +70,16 @@ def set_item(x: Tensor, index: Any, value: Operand) -> None:
         )
     if not recorded:
         raw = value.data.to(x.device, x.dtype) if isinstance(value, Tensor) else value
-        x.data[at[0]][at[1]] = apart(raw, x.data)
+        x.data[at[0]][at[1]] = without_overlap(raw, x.data)
         return
     if isinstance(value, Tensor):
         value = to(value, x.device, x.dtype)
     saved = x._node is not None and x._node.context is not None and any(t is not None for t in x._node.context._saved)
-    replaced("x[...] = y", x, lambda before, new: Assign.apply(before, new, at, not saved), value)
+    replace_by_result("x[...] = y", x, lambda before, new: Assign.apply(before, new, at, not saved), value)
 
 
 def _is_fill(index: Any, value: Tensor) -> bool:
-    """Whether one value goes to all places of one mask, in whatever dtype."""
+    """Return whether one value goes to all places of one mask, in whatever dtype."""
     parts = index if isinstance(index, tuple) else (index,)
     tensors = [part.data if isinstance(part, Tensor) else part for part in parts if not indexing.is_basic(part)]
     return value.numel() == 1 and len(tensors) == 1 and torch.as_tensor(tensors[0]).dtype == torch.bool

@@ -64,13 +64,14 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 
 def select(input: Tensor, dim: int, index: int) -> Tensor:
-    """The view at one place along `dim`. Raises IndexError out of range."""
+    """Return the view at one place along `dim`. Raises IndexError out of range."""
     at = check.axis("select", dim, input.ndim)
     return getitem(input, (*[slice(None)] * at, index))
 
 
 def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
-    """The view of `length` places from `start` along `dim`. Raises IndexError, or ValueError where that is outside."""
+    """Return the view of `length` places from `start` along `dim`. Raises IndexError, or ValueError where that is
+    outside."""
     at = check.axis("narrow", dim, input.ndim)
     total = input.shape[at]
     if isinstance(start, Tensor) and (start.ndim or start.dtype.is_floating_point or start.dtype == torch.bool):
@@ -83,14 +84,15 @@ def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
 
 
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
-    """The elements where mask is true, [K]; both broadcast. The gradient goes back to them."""
+    """Return the elements where mask is true, [K]; both broadcast. The gradient goes back to them."""
     shape = torch.broadcast_shapes(input.shape, mask.shape, (1,))
     return getitem(expand(input, shape), Tensor(mask.data.expand(shape)))
 
 
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
-    """The places where input is not 0, int64 [K, dimensions], or [K] for each dimension; waits for the device."""
-    truths = compare.truths(input)
+    """Return the places where input is not 0, int64 [K, dimensions], or [K] for each dimension; waits for the
+    device."""
+    truths = compare.nonzero_mask(input)
     found = torch.nonzero(truths.reshape(1) if as_tuple and input.ndim == 0 else truths)
     return tuple(Tensor(places) for places in found.unbind(1)) if as_tuple else Tensor(found)
 
@@ -105,13 +107,14 @@ class Places(NamedTuple):
 
 
 def is_basic(part: Any) -> bool:
-    """Whether part of an index makes a view alone."""
+    """Return whether part of an index makes a view alone."""
     whole = isinstance(part, int) and not isinstance(part, bool)
     return part is None or part is Ellipsis or isinstance(part, slice) or whole
 
 
 def parsed(shape: Sequence[int], parts: Sequence[Any], device: torch.device) -> Places:
-    """An index of a tensor of this shape. Raises TypeError for what is no index, IndexError where it does not fit."""
+    """Return an index of a tensor of this shape. Raises TypeError for what is no index, IndexError where it does not
+    fit."""
     if len(parts) == 1 and isinstance(parts[0], list) and any(map(_takes_a_dimension, parts[0])):
         raise TypeError(
             "a list of lists, slices or tensors as an index is taken apart by torch, as by x[tuple(index)], and not by "
@@ -157,7 +160,7 @@ def _is_mask(part: Any) -> bool:
 
 
 def _as_index(part: Any, device: torch.device) -> Any:
-    """An integer tensor or a mask, on the device; an int for one without dimensions."""
+    """Return an integer tensor or a mask, on the device; an int for one without dimensions."""
     part = part.data if isinstance(part, Tensor) else part
     if getattr(getattr(part, "dtype", None), "kind", "") in ("i", "u") and part.shape == ():
         return int(part)  # of NumPy, of any width
@@ -183,7 +186,7 @@ def _as_index(part: Any, device: torch.device) -> Any:
 
 
 def rows(index: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-    """The places as one index into the dimensions of these sizes laid out as one, int64.
+    """Return the places as one index into the dimensions of these sizes laid out as one, int64.
 
     Raises IndexError for tensors that do not broadcast, and on the CPU for one out of range; on a GPU, where looking
     would wait for the device, that is -1.

@@ -60,7 +60,7 @@ class Linear(Function):
 
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:
-    """The matrix product of the last two dimensions, broadcasting those before them.
+    """Return the matrix product of the last two dimensions, broadcasting those before them.
 
     Shapes: [..., M, K] and [..., K, N] -> [..., M, N]. A vector on the left counts as one row, on the right as one
     column; the result then lacks that dimension. Raises ValueError for shapes that do not fit or a scalar, TypeError
@@ -94,12 +94,12 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
 
 
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
-    """`matmul` of two matrices. Raises ValueError for others."""
+    """Return `matmul` of two matrices. Raises ValueError for others."""
     return matmul(*_of_rank("mm", 2, input, mat2))
 
 
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
-    """`matmul` of as many matrices each: [B, M, K] and [B, K, N] -> [B, M, N]. Raises ValueError for others."""
+    """Return `matmul` of as many matrices each: [B, M, K] and [B, K, N] -> [B, M, N]. Raises ValueError for others."""
     a, b = _of_rank("bmm", 3, input, mat2)
     if a.shape[0] != b.shape[0]:
         raise ValueError(f"bmm: got {a.shape[0]} and {b.shape[0]} matrices, expected as many of each")
@@ -113,28 +113,29 @@ def _of_rank(name: str, rank: int, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor
 
 
 def mv(input: Tensor, vec: Tensor) -> Tensor:
-    """A matrix times a vector. Raises ValueError for others."""
+    """Return a matrix times a vector. Raises ValueError for others."""
     if input.ndim != 2 or vec.ndim != 1:
         raise ValueError(f"mv: got shapes {list(input.shape)} and {list(vec.shape)}, expected a matrix and a vector")
     return matmul(input, vec)
 
 
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
-    """The sum of the products of two vectors. Raises ValueError for others."""
+    """Return the sum of the products of two vectors. Raises ValueError for others."""
     if input.ndim != 1 or tensor.ndim != 1:
         raise ValueError(f"dot: got shapes {list(input.shape)} and {list(tensor.shape)}, expected two vectors")
     return matmul(input, tensor)
 
 
 def outer(input: Tensor, vec2: Tensor) -> Tensor:
-    """The products of each element of one vector with each of another: [N], [M] -> [N, M]. ValueError for others."""
+    """Return the products of each element of one vector with each of another: [N], [M] -> [N, M]. ValueError for
+    others."""
     if input.ndim != 1 or vec2.ndim != 1:
         raise ValueError(f"outer: got shapes {list(input.shape)} and {list(vec2.shape)}, expected two vectors")
     return elementwise.mul(unsqueeze(input, 1), vec2)
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor:
-    """beta input + alpha mat1 mat2; input broadcasts. Raises as `mm` and `add`."""
+    """Return beta input + alpha mat1 mat2; input broadcasts. Raises as `mm` and `add`."""
     product = matmul(mat1, mat2)
     product = product if alpha == 1 else elementwise.mul(product, alpha)
     if beta == 0:
@@ -143,14 +144,14 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Scalar = 1, alpha:
 
 
 def trace(input: Tensor) -> Tensor:
-    """The sum of a matrix's diagonal. Raises ValueError for others."""
+    """Return the sum of a matrix's diagonal. Raises ValueError for others."""
     if input.ndim != 2:
         raise ValueError(f"trace: input has shape {list(input.shape)}, expected a matrix")
     return reduce.sum(diagonal(input))
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activation = None) -> Tensor:
-    """act(input weight^T + bias), in one kernel.
+    """Return act(input weight^T + bias), in one kernel.
 
     Shapes: input [..., in], weight [out, in], bias [out] -> [..., out], in its dtype.
     act: None, "relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu" or "relu6".

@@ -54,7 +54,8 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     options: Any = None,
 ) -> Tensor:
-    """cross_entropy(linear(input, linear_weight, linear_bias), target, ...) in chunks of rows; logits are not kept.
+    """Return cross_entropy(linear(input, linear_weight, linear_bias), target, ...) in chunks of rows; logits are not
+    kept.
 
     Shapes: input [K] or [R, K], linear_weight [N, K], linear_bias [N]; all else as `cross_entropy` of logits [N] or
     [R, N]. With "mean" and "sum" gradients are made with the loss, so that the logits are computed once; with "none"

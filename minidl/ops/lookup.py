@@ -36,7 +36,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """weight[input] for int64 or int32 indices; the row `padding_idx` gets no gradient.
+    """Return weight[input] for int64 or int32 indices; the row `padding_idx` gets no gradient.
 
     Shapes: input of any shape, weight [V, H] -> [*, H]. The gradient is dense, and adds equal indices in their order.
     Raises TypeError for dtypes, ValueError for other shapes, and for max_norm, scale_grad_by_freq and sparse, which are
@@ -54,7 +54,7 @@ def embedding(
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    """A 1 at the place of each class, int64: [*] -> [*, num_classes], the largest class and one if that is -1.
+    """Return a 1 at the place of each class, int64: [*] -> [*, num_classes], the largest class and one if that is -1.
 
     Raises TypeError unless the classes are int64, ValueError for a negative one or one too large.
     """

@@ -65,7 +65,7 @@ class CrossEntropy(Function):
 
     @staticmethod
     def to_target(ctx: Any, dy: torch.Tensor | None) -> torch.Tensor:
-        """The gradient of target probabilities: -(1 - smoothing) w log softmax(x), a few launches."""
+        """Return the gradient of target probabilities: -(1 - smoothing) w log softmax(x), a few launches."""
         x, _, weight = ctx.saved
         _, reduction, smoothing = ctx.options
         axis = min(1, x.dim() - 1)
@@ -136,7 +136,8 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Cross-entropy of softmax(input) and the target classes or probabilities, as torch.nn.functional.cross_entropy.
+    """Return Cross-entropy of softmax(input) and the target classes or probabilities, as
+    torch.nn.functional.cross_entropy.
 
     Shapes: input [N], [R, N] or [R, N, ...] logits of N classes; target [], [R] or [R, ...] of int64, int32 or
     uint8 classes, or input's shape and dtype for probabilities; weight [N], a factor for each class. Rows whose target
@@ -161,7 +162,8 @@ def nll_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """-weight[target] input[target] of rows of logarithms of probabilities; all else as `cross_entropy` of classes."""
+    """Return -weight[target] input[target] of rows of logarithms of probabilities; all else as `cross_entropy` of
+    classes."""
     _refuse_grad("nll_loss", weight=weight)
     ignore_index = check.whole("nll_loss", "ignore_index", ignore_index)
     return NLLLoss.apply(input, target, weight, ignore_index, named_reduction(size_average, reduce, reduction))
@@ -175,7 +177,7 @@ def mse_loss(
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """(input - target)^2 of two tensors of the same shape: "mean", "sum" or "none" (elementwise).
+    """Return (input - target)^2 of two tensors of the same shape: "mean", "sum" or "none" (elementwise).
 
     Raises TypeError for dtypes, ValueError for shapes, devices or a reduction that do not fit, and for a weight.
     """
@@ -190,7 +192,7 @@ def l1_loss(
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """|input - target|, with a gradient of 0 where they are equal. All else as `mse_loss`."""
+    """Return |input - target|, with a gradient of 0 where they are equal. All else as `mse_loss`."""
     return _of_elements("l1_loss", input, target, named_reduction(size_average, reduce, reduction), weight=weight)
 
 
@@ -202,14 +204,15 @@ def smooth_l1_loss(
     reduction: str = "mean",
     beta: float = 1.0,
 ) -> Tensor:
-    """d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2. All else as `mse_loss`."""
+    """Return d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2. All else as `mse_loss`."""
     return _of_elements("smooth_l1_loss", input, target, named_reduction(size_average, reduce, reduction), beta)
 
 
 def huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
 ) -> Tensor:
-    """d^2 / 2 where d = |input - target| is at most delta, else delta (d - delta / 2). All else as `mse_loss`."""
+    """Return d^2 / 2 where d = |input - target| is at most delta, else delta (d - delta / 2). All else as
+    `mse_loss`."""
     return _of_elements("huber_loss", input, target, reduction, delta, weight=weight)
 
 
@@ -221,7 +224,8 @@ def kl_div(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> Tensor:
-    """target (log target - input) of an input that is a logarithm of probabilities, as target is with log_target.
+    """Return target (log target - input) of an input that is a logarithm of probabilities, as target is with
+    log_target.
 
     "batchmean" divides the sum by the first size. All else as `mse_loss`.
     """
@@ -237,7 +241,7 @@ def binary_cross_entropy(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Binary cross-entropy of probabilities and targets from 0 to 1 of one shape: "mean", "sum" or "none".
+    """Return binary cross-entropy of probabilities and targets from 0 to 1 of one shape: "mean", "sum" or "none".
 
     As in torch, logarithms are at least -100. A probability outside [0, 1] gives NaN. `weight` is a factor for each
     element, broadcasts and gets no gradient. Raises as `mse_loss`.
@@ -256,7 +260,7 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """Binary cross-entropy of sigmoid(input) and targets from 0 to 1 of one shape: "mean", "sum" or "none".
+    """Return binary cross-entropy of sigmoid(input) and targets from 0 to 1 of one shape: "mean", "sum" or "none".
 
     `weight` is a factor for each element, `pos_weight` a factor for the positive term; both broadcast to input's shape
     and get no gradient. Raises as `mse_loss`.
@@ -281,7 +285,7 @@ def _of_elements(
 
 
 def named_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """The reduction that torch's older arguments name, where they are given."""
+    """Return the reduction that torch's older arguments name, where they are given."""
     if size_average is None and reduce is None:
         return reduction
     if reduce is False:

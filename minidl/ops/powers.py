@@ -21,22 +21,22 @@ Pow = binary_function("Pow", elementwise.pow, elementwise.pow_grad_a, elementwis
 
 
 def sqrt(input: Tensor) -> Tensor:
-    """The square root: NaN below 0. Raises TypeError for integers."""
+    """Return the square root: NaN below 0. Raises TypeError for integers."""
     return Sqrt.apply(input)
 
 
 def square(input: Tensor) -> Tensor:
-    """input squared."""
+    """Return input squared."""
     return Square.apply(input)
 
 
 def reciprocal(input: Tensor) -> Tensor:
-    """1 / input. Raises TypeError for integers."""
+    """Return 1 / input. Raises TypeError for integers."""
     return Reciprocal.apply(input)
 
 
 def pow(input: Operand, exponent: Operand) -> Tensor:
-    """input to the power `exponent`; NaN where input is negative and exponent is not an integer.
+    """Return input to the power `exponent`; NaN where input is negative and exponent is not an integer.
 
     As in torch, the gradient of input is 0 where exponent is 0, and that of exponent is 0 where input is 0 and exponent
     is not negative. Of integers it is torch's, which raises RuntimeError for negative exponents.

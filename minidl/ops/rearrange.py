@@ -16,7 +16,7 @@ __all__ = ["chunk", "flip", "meshgrid", "repeat", "roll", "split", "tile", "unbi
 
 
 class Split(Function):
-    """Views of x; the gradient is theirs joined, zeros for those that were not used."""
+    """Views of x; their gradients are concatenated, with zeros for views that were not used."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, sizes: tuple[int, ...], dim: int) -> tuple[torch.Tensor, ...]:
@@ -40,7 +40,8 @@ Roll = move_function(
 
 
 def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-    """Views of `tensor` along `dim`: of one size, the last perhaps smaller, or of the sizes given, which add up.
+    """Return views of `tensor` along `dim`: of one size, the last perhaps smaller, or of the listed sizes, which add
+    up.
 
     Raises ValueError for sizes that do not fit, IndexError for a dimension out of range.
     """
@@ -58,7 +59,8 @@ def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int 
 
 
 def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """`chunks` views of one size along `dim`, the last perhaps smaller, or fewer where that divides so, as torch's.
+    """Return `chunks` views of one size along `dim`, the last perhaps smaller, or fewer where that divides so, as
+    torch's.
 
     Raises ValueError for less than one, IndexError for a dimension out of range.
     """
@@ -70,37 +72,38 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """Views at each place along `dim`. Raises IndexError for a dimension out of range."""
+    """Return views at each place along `dim`. Raises IndexError for a dimension out of range."""
     at = check.axis("unbind", dim, input.ndim)
     return tuple(squeeze(part, at) for part in split(input, 1, at)) if input.shape[at] else ()
 
 
 def flip(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
-    """A copy of input, reversed along `dims`. Raises IndexError for one out of range, ValueError for one twice."""
-    named = check.axes("flip", check.unpacked("flip", "dims", dims), input.ndim, "dims")
-    if len(set(named)) < len(named):
-        raise ValueError(f"flip: dims {list(named)} name a dimension twice")
-    return Flip.apply(input, named)
+    """Return a copy of input, reversed along `dims`. Raises IndexError for one out of range, ValueError for one
+    twice."""
+    axes = check.axes("flip", check.unpacked("flip", "dims", dims), input.ndim, "dims")
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"flip: dims {list(axes)} name a dimension twice")
+    return Flip.apply(input, axes)
 
 
 def roll(input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
-    """A copy of input moved along `dims` by as many places, what leaves at the end coming in at the front; without
-    dims as if it were one row. Raises IndexError for a dimension out of range, ValueError unless both are as many.
-    """
-    by = check.several("roll", "shifts", shifts)
+    """Return a copy of input rolled along `dims`: elements that leave at the end enter at the front; without dims,
+    input is rolled as one row. Raises IndexError for a dimension out of range, ValueError unless both are as
+    many."""
+    offsets = check.several("roll", "shifts", shifts)
     if dims is None:
-        if len(by) != 1:
-            raise ValueError(f"roll: {len(by)} shifts without dims, expected one")
+        if len(offsets) != 1:
+            raise ValueError(f"roll: {len(offsets)} shifts without dims, expected one")
         flat = reshape(input, input.numel())
-        return reshape(Roll.apply(flat, (by, (0,))), *input.shape)
-    named = check.axes("roll", dims, input.ndim, "dims")
-    if len(named) != len(by):
-        raise ValueError(f"roll: {len(by)} shifts and {len(named)} dims, expected as many")
-    return Roll.apply(input, (by, named))
+        return reshape(Roll.apply(flat, (offsets, (0,))), *input.shape)
+    axes = check.axes("roll", dims, input.ndim, "dims")
+    if len(axes) != len(offsets):
+        raise ValueError(f"roll: {len(offsets)} shifts and {len(axes)} dims, expected as many")
+    return Roll.apply(input, (offsets, axes))
 
 
 def repeat(input: Tensor, *repeats: int | Sequence[int]) -> Tensor:
-    """Copies of input side by side, `repeats` for each dimension, of which new ones come first.
+    """Return copies of input side by side, `repeats` for each dimension, of which new ones come first.
 
     Raises ValueError for fewer numbers than dimensions, or a negative one.
     """
@@ -108,28 +111,29 @@ def repeat(input: Tensor, *repeats: int | Sequence[int]) -> Tensor:
     if len(counts) < input.ndim or any(count < 0 for count in counts):
         raise ValueError(f"repeat: got {list(counts)} for a tensor of {input.ndim} dimensions")
     sizes = (1,) * (len(counts) - input.ndim) + tuple(input.shape)
-    apart = reshape(input, *(size for each in sizes for size in (1, each)))
-    wide = expand(apart, *(size for pair in zip(counts, sizes, strict=True) for size in pair))
-    made = reshape(wide, *(count * size for count, size in zip(counts, sizes, strict=True)))
-    # A copy in any case, also where all that is repeated are dimensions of size 1, which strides of 0 can say.
-    return clone(made) if made.data.untyped_storage()._cdata == input.data.untyped_storage()._cdata else made
+    separated = reshape(input, *(size for each in sizes for size in (1, each)))
+    repeated = expand(separated, *(size for pair in zip(counts, sizes, strict=True) for size in pair))
+    output = reshape(repeated, *(count * size for count, size in zip(counts, sizes, strict=True)))
+    # Always a copy, although strides of 0 could express a repeat of dimensions of size 1.
+    return clone(output) if output.data.untyped_storage()._cdata == input.data.untyped_storage()._cdata else output
 
 
 def tile(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
-    """`repeat`, where `dims` may name the last dimensions alone."""
+    """Return `repeat`, where `dims` may name the last dimensions alone."""
     counts = check.unpacked("tile", "dims", dims)
     return repeat(input, *(1,) * (input.ndim - len(counts)), *counts)
 
 
 def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
-    """Views of vectors as grids, one for each, of all their sizes; with indexing "xy" the first two are exchanged."""
-    given = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors)
-    if indexing not in (None, "ij", "xy") or any(t.ndim > 1 for t in given):
+    """Return views of vectors as grids, one for each, of all their sizes; with indexing "xy" the first two are
+    exchanged."""
+    vectors = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors)
+    if indexing not in (None, "ij", "xy") or any(t.ndim > 1 for t in vectors):
         raise ValueError(
-            f'meshgrid: got {[t.ndim for t in given]} dimensions and {indexing!r}, expected vectors, "ij" or "xy"'
+            f'meshgrid: got {[t.ndim for t in vectors]} dimensions and {indexing!r}, expected vectors, "ij" or "xy"'
         )
-    swap = indexing == "xy" and len(given) > 1
-    order = [1, 0, *range(2, len(given))] if swap else [*range(len(given))]
-    sizes = [given[i].numel() for i in order]
-    grids = [expand(reshape(t, *(t.numel() if k == i else 1 for k in order)), sizes) for i, t in enumerate(given)]
+    swap = indexing == "xy" and len(vectors) > 1
+    order = [1, 0, *range(2, len(vectors))] if swap else [*range(len(vectors))]
+    sizes = [vectors[i].numel() for i in order]
+    grids = [expand(reshape(t, *(t.numel() if k == i else 1 for k in order)), sizes) for i, t in enumerate(vectors)]
     return tuple(grids)

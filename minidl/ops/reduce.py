@@ -64,7 +64,7 @@ class Norm(Function):
 
 
 class NormOf(Function):
-    """(sum |x|^p)^(1/p), or for p 0 how many are not 0, whose gradient is 0."""
+    """(sum |x|^p)^(1/p), or for p 0 the number of nonzero elements, whose gradient is 0."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, p: float, dim: Dim, keepdim: bool) -> torch.Tensor:
@@ -102,22 +102,23 @@ class Cumsum(Function):
         return scan.cumsum(dy, ctx.dim, reverse=True), None
 
 
-def _converted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _convert(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     return x if dtype is None else to(x, dtype)
 
 
 def sum(input: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The sum over `dim`, in its dtype; int64 for integers and bools. The sum of no elements is 0.
+    """Return the sum over `dim`, in its dtype; int64 for integers and bools. The sum of no elements is 0.
 
     With `dtype` the elements are converted to that first.
 
     Raises IndexError for a dimension out of range, ValueError for one named twice.
     """
-    return Sum.apply(_converted(input, dtype), dim, keepdim)
+    return Sum.apply(_convert(input, dtype), dim, keepdim)
 
 
 def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The sums of the elements so far along `dim`; int64 for integers and bools. IndexError for one out of range."""
+    """Return the sums of the elements so far along `dim`; int64 for integers and bools. IndexError for one out of
+    range."""
     input = input if dtype is None else to(input, dtype)
     if not input.dtype.is_floating_point:
         return Tensor(torch.cumsum(input.data, check.axis("cumsum", dim, max(input.ndim, 1))))
@@ -125,54 +126,55 @@ def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tens
 
 
 def logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
-    """log(sum(exp(input))) over `dim`, from the maximum, so that nothing overflows.
+    """Return log(sum(exp(input))) over `dim`, from the maximum, so that nothing overflows.
 
     -inf of no elements. Raises IndexError for a dimension out of range, TypeError for integers.
     """
     if input.numel() == 0:
         return unary.log(sum(unary.exp(input), dim, keepdim))
-    most = extrema.amax(input.detach(), dim, True)
-    most = where(compare.isfinite(most), most, 0)
-    total = unary.log(sum(unary.exp(elementwise.sub(input, most)), dim, keepdim))
-    return elementwise.add(total, reshape(most, *total.shape))
+    maximum = extrema.amax(input.detach(), dim, True)
+    maximum = where(compare.isfinite(maximum), maximum, 0)
+    total = unary.log(sum(unary.exp(elementwise.sub(input, maximum)), dim, keepdim))
+    return elementwise.add(total, reshape(maximum, *total.shape))
 
 
 def prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The product along `dim`, or of all elements, by halves; of elements converted to `dtype` if given.
+    """Return the product along `dim`, or of all elements, by halves, after conversion to `dtype`.
 
-    float16 is computed in float32. That of integers is torch's, and that of no elements is 1.
+    float16 is computed in float32. torch computes products of integers. The product of no elements is 1.
     Raises IndexError for a dimension out of range.
     """
     x = input if dtype is None else to(input, dtype)
     if not x.dtype.is_floating_point:
         return Tensor(torch.prod(x.data) if dim is None else torch.prod(x.data, dim, keepdim))
     at = 0 if dim is None else check.axis("prod", dim, max(x.ndim, 1))
-    wide = to(x, torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
-    wide = reshape(wide, x.numel()) if dim is None or x.ndim == 0 else wide
-    if not wide.shape[at]:
-        return to(elementwise.add(sum(wide, at, keepdim), 1), x.dtype)
-    left = []  # what has no partner
-    while (n := wide.shape[at]) > 1:
+    product = to(x, torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    product = reshape(product, x.numel()) if dim is None or x.ndim == 0 else product
+    if not product.shape[at]:
+        return to(elementwise.add(sum(product, at, keepdim), 1), x.dtype)
+    odd = []  # odd elements, which have no partner
+    while (n := product.shape[at]) > 1:
         if n % 2:
-            left.append(indexing.narrow(wide, at, n - 1, 1))
-        wide = elementwise.mul(indexing.narrow(wide, at, 0, n // 2), indexing.narrow(wide, at, n // 2, n // 2))
-    for part in left:
-        wide = elementwise.mul(wide, part)
-    found = to(wide, x.dtype)
-    return found if keepdim and x.ndim and dim is not None else squeeze(found, at)
+            odd.append(indexing.narrow(product, at, n - 1, 1))
+        product = elementwise.mul(indexing.narrow(product, at, 0, n // 2), indexing.narrow(product, at, n // 2, n // 2))
+    for part in odd:
+        product = elementwise.mul(product, part)
+    output = to(product, x.dtype)
+    return output if keepdim and x.ndim and dim is not None else squeeze(output, at)
 
 
 def mean(input: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The mean over `dim`, of elements converted to `dtype` if given. The mean of no elements is NaN.
+    """Return the mean over `dim`, of elements converted to `dtype`. The mean of no elements is NaN.
 
     Raises TypeError for integers, IndexError for a dimension out of range, ValueError for one named twice.
     """
-    return Mean.apply(_converted(input, dtype), dim, keepdim)
+    return Mean.apply(_convert(input, dtype), dim, keepdim)
 
 
 def norm(input: Tensor, p: float | str = "fro", dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The p-norm over `dim`, (sum |input|^p)^(1/p): how many are not 0 for p 0, the largest for inf, the smallest for
-    -inf, and for "fro" that of p 2. The gradient is 0 where input or the norm is 0; float16 is computed in float32.
+    """Return the p-norm over `dim`, (sum |input|^p)^(1/p): the number of nonzero elements for p 0, the maximum for
+    inf, the minimum for -inf, and for "fro" the norm of p 2. The gradient is 0 where input or the norm is 0; float16 is
+    computed in float32.
 
     Raises ValueError for the nuclear norm or a dimension named twice, TypeError for integers, IndexError for a
     dimension out of range.
@@ -191,36 +193,37 @@ def norm(input: Tensor, p: float | str = "fro", dim: Dim = None, keepdim: bool =
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> Tensor:
-    """input divided by its p-norm along `dim`, or by eps where that is less. Raises as `norm`."""
+    """Return input divided by its p-norm along `dim`, or by eps if the norm is less. Raises as `norm`."""
     return elementwise.div(input, conditional.clamp(norm(input, p, dim, True), min=eps))
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """The products of x1 and x2, each over its norm or eps, added up along `dim`; both broadcast."""
+    """Return the products of x1 and x2, each over its norm or eps, added up along `dim`; both broadcast."""
     shape = torch.broadcast_shapes(x1.shape, x2.shape)
     first, second = (normalize(expand(x, shape), 2, dim, eps) for x in (x1, x2))
     return sum(elementwise.mul(first, second), dim)
 
 
 def any(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Whether any element along `dim` is not 0; along no dimensions, each for itself. NaN is not 0. uint8 of uint8.
+    """Return whether any element along `dim` is not 0; along no dimensions, each for itself. NaN is not 0. uint8 of
+    uint8.
 
     Raises IndexError for a dimension out of range.
     """
-    return _of_truths(torch.any, input, dim, keepdim)
+    return _reduce_mask(torch.any, input, dim, keepdim)
 
 
 def all(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Whether no element along `dim` is 0, as `any`."""
-    return _of_truths(torch.all, input, dim, keepdim)
+    """Return whether every element along `dim` differs from 0, as `any`."""
+    return _reduce_mask(torch.all, input, dim, keepdim)
 
 
-def _of_truths(join: Callable[..., torch.Tensor], x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
-    axes = None if dim is None else check.axes(join.__name__, dim, max(x.ndim, 1))
-    found = compare.truths(x).clone() if axes == () else join(compare.truths(x), axes, keepdim)
-    return Tensor(found.to(torch.uint8) if x.dtype == torch.uint8 else found)
+def _reduce_mask(reduction: Callable[..., torch.Tensor], x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
+    axes = None if dim is None else check.axes(reduction.__name__, dim, max(x.ndim, 1))
+    output = compare.nonzero_mask(x).clone() if axes == () else reduction(compare.nonzero_mask(x), axes, keepdim)
+    return Tensor(output.to(torch.uint8) if x.dtype == torch.uint8 else output)
 
 
 def count_nonzero(input: Tensor, dim: Any = None) -> Tensor:
-    """How many elements along `dim` are not 0, int64."""
-    return sum(Tensor(compare.truths(input)), dim)
+    """Return the number of elements along `dim` that are not 0, int64."""
+    return sum(Tensor(compare.nonzero_mask(input)), dim)

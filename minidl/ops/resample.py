@@ -45,9 +45,9 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:
-    """Images in another size, by the "nearest" neighbour ("nearest-exact" takes middles) or by interpolation: "linear",
-    "bilinear" or "trilinear", as there are dimensions, "bicubic" of [N, C, H, W], or by "area", means of what a pixel
-    covers. Pixels are placed as torch places them.
+    """Return images in another size, by the "nearest" neighbour ("nearest-exact" takes middles) or by interpolation:
+    "linear", "bilinear" or "trilinear", as there are dimensions, "bicubic" of [N, C, H, W], or by "area", means of what
+    a pixel covers. Pixels are placed as torch places them.
 
     Shapes: [N, C, L], [N, C, H, W] or [N, C, D, H, W] -> [N, C, *size], or sizes times scale_factor rounded down.
     Raises ValueError for another mode or number of dimensions, for both or neither of size and scale_factor, and for
@@ -95,13 +95,14 @@ def interpolate(
 def _planes(
     x: Tensor, planes: int, rows: Taps, columns: Taps, inner: int, shape: Sequence[int], fill: float = 0.0
 ) -> Any:
-    """x as [planes, rows, columns, inner], resampled along the middle two, in another shape."""
+    """Return x as [planes, rows, columns, inner], resampled along the middle two, in another shape."""
     image = permute(reshape(x, planes, rows.size, columns.size, inner), 0, 3, 1, 2)
     return reshape(permute(Resample.apply(image, rows, columns, fill), 0, 2, 3, 1), *shape)
 
 
 def _means(x: Tensor, new: tuple[int, ...]) -> Tensor:
-    """Means of windows that divide [N, C, ...] evenly into a `new` size: of the last two dimensions, then a third."""
+    """Return means of windows that divide [N, C, ...] evenly into a `new` size: of the last two dimensions, then a
+    third."""
     N, C, *old = x.shape
     if len(old) == 2:
         return adaptive_avg_pool2d(x, (new[0], new[1]))
@@ -120,7 +121,8 @@ def _each(value: Any, count: int) -> tuple[Any, ...]:
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """input with margins along its last dimensions: (before, after) of the last, then of the one before it, and so on.
+    """Return input with margins along its last dimensions: (before, after) of the last, then of the one before it, and
+    so on.
 
     mode "constant" makes margins of `value` (0), "reflect" mirrors the inside at the edge, "replicate" repeats the
     edge, "circular" goes on with the other end. Negative margins cut. Raises ValueError for another mode, an odd
@@ -162,7 +164,8 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
-    """[N, C r^2, H, W] as [N, C, H r, W r] for r = upscale_factor. Raises ValueError where r^2 divides no channels."""
+    """Return [N, C r^2, H, W] as [N, C, H r, W r] for r = upscale_factor. Raises ValueError where r^2 divides no
+    channels."""
     r = check.whole("pixel_shuffle", "upscale_factor", upscale_factor)
     if input.ndim < 3 or r < 1 or input.shape[-3] % (r * r):
         raise ValueError(f"pixel_shuffle: input {list(input.shape)} has no multiple of {r * r} channels")
@@ -176,7 +179,7 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
 
 
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
-    """[..., C, H r, W r] as [..., C r^2, H, W] for r = downscale_factor: what `pixel_shuffle` undoes."""
+    """Return [..., C, H r, W r] as [..., C r^2, H, W] for r = downscale_factor: what `pixel_shuffle` undoes."""
     r = downscale_factor
     if input.ndim < 3 or r < 1 or input.shape[-1] % r or input.shape[-2] % r:
         raise ValueError(f"pixel_unshuffle: input {list(input.shape)} is no image of a multiple of {r} pixels each way")

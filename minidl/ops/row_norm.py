@@ -55,7 +55,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """(input - mean) / sqrt(var + eps) weight + bias, mean and variance over the last dimensions.
+    """Return (input - mean) / sqrt(var + eps) weight + bias, mean and variance over the last dimensions.
 
     Shapes: input [*, *normalized_shape], weight and bias normalized_shape -> input's, in its dtype.
     Raises TypeError for dtypes that are not floating or differ, ValueError for shapes that do not fit.
@@ -67,7 +67,8 @@ def layer_norm(
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int] | int, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """input / sqrt(mean input^2 + eps) weight, the mean over the last dimensions; eps None is the dtype's epsilon.
+    """Return input / sqrt(mean input^2 + eps) weight, the mean over the last dimensions; eps None is the dtype's
+    epsilon.
 
     Shapes and errors as `layer_norm`.
     """
@@ -79,7 +80,8 @@ def rms_norm(
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """`layer_norm` over each of num_groups groups of channels of each image, with a weight and bias for each channel.
+    """Return `layer_norm` over each of num_groups groups of channels of each image, with a weight and bias for each
+    channel.
 
     Shapes: input [N, C, ...], weight and bias [C] -> input's, in its dtype and order in memory.
     Raises TypeError for dtypes, ValueError for shapes or a number of groups that does not divide the channels.
@@ -97,7 +99,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """`group_norm` with every channel a group; or, not use_input_stats, `batch_norm` with running statistics.
+    """Return `group_norm` with every channel a group; or, not use_input_stats, `batch_norm` with running statistics.
 
     Where both are given, the running statistics [C] move towards the means of the images' by `momentum`, in place.
     Raises as these; ValueError for images of one pixel.
@@ -141,7 +143,7 @@ def _by_channels(
 def _dims(
     op: str, input: Tensor, normalized_shape: Sequence[int] | int, weight: Tensor | None, bias: Tensor | None
 ) -> int:
-    """The number of dimensions that are normalised."""
+    """Return the number of dimensions that are normalised."""
     check.floating(op, input=input.data)
     check.same(op, input=input, weight=weight, bias=bias)
     sizes = check.several(op, "normalized_shape", normalized_shape)

@@ -57,7 +57,8 @@ class Put(Function):
 
 
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The places `index` (int64 or int32, [K] or one) along `dim`; a copy. The gradient adds up equal places in order.
+    """Return the places `index` (int64 or int32, [K] or one) along `dim`; a copy. The gradient adds up equal places in
+    order.
 
     Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for an index of more dimensions.
     """
@@ -70,8 +71,8 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """input at `index` along `dim`, and at the same place along the others: index (int64) of as many dimensions, none
-    larger than input's but `dim`. The gradient adds up equal places in their order.
+    """Return input at `index` along `dim`, and at the same place along the others: index (int64) of as many dimensions,
+    none larger than input's but `dim`. The gradient adds up equal places in their order.
 
     Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for an index that does not fit.
     """
@@ -91,7 +92,7 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def _places(index: torch.Tensor, at: int) -> list[torch.Tensor]:
-    """An index of each dimension: this one, and the same place along the others."""
+    """Return an index of each dimension: this one, and the same place along the others."""
     sizes = enumerate(index.shape)
     along = [
         torch.arange(n, device=index.device).view(*(n if k == i else 1 for k in range(index.dim()))) for i, n in sizes
@@ -103,8 +104,9 @@ def scatter(
     input: Tensor, dim: int, index: Tensor, src: Tensor | Scalar | None = None, *, value: Scalar | None = None,
     reduce: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """input with src, or one number, at `index` along `dim` and at the same place along the others: index (int64) of as
-    many dimensions, src at least as large. Of equal places one value stays, and with reduce "add" all are added up.
+    """Return input with src, or one number, at `index` along `dim` and at the same place along the others: index
+    (int64) of as many dimensions, src at least as large. Of equal places one value stays, and with reduce "add" all are
+    added up.
 
     Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for shapes that do not fit,
     TypeError for two dtypes.
@@ -121,7 +123,8 @@ def scatter(
 
 
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """input with src added at `index` along `dim`, as `scatter`; equal places add up in the order of the index."""
+    """Return input with src added at `index` along `dim`, as `scatter`; equal places add up in the order of the
+    index."""
     raw, at = _fitting("scatter_add", input, dim, index, src)
     if not raw.numel():
         return clone(input)
@@ -132,7 +135,8 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1) -> Tensor:
-    """input with alpha times the places of source, of input's shape but [K] along `dim`, added at `index` [K] there."""
+    """Return input with alpha times the places of source, of input's shape but [K] along `dim`, added at `index` [K]
+    there."""
     at = check.axis("index_add", dim, max(input.ndim, 1))
     check.same("index_add", input=input, source=source)
     raw = _not_negative("index_add", index).reshape(-1)
@@ -143,7 +147,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     _inside("index_add", raw, whole.shape[at])
     first = [at, *(i for i in range(whole.ndim) if i != at)]
     # Places that the index does not name stay as they are, also beside an alpha of NaN.
-    input, added = elementwise.scaled("index_add", input, added, alpha)
+    input, added = elementwise.scale_operand("index_add", input, added, alpha)
     rows = permute(added, *first)
     raw = torch.where(raw < whole.shape[at], raw.to(torch.int64), -1)
     total = Summed.apply(raw, reshape(rows, len(raw), rows[:1].numel()), whole.shape[at])
@@ -153,7 +157,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
 
 
 def _fitting(name: str, x: Tensor, dim: int, index: Tensor, src: Any) -> tuple[torch.Tensor, int]:
-    """The index, int64, and the dimension. Raises as `scatter`."""
+    """Return the index, int64, and the dimension. Raises as `scatter`."""
     at = check.axis(name, dim, max(x.ndim, 1))
     shapes = [tuple(t.shape) or (1,) for t in (index, x, *([src] if isinstance(src, Tensor) else []))]
     wanted = [(*shapes[0][:at], 0, *shapes[0][at + 1 :]), shapes[0]]  # of x, and of src
@@ -172,7 +176,7 @@ def _fitting(name: str, x: Tensor, dim: int, index: Tensor, src: Any) -> tuple[t
 
 
 def _cut(src: Tensor, index: torch.Tensor) -> Tensor:
-    """The part of src that the index has places for."""
+    """Return the part of src that the index has places for."""
     if src.shape == index.shape:
         return src
     if not index.numel():
@@ -187,7 +191,7 @@ def _inside(name: str, index: torch.Tensor, size: int) -> None:
 
 
 def _not_negative(name: str, index: Tensor) -> torch.Tensor:
-    """The index, which counts from the front alone."""
+    """Return the index, which counts from the front alone."""
     if index.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{name}: index has dtype {index.dtype}, expected int64 or int32")
     raw = index.data

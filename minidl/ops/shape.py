@@ -25,44 +25,47 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Move(Function):
-    """A view of x, or a copy, given by two functions: `there` of x and how, `back` of dy, x's shape and how."""
+    """A view or copy of x, by two functions: `move` of x and its settings, `move_back` of dy, x's shape and
+    settings."""
 
-    there: Callable[..., torch.Tensor]
-    back: Callable[..., torch.Tensor]
+    move: Callable[..., torch.Tensor]
+    move_back: Callable[..., torch.Tensor]
 
     @classmethod
-    def forward(cls, ctx: Any, x: torch.Tensor, how: Any) -> torch.Tensor:
-        ctx.shape, ctx.how = x.shape, how
-        return cls.there(x, how)
+    def forward(cls, ctx: Any, x: torch.Tensor, settings: Any) -> torch.Tensor:
+        ctx.shape, ctx.how = x.shape, settings
+        return cls.move(x, settings)
 
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
-        return cls.back(dy, ctx.shape, ctx.how), None
+        return cls.move_back(dy, ctx.shape, ctx.how), None
 
 
-def move_function(name: str, there: Callable[..., torch.Tensor], back: Callable[..., torch.Tensor]) -> type[Function]:
-    """The Function of one tensor and how, given by two functions that move values."""
-    return type(name, (_Move,), {"there": staticmethod(there), "back": staticmethod(back)})
+def move_function(
+    name: str, move: Callable[..., torch.Tensor], move_back: Callable[..., torch.Tensor]
+) -> type[Function]:
+    """Return the Function of a tensor and settings that moves values by these two functions (see `_Move`)."""
+    return type(name, (_Move,), {"move": staticmethod(move), "move_back": staticmethod(move_back)})
 
 
-def _permuted_back(dy: torch.Tensor, _: torch.Size, dims: tuple[int, ...]) -> torch.Tensor:
-    """By the inverse permutation."""
+def _inverse_permute(dy: torch.Tensor, _: torch.Size, dims: tuple[int, ...]) -> torch.Tensor:
+    """Apply the inverse permutation."""
     return dy.permute(memory_layout.back(dims))
 
 
 Reshape = move_function(
     "Reshape", lambda x, how: copies.note(x.reshape(how), x), lambda dy, shape, _: dy.reshape(shape)
 )
-Permute = move_function("Permute", lambda x, dims: copies.chosen(x.permute(dims)), _permuted_back)
+Permute = move_function("Permute", lambda x, dims: copies.chosen(x.permute(dims)), _inverse_permute)
 
 
-def _diagonal_back(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int, int]) -> torch.Tensor:
+def _diagonal_gradient(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int, int]) -> torch.Tensor:
     dx = torch.zeros(shape, dtype=dy.dtype, device=dy.device)
     dx.diagonal(*how).copy_(dy)
     return dx
 
 
-Diagonal = move_function("Diagonal", lambda x, how: x.diagonal(*how), _diagonal_back)
+Diagonal = move_function("Diagonal", lambda x, how: x.diagonal(*how), _diagonal_gradient)
 Expand = move_function("Expand", torch.Tensor.expand, lambda dy, shape, _: reduce.sum_to(dy, shape))
 
 
@@ -98,34 +101,35 @@ class Contiguous(Function):
 
 
 def one_or_many(rank: int) -> Callable[[F], F]:
-    """A decorator: an operation on a batch of `rank` dimensions that takes one example, without the first, as well."""
+    """Return a decorator: an operation on a batch of `rank` dimensions that takes one example, without the first, as
+    well."""
 
-    def of(function: F) -> F:
+    def decorate(function: F) -> F:
         first = next(iter(inspect.signature(function).parameters))
 
         @functools.wraps(function)
-        def either(*args: Any, **named: Any) -> Any:
-            x = args[0] if args else named.get(first)
+        def batched_or_single(*args: Any, **options: Any) -> Any:
+            x = args[0] if args else options.get(first)
             if x is None or x.ndim != rank - 1:
-                return function(*args, **named)
-            rest = {name: value for name, value in named.items() if name != first}
-            y = function(unsqueeze(x, 0), *args[1:], **rest)
+                return function(*args, **options)
+            others = {name: value for name, value in options.items() if name != first}
+            y = function(unsqueeze(x, 0), *args[1:], **others)
             return tuple(squeeze(each, 0) for each in y) if isinstance(y, tuple) else squeeze(y, 0)
 
-        return either  # type: ignore[return-value]
+        return batched_or_single  # type: ignore[return-value]
 
-    return of
+    return decorate
 
 
 def reshape(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
-    """input in another shape with as many elements; one size may be -1. A view where strides allow, else a copy.
+    """Return input in another shape with as many elements; one size may be -1. A view where strides allow, else a copy.
 
     Raises ValueError when the sizes do not fit.
     """
     sizes = check.unpacked("reshape", "shape", shape)
-    known = math.prod(size for size in sizes if size != -1)
+    count = math.prod(size for size in sizes if size != -1)
     fits = (
-        input.numel() == known if -1 not in sizes else sizes.count(-1) == 1 and known > 0 and input.numel() % known == 0
+        input.numel() == count if -1 not in sizes else sizes.count(-1) == 1 and count > 0 and input.numel() % count == 0
     )
     if not fits or any(size < -1 for size in sizes):
         raise ValueError(f"reshape: {list(input.shape)} has {input.numel()} elements, which do not fit {list(sizes)}")
@@ -133,14 +137,14 @@ def reshape(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
 
 
 def viewed(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
-    """`reshape`, of whose result torch's `view` would not be a copy."""
-    made = reshape(input, *shape)
-    copies.note(made.data, input.data, always=True)
-    return made
+    """Return `reshape`, marked as a copy of what torch's `view` would share (see `copies`)."""
+    output = reshape(input, *shape)
+    copies.note(output.data, input.data, always=True)
+    return output
 
 
 def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """input with the dimensions from start_dim to end_dim (inclusive) merged into one. A scalar becomes [1]."""
+    """Return input with the dimensions from start_dim to end_dim (inclusive) merged into one. A scalar becomes [1]."""
     if input.ndim == 0:
         return reshape(input, 1)
     start, end = check.axis("flatten", start_dim, input.ndim), check.axis("flatten", end_dim, input.ndim)
@@ -150,17 +154,17 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """The dimension as several of these sizes, one of which may be -1."""
+    """Return the dimension as several of these sizes, one of which may be -1."""
     at = check.axis("unflatten", dim, input.ndim)
-    total, known = input.shape[at], math.prod(n for n in sizes if n != -1)
-    new = [total // max(known, 1) if n == -1 else n for n in sizes]
+    total, product = input.shape[at], math.prod(n for n in sizes if n != -1)
+    new = [total // max(product, 1) if n == -1 else n for n in sizes]
     if math.prod(new) != total:
         raise ValueError(f"unflatten: {list(sizes)} does not fit a dimension of {total}")
     return reshape(input, *input.shape[:at], *new, *input.shape[at + 1 :])
 
 
 def permute(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
-    """A view of input with its dimensions in the given order. Raises ValueError unless each is named once."""
+    """Return a view of input with its dimensions in the given order. Raises ValueError unless each is named once."""
     order = check.axes("permute", check.unpacked("permute", "dims", dims), input.ndim, "dims")
     if sorted(order) != list(range(input.ndim)):
         raise ValueError(f"permute: {list(order)} does not name each of {input.ndim} dimensions once")
@@ -168,24 +172,28 @@ def permute(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
 
 
 def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """The view with dimensions, one or several, in other places.
+    """Return the view with dimensions, one or several, in other places.
 
     Raises IndexError for a dimension out of range, ValueError unless as many places are named, each once.
     """
-    here = check.axes("movedim", source, input.ndim, "source")
-    there = check.axes("movedim", destination, input.ndim, "destination")
-    if len(set(here)) != len(set(there)) or len(here) != len(set(here)) or len(there) != len(here):
+    sources = check.axes("movedim", source, input.ndim, "source")
+    destinations = check.axes("movedim", destination, input.ndim, "destination")
+    if (
+        len(set(sources)) != len(set(destinations))
+        or len(sources) != len(set(sources))
+        or len(destinations) != len(sources)
+    ):
         raise ValueError(
             f"movedim: source {source} and destination {destination} do not name as many dimensions, each once"
         )
-    dims = [dim for dim in range(input.ndim) if dim not in here]
-    for place, dim in sorted(zip(there, here, strict=True)):
-        dims.insert(place, dim)
+    dims = [dim for dim in range(input.ndim) if dim not in sources]
+    for position, dim in sorted(zip(destinations, sources, strict=True)):
+        dims.insert(position, dim)
     return permute(input, *dims)
 
 
 def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
-    """A view of input with two dimensions swapped. Raises IndexError for a dimension out of range."""
+    """Return a view of input with two dimensions swapped. Raises IndexError for a dimension out of range."""
     rank = max(input.ndim, 1)  # torch lets a scalar have a dimension 0
     order = list(range(rank))
     a, b = check.axis("transpose", dim0, rank), check.axis("transpose", dim1, rank)
@@ -194,19 +202,18 @@ def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
 
 
 def swapaxes(input: Tensor, axis0: int, axis1: int) -> Tensor:
-    """`transpose`."""
+    """Return `transpose`."""
     return transpose(input, axis0, axis1)
 
 
 def transposed(x: Tensor) -> Tensor:
-    """A view of x with all its dimensions in reverse order (`x.T`)."""
+    """Return a view of x with all its dimensions in reverse order (`x.T`)."""
     return Permute.apply(x, tuple(reversed(range(x.ndim))))
 
 
 def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The view of the elements that are at one place along two dimensions, or `offset` further along dim2; it is the
-    last dimension. Raises IndexError for a dimension out of range, ValueError for one twice.
-    """
+    """Return the view of the elements that are at one place along two dimensions, or `offset` further along dim2; it is
+    the last dimension. Raises IndexError for a dimension out of range, ValueError for one twice."""
     first, second = check.axis("diagonal", dim1, input.ndim), check.axis("diagonal", dim2, input.ndim)
     if first == second:
         raise ValueError(f"diagonal: dim1 {dim1} and dim2 {dim2} are one dimension")
@@ -214,7 +221,7 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
 
 
 def expand(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
-    """A view of input broadcast to `shape` (-1 keeps a size). Raises ValueError when it does not broadcast."""
+    """Return a view of input broadcast to `shape` (-1 keeps a size). Raises ValueError when it does not broadcast."""
     sizes = check.unpacked("expand", "shape", shape)
     try:
         view = input.data.expand(sizes)
@@ -224,26 +231,26 @@ def expand(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
 
 
 def squeeze(input: Tensor, *dim: int | Sequence[int] | None) -> Tensor:
-    """input without its dimensions of size 1, or without those of `dim`, one or several, that have size 1."""
-    named = dim[0] if len(dim) == 1 else dim
-    drop = range(input.ndim) if dim in ((), (None,)) else check.axes("squeeze", named, max(input.ndim, 1))
-    return Reshape.apply(input, tuple(s for i, s in enumerate(input.shape) if s != 1 or i not in drop))
+    """Return input without its dimensions of size 1, or without those of `dim`, one or several, that have size 1."""
+    dims = dim[0] if len(dim) == 1 else dim
+    dropped = range(input.ndim) if dim in ((), (None,)) else check.axes("squeeze", dims, max(input.ndim, 1))
+    return Reshape.apply(input, tuple(s for i, s in enumerate(input.shape) if s != 1 or i not in dropped))
 
 
 def unsqueeze(input: Tensor, dim: int) -> Tensor:
-    """input with a new dimension of size 1 at `dim`."""
+    """Return input with a new dimension of size 1 at `dim`."""
     at = check.axis("unsqueeze", dim, input.ndim + 1)
     return Reshape.apply(input, (*input.shape[:at], 1, *input.shape[at:]))
 
 
 def clone(input: Tensor) -> Tensor:
-    """A copy of input, in memory of its own; gradients flow through (`input.detach().clone()` has none)."""
+    """Return a copy of input, in memory of its own; gradients flow through (`input.detach().clone()` has none)."""
     return Clone.apply(input)
 
 
 def contiguous(input: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
-    """input with its elements in row-major order in memory, or in that of images with their channels last; copied only
-    where they are not."""
+    """Return input with its elements in row-major order in memory, or in that of images with their channels last;
+    copied only where they are not."""
     return Contiguous.apply(input, memory_format)
 
 
@@ -251,25 +258,25 @@ def to(
     input: Tensor, *args: Any, device: Any = None, dtype: torch.dtype | None = None, non_blocking: bool = False,
     copy: bool = False, memory_format: torch.memory_format = torch.preserve_format,
 ) -> Tensor:  # fmt: skip
-    """input on another device or in another dtype: to(dtype), to(device), to(device, dtype), to(tensor). Values are
-    rounded.
+    """Return input on another device or in another dtype: to(dtype), to(device), to(device, dtype), to(tensor). Values
+    are rounded.
 
     As in torch, what is there already is returned as it is, unless `copy`; `non_blocking` may follow, and then `copy`.
     Raises TypeError for a tensor with a gradient that would have integers.
     """
-    rest = list(args)
-    if rest and isinstance(rest[0], Tensor | torch.Tensor):
-        like = rest.pop(0)
-        device, dtype = like.device, like.dtype
-    elif rest and isinstance(rest[0], torch.dtype):
-        dtype = rest.pop(0)
-    elif rest:
-        device = rest.pop(0)
-        if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
-            dtype = rest.pop(0)
-    if len(rest) > 2 or any(not isinstance(flag, bool) for flag in rest):
+    positional = list(args)
+    if positional and isinstance(positional[0], Tensor | torch.Tensor):
+        other = positional.pop(0)
+        device, dtype = other.device, other.dtype
+    elif positional and isinstance(positional[0], torch.dtype):
+        dtype = positional.pop(0)
+    elif positional:
+        device = positional.pop(0)
+        if positional and (positional[0] is None or isinstance(positional[0], torch.dtype)):
+            dtype = positional.pop(0)
+    if len(positional) > 2 or any(not isinstance(flag, bool) for flag in positional):
         raise TypeError(f"to: got {args}, expected a dtype, a device, both, or a tensor; then non_blocking and copy")
-    copy = rest[1] if len(rest) == 2 else copy
+    copy = positional[1] if len(positional) == 2 else copy
     dtype, device = dtype or input.dtype, input.device if device is None else device_of(device)
     if input.requires_grad and not dtype.is_floating_point:
         raise TypeError(f"to: a tensor with a gradient cannot become {dtype}; use .detach() first")

@@ -20,8 +20,8 @@ def var(
     input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *,
     correction: float | None = None,
 ) -> Tensor:  # fmt: skip
-    """The sum of squared distances from the mean over `dim`, divided by their number less `correction` (1; 0 if not
-    unbiased), computed in float32 at least. NaN for one element.
+    """Return the sum of squared distances from the mean over `dim`, divided by their number less `correction` (1; 0 if
+    not unbiased), computed in float32 at least. NaN for one element.
 
     Raises TypeError for integers, IndexError for a dimension out of range, ValueError for one named twice.
     """
@@ -33,7 +33,7 @@ def std(
     input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *,
     correction: float | None = None,
 ) -> Tensor:  # fmt: skip
-    """The square root of `var`, with gradient 0 where it is 0. Of one element it is NaN, as is its gradient."""
+    """Return the square root of `var`, with gradient 0 where it is 0. Of one element it is NaN, as is its gradient."""
     away, dim, left = _spread("std", input, dim, unbiased, correction)
     if not left:
         return powers.sqrt(var(input, dim, keepdim=keepdim, unbiased=unbiased, correction=correction))
@@ -44,7 +44,7 @@ def var_mean(
     input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *,
     correction: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`var` and `mean`."""
+    """Return `var` and `mean`."""
     return var(input, dim, unbiased, keepdim, correction=correction), _mean(input, dim, keepdim)
 
 
@@ -52,7 +52,7 @@ def std_mean(
     input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *,
     correction: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`std` and `mean`."""
+    """Return `std` and `mean`."""
     return std(input, dim, unbiased, keepdim, correction=correction), _mean(input, dim, keepdim)
 
 
@@ -61,7 +61,7 @@ def _mean(x: Tensor, dim: Any, keepdim: bool) -> Tensor:
 
 
 def _spread(name: str, x: Tensor, dim: Any, unbiased: Any, correction: Any) -> tuple[Tensor, Dim, float]:
-    """Distances from the mean, the dimensions, and what sums of squares are divided by."""
+    """Return distances from the mean, the dimensions, and what sums of squares are divided by."""
     if isinstance(dim, bool):
         unbiased, dim = dim, None
     if unbiased is not None and correction is not None:

@@ -20,21 +20,22 @@ class TensorConversions(TensorGradients):
     __slots__ = ()
 
     def item(self) -> float | int | bool:
-        """The value of a one-element tensor as a Python number. Raises RuntimeError for any other size."""
+        """Return the value of a one-element tensor as a Python number. Raises RuntimeError for any other size."""
         return self.data.item()
 
     def tolist(self) -> Any:
-        """The values as nested Python lists."""
+        """Return the values as nested Python lists."""
         return self.data.tolist()
 
     def numpy(self) -> Any:
-        """The values as a NumPy array (shares memory on the CPU). Raises RuntimeError where a gradient is recorded."""
+        """Return the values as a NumPy array (shares memory on the CPU). Raises RuntimeError where a gradient is
+        recorded."""
         if self.requires_grad:
             raise RuntimeError("this tensor is part of a graph; call .detach().numpy()")
         return self.data.cpu().numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """What NumPy makes an array of: the memory itself where that is on the CPU. Raises as torch's."""
+        """Return the array for NumPy, over the same memory on the CPU. Raises as torch's method."""
         if self.requires_grad:
             raise RuntimeError("can't call numpy() on a Tensor that requires grad; use .detach().numpy()")
         if self.device.type != "cpu":
@@ -47,26 +48,27 @@ class TensorConversions(TensorGradients):
         return array.copy() if copy else array
 
     def to_torch(self) -> torch.Tensor:
-        """The torch tensor underneath, sharing memory; torch's own autograd does not see it."""
+        """Return the torch tensor underneath, sharing memory; torch's own autograd does not see it."""
         return self.data
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         data = self.data
-        launch.settle()  # nobody here sees when it is read
+        launch.settle()  # the consumer reads without notice
         return data.__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> Any:
         return self.data.__dlpack_device__()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As torch's: a copy is a leaf over the same memory, a pickle has the values, and neither has the gradient."""
+        """Describe a copy or pickle as torch does: a leaf over the same memory, or with the values; without the
+        gradient."""
         return _restored, (type(self), self.data, self._requires_grad, self.name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """A leaf with memory and a gradient of its own. Raises RuntimeError for what an operation made."""
+        """Return a leaf with memory and a gradient of its own. Raises RuntimeError for what an operation made."""
         if not self.is_leaf:
             raise RuntimeError(
-                f"deepcopy: this tensor was made by an operation, {self._node}, whose graph is not copied; copy "
+                f"deepcopy: this tensor is the result of an operation, {self._node}, whose graph is not copied; copy "
                 "x.detach(), and keep no results as attributes of a module"
             )
         copied = _restored(type(self), copy.deepcopy(self.data, memo), self._requires_grad, self.name)
@@ -85,7 +87,7 @@ class TensorConversions(TensorGradients):
 
     def __index__(self) -> int:
         if self.dtype.is_floating_point or self.numel() != 1:
-            raise TypeError(f"a place in a list is one whole number, got {self.dtype} of shape {list(self.shape)}")
+            raise TypeError(f"an index is one integer, got {self.dtype} of shape {list(self.shape)}")
         return int(self.item())
 
     def __bool__(self) -> bool:
@@ -104,7 +106,7 @@ class TensorConversions(TensorGradients):
 
 
 def _restored(kind: type[Any], data: torch.Tensor, requires_grad: bool, name: str) -> Tensor:
-    """A leaf of a class, as it was before it was copied or pickled."""
+    """Return a leaf of a class, as it was before it was copied or pickled."""
     tensor = kind(data, requires_grad)
     tensor.name = name
     return tensor

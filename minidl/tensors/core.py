@@ -42,15 +42,15 @@ class TensorCore(Variable):
         return len(self._known.shape)
 
     def dim(self) -> int:
-        """Number of dimensions."""
+        """Return number of dimensions."""
         return len(self._known.shape)
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """The shape, or the extent of one dimension."""
+        """Return the shape, or the extent of one dimension."""
         return self._known.shape if dim is None else self._known.shape[dim]
 
     def numel(self) -> int:
-        """Number of elements."""
+        """Return number of elements."""
         return self._known.shape.numel()
 
     @property
@@ -59,15 +59,15 @@ class TensorCore(Variable):
         return bool(self.device.type == "cuda")
 
     def is_floating_point(self) -> bool:
-        """Whether it has a floating type."""
+        """Return whether it has a floating type."""
         return bool(self.dtype.is_floating_point)
 
     def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
-        """Whether its elements lie in this order, row by row unless another is named."""
+        """Return whether its elements lie in this order, row by row unless another is named."""
         return self.data.is_contiguous(memory_format=memory_format)
 
     def stride(self, dim: int | None = None) -> tuple[int, ...] | int:
-        """Elements of memory from one place to the next, of each dimension or of one."""
+        """Return elements of memory from one place to the next, of each dimension or of one."""
         return self.data.stride() if dim is None else self.data.stride(dim)
 
     @property
@@ -76,6 +76,6 @@ class TensorCore(Variable):
         return self._edge_node()
 
     def _edge_node(self) -> autograd.Node | None:
-        """The operation that made this tensor."""
+        """Return the operation that made this tensor."""
         self._settle()
         return self._node

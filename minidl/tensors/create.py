@@ -14,12 +14,13 @@ from minidl.tensors.tensor import Scalar, Tensor
 
 
 def is_tensor(obj: Any) -> bool:
-    """Whether an object is a Tensor."""
+    """Return whether an object is a Tensor."""
     return isinstance(obj, Tensor)
 
 
 def from_torch(data: torch.Tensor, requires_grad: bool = False) -> Tensor:
-    """A Tensor over a torch tensor's memory, without a copy. Raises TypeError where torch records its gradient."""
+    """Return a Tensor over a torch tensor's memory, without a copy. Raises TypeError where torch records its
+    gradient."""
     return Tensor(data, requires_grad)
 
 
@@ -29,7 +30,8 @@ def as_tensor(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A Tensor over `data`: numbers, nested lists, a NumPy array, a torch tensor or a Tensor, sharing memory if it can.
+    """Return a Tensor over `data`: numbers, nested lists, a NumPy array, a torch tensor or a Tensor, sharing memory if
+    it can.
 
     Python floats become float32. The device is where kernels run unless named; a Tensor is returned as it is, or
     converted as by `to`, so that gradients flow through. Raises TypeError or ValueError for data without a regular
@@ -43,21 +45,21 @@ def as_tensor(
 
 
 def made_by(
-    make: Callable[..., torch.Tensor], data: Any, dtype: torch.dtype | None, device: torch.device | str | None,
+    create: Callable[..., torch.Tensor], data: Any, dtype: torch.dtype | None, device: torch.device | str | None,
     requires_grad: bool,
 ) -> Tensor:  # fmt: skip
-    """What torch.tensor or torch.as_tensor makes of `data`, in whose lists Tensors may be. Raises as these."""
+    """Return the Tensor that torch.tensor or torch.as_tensor creates from `data`, whose lists may contain Tensors."""
     try:
-        made = make(data, dtype=dtype, device=device_of(device))
+        tensor = create(data, dtype=dtype, device=device_of(device))
     except (TypeError, ValueError):
         if (plain := _without_tensors(data)) is data:
             raise
-        made = make(plain, dtype=dtype, device=device_of(device))
-    return Tensor(made, requires_grad)
+        tensor = create(plain, dtype=dtype, device=device_of(device))
+    return Tensor(tensor, requires_grad)
 
 
 def _without_tensors(data: Any) -> Any:
-    """Lists in lists with torch's tensors in place of Tensors; what holds none as it is."""
+    """Return lists in lists with torch's tensors in place of Tensors; what holds none as it is."""
     if isinstance(data, Tensor):
         return data.data
     if not isinstance(data, list | tuple):
@@ -72,7 +74,7 @@ def zeros(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A Tensor of zeros. Raises ValueError for a size below 0, TypeError for what is no whole number."""
+    """Return a Tensor of zeros. Raises ValueError for a size below 0, TypeError for what is no whole number."""
     return Tensor(torch.zeros(check.sizes("zeros", shape), dtype=dtype, device=device_of(device)), requires_grad)
 
 
@@ -82,7 +84,7 @@ def ones(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A Tensor of ones. Raises as `zeros`."""
+    """Return a Tensor of ones. Raises as `zeros`."""
     return full(check.sizes("ones", shape), 1.0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
@@ -93,6 +95,7 @@ def full(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A Tensor of one value: of torch's default dtype unless named, or int64 of a whole number and bool of a truth."""
+    """Return a Tensor of one value: of torch's default dtype unless named, or int64 of a whole number and bool of a
+    truth."""
     shape = check.sizes("full", (size,))
     return Tensor(torch.full(shape, fill_value, dtype=dtype, device=device_of(device)), requires_grad)

@@ -36,7 +36,7 @@ class TensorGradients(TensorCore):
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Set whether operations on this leaf are recorded.
 
-        Raises TypeError for an integer tensor, RuntimeError for a tensor that an operation made.
+        Raises TypeError for an integer tensor, RuntimeError for the result of an operation.
         """
         if requires_grad and not self.data.is_floating_point():
             raise TypeError(f"only floating tensors can have a gradient, this one is {self.dtype}")
@@ -54,7 +54,7 @@ class TensorGradients(TensorCore):
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient that backward() has added up here, as a dense tensor; None before."""
+        """The gradient accumulated by backward(), as a dense tensor; None before."""
         refuse_callers()
         if self._slope is not None and isinstance(recorded := self._graph_grad(), Function.result_class):
             return recorded  # type: ignore[return-value]
@@ -119,7 +119,7 @@ class TensorGradients(TensorCore):
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> autograd.RemovableHandle:
         """Call `hook` with this tensor's gradient during backward; a tensor it returns replaces the gradient.
 
-        Returns a handle whose `remove()` takes the hook away. Raises RuntimeError when no gradient is recorded here.
+        Returns a handle whose `remove()` removes the hook. Raises RuntimeError when no gradient is recorded here.
         """
         if not self.requires_grad:
             raise RuntimeError("register_hook(): this tensor has no gradient; set requires_grad=True")
@@ -134,17 +134,17 @@ class TensorGradients(TensorCore):
         return autograd.RemovableHandle(hooks, on_data)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], object]) -> autograd.RemovableHandle:
-        """Call `hook` with this leaf during backward, as soon as `grad` has all that this walk back adds to it.
+        """Call `hook` with this leaf during backward, as soon as its `grad` is complete.
 
-        Returns a handle whose `remove()` takes the hook away. Raises RuntimeError for a tensor that an operation made,
-        or that requires no gradient.
+        Returns a handle whose `remove()` removes the hook. Raises RuntimeError for the result of an operation, or a
+        tensor that requires no gradient.
         """
         if not self.requires_grad or self._edge_node() is not None:
             raise RuntimeError("register_post_accumulate_grad_hook(): expected a leaf with requires_grad=True")
         return autograd.RemovableHandle(self._after, hook)
 
     def retain_grad(self) -> None:
-        """Also fill `grad` of this tensor, made by an operation, during backward."""
+        """Also fill `grad` of this tensor, the result of an operation, during backward."""
         self._check_not_taken("retain_grad")
         node = self._edge_node()
         if node is not None:

@@ -32,7 +32,7 @@ _NOTHING = torch.empty(0)  # the memory of a result that is not computed yet
 
 
 class Tensor(TensorConversions, AttachedOperations):
-    """An n-dimensional array that remembers how it was made.
+    """An n-dimensional array that records the operations on it.
 
     `data` is the torch tensor underneath. With `requires_grad`, operations on it are recorded and
     `backward()` fills `grad`. Raises TypeError for data that is not a torch tensor (see `minidl.as_tensor`) and for
@@ -64,7 +64,7 @@ class Tensor(TensorConversions, AttachedOperations):
 
     @classmethod
     def _of_later(cls, later: Deferred) -> Tensor:
-        """The tensor of a result that is computed when it is first needed."""
+        """Return the tensor of a deferred result."""
         tensor = cls.__new__(cls)
         Variable.__init__(tensor, _NOTHING)
         tensor._later, tensor._requires_grad = later, later.requires_grad
@@ -72,45 +72,45 @@ class Tensor(TensorConversions, AttachedOperations):
         return tensor
 
     def _twin(self) -> Tensor:
-        """A second tensor of the same value, at the same place in the graph."""
+        """Return a second tensor of the same value, at the same position in the graph."""
         twin = Tensor.__new__(Tensor)
         Variable.__init__(twin, self._held)
         twin._take_place(self)
         return twin
 
-    def _take_place(self, made: Tensor) -> None:
-        """Be the value of another tensor from now on, computed or not, at its place in the graph."""
-        self._held, self._later, self._taken = made._held, made._later, False
-        self._node, self._index, self._requires_grad = made._node, made._index, made._requires_grad
+    def _take_place(self, other: Tensor) -> None:
+        """Take over another tensor's value, computed or deferred, and its position in the graph."""
+        self._held, self._later, self._taken = other._held, other._later, False
+        self._node, self._index, self._requires_grad = other._node, other._index, other._requires_grad
         if self._later is not None:
             open_(self)
 
     def new_zeros(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
-        """A Tensor of zeros, of this one's dtype and on its device unless named."""
+        """Return a Tensor of zeros, of this one's dtype and on its device unless named."""
         shape = check.sizes("zeros", size)
         return Tensor(torch.zeros(shape, dtype=dtype or self.dtype, device=device_of(device or self.device)))
 
     def new_ones(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
-        """A Tensor of ones, of this one's dtype and on its device unless named."""
+        """Return a Tensor of ones, of this one's dtype and on its device unless named."""
         shape = check.sizes("ones", size)
         return Tensor(torch.ones(shape, dtype=dtype or self.dtype, device=device_of(device or self.device)))
 
     def type_as(self, other: Tensor) -> Tensor:
-        """The tensor in the dtype of another, and on its device."""
+        """Return the tensor in the dtype of another, and on its device."""
         return self.to(other.device, other.dtype)
 
     def view_as(self, other: Tensor) -> Tensor:
-        """The tensor in the shape of another."""
+        """Return the tensor in the shape of another."""
         return self.reshape(other.shape)
 
     reshape_as = view_as
 
     def expand_as(self, other: Tensor) -> Tensor:
-        """The tensor broadcast to the shape of another."""
+        """Return the tensor broadcast to the shape of another."""
         return self.expand(other.shape)
 
     def t(self) -> Tensor:
-        """The transposed matrix; a vector as it is. Raises ValueError for more dimensions."""
+        """Return the transposed matrix; a vector as it is. Raises ValueError for more dimensions."""
         if self.ndim > 2:
             raise ValueError(f"t: the tensor has shape {list(self.shape)}, expected a matrix; use transpose or .mT")
         return self.T
@@ -121,15 +121,15 @@ class Tensor(TensorConversions, AttachedOperations):
         return self.transpose(-2, -1)
 
     def detach(self) -> Tensor:
-        """The same values without a graph, sharing memory."""
+        """Return the same values without a graph, sharing memory."""
         return Tensor(self.data)
 
     def cpu(self) -> Tensor:
-        """The tensor on the CPU."""
+        """Return the tensor on the CPU."""
         return self.to("cpu")
 
     def cuda(self) -> Tensor:
-        """The tensor on the current CUDA device."""
+        """Return the tensor on the current CUDA device."""
         return self.to("cuda")
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -139,25 +139,25 @@ class Tensor(TensorConversions, AttachedOperations):
         return (self[i] for i in range(len(self)))
 
     def __format__(self, spec: str) -> str:
-        whole = self.ndim == 0 and type(self) is Tensor  # a parameter is printed as a tensor, as torch's
-        return format(self.item(), spec) if whole else super().__format__(spec)
+        as_number = self.ndim == 0 and type(self) is Tensor  # a parameter is printed as a tensor, as torch's
+        return format(self.item(), spec) if as_number else super().__format__(spec)
 
     @classmethod
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
-        """torch asks this of a Tensor among the arguments of its functions: refuse, and name minidl's."""
+        """Return torch asks this of a Tensor among the arguments of its functions: refuse, and name minidl's."""
         refuse_callers(depth=4)
         name = getattr(function, "__name__", "").strip("_")
-        known = next((n for n in (name, name[1:]) if n in OPERATIONS), None)
-        ours = "" if known is None else f"minidl.ops.{known}, or "
+        matching = next((n for n in (name, name[1:]) if n in OPERATIONS), None)
+        advice = "" if matching is None else f"minidl.ops.{matching}, or "
         text = (
-            f"{torch.overrides.resolve_name(function) or name} got a minidl Tensor; use {ours}torch's with "
+            f"{torch.overrides.resolve_name(function) or name} got a minidl Tensor; use {advice}torch's with "
             "x.to_torch(), whose gradient is torch's alone"
         )
-        # Of a TypeError torch's operators make another try, x + t for t + x: what changes t must not.
-        changes = getattr(function, "__name__", "") == f"{name}_"
-        raise RuntimeError(text) if changes else TypeError(text)
+        # After a TypeError torch's operators try t + x as x + t; an in-place operation must not.
+        in_place = getattr(function, "__name__", "") == f"{name}_"
+        raise RuntimeError(text) if in_place else TypeError(text)
 
     if not TYPE_CHECKING:  # to a type checker every name would be there
 
@@ -178,7 +178,7 @@ set_arithmetic(elementwise.add, _has_nan)
 
 
 def _converting(name: str) -> Callable[..., Tensor]:
-    """The method that converts to torch's dtype of a name."""
+    """Return the method that converts to torch's dtype of a name."""
 
     def method(self: Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
         return self.to(getattr(torch, name), memory_format=memory_format)

@@ -14,7 +14,7 @@ _CALLERS = {
 
 
 def refuse_callers(depth: int = 1) -> None:
-    """Raises TypeError where code of one of these asks, as far up as `depth` calls."""
+    """Raise TypeError where code of one of these asks, as far up as `depth` calls."""
     frame = sys._getframe(2)
     for _ in range(depth):
         module = frame.f_globals.get("__name__", "")

@@ -22,7 +22,7 @@ __all__: list[str] = []  # used by the engine, no operations
 
 
 def act_back(dy: Tensor, y: Tensor, act: Activation) -> Tensor:
-    """The gradient before an activation of `FROM_OUTPUT`, from its result."""
+    """Return the gradient before an activation of `FROM_OUTPUT`, from its result."""
     name, _ = activation.parse(act)
     if name is None:
         return dy
@@ -71,7 +71,8 @@ def _slope(ctx: Any, dy: Tensor) -> Any:
 
 
 def activated_back(dy: Tensor, z: Tensor, act: Activation) -> Tensor:
-    """The gradient before an activation, from what went in. Raises RuntimeError for one without a second derivative."""
+    """Return the gradient before an activation, from what went in. Raises RuntimeError for one without a second
+    derivative."""
     name, _ = activation.parse(act)
     if name in activation.FROM_OUTPUT:
         return act_back(dy, z if name is None else acts.activated(z, act), act)

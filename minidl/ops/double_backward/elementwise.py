@@ -46,7 +46,7 @@ Raw = Callable[[torch.Tensor], torch.Tensor]
 
 
 def second(*functions: type[Function]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: the second derivative of these functions."""
+    """Return a decorator: the second derivative of these functions."""
 
     def of(way: Callable[..., Any]) -> Callable[..., Any]:
         for function in functions:
@@ -57,7 +57,7 @@ def second(*functions: type[Function]) -> Callable[[Callable[..., Any]], Callabl
 
 
 def summed(dy: Tensor, shape: Sequence[int]) -> Tensor:
-    """The sum that undoes a broadcast from `shape`."""
+    """Return the sum that undoes a broadcast from `shape`."""
     if tuple(dy.shape) == tuple(shape):
         return dy
     new = dy.ndim - len(shape)
@@ -66,7 +66,7 @@ def summed(dy: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def first(ctx: Any, dx: Tensor) -> tuple[Any, ...]:
-    """The gradient of the first input; others are settings."""
+    """Return the gradient of the first input; others are settings."""
     return dx, *(None for _ in ctx.needs[1:])
 
 

@@ -35,7 +35,7 @@ def _matmul(ctx: Any, dy: Tensor) -> Any:
 
 
 def _refuse_taken_in(ctx: Any) -> None:
-    """Raises RuntimeError: what went into the activation is not in the graph."""
+    """Raise RuntimeError: what went into the activation is not in the graph."""
     name = ctx.act if isinstance(ctx.act, str) else ctx.act[0]
     raise RuntimeError(
         f"create_graph=True wants a second derivative of {ctx.function.__name__} with {name} taken in, which minidl "
@@ -123,7 +123,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _normed(x: Tensor, dims: tuple[int, ...], rstd: Tensor, rms: bool) -> tuple[Tensor, Tensor]:
-    """x normalised over `dims`, and the factor, as functions of x; the value of rstd is what eps is found by."""
+    """Return x normalised over `dims`, and the factor, as functions of x; the value of rstd is what eps is found by."""
     away = x if rms else x - x.mean(dims, True)
     var = powers.square(away).mean(dims, True)
     with no_grad():
