@@ -1,5 +1,4 @@
-"""Convolution of images, with bias and activation in the product's epilogue; and what is checked of every convolution,
-whatever the number of its axes."""
+"""Convolution of images, with bias and activation in the product's epilogue; and the base of every convolution."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ KERNELS = {1: "K", 2: "R, S", 3: "Q, R, S"}
 
 
 def keeps_z(act: Activation) -> bool:
-    """Return whether the gradient of an activation is found by what is before it."""
+    """Return whether the gradient of an activation needs its input."""
     return activation.parse(act)[0] not in activation.FROM_OUTPUT
 
 
 class Convolution(Function):
-    """The base of both convolutions. Subclasses give the kernels."""
+    """The base of all convolutions. Subclasses define the kernels."""
 
     compute: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
     grad_input: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -53,7 +52,8 @@ class Convolution(Function):
         form: str | None,
         statistics: list[torch.Tensor | None] | None = None,
     ) -> torch.Tensor:
-        """With `statistics`, an empty list, what the kernel hands on of y for a batch norm is added to it, or None."""
+        """Run the kernel; it appends y's statistics for a batch norm, or None, to the empty list `statistics` if there
+        is one."""
         name, _ = activation.parse(act)
         ctx.act, ctx.geometry, ctx.form, ctx.from_output = act, geometry, form, not keeps_z(act)
         keep_z = any(ctx.needs) and not ctx.from_output
@@ -70,15 +70,15 @@ class Convolution(Function):
 
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
-        *halves, weight, kept = ctx.saved
-        x = ConcatPair(*halves) if len(halves) > 1 else halves[0]
-        needs = ctx.needs if x is halves[0] else (any(ctx.needs[:2]), *ctx.needs[2:])
+        *inputs, weight, saved = ctx.saved
+        x = ConcatPair(*inputs) if len(inputs) > 1 else inputs[0]
+        needs = ctx.needs if x is inputs[0] else (any(ctx.needs[:2]), *ctx.needs[2:])
         dy = dy.movedim(1, -1)
         if dy.stride(-1) != 1:
             dy = dy.contiguous()
-        kept = dy if kept is None else conv.channels_last(kept)
-        # Channels of a joined tensor, whose rows lie apart, are copied by what sums them or takes the activation back.
-        dz, db = bias_act.bias_act_grad(dy, kept, None, ctx.act, ctx.from_output, want_bias=needs[2])
+        saved = dy if saved is None else conv.channels_last(saved)
+        # Channels of a concatenated tensor have gaps between rows; the bias or activation gradient copies them.
+        dz, db = bias_act.bias_act_grad(dy, saved, None, ctx.act, ctx.from_output, want_bias=needs[2])
         assert dz is not None
         dz = dz.contiguous().movedim(-1, 1)
         dx = cls.grad_input(ctx, dz, weight) if needs[0] else None
@@ -100,7 +100,7 @@ class Conv2d(Convolution):
 
 
 class JoinedConv2d(Conv2d):
-    """A convolution of two tensors joined along their channels, which are read where they lie."""
+    """A convolution of two tensors concatenated along their channels, without a copy."""
 
     @classmethod
     def forward(cls, ctx: Any, first: torch.Tensor, second: torch.Tensor, *how: Any) -> torch.Tensor:
@@ -113,9 +113,9 @@ class JoinedConv2d(Conv2d):
 
 
 class DeferredConv(Deferred):
-    """A convolution, or a transposed one, that takes in an activation; and before it, where no gradient is recorded, a
-    batch norm with running statistics and, not transposed, a sum. Of two tensors x it is that of both joined along the
-    channels."""
+    """A convolution, perhaps transposed, which an activation can be fused with; without a recorded gradient also a
+    batch
+    norm with running statistics and, unless transposed, a sum. Two tensors x are concatenated along the channels."""
 
     def __init__(
         self, function: type[Convolution], kernel: Callable[..., Any], shape: tuple[int, ...], x: tuple[Tensor, ...],
@@ -124,14 +124,14 @@ class DeferredConv(Deferred):
     ) -> None:  # fmt: skip
         wants = any(t.requires_grad for t in (*x, weight, bias) if t is not None)
         super().__init__(shape, weight.dtype, weight.device, wants, *x, weight, bias, scale, added)
-        self.given = function, kernel, shape, x, weight, bias, geometry
+        self.inputs = function, kernel, shape, x, weight, bias, geometry
         self.scale, self.act, self.added = scale, act, added
         self.statistics: list[torch.Tensor | None] | None = None
 
     def compute(self) -> Tensor:
-        function, kernel, _, x, weight, bias, geometry = self.given
+        function, kernel, _, x, weight, bias, geometry = self.inputs
         if len(x) == 2 and not self._reads(ConcatPair(*(t.data for t in x))):
-            x = (Cat.apply(1, *x),)  # with an activation or a sum it is of another form
+            x = (Cat.apply(1, *x),)  # the form chosen for an activation or a sum does not read pairs
         if self.requires_grad:
             function = function if len(x) == 1 else JoinedConv2d
             return function.apply(*x, weight, bias, geometry, self.act, None, self.statistics)
@@ -144,9 +144,9 @@ class DeferredConv(Deferred):
         return Tensor(y)
 
     def _reads(self, concat_pair: ConcatPair) -> bool:
-        """Return whether the kernel that computes this reads both where they lie."""
-        *_, weight, given, geometry = self.given
-        bias, scale, added = (None if t is None else t.data for t in (given, self.scale, self.added))
+        """Return whether the kernel of this convolution reads both tensors without a copy."""
+        *_, weight, conv_bias, geometry = self.inputs
+        bias, scale, added = (None if t is None else t.data for t in (conv_bias, self.scale, self.added))
         return conv.reads_concat_pair(
             concat_pair, weight.data, geometry, bias, self.act, scale=scale, added=added,
             preactivation=self.requires_grad and self.statistics is None and keeps_z(self.act),
@@ -154,27 +154,27 @@ class DeferredConv(Deferred):
         )  # fmt: skip
 
     def keep_statistics(self) -> list[torch.Tensor | None] | None:
-        if self.given[0] is Conv2d and self.requires_grad and self.act is None:
+        if self.inputs[0] is Conv2d and self.requires_grad and self.act is None:
             self.statistics = []
         return self.statistics
 
     def with_act(self, act: Activation) -> Deferred | None:
-        return DeferredConv(*self.given, self.scale, act, self.added) if self.act is None else None
+        return DeferredConv(*self.inputs, self.scale, act, self.added) if self.act is None else None
 
     def with_sum(self, other: Any) -> Deferred | None:
         recorded = self.requires_grad or (is_grad_enabled() and other.requires_grad)
-        if recorded or self.act is not None or self.added is not None or self.given[0] is not Conv2d:
+        if recorded or self.act is not None or self.added is not None or self.inputs[0] is not Conv2d:
             return None
-        return DeferredConv(*self.given, self.scale, None, other)
+        return DeferredConv(*self.inputs, self.scale, None, other)
 
     def with_norm(self, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
-        wanted = is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
-        taken = any(each is not None for each in (self.act, self.scale, self.added))
-        if self.requires_grad or wanted or taken:
+        needs_gradient = is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
+        has_epilogue = any(each is not None for each in (self.act, self.scale, self.added))
+        if self.requires_grad or needs_gradient or has_epilogue:
             return None
-        function, kernel, shape, x, w, conv_bias, geometry = self.given
-        shift, factor, further = (None if t is None else t.data for t in (conv_bias, weight, bias))
-        scale, bias = map(Tensor, folds.fold(self.dtype, shift, mean.data, var.data, factor, further, eps))
+        function, kernel, shape, x, w, conv_bias, geometry = self.inputs
+        shift, factor, offset = (None if t is None else t.data for t in (conv_bias, weight, bias))
+        scale, bias = map(Tensor, folds.fold(self.dtype, shift, mean.data, var.data, factor, offset, eps))
         return DeferredConv(function, kernel, shape, x, w, bias, geometry, scale)
 
 
@@ -249,12 +249,12 @@ def conv2d(
 
 
 def recorded(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> bool:
-    """Return whether a gradient is wanted. Raises ValueError for a scale, which has none."""
+    """Return whether a gradient is recorded. Raises ValueError for a scale, which has no gradient."""
     operands = [t for t in (x, weight, bias, scale) if t is not None]
-    wanted = is_grad_enabled() and any(t.requires_grad for t in operands)
-    if wanted and scale is not None:
+    needs_gradient = is_grad_enabled() and any(t.requires_grad for t in operands)
+    if needs_gradient and scale is not None:
         raise ValueError(f"{op}: a scale is for inference; call under no_grad(), or use a batch norm")
-    return wanted
+    return needs_gradient
 
 
 def sizes_of(op: str, x: Any, weight: Any, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -316,8 +316,8 @@ def axes_of(
 
 @functools.lru_cache(maxsize=4096)
 def _axes(op: str, *settings: tuple[Any, ...]) -> tuple[Axis, ...]:
-    named = zip(AXES[axes_in(op)], *settings, strict=True)
-    return tuple(Axis.of(op, *each) for each in named)
+    settings_by_axis = zip(AXES[axes_in(op)], *settings, strict=True)
+    return tuple(Axis.of(op, *values) for values in settings_by_axis)
 
 
 def check_settings(op: str, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[int, ...]:

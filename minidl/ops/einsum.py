@@ -30,21 +30,20 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     if not arrow:
         once = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
         result = "." * 3 * ("..." in left) + "".join(once)
-    names, result = _spelled(equation, names, result, tensors)
-    given = [_distinct(t, each) for t, each in zip(tensors, names, strict=True)]
-    sizes = _sizes(equation, given, result)
-    tensors, names = map(list, zip(*(_narrowed(t, each, sizes) for t, each in given), strict=True))
-    value, held = tensors[0], names[0]
+    names, result = _expand_ellipsis(equation, names, result, tensors)
+    named = [_take_diagonals(t, each) for t, each in zip(tensors, names, strict=True)]
+    sizes = _sizes(equation, named, result)
+    tensors, names = map(list, zip(*(_drop_ones(t, each, sizes) for t, each in named), strict=True))
+    value, value_names = tensors[0], names[0]
     for i in range(1, len(tensors)):
-        wanted = set(result).union(*names[i + 1 :])
-        value, held = _joined(value, held, tensors[i], names[i], wanted)
-    value, held = _summed(value, held, set(result))
-    return permute(value, *(held.index(c) for c in result)) if result else value
+        needed = set(result).union(*names[i + 1 :])
+        value, value_names = _multiply(value, value_names, tensors[i], names[i], needed)
+    value, value_names = _sum_unneeded(value, value_names, set(result))
+    return permute(value, *(value_names.index(c) for c in result)) if result else value
 
 
-def _spelled(equation: str, names: list[str], result: str, tensors: list[Any]) -> tuple[list[str], str]:
-    """Return the names with a letter of no alphabet, by places from the end, for each dimension that `...` stands
-    for."""
+def _expand_ellipsis(equation: str, names: list[str], result: str, tensors: list[Any]) -> tuple[list[str], str]:
+    """Return the names with a private-use letter, counted from the end, for each dimension of `...`."""
     spelled = []
     most = 0
     for each, tensor in zip(names, tensors, strict=True):
@@ -56,7 +55,7 @@ def _spelled(equation: str, names: list[str], result: str, tensors: list[Any]) -
     return spelled, result.replace("...", "".join(chr(0xE000 + most - 1 - i) for i in range(most)))
 
 
-def _distinct(x: Tensor, names: str) -> tuple[Tensor, str]:
+def _take_diagonals(x: Tensor, names: str) -> tuple[Tensor, str]:
     """Return x with the diagonal of each two dimensions of one name, and the names left. Raises ValueError for two
     sizes."""
     for name in dict.fromkeys(names):
@@ -69,38 +68,38 @@ def _distinct(x: Tensor, names: str) -> tuple[Tensor, str]:
     return x, names
 
 
-def _sizes(equation: str, given: list[tuple[Tensor, str]], result: str) -> dict[str, int]:
+def _sizes(equation: str, operands: list[tuple[Tensor, str]], result: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    for tensor, each in given:
+    for tensor, each in operands:
         for name, size in zip(each, tensor.shape, strict=True):
-            known = sizes.get(name, 1)
-            if known != size and 1 not in (known, size):
+            current = sizes.get(name, 1)
+            if current != size and 1 not in (current, size):
                 shown = name if name.isalpha() else "..."
-                raise ValueError(f"einsum: {shown!r} of {equation!r} is {known} and {size}")
-            sizes[name] = size if known == 1 else known
+                raise ValueError(f"einsum: {shown!r} of {equation!r} is {current} and {size}")
+            sizes[name] = size if current == 1 else current
     if set(result) - set(sizes) or len(set(result)) < len(result):
-        raise ValueError(f"einsum: the result {result!r} of {equation!r} names what no operand has, or one twice")
+        raise ValueError(f"einsum: the result {result!r} of {equation!r} has a name that no operand has, or one twice")
     return sizes
 
 
-def _narrowed(x: Tensor, names: str, sizes: dict[str, int]) -> tuple[Tensor, str]:
+def _drop_ones(x: Tensor, names: str, sizes: dict[str, int]) -> tuple[Tensor, str]:
     """Return x without dimensions of size 1 whose name has another size elsewhere."""
     drop = [i for i, name in enumerate(names) if x.shape[i] == 1 != sizes[name]]
     return (squeeze(x, drop) if drop else x), "".join(c for i, c in enumerate(names) if i not in drop)
 
 
-def _summed(x: Tensor, names: str, wanted: set[str]) -> tuple[Tensor, str]:
-    """Return x without the dimensions that nothing wants, which are added up."""
-    dims = tuple(i for i, name in enumerate(names) if name not in wanted)
-    return (reduce.sum(x, dims) if dims else x), "".join(name for name in names if name in wanted)
+def _sum_unneeded(x: Tensor, names: str, needed: set[str]) -> tuple[Tensor, str]:
+    """Return x summed over the dimensions that no later product or result needs."""
+    dims = tuple(i for i, name in enumerate(names) if name not in needed)
+    return (reduce.sum(x, dims) if dims else x), "".join(name for name in names if name in needed)
 
 
-def _joined(a: Tensor, left: str, b: Tensor, right: str, wanted: set[str]) -> tuple[Tensor, str]:
-    """Return one product, and its names: of both, of a, of b."""
-    a, left = _summed(a, left, wanted | set(right))
-    b, right = _summed(b, right, wanted | set(left))
-    batch = [c for c in left if c in right and c in wanted]
-    inner = [c for c in left if c in right and c not in wanted]
+def _multiply(a: Tensor, left: str, b: Tensor, right: str, needed: set[str]) -> tuple[Tensor, str]:
+    """Return the product of a and b, and its names: those of both, of a, of b."""
+    a, left = _sum_unneeded(a, left, needed | set(right))
+    b, right = _sum_unneeded(b, right, needed | set(left))
+    batch = [c for c in left if c in right and c in needed]
+    inner = [c for c in left if c in right and c not in needed]
     rows, columns = [c for c in left if c not in right], [c for c in right if c not in left]
     size = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
     result = [*batch, *rows, *columns]

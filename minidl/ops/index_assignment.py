@@ -89,8 +89,8 @@ def _parsed(x: Tensor, index: Any) -> Index:
     parts = index if isinstance(index, tuple) else (index,)
     if all(map(indexing.is_basic, parts)):
         return parts, ...
-    basic, dims, tensors = indexing.parsed(x.shape, parts, x.device)
+    basic, dims, tensors = indexing.parse(x.shape, parts, x.device)
     sizes = x.data[basic].shape
     if dims:
-        indexing.rows(tensors, [sizes[dim] for dim in dims])
+        indexing.flat_index(tensors, [sizes[dim] for dim in dims])
     return basic, tuple(tensors.pop(0) if dim in dims else slice(None) for dim in range(len(sizes)))

@@ -42,9 +42,9 @@ def embedding(
     Raises TypeError for dtypes, ValueError for other shapes, and for max_norm, scale_grad_by_freq and sparse, which are
     not built. An index out of range raises IndexError on the CPU; on a GPU its row is NaN.
     """
-    for name, given in (("max_norm", max_norm), ("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
-        if given:
-            raise ValueError(f"embedding: {name} is not built; leave it out")
+    for name, value in (("max_norm", max_norm), ("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
+        if value:
+            raise ValueError(f"embedding: {name} is not supported; leave it out")
     if weight.ndim != 2:
         raise ValueError(f"embedding: weight has shape {list(weight.shape)}, expected [V, H]")
     V = weight.shape[0]

@@ -41,7 +41,7 @@ class CrossEntropy(Function):
     ) -> torch.Tensor:
         ctx.save(x, target, weight)
         ctx.options = ignore_index, reduction, smoothing
-        # The loss is not kept, so that whoever changes it in place sees its memory alone.
+        # The loss is not saved, so that it can be changed in place.
         loss, *ctx.made = entropy.cross_entropy_parts(
             x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0]
         )
@@ -52,13 +52,13 @@ class CrossEntropy(Function):
         dt = CrossEntropy.to_target(ctx, dy) if ctx.needs[1] else None
         if not ctx.needs[0]:
             return None, dt, None, None, None, None
-        # The gradient is scaled in place and given away; a second backward through a retained graph computes it again.
-        made, ctx.made = ctx.made, None
-        if made is None:
+        # backward scales the gradient in place and returns it; a second one through a retained graph computes it again.
+        parts, ctx.made = ctx.made, None
+        if parts is None:
             x, target, weight = ctx.saved
             ignore_index, reduction, smoothing = ctx.options
-            made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, True)[1:]
-        grad, divisor = made
+            parts = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, True)[1:]
+        grad, divisor = parts
         if dy is not None or divisor is not None:
             grad = entropy.cross_entropy_grad_(grad, dy, divisor)
         return grad, dt, None, None, None, None
@@ -114,7 +114,7 @@ class ElementLoss(Function):
         weight: torch.Tensor | None = None,
         pos_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        only_target = how.op == "kl_div" and not ctx.needs[1]  # which alone the gradient reads then
+        only_target = how.op == "kl_div" and not ctx.needs[1]  # the gradient reads only target then
         ctx.save(target if only_target else x, target, weight, pos_weight)
         ctx.how = how
         return elements.elements_loss(how, x, target, weight, pos_weight)
@@ -136,7 +136,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Return Cross-entropy of softmax(input) and the target classes or probabilities, as
+    """Return the cross-entropy of softmax(input) and the target classes or probabilities, as
     torch.nn.functional.cross_entropy.
 
     Shapes: input [N], [R, N] or [R, N, ...] logits of N classes; target [], [R] or [R, ...] of int64, int32 or
@@ -241,7 +241,7 @@ def binary_cross_entropy(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Return binary cross-entropy of probabilities and targets from 0 to 1 of one shape: "mean", "sum" or "none".
+    """Return the binary cross-entropy of probabilities and targets from 0 to 1 of one shape: "mean", "sum" or "none".
 
     As in torch, logarithms are at least -100. A probability outside [0, 1] gives NaN. `weight` is a factor for each
     element, broadcasts and gets no gradient. Raises as `mse_loss`.
@@ -260,7 +260,7 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """Return binary cross-entropy of sigmoid(input) and targets from 0 to 1 of one shape: "mean", "sum" or "none".
+    """Return the binary cross-entropy of sigmoid(input) and targets from 0 to 1 of one shape: "mean", "sum" or "none".
 
     `weight` is a factor for each element, `pos_weight` a factor for the positive term; both broadcast to input's shape
     and get no gradient. Raises as `mse_loss`.
