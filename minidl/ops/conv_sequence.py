@@ -11,7 +11,8 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.ops import conv_transpose
-from minidl.ops.conv import Conv2d, Convolution, axes_of, check_vectors, recorded
+from minidl.ops.conv import Conv2d, Convolution, recorded
+from minidl.ops.conv_geometry import axes_of, check_vectors
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor

@@ -12,7 +12,8 @@ from minidl.kernels import conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.ops.conv import AXES, Convolution, DeferredConv, axes_in, check_vectors, recorded, sizes_of
+from minidl.ops.conv import Convolution, DeferredConv, recorded
+from minidl.ops.conv_geometry import AXES, axes_in, check_vectors, sizes_of
 from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 

@@ -10,7 +10,8 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
 from minidl.kernels.conv import volume
 from minidl.kernels.conv.geometry import Geometry, Volume
-from minidl.ops.conv import Convolution, axes_of, check_vectors, recorded
+from minidl.ops.conv import Convolution, recorded
+from minidl.ops.conv_geometry import axes_of, check_vectors
 from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 

@@ -23,7 +23,7 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
 from minidl.kernels.conv import float8 as kernels
 from minidl.kernels.conv.geometry import Geometry
-from minidl.ops.conv import check_vectors, geometry_of
+from minidl.ops.conv_geometry import check_vectors, geometry_of
 from minidl.ops.shape import to
 from minidl.tensors import Tensor
 

@@ -14,7 +14,7 @@ from minidl.autograd import Function, is_grad_enabled
 from minidl.autograd.deferred import settle_all
 from minidl.kernels import reduce
 from minidl.ops import copies, indexing
-from minidl.ops.inplace import Operand, refuse_recorded, replace_by_result, without_overlap
+from minidl.ops.change import Operand, refuse_recorded, replace_by_result, without_overlap
 from minidl.ops.promotion import python_number
 from minidl.ops.shape import to
 from minidl.tensors import Tensor

@@ -16,17 +16,13 @@ from typing import Any
 import torch
 
 from minidl import random
-from minidl.autograd import UnknownTensor, is_grad_enabled
-from minidl.autograd.deferred import settle_all
-from minidl.kernels import activation, elementwise
+from minidl.kernels import elementwise
 from minidl.kernels import random as random_kernels
-from minidl.ops import bitwise, conditional, copies, powers, scatter_gather, unary
+from minidl.ops import bitwise, conditional, powers, scatter_gather, unary
 from minidl.ops import elementwise as ops
-from minidl.ops.promotion import python_number
+from minidl.ops.change import Operand, change, check_fits, refuse_recorded
 from minidl.ops.shape import clone, expand, to
 from minidl.tensors import Scalar, Tensor
-
-Operand = Tensor | torch.Tensor | Scalar
 
 
 def add_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
@@ -71,7 +67,7 @@ def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) ->
     """Return x limited to [min, max], in place. Raises as `clamp` and `add_`."""
     if isinstance(min, Tensor | torch.Tensor) or isinstance(max, Tensor | torch.Tensor):
         return _from_result("clamp_", conditional.clamp)(x, min, max)
-    return _change(
+    return change(
         "clamp_", x, lambda a: conditional.clamp(a, min, max), lambda a, out: elementwise.clamp(a, min, max, out)
     )
 
@@ -82,7 +78,7 @@ def _arithmetic(
 ) -> Tensor:  # fmt: skip
     """Return x, changed by `kernel`, or by function's result for integers unless `integers` and both dtypes agree."""
     if x.dtype.is_floating_point:
-        return _change(name, x, function, kernel, other)
+        return change(name, x, function, kernel, other)
     result = _result_kernel(name, function)
 
     def kernel_or_result(a: torch.Tensor, b: Any, out: torch.Tensor) -> torch.Tensor:
@@ -90,7 +86,7 @@ def _arithmetic(
         direct = integers and same and a.dtype != torch.bool
         return (kernel if direct else result)(a, b, out=out)
 
-    return _change(name, x, function, kernel_or_result, other)
+    return change(name, x, function, kernel_or_result, other)
 
 
 def _result_kernel(name: str, function: Callable[..., Tensor]) -> Callable[..., torch.Tensor]:
@@ -98,7 +94,7 @@ def _result_kernel(name: str, function: Callable[..., Tensor]) -> Callable[..., 
 
     def kernel(*operands: Any, out: torch.Tensor) -> torch.Tensor:
         result = function(*(Tensor(each) if isinstance(each, torch.Tensor) else each for each in operands)).data
-        _check_fits(name, result, out)
+        check_fits(name, result, out)
         return out.copy_(result)
 
     return kernel
@@ -107,19 +103,7 @@ def _result_kernel(name: str, function: Callable[..., Tensor]) -> Callable[..., 
 def _from_result(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the method that writes function's result into x."""
     kernel = _result_kernel(name, function)
-    return lambda x, *others: _change(name, x, function, kernel, *others)
-
-
-def _check_fits(name: str, result: Any, x: Any) -> None:
-    """Raise ValueError if the result's shape is not x's, TypeError if its dtype cannot be cast to x's."""
-    if result.shape != x.shape:
-        raise ValueError(
-            f"{name}: the result has shape {list(result.shape)}, which does not fit in place of {list(x.shape)}"
-        )
-    if not torch.can_cast(result.dtype, x.dtype):
-        raise TypeError(
-            f"{name}: the result is {result.dtype}, which does not fit in place of {x.dtype}; convert it with .to()"
-        )
+    return lambda x, *others: change(name, x, function, kernel, *others)
 
 
 def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> Tensor:
@@ -138,7 +122,7 @@ def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> 
     def kernel(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(b, non_blocking)
 
-    return _change("copy_", x, recorded, kernel, src)
+    return change("copy_", x, recorded, kernel, src)
 
 
 def apply_in_place(function: Callable[[Tensor], Tensor], x: Tensor, inplace: bool) -> Tensor:
@@ -192,119 +176,6 @@ def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, seed: int | None = 
     random_kernels.uniform_(x.data, low, high, *random.key(seed), random.place(x.shape))
     return x
 
-
-def refuse_recorded(name: str, x: Tensor) -> None:
-    """Raise RuntimeError for a tensor of the graph."""
-    settle_all()
-    copies.refuse_change(name, x.data)
-    if x.requires_grad and is_grad_enabled():
-        raise RuntimeError(
-            f"{name}: a tensor whose gradient is recorded cannot be changed in place; "
-            "do it under minidl.no_grad(), or on .detach()"
-        )
-
-
-def _change(
-    name: str,
-    x: Tensor,
-    recorded: Callable[..., Tensor],
-    kernel: Callable[..., torch.Tensor],
-    *others: Operand,
-) -> Tensor:
-    """Return x, changed by `kernel` of the raw operands, or by `recorded` of Tensors if a gradient is recorded."""
-    try:
-        return _change_now(name, x, recorded, kernel, *others)
-    except UnknownTensor as unknown:
-        return unknown.answer((x, others))
-
-
-def _change_now(
-    name: str,
-    x: Tensor,
-    recorded: Callable[..., Tensor],
-    kernel: Callable[..., torch.Tensor],
-    *others: Operand,
-) -> Tensor:
-    if x._later is None:
-        copies.refuse_change(name, x.data)
-    others = tuple([_cast_operand(x, other) for other in others])
-    needs = is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in (x, *others))
-    if needs or x._later is not None:
-        if x._later is None and x.requires_grad and x.is_leaf:
-            refuse_recorded(name, x)
-        return replace_by_result(name, x, recorded, *others)
-    settle_all()
-    data = x.data
-    if any(step == 0 < size - 1 for size, step in zip(data.shape, data.stride(), strict=True)):
-        raise RuntimeError(f"{name}: several elements of the tensor share one memory address; clone() it first")
-    raw = [without_overlap(other.data if isinstance(other, Tensor) else other, data) for other in others]
-    kernel(data, *raw, out=data)
-    if name != "copy_" and not data.is_inference():
-        torch.autograd.graph.increment_version(data)
-    return x
-
-
-def _cast_operand(x: Tensor, other: Operand) -> Operand:
-    """Return an operand, cast to a floating x's dtype if it does not decide the result's: integers, and one number."""
-    if isinstance(other, Tensor | torch.Tensor) and x.dtype.is_floating_point:
-        passes = not other.dtype.is_floating_point or len(other.shape) == 0 < x.ndim
-        return other.to(x.dtype) if passes and other.dtype != x.dtype else other
-    return python_number(other)
-
-
-def without_overlap(operand: Any, data: torch.Tensor) -> Any:
-    """Return an operand that does not change while `data` does: a clone if they overlap."""
-    if not isinstance(operand, torch.Tensor):
-        return operand
-    if operand.untyped_storage().data_ptr() != data.untyped_storage().data_ptr():
-        return operand.detach()
-    same = (operand.data_ptr(), operand.shape, operand.stride()) == (data.data_ptr(), data.shape, data.stride())
-    return operand if same else operand.clone()
-
-
-def replace_by_result(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Operand) -> Tensor:
-    """Return x after it became the result in the graph. Raises RuntimeError if another tensor shares its memory."""
-    node = x._node
-    shared = x._later is None and not _is_unshared(x)
-    before = x._twin()
-    if x._later is None:
-        before._held = x.data.data  # its own version counter: backward refuses saves of the old value
-    result = recorded(before, *(before if other is x else other for other in others))
-    if shared:
-        raise RuntimeError(
-            f"{name}: this tensor shares memory with a view of it, or with a value saved for backward(), which could "
-            "not follow; write x = x + y in place of x += y, or change a clone()"
-        )
-    _check_fits(name, result, x)
-    result = to(result, x.dtype)
-    retained = None if node is None else node.retained.get(x._index)
-    if x._later is None and not x.data.is_inference():
-        torch.autograd.graph.increment_version(x.data)
-        context = None if node is None else node.context
-        if context is not None and activation.parse(getattr(context, "act", None))[0] in activation.FROM_INPUT_IN_TORCH:
-            context.keep(x.data)
-    x._take_place(result)
-    if retained is not None and retained() is x and node is not None:
-        del node.retained[before._index]
-        x.retain_grad()
-    return x
-
-
-def _is_unshared(x: Tensor) -> bool:
-    """Return whether only x and the values saved by its operation use its memory."""
-    memory = x.data.untyped_storage()
-    context = None if x._node is None else x._node.context
-    saved = {id(t): t for t in (() if context is None else context._saved) if t is not None}
-    operation_uses = sum(t.untyped_storage().data_ptr() == memory.data_ptr() for t in saved.values())
-    return _uses(memory) - operation_uses <= _USES_OF_ONE_TENSOR
-
-
-def _uses(memory: torch.UntypedStorage) -> int:
-    return torch._C._storage_Use_Count(memory._cdata)
-
-
-_ONE = torch.empty(1)
-_USES_OF_ONE_TENSOR = _uses(_ONE.untyped_storage())
 
 __all__ = ["METHODS"]
 
