@@ -27,11 +27,11 @@ def backward(
     root: Variable,
     gradient: torch.Tensor | None,
     retain_graph: bool = False,
-    wanted: dict[Edge, Grad | None] | None = None,
+    requested: dict[Edge, Grad | None] | None = None,
 ) -> None:
     """Add d(root)/d(leaf) times `gradient` (None for ones) to the `grad` of every leaf that root depends on.
 
-    With `wanted`, add it to the values of those edges, and to no `grad`.
+    With `requested`, add it to the values of those edges, and to no `grad`.
 
     Raises RuntimeError, before any gradient is changed, when part of the graph was already used and freed.
     """
@@ -40,11 +40,11 @@ def backward(
     stream = streams.current(root.data.device)
     if isinstance(edge[0], Node):
         waiting = _count_uses(edge[0])
-        if gradient is None and (wanted is not None or not _takes_none(*edge)):
+        if gradient is None and (requested is not None or not _takes_none(*edge)):
             gradient = torch.ones_like(root.data)
-        _run(edge, gradient, waiting, retain_graph, wanted, stream)
+        _run(edge, gradient, waiting, retain_graph, requested, stream)
     else:
-        _to_leaf(edge[0], torch.ones_like(root.data) if gradient is None else gradient, True, wanted, stream)
+        _to_leaf(edge[0], torch.ones_like(root.data) if gradient is None else gradient, True, requested, stream)
 
 
 def _takes_none(node: Variable | Node, index: int) -> bool:
@@ -83,7 +83,7 @@ def _context(node: Node) -> Context:
     if context is None:
         raise RuntimeError(
             f"{node}: backward() reached this operation a second time, after its saved tensors were freed; "
-            "call backward(retain_graph=True) the first time, or compute the result again"
+            "call backward(retain_graph=True) the first time, or recompute the result"
         )
     return context
 
@@ -93,7 +93,7 @@ def _run(
     gradient: torch.Tensor | None,
     waiting: dict[Variable | Node, int],
     retain_graph: bool,
-    wanted: dict[Edge, Grad | None] | None,
+    requested: dict[Edge, Grad | None] | None,
     stream: Any,
 ) -> None:
     root, index = edge
@@ -108,11 +108,11 @@ def _run(
     while ready:
         node = heapq.heappop(ready)[1]
         grads = [_run_hooks(node, i, g, stream) for i, g in enumerate(pending.pop(node))]
-        if wanted is not None:
+        if requested is not None:
             for i, arrived in enumerate(grads):
-                if arrived is not None and (node, i) in wanted:
+                if arrived is not None and (node, i) in requested:
                     dense = arrived if isinstance(arrived, torch.Tensor) else arrived.dense()
-                    wanted[node, i] = _add(wanted[node, i], dense.clone())
+                    requested[node, i] = _add(requested[node, i], dense.clone())
         one = gradient is None and node is root
         for (target, position), grad, shared in _run_node(node, grads, pending, retain_graph, one):
             slots = pending.setdefault(target, [None] * (len(target.outputs) if isinstance(target, Node) else 1))
@@ -134,7 +134,7 @@ def _run(
                 total = pending.pop(target)[0]
                 assert not isinstance(total, OpenSum)
                 if total is not None:
-                    _to_leaf(target, total, target in borrowed, wanted, stream)
+                    _to_leaf(target, total, target in borrowed, requested, stream)
 
 
 def _take_pending(pending: Pending, edges: list[Edge | None], index: int) -> torch.Tensor | None:
@@ -221,14 +221,16 @@ def _apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
     return changed
 
 
-def _to_leaf(leaf: Variable, grad: Grad, shared: bool, wanted: dict[Edge, Grad | None] | None, stream: Any) -> None:
-    if wanted is not None and (leaf, 0) not in wanted:
+def _to_leaf(leaf: Variable, grad: Grad, shared: bool, requested: dict[Edge, Grad | None] | None, stream: Any) -> None:
+    if requested is not None and (leaf, 0) not in requested:
         return
     for hook in leaf._hooks.values():
         grad = _apply_hook(hook, grad, "gradient of a leaf")
-    if wanted is not None:
+    if requested is not None:
         shares = shared and isinstance(grad, torch.Tensor)
-        wanted[leaf, 0] = _add(wanted[leaf, 0], grad.clone() if shares and isinstance(grad, torch.Tensor) else grad)
+        requested[leaf, 0] = _add(
+            requested[leaf, 0], grad.clone() if shares and isinstance(grad, torch.Tensor) else grad
+        )
         return
     _add_to_grad(leaf, grad, stream, shared)
     for after in list(leaf._after.values()):

@@ -110,8 +110,8 @@ def waiting(x: Variable) -> Deferred | None:
 
 
 def take(x: Variable, method: str, *args: Any) -> Any:
-    """What a `method` of x's Deferred returns: mostly a Deferred with an operation taken in; None where it cannot
-    be."""
+    """Return the result of a `method` of x's Deferred, mostly a Deferred with one more operation; None if
+    impossible."""
     later = waiting(x)
     extended = None if later is None else getattr(later, method)(*args)
     x._taken = x._taken or extended is not None
@@ -158,8 +158,7 @@ class Deferred:
         return None
 
     def keep_statistics(self) -> Any:
-        """Return a list to which what is known of the result's statistics, or None, is added as it is computed; or
-        None."""
+        """Return a list that receives the result's statistics, or None, when it is computed; None if unsupported."""
         return None
 
     def with_norm(self, *norm: Any) -> Deferred | None:

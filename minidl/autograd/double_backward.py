@@ -89,16 +89,17 @@ def _variable_at(edge: Edge, value: torch.Tensor) -> Variable:
 
 
 def gradients(
-    root: Variable, gradient: Variable | None, wanted: Collection[Edge] | None = None, retain_graph: bool = True
+    root: Variable, gradient: Variable | None, requested: Collection[Edge] | None = None, retain_graph: bool = True
 ) -> dict[Edge, Variable]:
-    """Return the recorded gradients of root (times `gradient`, None for ones) at the edges `wanted`, or at all leaves.
+    """Return the recorded gradients of root (times `gradient`, None for ones) at the edges `requested`, or at all
+    leaves.
 
     Raises RuntimeError, before anything changes, if an operation in between has no second derivative, or part of the
     graph was freed.
     """
     start = root._edge()
     assert start is not None
-    nodes, used = _nodes_between(start, wanted)
+    nodes, used = _nodes_between(start, requested)
     for node in nodes:
         if node.function.second is None:
             raise RuntimeError(
@@ -116,7 +117,7 @@ def gradients(
             for i, grad in enumerate(grads):
                 if grad is not None:
                     _call_hooks(grad, node.hooks.get(i, {}), str(node))
-                    if wanted is not None and (node, i) in wanted:
+                    if requested is not None and (node, i) in requested:
                         reached[node, i] = grad
                     reference = node.retained.get(i)
                     if reference is not None and (tensor := reference()) is not None:
@@ -157,8 +158,8 @@ def _add_to_grad(leaf: Variable, grad: Variable) -> None:
         hook(leaf)
 
 
-def _nodes_between(start: Edge, wanted: Collection[Edge] | None) -> tuple[list[Node], set[Edge]]:
-    """Return the nodes between the start and the edges `wanted`, the newest first, and the edges between them."""
+def _nodes_between(start: Edge, requested: Collection[Edge] | None) -> tuple[list[Node], set[Edge]]:
+    """Return the nodes between the start and the edges `requested`, the newest first, and the edges between them."""
     reached: set[Node] = set()
     stack = [start[0]]
     while stack:
@@ -171,7 +172,7 @@ def _nodes_between(start: Edge, wanted: Collection[Edge] | None) -> tuple[list[N
     leading: set[Any] = set()
     for node in sorted(reached, key=lambda node: node.sequence):
         leads = {edge for edge in node.edges if edge is not None and (
-            edge[0] in leading or (not isinstance(edge[0], Node) if wanted is None else edge in wanted)
+            edge[0] in leading or (not isinstance(edge[0], Node) if requested is None else edge in requested)
         )}  # fmt: skip
         if leads:
             leading.add(node)

@@ -31,7 +31,7 @@ class Function:
                 (x,) = ctx.saved
                 return elementwise.mul(dy, elementwise.add(x, x))
 
-    `apply` unwraps variables among the arguments, runs forward, and records it when a gradient is wanted. forward
+    `apply` unwraps variables among the arguments, runs forward, and records it when a gradient is needed. forward
     returns one torch tensor or a tuple of them; backward receives as many gradients (None for an unused output) and
     returns one per argument of forward, or None.
 
@@ -66,8 +66,7 @@ class Function:
 
     @staticmethod
     def takes_sums() -> bool:
-        """Return whether backward may be given an `OpenSum` in place of a gradient, which is the same but not added
-        yet."""
+        """Return whether backward accepts an `OpenSum`, a gradient in two parts that are not added yet."""
         return False
 
     @classmethod

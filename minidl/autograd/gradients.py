@@ -60,7 +60,7 @@ def grad(
     """Return the gradients of the sum of `outputs` (times `grad_outputs`) in each of `inputs`; no `grad` is changed.
 
     An input that no output depends on is an error, unless `allow_unused`: then its gradient is None, or zeros with
-    `materialize_grads`. With `create_graph` the gradients are recorded, too, and the graph is kept.
+    `materialize_grads`. With `create_graph` the gradients are recorded, too, and the graph stays valid.
     Raises RuntimeError as `backward`; ValueError for `only_inputs=False`, as in torch.
     """
     if not only_inputs:
@@ -72,7 +72,7 @@ def grad(
         if any(not t._requires_grad for t in variables):
             raise RuntimeError(f"grad: {role} does not require grad, and no recorded operation computed it")
     retain_graph = create_graph if retain_graph is None else retain_graph
-    wanted: dict[Edge, Any] = {edge: None for t in starts if (edge := t._edge()) is not None}
+    requested: dict[Edge, Any] = {edge: None for t in starts if (edge := t._edge()) is not None}
     with enable_grad() if create_graph else no_grad():
         for i, (end, seed) in enumerate(zip(ends, seeds, strict=True)):
             if seed is None and end.data.numel() != 1:
@@ -84,14 +84,14 @@ def grad(
                 )
             keep = retain_graph or i + 1 < len(ends)
             if not create_graph:
-                backward_pass.backward(end, None if seed is None else seed.data, keep, wanted)
+                backward_pass.backward(end, None if seed is None else seed.data, keep, requested)
                 continue
-            for edge, grad in double_backward.gradients(end, seed, wanted, keep).items():
-                wanted[edge] = grad if wanted[edge] is None else wanted[edge] + grad
+            for edge, grad in double_backward.gradients(end, seed, requested, keep).items():
+                requested[edge] = grad if requested[edge] is None else requested[edge] + grad
     gradients: list[Any] = []
     for start in starts:
         edge = start._edge()
-        value = None if edge is None else wanted[edge]
+        value = None if edge is None else requested[edge]
         if value is None and not (allow_unused or materialize_grads):
             raise RuntimeError(
                 f"grad: input {len(gradients)} was not used in the graph of the outputs; pass allow_unused=True for "

@@ -93,12 +93,12 @@ class Context:
         self.save(*(t.data if isinstance(t, Variable) else t for t in tensors))
 
     def save(self, *tensors: torch.Tensor | None) -> None:
-        """Keep tensors for backward. Changing one of them in place before that is an error."""
+        """Save tensors for backward. Changing one of them in place before that is an error."""
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and True in self.needs:
             _refuse_hooks(hooks[0])
         self._saved = tensors
-        # What torch made under inference_mode counts no versions.
+        # Tensors created under torch.inference_mode have no version counter.
         self._versions = tuple(-1 if t is None or t.is_inference() else t._version for t in tensors)
 
     def keep(self, result: torch.Tensor) -> None:
@@ -109,7 +109,7 @@ class Context:
 
     @property
     def saved(self) -> tuple[Any, ...]:
-        """The saved tensors. Raises RuntimeError when one was changed in place since."""
+        """The saved tensors. Raises RuntimeError if one has changed in place since."""
         for index, (tensor, version) in enumerate(zip(self._saved, self._versions, strict=True)):
             if tensor is not None and version >= 0 and tensor._version != version:
                 raise RuntimeError(

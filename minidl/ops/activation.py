@@ -119,7 +119,7 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tenso
     Raises ValueError unless beta is above 0, and for a threshold above 20, where float32 has no difference left.
     """
     if not threshold <= 20:
-        raise ValueError(f"softplus: threshold is {threshold}, which is not built; use 20, or less")
+        raise ValueError(f"softplus: threshold is {threshold}, which is not supported; use 20, or less")
     y = activated(input, ("softplus", beta))
     return y if threshold == 20 else where(Tensor(elementwise.gt(input.data, threshold / beta)), input, y)
 

@@ -1,4 +1,4 @@
-"""Copies where torch has views: of what has its channels last in memory, which torch would have in rows.
+"""Copies where torch returns views: of tensors with channels last in memory, which torch would store in rows.
 
 A change of one would not reach the other, so it is refused as long as both are in memory, and either may be changed
 once the other is gone. The memory itself holds the note, so that views of a copy and of what was copied have it, too.

@@ -1,4 +1,4 @@
-"""Tensors made from data, or filled: torch's names, on the device where kernels run unless one is named."""
+"""Create Tensors from data or filled with values, under torch's names; by default on the device that runs kernels."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def arange(
     start, end, step = map(python_number, (0, start, step) if end is None else (start, end, step))
     if step == 0 or (end - start) * step < 0 or not all(map(math.isfinite, (start, end, step))):
         raise ValueError(f"arange: a step of {step!r} does not lead from {start!r} to {end!r}")
-    whole = all(isinstance(value, int) for value in (start, end, step))
-    dtype = dtype or (torch.int64 if whole else torch.get_default_dtype())
+    integers = all(isinstance(value, int) for value in (start, end, step))
+    dtype = dtype or (torch.int64 if integers else torch.get_default_dtype())
     where = device_of(device)
-    if whole and not dtype.is_floating_point:
+    if integers and not dtype.is_floating_point:
         return Tensor(torch.arange(start, end, step, dtype=dtype, device=where), requires_grad)
     count = math.ceil((end - start) / step)
     return Tensor(_steps(start, step, count, where).to(dtype), requires_grad)
@@ -68,7 +68,7 @@ def arange(
 def linspace(
     start: Any, end: Any, steps: int, *, dtype: Kind = None, device: Where = None, requires_grad: bool = False
 ) -> Tensor:
-    """Return `steps` numbers from start to end, both included, evenly apart; float32, computed in float64 and rounded
+    """Return `steps` numbers from start to end, both included, evenly spaced; float32, computed in float64 and rounded
     once.
 
     Raises ValueError for a negative number of steps.
@@ -129,7 +129,7 @@ def ones_like(input: Tensor, *, dtype: Kind = None, device: Where = None, requir
 
 
 def empty_like(input: Tensor, *, dtype: Kind = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """Whatever the memory holds, in input's shape, and its dtype and device unless named."""
+    """Return an uninitialised Tensor in input's shape, dtype and device unless named."""
     return empty(input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad)
 
 

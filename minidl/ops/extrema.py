@@ -36,14 +36,14 @@ class Amax(Function):
     @classmethod
     def forward(cls, ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
         y = cls.compute(x, dim, keepdim)
-        ctx.dim, ctx.kept = dim, reduce.kept_shape(x, dim)
+        ctx.dim, ctx.keepdim_shape = dim, reduce.kept_shape(x, dim)
         ctx.save(x, y)
         return y
 
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
         x, y = ctx.saved
-        y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
+        y, dy = y.reshape(ctx.keepdim_shape), dy.reshape(ctx.keepdim_shape)
         return cls.gradient(dy, x, y, reduce.count_equal(x, y, ctx.dim)), None, None
 
 
@@ -52,7 +52,7 @@ class Amin(Amax):
 
 
 class Max(Amax):
-    """The maximum whose gradient goes to NaN where there is one."""
+    """The maximum whose gradient goes to NaN if there is one."""
 
     gradient = staticmethod(elementwise_kernels.max_grad)
 
@@ -69,14 +69,14 @@ class Chosen(Function):
         ctx: Any, x: torch.Tensor, dim: int, y: torch.Tensor, indices: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Save the values that backward needs, and return the outputs of forward."""
-        ctx.place = x.shape, memory_layout.dims(x), dim % x.dim() if x.dim() else 0
+        ctx.layout = x.shape, memory_layout.dims(x), dim % x.dim() if x.dim() else 0
         ctx.save(indices)
         return y, indices
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor, _: None) -> Any:
         (indices,) = ctx.saved
-        shape, dims, dim = ctx.place
+        shape, dims, dim = ctx.layout
         if shape:
             if indices.dim() < len(shape):
                 dy, indices = dy.unsqueeze(dim), indices.unsqueeze(dim)

@@ -26,7 +26,7 @@ from minidl.tensors import Scalar, Tensor
 
 
 def add_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
-    """Return x + alpha * other, in place. Raises as `add`; ValueError where `other` does not broadcast to x's shape,
+    """Compute x + alpha * other in place. Raises as `add`; ValueError if `other` does not broadcast to x's shape,
     TypeError if torch does not cast the result to x's dtype."""
     if type(alpha) is int and alpha == 1:
         return _arithmetic("add_", x, ops.add, elementwise.add, other)
@@ -37,7 +37,7 @@ def add_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
 
 
 def sub_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
-    """Return x - alpha * other, in place. Raises as `add_`."""
+    """Compute x - alpha * other in place. Raises as `add_`."""
     if type(alpha) is int and alpha == 1:
         return _arithmetic("sub_", x, ops.sub, elementwise.sub, other)
     return _arithmetic(
@@ -47,24 +47,24 @@ def sub_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
 
 
 def mul_(x: Tensor, other: Operand) -> Tensor:
-    """Return x * other, in place. Raises as `add_`."""
+    """Compute x * other in place. Raises as `add_`."""
     return _arithmetic("mul_", x, ops.mul, elementwise.mul, other)
 
 
 def div_(x: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
-    """Return x / other, in place, as `div`. Raises as `add_`; TypeError for integers that are not rounded."""
+    """Compute x / other in place, as `div`. Raises as `add_`; TypeError for integers that are not rounded."""
     if rounding_mode is None:
         return _arithmetic("div_", x, ops.div, elementwise.div, other)
     return _from_result("div_", functools.partial(ops.div, rounding_mode=rounding_mode))(x, other)
 
 
 def pow_(x: Tensor, exponent: Operand) -> Tensor:
-    """Return x to the power `exponent`, in place. Raises as `add_` and `pow`."""
+    """Compute x to the power `exponent` in place. Raises as `add_` and `pow`."""
     return _arithmetic("pow_", x, powers.pow, elementwise.pow, exponent, integers=False)
 
 
 def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """Return x limited to [min, max], in place. Raises as `clamp` and `add_`."""
+    """Limit x to [min, max] in place. Raises as `clamp` and `add_`."""
     if isinstance(min, Tensor | torch.Tensor) or isinstance(max, Tensor | torch.Tensor):
         return _from_result("clamp_", conditional.clamp)(x, min, max)
     return change(
@@ -107,7 +107,7 @@ def _from_result(name: str, function: Callable[..., Tensor]) -> Callable[..., Te
 
 
 def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> Tensor:
-    """Return the values of another tensor in place, broadcast to x's shape, in x's dtype and on its device."""
+    """Copy the values of another tensor in place, broadcast to x's shape, in x's dtype and on its device."""
     if not isinstance(src, Tensor | torch.Tensor):
         raise TypeError(f"copy_: src is of type {type(src).__name__}, expected a Tensor")
     if len(src.shape) > x.ndim or any(
@@ -131,7 +131,7 @@ def apply_in_place(function: Callable[[Tensor], Tensor], x: Tensor, inplace: boo
 
 
 def masked_fill_(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
-    """Return value, a number or a tensor of one, where mask is true, in place. Raises as `masked_fill`."""
+    """Fill with value, a number or a tensor of one element, where mask is true, in place. Raises as `masked_fill`."""
     return _from_result("masked_fill_", lambda a, v: conditional.masked_fill(a, mask, v))(x, value)
 
 
@@ -139,13 +139,13 @@ def scatter_(
     x: Tensor, dim: int, index: Tensor, src: Operand | None = None, *, value: Scalar | None = None,
     reduce: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return src or a number at `index` along `dim`, in place. Raises as `scatter`."""
+    """Write src or a number at `index` along `dim` in place. Raises as `scatter`."""
     values = value if src is None else src
     return _from_result("scatter_", lambda a, v: scatter_gather.scatter(a, dim, index, v, reduce=reduce))(x, values)
 
 
 def scatter_add_(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """Return src added at `index` along `dim`, in place. Raises as `scatter_add`."""
+    """Add src at `index` along `dim` in place. Raises as `scatter_add`."""
     return _from_result("scatter_add_", lambda a, v: scatter_gather.scatter_add(a, dim, index, v))(x, src)
 
 

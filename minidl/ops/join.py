@@ -38,7 +38,7 @@ _reached: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary(
 
 
 class Cat(Function):
-    """Parts [.., C_i, ..] as one tensor [.., sum of C_i, ..] in memory of its own."""
+    """Parts [.., C_i, ..] as one tensor [.., sum of C_i, ..] in new memory."""
 
     @staticmethod
     def forward(ctx: Any, dim: int, *parts: torch.Tensor) -> torch.Tensor:

@@ -280,7 +280,7 @@ def _of_elements(
     weight: Tensor | None = None,
 ) -> Tensor:
     if weight is not None:
-        raise ValueError(f'{op}: weight is not built; multiply the result of reduction="none" by it')
+        raise ValueError(f'{op}: weight is not supported; multiply the result of reduction="none" by it')
     return ElementLoss.apply(x, target, elements.Loss(op, reduction, beta, log_target))
 
 

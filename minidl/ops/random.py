@@ -34,9 +34,9 @@ class Dropout(Function):
 def dropout(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, seed: int | None = None
 ) -> Tensor:
-    """Sets each element to 0 with probability p and divides the others by 1 - p; nothing if not training or p is 0.
+    """Set each element to 0 with probability p and divide the others by 1 - p; nothing if not training or p is 0.
 
-    The gradient draws the same elements again, so no mask is kept. A given `seed` draws the same elements every call.
+    The gradient draws the same elements again, so no mask is stored. A `seed` draws the same elements every call.
     Raises TypeError for an integer tensor, ValueError for p outside [0, 1].
     """
     if not 0.0 <= p <= 1.0:
@@ -59,8 +59,8 @@ def dropout2d(
     if not training or p == 0.0:
         return input
     ones = torch.ones(*input.shape[:-2], 1, 1, dtype=input.dtype, device=input.device)
-    kept = dropout(Tensor(ones), p, seed=seed)
-    return apply_in_place(lambda x: mul(x, kept), input, inplace)
+    mask = dropout(Tensor(ones), p, seed=seed)
+    return apply_in_place(lambda x: mul(x, mask), input, inplace)
 
 
 def rand(
@@ -70,7 +70,7 @@ def rand(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor of uniform numbers from [0, 1), drawn from the given seed, or from the process's next stream.
+    """Return a tensor of uniform numbers from [0, 1), drawn from the seed, or from the process's next stream.
 
     float16 and bfloat16 may round up to 1. Raises TypeError for an integer dtype, ValueError for a negative size.
     """

@@ -59,8 +59,8 @@ def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int 
 
 
 def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """Return `chunks` views of one size along `dim`, the last perhaps smaller, or fewer where that divides so, as
-    torch's.
+    """Return `chunks` views of one size along `dim`, the last perhaps smaller, or fewer, as in
+    torch.
 
     Raises ValueError for less than one, IndexError for a dimension out of range.
     """
@@ -72,7 +72,7 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """Return views at each place along `dim`. Raises IndexError for a dimension out of range."""
+    """Return the views at each index along `dim`. Raises IndexError for a dimension out of range."""
     at = check.axis("unbind", dim, input.ndim)
     return tuple(squeeze(part, at) for part in split(input, 1, at)) if input.shape[at] else ()
 
@@ -125,8 +125,7 @@ def tile(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
 
 
 def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
-    """Return views of vectors as grids, one for each, of all their sizes; with indexing "xy" the first two are
-    exchanged."""
+    """Return the vectors as views of one grid shape; with indexing "xy" the first two dimensions are swapped."""
     vectors = list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else list(tensors)
     if indexing not in (None, "ij", "xy") or any(t.ndim > 1 for t in vectors):
         raise ValueError(

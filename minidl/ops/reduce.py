@@ -28,39 +28,39 @@ class Sum(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
         y = reduce.sum(x, dim, keepdim)
-        ctx.shape, ctx.kept = x.shape, reduce.kept_shape(x, dim)
+        ctx.shape, ctx.keepdim_shape = x.shape, reduce.kept_shape(x, dim)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return dy.reshape(ctx.kept).expand(ctx.shape), None, None
+        return dy.reshape(ctx.keepdim_shape).expand(ctx.shape), None, None
 
 
 class Mean(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
         y = reduce.mean(x, dim, keepdim)
-        ctx.shape, ctx.kept = x.shape, reduce.kept_shape(x, dim)
+        ctx.shape, ctx.keepdim_shape = x.shape, reduce.kept_shape(x, dim)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        count = ctx.shape.numel() // torch.Size(ctx.kept).numel() if dy.numel() else 1
-        return elementwise_kernels.div(dy.reshape(ctx.kept), count).expand(ctx.shape), None, None
+        count = ctx.shape.numel() // torch.Size(ctx.keepdim_shape).numel() if dy.numel() else 1
+        return elementwise_kernels.div(dy.reshape(ctx.keepdim_shape), count).expand(ctx.shape), None, None
 
 
 class Norm(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
         y = reduce.norm(x, dim, keepdim)
-        ctx.kept = reduce.kept_shape(x, dim)
+        ctx.keepdim_shape = reduce.kept_shape(x, dim)
         ctx.save(x, y)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, y = ctx.saved
-        return elementwise_kernels.norm_grad(dy.reshape(ctx.kept), x, y.reshape(ctx.kept)), None, None
+        return elementwise_kernels.norm_grad(dy.reshape(ctx.keepdim_shape), x, y.reshape(ctx.keepdim_shape)), None, None
 
 
 class NormOf(Function):
@@ -68,7 +68,7 @@ class NormOf(Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, p: float, dim: Dim, keepdim: bool) -> torch.Tensor:
-        ctx.p, ctx.kept = p, reduce.kept_shape(x, dim)
+        ctx.p, ctx.keepdim_shape = p, reduce.kept_shape(x, dim)
         if p == 0:
             y = reduce.sum(elementwise_kernels.ne(x, 0).to(x.dtype), dim, keepdim)
         else:
@@ -83,7 +83,7 @@ class NormOf(Function):
         x, y = ctx.saved
         if ctx.p == 0:
             return torch.zeros_like(x), None, None, None
-        y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
+        y, dy = y.reshape(ctx.keepdim_shape), dy.reshape(ctx.keepdim_shape)
         slope = elementwise_kernels.pow(elementwise_kernels.div(elementwise_kernels.abs(x), y), ctx.p - 1)
         dx = elementwise_kernels.mul(elementwise_kernels.mul(dy, elementwise_kernels.sign(x)), slope)
         for zero in (x, y):

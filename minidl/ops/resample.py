@@ -51,7 +51,7 @@ def interpolate(
 
     Shapes: [N, C, L], [N, C, H, W] or [N, C, D, H, W] -> [N, C, *size], or sizes times scale_factor rounded down.
     Raises ValueError for another mode or number of dimensions, for both or neither of size and scale_factor, and for
-    antialias, which is not built; TypeError for integers.
+    antialias, which is not supported; TypeError for integers.
     """
     check.floating("interpolate", input=input.data)
     placed = "nearest", "nearest-exact", "area"
@@ -63,7 +63,7 @@ def interpolate(
     if not 3 <= input.ndim <= 5 or (curved and mode not in (LINEAR[input.ndim], "bicubic" if input.ndim == 4 else "")):
         raise ValueError(f"interpolate: input of shape {list(input.shape)} does not fit mode {mode!r}")
     if antialias:
-        raise ValueError("interpolate: antialias is not built; leave it out, or use avg_pool2d")
+        raise ValueError("interpolate: antialias is not supported; leave it out, or use avg_pool2d")
     if (size is None) == (scale_factor is None):
         raise ValueError("interpolate: give one of size and scale_factor")
     if not curved and align_corners is not None:
@@ -114,10 +114,10 @@ def _means(x: Tensor, new: tuple[int, ...]) -> Tensor:
 
 
 def _each(value: Any, count: int) -> tuple[Any, ...]:
-    given = tuple(value) if isinstance(value, list | tuple | torch.Size) else (value,) * count
-    if len(given) != count:
+    values = tuple(value) if isinstance(value, list | tuple | torch.Size) else (value,) * count
+    if len(values) != count:
         raise ValueError(f"interpolate: got {value!r}, expected one number or {count}")
-    return given
+    return values
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:

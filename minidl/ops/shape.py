@@ -212,8 +212,8 @@ def transposed(x: Tensor) -> Tensor:
 
 
 def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Return the view of the elements that are at one place along two dimensions, or `offset` further along dim2; it is
-    the last dimension. Raises IndexError for a dimension out of range, ValueError for one twice."""
+    """Return the view of the diagonal of two dimensions, moved by `offset` along dim2, as the last dimension. Raises
+    IndexError for a dimension out of range, ValueError for one twice."""
     first, second = check.axis("diagonal", dim1, input.ndim), check.axis("diagonal", dim2, input.ndim)
     if first == second:
         raise ValueError(f"diagonal: dim1 {dim1} and dim2 {dim2} are one dimension")
@@ -244,7 +244,7 @@ def unsqueeze(input: Tensor, dim: int) -> Tensor:
 
 
 def clone(input: Tensor) -> Tensor:
-    """Return a copy of input, in memory of its own; gradients flow through (`input.detach().clone()` has none)."""
+    """Return a copy of input in new memory; gradients flow through (`input.detach().clone()` has none)."""
     return Clone.apply(input)
 
 
@@ -261,7 +261,7 @@ def to(
     """Return input on another device or in another dtype: to(dtype), to(device), to(device, dtype), to(tensor). Values
     are rounded.
 
-    As in torch, what is there already is returned as it is, unless `copy`; `non_blocking` may follow, and then `copy`.
+    As in torch, input itself is returned if nothing changes, unless `copy`; `non_blocking` may follow, and then `copy`.
     Raises TypeError for a tensor with a gradient that would have integers.
     """
     positional = list(args)

@@ -48,7 +48,7 @@ class TensorConversions(TensorGradients):
         return array.copy() if copy else array
 
     def to_torch(self) -> torch.Tensor:
-        """Return the torch tensor underneath, sharing memory; torch's own autograd does not see it."""
+        """Return the torch tensor underneath, sharing memory; torch's autograd does not see it."""
         return self.data
 
     def __dlpack__(self, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ class TensorConversions(TensorGradients):
         return _restored, (type(self), self.data, self._requires_grad, self.name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """Return a leaf with memory and a gradient of its own. Raises RuntimeError for what an operation made."""
+        """Return a leaf with its own memory and gradient. Raises RuntimeError for the result of an operation."""
         if not self.is_leaf:
             raise RuntimeError(
                 f"deepcopy: this tensor is the result of an operation, {self._node}, whose graph is not copied; copy "

@@ -1,4 +1,4 @@
-"""The part of Tensor that every other part uses: shape, dtype, device, and the operation that made it."""
+"""The part of Tensor that every other part uses: shape, dtype, device, and the operation that computed it."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ class TensorCore(Variable):
         return self.data.is_contiguous(memory_format=memory_format)
 
     def stride(self, dim: int | None = None) -> tuple[int, ...] | int:
-        """Return elements of memory from one place to the next, of each dimension or of one."""
+        """Return the distance in elements between neighbours in memory, along each dimension or one."""
         return self.data.stride() if dim is None else self.data.stride(dim)
 
     @property
     def grad_fn(self) -> autograd.Node | None:
-        """The operation that made this tensor, where its gradient is recorded."""
+        """The recorded operation that computed this tensor, or None."""
         return self._edge_node()
 
     def _edge_node(self) -> autograd.Node | None:
-        """Return the operation that made this tensor."""
+        """Return the recorded operation that computed this tensor, or None."""
         self._settle()
         return self._node

@@ -59,7 +59,7 @@ def made_by(
 
 
 def _without_tensors(data: Any) -> Any:
-    """Return lists in lists with torch's tensors in place of Tensors; what holds none as it is."""
+    """Return nested lists with torch tensors instead of Tensors; data without Tensors unchanged."""
     if isinstance(data, Tensor):
         return data.data
     if not isinstance(data, list | tuple):
@@ -74,7 +74,7 @@ def zeros(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a Tensor of zeros. Raises ValueError for a size below 0, TypeError for what is no whole number."""
+    """Return a Tensor of zeros. Raises ValueError for a size below 0, TypeError for a size that is no whole number."""
     return Tensor(torch.zeros(check.sizes("zeros", shape), dtype=dtype, device=device_of(device)), requires_grad)
 
 
@@ -95,7 +95,7 @@ def full(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a Tensor of one value: of torch's default dtype unless named, or int64 of a whole number and bool of a
-    truth."""
+    """Return a Tensor of one value: of torch's default dtype unless named, or int64 of an integer and bool of a
+    bool."""
     shape = check.sizes("full", (size,))
     return Tensor(torch.full(shape, fill_value, dtype=dtype, device=device_of(device)), requires_grad)

@@ -41,7 +41,7 @@ class TensorGradients(TensorCore):
         if requires_grad and not self.data.is_floating_point():
             raise TypeError(f"only floating tensors can have a gradient, this one is {self.dtype}")
         if not requires_grad and self._edge_node() is not None:
-            raise RuntimeError("this tensor was made by an operation; use .detach() for one without a graph")
+            raise RuntimeError("this tensor is the result of an operation; use .detach() for one without a graph")
         if requires_grad != self._requires_grad:
             settle_all()
         self._requires_grad = requires_grad
@@ -49,7 +49,7 @@ class TensorGradients(TensorCore):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether no recorded operation made it."""
+        """Whether it is not the result of a recorded operation."""
         return self._edge_node() is None
 
     @property
@@ -86,8 +86,8 @@ class TensorGradients(TensorCore):
     ) -> None:
         """Add the gradient of this tensor (times `gradient`) to the `grad` of every leaf it depends on.
 
-        `gradient` has this tensor's shape, and may be left out when there is one element.
-        With `create_graph` the gradients are recorded, too, and the graph is kept.
+        `gradient` has this tensor's shape, and is optional for a tensor of one element.
+        With `create_graph` the gradients are recorded, too, and the graph stays valid.
         Raises RuntimeError when nothing was recorded, when a gradient is missing, when the graph was already used, and
         for `create_graph` of an operation without a second derivative.
         """

@@ -155,11 +155,11 @@ class Tensor(TensorConversions, AttachedOperations):
             f"{torch.overrides.resolve_name(function) or name} got a minidl Tensor; use {advice}torch's with "
             "x.to_torch(), whose gradient is torch's alone"
         )
-        # After a TypeError torch's operators try t + x as x + t; an in-place operation must not.
+        # After a TypeError Python tries x + t for t + x; an in-place operation must not be retried.
         in_place = getattr(function, "__name__", "") == f"{name}_"
         raise RuntimeError(text) if in_place else TypeError(text)
 
-    if not TYPE_CHECKING:  # to a type checker every name would be there
+    if not TYPE_CHECKING:  # hidden from type checkers, which would accept every name
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.endswith("_") and name[:-1] in OPERATIONS:

@@ -292,7 +292,7 @@ def test_a_function_of_the_users():
     x = leaf(2.0)
     (found,) = grad(Cube.apply(x), x, create_graph=True)
     assert grad(found, x)[0].tolist() == [12]
-    with pytest.raises(RuntimeError, match="its backward returned a Tensor, whose gradient nobody records"):
+    with pytest.raises(RuntimeError, match="its backward returned a Tensor, whose gradient is not recorded"):
         grad(Plain.apply(x), x, create_graph=True)
 
 

@@ -132,13 +132,13 @@ def _diagonal(ctx: Any, dy: Tensor) -> Any:
 @second(extrema.Amax, extrema.Amin, extrema.Max, extrema.Min)
 def _extremum(ctx: Any, dy: Tensor) -> Any:
     factor = ctx.function.backward(ctx.context, torch.ones_like(dy.data))[0]
-    return first(ctx, dy.reshape(ctx.kept) * Tensor(factor))
+    return first(ctx, dy.reshape(ctx.keepdim_shape) * Tensor(factor))
 
 
 @second(extrema.Extreme, extrema.Topk, sorting.Sort)
 def _positions(ctx: Any, dy: Tensor, *_: None) -> Any:
     (indices,), context = ctx.context.saved, ctx.context
-    shape, _, dim = ctx.place
+    shape, _, dim = ctx.layout
     if not shape:
         return first(ctx, summed(dy, shape))
     positions = Tensor(indices if indices.dim() == len(shape) else indices.unsqueeze(dim))
@@ -200,14 +200,14 @@ def _split(ctx: Any, *grads: Tensor | None) -> Any:
 
 @second(reduce.Mean)
 def _mean(ctx: Any, dy: Tensor) -> Any:
-    count = ctx.shape.numel() // torch.Size(ctx.kept).numel() if dy.numel() else 1
-    return first(ctx, (dy.reshape(ctx.kept) / count).expand(ctx.shape))
+    count = ctx.shape.numel() // torch.Size(ctx.keepdim_shape).numel() if dy.numel() else 1
+    return first(ctx, (dy.reshape(ctx.keepdim_shape) / count).expand(ctx.shape))
 
 
 @second(reduce.Norm)
 def _norm(ctx: Any, dy: Tensor) -> Any:
     x, y = ctx.saved
-    y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
+    y, dy = y.reshape(ctx.keepdim_shape), dy.reshape(ctx.keepdim_shape)
     zero = y == 0
     return first(ctx, x * where(zero, 0, dy / where(zero, 1, y)))
 
@@ -215,7 +215,7 @@ def _norm(ctx: Any, dy: Tensor) -> Any:
 @second(reduce.NormOf)
 def _norm_of(ctx: Any, dy: Tensor) -> Any:
     x, y = ctx.saved
-    y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
+    y, dy = y.reshape(ctx.keepdim_shape), dy.reshape(ctx.keepdim_shape)
     if ctx.p == 0:
         return first(ctx, x * dy * 0)
     zero = compare.logical_or(x == 0, y == 0)
