@@ -45,9 +45,10 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:
-    """Return images in another size, by the "nearest" neighbour ("nearest-exact" takes middles) or by interpolation:
-    "linear", "bilinear" or "trilinear", as there are dimensions, "bicubic" of [N, C, H, W], or by "area", means of what
-    a pixel covers. Pixels are placed as torch places them.
+    """Return images in another size, by the "nearest" neighbour ("nearest-exact" uses pixel centres) or by
+    interpolation:
+    "linear", "bilinear" or "trilinear" for 3, 4 or 5 dimensions, "bicubic" for [N, C, H, W], or "area", the mean over
+    the area of a pixel. Pixel positions are torch's.
 
     Shapes: [N, C, L], [N, C, H, W] or [N, C, D, H, W] -> [N, C, *size], or sizes times scale_factor rounded down.
     Raises ValueError for another mode or number of dimensions, for both or neither of size and scale_factor, and for

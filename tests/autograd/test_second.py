@@ -261,7 +261,7 @@ def test_an_activation_that_a_convolution_took_in():
         p, q = (dict(each.named_parameters())[name].grad for each in (net, apart))
         np.testing.assert_allclose(p.data.cpu(), q.data.cpu(), rtol=1e-12)
     smooth = nn.Sequential(nn.Conv2d(1, 2, 3), nn.SiLU()).double().to(default_device())
-    with pytest.raises(RuntimeError, match=r"Conv2d with silu taken in.*minidl\.fusion\(False\)"):
+    with pytest.raises(RuntimeError, match=r"Conv2d with fused silu.*minidl\.fusion\(False\)"):
         grad(smooth(x).sum(), x, create_graph=True)
 
 

@@ -34,11 +34,11 @@ def _matmul(ctx: Any, dy: Tensor) -> Any:
     return da, linalg.MatMul.apply(a.mT, dy) if ctx.needs[1] else None
 
 
-def _refuse_taken_in(ctx: Any) -> None:
-    """Raise RuntimeError: what went into the activation is not in the graph."""
+def _refuse_fused_activation(ctx: Any) -> None:
+    """Raise RuntimeError: the graph lacks the input of a fused activation."""
     name = ctx.act if isinstance(ctx.act, str) else ctx.act[0]
     raise RuntimeError(
-        f"create_graph=True wants a second derivative of {ctx.function.__name__} with {name} taken in, which minidl "
+        f"create_graph=True needs a second derivative of {ctx.function.__name__} with fused {name}, which minidl "
         f"does not have; apply {name} by itself, in modules under minidl.fusion(False)"
     )
 
@@ -47,7 +47,7 @@ def _refuse_taken_in(ctx: Any) -> None:
 def _linear(ctx: Any, dy: Tensor) -> Any:
     x, weight, y = ctx.saved
     if not ctx.from_output:
-        _refuse_taken_in(ctx)
+        _refuse_fused_activation(ctx)
     dz = dy if y is None else act_back(dy, y, ctx.act)
     dx = linalg.MatMul.apply(dz, weight) if ctx.needs[0] else None
     dw = linalg.MatMul.apply(dz.T, x) if ctx.needs[1] else None
@@ -82,7 +82,7 @@ def _grad_weight(ctx: Any, ddw: Tensor) -> Any:
 def _joined_convolution(ctx: Any, dy: Tensor) -> Any:
     """As of the two joined, which is then a copy."""
     if not ctx.from_output:
-        _refuse_taken_in(ctx)
+        _refuse_fused_activation(ctx)
     first, second_, raw_weight, y = ctx.context.saved
     x = join.Cat.apply(1, ctx.input(0, first), ctx.input(1, second_))
     weight = ctx.input(2, raw_weight)
@@ -95,19 +95,19 @@ def _joined_convolution(ctx: Any, dy: Tensor) -> Any:
 
 @second(Conv2d, ConvTranspose2d, Conv1d, ConvTranspose1d)
 def _convolution(ctx: Any, dy: Tensor) -> Any:
-    at = getattr(ctx, "at", None)  # where sequences have a size of 1 more
+    at = getattr(ctx, "at", None)  # the extra dimension of size 1 of sequences
 
-    def placed(place: Callable[[torch.Tensor], Any], raw: torch.Tensor) -> Tensor:
-        return place(raw) if at is None else place(raw.squeeze(at)).unsqueeze(at)
+    def from_raw(variable_of: Callable[[torch.Tensor], Any], raw: torch.Tensor) -> Tensor:
+        return variable_of(raw) if at is None else variable_of(raw.squeeze(at)).unsqueeze(at)
 
     if not ctx.from_output:
-        _refuse_taken_in(ctx)
+        _refuse_fused_activation(ctx)
     raw_x, raw_weight, y = ctx.context.saved
-    x = placed(lambda value: ctx.input(0, value), raw_x)
-    weight = placed(lambda value: ctx.input(1, value), raw_weight)
+    x = from_raw(lambda value: ctx.input(0, value), raw_x)
+    weight = from_raw(lambda value: ctx.input(1, value), raw_weight)
     dz = dy if at is None else dy.unsqueeze(at)
     if y is not None:
-        dz = act_back(dz, placed(ctx.output, y), ctx.act)
+        dz = act_back(dz, from_raw(ctx.output, y), ctx.act)
     transposed = issubclass(ctx.function, ConvTranspose2d)
     back = Conv2d if transposed else ConvTranspose2d
     dx = back.apply(dz, weight, None, ctx.geometry, None, None) if ctx.needs[0] else None
@@ -123,7 +123,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _normed(x: Tensor, dims: tuple[int, ...], rstd: Tensor, rms: bool) -> tuple[Tensor, Tensor]:
-    """Return x normalised over `dims`, and the factor, as functions of x; the value of rstd is what eps is found by."""
+    """Return x normalised over `dims`, and the factor, as functions of x; eps follows from the value of rstd."""
     away = x if rms else x - x.mean(dims, True)
     var = powers.square(away).mean(dims, True)
     with no_grad():
@@ -143,24 +143,24 @@ def _row_norm(ctx: Any, dy: Tensor) -> Any:
     x, dy = _wide(ctx.input(0, raw_x)), _wide(dy)
     rows = ctx.mean.numel(), -1
     normed, factor = _normed(x.reshape(rows), (1,), Tensor(ctx.rstd.view(-1, 1)), ctx.rms)
-    # Of channels, or of places along the last dimensions.
+    # The affine parameters have a value per channel, or per position of the last dimensions.
     shape = [x.shape[1], *(1 for _ in x.shape[2:])] if ctx.seen[0] is rows_kernels.groups else None
-    g, by_place = dy, normed.reshape(x.shape)
+    g, normalised = dy, normed.reshape(x.shape)
     if raw_weight is not None:
         weight = _wide(ctx.input(1, raw_weight.view(ctx.shapes[0])))
         g = dy * (weight if shape is None else weight.reshape(shape))
     dx = _norm_back(g.reshape(rows), normed, factor, (1,), ctx.rms).reshape(x.shape)
     sums = [
-        summed(t, given if shape is None else shape).reshape(given).to(raw_x.dtype) if need else None
-        for t, given, need in zip((dy * by_place, dy), ctx.shapes, ctx.needs[1:3], strict=True)
+        summed(t, size if shape is None else shape).reshape(size).to(raw_x.dtype) if need else None
+        for t, size, need in zip((dy * normalised, dy), ctx.shapes, ctx.needs[1:3], strict=True)
     ]
     return dx.to(raw_x.dtype), *sums, None, None, None
 
 
 @second(batchnorm.BatchNorm, batchnorm.BatchNormAlone)
 def _batch_norm(ctx: Any, dy: Tensor) -> Any:
-    given, mean, rstd, weight, bias, y = ctx.saved
-    x, dy, shape = _wide(given), _wide(dy), [given.shape[1], *(1 for _ in given.shape[2:])]
+    saved_x, mean, rstd, weight, bias, y = ctx.saved
+    x, dy, shape = _wide(saved_x), _wide(dy), [saved_x.shape[1], *(1 for _ in saved_x.shape[2:])]
     dims = (0, *range(2, x.ndim))
     if ctx.training:
         normed, factor = _normed(x, dims, rstd.reshape(shape), False)
@@ -178,8 +178,8 @@ def _batch_norm(ctx: Any, dy: Tensor) -> Any:
         summed(t, shape).reshape(-1).to(like.dtype) if need else None
         for t, like, need in zip((dz * normed, dz), (weight, bias), ctx.needs[1:3], strict=True)
     ]
-    added = dz.to(given.dtype) if ctx.needs[3] else None
-    return dx.to(given.dtype), *sums, added, *(None for _ in ctx.needs[4:])
+    added = dz.to(saved_x.dtype) if ctx.needs[3] else None
+    return dx.to(saved_x.dtype), *sums, added, *(None for _ in ctx.needs[4:])
 
 
 @second(loss.CrossEntropy)
