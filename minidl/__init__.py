@@ -1,7 +1,7 @@
 """A deep-learning mini-framework in which every floating-point operation is a Triton kernel you can read.
 
 Importing this package imports neither torch nor Triton (each takes over a second): the names below are
-loaded when they are first used.
+loaded at their first use.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 from minidl.common import einops_backend
 from minidl.version import __version__ as __version__
 
-# As in `typing`, which takes longer to import than all of this: a command can be interrupted without a traceback after
-# that (see `__main__`).
+# As in `typing`, whose import takes longer than this module's: a command can be interrupted without a traceback only
+# after it (see `__main__`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from minidl.tools.drawing import draw as draw
     from minidl.tools.profiling import profile as profile
 
-# torch's, by their names.
+# Names of torch.
 _OF_TORCH = (
     "Size", "bfloat16", "bool", "device", "double", "dtype", "finfo", "float", "float16", "float32", "float64",
     "get_default_dtype", "half", "iinfo", "inf", "int", "int16", "int32", "int64", "int8", "long", "nan", "pi",
     "set_default_dtype", "short", "uint8",
 )  # fmt: skip
-# Those of `minidl.ops` that torch has at this place, too.
+# The operations of `minidl.ops` that torch also has at its top level; a test compares them with `ops.registry`.
 _OPERATIONS = (
     "abs", "adaptive_avg_pool1d", "add", "addmm", "all", "allclose", "amax", "amin", "any", "argmax", "argmin",
     "argsort", "avg_pool1d", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "bmm", "cat", "ceil", "chunk",
@@ -73,7 +73,7 @@ _OPERATIONS = (
     "vstack", "where",
 )  # fmt: skip
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
-# Not in `from minidl import *`: random is Python's, too.
+# Not in `from minidl import *`: Python has a module random, too.
 _MORE = ("autograd", "cuda", "kernels", "random", "sparse", "testing")
 
 _HOMES = {
@@ -102,7 +102,7 @@ __all__ = sorted(("__version__", *_HOMES, *_SUBMODULES))  # noqa: PLE0605 (type 
 
 
 class _BeforeTriton:
-    """Chooses where kernels run when Triton is imported, which reads the choice then: before all that needs it here."""
+    """Choose where kernels run before Triton is imported, which reads the choice at import."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "triton" and "TRITON_INTERPRET" not in os.environ:
@@ -114,9 +114,9 @@ if "triton" not in sys.modules:
 einops_backend.expect()
 
 
-class _UnknownName(AttributeError):  # noqa: N818 (no error of its own)
-    """A name that there is not; what is said of it is found when it is asked for, as `from minidl import tensors` asks
-    for a name first."""
+class _UnknownName(AttributeError):  # noqa: N818 (an AttributeError)
+    """The error for an unknown name; it computes its message on demand, as `from minidl import tensors` first looks up
+    an attribute."""
 
     def __str__(self) -> str:
         name = str(self.args[0])

@@ -269,7 +269,7 @@ PACKAGE = Path(minidl.__file__).parent
 STEP = sorted(
     path
     for name in (
-        "runtime", "kernels", "sparse", "ops", "nn", "models", "optim", "autograd", "tensors.py", "random.py",
+        "runtime", "kernels", "sparse", "ops", "nn", "models", "optim", "autograd", "tensors", "random.py",
         "compilation/capture.py",
     )
     for path in ([PACKAGE / name] if name.endswith(".py") else (PACKAGE / name).rglob("*.py"))

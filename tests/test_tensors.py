@@ -121,7 +121,7 @@ class TestGradientFlags:
 
     def test_a_result_cannot_stop_requiring_a_gradient(self):
         y = tensor(1.0, requires_grad=True) + 1
-        with pytest.raises(RuntimeError, match=r"made by an operation; use .detach\(\)"):
+        with pytest.raises(RuntimeError, match=r"is the result of an operation; use .detach\(\)"):
             y.requires_grad_(False)
 
     def test_detach_shares_memory(self):

@@ -1,8 +1,8 @@
-"""The engine: records which operation made which tensor, and walks back from a result to its gradients.
+"""The engine: records operations in a graph, and computes gradients from it.
 
-It knows no operation and no class Tensor: it reads and writes a `Variable`, the place of a value in the graph, and
-wraps results in `Function.result_class`. An operation is a `Function` with a forward on plain torch tensors and a
-backward from the gradients of its outputs to those of its inputs.
+It imports no operation, no kernel and no class Tensor: it reads and writes a `Variable`, a value of the graph, and
+wraps results in `Function.result_class`. An operation is a `Function` with a forward on torch tensors and a backward
+from the gradients of its outputs to the gradients of its inputs. Read `function`, `graph`, then `backward_pass`.
 """
 
 from minidl.autograd import backward_pass as backward_pass

@@ -1,8 +1,7 @@
-"""The way back from a result to its gradients.
+"""The backward pass: from a result to the gradients of its leaves.
 
-Reverse-mode accumulation: Griewank and Walther, Evaluating Derivatives, 2nd ed., ch. 3. The walk keeps no recursion,
-visits nodes from the youngest to the oldest (so sums of gradients have one order), and drops every saved tensor as soon
-as it has been used.
+Reverse-mode accumulation: Griewank and Walther, Evaluating Derivatives, 2nd ed., ch. 3. It is iterative, visits nodes
+from the newest to the oldest (so sums of gradients have one order), and frees every saved tensor after its last use.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from minidl.autograd.modes import is_anomaly_enabled
 from minidl.runtime import streams
 from minidl.sparse.rows import RowGrad
 
-# The gradients that have arrived at the outputs of a node, or at a leaf.
+# Gradients that have reached the outputs of a node, or a leaf.
 Pending = dict["Variable | Node", list["Arrived"]]
 
 
@@ -28,11 +27,11 @@ def backward(
     root: Variable,
     gradient: torch.Tensor | None,
     retain_graph: bool = False,
-    wanted: dict[Edge, Grad | None] | None = None,
+    requested: dict[Edge, Grad | None] | None = None,
 ) -> None:
     """Add d(root)/d(leaf) times `gradient` (None for ones) to the `grad` of every leaf that root depends on.
 
-    With `wanted`, add it to the values of those places in the graph, and to no `grad`.
+    With `requested`, add it to the values of those edges, and to no `grad`.
 
     Raises RuntimeError, before any gradient is changed, when part of the graph was already used and freed.
     """
@@ -41,15 +40,15 @@ def backward(
     stream = streams.current(root.data.device)
     if isinstance(edge[0], Node):
         waiting = _count_uses(edge[0])
-        if gradient is None and (wanted is not None or not _takes_none(*edge)):
+        if gradient is None and (requested is not None or not _takes_none(*edge)):
             gradient = torch.ones_like(root.data)
-        _walk(edge, gradient, waiting, retain_graph, wanted, stream)
+        _run(edge, gradient, waiting, retain_graph, requested, stream)
     else:
-        _to_leaf(edge[0], torch.ones_like(root.data) if gradient is None else gradient, True, wanted, stream)
+        _to_leaf(edge[0], torch.ones_like(root.data) if gradient is None else gradient, True, requested, stream)
 
 
 def _takes_none(node: Variable | Node, index: int) -> bool:
-    """Whether the root's gradient of 1 need not be a tensor: nothing but the operation's own backward sees it."""
+    """Return whether the root's gradient of 1 may be None: only the operation's own backward reads it."""
     return (
         isinstance(node, Node)
         and node.function.none_is_one
@@ -60,7 +59,7 @@ def _takes_none(node: Variable | Node, index: int) -> bool:
 
 
 def _count_uses(root: Node) -> dict[Variable | Node, int]:
-    """For every node and leaf that root depends on, how many gradients will arrive there."""
+    """Return the number of gradients that will reach each node and leaf that root depends on."""
     uses: dict[Variable | Node, int] = {root: 1}
     stack = [root]
     while stack:
@@ -79,53 +78,53 @@ def _count_uses(root: Node) -> dict[Variable | Node, int]:
 
 
 def _context(node: Node) -> Context:
-    """What the operation kept. Raises RuntimeError where that was freed, also by another thread since."""
+    """Return the node's context. Raises RuntimeError if it was freed, perhaps by another thread."""
     context = node.context
     if context is None:
         raise RuntimeError(
             f"{node}: backward() reached this operation a second time, after its saved tensors were freed; "
-            "call backward(retain_graph=True) the first time, or compute the result again"
+            "call backward(retain_graph=True) the first time, or recompute the result"
         )
     return context
 
 
-def _walk(
+def _run(
     edge: Edge,
     gradient: torch.Tensor | None,
     waiting: dict[Variable | Node, int],
     retain_graph: bool,
-    wanted: dict[Edge, Grad | None] | None,
+    requested: dict[Edge, Grad | None] | None,
     stream: Any,
 ) -> None:
     root, index = edge
     assert isinstance(root, Node)
     pending: Pending = {root: [None] * len(root.outputs)}
     pending[root][index] = gradient
-    # A hook may change in place what another gradient shares memory with: then no sum waits.
+    # A hook may change a gradient in place that shares memory with another one: then every sum is added at once.
     hooked = any(any(t.hooks.values()) if isinstance(t, Node) else t._hooks for t in waiting)
-    # Leaves whose one gradient so far lies in memory that something else uses too.
+    # Leaves whose only gradient so far shares memory with other values.
     borrowed: set[Variable] = set()
     ready = [(-root.sequence, root)]
     while ready:
         node = heapq.heappop(ready)[1]
         grads = [_run_hooks(node, i, g, stream) for i, g in enumerate(pending.pop(node))]
-        if wanted is not None:
+        if requested is not None:
             for i, arrived in enumerate(grads):
-                if arrived is not None and (node, i) in wanted:
-                    whole = arrived if isinstance(arrived, torch.Tensor) else arrived.dense()
-                    wanted[node, i] = _add(wanted[node, i], whole.clone())
+                if arrived is not None and (node, i) in requested:
+                    dense = arrived if isinstance(arrived, torch.Tensor) else arrived.dense()
+                    requested[node, i] = _add(requested[node, i], dense.clone())
         one = gradient is None and node is root
-        for (target, position), grad, shared in _through(node, grads, pending, retain_graph, one):
-            slot = pending.setdefault(target, [None] * (len(target.outputs) if isinstance(target, Node) else 1))
+        for (target, position), grad, shared in _run_node(node, grads, pending, retain_graph, one):
+            slots = pending.setdefault(target, [None] * (len(target.outputs) if isinstance(target, Node) else 1))
             if grad is not None:
                 if not isinstance(target, Node):
-                    if shared and slot[0] is None:
+                    if shared and slots[0] is None:
                         borrowed.add(target)
                     else:
                         borrowed.discard(target)
                 last = waiting[target] == 1 and not hooked
                 stays_open = last and isinstance(target, Node) and target.function.takes_sums()
-                slot[position] = (_open if stays_open else _add)(slot[position], grad)
+                slots[position] = (_sum_or_open if stays_open else _add)(slots[position], grad)
             waiting[target] -= 1
             if waiting[target]:
                 continue
@@ -135,11 +134,11 @@ def _walk(
                 total = pending.pop(target)[0]
                 assert not isinstance(total, OpenSum)
                 if total is not None:
-                    _to_leaf(target, total, target in borrowed, wanted, stream)
+                    _to_leaf(target, total, target in borrowed, requested, stream)
 
 
-def _taken(pending: Pending, edges: list[Edge | None], index: int) -> torch.Tensor | None:
-    """What has arrived where an edge leads, no longer pending. Rows are left there."""
+def _take_pending(pending: Pending, edges: list[Edge | None], index: int) -> torch.Tensor | None:
+    """Remove and return the pending gradient at the end of an edge. Row gradients stay pending."""
     target, position = edges[index] or (None, 0)
     slot = None if target is None else pending.get(target)
     if slot is None or not isinstance(arrived := slot[position], torch.Tensor):
@@ -148,21 +147,22 @@ def _taken(pending: Pending, edges: list[Edge | None], index: int) -> torch.Tens
     return arrived
 
 
-def _through(
-    node: Node, grads: list[Arrived], pending: Pending, retain_graph: bool, one: bool
+def _run_node(
+    node: Node, grads: list[Arrived], pending: Pending, retain_graph: bool, none_is_one: bool
 ) -> Iterator[tuple[Edge, Grad | None, bool]]:
-    """The gradients of a node's inputs, each with the edge it goes to and whether its memory is also used elsewhere.
+    """Return the gradients of a node's inputs, each with the edge it goes to and whether its memory is also used
+    elsewhere.
 
     `one` says that the gradient of the output is 1 where it is None.
     """
     context = _context(node)
     if not retain_graph:
         node.context = None
-    if not one and all(g is None for g in grads):
+    if not none_is_one and all(g is None for g in grads):
         returned: Sequence[Grad | None] = (None,) * len(node.edges)
     else:
-        context._arrived[threading.get_ident()] = partial(_taken, pending, node.edges)
-        # Only a leaf, and so the optimiser, is given rows.
+        context._arrived[threading.get_ident()] = partial(_take_pending, pending, node.edges)
+        # Only leaves, and so the optimiser, receive row gradients.
         result = node.function.backward(context, *(g.dense() if isinstance(g, RowGrad) else g for g in grads))
         returned = result if isinstance(result, tuple) else (result,)
         context._arrived.pop(threading.get_ident(), None)
@@ -207,7 +207,7 @@ def _run_hooks(node: Node, index: int, grad: Arrived, stream: Any) -> Arrived:
 
 
 def _apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
-    """The gradient after a hook: what it returns, or the gradient as it was when it returns None."""
+    """Return the gradient after a hook: what it returns, or the gradient as it was when it returns None."""
     dense = grad.dense() if isinstance(grad, RowGrad) else grad
     version = dense._version
     changed = hook(dense)
@@ -221,14 +221,16 @@ def _apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
     return changed
 
 
-def _to_leaf(leaf: Variable, grad: Grad, shared: bool, wanted: dict[Edge, Grad | None] | None, stream: Any) -> None:
-    if wanted is not None and (leaf, 0) not in wanted:
+def _to_leaf(leaf: Variable, grad: Grad, shared: bool, requested: dict[Edge, Grad | None] | None, stream: Any) -> None:
+    if requested is not None and (leaf, 0) not in requested:
         return
     for hook in leaf._hooks.values():
         grad = _apply_hook(hook, grad, "gradient of a leaf")
-    if wanted is not None:
+    if requested is not None:
         shares = shared and isinstance(grad, torch.Tensor)
-        wanted[leaf, 0] = _add(wanted[leaf, 0], grad.clone() if shares and isinstance(grad, torch.Tensor) else grad)
+        requested[leaf, 0] = _add(
+            requested[leaf, 0], grad.clone() if shares and isinstance(grad, torch.Tensor) else grad
+        )
         return
     _add_to_grad(leaf, grad, stream, shared)
     for after in list(leaf._after.values()):
@@ -244,10 +246,10 @@ def _add_to_grad(variable: Variable, grad: Grad, stream: Any, shared: bool = Fal
 
 
 def _add(old: Arrived, new: Grad) -> Grad:
-    """old + new; either may be rows, and the sum of two is dense."""
-    total = _open(old, new)
+    """Return old + new; either may be rows, and the sum of two is dense."""
+    total = _sum_or_open(old, new)
     return total.dense() if isinstance(total, OpenSum) else total
 
 
-def _open(old: Arrived, new: Grad) -> Grad | OpenSum:
+def _sum_or_open(old: Arrived, new: Grad) -> Grad | OpenSum:
     return new if old is None else OpenSum(*(g if isinstance(g, torch.Tensor) else g.dense() for g in (old, new)))

@@ -1,19 +1,19 @@
-"""Results of a module that are computed when they are first needed, so that the operation after can take them in.
+"""Deferred results: computed at first use, so that the next operation can be fused with them.
 
-`relu(bn(conv(x)) + x)` in a module's `forward` makes one or two launches: a convolution's result is not computed before
-the batch norm and the sum have been asked for, the sum not before the activation. An operation that can be taken in
-makes a `Tensor` with a `Deferred`; one that takes it in makes another of that. Whatever else touches the values
-(`data`, an operation that knows no `Deferred`, the graph) settles the result first: it is computed then, as if at once.
+`relu(bn(conv(x)) + x)` in a module's `forward` takes one or two launches: the convolution waits for the batch norm and
+the sum, the sum for the activation. An operation that can be fused returns a Tensor with a `Deferred`; the operation
+after it returns a Tensor with a larger one. Every other use of the values (`data`, an operation that does not fuse, the
+graph) settles the result first: it is computed then.
 
-Nothing is left open when the call of the outermost module ends, and nothing is deferred outside of one: what a user
-does between two calls finds every result computed. Within a call minidl's own changes in place settle what is open, and
-another thread's use settles what it uses; memory that torch changed is found by its version, and refused.
+Results are deferred only during the call of an outermost module, and all are settled when it ends. During a call, an
+in-place change by minidl settles all open results, and a use by another thread settles the ones it uses; memory that
+torch changed is detected by its version, and refused.
 
-A batch norm in training has its statistics from the convolution before it, if that can hand them on.
+A batch norm in training gets its statistics from the convolution before it if that can compute them.
 
-So fused and plain execution differ in rounding alone: what is taken in is not rounded in between. On the way back the
-gradient of what was used twice may come in two parts (`Function.takes_sums`), rounded as if it were added before.
-`fusion(False)` computes everything at once.
+Fused and plain execution differ only in rounding: intermediate results are not rounded. In backward, the gradient of a
+result used twice may arrive in two parts (`Function.takes_sums`), rounded as if they had been added first.
+`fusion(False)` computes every result at once.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from minidl.runtime import launch
 
 V = TypeVar("V", bound=Variable)
 
-MOST = 512  # notes of open results before those that were computed or dropped are forgotten
+MAX_OPEN = 512  # references to open results before those already settled or freed are removed
 _local = threading.local()
 _state = {"fused": True}
 
 
 class fusion:  # noqa: N801 (a setting, named and used as torch.set_grad_enabled)
-    """Whether operations are fused: from now on, or within `with fusion(False):`. For comparison; it is on by default.
+    """Switch fusion of operations: from now on, or within `with fusion(False):`. For comparison; it is on by default.
 
     The setting changes the last bits of results. It holds for all threads.
     """
@@ -60,7 +60,7 @@ class fusion:  # noqa: N801 (a setting, named and used as torch.set_grad_enabled
 
 
 class deferring:  # noqa: N801 (a context, as no_grad)
-    """A context for the call of a module, in which results may be computed later; the outermost one settles them."""
+    """A context for the call of a module in which results may be deferred; the outermost one settles them."""
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
@@ -81,8 +81,10 @@ class deferring:  # noqa: N801 (a context, as no_grad)
 
 
 class Call:
-    """The call of an outermost module, its owner: with what others note for as long as it lasts, and whether anything
-    that they would have noted may have changed since it began."""
+    """The call of an outermost module, its owner, with notes that last as long as the call.
+
+    `changed` says that a tensor which the notes describe may have changed since the call began.
+    """
 
     def __init__(self, owner: Any) -> None:
         self.owner, self.changed = owner, False
@@ -90,18 +92,17 @@ class Call:
 
 
 def call() -> Call | None:
-    """The call under way in this thread, None outside of modules and where nothing is fused."""
+    """Return the current call in this thread; None outside of modules and without fusion."""
     return getattr(_local, "call", None) if _state["fused"] else None
 
 
 def is_fused() -> bool:
-    """Whether operations are fused."""
+    """Return whether operations are fused."""
     return _state["fused"]
 
 
 def waiting(x: Variable) -> Deferred | None:
-    """The Deferred of x that an operation may be taken in by: one that this thread made in the same mode, recorded or
-    not."""
+    """Return the Deferred of x if an operation may be fused with it: created by this thread in the same grad mode."""
     later = x._later
     if later is None or later._recorded != is_grad_enabled() or later._thread != threading.get_ident():
         return None
@@ -109,21 +110,23 @@ def waiting(x: Variable) -> Deferred | None:
 
 
 def take(x: Variable, method: str, *args: Any) -> Any:
-    """What a `method` of x's Deferred returns: mostly a Deferred with an operation taken in; None where it cannot."""
+    """Return the result of a `method` of x's Deferred, mostly a Deferred with one more operation; None if
+    impossible."""
     later = waiting(x)
-    taken = None if later is None else getattr(later, method)(*args)
-    x._taken = x._taken or taken is not None
-    return taken
+    extended = None if later is None else getattr(later, method)(*args)
+    x._taken = x._taken or extended is not None
+    return extended
 
 
 def in_rows(x: V) -> V:
-    """x, or its values in rows of channels that may lie apart, for an operation that reads such."""
+    """Return x, or its values in rows of channels with a stride of their own, for an operation that accepts them."""
     rows = take(x, "in_rows")
     return x if rows is None else rows
 
 
 def may_wait(x: Variable) -> bool:
-    """Whether an operation on x need not be computed at once. A tensor that stands for others (`nn.trace`) sees all."""
+    """Return whether an operation on x need not be computed at once. A tensor that stands for others (`nn.trace`) sees
+    all."""
     return (
         getattr(_local, "depth", 0) > 0 and _state["fused"] and type(x) is Function.result_class
         and not torch.is_inference_mode_enabled()
@@ -131,10 +134,10 @@ def may_wait(x: Variable) -> bool:
 
 
 class Deferred:
-    """A result that is not computed yet: what it will be, and what it is computed from.
+    """A result that is not computed yet: its shape, dtype and device, and its operands.
 
-    A subclass has `compute`, and those of the methods `with_...` that fit: each returns a Deferred with more taken in,
-    or None where it cannot be. Operands have their values, so that no chain of results grows.
+    A subclass has `compute`, and the methods `with_...` that it supports: each returns a Deferred with one more
+    operation, or None if it cannot be fused. Operands have values, so that chains of deferred results do not grow.
     """
 
     def __init__(
@@ -143,51 +146,53 @@ class Deferred:
         self.shape, self.dtype, self.device = torch.Size(shape), dtype, device
         self.requires_grad = requires_grad and is_grad_enabled()
         self._recorded, self._thread, self._lock = is_grad_enabled(), threading.get_ident(), threading.RLock()
-        held = ((operand, _held(operand)) for operand in operands)
-        self._versions = [(operand, t, t._version) for operand, t in held if t is not None]
+        values = ((operand, _value_of(operand)) for operand in operands)
+        self._versions = [(operand, t, t._version) for operand, t in values if t is not None]
 
     def compute(self) -> Variable:
-        """The result, by the operation that computes all of it."""
+        """Return the result, by the operation that computes all of it."""
         raise NotImplementedError
 
     def with_act(self, act: Any) -> Deferred | None:
-        """An activation of the result."""
+        """Return an activation of the result."""
         return None
 
     def keep_statistics(self) -> Any:
-        """A list to which what is known of the result's statistics, or None, is added as it is computed; or None."""
+        """Return a list that receives the result's statistics, or None, when it is computed; None if unsupported."""
         return None
 
     def with_norm(self, *norm: Any) -> Deferred | None:
-        """The result normalised by running statistics: mean, variance, weight, bias (Tensors or None) and eps."""
+        """Return the result normalised by running statistics: mean, variance, weight, bias (Tensors or None) and
+        eps."""
         return None
 
     def with_sum(self, other: Variable) -> Deferred | None:
-        """The sum of the result and a tensor of its shape, dtype and device."""
+        """Return the sum of the result and a tensor of its shape, dtype and device."""
         return None
 
     def in_rows(self) -> Any:
-        """The result [N, C, ...] in rows of C channels that lie apart, in memory that nothing else may see."""
+        """Return the result [N, C, ...] in rows of C channels with padding between rows, in private memory."""
         return None
 
     def as_concat_pair(self, reads: Any) -> Any:
-        """Two tensors of one shape that the result [N, C, ...] joins along the channels, if `reads` takes both."""
+        """Return the two tensors of one shape whose concatenation [N, C, ...] the result is, if `reads` accepts
+        them."""
         return None
 
     def settle(self, variable: Variable) -> None:
-        """Compute the result and make it the variable's."""
+        """Compute the result and assign it to the variable."""
         with self._lock:
             if variable._later is not self:
-                return  # another thread has
+                return  # settled by another thread
             self.unchanged()
             with enable_grad() if self._recorded else no_grad():
-                made = self.compute()
-            variable._become(made)
+                output = self.compute()
+            variable._become(output)
 
     def unchanged(self) -> None:
-        """Raises RuntimeError where an operand was changed since."""
+        """Raise RuntimeError if an operand has changed since."""
         for operand, tensor, version in self._versions:
-            if tensor._version != version or _held(operand) is not tensor:
+            if tensor._version != version or _value_of(operand) is not tensor:
                 raise RuntimeError(
                     f"a tensor of shape {list(tensor.shape)} was changed in place before a result of it was used, "
                     "which minidl computes when it is first needed: use the result before, for example by .data, or "
@@ -195,7 +200,7 @@ class Deferred:
                 )
 
 
-def _held(operand: Any) -> torch.Tensor | None:
+def _value_of(operand: Any) -> torch.Tensor | None:
     if isinstance(operand, Variable):
         return operand._held if operand._later is None else operand.data
     return operand if isinstance(operand, torch.Tensor) else None
@@ -203,22 +208,22 @@ def _held(operand: Any) -> torch.Tensor | None:
 
 def open_(variable: Variable) -> None:
     """Note that a variable has a Deferred, for `settle_all`."""
-    found = getattr(_local, "open", None)
-    if found is None:
-        found = _local.open = []
-    elif len(found) >= MOST:
-        found[:] = [ref for ref in found if (alive := ref()) is not None and alive._later is not None]
-    found.append(weakref.ref(variable))
+    variables = getattr(_local, "open", None)
+    if variables is None:
+        variables = _local.open = []
+    elif len(variables) >= MAX_OPEN:
+        variables[:] = [ref for ref in variables if (alive := ref()) is not None and alive._later is not None]
+    variables.append(weakref.ref(variable))
 
 
 def settle_all() -> None:
     """Compute every result of this thread that is not computed yet and that someone still holds: something may change
     now."""
-    if (under_way := getattr(_local, "call", None)) is not None:
-        under_way.changed = True
-    found = getattr(_local, "open", None)
-    while found:
-        variable = found.pop()()
+    if (current := getattr(_local, "call", None)) is not None:
+        current.changed = True
+    variables = getattr(_local, "open", None)
+    while variables:
+        variable = variables.pop()()
         if variable is not None:
             _ = variable.data
 

@@ -1,7 +1,7 @@
-"""The way back with `create_graph`: gradients that are recorded, made by operations which have gradients themselves.
+"""The backward pass with `create_graph`: its gradients are recorded, as results of differentiable operations.
 
-An operation's `second` is given what the operation kept, as variables at their places in the graph, and the gradients
-of its results. All graphs stay as they are, so they can be gone back through again.
+An operation's `second` receives the values that the operation saved, as variables of the graph, and the gradients of
+its results. No graph changes, so each can be used again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minidl.sparse.rows import RowGrad
 
 
 class Same(Function):
-    """What lies otherwise in memory than the leaf whose values it has."""
+    """A value with a leaf's elements in another memory layout."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -32,8 +32,8 @@ class Same(Function):
     second = backward
 
 
-class Kept:
-    """A node's context as `second` sees it. Attributes that are not here are the context's."""
+class RecordedContext:
+    """A node's context for `second`: saved tensors are variables. Other attributes come from the context."""
 
     def __init__(self, node: Node, needs: tuple[bool, ...]) -> None:
         assert node.context is not None
@@ -44,38 +44,38 @@ class Kept:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.context, name)
-        if isinstance(value, torch.Tensor) and id(value) in self._node.ids:  # an input or output kept as an attribute
-            return self._placed(value)
+        if isinstance(value, torch.Tensor) and id(value) in self._node.ids:  # an input or output stored as an attribute
+            return self._variable(value)
         return value
 
     @property
     def saved(self) -> tuple[Any, ...]:
-        """What was saved: variables where they were inputs or outputs, else constants."""
-        return tuple(None if t is None else self._placed(t) for t in self.context.saved)
+        """The saved tensors: variables if they were inputs or outputs, else constants."""
+        return tuple(None if t is None else self._variable(t) for t in self.context.saved)
 
     saved_tensors = saved
 
     def input(self, index: int, value: torch.Tensor) -> Variable:
-        """An input that was not saved as it was given, from its value."""
+        """Return the variable of an input from its value, for inputs that were saved in another form."""
         edge = self._node.edges[index]
-        return Function.result_class(value) if edge is None else _at(edge, value)
+        return Function.result_class(value) if edge is None else _variable_at(edge, value)
 
     def output(self, value: torch.Tensor) -> Variable:
-        """The result, of one, from its value."""
-        return _at((self._node, 0), value)
+        """Return the variable of the only output from its value."""
+        return _variable_at((self._node, 0), value)
 
-    def _placed(self, tensor: torch.Tensor) -> Variable:
-        node, mine = self._node, id(tensor)
-        places = {(node, i - len(node.edges)) if i >= len(node.edges) else node.edges[i]
-                  for i, other in enumerate(node.ids) if other == mine} - {None}  # fmt: skip
-        if len(places) > 1:
+    def _variable(self, tensor: torch.Tensor) -> Variable:
+        node, identity = self._node, id(tensor)
+        edges = {(node, i - len(node.edges)) if i >= len(node.edges) else node.edges[i]
+                  for i, other in enumerate(node.ids) if other == identity} - {None}  # fmt: skip
+        if len(edges) > 1:
             raise RuntimeError(f"{node}: create_graph=True finds two tensors over one `data`; clone() one of them")
-        place = next(iter(places), None)
-        return Function.result_class(tensor) if place is None else _at(place, tensor)
+        edge = next(iter(edges), None)
+        return Function.result_class(tensor) if edge is None else _variable_at(edge, tensor)
 
 
-def _at(edge: Edge, value: torch.Tensor) -> Variable:
-    """A variable of this value at this place."""
+def _variable_at(edge: Edge, value: torch.Tensor) -> Variable:
+    """Return a variable of this value at this edge."""
     target, index = edge
     if isinstance(target, Node):
         variable = Function.result_class(value)
@@ -89,49 +89,50 @@ def _at(edge: Edge, value: torch.Tensor) -> Variable:
 
 
 def gradients(
-    root: Variable, gradient: Variable | None, wanted: Collection[Edge] | None = None, retain_graph: bool = True
+    root: Variable, gradient: Variable | None, requested: Collection[Edge] | None = None, retain_graph: bool = True
 ) -> dict[Edge, Variable]:
-    """The recorded gradients of root (times `gradient`, None for ones) at the places wanted, or at all leaves.
+    """Return the recorded gradients of root (times `gradient`, None for ones) at the edges `requested`, or at all
+    leaves.
 
-    Raises RuntimeError, before anything is changed, where an operation on the way has no second derivative, or part of
-    the graph was freed.
+    Raises RuntimeError, before anything changes, if an operation in between has no second derivative, or part of the
+    graph was freed.
     """
     start = root._edge()
     assert start is not None
-    nodes, used = _way(start, wanted)
+    nodes, used = _nodes_between(start, requested)
     for node in nodes:
         if node.function.second is None:
             raise RuntimeError(
-                f"create_graph=True wants a second derivative of {node}, which minidl does not have; leave it out, "
+                f"create_graph=True needs a second derivative of {node}, which minidl does not have; leave it out, "
                 "compute this part by other operations (docs/python.md lists those that have one), or take a "
                 "difference of two first gradients"
             )
         if node.context is None:
             raise RuntimeError(f"{node}: its saved tensors were freed; call the first backward with retain_graph=True")
     arrived = {start: Function.result_class(torch.ones_like(root.data)) if gradient is None else gradient}
-    found: dict[Edge, Variable] = {}
+    reached: dict[Edge, Variable] = {}
     with enable_grad():
         for node in nodes:
             grads = [arrived.pop((node, i), None) for i in range(len(node.outputs))]
             for i, grad in enumerate(grads):
                 if grad is not None:
-                    _show(grad, node.hooks.get(i, {}), str(node))
-                    if wanted is not None and (node, i) in wanted:
-                        found[node, i] = grad
+                    _call_hooks(grad, node.hooks.get(i, {}), str(node))
+                    if requested is not None and (node, i) in requested:
+                        reached[node, i] = grad
                     reference = node.retained.get(i)
                     if reference is not None and (tensor := reference()) is not None:
                         _add_to_grad(tensor, grad)
             if any(grad is not None for grad in grads):
-                for edge, grad in _through(node, grads, used):
+                for edge, grad in _run_node(node, grads, used):
                     arrived[edge] = arrived[edge] + grad if edge in arrived else grad  # type: ignore[operator]
             if not retain_graph:
                 node.context = None
     for (target, i), grad in arrived.items():
-        if isinstance(target, Node):  # wanted, and nothing before it
-            _show(grad, target.hooks.get(i, {}), str(target))
+        if isinstance(target, Node):  # requested, with no node before it
+            _call_hooks(grad, target.hooks.get(i, {}), str(target))
         else:
-            _show(grad, target._hooks, "gradient of a leaf")
-    return found | arrived
+            _call_hooks(grad, target._hooks, "gradient of a leaf")
+    return reached | arrived
 
 
 def backward(root: Variable, gradient: Variable | None, retain_graph: bool) -> None:
@@ -144,21 +145,21 @@ def backward(root: Variable, gradient: Variable | None, retain_graph: bool) -> N
 def _add_to_grad(leaf: Variable, grad: Variable) -> None:
     with accumulating:
         leaf._adds_on(streams.current(grad.data.device))
-        before = leaf._grad
-        if before is not None:
-            dense = before.dense() if isinstance(before, RowGrad) else before
-            held: Any = leaf._graph_grad()
-            held = Function.result_class(dense) if held is None else held
-            grad = held + grad
+        stored = leaf._grad
+        if stored is not None:
+            dense = stored.dense() if isinstance(stored, RowGrad) else stored
+            previous: Any = leaf._graph_grad()
+            previous = Function.result_class(dense) if previous is None else previous
+            grad = previous + grad
         else:
-            grad = grad.clone()  # type: ignore[attr-defined]  # two leaves may have been given the same
+            grad = grad.clone()  # type: ignore[attr-defined]  # two leaves may share one gradient
         leaf._grad, leaf._slope = grad.data, grad
     for hook in list(leaf._after.values()):
         hook(leaf)
 
 
-def _way(start: Edge, wanted: Collection[Edge] | None) -> tuple[list[Node], set[Edge]]:
-    """The nodes between the start and what is wanted, the youngest first, and the edges between them."""
+def _nodes_between(start: Edge, requested: Collection[Edge] | None) -> tuple[list[Node], set[Edge]]:
+    """Return the nodes between the start and the edges `requested`, the newest first, and the edges between them."""
     reached: set[Node] = set()
     stack = [start[0]]
     while stack:
@@ -168,46 +169,46 @@ def _way(start: Edge, wanted: Collection[Edge] | None) -> tuple[list[Node], set[
             stack += [edge[0] for edge in node.edges if edge is not None]
     nodes: list[Node] = []
     used: set[Edge] = set()
-    on_the_way: set[Any] = set()
+    leading: set[Any] = set()
     for node in sorted(reached, key=lambda node: node.sequence):
         leads = {edge for edge in node.edges if edge is not None and (
-            edge[0] in on_the_way or (not isinstance(edge[0], Node) if wanted is None else edge in wanted)
+            edge[0] in leading or (not isinstance(edge[0], Node) if requested is None else edge in requested)
         )}  # fmt: skip
         if leads:
-            on_the_way.add(node)
+            leading.add(node)
             nodes.append(node)
             used |= leads
     return nodes[::-1], used
 
 
-def _through(node: Node, grads: list[Variable | None], used: set[Edge]) -> list[tuple[Edge, Variable]]:
-    """The gradients of a node's inputs that are used, each with where it goes."""
+def _run_node(node: Node, grads: list[Variable | None], used: set[Edge]) -> list[tuple[Edge, Variable]]:
+    """Return the gradients of a node's inputs that are used, each with its edge."""
     needs = tuple(edge in used for edge in node.edges)
-    result = node.function.second(Kept(node, needs), *grads)
+    result = node.function.second(RecordedContext(node, needs), *grads)
     returned = result if isinstance(result, tuple) else (result,)
     if len(returned) != len(node.edges):
         raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
     if is_anomaly_enabled():
         node.refuse_nan(returned)
-    sent = []
+    results = []
     for edge, meta, grad, need in zip(node.edges, node.metas, returned, needs, strict=True):
         if edge is None or grad is None or not need:
             continue
         if not isinstance(grad, Variable):
             raise RuntimeError(
-                f"{node}: with create_graph=True its backward returned a {type(grad).__name__}, whose gradient nobody "
-                "records; write it with minidl.ops"
+                f"{node}: with create_graph=True its backward returned a {type(grad).__name__}, whose gradient is not "
+                "recorded; write it with minidl.ops"
             )
         if (tuple(grad.data.shape), grad.data.dtype) != meta:
             raise RuntimeError(
                 f"{node}: backward returned a gradient of shape {list(grad.data.shape)} and dtype {grad.data.dtype} "
                 f"for an input of {meta}"
             )
-        sent.append((edge, grad))
-    return sent
+        results.append((edge, grad))
+    return results
 
 
-def _show(grad: Variable, hooks: dict[int, Hook], where: str) -> None:
+def _call_hooks(grad: Variable, hooks: dict[int, Hook], where: str) -> None:
     """Call hooks. Raises RuntimeError where one changes the gradient."""
     for hook in hooks.values():
         version = grad.data._version

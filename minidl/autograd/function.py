@@ -1,4 +1,4 @@
-"""Operations: how one runs, what it records, and what a user's own may look like."""
+"""Operations: how one runs and is recorded, and the forms of user-defined ones."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Function:
                 (x,) = ctx.saved
                 return elementwise.mul(dy, elementwise.add(x, x))
 
-    `apply` unwraps variables among the arguments, runs forward, and records it when a gradient is wanted. forward
-    returns one torch tensor or a tuple of them; backward gets as many gradients (None for an output that was not
-    used) and returns one per argument of forward, None where there is none.
+    `apply` unwraps variables among the arguments, runs forward, and records it when a gradient is needed. forward
+    returns one torch tensor or a tuple of them; backward receives as many gradients (None for an unused output) and
+    returns one per argument of forward, or None.
 
-    Functions of your own may be written as torch's: with `save_for_backward`, `saved_tensors` and `needs_input_grad`,
-    or with `setup_context(ctx, inputs, output)` beside a forward without ctx. Tensors that forward or backward return,
-    as `minidl.ops` makes them of torch tensors, are taken as their values.
+    User-defined functions may use torch's names: `save_for_backward`, `saved_tensors` and `needs_input_grad`, or
+    `setup_context(ctx, inputs, output)` with a forward without ctx. If forward or backward returns Tensors, such as
+    results of `minidl.ops`, their values are used.
 
-    With `none_is_one`, for a function of one output, backward gets None in place of the 1 that `backward()` without a
-    gradient begins with. That saves two launches: the fill and the product.
+    With `none_is_one`, for a function of one output, backward receives None instead of the initial gradient of 1. That
+    saves two launches: the fill and the product.
 
-    `second` is backward once more, for gradients that are recorded themselves: of Tensors, by operations on Tensors;
-    None where there is none. Of a function of your own it is backward.
+    `second` is backward for `create_graph`: from Tensors to Tensors, by recorded operations; None if unsupported. For
+    user-defined functions it is backward.
     """
 
     none_is_one = False
@@ -51,10 +51,10 @@ class Function:
     result_class: ClassVar[type[Variable]] = Variable
 
     def __init_subclass__(cls) -> None:
-        """A function outside of minidl may return Tensors, and have its context set up apart."""
+        """Let a function outside minidl return Tensors and have a `setup_context`."""
         super().__init_subclass__()
         if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
-            _open_to_tensors(cls)
+            _accept_tensors(cls)
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
@@ -66,7 +66,7 @@ class Function:
 
     @staticmethod
     def takes_sums() -> bool:
-        """Whether backward may be given an `OpenSum` in place of a gradient, which is the same but not added yet."""
+        """Return whether backward accepts an `OpenSum`, a gradient in two parts that are not added yet."""
         return False
 
     @classmethod
@@ -75,7 +75,11 @@ class Function:
         needs = tuple([isinstance(arg, Variable) and arg._requires_grad for arg in args])
         try:
             raw = [
-                arg.data if isinstance(arg, Variable) else _alone(cls, arg) if isinstance(arg, torch.Tensor) else arg
+                arg.data
+                if isinstance(arg, Variable)
+                else _unrecorded(cls, arg)
+                if isinstance(arg, torch.Tensor)
+                else arg
                 for arg in args
             ]
         except UnknownTensor as unknown:
@@ -89,10 +93,10 @@ class Function:
                 if isinstance(result, tuple)
                 else cls.result_class(result)
             )
-        # What is kept is found again by its identity (`second.Kept`): a constant over a variable's value is another.
-        own = {id(value) for value, need in zip(raw, needs, strict=True) if need}
+        # `RecordedContext` identifies saved tensors by id: a constant over a variable's value needs another id.
+        variable_ids = {id(value) for value, need in zip(raw, needs, strict=True) if need}
         raw = [
-            value.detach() if not need and isinstance(value, torch.Tensor) and id(value) in own else value
+            value.detach() if not need and isinstance(value, torch.Tensor) and id(value) in variable_ids else value
             for value, need in zip(raw, needs, strict=True)
         ]
         context = Context(needs)
@@ -110,10 +114,10 @@ class Function:
         return tuple([_join(cls.result_class(out), node, i) for i, out in enumerate(result)])
 
 
-def _open_to_tensors(cls: type[Function]) -> None:
+def _accept_tensors(cls: type[Function]) -> None:
     """Let forward and backward of a class return variables, and forward have a `setup_context` in torch's way."""
-    own = vars(cls)
-    if "forward" in own:
+    members = vars(cls)
+    if "forward" in members:
         forward, setup = cls.forward, getattr(cls, "setup_context", None)
 
         def forward_raw(ctx: Any, *args: Any) -> Any:
@@ -125,7 +129,7 @@ def _open_to_tensors(cls: type[Function]) -> None:
                 return result
 
         cls.forward = staticmethod(forward_raw)  # type: ignore[method-assign]
-    if "backward" in own:
+    if "backward" in members:
         backward = cls.backward
         cls.second = staticmethod(backward)
         cls.backward = staticmethod(lambda ctx, *grads: _raw(backward(ctx, *grads)))  # type: ignore[method-assign]
@@ -137,13 +141,13 @@ def _raw(result: Any) -> Any:
     return result.data if isinstance(result, Variable) else result
 
 
-def _alone(function: type[Function], tensor: torch.Tensor) -> torch.Tensor:
-    """A torch tensor as an operand, of which torch records nothing. Raises TypeError where it does."""
+def _unrecorded(function: type[Function], tensor: torch.Tensor) -> torch.Tensor:
+    """Return a torch tensor as an operand. Raises TypeError if torch records its gradient."""
     if tensor.requires_grad and is_grad_enabled():
         raise TypeError(
             f"{function.__name__}: an operand is a torch tensor that requires grad, whose gradient would end here, as "
-            "torch and minidl record apart; pass t.detach(), or minidl.from_torch(t.detach(), requires_grad=True) and "
-            "read the gradient there"
+            "torch and minidl record separate graphs; pass t.detach(), or minidl.from_torch(t.detach(), "
+            "requires_grad=True) and read the gradient there"
         )
     return tensor
 
@@ -155,7 +159,7 @@ def _join(out: Variable, node: Node, index: int) -> Variable:
 
 
 def _caller() -> str:
-    """File and line of the nearest frame outside minidl."""
+    """Return file and line of the nearest frame outside minidl."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_PACKAGE):

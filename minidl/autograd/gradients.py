@@ -1,4 +1,4 @@
-"""What torch has in `torch.autograd` beside functions: gradients that are given back, and those of several results."""
+"""The functions of `torch.autograd`: `backward` of several results, and `grad`, which returns gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from minidl.sparse.rows import RowGrad
 
 
 def Variable(data: Any, requires_grad: bool = False) -> Any:  # noqa: N802 (torch's name)
-    """A Tensor over the memory of another, or of a torch tensor, without a graph: torch's name from before 0.4."""
+    """Return a Tensor over the memory of another, or of a torch tensor, without a graph: torch's name from before
+    0.4."""
     make: Any = Function.result_class
     return make(data.data if isinstance(data, graph.Variable) else data, requires_grad)
 
@@ -23,18 +24,24 @@ def Variable(data: Any, requires_grad: bool = False) -> Any:  # noqa: N802 (torc
 def backward(
     tensors: Any, grad_tensors: Any = None, retain_graph: bool | None = None, create_graph: bool = False
 ) -> None:
-    """`Tensor.backward` of one tensor, or of several with the gradient of each (None for one element).
+    """Run `Tensor.backward` of one tensor, or of several with the gradient of each (None for one element).
 
-    Raises RuntimeError as that, and for another number of gradients.
+    Raises RuntimeError as `Tensor.backward`, and for another number of gradients.
     """
     ends: list[Any] = [tensors] if isinstance(tensors, graph.Variable) else list(tensors)
     for i, (end, seed) in enumerate(zip(ends, _seeds("backward", ends, grad_tensors), strict=True)):
         end.backward(seed, retain_graph or create_graph or i + 1 < len(ends), create_graph)
 
 
-def _seeds(name: str, ends: Sequence[Any], given: Any) -> list[Any]:
-    """The gradient of each of several results."""
-    seeds = [None] * len(ends) if given is None else [given] if isinstance(given, graph.Variable) else list(given)
+def _seeds(name: str, ends: Sequence[Any], gradients: Any) -> list[Any]:
+    """Return the gradient of each of several results."""
+    seeds = (
+        [None] * len(ends)
+        if gradients is None
+        else [gradients]
+        if isinstance(gradients, graph.Variable)
+        else list(gradients)
+    )
     if len(seeds) != len(ends):
         raise RuntimeError(f"{name}: got {len(seeds)} gradients of {len(ends)} results")
     return seeds
@@ -50,22 +57,22 @@ def grad(
     allow_unused: bool | None = None,
     materialize_grads: bool = False,
 ) -> tuple[Any, ...]:
-    """The gradients of the sum of `outputs` (times `grad_outputs`) in each of `inputs`; no `grad` is changed.
+    """Return the gradients of the sum of `outputs` (times `grad_outputs`) in each of `inputs`; no `grad` is changed.
 
     An input that no output depends on is an error, unless `allow_unused`: then its gradient is None, or zeros with
-    `materialize_grads`. With `create_graph` the gradients are recorded, too, and the graph is kept.
+    `materialize_grads`. With `create_graph` the gradients are recorded, too, and the graph stays valid.
     Raises RuntimeError as `backward`; ValueError for `only_inputs=False`, as in torch.
     """
     if not only_inputs:
-        raise ValueError("grad: only_inputs=False is not built; call backward() for the gradients of all leaves")
+        raise ValueError("grad: only_inputs=False is not supported; call backward() for the gradients of all leaves")
     ends = [outputs] if isinstance(outputs, graph.Variable) else list(outputs)
     starts = [inputs] if isinstance(inputs, graph.Variable) else list(inputs)
     seeds = _seeds("grad", ends, grad_outputs)
-    for what, given in (("an output", ends), ("an input", starts)):
-        if any(not t._requires_grad for t in given):
-            raise RuntimeError(f"grad: {what} does not require grad, and was not made by an operation that is recorded")
+    for role, variables in (("an output", ends), ("an input", starts)):
+        if any(not t._requires_grad for t in variables):
+            raise RuntimeError(f"grad: {role} does not require grad, and no recorded operation computed it")
     retain_graph = create_graph if retain_graph is None else retain_graph
-    wanted: dict[Edge, Any] = {edge: None for t in starts if (edge := t._edge()) is not None}
+    requested: dict[Edge, Any] = {edge: None for t in starts if (edge := t._edge()) is not None}
     with enable_grad() if create_graph else no_grad():
         for i, (end, seed) in enumerate(zip(ends, seeds, strict=True)):
             if seed is None and end.data.numel() != 1:
@@ -77,21 +84,21 @@ def grad(
                 )
             keep = retain_graph or i + 1 < len(ends)
             if not create_graph:
-                backward_pass.backward(end, None if seed is None else seed.data, keep, wanted)
+                backward_pass.backward(end, None if seed is None else seed.data, keep, requested)
                 continue
-            for edge, grad in double_backward.gradients(end, seed, wanted, keep).items():
-                wanted[edge] = grad if wanted[edge] is None else wanted[edge] + grad
-    found: list[Any] = []
+            for edge, grad in double_backward.gradients(end, seed, requested, keep).items():
+                requested[edge] = grad if requested[edge] is None else requested[edge] + grad
+    gradients: list[Any] = []
     for start in starts:
         edge = start._edge()
-        value = None if edge is None else wanted[edge]
+        value = None if edge is None else requested[edge]
         if value is None and not (allow_unused or materialize_grads):
             raise RuntimeError(
-                f"grad: input {len(found)} was not used in the graph of the outputs; pass allow_unused=True for None "
-                "as its gradient"
+                f"grad: input {len(gradients)} was not used in the graph of the outputs; pass allow_unused=True for "
+                "None as its gradient"
             )
         if value is None and materialize_grads:
             value = torch.zeros_like(start.data)
         value = value.dense() if isinstance(value, RowGrad) else value
-        found.append(Function.result_class(value) if isinstance(value, torch.Tensor) else value)
-    return tuple(found)
+        gradients.append(Function.result_class(value) if isinstance(value, torch.Tensor) else value)
+    return tuple(gradients)

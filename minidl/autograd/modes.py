@@ -16,12 +16,12 @@ _mode = thread_settings.settings()
 
 
 def is_grad_enabled() -> bool:
-    """Whether operations are being recorded in this thread: the setting is torch's own."""
+    """Return whether operations are being recorded in this thread: the setting is torch's own."""
     return torch.is_grad_enabled()
 
 
 def is_anomaly_enabled() -> bool:
-    """Whether backward() looks for NaN: in this thread, or by torch's setting, which holds for all."""
+    """Return whether backward() looks for NaN: in this thread, or by torch's setting, which holds for all."""
     return _looks_for_nan() or (torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled())
 
 
@@ -30,9 +30,9 @@ def _looks_for_nan() -> bool:
 
 
 class _Setting(contextlib.ContextDecorator):
-    """A setting for as long as a block or a decorated function runs, a generator's between two yields, too.
+    """A setting during a block or a decorated function, or between two yields of a decorated generator.
 
-    It is read by `_get`, and made by `_set`.
+    `_get` reads it, and `_set` changes it.
     """
 
     _get: Callable[[], bool]
@@ -50,10 +50,10 @@ class _Setting(contextlib.ContextDecorator):
         self._set(self._before.pop())
 
     def _recreate_cm(self) -> _Setting:
-        # A decorated function may run in several threads at once, each with its own mode to return to.
-        again = type(self).__new__(type(self))
-        again._before, again._value = [], self._value
-        return again
+        # A decorated function may run in several threads at once, each with its own previous mode.
+        copy = type(self).__new__(type(self))
+        copy._before, copy._value = [], self._value
+        return copy
 
     def __call__(self, function: Callable[..., Any]) -> Any:
         if not inspect.isgeneratorfunction(function):

@@ -16,7 +16,7 @@ from minidl.nn import init
 from minidl.nn.layers import Device, _act_repr, _empty
 from minidl.nn.module import Module, Parameter
 from minidl.ops import conv_transpose
-from minidl.ops.conv import axes_in, check_pool, check_settings
+from minidl.ops.conv_geometry import axes_in, check_pool, check_settings
 from minidl.tensors import Tensor, device_of
 
 

@@ -12,30 +12,17 @@ from minidl.kernels import activation, check, elementwise
 from minidl.kernels import bias_act as kernels
 from minidl.kernels import softmax as softmax_kernels
 from minidl.kernels.activation import Activation
-from minidl.ops.elementwise import binary, where
-from minidl.ops.inplace import applied
-from minidl.ops.view import reshape, to
+from minidl.ops import unary
+from minidl.ops.conditional import where
+from minidl.ops.elementwise import binary_function, minimum, sub
+from minidl.ops.inplace import apply_in_place
+from minidl.ops.shape import reshape, to
 from minidl.tensors import Tensor
 
 __all__ = [
-    "bias_act",
-    "elu",
-    "gelu",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "leaky_relu",
-    "log_softmax",
-    "mish",
-    "prelu",
-    "relu",
-    "relu6",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "softplus",
-    "tanh",
-]
+    "bias_act", "elu", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_softmax", "logsigmoid",
+    "mish", "prelu", "relu", "relu6", "sigmoid", "silu", "softmax", "softmin", "softplus", "tanh",
+]  # fmt: skip
 
 
 class BiasAct(Function):
@@ -55,14 +42,14 @@ class BiasAct(Function):
 
 
 def activated(x: Tensor, act: Activation) -> Tensor:
-    """act(x), by the operation that makes x where it can take the activation in."""
+    """Return act(x), by the operation that makes x where it can take the activation in."""
     activation.parse(act)
     taken = take(x, "with_act", act) if type(x) is Tensor else None  # what is no tensor is told by the operation
     return BiasAct.apply(x, None, act) if taken is None else Tensor._of_later(taken)
 
 
 def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
-    """act(x + b), adding b to each row.
+    """Return act(x + b), adding b to each row.
 
     Shapes: x [..., N], b [N] or None -> [..., N], in its dtype.
     act: None, "relu", "leaky_relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "relu6",
@@ -74,33 +61,40 @@ def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
 
 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
-    """max(input, 0); NaN stays NaN. The gradient at 0 is 0."""
-    return applied(lambda x: activated(x, "relu"), input, inplace)
+    """Return max(input, 0); NaN stays NaN. The gradient at 0 is 0."""
+    return apply_in_place(lambda x: activated(x, "relu"), input, inplace)
 
 
 def relu6(input: Tensor, inplace: bool = False) -> Tensor:
-    """min(max(input, 0), 6); NaN stays NaN. The gradient at 0 and at 6 is 0."""
-    return applied(lambda x: activated(x, "relu6"), input, inplace)
+    """Return min(max(input, 0), 6); NaN stays NaN. The gradient at 0 and at 6 is 0."""
+    return apply_in_place(lambda x: activated(x, "relu6"), input, inplace)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = activation.NEGATIVE_SLOPE, inplace: bool = False) -> Tensor:
-    """input where it is above 0, else negative_slope * input. Raises ValueError for a negative_slope below 0."""
+    """Return input where it is above 0, else negative_slope * input. Raises ValueError for a negative_slope below 0."""
     act: Activation = "relu" if negative_slope == 0 else ("leaky_relu", negative_slope)
-    return applied(lambda x: activated(x, act), input, inplace)
+    return apply_in_place(lambda x: activated(x, act), input, inplace)
 
 
 def sigmoid(input: Tensor) -> Tensor:
-    """1 / (1 + exp(-input))."""
+    """Return 1 / (1 + exp(-input))."""
     return activated(input, "sigmoid")
 
 
+def logsigmoid(input: Tensor) -> Tensor:
+    """Return log(1 / (1 + e^-input)), exact where it is small or large. Raises TypeError for integers."""
+    soft = unary.log1p(unary.exp(unary.neg(unary.abs(input))))
+    return sub(minimum(input, 0), soft)
+
+
 def tanh(input: Tensor) -> Tensor:
-    """The hyperbolic tangent."""
+    """Return the hyperbolic tangent."""
     return activated(input, "tanh")
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    """input times the standard normal distribution function of it; approximate="tanh" takes the approximation by tanh.
+    """Return input times the standard normal distribution function of it; approximate="tanh" takes the approximation by
+    tanh.
 
     Raises ValueError for another `approximate`.
     """
@@ -110,39 +104,39 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
-    """input * sigmoid(input)."""
-    return applied(lambda x: activated(x, "silu"), input, inplace)
+    """Return input * sigmoid(input)."""
+    return apply_in_place(lambda x: activated(x, "silu"), input, inplace)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    """input where it is above 0, else alpha (exp(input) - 1)."""
-    return applied(lambda x: activated(x, ("elu", alpha)), input, inplace)
+    """Return input where it is above 0, else alpha (exp(input) - 1)."""
+    return apply_in_place(lambda x: activated(x, ("elu", alpha)), input, inplace)
 
 
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    """log(1 + exp(beta input)) / beta, and input where beta input is above the threshold.
+    """Return log(1 + exp(beta input)) / beta, and input where beta input is above the threshold.
 
     Raises ValueError unless beta is above 0, and for a threshold above 20, where float32 has no difference left.
     """
     if not threshold <= 20:
-        raise ValueError(f"softplus: threshold is {threshold}, which is not built; use 20, or less")
+        raise ValueError(f"softplus: threshold is {threshold}, which is not supported; use 20, or less")
     y = activated(input, ("softplus", beta))
     return y if threshold == 20 else where(Tensor(elementwise.gt(input.data, threshold / beta)), input, y)
 
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:
-    """input * tanh(softplus(input))."""
-    return applied(lambda x: activated(x, "mish"), input, inplace)
+    """Return input * tanh(softplus(input))."""
+    return apply_in_place(lambda x: activated(x, "mish"), input, inplace)
 
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
-    """input * min(max(input + 3, 0), 6) / 6. The gradient at -3 is 0, at 3 it is 1."""
-    return applied(lambda x: activated(x, "hardswish"), input, inplace)
+    """Return input * min(max(input + 3, 0), 6) / 6. The gradient at -3 is 0, at 3 it is 1."""
+    return apply_in_place(lambda x: activated(x, "hardswish"), input, inplace)
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    """min(max(input + 3, 0), 6) / 6. The gradient at -3 and at 3 is 0."""
-    return applied(lambda x: activated(x, "hardsigmoid"), input, inplace)
+    """Return min(max(input + 3, 0), 6) / 6. The gradient at -3 and at 3 is 0."""
+    return apply_in_place(lambda x: activated(x, "hardsigmoid"), input, inplace)
 
 
 class Hardtanh(Function):
@@ -161,19 +155,19 @@ class Hardtanh(Function):
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
-    """input limited to [min_val, max_val]. The gradient is 0 at both and outside.
+    """Return input limited to [min_val, max_val]. The gradient is 0 at both and outside.
 
     Raises ValueError for a min_val above max_val.
     """
     least, most = float(min_val), float(max_val)
-    return applied(lambda x: Hardtanh.apply(x, least, most), input, inplace)
+    return apply_in_place(lambda x: Hardtanh.apply(x, least, most), input, inplace)
 
 
-PReLU = binary("PReLU", elementwise.prelu, elementwise.prelu_grad_a, elementwise.prelu_grad_b)
+PReLU = binary_function("PReLU", elementwise.prelu, elementwise.prelu_grad_a, elementwise.prelu_grad_b)
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
-    """input where it is above 0, else weight * input: one weight, or one for each channel (dimension 1).
+    """Return input where it is above 0, else weight * input: one weight, or one for each channel (dimension 1).
 
     Raises TypeError for dtypes, ValueError for another number of weights.
     """
@@ -210,7 +204,8 @@ class LogSoftmax(Softmax):
 
 
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """exp(input) divided by its sum along `dim`, in its shape and dtype; with `dtype` it is converted to that before.
+    """Return exp(input) divided by its sum along `dim`, in its shape and dtype; with `dtype` it is converted to that
+    before.
 
     `dim` is the last one where it is left out, and must be named for more than two dimensions. A row is NaN if it
     contains NaN or +inf, or if all its values are -inf. Raises TypeError for an integer tensor, ValueError without a
@@ -219,13 +214,19 @@ def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = N
     return Softmax.apply(input if dtype is None else to(input, dtype), _last("softmax", input, dim))
 
 
+def softmin(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Return `softmax` of -input."""
+    return softmax(unary.neg(input), dim, dtype=dtype)
+
+
 def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """The logarithm of `softmax(input, dim, dtype)`, accurate also where softmax underflows. Raises as `softmax`."""
+    """Return the logarithm of `softmax(input, dim, dtype)`, accurate also where softmax underflows. Raises as
+    `softmax`."""
     return LogSoftmax.apply(input if dtype is None else to(input, dtype), _last("log_softmax", input, dim))
 
 
 def _last(op: str, input: Tensor, dim: int | None) -> int:
-    """The axis: torch takes another one for three dimensions where none is named, and says so."""
+    """Return the axis: torch takes another one for three dimensions where none is named, and says so."""
     if dim is None and input.ndim > 2:
         raise ValueError(f"{op}: name dim for a tensor of shape {list(input.shape)}; the last one is dim=-1")
     return -1 if dim is None else dim

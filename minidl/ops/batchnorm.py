@@ -37,7 +37,7 @@ class BatchNorm(Function):
     ) -> torch.Tensor:
         ctx.training, ctx.act, ctx.added = training, act, added is not None
         y = kernels.normalise(x, statistics, weight, bias, act, added)
-        # What is added cannot be found again from x, but the derivative from the result.
+        # x does not determine the added tensor; the derivative of act follows from the result.
         ctx.save(x, *statistics, weight, bias, None if added is None or act is None else y)
         return y
 
@@ -45,16 +45,16 @@ class BatchNorm(Function):
     def backward(ctx: Any, dy: torch.Tensor | OpenSum) -> Any:
         x, mean, rstd, weight, bias, y = ctx.saved
         want_x, want_weight, want_bias, want_added = ctx.needs[:4]
-        given = x, kernels.Statistics(mean, rstd), weight, bias, ctx.act
-        so_far = ctx.arrived(0) if want_x and is_fused() else None
+        operands = x, kernels.Statistics(mean, rstd), weight, bias, ctx.act
+        arrived = ctx.arrived(0) if want_x and is_fused() else None
         dx: torch.Tensor | None
         if ctx.training and want_x and y is None and alone.fits(x):
             dz = dy.dense() if isinstance(dy, OpenSum) else dy
-            dx, dweight, dbias = alone.normalised_grad(dz, *given, so_far)
+            dx, dweight, dbias = alone.normalised_grad(dz, *operands, arrived)
         else:
-            first, more = dy if isinstance(dy, OpenSum) else (dy, None)
+            first, second = dy if isinstance(dy, OpenSum) else (dy, None)
             dx, dweight, dbias, dz = kernels.normalise_grad(
-                first, *given, ctx.training, more=more, y=y, so_far=so_far, want_x=want_x,
+                first, *operands, ctx.training, more=second, y=y, so_far=arrived, want_x=want_x,
                 want_affine=want_weight or want_bias,
             )  # fmt: skip
         wanted = zip((dweight, dbias, dz), (want_weight, want_bias, want_added), strict=True)
@@ -62,7 +62,7 @@ class BatchNorm(Function):
 
 
 class BatchNormAlone(BatchNorm):
-    """Statistics and values of few values per channel, in one launch."""
+    """A batch norm of few values per channel: statistics and result in one launch."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -77,8 +77,8 @@ class BatchNormAlone(BatchNorm):
         act: Activation,
     ) -> torch.Tensor:
         ctx.training, ctx.act = True, act
-        y, found = alone.normalised(x, weight, bias, buffers, momentum, eps, act)
-        ctx.save(x, *found, weight, bias, None)
+        y, statistics = alone.normalised(x, weight, bias, buffers, momentum, eps, act)
+        ctx.save(x, *statistics, weight, bias, None)
         return y
 
     @staticmethod
@@ -87,7 +87,7 @@ class BatchNormAlone(BatchNorm):
 
 
 class DeferredNorm(Deferred):
-    """A batch norm whose statistics are known, which takes in a sum and an activation after it."""
+    """A batch norm with known statistics, which a sum and an activation can be fused with."""
 
     def __init__(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: kernels.Statistics, training: bool,
@@ -95,19 +95,19 @@ class DeferredNorm(Deferred):
     ) -> None:  # fmt: skip
         wants = any(t is not None and t.requires_grad for t in (x, weight, bias, added))
         super().__init__(x.shape, x.dtype, x.device, wants, x, weight, bias, added, *statistics)
-        self.given = x, weight, bias, statistics, training
+        self.inputs = x, weight, bias, statistics, training
         self.added, self.act = added, act
 
     def compute(self) -> Tensor:
-        x, weight, bias, statistics, training = self.given
+        x, weight, bias, statistics, training = self.inputs
         return BatchNorm.apply(x, weight, bias, self.added, statistics, training, self.act)
 
     def with_act(self, act: Activation) -> Deferred | None:
-        known = self.added is None or activation.parse(act)[0] in activation.FROM_OUTPUT
-        return DeferredNorm(*self.given, self.added, act) if self.act is None and known else None
+        supported = self.added is None or activation.parse(act)[0] in activation.FROM_OUTPUT
+        return DeferredNorm(*self.inputs, self.added, act) if self.act is None and supported else None
 
     def with_sum(self, other: Any) -> Deferred | None:
-        return DeferredNorm(*self.given, other) if self.act is None and self.added is None else None
+        return DeferredNorm(*self.inputs, other) if self.act is None and self.added is None else None
 
 
 def batch_norm(
@@ -122,12 +122,12 @@ def batch_norm(
     act: Activation = None,
     num_batches_tracked: Tensor | None = None,
 ) -> Tensor:
-    """act((input - mean) / sqrt(var + eps) * weight + bias), with mean and variance of each channel.
+    """Return act((input - mean) / sqrt(var + eps) * weight + bias), with mean and variance of each channel.
 
     Shapes: input [N, C] or [N, C, ...] -> the same, in its dtype; all others [C] or None, in any floating dtype.
-    In training, mean and variance are those of the batch (over its M values per channel, the variance divided by M).
-    The running statistics move towards them by `momentum` in place, with the variance divided by M - 1; with a
-    momentum of None they become the means over all batches. num_batches_tracked ([] int64) counts the batches.
+    In training, mean and variance are the batch's (over its M values per channel, the variance divided by M). The
+    running statistics move towards them by `momentum` in place, with the variance divided by M - 1; with a momentum of
+    None they become the means over all batches. num_batches_tracked ([] int64) counts the batches.
     In evaluation the running statistics are used and not changed.
     Raises ValueError for other shapes, fewer than two values per channel in training, or missing running statistics
     in evaluation; TypeError for integers.
@@ -135,14 +135,18 @@ def batch_norm(
     activation.parse(act)
     input = in_rows(input)
     mean, var, batches = _plain(running_mean), _plain(running_var), _plain(num_batches_tracked)
-    later = None if input.ndim != 4 or (mean is None and not training) else waiting(input)
-    like = input.data if later is None else torch.empty(1, dtype=input.dtype, device=input.device).expand(input.shape)
+    waiting_input = None if input.ndim != 4 or (mean is None and not training) else waiting(input)
+    like = (
+        input.data
+        if waiting_input is None
+        else torch.empty(1, dtype=input.dtype, device=input.device).expand(input.shape)
+    )
     kernels.check_arguments(like, mean, var, _plain(weight), _plain(bias), training, eps)
-    if later is not None and not training:
-        taken = take(input, "with_norm", running_mean, running_var, weight, bias, eps)
-        if taken is not None:
-            made = Tensor._of_later(taken)
-            return made if act is None else activated(made, act)
+    if waiting_input is not None and not training:
+        fused = take(input, "with_norm", running_mean, running_var, weight, bias, eps)
+        if fused is not None:
+            output = Tensor._of_later(fused)
+            return output if act is None else activated(output, act)
     buffers = None if mean is None or var is None else kernels.Buffers(mean, var, batches)
     if training and momentum is None and buffers is not None and batches is None:
         raise ValueError("batch_norm: momentum is None, which needs num_batches_tracked to count the batches")
@@ -152,15 +156,15 @@ def batch_norm(
     if training and momentum is not None and alone.fits(like):
         return BatchNormAlone.apply(input, weight, bias, None, buffers, momentum, eps, act)
     if training:
-        kept = None if later is None else later.keep_statistics()
-        values = input.data  # computed now, and its statistics with it where they are kept
-        found = kernels.batch_statistics(values, eps, momentum, buffers, kept[0] if kept else None)
+        parts = None if waiting_input is None else waiting_input.keep_statistics()
+        values = input.data  # computes the input now, and its statistics with it if they were requested
+        statistics = kernels.batch_statistics(values, eps, momentum, buffers, parts[0] if parts else None)
     else:
         assert buffers is not None
-        found = folds.running_statistics(buffers.mean, buffers.var, eps, input.dtype)
+        statistics = folds.running_statistics(buffers.mean, buffers.var, eps, input.dtype)
     if act is None and may_wait(input):
-        return Tensor._of_later(DeferredNorm(input, weight, bias, found, training))
-    return BatchNorm.apply(input, weight, bias, None, found, training, act)
+        return Tensor._of_later(DeferredNorm(input, weight, bias, statistics, training))
+    return BatchNorm.apply(input, weight, bias, None, statistics, training, act)
 
 
 def fold_batch_norm(
@@ -174,8 +178,8 @@ def fold_batch_norm(
     *,
     wide: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(scale, shift) per output channel, so that scale * conv(x, conv_weight) + shift equals the batch norm with its
-    running statistics of conv(x, conv_weight) + conv_bias.
+    """Return (scale, shift) per output channel, so that scale * conv(x, conv_weight) + shift equals the batch norm with
+    its running statistics of conv(x, conv_weight) + conv_bias.
 
     Shapes: conv_weight [M, ...], the others [M] or None -> [M], in conv_weight's dtype, or with `wide` in the dtype of
     its accumulator (float32 for float16, which cannot hold every shift). No gradient is recorded.

@@ -1,9 +1,7 @@
-"""Convolution of images, with bias and activation in the product's epilogue; and what is checked of every convolution,
-whatever the number of its axes."""
+"""Convolution of images, with bias and activation in the product's epilogue; and the base of every convolution."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,29 +11,26 @@ from minidl.autograd import Function, is_grad_enabled
 from minidl.autograd.deferred import Deferred, may_wait, take
 from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
-from minidl.kernels.check import SEVERAL, Pair, numbers
-from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.check import Pair
+from minidl.kernels.conv.geometry import Geometry
 from minidl.ops import folds
 from minidl.ops import pool as pools
+from minidl.ops.conv_geometry import check_pool, check_vectors, geometry_of
 from minidl.ops.join import Cat
-from minidl.ops.view import one_or_many
+from minidl.ops.shape import one_or_many
 from minidl.runtime.descriptors import ConcatPair
 from minidl.tensors import Tensor
 
 __all__ = ["conv2d"]
 
-AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
-SHAPES = {1: "L", 2: "H, W", 3: "D, H, W"}
-KERNELS = {1: "K", 2: "R, S", 3: "Q, R, S"}
-
 
 def keeps_z(act: Activation) -> bool:
-    """Whether the gradient of an activation is found by what is before it."""
+    """Return whether the gradient of an activation needs its input."""
     return activation.parse(act)[0] not in activation.FROM_OUTPUT
 
 
 class Convolution(Function):
-    """The base of both convolutions. Subclasses give the kernels."""
+    """The base of all convolutions. Subclasses define the kernels."""
 
     compute: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
     grad_input: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -53,7 +48,8 @@ class Convolution(Function):
         form: str | None,
         statistics: list[torch.Tensor | None] | None = None,
     ) -> torch.Tensor:
-        """With `statistics`, an empty list, what the kernel hands on of y for a batch norm is added to it, or None."""
+        """Run the kernel; it appends y's statistics for a batch norm, or None, to the empty list `statistics` if there
+        is one."""
         name, _ = activation.parse(act)
         ctx.act, ctx.geometry, ctx.form, ctx.from_output = act, geometry, form, not keeps_z(act)
         keep_z = any(ctx.needs) and not ctx.from_output
@@ -70,15 +66,15 @@ class Convolution(Function):
 
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
-        *halves, weight, kept = ctx.saved
-        x = ConcatPair(*halves) if len(halves) > 1 else halves[0]
-        needs = ctx.needs if x is halves[0] else (any(ctx.needs[:2]), *ctx.needs[2:])
+        *inputs, weight, saved = ctx.saved
+        x = ConcatPair(*inputs) if len(inputs) > 1 else inputs[0]
+        needs = ctx.needs if x is inputs[0] else (any(ctx.needs[:2]), *ctx.needs[2:])
         dy = dy.movedim(1, -1)
         if dy.stride(-1) != 1:
             dy = dy.contiguous()
-        kept = dy if kept is None else conv.channels_last(kept)
-        # Channels of a joined tensor, whose rows lie apart, are copied by what sums them or takes the activation back.
-        dz, db = bias_act.bias_act_grad(dy, kept, None, ctx.act, ctx.from_output, want_bias=needs[2])
+        saved = dy if saved is None else conv.channels_last(saved)
+        # Channels of a concatenated tensor have gaps between rows; the bias or activation gradient copies them.
+        dz, db = bias_act.bias_act_grad(dy, saved, None, ctx.act, ctx.from_output, want_bias=needs[2])
         assert dz is not None
         dz = dz.contiguous().movedim(-1, 1)
         dx = cls.grad_input(ctx, dz, weight) if needs[0] else None
@@ -100,7 +96,7 @@ class Conv2d(Convolution):
 
 
 class JoinedConv2d(Conv2d):
-    """A convolution of two tensors joined along their channels, which are read where they lie."""
+    """A convolution of two tensors concatenated along their channels, without a copy."""
 
     @classmethod
     def forward(cls, ctx: Any, first: torch.Tensor, second: torch.Tensor, *how: Any) -> torch.Tensor:
@@ -113,9 +109,9 @@ class JoinedConv2d(Conv2d):
 
 
 class DeferredConv(Deferred):
-    """A convolution, or a transposed one, that takes in an activation; and before it, where no gradient is recorded, a
-    batch norm with running statistics and, not transposed, a sum. Of two tensors x it is that of both joined along the
-    channels."""
+    """A convolution, perhaps transposed, which an activation can be fused with; without a recorded gradient also a
+    batch
+    norm with running statistics and, unless transposed, a sum. Two tensors x are concatenated along the channels."""
 
     def __init__(
         self, function: type[Convolution], kernel: Callable[..., Any], shape: tuple[int, ...], x: tuple[Tensor, ...],
@@ -124,14 +120,14 @@ class DeferredConv(Deferred):
     ) -> None:  # fmt: skip
         wants = any(t.requires_grad for t in (*x, weight, bias) if t is not None)
         super().__init__(shape, weight.dtype, weight.device, wants, *x, weight, bias, scale, added)
-        self.given = function, kernel, shape, x, weight, bias, geometry
+        self.inputs = function, kernel, shape, x, weight, bias, geometry
         self.scale, self.act, self.added = scale, act, added
         self.statistics: list[torch.Tensor | None] | None = None
 
     def compute(self) -> Tensor:
-        function, kernel, _, x, weight, bias, geometry = self.given
+        function, kernel, _, x, weight, bias, geometry = self.inputs
         if len(x) == 2 and not self._reads(ConcatPair(*(t.data for t in x))):
-            x = (Cat.apply(1, *x),)  # with an activation or a sum it is of another form
+            x = (Cat.apply(1, *x),)  # the form chosen for an activation or a sum does not read pairs
         if self.requires_grad:
             function = function if len(x) == 1 else JoinedConv2d
             return function.apply(*x, weight, bias, geometry, self.act, None, self.statistics)
@@ -144,9 +140,9 @@ class DeferredConv(Deferred):
         return Tensor(y)
 
     def _reads(self, concat_pair: ConcatPair) -> bool:
-        """Whether the kernel that computes this reads both where they lie."""
-        *_, weight, given, geometry = self.given
-        bias, scale, added = (None if t is None else t.data for t in (given, self.scale, self.added))
+        """Return whether the kernel of this convolution reads both tensors without a copy."""
+        *_, weight, conv_bias, geometry = self.inputs
+        bias, scale, added = (None if t is None else t.data for t in (conv_bias, self.scale, self.added))
         return conv.reads_concat_pair(
             concat_pair, weight.data, geometry, bias, self.act, scale=scale, added=added,
             preactivation=self.requires_grad and self.statistics is None and keeps_z(self.act),
@@ -154,27 +150,27 @@ class DeferredConv(Deferred):
         )  # fmt: skip
 
     def keep_statistics(self) -> list[torch.Tensor | None] | None:
-        if self.given[0] is Conv2d and self.requires_grad and self.act is None:
+        if self.inputs[0] is Conv2d and self.requires_grad and self.act is None:
             self.statistics = []
         return self.statistics
 
     def with_act(self, act: Activation) -> Deferred | None:
-        return DeferredConv(*self.given, self.scale, act, self.added) if self.act is None else None
+        return DeferredConv(*self.inputs, self.scale, act, self.added) if self.act is None else None
 
     def with_sum(self, other: Any) -> Deferred | None:
         recorded = self.requires_grad or (is_grad_enabled() and other.requires_grad)
-        if recorded or self.act is not None or self.added is not None or self.given[0] is not Conv2d:
+        if recorded or self.act is not None or self.added is not None or self.inputs[0] is not Conv2d:
             return None
-        return DeferredConv(*self.given, self.scale, None, other)
+        return DeferredConv(*self.inputs, self.scale, None, other)
 
     def with_norm(self, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
-        wanted = is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
-        taken = any(each is not None for each in (self.act, self.scale, self.added))
-        if self.requires_grad or wanted or taken:
+        needs_gradient = is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
+        has_epilogue = any(each is not None for each in (self.act, self.scale, self.added))
+        if self.requires_grad or needs_gradient or has_epilogue:
             return None
-        function, kernel, shape, x, w, conv_bias, geometry = self.given
-        shift, factor, further = (None if t is None else t.data for t in (conv_bias, weight, bias))
-        scale, bias = map(Tensor, folds.fold(self.dtype, shift, mean.data, var.data, factor, further, eps))
+        function, kernel, shape, x, w, conv_bias, geometry = self.inputs
+        shift, factor, offset = (None if t is None else t.data for t in (conv_bias, weight, bias))
+        scale, bias = map(Tensor, folds.fold(self.dtype, shift, mean.data, var.data, factor, offset, eps))
         return DeferredConv(function, kernel, shape, x, w, bias, geometry, scale)
 
 
@@ -193,7 +189,7 @@ def conv2d(
     pool: str | None = None,
     form: str | None = None,
 ) -> Tensor:
-    """act(scale * conv(input, weight) + bias), the cross-correlation called convolution, in one kernel.
+    """Return act(scale * conv(input, weight) + bias), the cross-correlation called convolution, in one kernel.
 
     Shapes: x [N, C, H, W], weight [M, C / groups, R, S], bias and scale [M] -> [N, M, OH, OW], all without N for one
     image, with OH = (H + 2 padding - dilation (R - 1) - 1) // stride + 1, in x's dtype. Memory is channels-last inside:
@@ -249,108 +245,9 @@ def conv2d(
 
 
 def recorded(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> bool:
-    """Whether a gradient is wanted. Raises ValueError for a scale, which has none."""
+    """Return whether a gradient is recorded. Raises ValueError for a scale, which has no gradient."""
     operands = [t for t in (x, weight, bias, scale) if t is not None]
-    wanted = is_grad_enabled() and any(t.requires_grad for t in operands)
-    if wanted and scale is not None:
+    needs_gradient = is_grad_enabled() and any(t.requires_grad for t in operands)
+    if needs_gradient and scale is not None:
         raise ValueError(f"{op}: a scale is for inference; call under no_grad(), or use a batch norm")
-    return wanted
-
-
-def sizes_of(op: str, x: Any, weight: Any, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes of image and kernel along the axes. Raises ValueError for other ranks, sizes of 0, bad groups and channels
-    that do not fit."""
-    axes, transposed = axes_in(op), "transpose" in op
-    if x.ndim != axes + 2 or weight.ndim != axes + 2:
-        channels = "C, M / groups" if transposed else "M, C / groups"
-        raise ValueError(
-            f"{op}: input has shape {list(x.shape)}, weight {list(weight.shape)}; expected [N, C, {SHAPES[axes]}] and "
-            f"weight [{channels}, {KERNELS[axes]}]"
-        )
-    # 1.0 and True are found in a cache under 1.
-    if isinstance(groups, bool) or not hasattr(groups, "__index__") or groups < 1:
-        raise ValueError(f"{op}: groups is {groups!r}, expected a whole number of 1 or more")
-    size, kernel = tuple(x.shape[2:]), tuple(weight.shape[2:])
-    if 0 in kernel or 0 in size:
-        raise ValueError(f"{op}: an image of {size} with a kernel of {kernel}: neither may have a size of 0")
-    first, second = weight.shape[:2]
-    if first % groups or x.shape[1] != (first if transposed else second * groups):
-        expected = (
-            f"its channels to be weight's first size, {first}, and a multiple of groups"
-            if transposed
-            else f"its channels to be groups * {second} and weight's {first} outputs a multiple of groups"
-        )
-        raise ValueError(
-            f"{op}: input has {x.shape[1]} channels, weight {list(weight.shape)}, groups {groups}; expected {expected}"
-        )
-    return size, kernel
-
-
-def axes_in(op: str) -> int:
-    """The number of axes of an operation that is named by it, as conv2d."""
-    return int(op[-2])
-
-
-def check_vectors(op: str, channels: int, **vectors: Any) -> None:
-    """Raises ValueError unless bias and scale have a value per output channel."""
-    for name, vector in vectors.items():
-        if vector is not None and list(vector.shape) != [channels]:
-            raise ValueError(f"{op}: {name} has shape {list(vector.shape)}, expected [{channels}]")
-
-
-def geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int) -> Geometry:
-    """The geometry for x [N, C, H, W] and weight [M, C / groups, R, S]. Raises ValueError if they do not fit."""
-    h, w = axes_of("conv2d", x, weight, stride, padding, dilation, groups)
-    return Geometry(h, w, int(groups))
-
-
-def axes_of(
-    op: str, x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int
-) -> tuple[Axis, ...]:
-    """The axes for x [N, C, ...] and weight [M, C / groups, ...]. Raises ValueError if they do not fit."""
-    size, kernel = sizes_of(op, x, weight, groups)
-    axes = len(size)
-    strides, dilations = numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes)
-    return _axes(op, size, kernel, strides, _padding(op, padding, kernel, strides, dilations), dilations)
-
-
-@functools.lru_cache(maxsize=4096)
-def _axes(op: str, *settings: tuple[Any, ...]) -> tuple[Axis, ...]:
-    named = zip(AXES[axes_in(op)], *settings, strict=True)
-    return tuple(Axis.of(op, *each) for each in named)
-
-
-def check_settings(op: str, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[int, ...]:
-    """The sizes of a kernel. Raises ValueError for settings that fit no image and weight, TypeError for settings that
-    are not whole numbers."""
-    axes = axes_in(op)
-    size = numbers(op, "kernel_size", kernel, 1, axes)
-    _padding(op, padding, size, numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes))
-    return size
-
-
-def check_pool(pool: Any) -> None:
-    """Raises ValueError unless there is such a pool."""
-    if pool not in (None, "max", "avg"):
-        raise ValueError(f'conv2d: pool is {pool!r}, expected "max", "avg" or None')
-
-
-def _padding(
-    op: str, padding: Pair | str, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
-) -> tuple[tuple[int, int], ...]:
-    """(before, after) of each axis."""
-    if not isinstance(padding, str):
-        return tuple((p, p) for p in numbers(op, "padding", padding, 0, len(kernel)))
-    reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
-    if padding == "valid":
-        return tuple((0, 0) for _ in reach)
-    if padding == "causal" and len(kernel) == 1:
-        return ((reach[0], 0),)
-    if padding != "same":
-        also = ', "causal"' if len(kernel) == 1 else ""
-        raise ValueError(
-            f'{op}: padding is {padding!r}, expected "same", "valid"{also}, a whole number or {SEVERAL[len(kernel)]}'
-        )
-    if any(s != 1 for s in stride):
-        raise ValueError(f'{op}: padding "same" is for stride 1, got stride {stride}')
-    return tuple((all_ // 2, all_ - all_ // 2) for all_ in reach)
+    return needs_gradient

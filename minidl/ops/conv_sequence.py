@@ -11,9 +11,10 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.ops import conv_transpose
-from minidl.ops.conv import Conv2d, Convolution, axes_of, check_vectors, recorded
+from minidl.ops.conv import Conv2d, Convolution, recorded
+from minidl.ops.conv_geometry import axes_of, check_vectors
 from minidl.ops.conv_transpose import ConvTranspose2d
-from minidl.ops.view import one_or_many
+from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 
 __all__ = ["conv1d", "conv_transpose1d"]
@@ -73,7 +74,8 @@ def conv1d(
     scale: Tensor | None = None,
     form: str | None = None,
 ) -> Tensor:
-    """act(scale * conv(input, weight) + bias) along sequences, as `conv2d` along images, whose kernels compute it.
+    """Return act(scale * conv(input, weight) + bias) along sequences, as `conv2d` along images, whose kernels compute
+    it.
 
     Shapes: input [N, C, L], weight [M, C / groups, K], bias and scale [M] -> [N, M, OL] with
     OL = (L + 2 padding - dilation (K - 1) - 1) // stride + 1, in its dtype. Memory has the channels last inside,
@@ -114,7 +116,7 @@ def conv_transpose1d(
     scale: Tensor | None = None,
     form: str | None = None,
 ) -> Tensor:
-    """act(scale * conv_transpose(input, weight) + bias) along sequences, as `conv_transpose2d` along images.
+    """Return act(scale * conv_transpose(input, weight) + bias) along sequences, as `conv_transpose2d` along images.
 
     Shapes: input [N, C, L], weight [C, M / groups, K], bias and scale [M] -> [N, M, OL] with
     OL = (L - 1) stride - 2 padding + dilation (K - 1) + output_padding + 1, in its dtype; memory as of `conv1d`. The
@@ -142,5 +144,6 @@ def _geometry(weight: Tensor, axis: Axis, groups: int) -> Geometry:
 
 
 def _place(weight: Tensor | torch.Tensor) -> int:
-    """A column where each channel has a group: the depthwise form reads an input once for all rows that need it."""
+    """Return a column where each channel has a group: the depthwise form reads an input once for all rows that need
+    it."""
     return COLUMN if weight.shape[1] == 1 else ROW

@@ -12,8 +12,9 @@ from minidl.kernels import conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.ops.conv import AXES, Convolution, DeferredConv, axes_in, check_vectors, recorded, sizes_of
-from minidl.ops.view import one_or_many
+from minidl.ops.conv import Convolution, DeferredConv, recorded
+from minidl.ops.conv_geometry import AXES, axes_in, check_vectors, sizes_of
+from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 
 __all__ = ["conv_transpose2d"]
@@ -48,7 +49,8 @@ def conv_transpose2d(
     scale: Tensor | None = None,
     form: str | None = None,
 ) -> Tensor:
-    """act(scale * conv_transpose(input, weight) + bias): the gradient of `conv2d` for its input, as an operation.
+    """Return act(scale * conv_transpose(input, weight) + bias): the gradient of `conv2d` for its input, as an
+    operation.
 
     Every pixel of input adds its value times weight to a window of the result; windows are `stride` apart.
 
@@ -88,7 +90,7 @@ def conv_transpose2d(
 def axes_of(
     op: str, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, output_padding: Pair, groups: int, dilation: Pair
 ) -> tuple[Axis, ...]:
-    """The axes of the convolution whose input gradient this is. Raises ValueError if x and weight do not fit."""
+    """Return the axes of the convolution whose input gradient this is. Raises ValueError if x and weight do not fit."""
     size, kernel = sizes_of(op, x, weight, groups)
     return _axes(op, size, kernel, *check_settings(op, stride, padding, output_padding, dilation))
 
@@ -96,8 +98,8 @@ def axes_of(
 def check_settings(
     op: str, stride: Any, padding: Any, output_padding: Any, dilation: Any
 ) -> tuple[tuple[int, ...], ...]:
-    """The four for each axis. Raises ValueError for settings that fit no image and weight, TypeError for settings that
-    are not whole numbers."""
+    """Return the four for each axis. Raises ValueError for settings that fit no image and weight, TypeError for
+    settings that are not whole numbers."""
     axes = axes_in(op)
     strides, dilations = numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes)
     ends = numbers(op, "output_padding", output_padding, 0, axes)

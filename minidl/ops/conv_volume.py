@@ -10,8 +10,9 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
 from minidl.kernels.conv import volume
 from minidl.kernels.conv.geometry import Geometry, Volume
-from minidl.ops.conv import Convolution, axes_of, check_vectors, recorded
-from minidl.ops.view import one_or_many
+from minidl.ops.conv import Convolution, recorded
+from minidl.ops.conv_geometry import axes_of, check_vectors
+from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 
 __all__ = ["conv3d"]
@@ -44,7 +45,7 @@ def conv3d(
     *,
     scale: Tensor | None = None,
 ) -> Tensor:
-    """act(scale * conv(input, weight) + bias) of volumes, as `conv2d` of images.
+    """Return act(scale * conv(input, weight) + bias) of volumes, as `conv2d` of images.
 
     Shapes: input [N, C, D, H, W], weight [M, C / groups, Q, R, S], bias and scale [M] -> [N, M, OD, OH, OW], sizes as
     in `conv2d`, in its dtype. Memory is channels-last inside: input in torch.channels_last_3d is used as it is, other

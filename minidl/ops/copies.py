@@ -1,4 +1,4 @@
-"""Copies where torch has views: of what has its channels last in memory, which torch would have in rows.
+"""Copies where torch returns views: of tensors with channels last in memory, which torch would store in rows.
 
 A change of one would not reach the other, so it is refused as long as both are in memory, and either may be changed
 once the other is gone. The memory itself holds the note, so that views of a copy and of what was copied have it, too.
@@ -20,14 +20,15 @@ _NOTE, _CHOSEN = "_minidl_copies", "_minidl_chosen"
 
 
 def chosen(x: torch.Tensor) -> torch.Tensor:
-    """x, whose order the user chose: torch would copy it, too."""
+    """Return x, whose order the user chose: torch would copy it, too."""
     if memory_layout.channels_last(x):
         setattr(x.untyped_storage(), _CHOSEN, True)
     return x
 
 
 def note(copy: torch.Tensor, of: torch.Tensor, always: bool = False) -> torch.Tensor:
-    """`copy`, with a note in both memories if it is a copy, where torch's tensor would lie in rows or `always`."""
+    """Return `copy`, with a note in both memories if it is a copy, where torch's tensor would lie in rows or
+    `always`."""
     memories = copy.untyped_storage(), of.untyped_storage()
     if memories[0]._cdata == memories[1]._cdata:
         return copy
@@ -39,7 +40,7 @@ def note(copy: torch.Tensor, of: torch.Tensor, always: bool = False) -> torch.Te
 
 
 def refuse_change(name: str, x: torch.Tensor) -> None:
-    """Raises RuntimeError where a copy of x, or what x is a copy of, is still in memory."""
+    """Raise RuntimeError where a copy of x, or what x is a copy of, is still in memory."""
     others = getattr(x.untyped_storage(), _NOTE, ())
     if _in_memory(others) and (gc.collect(), _in_memory(others))[1]:  # what Triton's interpreter launched with stays
         raise RuntimeError(

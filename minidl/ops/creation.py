@@ -1,4 +1,4 @@
-"""Tensors made from data, or filled: torch's names, on the device where kernels run unless one is named."""
+"""Create Tensors from data or filled with values, under torch's names; by default on the device that runs kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Kind = torch.dtype | None
 
 
 def tensor(data: Any, dtype: Kind = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """A copy of `data`: numbers, lists of them, a NumPy array or a tensor, without a graph. Floats become float32.
+    """Return a copy of `data`: numbers, lists of them, a NumPy array or a tensor, without a graph. Floats become
+    float32.
 
     Raises TypeError or ValueError for data without a regular shape.
     """
@@ -36,7 +37,7 @@ def tensor(data: Any, dtype: Kind = None, device: Where = None, requires_grad: b
 
 
 def from_numpy(ndarray: Any) -> Tensor:
-    """A Tensor over a NumPy array's memory, on the CPU as torch's; `as_tensor` puts it where kernels run."""
+    """Return a Tensor over a NumPy array's memory, on the CPU as torch's; `as_tensor` puts it where kernels run."""
     return Tensor(torch.from_numpy(ndarray))
 
 
@@ -44,7 +45,7 @@ def arange(
     start: Scalar | None = None, end: Scalar | None = None, step: Scalar = 1, *, dtype: Kind = None,
     device: Where = None, requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
-    """start, start + step, ... below end (above it for a step below 0); from 0 where end is left out.
+    """Return start, start + step, ... below end (above it for a step below 0); from 0 where end is left out.
 
     int64 for whole numbers, else float32, computed in float64 and rounded once.
     Raises ValueError for a step of 0, or one that leads away from end, and for what is not finite.
@@ -55,10 +56,10 @@ def arange(
     start, end, step = map(python_number, (0, start, step) if end is None else (start, end, step))
     if step == 0 or (end - start) * step < 0 or not all(map(math.isfinite, (start, end, step))):
         raise ValueError(f"arange: a step of {step!r} does not lead from {start!r} to {end!r}")
-    whole = all(isinstance(value, int) for value in (start, end, step))
-    dtype = dtype or (torch.int64 if whole else torch.get_default_dtype())
+    integers = all(isinstance(value, int) for value in (start, end, step))
+    dtype = dtype or (torch.int64 if integers else torch.get_default_dtype())
     where = device_of(device)
-    if whole and not dtype.is_floating_point:
+    if integers and not dtype.is_floating_point:
         return Tensor(torch.arange(start, end, step, dtype=dtype, device=where), requires_grad)
     count = math.ceil((end - start) / step)
     return Tensor(_steps(start, step, count, where).to(dtype), requires_grad)
@@ -67,7 +68,8 @@ def arange(
 def linspace(
     start: Any, end: Any, steps: int, *, dtype: Kind = None, device: Where = None, requires_grad: bool = False
 ) -> Tensor:
-    """`steps` numbers from start to end, both included, evenly apart; float32, computed in float64 and rounded once.
+    """Return `steps` numbers from start to end, both included, evenly spaced; float32, computed in float64 and rounded
+    once.
 
     Raises ValueError for a negative number of steps.
     """
@@ -85,7 +87,7 @@ def linspace(
 
 
 def _steps(start: float, step: float, count: int, device: torch.device | str) -> torch.Tensor:
-    """start + i step for i from 0 to count, float64."""
+    """Return start + i step for i from 0 to count, float64."""
     i = torch.arange(count, dtype=torch.int64, device=device).double()
     return elementwise.add(elementwise.mul(i, step), start)
 
@@ -93,7 +95,7 @@ def _steps(start: float, step: float, count: int, device: torch.device | str) ->
 def eye(
     n: int, m: int | None = None, *, dtype: Kind = None, device: Where = None, requires_grad: bool = False
 ) -> Tensor:
-    """Ones on the diagonal, else zeros: [n, m], or [n, n]. Raises ValueError for a negative size."""
+    """Return ones on the diagonal, else zeros: [n, m], or [n, n]. Raises ValueError for a negative size."""
     columns = n if m is None else m
     if n < 0 or columns < 0:
         raise ValueError(f"eye: got [{n}, {columns}], expected sizes from 0")
@@ -103,7 +105,7 @@ def eye(
 
 
 def empty(*size: Any, dtype: Kind = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """A Tensor whose values are whatever the memory holds."""
+    """Return a Tensor whose values are whatever the memory holds."""
     data = torch.empty(check.sizes("empty", size), dtype=dtype or torch.get_default_dtype(), device=device_of(device))
     return Tensor(data, requires_grad)
 
@@ -111,30 +113,30 @@ def empty(*size: Any, dtype: Kind = None, device: Where = None, requires_grad: b
 def full_like(
     input: Tensor, fill_value: Scalar, *, dtype: Kind = None, device: Where = None, requires_grad: bool = False
 ) -> Tensor:
-    """A Tensor of one value in input's shape, and its dtype and device unless named."""
+    """Return a Tensor of one value in input's shape, and its dtype and device unless named."""
     dtype, device = dtype or input.dtype, device or input.device
     return full(input.shape, fill_value, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def zeros_like(input: Tensor, *, dtype: Kind = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """Zeros, as `full_like`."""
+    """Return zeros, as `full_like`."""
     return full_like(input, 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def ones_like(input: Tensor, *, dtype: Kind = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """Ones, as `full_like`."""
+    """Return ones, as `full_like`."""
     return full_like(input, 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def empty_like(input: Tensor, *, dtype: Kind = None, device: Where = None, requires_grad: bool = False) -> Tensor:
-    """Whatever the memory holds, in input's shape, and its dtype and device unless named."""
+    """Return an uninitialised Tensor in input's shape, dtype and device unless named."""
     return empty(input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad)
 
 
 def rand_like(
     input: Tensor, *, seed: int | None = None, dtype: Kind = None, device: Where = None, requires_grad: bool = False
 ) -> Tensor:
-    """`rand` in input's shape, and its dtype and device unless named."""
+    """Return `rand` in input's shape, and its dtype and device unless named."""
     dtype, device = dtype or input.dtype, device or input.device
     return rand(input.shape, seed=seed, dtype=dtype, device=device, requires_grad=requires_grad)
 
@@ -142,7 +144,7 @@ def rand_like(
 def randn_like(
     input: Tensor, *, seed: int | None = None, dtype: Kind = None, device: Where = None, requires_grad: bool = False
 ) -> Tensor:
-    """`randn` in input's shape, and its dtype and device unless named."""
+    """Return `randn` in input's shape, and its dtype and device unless named."""
     dtype, device = dtype or input.dtype, device or input.device
     return randn(input.shape, seed=seed, dtype=dtype, device=device, requires_grad=requires_grad)
 
@@ -151,7 +153,7 @@ def randint(
     low: Any = 0, high: Any = None, size: Sequence[int] | None = None, *, seed: int | None = None, dtype: Kind = None,
     device: Where = None, requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Whole numbers from low (included, 0 where it is left out) to high (excluded), int64: randint(10, (2, 3)).
+    """Return whole numbers from low (included, 0 where it is left out) to high (excluded), int64: randint(10, (2, 3)).
 
     Seeds as `rand`. Raises ValueError unless low < high <= low + 2^31 or for a negative size, TypeError without a size.
     """
@@ -166,5 +168,6 @@ def randint(
 
 
 def randperm(n: int, *, seed: int | None = None, dtype: torch.dtype = torch.int64, device: Where = None) -> Tensor:
-    """The numbers from 0 to below n in a random order. Seeds as `rand`. Raises ValueError for a negative number."""
+    """Return the numbers from 0 to below n in a random order. Seeds as `rand`. Raises ValueError for a negative
+    number."""
     return Tensor(sorting.argsort(rand(n, seed=seed, dtype=torch.float64, device=device)).data.to(dtype))

@@ -7,7 +7,7 @@ gradient is summed back to its operand's shape.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeGuard, overload
+from typing import Any, TypeGuard
 
 import torch
 
@@ -15,18 +15,13 @@ from minidl.autograd import Function, UnknownTensor
 from minidl.autograd.deferred import Deferred, may_wait, take
 from minidl.kernels import activation, elementwise, reduce
 from minidl.kernels.activation import Activation
-from minidl.ops import view
 from minidl.ops.promotion import alike, dtype_of, python_number
-from minidl.ops.unary import Reciprocal, Sqrt, Square
 from minidl.tensors import Scalar, Tensor
 
-__all__ = [
-    "add", "clamp", "div", "eq", "floor_divide", "fmod", "ge", "gt", "le", "lt", "maximum", "minimum", "mul", "ne",
-    "pow", "remainder", "sub", "where",
-]  # fmt: skip
+__all__ = ["add", "div", "floor_divide", "fmod", "lerp", "maximum", "minimum", "mul", "remainder", "sub"]
 
 Operand = Tensor | Scalar
-_Raw = torch.Tensor | Scalar
+Raw = torch.Tensor | Scalar
 Kernel = Callable[..., torch.Tensor]
 
 
@@ -34,13 +29,13 @@ class Add(Function):
     compute = staticmethod(elementwise.add)
 
     @classmethod
-    def forward(cls, ctx: Any, a: _Raw, b: _Raw) -> torch.Tensor:
-        ctx.shapes = _shape(a), _shape(b)
+    def forward(cls, ctx: Any, a: Raw, b: Raw) -> torch.Tensor:
+        ctx.shapes = shape_of(a), shape_of(b)
         return cls.compute(a, b)
 
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
-        return tuple(reduce.sum_to(dy, shape) if need else None for shape, need in _wanted(ctx))
+        return tuple(reduce.sum_to(dy, shape) if need else None for shape, need in shapes_and_needs(ctx))
 
 
 class AddAct(Function):
@@ -61,7 +56,7 @@ class AddAct(Function):
 
 
 class DeferredSum(Deferred):
-    """A sum of two tensors of one shape, which takes in an activation."""
+    """A sum of two tensors of one shape, which an activation can be fused with."""
 
     def __init__(self, a: Tensor, b: Tensor, act: Activation = None) -> None:
         super().__init__(a.shape, a.dtype, a.device, a.requires_grad or b.requires_grad, a, b)
@@ -71,8 +66,8 @@ class DeferredSum(Deferred):
         return Add.apply(self.a, self.b) if self.act is None else AddAct.apply(self.a, self.b, self.act)
 
     def with_act(self, act: Activation) -> Deferred | None:
-        known = self.act is None and activation.parse(act)[0] in activation.FROM_OUTPUT
-        return DeferredSum(self.a, self.b, act) if known else None
+        supported = self.act is None and activation.parse(act)[0] in activation.FROM_OUTPUT
+        return DeferredSum(self.a, self.b, act) if supported else None
 
 
 class Sub(Add):
@@ -85,7 +80,7 @@ class Sub(Add):
 
 
 class _Binary(Function):
-    """A function of two operands, given by three kernels; each gradient takes dy and both operands."""
+    """A function of two operands, defined by three kernels; each gradient takes dy and both operands."""
 
     compute: Kernel
     grad_a: Kernel
@@ -93,8 +88,8 @@ class _Binary(Function):
     reads: tuple[str, str]  # of "ab", the operands that the gradient of each reads
 
     @classmethod
-    def forward(cls, ctx: Any, a: _Raw, b: _Raw) -> torch.Tensor:
-        ctx.shapes = _shape(a), _shape(b)
+    def forward(cls, ctx: Any, a: Raw, b: Raw) -> torch.Tensor:
+        ctx.shapes = shape_of(a), shape_of(b)
         ctx.numbers = [None if isinstance(x, torch.Tensor) else x for x in (a, b)]
         read = "".join(names for names, need in zip(cls.reads, ctx.needs, strict=True) if need)
         operands = ((a, "a" in read), (b, "b" in read))
@@ -104,105 +99,83 @@ class _Binary(Function):
     @classmethod
     def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
         a, b = (x if number is None else number for x, number in zip(ctx.saved, ctx.numbers, strict=True))
-        (shape_a, need_a), (shape_b, need_b) = _wanted(ctx)
+        (shape_a, need_a), (shape_b, need_b) = shapes_and_needs(ctx)
         da = reduce.sum_to(cls.grad_a(dy, a, b), shape_a) if need_a else None
         return da, reduce.sum_to(cls.grad_b(dy, a, b), shape_b) if need_b else None
 
 
-def binary(
+def binary_function(
     name: str, compute: Kernel, grad_a: Kernel, grad_b: Kernel, reads: tuple[str, str] = ("ab", "ab")
 ) -> type[Function]:
-    """The Function of two operands with these kernels; `reads` names the operands that the gradient of each reads."""
+    """Return the Function of two operands with these kernels; `reads` names the operands that the gradient of each
+    reads."""
     kernels = {"compute": compute, "grad_a": grad_a, "grad_b": grad_b}
     return type(name, (_Binary,), {"reads": reads} | {key: staticmethod(kernel) for key, kernel in kernels.items()})
 
 
 def _swapped(gradient: Kernel) -> Kernel:
-    """The gradient of the other operand, of a function that does not change when they are exchanged."""
+    """Return the gradient of the other operand, of a function that does not change when they are exchanged."""
     return lambda dy, a, b: gradient(dy, b, a)
 
 
-def _times_b(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
+def _mul_by_b(dy: torch.Tensor, a: Raw, b: Raw) -> torch.Tensor:
     return elementwise.mul(dy, b)
 
 
-def _step(dy: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
-    """The gradient of a whole number."""
+def _step_gradient(dy: torch.Tensor, a: Raw, b: Raw) -> torch.Tensor:
+    """Return the gradient of a step function."""
     return torch.zeros_like(dy)
 
 
-Mul = binary("Mul", elementwise.mul, _times_b, _swapped(_times_b), ("b", "a"))
-Div = binary("Div", elementwise.div, lambda dy, a, b: elementwise.div(dy, b), elementwise.div_grad_b, ("b", "ab"))
-DivTrunc = binary("DivTrunc", elementwise.div_trunc, _step, _step, ("", ""))
-DivFloor = binary("DivFloor", elementwise.div_floor, _step, _step, ("", ""))
-Fmod = binary("Fmod", elementwise.fmod, lambda dy, a, b: dy, elementwise.fmod_grad_b, ("", "ab"))
-Remainder = binary("Remainder", elementwise.remainder, lambda dy, a, b: dy, elementwise.remainder_grad_b, ("", "ab"))
-Pow = binary("Pow", elementwise.pow, elementwise.pow_grad_a, elementwise.pow_grad_b)
-Maximum = binary("Maximum", elementwise.maximum, elementwise.maximum_grad, _swapped(elementwise.maximum_grad))
-Minimum = binary("Minimum", elementwise.minimum, elementwise.minimum_grad, _swapped(elementwise.minimum_grad))
+Mul = binary_function("Mul", elementwise.mul, _mul_by_b, _swapped(_mul_by_b), ("b", "a"))
+Div = binary_function(
+    "Div", elementwise.div, lambda dy, a, b: elementwise.div(dy, b), elementwise.div_grad_b, ("b", "ab")
+)
+DivTrunc = binary_function("DivTrunc", elementwise.div_trunc, _step_gradient, _step_gradient, ("", ""))
+DivFloor = binary_function("DivFloor", elementwise.div_floor, _step_gradient, _step_gradient, ("", ""))
+Fmod = binary_function("Fmod", elementwise.fmod, lambda dy, a, b: dy, elementwise.fmod_grad_b, ("", "ab"))
+Remainder = binary_function(
+    "Remainder", elementwise.remainder, lambda dy, a, b: dy, elementwise.remainder_grad_b, ("", "ab")
+)
+Maximum = binary_function("Maximum", elementwise.maximum, elementwise.maximum_grad, _swapped(elementwise.maximum_grad))
+Minimum = binary_function("Minimum", elementwise.minimum, elementwise.minimum_grad, _swapped(elementwise.minimum_grad))
 
 
-class Where(Function):
-    @staticmethod
-    def forward(ctx: Any, condition: torch.Tensor, a: _Raw, b: _Raw) -> torch.Tensor:
-        ctx.shapes = (), _shape(a), _shape(b)
-        ctx.save(condition)
-        return elementwise.where(condition, a, b)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        (condition,) = ctx.saved
-        _, (shape_a, need_a), (shape_b, need_b) = _wanted(ctx)
-        da = reduce.sum_to(elementwise.where(condition, dy, 0), shape_a) if need_a else None
-        return None, da, reduce.sum_to(elementwise.where(condition, 0, dy), shape_b) if need_b else None
-
-
-class Clamp(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, low: Scalar | None, high: Scalar | None) -> torch.Tensor:
-        ctx.save(x)
-        ctx.range = low, high
-        return elementwise.clamp(x, low, high)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return elementwise.clamp_grad(dy, *ctx.saved, *ctx.range), None, None
-
-
-def _shape(x: _Raw) -> tuple[int, ...]:
+def shape_of(x: Raw) -> tuple[int, ...]:
     return tuple(x.shape) if isinstance(x, torch.Tensor) else ()
 
 
-def _wanted(ctx: Any) -> list[tuple[tuple[int, ...], bool]]:
-    """For each operand, its shape and whether its gradient is wanted."""
+def shapes_and_needs(ctx: Any) -> list[tuple[tuple[int, ...], bool]]:
+    """Return each operand's shape and whether its gradient is needed."""
     return list(zip(ctx.shapes, ctx.needs, strict=True))
 
 
-def _raw(x: Operand) -> _Raw:
+def raw_operand(x: Operand) -> Raw:
     return x.data if isinstance(x, Tensor) else x
 
 
 def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
-    """input + alpha other; of bools, whether either is true. Raises TypeError for two floating types, or an alpha that
-    is a fraction for integers; ValueError for shapes that do not broadcast."""
-    a, b = scaled("add", input, other, alpha)
-    if _are_bools(a, b):
-        return _of_bools(torch.bitwise_or, a, b)
-    if not (_waits(a) and _waits(b) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)):
+    """Return input + alpha other; of bools, whether either is true. Raises TypeError for two floating types, or an
+    alpha that is a fraction for integers; ValueError for shapes that do not broadcast."""
+    a, b = scale_operand("add", input, other, alpha)
+    if are_bools(a, b):
+        return of_bools(torch.bitwise_or, a, b)
+    if not (_may_defer(a) and _may_defer(b) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)):
         return Add.apply(a, b)
-    for one, other in ((a, b), (b, a)):
-        taken = take(one, "with_sum", other)
-        if taken is not None:
-            return Tensor._of_later(taken)
+    for deferred, other in ((a, b), (b, a)):
+        fused = take(deferred, "with_sum", other)
+        if fused is not None:
+            return Tensor._of_later(fused)
     return Tensor._of_later(DeferredSum(a, b)) if a.ndim > 1 else Add.apply(a, b)
 
 
-def _waits(x: Any) -> TypeGuard[Tensor]:
+def _may_defer(x: Any) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and may_wait(x) and x.dtype.is_floating_point
 
 
-def scaled(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any, Any]:
-    """a and alpha b in one dtype, which alpha does not change. Raises TypeError for an alpha that does not fit it."""
+def scale_operand(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any, Any]:
+    """Return a and alpha b in one dtype, which alpha does not change. Raises TypeError for an alpha that does not fit
+    it."""
     a, b = alike(a, b)
     if type(alpha) is int and alpha == 1:
         return a, b
@@ -219,18 +192,19 @@ def scaled(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any, Any]:
     return a, mul(b, alpha) if isinstance(b, Tensor | torch.Tensor) else b * alpha
 
 
-def _are_bools(*operands: Any) -> bool:
-    """Whether they are torch.bool, of which there is no arithmetic but that of truths; one may be True or False."""
-    truths = [isinstance(x, bool) or (isinstance(x, Tensor | torch.Tensor) and _is_bool(x)) for x in operands]
+def are_bools(*operands: Any) -> bool:
+    """Return whether they are torch.bool, of which there is no arithmetic but that of truths; one may be True or
+    False."""
+    truths = [isinstance(x, bool) or (isinstance(x, Tensor | torch.Tensor) and is_bool(x)) for x in operands]
     return all(truths) and not all(isinstance(x, bool) for x in operands)
 
 
-def _of_bools(function: Callable[..., torch.Tensor], a: Any, b: Any) -> Tensor:
-    return Tensor(function(_raw(a), _raw(b)))
+def of_bools(function: Callable[..., torch.Tensor], a: Any, b: Any) -> Tensor:
+    return Tensor(function(raw_operand(a), raw_operand(b)))
 
 
-def _are_whole(*operands: Any) -> bool:
-    """Whether they are integers, tensors or numbers, and one at least a tensor."""
+def are_integers(*operands: Any) -> bool:
+    """Return whether they are integers, tensors or numbers, and one at least a tensor."""
     try:
         kinds = [x.dtype if isinstance(x, Tensor | torch.Tensor) else None for x in operands]
     except UnknownTensor:
@@ -239,7 +213,7 @@ def _are_whole(*operands: Any) -> bool:
     return numbers and any(kinds) and not any(kind is not None and kind.is_floating_point for kind in kinds)
 
 
-def _is_bool(x: Any) -> bool:
+def is_bool(x: Any) -> bool:
     try:
         return bool(x.dtype == torch.bool)
     except UnknownTensor:
@@ -247,23 +221,23 @@ def _is_bool(x: Any) -> bool:
 
 
 def sub(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
-    """input - alpha other. Raises TypeError for bools or two floating types, ValueError for shapes that do not
+    """Return input - alpha other. Raises TypeError for bools or two floating types, ValueError for shapes that do not
     broadcast."""
-    return Sub.apply(*scaled("sub", input, other, alpha))
+    return Sub.apply(*scale_operand("sub", input, other, alpha))
 
 
 def mul(input: Operand, other: Operand) -> Tensor:
-    """input times other, element by element; of bools, whether both are true. Raises as `add`."""
+    """Return input times other, element by element; of bools, whether both are true. Raises as `add`."""
     a: Any
     b: Any
     a, b = alike(input, other)
-    if _are_bools(a, b):
-        return _of_bools(torch.bitwise_and, a, b)
+    if are_bools(a, b):
+        return of_bools(torch.bitwise_and, a, b)
     return Mul.apply(a, b)
 
 
 def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
-    """input / other; float32 for integers. Raises as `add`.
+    """Return input / other; float32 for integers. Raises as `add`.
 
     With rounding_mode "floor" or "trunc" a whole number, rounded down or towards 0, of integers an integer; its
     gradient is 0. Raises ValueError for another mode.
@@ -273,58 +247,37 @@ def div(input: Operand, other: Operand, *, rounding_mode: str | None = None) -> 
     if rounding_mode not in ("floor", "trunc"):
         raise ValueError(f'div: rounding_mode is {rounding_mode!r}, expected None, "floor" or "trunc"')
     function = DivFloor if rounding_mode == "floor" else DivTrunc
-    return _divided(function, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), input, other)
+    return _divide(function, lambda a, b: torch.div(a, b, rounding_mode=rounding_mode), input, other)
 
 
 def floor_divide(input: Operand, other: Operand) -> Tensor:
-    """input / other rounded down: `div` with rounding_mode "floor"."""
+    """Return input / other rounded down: `div` with rounding_mode "floor"."""
     return div(input, other, rounding_mode="floor")
 
 
 def remainder(input: Operand, other: Operand) -> Tensor:
-    """What `floor_divide` leaves of input, with other's sign: input - floor(input / other) other, rounded once.
+    """Return the remainder of `floor_divide`, with other's sign: input - floor(input / other) other, rounded once.
 
     NaN for an infinite input or a divisor of 0, and where the quotient overflows float64. Raises as `add`.
     """
-    return _divided(Remainder, torch.remainder, input, other)
+    return _divide(Remainder, torch.remainder, input, other)
 
 
 def fmod(input: Operand, other: Operand) -> Tensor:
-    """What a quotient rounded towards 0 leaves of input, with input's sign; exact. Otherwise as `remainder`."""
-    return _divided(Fmod, torch.fmod, input, other)
+    """Return the remainder of a quotient rounded towards 0, with input's sign; exact. Otherwise as `remainder`."""
+    return _divide(Fmod, torch.fmod, input, other)
 
 
-def _divided(function: type[Function], of_integers: Callable[..., Any], a: Operand, b: Operand) -> Tensor:
-    """A whole quotient or what it leaves; of integers, and of bools as integers, by torch."""
+def _divide(function: type[Function], integer_function: Callable[..., Any], a: Operand, b: Operand) -> Tensor:
+    """Return a whole quotient or what it leaves; of integers, and of bools as integers, by torch."""
     a, b = alike(a, b)
-    if not _are_whole(a, b):
+    if not are_integers(a, b):
         return function.apply(a, b)
-    return Tensor(of_integers(*(x if isinstance(x, int) else _raw(x) for x in (a, b))))
-
-
-def pow(input: Operand, exponent: Operand) -> Tensor:
-    """input to the power `exponent`; NaN where input is negative and exponent is not an integer.
-
-    As in torch, the gradient of input is 0 where exponent is 0, and that of exponent is 0 where input is 0 and exponent
-    is not negative. Of integers it is torch's, which raises RuntimeError for negative exponents.
-    Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
-    """
-    a, b = alike(input, exponent)
-    if isinstance(a, Tensor) and isinstance(b, int | float):
-        if b == 2:
-            return Square.apply(a)
-        if b == 0.5:
-            return Sqrt.apply(a)
-        if b == -1:
-            return Reciprocal.apply(a)
-    if _are_whole(a, b):
-        base: Any = _raw(a)
-        return Tensor(torch.pow(base, _raw(b)))
-    return Pow.apply(a, b)
+    return Tensor(integer_function(*(x if isinstance(x, int) else raw_operand(x) for x in (a, b))))
 
 
 def maximum(input: Operand, other: Operand) -> Tensor:
-    """The larger of two; NaN where either is NaN. Where they are equal, each gets half of the gradient.
+    """Return the larger of two; NaN where either is NaN. Where they are equal, each gets half of the gradient.
 
     Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
     """
@@ -332,104 +285,13 @@ def maximum(input: Operand, other: Operand) -> Tensor:
 
 
 def minimum(input: Operand, other: Operand) -> Tensor:
-    """The smaller of two; NaN where either is NaN. Where they are equal, each gets half of the gradient.
+    """Return the smaller of two; NaN where either is NaN. Where they are equal, each gets half of the gradient.
 
     Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
     """
     return Minimum.apply(*alike(input, other))
 
 
-@overload
-def where(condition: Tensor) -> tuple[Tensor, ...]: ...
-@overload
-def where(condition: Tensor, input: Operand, other: Operand) -> Tensor: ...
-def where(condition: Tensor, input: Operand | None = None, other: Operand | None = None) -> Any:
-    """input where condition is true, else other; all three broadcast. Of two numbers, float32, or int64 of whole ones.
-
-    Of condition alone the places where it is not 0, as `nonzero` with as_tuple=True.
-    Raises TypeError if condition is not torch.bool or for two floating types, ValueError for shapes that do not
-    broadcast.
-    """
-    if input is None and other is None:
-        truths = condition.data if condition.dtype == torch.bool else elementwise.ne(condition.data, 0)
-        return tuple(map(Tensor, torch.nonzero(truths.reshape(truths.shape or (1,)), as_tuple=True)))
-    if input is None or other is None:
-        raise TypeError("where: got one of input and other, expected both, or condition alone")
-    if not isinstance(input, Tensor | torch.Tensor) and not isinstance(other, Tensor | torch.Tensor):
-        kind = torch.result_type(torch.tensor(input), torch.tensor(other))
-        input = Tensor(torch.full((), input, dtype=kind, device=condition.device))
-    a: Any
-    b: Any
-    a, b = alike(input, other)
-    if _are_bools(a, b):
-        a, b = (x if isinstance(x, bool) else view.to(x, torch.uint8) for x in (a, b))
-        return view.to(Where.apply(condition, a, b), torch.bool)
-    return Where.apply(condition, a, b)
-
-
-def clamp(input: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """input limited to [min, max], numbers or tensors that broadcast; None sets no limit, and above max, min is max.
-
-    NaN stays NaN. The gradient goes to input where it is within the limits, else to the limit.
-    Raises ValueError when both are None.
-    """
-    if isinstance(min, Tensor | torch.Tensor) or isinstance(max, Tensor | torch.Tensor):
-        above = input if min is None else _moved(input, min, elementwise.lt)
-        return above if max is None else _moved(above, max, elementwise.gt)
-    (input, min), (_, max) = alike(input, min), alike(input, max)
-    return Clamp.apply(input, min, max)
-
-
-def _moved(x: Tensor, bound: Operand, beyond: Kernel) -> Tensor:
-    """The bound where x is beyond it, or it is NaN; else x."""
-    x, bound = alike(x, bound)
-    raw, at = _raw(x), _raw(bound)
-    moved = beyond(raw, at)
-    if isinstance(at, torch.Tensor):
-        moved = torch.logical_or(moved, elementwise.ne(at, at))
-    return where(Tensor(moved), bound, x)
-
-
-def _compared(compare: Kernel, a: Operand, b: Operand) -> Tensor:
-    a, b = alike(a, b)
-    # A number that the tensor's type does not have is compared all the same.
-    a, b = _widened(a, b), _widened(b, a)
-    return Tensor(compare(_raw(a), _raw(b)))
-
-
-def _widened(x: Any, other: Any) -> Any:
-    """x as int64 where it is of integers that do not have a whole number among them."""
-    if type(other) is not int or isinstance(x, int | float) or x.dtype.is_floating_point or _is_bool(x):
-        return x
-    limits = torch.iinfo(x.dtype)
-    return x if limits.min <= other <= limits.max else view.to(x, torch.int64)
-
-
-def eq(input: Operand, other: Operand) -> Tensor:
-    """input == other, as torch.bool. Raises as `add`."""
-    return _compared(elementwise.eq, input, other)
-
-
-def ne(input: Operand, other: Operand) -> Tensor:
-    """input != other, as torch.bool. Raises as `add`."""
-    return _compared(elementwise.ne, input, other)
-
-
-def lt(input: Operand, other: Operand) -> Tensor:
-    """input < other, as torch.bool. Raises as `add`."""
-    return _compared(elementwise.lt, input, other)
-
-
-def le(input: Operand, other: Operand) -> Tensor:
-    """input <= other, as torch.bool. Raises as `add`."""
-    return _compared(elementwise.le, input, other)
-
-
-def gt(input: Operand, other: Operand) -> Tensor:
-    """input > other, as torch.bool. Raises as `add`."""
-    return _compared(elementwise.gt, input, other)
-
-
-def ge(input: Operand, other: Operand) -> Tensor:
-    """input >= other, as torch.bool. Raises as `add`."""
-    return _compared(elementwise.ge, input, other)
+def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
+    """Return input + weight (end - input), weight a number or a tensor. Raises as `add`."""
+    return add(input, mul(sub(end, input), weight))

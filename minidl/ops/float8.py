@@ -23,8 +23,8 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
 from minidl.kernels.conv import float8 as kernels
 from minidl.kernels.conv.geometry import Geometry
-from minidl.ops import view
-from minidl.ops.conv import check_vectors, geometry_of
+from minidl.ops.conv_geometry import check_vectors, geometry_of
+from minidl.ops.shape import to
 from minidl.tensors import Tensor
 
 __all__ = ["Float8", "conv2d", "dequantize", "linear", "quantize"]
@@ -38,7 +38,7 @@ class Float8(NamedTuple):
 
 
 def quantize(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: Tensor | None = None) -> Float8:
-    """x rounded to float8 with a scale: the power of two that brings the largest finite |x| just into range.
+    """Return x rounded to float8 with a scale: the power of two that brings the largest finite |x| just into range.
 
     A given `scale` (one float32, as measured on other data) saves the pass over x that finds one; what it takes out of
     range becomes the largest value. NaN stays, and so does infinity in e5m2; e4m3 has none, and NaN stands for it.
@@ -51,7 +51,7 @@ def quantize(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: Tensor 
 
 
 def dequantize(x: Float8, dtype: torch.dtype = torch.float32) -> Tensor:
-    """scale * values, rounded to float16, bfloat16 or float32. Raises TypeError for other dtypes."""
+    """Return scale * values, rounded to float16, bfloat16 or float32. Raises TypeError for other dtypes."""
     return Tensor(float8.dequantize(x.values.data, x.scale.data, dtype))
 
 
@@ -65,7 +65,7 @@ def linear(
     scale_result: Tensor | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor | Float8:
-    """act(x weight^T + bias), in one kernel, as `ops.linear`: the matrix product of torch's `scaled_mm`.
+    """Return act(x weight^T + bias), in one kernel, as `ops.linear`: the matrix product of torch's `scaled_mm`.
 
     Shapes: x [..., in], weight [out, in], bias [out] -> [..., out], in `out_dtype`: float16, bfloat16 or float32; None
     is that of a plain x, float32 for a Float8. What is no Float8 is quantized first, x in the weight's dtype. With a
@@ -111,7 +111,7 @@ def conv2d(
     use_fast_accum: bool = False,
     form: str | None = None,
 ) -> Tensor | Float8:
-    """act(scale * conv(x, weight) + bias), in one kernel; arguments as those of `ops.conv2d` and `linear` here.
+    """Return act(scale * conv(x, weight) + bias), in one kernel; arguments as those of `ops.conv2d` and `linear` here.
 
     `form`, of those that take float8, is "box", "batch" or "product". Raises as `ops.conv2d` and `linear` here.
     """
@@ -129,7 +129,7 @@ def _operands(
     op: str, x: Float8 | Tensor, weight: Float8 | Tensor, out_dtype: torch.dtype | None,
     scale_result: Tensor | None, *vectors: Tensor | None,
 ) -> tuple[Float8, Float8, torch.dtype]:  # fmt: skip
-    """Both in float8, and the dtype of the result."""
+    """Return both in float8, and the dtype of the result."""
     for vector in vectors:
         if vector is not None:
             _no_gradient(op, vector)
@@ -157,4 +157,4 @@ def _result(y: torch.Tensor, scale: Tensor | None) -> Tensor | Float8:
 
 
 def _float32(x: Tensor | None) -> torch.Tensor | None:
-    return None if x is None else view.to(x, torch.float32).data
+    return None if x is None else to(x, torch.float32).data

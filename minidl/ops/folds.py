@@ -1,10 +1,9 @@
-"""What batch norms make of their running statistics, for all of a module's call at once.
+"""Scales and shifts that batch norms compute from running statistics, for one call of a module at once.
 
-A scale and a shift of some channels is a launch of 2 us, and ResNet-50 in evaluation has 53 of them. A module's call
-notes what it asks for; the next call of the same module makes all of that when the first of it is asked for: the
-vectors are copied behind one another, and one launch makes what is wanted of each. The numbers are the same. Where a
-tensor was changed since, by torch, or may have been by minidl (an update, a batch norm in training), each is made when
-it is asked for, as in the first call.
+The scale and the shift of some channels take a launch of 2 us, and ResNet-50 in evaluation has 53 of them. A call of a
+module records its requests; the next call of the same module computes all of them at the first request: it concatenates
+the vectors, and one launch computes every result. The numbers are the same. If torch has changed a tensor since, or
+minidl may have (an update, a batch norm in training), each result is computed on request, as in the first call.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from minidl.kernels.norm.statistics import Statistics
 __all__: list[str] = []  # used by operations, none itself
 
 _NAME = "folds"
-_ALIGNED = 8  # results begin at multiples of so many numbers: of 16 bytes, as kernels expect
+_ALIGNED = 8  # results begin at multiples of 8 numbers, or 16 bytes, as kernels expect
 Vectors = tuple[torch.Tensor | None, ...]
-Key = tuple[Any, ...]  # what makes it, how, and the vectors' ids
+Key = tuple[Any, ...]  # function, settings, and the vectors' ids
 
 
-class _Asked:
-    """What each call of a module has asked for, with the vectors, and that in groups made at once.
+class _Requests:
+    """The requests of a module's calls, with their vectors, and in groups that one launch computes.
 
     Threads may call one module: both change under the lock.
     """
@@ -40,45 +39,45 @@ class _Asked:
         self.groups: list[_Group] | None = None
 
 
-_asked: weakref.WeakKeyDictionary[Any, _Asked] = weakref.WeakKeyDictionary()
+_requests: weakref.WeakKeyDictionary[Any, _Requests] = weakref.WeakKeyDictionary()
 
 
-class _Made(NamedTuple):
-    vectors: Vectors  # kept, so that no other tensor gets the id of one
+class _Fold(NamedTuple):
+    vectors: Vectors  # referenced, so that no other tensor gets the id of one
     versions: list[int]
     results: tuple[torch.Tensor, ...]
 
 
 class _Group(NamedTuple):
-    """What one launch makes: the keys, and the vectors in columns, one of each kind."""
+    """Requests that one launch computes: the keys, and the vectors in columns, one column an argument."""
 
     keys: list[Key]
     columns: list[list[Any] | None]  # weak references
     kind: Any
 
     def vectors(self) -> list[list[torch.Tensor] | None] | None:
-        """The columns; None where one is gone or is another kind of tensor now."""
-        found = [None if refs is None else [ref() for ref in refs] for refs in self.columns]
-        there = all(vector is not None for column in found if column is not None for vector in column)
-        return found if there and _kind(found) == self.kind else None
+        """Return the columns; None if one was freed or has another dtype, device or shape now."""
+        columns = [None if refs is None else [ref() for ref in refs] for refs in self.columns]
+        exist = all(vector is not None for column in columns if column is not None for vector in column)
+        return columns if exist and _kind(columns) == self.kind else None
 
 
 def fold(
     dtype: torch.dtype, conv_bias: torch.Tensor | None, mean: torch.Tensor, var: torch.Tensor,
     weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Scale and shift of a convolution with results of `dtype`, as `kernels.fold` with `wide`."""
-    scale, shift = _of_call(_fold, (mean, var, conv_bias, weight, bias), dtype, float(eps))
+    """Return scale and shift of a convolution with results of `dtype`, as `kernels.fold` with `wide`."""
+    scale, shift = _fold_of_call(_fold, (mean, var, conv_bias, weight, bias), dtype, float(eps))
     return scale, shift
 
 
 def running_statistics(mean: torch.Tensor, var: torch.Tensor, eps: float, dtype: torch.dtype) -> Statistics:
-    """As `kernels.running_statistics`."""
-    return Statistics(*_of_call(kernels.running_statistics, (mean, var), float(eps), dtype))
+    """Return `kernels.running_statistics`."""
+    return Statistics(*_fold_of_call(kernels.running_statistics, (mean, var), float(eps), dtype))
 
 
 def forget() -> None:
-    """Running statistics change: what was made of them before is not used."""
+    """Drop the results computed so far: running statistics change."""
     call = deferred.call()
     if call is not None:
         call.changed = True
@@ -88,25 +87,25 @@ def _fold(mean: torch.Tensor, var: torch.Tensor, conv_bias: Any, weight: Any, bi
     return kernels.fold(mean.new_empty(len(mean), dtype=dtype), conv_bias, mean, var, weight, bias, eps, wide=True)
 
 
-def _of_call(make: Callable[..., Any], vectors: Vectors, *how: Hashable) -> tuple[torch.Tensor, ...]:
-    """make(*vectors, *how), of this alone or with others."""
+def _fold_of_call(make: Callable[..., Any], vectors: Vectors, *how: Hashable) -> tuple[torch.Tensor, ...]:
+    """Return make(*vectors, *how), computed alone or with others."""
     call = deferred.call()
     if call is None or call.changed:
         return tuple(make(*vectors, *how))
-    ready: dict[Key, _Made] | None = call.notes.get(_NAME)
+    ready: dict[Key, _Fold] | None = call.notes.get(_NAME)
     if ready is None:
-        ready = call.notes[_NAME] = _all(_asked.setdefault(call.owner, _Asked()))
+        ready = call.notes[_NAME] = _compute_requests(_requests.setdefault(call.owner, _Requests()))
     key = make, how, *map(id, vectors)
-    found = ready.get(key)
-    if found is not None:
-        if found.versions == _versions(vectors):
-            return found.results
+    folded = ready.get(key)
+    if folded is not None:
+        if folded.versions == _versions(vectors):
+            return folded.results
     elif all(map(_fits, vectors)):
-        asked = _asked[call.owner]
+        requests = _requests[call.owner]
         refs = tuple(None if vector is None else weakref.ref(vector) for vector in vectors)
-        with asked.lock:
-            if asked.keys.get(key) != refs:  # that of a tensor is one object: else what had its id is gone
-                asked.keys[key], asked.groups = refs, None
+        with requests.lock:
+            if requests.keys.get(key) != refs:  # a tensor has one weakref: another one means that its id was reused
+                requests.keys[key], requests.groups = refs, None
     return tuple(make(*vectors, *how))
 
 
@@ -122,43 +121,43 @@ def _versions(vectors: Vectors) -> list[int]:
 
 
 def _kind(columns: list[Any]) -> list[Any]:
-    kept = [column for column in columns if column is not None]
+    present = [column for column in columns if column is not None]
     return [
-        ([v.dtype for v in column], [v.device for v in column], [v.shape for v in column]) for column in kept
+        ([v.dtype for v in column], [v.device for v in column], [v.shape for v in column]) for column in present
     ]  # fmt: skip
 
 
-def _all(asked: _Asked) -> dict[Key, _Made]:
-    """Everything that was asked for before and whose tensors there still are."""
-    with asked.lock:
-        groups = _grouped(asked) if asked.groups is None else asked.groups
+def _compute_requests(requests: _Requests) -> dict[Key, _Fold]:
+    """Compute every recorded request whose tensors still exist."""
+    with requests.lock:
+        groups = _grouped(requests) if requests.groups is None else requests.groups
         columns_of = [group.vectors() for group in groups]
         if None in columns_of:
-            groups = _grouped(asked)
+            groups = _grouped(requests)
             columns_of = [group.vectors() for group in groups]
-        asked.groups = groups
-    ready: dict[Key, _Made] = {}
+        requests.groups = groups
+    ready: dict[Key, _Fold] = {}
     for group, columns in zip(groups, columns_of, strict=True):
         assert columns is not None
         assert columns[0] is not None
         make, how = group.keys[0][:2]
-        made = make(*(None if column is None else torch.cat(column) for column in columns), *how)
+        outputs = make(*(None if column is None else torch.cat(column) for column in columns), *how)
         lengths = [len(vector) for vector in columns[0]]
         none: list[Any] = [None] * len(lengths)
         members = zip(*(column or none for column in columns), strict=True)
-        results = zip(*(result.split(lengths) for result in made), strict=True)
+        results = zip(*(result.split(lengths) for result in outputs), strict=True)
         for key, vectors, parts in zip(group.keys, members, results, strict=True):
-            ready[key] = _Made(vectors, _versions(vectors), parts)
+            ready[key] = _Fold(vectors, _versions(vectors), parts)
     return ready
 
 
-def _grouped(asked: _Asked) -> list[_Group]:
-    """What can be made at once, several of each; forgets what has a vector that is gone."""
+def _grouped(requests: _Requests) -> list[_Group]:
+    """Return the groups of several requests that one launch can compute; drop requests whose vector was freed."""
     alike: dict[Hashable, list[tuple[Key, tuple[Any, ...]]]] = {}
-    for key, refs in list(asked.keys.items()):
+    for key, refs in list(requests.keys.items()):
         vectors = tuple(None if ref is None else ref() for ref in refs)
         if any(ref is not None and vector is None for ref, vector in zip(refs, vectors, strict=True)):
-            del asked.keys[key]
+            del requests.keys[key]
             continue
         kind = tuple(None if vector is None else (vector.dtype, vector.device) for vector in vectors)
         alike.setdefault((*key[:2], kind), []).append((key, refs))
@@ -168,6 +167,6 @@ def _grouped(asked: _Asked) -> list[_Group]:
             columns = [
                 None if column[0] is None else list(column) for column in zip(*(r for _, r in members), strict=True)
             ]
-            vectors_ = [None if column is None else [ref() for ref in column] for column in columns]
-            groups.append(_Group([key for key, _ in members], columns, _kind(vectors_)))
+            columns_now = [None if column is None else [ref() for ref in column] for column in columns]
+            groups.append(_Group([key for key, _ in members], columns, _kind(columns_now)))
     return groups

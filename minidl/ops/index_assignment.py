@@ -1,7 +1,7 @@
 """`x[index] = value`, with gradients of both.
 
-Where one is recorded, x takes the place of the result in the graph as in `inplace`, but in its own memory, as nothing
-else sees it.
+If a gradient is recorded, x becomes the result in the graph as in `inplace`, but in its own memory, which no other
+tensor uses.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import torch
 from minidl.autograd import Function, is_grad_enabled
 from minidl.autograd.deferred import settle_all
 from minidl.kernels import reduce
-from minidl.ops import copies, indexing, view
-from minidl.ops.inplace import Operand, apart, refuse_recorded, replaced
+from minidl.ops import copies, indexing
+from minidl.ops.change import Operand, refuse_recorded, replace_by_result, without_overlap
 from minidl.ops.promotion import python_number
+from minidl.ops.shape import to
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # attached to Tensor, no operation
@@ -25,7 +26,7 @@ Index = tuple[Any, Any]
 
 
 class Assign(Function):
-    """x with value, a tensor of its dtype or a number, at an index; in place where nobody else sees x."""
+    """x with value, a tensor of its dtype or a number, at an index; in place if no other tensor uses x's memory."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, value: Any, index: Index, alone: bool) -> torch.Tensor:
@@ -40,7 +41,7 @@ class Assign(Function):
         dx = dv = None
         if ctx.needs[1]:
             dv = dy[basic][parts]
-            sizes = ctx.shape[max(len(ctx.shape) - dv.dim(), 0) :]  # torch lets a value have more sizes of 1 before
+            sizes = ctx.shape[max(len(ctx.shape) - dv.dim(), 0) :]  # torch accepts a value with more leading sizes of 1
             dv = reduce.sum_to(dv, sizes).reshape(ctx.shape)
         if ctx.needs[0]:
             dx = dy.clone()
@@ -49,10 +50,10 @@ class Assign(Function):
 
 
 def set_item(x: Tensor, index: Any, value: Operand) -> None:
-    """x[index] = value, which broadcasts to what `getitem` selects, in x's dtype; of equal places one value stays.
+    """Assign x[index] = value, broadcast to the selection and cast to x's dtype; of equal positions one value stays.
 
-    Gradients go to both; of equal places each value gets that of the place. Raises RuntimeError for a value that does
-    not fit, a leaf that requires grad, and where a gradient is recorded while a view of x shares its memory; TypeError
+    Gradients go to both; each value of an equal position gets the position's gradient. Raises RuntimeError for a value
+    that does not fit, a leaf that requires grad, and a recorded gradient while a view of x shares its memory; TypeError
     for a tensor of another dtype at an index of tensors; else as `getitem`.
     """
     settle_all()
@@ -69,16 +70,16 @@ def set_item(x: Tensor, index: Any, value: Operand) -> None:
         )
     if not recorded:
         raw = value.data.to(x.device, x.dtype) if isinstance(value, Tensor) else value
-        x.data[at[0]][at[1]] = apart(raw, x.data)
+        x.data[at[0]][at[1]] = without_overlap(raw, x.data)
         return
     if isinstance(value, Tensor):
-        value = view.to(value, x.device, x.dtype)
+        value = to(value, x.device, x.dtype)
     saved = x._node is not None and x._node.context is not None and any(t is not None for t in x._node.context._saved)
-    replaced("x[...] = y", x, lambda before, new: Assign.apply(before, new, at, not saved), value)
+    replace_by_result("x[...] = y", x, lambda before, new: Assign.apply(before, new, at, not saved), value)
 
 
 def _is_fill(index: Any, value: Tensor) -> bool:
-    """Whether one value goes to all places of one mask, in whatever dtype."""
+    """Return whether one value, of any dtype, goes to all positions of one mask."""
     parts = index if isinstance(index, tuple) else (index,)
     tensors = [part.data if isinstance(part, Tensor) else part for part in parts if not indexing.is_basic(part)]
     return value.numel() == 1 and len(tensors) == 1 and torch.as_tensor(tensors[0]).dtype == torch.bool
@@ -88,8 +89,8 @@ def _parsed(x: Tensor, index: Any) -> Index:
     parts = index if isinstance(index, tuple) else (index,)
     if all(map(indexing.is_basic, parts)):
         return parts, ...
-    basic, dims, tensors = indexing.parsed(x.shape, parts, x.device)
+    basic, dims, tensors = indexing.parse(x.shape, parts, x.device)
     sizes = x.data[basic].shape
     if dims:
-        indexing.rows(tensors, [sizes[dim] for dim in dims])
+        indexing.flat_index(tensors, [sizes[dim] for dim in dims])
     return basic, tuple(tensors.pop(0) if dim in dims else slice(None) for dim in range(len(sizes)))

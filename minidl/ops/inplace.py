@@ -1,11 +1,10 @@
-"""Operations that change a tensor in place: `x += y`, `x.add_(y)` and their like, attached to Tensor by `minidl.ops`.
+"""Operations that change a tensor in place, such as `x += y` and `x.add_(y)`, attached to Tensor by `minidl.ops`.
 
-Where no gradient is recorded a kernel writes into x's memory, and the version of the memory counts up: what an
-operation saved of it before is refused on the way back. Where one is recorded (`loss += penalty`, or `out += identity`
-in a module) x takes the place of the result in the graph, so that whoever holds x sees it; its memory stays as it was,
-with a version more, so that what was saved of it is refused all the same, as is a leaf that requires grad. Views of x,
-whose place in the graph would be left behind, are refused, too.
-A result that waits to be computed (`later`) stays so: nobody has seen its memory.
+If no gradient is recorded, a kernel writes into x's memory and increments its version: backward refuses values that an
+operation saved before. If one is recorded (`loss += penalty`, or `out += identity` in a module), x becomes the result
+in the graph; its memory stays unchanged but gets a new version, so that backward refuses saved values here, too. A leaf
+that requires grad is refused, and so is a tensor with views, which would keep its old position in the graph.
+A deferred result stays deferred: nothing has read its memory.
 """
 
 from __future__ import annotations
@@ -17,111 +16,98 @@ from typing import Any
 import torch
 
 from minidl import random
-from minidl.autograd import UnknownTensor, is_grad_enabled
-from minidl.autograd.deferred import settle_all
-from minidl.kernels import activation, elementwise
+from minidl.kernels import elementwise
 from minidl.kernels import random as random_kernels
-from minidl.ops import copies, pieces, scatter_gather, unary, view
+from minidl.ops import bitwise, conditional, powers, scatter_gather, unary
 from minidl.ops import elementwise as ops
-from minidl.ops.promotion import python_number
+from minidl.ops.change import Operand, change, check_fits, refuse_recorded
+from minidl.ops.shape import clone, expand, to
 from minidl.tensors import Scalar, Tensor
-
-Operand = Tensor | torch.Tensor | Scalar
 
 
 def add_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
-    """x + alpha * other, in place. Raises as `add`; ValueError where `other` does not broadcast to x's shape, TypeError
-    where torch does not let the result become x's dtype."""
+    """Compute x + alpha * other in place. Raises as `add`; ValueError if `other` does not broadcast to x's shape,
+    TypeError if torch does not cast the result to x's dtype."""
     if type(alpha) is int and alpha == 1:
         return _arithmetic("add_", x, ops.add, elementwise.add, other)
     return _arithmetic(
         "add_", x, lambda a, b: ops.add(a, b, alpha=alpha),
-        lambda a, b, out: elementwise.add_scaled(a, b, alpha, out), other, whole=False,
+        lambda a, b, out: elementwise.add_scaled(a, b, alpha, out), other, integers=False,
     )  # fmt: skip
 
 
 def sub_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
-    """x - alpha * other, in place. Raises as `add_`."""
+    """Compute x - alpha * other in place. Raises as `add_`."""
     if type(alpha) is int and alpha == 1:
         return _arithmetic("sub_", x, ops.sub, elementwise.sub, other)
     return _arithmetic(
         "sub_", x, lambda a, b: ops.sub(a, b, alpha=alpha),
-        lambda a, b, out: elementwise.add_scaled(a, b, -alpha, out), other, whole=False,
+        lambda a, b, out: elementwise.add_scaled(a, b, -alpha, out), other, integers=False,
     )  # fmt: skip
 
 
 def mul_(x: Tensor, other: Operand) -> Tensor:
-    """x * other, in place. Raises as `add_`."""
+    """Compute x * other in place. Raises as `add_`."""
     return _arithmetic("mul_", x, ops.mul, elementwise.mul, other)
 
 
 def div_(x: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
-    """x / other, in place, as `div`. Raises as `add_`; TypeError for integers that are not rounded."""
+    """Compute x / other in place, as `div`. Raises as `add_`; TypeError for integers that are not rounded."""
     if rounding_mode is None:
         return _arithmetic("div_", x, ops.div, elementwise.div, other)
-    return _by_result("div_", functools.partial(ops.div, rounding_mode=rounding_mode))(x, other)
+    return _from_result("div_", functools.partial(ops.div, rounding_mode=rounding_mode))(x, other)
 
 
 def pow_(x: Tensor, exponent: Operand) -> Tensor:
-    """x to the power `exponent`, in place. Raises as `add_` and `pow`."""
-    return _arithmetic("pow_", x, ops.pow, elementwise.pow, exponent, whole=False)
+    """Compute x to the power `exponent` in place. Raises as `add_` and `pow`."""
+    return _arithmetic("pow_", x, powers.pow, elementwise.pow, exponent, integers=False)
 
 
 def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """x limited to [min, max], in place. Raises as `clamp` and `add_`."""
+    """Limit x to [min, max] in place. Raises as `clamp` and `add_`."""
     if isinstance(min, Tensor | torch.Tensor) or isinstance(max, Tensor | torch.Tensor):
-        return _by_result("clamp_", ops.clamp)(x, min, max)
-    return _changed("clamp_", x, lambda a: ops.clamp(a, min, max), lambda a, out: elementwise.clamp(a, min, max, out))
+        return _from_result("clamp_", conditional.clamp)(x, min, max)
+    return change(
+        "clamp_", x, lambda a: conditional.clamp(a, min, max), lambda a, out: elementwise.clamp(a, min, max, out)
+    )
 
 
 def _arithmetic(
     name: str, x: Tensor, function: Callable[..., Tensor], kernel: Callable[..., torch.Tensor], other: Operand,
-    whole: bool = True,
+    integers: bool = True,
 ) -> Tensor:  # fmt: skip
-    """x, changed by `kernel`, of integers only if `whole` and both are of one dtype; else into function's result."""
+    """Return x, changed by `kernel`, or by function's result for integers unless `integers` and both dtypes agree."""
     if x.dtype.is_floating_point:
-        return _changed(name, x, function, kernel, other)
-    result = _writing(name, function)
+        return change(name, x, function, kernel, other)
+    result = _result_kernel(name, function)
 
-    def either(a: torch.Tensor, b: Any, out: torch.Tensor) -> torch.Tensor:
-        alike = not isinstance(b, torch.Tensor) or b.dtype == a.dtype
-        direct = whole and alike and a.dtype != torch.bool
+    def kernel_or_result(a: torch.Tensor, b: Any, out: torch.Tensor) -> torch.Tensor:
+        same = not isinstance(b, torch.Tensor) or b.dtype == a.dtype
+        direct = integers and same and a.dtype != torch.bool
         return (kernel if direct else result)(a, b, out=out)
 
-    return _changed(name, x, function, either, other)
+    return change(name, x, function, kernel_or_result, other)
 
 
-def _writing(name: str, function: Callable[..., Tensor]) -> Callable[..., torch.Tensor]:
-    """The kernel that writes function's result, in whatever dtype torch has it."""
+def _result_kernel(name: str, function: Callable[..., Tensor]) -> Callable[..., torch.Tensor]:
+    """Return the kernel that writes function's result, in torch's result dtype, into `out`."""
 
     def kernel(*operands: Any, out: torch.Tensor) -> torch.Tensor:
-        made = function(*(Tensor(each) if isinstance(each, torch.Tensor) else each for each in operands)).data
-        _check_fits(name, made, out)
-        return out.copy_(made)
+        result = function(*(Tensor(each) if isinstance(each, torch.Tensor) else each for each in operands)).data
+        check_fits(name, result, out)
+        return out.copy_(result)
 
     return kernel
 
 
-def _by_result(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The method that writes function's result into x."""
-    kernel = _writing(name, function)
-    return lambda x, *others: _changed(name, x, function, kernel, *others)
-
-
-def _check_fits(name: str, made: Any, x: Any) -> None:
-    """Raises ValueError for a result of another shape than x has, TypeError for a dtype that cannot become x's."""
-    if made.shape != x.shape:
-        raise ValueError(
-            f"{name}: the result has shape {list(made.shape)}, which does not fit in place of {list(x.shape)}"
-        )
-    if not torch.can_cast(made.dtype, x.dtype):
-        raise TypeError(
-            f"{name}: the result is {made.dtype}, which does not fit in place of {x.dtype}; convert it with .to()"
-        )
+def _from_result(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the method that writes function's result into x."""
+    kernel = _result_kernel(name, function)
+    return lambda x, *others: change(name, x, function, kernel, *others)
 
 
 def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> Tensor:
-    """The values of another tensor in place, broadcast to x's shape, in x's dtype and on its device."""
+    """Copy the values of another tensor in place, broadcast to x's shape, in x's dtype and on its device."""
     if not isinstance(src, Tensor | torch.Tensor):
         raise TypeError(f"copy_: src is of type {type(src).__name__}, expected a Tensor")
     if len(src.shape) > x.ndim or any(
@@ -131,36 +117,36 @@ def copy_(x: Tensor, src: Tensor | torch.Tensor, non_blocking: bool = False) -> 
 
     def recorded(a: Tensor, b: Any) -> Tensor:
         b = b if isinstance(b, Tensor) else Tensor(b)
-        return view.clone(view.expand(view.to(b, a.device, a.dtype), a.shape))
+        return clone(expand(to(b, a.device, a.dtype), a.shape))
 
     def kernel(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(b, non_blocking)
 
-    return _changed("copy_", x, recorded, kernel, src)
+    return change("copy_", x, recorded, kernel, src)
 
 
-def applied(function: Callable[[Tensor], Tensor], x: Tensor, inplace: bool) -> Tensor:
-    """function(x), a result of x's shape; with `inplace`, torch's argument of activations, in place."""
-    return _by_result("inplace=True", function)(x) if inplace else function(x)
+def apply_in_place(function: Callable[[Tensor], Tensor], x: Tensor, inplace: bool) -> Tensor:
+    """Return function(x), a result of x's shape, computed in place with `inplace`, torch's argument of activations."""
+    return _from_result("inplace=True", function)(x) if inplace else function(x)
 
 
 def masked_fill_(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
-    """value, a number or a tensor of one, where mask is true, in place. Raises as `masked_fill`."""
-    return _by_result("masked_fill_", lambda a, v: pieces.masked_fill(a, mask, v))(x, value)
+    """Fill with value, a number or a tensor of one element, where mask is true, in place. Raises as `masked_fill`."""
+    return _from_result("masked_fill_", lambda a, v: conditional.masked_fill(a, mask, v))(x, value)
 
 
 def scatter_(
     x: Tensor, dim: int, index: Tensor, src: Operand | None = None, *, value: Scalar | None = None,
     reduce: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """src or a number at `index` along `dim`, in place. Raises as `scatter`."""
-    given = value if src is None else src
-    return _by_result("scatter_", lambda a, v: scatter_gather.scatter(a, dim, index, v, reduce=reduce))(x, given)
+    """Write src or a number at `index` along `dim` in place. Raises as `scatter`."""
+    values = value if src is None else src
+    return _from_result("scatter_", lambda a, v: scatter_gather.scatter(a, dim, index, v, reduce=reduce))(x, values)
 
 
 def scatter_add_(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """src added at `index` along `dim`, in place. Raises as `scatter_add`."""
-    return _by_result("scatter_add_", lambda a, v: scatter_gather.scatter_add(a, dim, index, v))(x, src)
+    """Add src at `index` along `dim` in place. Raises as `scatter_add`."""
+    return _from_result("scatter_add_", lambda a, v: scatter_gather.scatter_add(a, dim, index, v))(x, src)
 
 
 def zero_(x: Tensor) -> Tensor:
@@ -191,137 +177,22 @@ def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, seed: int | None = 
     return x
 
 
-def refuse_recorded(name: str, x: Tensor) -> None:
-    """Raises RuntimeError for a tensor of the graph."""
-    settle_all()
-    copies.refuse_change(name, x.data)
-    if x.requires_grad and is_grad_enabled():
-        raise RuntimeError(
-            f"{name}: a tensor whose gradient is recorded cannot be changed in place; "
-            "do it under minidl.no_grad(), or on .detach()"
-        )
-
-
-def _changed(
-    name: str,
-    x: Tensor,
-    recorded: Callable[..., Tensor],
-    kernel: Callable[..., torch.Tensor],
-    *others: Operand,
-) -> Tensor:
-    """x, changed by `kernel` of the raw operands, or by `recorded` of Tensors where a gradient is wanted."""
-    try:
-        return _changed_known(name, x, recorded, kernel, *others)
-    except UnknownTensor as unknown:
-        return unknown.answer((x, others))
-
-
-def _changed_known(
-    name: str,
-    x: Tensor,
-    recorded: Callable[..., Tensor],
-    kernel: Callable[..., torch.Tensor],
-    *others: Operand,
-) -> Tensor:
-    if x._later is None:
-        copies.refuse_change(name, x.data)
-    others = tuple([_fitting(x, other) for other in others])
-    needs = is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in (x, *others))
-    if needs or x._later is not None:
-        if x._later is None and x.requires_grad and x.is_leaf:
-            refuse_recorded(name, x)
-        return replaced(name, x, recorded, *others)
-    settle_all()
-    data = x.data
-    if any(step == 0 < size - 1 for size, step in zip(data.shape, data.stride(), strict=True)):
-        raise RuntimeError(f"{name}: several elements of the tensor lie in one place of memory; clone() it first")
-    raw = [apart(other.data if isinstance(other, Tensor) else other, data) for other in others]
-    kernel(data, *raw, out=data)
-    if name != "copy_" and not data.is_inference():
-        torch.autograd.graph.increment_version(data)
-    return x
-
-
-def _fitting(x: Tensor, other: Operand) -> Operand:
-    """An operand in x's dtype, where x is floating and the other one does not count: integers, and one number."""
-    if isinstance(other, Tensor | torch.Tensor) and x.dtype.is_floating_point:
-        passes = not other.dtype.is_floating_point or len(other.shape) == 0 < x.ndim
-        return other.to(x.dtype) if passes and other.dtype != x.dtype else other
-    return python_number(other)
-
-
-def apart(operand: Any, data: torch.Tensor) -> Any:
-    """An operand that no change of `data` changes before it is read."""
-    if not isinstance(operand, torch.Tensor):
-        return operand
-    if operand.untyped_storage().data_ptr() != data.untyped_storage().data_ptr():
-        return operand.detach()
-    same = (operand.data_ptr(), operand.shape, operand.stride()) == (data.data_ptr(), data.shape, data.stride())
-    return operand if same else operand.clone()
-
-
-def replaced(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Operand) -> Tensor:
-    """x, in the place of a result in the graph. Raises RuntimeError where others see its memory."""
-    node = x._node
-    seen = x._later is None and not _alone(x)
-    before = x._twin()
-    if x._later is None:
-        before._held = x.data.data  # its own count of versions: what saved the value before is refused on the way back
-    made = recorded(before, *(before if other is x else other for other in others))
-    if seen:
-        raise RuntimeError(
-            f"{name}: this tensor shares memory with a view of it, or with what was kept for backward(), which could "
-            "not follow; write x = x + y in place of x += y, or change a clone()"
-        )
-    _check_fits(name, made, x)
-    made = view.to(made, x.dtype)
-    kept = None if node is None else node.retained.get(x._index)
-    if x._later is None and not x.data.is_inference():
-        torch.autograd.graph.increment_version(x.data)
-        context = None if node is None else node.context
-        if context is not None and activation.parse(getattr(context, "act", None))[0] in activation.FROM_INPUT_IN_TORCH:
-            context.keep(x.data)
-    x._take_place(made)
-    if kept is not None and kept() is x and node is not None:
-        del node.retained[before._index]
-        x.retain_grad()
-    return x
-
-
-def _alone(x: Tensor) -> bool:
-    """Whether nothing but x, and what its own operation saved of its result, sees its memory."""
-    memory = x.data.untyped_storage()
-    context = None if x._node is None else x._node.context
-    saved = {id(t): t for t in (() if context is None else context._saved) if t is not None}
-    own = sum(t.untyped_storage().data_ptr() == memory.data_ptr() for t in saved.values())
-    return _uses(memory) - own <= _USES_OF_ONE
-
-
-def _uses(memory: torch.UntypedStorage) -> int:
-    return torch._C._storage_Use_Count(memory._cdata)
-
-
-_ONE = torch.empty(1)
-_USES_OF_ONE = _uses(_ONE.untyped_storage())
-
 __all__ = ["METHODS"]
 
-# Functions of x, or of x and another, whose result is written into x.
-_OF_ONE = (
-    "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "log2", "neg", "reciprocal", "round",
-    "sign", "sin", "sqrt", "square", "trunc",
-)  # fmt: skip
-_OF_TWO = ("floor_divide", "fmod", "remainder")
+# Operations of one and of two operands that have an in-place method, `exp_` of `exp`.
+_OF_ONE = {name: getattr(unary, name) for name in unary.__all__ if name != "log10"}
+_OF_ONE |= {name: getattr(powers, name) for name in powers.__all__ if name != "pow"}
+_OF_TWO = {function.__name__: function for function in (ops.floor_divide, ops.fmod, ops.remainder)}
 
 
 def _in_place(name: str) -> Callable[..., Tensor]:
-    function = getattr(ops if name in _OF_TWO else unary, name)
+    """Return the method that writes the result of the operation `name` into the tensor."""
 
     def of_one(x: Tensor, **named: Any) -> Tensor:
-        return _by_result(f"{name}_", functools.partial(function, **named))(x)
+        return _from_result(f"{name}_", functools.partial(_OF_ONE[name], **named))(x)
 
     def of_two(x: Tensor, other: Operand) -> Tensor:
-        return _by_result(f"{name}_", function)(x, other)
+        return _from_result(f"{name}_", _OF_TWO[name])(x, other)
 
     method: Callable[..., Tensor] = of_two if name in _OF_TWO else of_one
     method.__doc__ = f"`{name}`, written into the tensor."
@@ -330,10 +201,10 @@ def _in_place(name: str) -> Callable[..., Tensor]:
 
 METHODS: dict[str, Callable[..., Tensor | None]] = {
     "__iadd__": add_, "__isub__": sub_, "__imul__": mul_, "__itruediv__": div_, "__ipow__": pow_,
-    "__ifloordiv__": _by_result("//=", ops.floor_divide), "__imod__": _by_result("%=", ops.remainder),
-    "__ilshift__": _by_result("<<=", pieces.left_shift), "__irshift__": _by_result(">>=", pieces.right_shift),
-    "__iand__": _by_result("&=", pieces.bitwise_and), "__ior__": _by_result("|=", pieces.bitwise_or),
-    "__ixor__": _by_result("^=", pieces.bitwise_xor),
+    "__ifloordiv__": _from_result("//=", ops.floor_divide), "__imod__": _from_result("%=", ops.remainder),
+    "__ilshift__": _from_result("<<=", bitwise.left_shift), "__irshift__": _from_result(">>=", bitwise.right_shift),
+    "__iand__": _from_result("&=", bitwise.bitwise_and), "__ior__": _from_result("|=", bitwise.bitwise_or),
+    "__ixor__": _from_result("^=", bitwise.bitwise_xor),
     **{f"{name}_": _in_place(name) for name in (*_OF_ONE, *_OF_TWO)},
     **{f.__name__: f for f in (add_, sub_, mul_, div_, pow_, clamp_, copy_, zero_, fill_, normal_, uniform_)},
     **{f.__name__: f for f in (masked_fill_, scatter_, scatter_add_)},

@@ -10,10 +10,11 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import activation, bias_act, check, gemm
 from minidl.kernels.activation import Activation
-from minidl.ops import view
-from minidl.tensors import Tensor
+from minidl.ops import elementwise, reduce
+from minidl.ops.shape import diagonal, expand, reshape, squeeze, unsqueeze
+from minidl.tensors import Scalar, Tensor
 
-__all__ = ["linear", "matmul"]
+__all__ = ["addmm", "bmm", "dot", "linear", "matmul", "mm", "mv", "outer", "trace"]
 
 
 class MatMul(Function):
@@ -59,7 +60,7 @@ class Linear(Function):
 
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:
-    """The matrix product of the last two dimensions, broadcasting those before them.
+    """Return the matrix product of the last two dimensions, broadcasting those before them.
 
     Shapes: [..., M, K] and [..., K, N] -> [..., M, N]. A vector on the left counts as one row, on the right as one
     column; the result then lacks that dimension. Raises ValueError for shapes that do not fit or a scalar, TypeError
@@ -70,9 +71,9 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
             f"matmul: got shapes {list(input.shape)} and {list(other.shape)}, expected at least one dimension each"
         )
     if input.ndim == 1:
-        return view.squeeze(matmul(view.unsqueeze(input, 0), other), -2 if other.ndim > 1 else 0)
+        return squeeze(matmul(unsqueeze(input, 0), other), -2 if other.ndim > 1 else 0)
     if other.ndim == 1:
-        return view.squeeze(matmul(input, view.unsqueeze(other, 1)), -1)
+        return squeeze(matmul(input, unsqueeze(other, 1)), -1)
     if input.shape[-1] != other.shape[-2]:
         raise ValueError(
             f"matmul: shapes {list(input.shape)} and {list(other.shape)} do not fit: "
@@ -80,20 +81,77 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
         )
     M, K, N = input.shape[-2], input.shape[-1], other.shape[-1]
     if other.ndim == 2:
-        rows = view.reshape(input, math.prod(input.shape[:-1]), K)
-        return view.reshape(MatMul.apply(rows, other), *input.shape[:-1], N)
+        rows = reshape(input, math.prod(input.shape[:-1]), K)
+        return reshape(MatMul.apply(rows, other), *input.shape[:-1], N)
     try:
         batch = torch.broadcast_shapes(input.shape[:-2], other.shape[:-2])
     except RuntimeError as error:
         raise ValueError(f"matmul: batches of {list(input.shape)} and {list(other.shape)} do not broadcast") from error
     count = math.prod(batch)
-    left = view.reshape(view.expand(input, *batch, M, K), count, M, K)
-    right = view.reshape(view.expand(other, *batch, K, N), count, K, N)
-    return view.reshape(MatMul.apply(left, right), *batch, M, N)
+    left = reshape(expand(input, *batch, M, K), count, M, K)
+    right = reshape(expand(other, *batch, K, N), count, K, N)
+    return reshape(MatMul.apply(left, right), *batch, M, N)
+
+
+def mm(input: Tensor, mat2: Tensor) -> Tensor:
+    """Return `matmul` of two matrices. Raises ValueError for others."""
+    return matmul(*_of_rank("mm", 2, input, mat2))
+
+
+def bmm(input: Tensor, mat2: Tensor) -> Tensor:
+    """Return `matmul` of as many matrices each: [B, M, K] and [B, K, N] -> [B, M, N]. Raises ValueError for others."""
+    a, b = _of_rank("bmm", 3, input, mat2)
+    if a.shape[0] != b.shape[0]:
+        raise ValueError(f"bmm: got {a.shape[0]} and {b.shape[0]} matrices, expected as many of each")
+    return matmul(a, b)
+
+
+def _of_rank(name: str, rank: int, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    if a.ndim != rank or b.ndim != rank:
+        raise ValueError(f"{name}: got shapes {list(a.shape)} and {list(b.shape)}, expected {rank} dimensions each")
+    return a, b
+
+
+def mv(input: Tensor, vec: Tensor) -> Tensor:
+    """Return a matrix times a vector. Raises ValueError for others."""
+    if input.ndim != 2 or vec.ndim != 1:
+        raise ValueError(f"mv: got shapes {list(input.shape)} and {list(vec.shape)}, expected a matrix and a vector")
+    return matmul(input, vec)
+
+
+def dot(input: Tensor, tensor: Tensor) -> Tensor:
+    """Return the sum of the products of two vectors. Raises ValueError for others."""
+    if input.ndim != 1 or tensor.ndim != 1:
+        raise ValueError(f"dot: got shapes {list(input.shape)} and {list(tensor.shape)}, expected two vectors")
+    return matmul(input, tensor)
+
+
+def outer(input: Tensor, vec2: Tensor) -> Tensor:
+    """Return the products of each element of one vector with each of another: [N], [M] -> [N, M]. ValueError for
+    others."""
+    if input.ndim != 1 or vec2.ndim != 1:
+        raise ValueError(f"outer: got shapes {list(input.shape)} and {list(vec2.shape)}, expected two vectors")
+    return elementwise.mul(unsqueeze(input, 1), vec2)
+
+
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor:
+    """Return beta input + alpha mat1 mat2; input broadcasts. Raises as `mm` and `add`."""
+    product = matmul(mat1, mat2)
+    product = product if alpha == 1 else elementwise.mul(product, alpha)
+    if beta == 0:
+        return product
+    return elementwise.add(product, input if beta == 1 else elementwise.mul(input, beta))
+
+
+def trace(input: Tensor) -> Tensor:
+    """Return the sum of a matrix's diagonal. Raises ValueError for others."""
+    if input.ndim != 2:
+        raise ValueError(f"trace: input has shape {list(input.shape)}, expected a matrix")
+    return reduce.sum(diagonal(input))
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activation = None) -> Tensor:
-    """act(input weight^T + bias), in one kernel.
+    """Return act(input weight^T + bias), in one kernel.
 
     Shapes: input [..., in], weight [out, in], bias [out] -> [..., out], in its dtype.
     act: None, "relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu" or "relu6".
@@ -110,6 +168,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activ
         raise ValueError(f"linear: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]")
     if input.ndim == 2:
         return Linear.apply(input, weight, bias, act)
-    rows = view.reshape(input, math.prod(input.shape[:-1]), input.shape[-1])
+    rows = reshape(input, math.prod(input.shape[:-1]), input.shape[-1])
     y = Linear.apply(rows, weight, bias, act)
-    return view.reshape(y, *input.shape[:-1], weight.shape[0])
+    return reshape(y, *input.shape[:-1], weight.shape[0])

@@ -1,4 +1,4 @@
-"""Rows of a table looked up by index."""
+"""Rows of a table looked up by index, and one-hot vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minidl.kernels import check
 from minidl.kernels import lookup as kernels
 from minidl.tensors import Tensor
 
-__all__ = ["embedding"]
+__all__ = ["embedding", "one_hot"]
 
 
 class Embedding(Function):
@@ -36,18 +36,31 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """weight[input] for int64 or int32 indices; the row `padding_idx` gets no gradient.
+    """Return weight[input] for int64 or int32 indices; the row `padding_idx` gets no gradient.
 
     Shapes: input of any shape, weight [V, H] -> [*, H]. The gradient is dense, and adds equal indices in their order.
     Raises TypeError for dtypes, ValueError for other shapes, and for max_norm, scale_grad_by_freq and sparse, which are
     not built. An index out of range raises IndexError on the CPU; on a GPU its row is NaN.
     """
-    for name, given in (("max_norm", max_norm), ("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
-        if given:
-            raise ValueError(f"embedding: {name} is not built; leave it out")
+    for name, value in (("max_norm", max_norm), ("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
+        if value:
+            raise ValueError(f"embedding: {name} is not supported; leave it out")
     if weight.ndim != 2:
         raise ValueError(f"embedding: weight has shape {list(weight.shape)}, expected [V, H]")
     V = weight.shape[0]
     if padding_idx is not None and not -V <= check.whole("embedding", "padding_idx", padding_idx) < V:
         raise ValueError(f"embedding: padding_idx is {padding_idx}, expected a row of the {V}")
     return Embedding.apply(input, weight, -1 if padding_idx is None else padding_idx % V)
+
+
+def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """Return a 1 at the place of each class, int64: [*] -> [*, num_classes], the largest class and one if that is -1.
+
+    Raises TypeError unless the classes are int64, ValueError for a negative one or one too large.
+    """
+    if tensor.dtype != torch.int64:
+        raise TypeError(f"one_hot: tensor has dtype {tensor.dtype}, expected int64")
+    try:
+        return Tensor(torch.nn.functional.one_hot(tensor.data, num_classes))
+    except RuntimeError as error:
+        raise ValueError(f"one_hot: {error}") from error

@@ -41,7 +41,7 @@ class CrossEntropy(Function):
     ) -> torch.Tensor:
         ctx.save(x, target, weight)
         ctx.options = ignore_index, reduction, smoothing
-        # The loss is not kept, so that whoever changes it in place sees its memory alone.
+        # The loss is not saved, so that it can be changed in place.
         loss, *ctx.made = entropy.cross_entropy_parts(
             x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0]
         )
@@ -52,20 +52,20 @@ class CrossEntropy(Function):
         dt = CrossEntropy.to_target(ctx, dy) if ctx.needs[1] else None
         if not ctx.needs[0]:
             return None, dt, None, None, None, None
-        # The gradient is scaled in place and given away; a second backward through a retained graph computes it again.
-        made, ctx.made = ctx.made, None
-        if made is None:
+        # backward scales the gradient in place and returns it; a second one through a retained graph computes it again.
+        parts, ctx.made = ctx.made, None
+        if parts is None:
             x, target, weight = ctx.saved
             ignore_index, reduction, smoothing = ctx.options
-            made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, True)[1:]
-        grad, divisor = made
+            parts = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, True)[1:]
+        grad, divisor = parts
         if dy is not None or divisor is not None:
             grad = entropy.cross_entropy_grad_(grad, dy, divisor)
         return grad, dt, None, None, None, None
 
     @staticmethod
     def to_target(ctx: Any, dy: torch.Tensor | None) -> torch.Tensor:
-        """The gradient of target probabilities: -(1 - smoothing) w log softmax(x), a few launches."""
+        """Return the gradient of target probabilities: -(1 - smoothing) w log softmax(x), a few launches."""
         x, _, weight = ctx.saved
         _, reduction, smoothing = ctx.options
         axis = min(1, x.dim() - 1)
@@ -114,7 +114,7 @@ class ElementLoss(Function):
         weight: torch.Tensor | None = None,
         pos_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        only_target = how.op == "kl_div" and not ctx.needs[1]  # which alone the gradient reads then
+        only_target = how.op == "kl_div" and not ctx.needs[1]  # the gradient reads only target then
         ctx.save(target if only_target else x, target, weight, pos_weight)
         ctx.how = how
         return elements.elements_loss(how, x, target, weight, pos_weight)
@@ -136,7 +136,8 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Cross-entropy of softmax(input) and the target classes or probabilities, as torch.nn.functional.cross_entropy.
+    """Return the cross-entropy of softmax(input) and the target classes or probabilities, as
+    torch.nn.functional.cross_entropy.
 
     Shapes: input [N], [R, N] or [R, N, ...] logits of N classes; target [], [R] or [R, ...] of int64, int32 or
     uint8 classes, or input's shape and dtype for probabilities; weight [N], a factor for each class. Rows whose target
@@ -161,7 +162,8 @@ def nll_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """-weight[target] input[target] of rows of logarithms of probabilities; all else as `cross_entropy` of classes."""
+    """Return -weight[target] input[target] of rows of logarithms of probabilities; all else as `cross_entropy` of
+    classes."""
     _refuse_grad("nll_loss", weight=weight)
     ignore_index = check.whole("nll_loss", "ignore_index", ignore_index)
     return NLLLoss.apply(input, target, weight, ignore_index, named_reduction(size_average, reduce, reduction))
@@ -175,7 +177,7 @@ def mse_loss(
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """(input - target)^2 of two tensors of the same shape: "mean", "sum" or "none" (elementwise).
+    """Return (input - target)^2 of two tensors of the same shape: "mean", "sum" or "none" (elementwise).
 
     Raises TypeError for dtypes, ValueError for shapes, devices or a reduction that do not fit, and for a weight.
     """
@@ -190,7 +192,7 @@ def l1_loss(
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
-    """|input - target|, with a gradient of 0 where they are equal. All else as `mse_loss`."""
+    """Return |input - target|, with a gradient of 0 where they are equal. All else as `mse_loss`."""
     return _of_elements("l1_loss", input, target, named_reduction(size_average, reduce, reduction), weight=weight)
 
 
@@ -202,14 +204,15 @@ def smooth_l1_loss(
     reduction: str = "mean",
     beta: float = 1.0,
 ) -> Tensor:
-    """d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2. All else as `mse_loss`."""
+    """Return d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2. All else as `mse_loss`."""
     return _of_elements("smooth_l1_loss", input, target, named_reduction(size_average, reduce, reduction), beta)
 
 
 def huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
 ) -> Tensor:
-    """d^2 / 2 where d = |input - target| is at most delta, else delta (d - delta / 2). All else as `mse_loss`."""
+    """Return d^2 / 2 where d = |input - target| is at most delta, else delta (d - delta / 2). All else as
+    `mse_loss`."""
     return _of_elements("huber_loss", input, target, reduction, delta, weight=weight)
 
 
@@ -221,7 +224,8 @@ def kl_div(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> Tensor:
-    """target (log target - input) of an input that is a logarithm of probabilities, as target is with log_target.
+    """Return target (log target - input) of an input that is a logarithm of probabilities, as target is with
+    log_target.
 
     "batchmean" divides the sum by the first size. All else as `mse_loss`.
     """
@@ -237,7 +241,7 @@ def binary_cross_entropy(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Binary cross-entropy of probabilities and targets from 0 to 1 of one shape: "mean", "sum" or "none".
+    """Return the binary cross-entropy of probabilities and targets from 0 to 1 of one shape: "mean", "sum" or "none".
 
     As in torch, logarithms are at least -100. A probability outside [0, 1] gives NaN. `weight` is a factor for each
     element, broadcasts and gets no gradient. Raises as `mse_loss`.
@@ -256,7 +260,7 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """Binary cross-entropy of sigmoid(input) and targets from 0 to 1 of one shape: "mean", "sum" or "none".
+    """Return the binary cross-entropy of sigmoid(input) and targets from 0 to 1 of one shape: "mean", "sum" or "none".
 
     `weight` is a factor for each element, `pos_weight` a factor for the positive term; both broadcast to input's shape
     and get no gradient. Raises as `mse_loss`.
@@ -276,12 +280,12 @@ def _of_elements(
     weight: Tensor | None = None,
 ) -> Tensor:
     if weight is not None:
-        raise ValueError(f'{op}: weight is not built; multiply the result of reduction="none" by it')
+        raise ValueError(f'{op}: weight is not supported; multiply the result of reduction="none" by it')
     return ElementLoss.apply(x, target, elements.Loss(op, reduction, beta, log_target))
 
 
 def named_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """The reduction that torch's older arguments name, where they are given."""
+    """Return the reduction that torch's older arguments name, where they are given."""
     if size_average is None and reduce is None:
         return reduction
     if reduce is False:

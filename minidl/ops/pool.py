@@ -14,7 +14,7 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import pool as kernels
 from minidl.kernels.pool import Pair, Windows
-from minidl.ops.view import one_or_many, squeeze, unsqueeze
+from minidl.ops.shape import one_or_many, squeeze, unsqueeze
 from minidl.tensors import Tensor
 
 __all__ = [
@@ -43,7 +43,7 @@ class MaxPool2d(Function):
 
 
 def _positions(places: torch.Tensor, at: Windows) -> torch.Tensor:
-    """Positions in the image, from those in windows [N, C, OH, OW]."""
+    """Return positions in the image, from those in windows [N, C, OH, OW]."""
     tap, columns = places.long(), at.kernel[1]
     first = [
         torch.arange(n, device=tap.device) * (size if at.adaptive else step) // (n if at.adaptive else 1) - pad
@@ -74,7 +74,7 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """The maximum of each window; NaN if any element is NaN. Padding is never the maximum.
+    """Return the maximum of each window; NaN if any element is NaN. Padding is never the maximum.
 
     With return_indices (maxima, where in the image each is: row times W plus column, int64).
 
@@ -99,8 +99,8 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """The mean of each window: the sum divided by divisor_override if given, else by the window's number of elements,
-    padding included if count_include_pad.
+    """Return the mean of each window: the sum divided by divisor_override if given, else by the window's number of
+    elements, padding included if count_include_pad.
 
     Shapes as `max_pool2d`. The part of a window beyond the padding (with ceil_mode) is not counted.
     Raises as `max_pool2d`, ValueError if divisor_override is 0, and TypeError if it is not a whole number.
@@ -118,7 +118,7 @@ def avg_pool2d(
 
 @one_or_many(4)
 def adaptive_avg_pool2d(input: Tensor, output_size: int | tuple[int | None, int | None]) -> Tensor:
-    """Means over windows that divide the image evenly into output_size results (None: the size of the image).
+    """Return means over windows that divide the image evenly into output_size results (None: the size of the image).
 
     Shapes: [N, C, H, W] -> [N, C, *output_size]. Window o of O holds the pixels from floor(o H / O) up to
     ceil((o + 1) H / O). With output_size 1 the result is the mean of the image.
@@ -132,7 +132,7 @@ def adaptive_avg_pool2d(input: Tensor, output_size: int | tuple[int | None, int 
 def adaptive_max_pool2d(
     input: Tensor, output_size: int | tuple[int | None, int | None], return_indices: bool = False
 ) -> Any:
-    """Maxima over the windows of `adaptive_avg_pool2d`; of equal ones the first has the gradient.
+    """Return maxima over the windows of `adaptive_avg_pool2d`; of equal ones the first has the gradient.
 
     return_indices as for `max_pool2d`. Raises as `adaptive_avg_pool2d`.
     """
@@ -153,7 +153,7 @@ def max_pool1d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """`max_pool2d` of sequences: [N, C, L] -> [N, C, OL]."""
+    """Return `max_pool2d` of sequences: [N, C, L] -> [N, C, OL]."""
     sizes = (_of_rows(n, k) for n, k in ((kernel_size, 1), (stride, 1), (padding, 0), (dilation, 1)))
     return _rows(max_pool2d, input, *sizes, ceil_mode, return_indices)
 
@@ -167,25 +167,25 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """`avg_pool2d` of sequences: [N, C, L] -> [N, C, OL]."""
+    """Return `avg_pool2d` of sequences: [N, C, L] -> [N, C, OL]."""
     sizes = (_of_rows(n, k) for n, k in ((kernel_size, 1), (stride, 1), (padding, 0)))
     return _rows(avg_pool2d, input, *sizes, ceil_mode, count_include_pad)
 
 
 @one_or_many(3)
 def adaptive_avg_pool1d(input: Tensor, output_size: int) -> Tensor:
-    """`adaptive_avg_pool2d` of sequences: [N, C, L] -> [N, C, output_size]."""
+    """Return `adaptive_avg_pool2d` of sequences: [N, C, L] -> [N, C, output_size]."""
     return _rows(adaptive_avg_pool2d, input, (1, _one("adaptive_avg_pool1d", output_size)))
 
 
 @one_or_many(3)
 def adaptive_max_pool1d(input: Tensor, output_size: int, return_indices: bool = False) -> Any:
-    """`adaptive_max_pool2d` of sequences: [N, C, L] -> [N, C, output_size]."""
+    """Return `adaptive_max_pool2d` of sequences: [N, C, L] -> [N, C, output_size]."""
     return _rows(adaptive_max_pool2d, input, (1, _one("adaptive_max_pool1d", output_size)), return_indices)
 
 
 def _of_rows(size: Any, along: int) -> Any:
-    """A size along sequences as one of images of one row; torch lets it be a tuple."""
+    """Return a size along sequences as one of images of one row; torch lets it be a tuple."""
     if isinstance(size, tuple | list):
         size = size[0] if len(size) == 1 else size or None
     return size if size is None else (along, size)
@@ -198,7 +198,7 @@ def _one(name: str, size: Any) -> Any:
 
 
 def _rows(pool: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
-    """A pool of images for sequences [N, C, L], which are images of one row."""
+    """Return a pool of images for sequences [N, C, L], which are images of one row."""
     if x.ndim != 3:
         raise ValueError(f"{pool.__name__[:-2]}1d: input has shape {list(x.shape)}, expected [N, C, L]")
     y = pool(unsqueeze(x, 2), *arguments)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import UnknownTensor
-from minidl.ops import view
+from minidl.ops.shape import to
 from minidl.tensors import Scalar, Tensor
 
 __all__: list[str] = []  # used by operations, none itself
@@ -20,7 +20,7 @@ Operand = Tensor | torch.Tensor | Scalar
 
 
 def alike(a: Any, b: Any, floating: bool = False) -> tuple[Any, Any]:
-    """Two operands, of which one at least is a tensor, in one dtype; a number stays a number.
+    """Return two operands, at least one a tensor, in one dtype; a number stays a number.
 
     With `floating`, whole numbers become float32, as for a quotient.
     """
@@ -28,12 +28,12 @@ def alike(a: Any, b: Any, floating: bool = False) -> tuple[Any, Any]:
     if kind is other and (kind is None or kind.is_floating_point):
         return a, b
     if kind is None or other is None:
-        known = kind or other
+        dtype = kind or other
         number = python_number(b if other is None else a)
         a, b = (a, number) if other is None else (number, b)
-        if known is None or known.is_floating_point or not isinstance(number, int | float):
+        if dtype is None or dtype.is_floating_point or not isinstance(number, int | float):
             return a, b
-        result = _with_number(known, number)
+        result = _with_number(dtype, number)
     else:
         result = other if kind is other else torch.result_type(_stand_in(a, kind), _stand_in(b, other))
     if floating and not result.is_floating_point:
@@ -45,12 +45,12 @@ def alike(a: Any, b: Any, floating: bool = False) -> tuple[Any, Any]:
 
 
 def python_number(x: Any) -> Any:
-    """A number of NumPy as Python's; an array, whose dtype would count, and all else as it is."""
+    """Return a number of NumPy as Python's; an array, whose dtype would count, and all else as it is."""
     return x.item() if type(x).__module__ == "numpy" and type(x).__name__ != "ndarray" else x
 
 
 def dtype_of(x: Any) -> torch.dtype | None:
-    """The dtype of a tensor; None for numbers, and where a tensor stands for any other (`nn.trace`)."""
+    """Return the dtype of a tensor; None for numbers, and where a tensor stands for any other (`nn.trace`)."""
     if type(x) is Tensor and x._later is None:
         return x._held.dtype  # a third of a microsecond less than by `dtype`
     try:
@@ -64,11 +64,11 @@ def _with_number(kind: torch.dtype, number: Scalar) -> torch.dtype:
 
 
 def _stand_in(x: Any, kind: torch.dtype) -> torch.Tensor:
-    """A tensor without values, with as many dimensions as matter to `result_type`."""
+    """Return a tensor without values, with as many dimensions as matter to `result_type`."""
     return torch.empty((1,) * (len(x.shape) > 0), dtype=kind, device="meta")
 
 
 def _cast(x: Any, kind: torch.dtype | None, result: torch.dtype) -> Any:
     if kind is None or kind is result:
         return x
-    return view.to(x, result) if isinstance(x, Tensor) else x.to(result)
+    return to(x, result) if isinstance(x, Tensor) else x.to(result)

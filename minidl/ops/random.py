@@ -12,7 +12,7 @@ from minidl.autograd import Function
 from minidl.kernels import check
 from minidl.kernels import random as kernels
 from minidl.ops.elementwise import mul
-from minidl.ops.inplace import applied
+from minidl.ops.inplace import apply_in_place
 from minidl.tensors import Tensor, device_of
 
 __all__ = ["dropout", "dropout2d", "rand", "randint", "randn"]
@@ -34,9 +34,9 @@ class Dropout(Function):
 def dropout(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, seed: int | None = None
 ) -> Tensor:
-    """Sets each element to 0 with probability p and divides the others by 1 - p; nothing if not training or p is 0.
+    """Set each element to 0 with probability p and divide the others by 1 - p; nothing if not training or p is 0.
 
-    The gradient draws the same elements again, so no mask is kept. A given `seed` draws the same elements every call.
+    The gradient draws the same elements again, so no mask is stored. A `seed` draws the same elements every call.
     Raises TypeError for an integer tensor, ValueError for p outside [0, 1].
     """
     if not 0.0 <= p <= 1.0:
@@ -44,13 +44,13 @@ def dropout(
     if not training or p == 0.0:
         return input
     key = random.key(seed)
-    return applied(lambda x: Dropout.apply(x, p, *key, random.place(input.shape)), input, inplace)
+    return apply_in_place(lambda x: Dropout.apply(x, p, *key, random.place(input.shape)), input, inplace)
 
 
 def dropout2d(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, seed: int | None = None
 ) -> Tensor:
-    """`dropout` of whole channels: of [N, C, H, W], or of [C, H, W] as one image.
+    """Return `dropout` of whole channels: of [N, C, H, W], or of [C, H, W] as one image.
 
     Raises as `dropout`; ValueError for other shapes.
     """
@@ -59,8 +59,8 @@ def dropout2d(
     if not training or p == 0.0:
         return input
     ones = torch.ones(*input.shape[:-2], 1, 1, dtype=input.dtype, device=input.device)
-    kept = dropout(Tensor(ones), p, seed=seed)
-    return applied(lambda x: mul(x, kept), input, inplace)
+    mask = dropout(Tensor(ones), p, seed=seed)
+    return apply_in_place(lambda x: mul(x, mask), input, inplace)
 
 
 def rand(
@@ -70,7 +70,7 @@ def rand(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A tensor of uniform numbers from [0, 1), drawn from the given seed, or from the process's next stream.
+    """Return a tensor of uniform numbers from [0, 1), drawn from the seed, or from the process's next stream.
 
     float16 and bfloat16 may round up to 1. Raises TypeError for an integer dtype, ValueError for a negative size.
     """
@@ -84,7 +84,8 @@ def randn(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A tensor of normally distributed numbers with mean 0 and standard deviation 1. Seeds and errors as `rand`."""
+    """Return a tensor of normally distributed numbers with mean 0 and standard deviation 1. Seeds and errors as
+    `rand`."""
     return _drawn("randn", kernels.normal, shape, seed, dtype, device, requires_grad)
 
 
@@ -102,7 +103,7 @@ def _drawn(
 def randint(
     low: int, high: int, size: Sequence[int], seed: int | None = None, device: torch.device | str | None = None
 ) -> Tensor:
-    """An int64 tensor of integers from low (included) to high (excluded). Seeds as `rand`.
+    """Return an int64 tensor of integers from low (included) to high (excluded). Seeds as `rand`.
 
     Raises ValueError unless low < high <= low + 2^31, or for a negative size.
     """

@@ -1,152 +1,80 @@
-"""Reductions. `dim` is one dimension, several, or None for all; with `keepdim` they stay with size 1.
-
-`max`, `min` and `topk` along one dimension give values and positions, as torch's: of equal elements the first has the
-position and all of the gradient.
-"""
+"""Reductions. `dim` is one dimension, several, or None for all; with `keepdim` they stay with size 1."""
 
 from __future__ import annotations
 
-import builtins
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import check, elementwise, memory_layout, reduce
-from minidl.ops import elementwise as pointwise
-from minidl.ops import unary, view
+from minidl.kernels import check, reduce, scan
+from minidl.kernels import elementwise as elementwise_kernels
+from minidl.ops import compare, conditional, elementwise, extrema, indexing, unary
+from minidl.ops.conditional import where
+from minidl.ops.shape import expand, reshape, squeeze, to
 from minidl.tensors import Tensor
 
-__all__ = ["amax", "amin", "argmax", "argmin", "max", "mean", "min", "norm", "sum", "topk"]
+__all__ = [
+    "all", "any", "cosine_similarity", "count_nonzero", "cumsum", "logsumexp", "mean", "norm", "normalize", "prod",
+    "sum",
+]  # fmt: skip
 
 Dim = int | Sequence[int] | None
-
-
-class Found(NamedTuple):
-    """The largest or smallest elements along a dimension, and their positions there, int64."""
-
-    values: Tensor
-    indices: Tensor
 
 
 class Sum(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
         y = reduce.sum(x, dim, keepdim)
-        ctx.shape, ctx.kept = x.shape, reduce.kept_shape(x, dim)
+        ctx.shape, ctx.keepdim_shape = x.shape, reduce.kept_shape(x, dim)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return dy.reshape(ctx.kept).expand(ctx.shape), None, None
+        return dy.reshape(ctx.keepdim_shape).expand(ctx.shape), None, None
 
 
 class Mean(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
         y = reduce.mean(x, dim, keepdim)
-        ctx.shape, ctx.kept = x.shape, reduce.kept_shape(x, dim)
+        ctx.shape, ctx.keepdim_shape = x.shape, reduce.kept_shape(x, dim)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        count = ctx.shape.numel() // torch.Size(ctx.kept).numel() if dy.numel() else 1
-        return elementwise.div(dy.reshape(ctx.kept), count).expand(ctx.shape), None, None
-
-
-class Amax(Function):
-    compute: Callable[..., torch.Tensor] = staticmethod(reduce.amax)
-    gradient: Callable[..., torch.Tensor] = staticmethod(elementwise.amax_grad)
-
-    @classmethod
-    def forward(cls, ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
-        y = cls.compute(x, dim, keepdim)
-        ctx.dim, ctx.kept = dim, reduce.kept_shape(x, dim)
-        ctx.save(x, y)
-        return y
-
-    @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
-        x, y = ctx.saved
-        y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
-        return cls.gradient(dy, x, y, reduce.count_equal(x, y, ctx.dim)), None, None
-
-
-class Amin(Amax):
-    compute = staticmethod(reduce.amin)
-
-
-class Max(Amax):
-    """The maximum whose gradient goes to NaN where there is one."""
-
-    gradient = staticmethod(elementwise.max_grad)
-
-
-class Min(Max):
-    compute = staticmethod(reduce.amin)
-
-
-class Chosen(Function):
-    """Values and positions along one dimension; the gradient goes back to where the values were."""
-
-    @staticmethod
-    def kept(ctx: Any, x: torch.Tensor, dim: int, y: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What forward returns, with what backward needs."""
-        ctx.place = x.shape, memory_layout.dims(x), dim % x.dim() if x.dim() else 0
-        ctx.save(found)
-        return y, found
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor, _: None) -> Any:
-        (found,) = ctx.saved
-        shape, dims, dim = ctx.place
-        if shape:
-            if found.dim() < len(shape):
-                dy, found = dy.unsqueeze(dim), found.unsqueeze(dim)
-            dy = reduce.spread(dy, found, shape, dims, dim)
-        else:
-            dy = reduce.sum_to(dy, shape)  # of one element, or of none
-        return (dy, *(None for _ in ctx.needs[1:]))
-
-
-class Extreme(Chosen):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, keepdim: bool, smallest: bool) -> tuple[torch.Tensor, ...]:
-        return Chosen.kept(ctx, x, dim, *reduce.extreme(x, dim, keepdim, smallest))
-
-
-class Topk(Chosen):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, k: int, dim: int, largest: bool) -> tuple[torch.Tensor, ...]:
-        return Chosen.kept(ctx, x, dim, *reduce.leading(x, k, dim, largest))
+        count = ctx.shape.numel() // torch.Size(ctx.keepdim_shape).numel() if dy.numel() else 1
+        return elementwise_kernels.div(dy.reshape(ctx.keepdim_shape), count).expand(ctx.shape), None, None
 
 
 class Norm(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
         y = reduce.norm(x, dim, keepdim)
-        ctx.kept = reduce.kept_shape(x, dim)
+        ctx.keepdim_shape = reduce.kept_shape(x, dim)
         ctx.save(x, y)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, y = ctx.saved
-        return elementwise.norm_grad(dy.reshape(ctx.kept), x, y.reshape(ctx.kept)), None, None
+        return elementwise_kernels.norm_grad(dy.reshape(ctx.keepdim_shape), x, y.reshape(ctx.keepdim_shape)), None, None
 
 
 class NormOf(Function):
-    """(sum |x|^p)^(1/p), or for p 0 how many are not 0, whose gradient is 0."""
+    """(sum |x|^p)^(1/p), or for p 0 the number of nonzero elements, whose gradient is 0."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, p: float, dim: Dim, keepdim: bool) -> torch.Tensor:
-        ctx.p, ctx.kept = p, reduce.kept_shape(x, dim)
+        ctx.p, ctx.keepdim_shape = p, reduce.kept_shape(x, dim)
         if p == 0:
-            y = reduce.sum(elementwise.ne(x, 0).to(x.dtype), dim, keepdim)
+            y = reduce.sum(elementwise_kernels.ne(x, 0).to(x.dtype), dim, keepdim)
         else:
-            y = elementwise.pow(reduce.sum(elementwise.pow(elementwise.abs(x), p), dim, keepdim), 1 / p)
+            y = elementwise_kernels.pow(
+                reduce.sum(elementwise_kernels.pow(elementwise_kernels.abs(x), p), dim, keepdim), 1 / p
+            )
         ctx.save(x, y)
         return y
 
@@ -155,106 +83,98 @@ class NormOf(Function):
         x, y = ctx.saved
         if ctx.p == 0:
             return torch.zeros_like(x), None, None, None
-        y, dy = y.reshape(ctx.kept), dy.reshape(ctx.kept)
-        slope = elementwise.pow(elementwise.div(elementwise.abs(x), y), ctx.p - 1)
-        dx = elementwise.mul(elementwise.mul(dy, elementwise.sign(x)), slope)
+        y, dy = y.reshape(ctx.keepdim_shape), dy.reshape(ctx.keepdim_shape)
+        slope = elementwise_kernels.pow(elementwise_kernels.div(elementwise_kernels.abs(x), y), ctx.p - 1)
+        dx = elementwise_kernels.mul(elementwise_kernels.mul(dy, elementwise_kernels.sign(x)), slope)
         for zero in (x, y):
-            dx = elementwise.where(elementwise.eq(zero, 0), 0, dx)
-        return elementwise.where(elementwise.eq(y, y), dx, y), None, None, None
+            dx = elementwise_kernels.where(elementwise_kernels.eq(zero, 0), 0, dx)
+        return elementwise_kernels.where(elementwise_kernels.eq(y, y), dx, y), None, None, None
 
 
-def _converted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return x if dtype is None else view.to(x, dtype)
+class Cumsum(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:
+        ctx.dim = dim
+        return scan.cumsum(x, dim)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return scan.cumsum(dy, ctx.dim, reverse=True), None
+
+
+def _convert(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return x if dtype is None else to(x, dtype)
 
 
 def sum(input: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The sum over `dim`, in its dtype; int64 for integers and bools. The sum of no elements is 0.
+    """Return the sum over `dim`, in its dtype; int64 for integers and bools. The sum of no elements is 0.
 
     With `dtype` the elements are converted to that first.
 
     Raises IndexError for a dimension out of range, ValueError for one named twice.
     """
-    return Sum.apply(_converted(input, dtype), dim, keepdim)
+    return Sum.apply(_convert(input, dtype), dim, keepdim)
+
+
+def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the sums of the elements so far along `dim`; int64 for integers and bools. IndexError for one out of
+    range."""
+    input = input if dtype is None else to(input, dtype)
+    if not input.dtype.is_floating_point:
+        return Tensor(torch.cumsum(input.data, check.axis("cumsum", dim, max(input.ndim, 1))))
+    return Cumsum.apply(input, dim)
+
+
+def logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    """Return log(sum(exp(input))) over `dim`, from the maximum, so that nothing overflows.
+
+    -inf of no elements. Raises IndexError for a dimension out of range, TypeError for integers.
+    """
+    if input.numel() == 0:
+        return unary.log(sum(unary.exp(input), dim, keepdim))
+    maximum = extrema.amax(input.detach(), dim, True)
+    maximum = where(compare.isfinite(maximum), maximum, 0)
+    total = unary.log(sum(unary.exp(elementwise.sub(input, maximum)), dim, keepdim))
+    return elementwise.add(total, reshape(maximum, *total.shape))
+
+
+def prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the product along `dim`, or of all elements, by halves, after conversion to `dtype`.
+
+    float16 is computed in float32. torch computes products of integers. The product of no elements is 1.
+    Raises IndexError for a dimension out of range.
+    """
+    x = input if dtype is None else to(input, dtype)
+    if not x.dtype.is_floating_point:
+        return Tensor(torch.prod(x.data) if dim is None else torch.prod(x.data, dim, keepdim))
+    at = 0 if dim is None else check.axis("prod", dim, max(x.ndim, 1))
+    product = to(x, torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    product = reshape(product, x.numel()) if dim is None or x.ndim == 0 else product
+    if not product.shape[at]:
+        return to(elementwise.add(sum(product, at, keepdim), 1), x.dtype)
+    odd = []  # odd elements, which have no partner
+    while (n := product.shape[at]) > 1:
+        if n % 2:
+            odd.append(indexing.narrow(product, at, n - 1, 1))
+        product = elementwise.mul(indexing.narrow(product, at, 0, n // 2), indexing.narrow(product, at, n // 2, n // 2))
+    for part in odd:
+        product = elementwise.mul(product, part)
+    output = to(product, x.dtype)
+    return output if keepdim and x.ndim and dim is not None else squeeze(output, at)
 
 
 def mean(input: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The mean over `dim`, of elements converted to `dtype` if given. The mean of no elements is NaN.
+    """Return the mean over `dim`, of elements converted to `dtype`. The mean of no elements is NaN.
 
     Raises TypeError for integers, IndexError for a dimension out of range, ValueError for one named twice.
     """
-    return Mean.apply(_converted(input, dtype), dim, keepdim)
-
-
-def amax(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The maximum over `dim`; NaN if any element is NaN, as is its gradient. Equal maxima share the gradient evenly.
-
-    Raises ValueError for the maximum of no elements or a dimension named twice, IndexError for one out of range.
-    """
-    return Amax.apply(input, dim, keepdim)
-
-
-def amin(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The minimum over `dim`; NaN if any element is NaN. Equal minima share the gradient evenly. Raises as `amax`."""
-    return Amin.apply(input, dim, keepdim)
-
-
-def max(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
-    """The maximum of input; or along `dim` (values, indices), the first NaN or maximum; or `maximum` of a Tensor.
-
-    Without `dim` equal maxima, or NaNs, share the gradient evenly, along one the first has it all.
-    Raises ValueError for the maximum of no elements, IndexError for a dimension out of range, TypeError for several,
-    which `amax` takes.
-    """
-    return _extreme("max", input, dim, keepdim)
-
-
-def min(input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False) -> Any:
-    """The minimum of input; or along `dim` (values, indices); or `minimum` of a Tensor. As `max`."""
-    return _extreme("min", input, dim, keepdim)
-
-
-def _extreme(name: str, x: Tensor, dim: Any, keepdim: bool) -> Any:
-    smallest = name == "min"
-    if isinstance(dim, torch.Tensor):
-        dim = Tensor(dim)
-    if isinstance(dim, Tensor):
-        return pointwise.minimum(x, dim) if smallest else pointwise.maximum(x, dim)
-    if dim is None:
-        return (Min if smallest else Max).apply(x, None, keepdim)
-    if not hasattr(dim, "__index__") or isinstance(dim, bool):
-        raise TypeError(f"{name}: dim is {dim!r}, expected one dimension, or none for all; a{name} takes several")
-    return Found(*Extreme.apply(x, dim, keepdim, smallest))
-
-
-def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Found:
-    """The k largest elements along `dim` (or smallest), in order, and their indices; NaN counts as above all others.
-
-    Of equal elements the first comes first. They are in order also where `sorted` is False.
-    Raises ValueError unless 0 <= k <= the size of `dim`, IndexError for a dimension out of range.
-    """
-    return Found(*Topk.apply(input, k, dim, largest))
-
-
-def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The index of the first maximum along `dim`, or in flattened input, as int64; of the first NaN if there is one.
-
-    Raises ValueError for the maximum of no elements, IndexError for a dimension out of range, TypeError for several.
-    """
-    return Tensor(reduce.argmax(input.data, _one("argmax", input, dim), keepdim))
-
-
-def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The index of the first minimum along `dim`, or in flattened input, as int64. As `argmax`."""
-    return Tensor(reduce.argmin(input.data, _one("argmin", input, dim), keepdim))
-
-
-def _one(name: str, x: Tensor, dim: Any) -> int | None:
-    return None if dim is None else check.axis(name, dim, builtins.max(x.ndim, 1))
+    return Mean.apply(_convert(input, dtype), dim, keepdim)
 
 
 def norm(input: Tensor, p: float | str = "fro", dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """The p-norm over `dim`, (sum |input|^p)^(1/p): how many are not 0 for p 0, the largest for inf, the smallest for
-    -inf, and for "fro" that of p 2. The gradient is 0 where input or the norm is 0; float16 is computed in float32.
+    """Return the p-norm over `dim`, (sum |input|^p)^(1/p): the number of nonzero elements for p 0, the maximum for
+    inf, the minimum for -inf, and for "fro" the norm of p 2. The gradient is 0 where input or the norm is 0; float16 is
+    computed in float32.
 
     Raises ValueError for the nuclear norm or a dimension named twice, TypeError for integers, IndexError for a
     dimension out of range.
@@ -267,6 +187,43 @@ def norm(input: Tensor, p: float | str = "fro", dim: Dim = None, keepdim: bool =
     if p == 1:
         return sum(unary.abs(input), dim, keepdim)
     if p in (math.inf, -math.inf):
-        return (Max if p == math.inf else Min).apply(unary.abs(input), dim, keepdim)
+        return (extrema.Max if p == math.inf else extrema.Min).apply(unary.abs(input), dim, keepdim)
     wide = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
-    return view.to(NormOf.apply(view.to(input, wide), float(p), dim, keepdim), input.dtype)
+    return to(NormOf.apply(to(input, wide), float(p), dim, keepdim), input.dtype)
+
+
+def normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> Tensor:
+    """Return input divided by its p-norm along `dim`, or by eps if the norm is less. Raises as `norm`."""
+    return elementwise.div(input, conditional.clamp(norm(input, p, dim, True), min=eps))
+
+
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """Return the products of x1 and x2, each over its norm or eps, added up along `dim`; both broadcast."""
+    shape = torch.broadcast_shapes(x1.shape, x2.shape)
+    first, second = (normalize(expand(x, shape), 2, dim, eps) for x in (x1, x2))
+    return sum(elementwise.mul(first, second), dim)
+
+
+def any(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """Return whether any element along `dim` is not 0; along no dimensions, each for itself. NaN is not 0. uint8 of
+    uint8.
+
+    Raises IndexError for a dimension out of range.
+    """
+    return _reduce_mask(torch.any, input, dim, keepdim)
+
+
+def all(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
+    """Return whether every element along `dim` differs from 0, as `any`."""
+    return _reduce_mask(torch.all, input, dim, keepdim)
+
+
+def _reduce_mask(reduction: Callable[..., torch.Tensor], x: Tensor, dim: Dim, keepdim: bool) -> Tensor:
+    axes = None if dim is None else check.axes(reduction.__name__, dim, max(x.ndim, 1))
+    output = compare.nonzero_mask(x).clone() if axes == () else reduction(compare.nonzero_mask(x), axes, keepdim)
+    return Tensor(output.to(torch.uint8) if x.dtype == torch.uint8 else output)
+
+
+def count_nonzero(input: Tensor, dim: Any = None) -> Tensor:
+    """Return the number of elements along `dim` that are not 0, int64."""
+    return sum(Tensor(compare.nonzero_mask(input)), dim)

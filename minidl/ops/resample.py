@@ -13,10 +13,10 @@ from minidl.kernels import check, memory_layout
 from minidl.kernels import resample as kernels
 from minidl.kernels.resample import Taps
 from minidl.ops.pool import adaptive_avg_pool2d
-from minidl.ops.view import contiguous, permute, reshape
+from minidl.ops.shape import contiguous, permute, reshape
 from minidl.tensors import Tensor
 
-__all__ = ["interpolate", "pad", "pixel_shuffle"]
+__all__ = ["interpolate", "pad", "pixel_shuffle", "pixel_unshuffle"]
 
 # The mode of interpolation by the number of dimensions of the input.
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
@@ -45,13 +45,14 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:
-    """Images in another size, by the "nearest" neighbour ("nearest-exact" takes middles) or by interpolation: "linear",
-    "bilinear" or "trilinear", as there are dimensions, "bicubic" of [N, C, H, W], or by "area", means of what a pixel
-    covers. Pixels are placed as torch places them.
+    """Return images in another size, by the "nearest" neighbour ("nearest-exact" uses pixel centres) or by
+    interpolation:
+    "linear", "bilinear" or "trilinear" for 3, 4 or 5 dimensions, "bicubic" for [N, C, H, W], or "area", the mean over
+    the area of a pixel. Pixel positions are torch's.
 
     Shapes: [N, C, L], [N, C, H, W] or [N, C, D, H, W] -> [N, C, *size], or sizes times scale_factor rounded down.
     Raises ValueError for another mode or number of dimensions, for both or neither of size and scale_factor, and for
-    antialias, which is not built; TypeError for integers.
+    antialias, which is not supported; TypeError for integers.
     """
     check.floating("interpolate", input=input.data)
     placed = "nearest", "nearest-exact", "area"
@@ -63,7 +64,7 @@ def interpolate(
     if not 3 <= input.ndim <= 5 or (curved and mode not in (LINEAR[input.ndim], "bicubic" if input.ndim == 4 else "")):
         raise ValueError(f"interpolate: input of shape {list(input.shape)} does not fit mode {mode!r}")
     if antialias:
-        raise ValueError("interpolate: antialias is not built; leave it out, or use avg_pool2d")
+        raise ValueError("interpolate: antialias is not supported; leave it out, or use avg_pool2d")
     if (size is None) == (scale_factor is None):
         raise ValueError("interpolate: give one of size and scale_factor")
     if not curved and align_corners is not None:
@@ -95,13 +96,14 @@ def interpolate(
 def _planes(
     x: Tensor, planes: int, rows: Taps, columns: Taps, inner: int, shape: Sequence[int], fill: float = 0.0
 ) -> Any:
-    """x as [planes, rows, columns, inner], resampled along the middle two, in another shape."""
+    """Return x as [planes, rows, columns, inner], resampled along the middle two, in another shape."""
     image = permute(reshape(x, planes, rows.size, columns.size, inner), 0, 3, 1, 2)
     return reshape(permute(Resample.apply(image, rows, columns, fill), 0, 2, 3, 1), *shape)
 
 
 def _means(x: Tensor, new: tuple[int, ...]) -> Tensor:
-    """Means of windows that divide [N, C, ...] evenly into a `new` size: of the last two dimensions, then a third."""
+    """Return means of windows that divide [N, C, ...] evenly into a `new` size: of the last two dimensions, then a
+    third."""
     N, C, *old = x.shape
     if len(old) == 2:
         return adaptive_avg_pool2d(x, (new[0], new[1]))
@@ -113,14 +115,15 @@ def _means(x: Tensor, new: tuple[int, ...]) -> Tensor:
 
 
 def _each(value: Any, count: int) -> tuple[Any, ...]:
-    given = tuple(value) if isinstance(value, list | tuple | torch.Size) else (value,) * count
-    if len(given) != count:
+    values = tuple(value) if isinstance(value, list | tuple | torch.Size) else (value,) * count
+    if len(values) != count:
         raise ValueError(f"interpolate: got {value!r}, expected one number or {count}")
-    return given
+    return values
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """input with margins along its last dimensions: (before, after) of the last, then of the one before it, and so on.
+    """Return input with margins along its last dimensions: (before, after) of the last, then of the one before it, and
+    so on.
 
     mode "constant" makes margins of `value` (0), "reflect" mirrors the inside at the edge, "replicate" repeats the
     edge, "circular" goes on with the other end. Negative margins cut. Raises ValueError for another mode, an odd
@@ -162,7 +165,8 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
-    """[N, C r^2, H, W] as [N, C, H r, W r] for r = upscale_factor. Raises ValueError where r^2 divides no channels."""
+    """Return [N, C r^2, H, W] as [N, C, H r, W r] for r = upscale_factor. Raises ValueError where r^2 divides no
+    channels."""
     r = check.whole("pixel_shuffle", "upscale_factor", upscale_factor)
     if input.ndim < 3 or r < 1 or input.shape[-3] % (r * r):
         raise ValueError(f"pixel_shuffle: input {list(input.shape)} has no multiple of {r * r} channels")
@@ -173,3 +177,13 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
         return permute(reshape(permute(x, 0, 1, 4, 2, 5, 3), *first, H * r, W * r, C), 0, 3, 1, 2)
     x = reshape(input, math.prod(first), C, r, r, H, W)
     return reshape(permute(x, 0, 1, 4, 2, 5, 3), *first, C, H * r, W * r)
+
+
+def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
+    """Return [..., C, H r, W r] as [..., C r^2, H, W] for r = downscale_factor: what `pixel_shuffle` undoes."""
+    r = downscale_factor
+    if input.ndim < 3 or r < 1 or input.shape[-1] % r or input.shape[-2] % r:
+        raise ValueError(f"pixel_unshuffle: input {list(input.shape)} is no image of a multiple of {r} pixels each way")
+    *first, C, H, W = input.shape
+    x = reshape(input, math.prod(first), C, H // r, r, W // r, r)
+    return reshape(permute(x, 0, 1, 3, 5, 2, 4), *first, C * r * r, H // r, W // r)

@@ -10,9 +10,10 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import check
 from minidl.kernels import row_norm as kernels
-from minidl.ops import reduce, view
+from minidl.ops import reduce
 from minidl.ops.batchnorm import batch_norm
-from minidl.ops.pieces import repeat
+from minidl.ops.rearrange import repeat
+from minidl.ops.shape import reshape
 from minidl.tensors import Tensor
 
 __all__ = ["group_norm", "instance_norm", "layer_norm", "rms_norm"]
@@ -54,7 +55,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """(input - mean) / sqrt(var + eps) weight + bias, mean and variance over the last dimensions.
+    """Return (input - mean) / sqrt(var + eps) weight + bias, mean and variance over the last dimensions.
 
     Shapes: input [*, *normalized_shape], weight and bias normalized_shape -> input's, in its dtype.
     Raises TypeError for dtypes that are not floating or differ, ValueError for shapes that do not fit.
@@ -66,7 +67,8 @@ def layer_norm(
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int] | int, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """input / sqrt(mean input^2 + eps) weight, the mean over the last dimensions; eps None is the dtype's epsilon.
+    """Return input / sqrt(mean input^2 + eps) weight, the mean over the last dimensions; eps None is the dtype's
+    epsilon.
 
     Shapes and errors as `layer_norm`.
     """
@@ -78,7 +80,8 @@ def rms_norm(
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """`layer_norm` over each of num_groups groups of channels of each image, with a weight and bias for each channel.
+    """Return `layer_norm` over each of num_groups groups of channels of each image, with a weight and bias for each
+    channel.
 
     Shapes: input [N, C, ...], weight and bias [C] -> input's, in its dtype and order in memory.
     Raises TypeError for dtypes, ValueError for shapes or a number of groups that does not divide the channels.
@@ -96,7 +99,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """`group_norm` with every channel a group; or, not use_input_stats, `batch_norm` with running statistics.
+    """Return `group_norm` with every channel a group; or, not use_input_stats, `batch_norm` with running statistics.
 
     Where both are given, the running statistics [C] move towards the means of the images' by `momentum`, in place.
     Raises as these; ValueError for images of one pixel.
@@ -115,10 +118,10 @@ def instance_norm(
             raise ValueError(f"instance_norm: {name} has shape {list(buffer.shape)}, expected [{C}]")
     means, variances = (repeat(buffer, N) for buffer in (running_mean, running_var))
     scale, shift = (None if t is None else repeat(t, N) for t in (weight, bias))
-    x = view.reshape(input, 1, N * C, *input.shape[2:])
-    y = view.reshape(batch_norm(x, means, variances, scale, shift, True, momentum, eps), *input.shape)
+    x = reshape(input, 1, N * C, *input.shape[2:])
+    y = reshape(batch_norm(x, means, variances, scale, shift, True, momentum, eps), *input.shape)
     for buffer, moved in ((running_mean, means), (running_var, variances)):
-        buffer.copy_(reduce.mean(view.reshape(moved, N, C), 0))
+        buffer.copy_(reduce.mean(reshape(moved, N, C), 0))
     return y
 
 
@@ -140,7 +143,7 @@ def _by_channels(
 def _dims(
     op: str, input: Tensor, normalized_shape: Sequence[int] | int, weight: Tensor | None, bias: Tensor | None
 ) -> int:
-    """The number of dimensions that are normalised."""
+    """Return the number of dimensions that are normalised."""
     check.floating(op, input=input.data)
     check.same(op, input=input, weight=weight, bias=bias)
     sizes = check.several(op, "normalized_shape", normalized_shape)

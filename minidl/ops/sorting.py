@@ -1,4 +1,4 @@
-"""Elements in order along a dimension, equal ones in theirs."""
+"""Sort along a dimension; equal elements keep their order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minidl.kernels import check, memory_layout, reduce
-from minidl.ops.reduce import Chosen, Found
+from minidl.ops.extrema import Chosen, Found
 from minidl.tensors import Tensor
 
 __all__ = ["argsort", "sort"]
@@ -16,11 +16,12 @@ __all__ = ["argsort", "sort"]
 class Sort(Chosen):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, ...]:
-        return Chosen.kept(ctx, x, dim, *_sorted(x, dim, descending))
+        return Chosen.save_positions(ctx, x, dim, *_sorted(x, dim, descending))
 
 
 def sort(input: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Found:
-    """(values, indices) in rising order along `dim`, or falling; equal ones in their order, NaN above all others.
+    """Return (values, indices) in rising order along `dim`, or falling; equal ones in their order, NaN above all
+    others.
 
     Raises IndexError for a dimension out of range.
     """
@@ -28,19 +29,19 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, *, stable: bool
 
 
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Tensor:
-    """The indices of `sort`."""
+    """Return the indices of `sort`."""
     return Tensor(_sorted(input.data, check.axis("argsort", dim, max(input.ndim, 1)), descending)[1])
 
 
 def _sorted(x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and positions (int64) along `dim`."""
+    """Return values and positions (int64) along `dim`."""
     if not x.dim():
         return x.clone(), torch.zeros(x.shape, dtype=torch.int64, device=x.device)
-    last = x.movedim(dim, -1)
-    rows = last.reshape(-1, last.shape[-1]) if x.numel() else last.new_empty(0, 1)
-    parts = [part.reshape(last.shape).movedim(-1, dim) for part in reduce.sort(rows, descending)]
-    y, found = (
+    moved = x.movedim(dim, -1)
+    rows = moved.reshape(-1, moved.shape[-1]) if x.numel() else moved.new_empty(0, 1)
+    parts = [part.reshape(moved.shape).movedim(-1, dim) for part in reduce.sort(rows, descending)]
+    y, indices = (
         part if part.stride() == x.stride() else memory_layout.empty(x.shape, (x,), part.dtype).copy_(part)
         for part in parts
     )
-    return y, found
+    return y, indices

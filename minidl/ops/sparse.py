@@ -45,7 +45,7 @@ class SparseLinear(Function):
 
 
 def sparse_linear(x: CSR, weight: Tensor, bias: Tensor | None = None, act: Activation = None) -> Tensor:
-    """act(x @ weight + bias) for a sparse x, in one kernel.
+    """Return act(x @ weight + bias) for a sparse x, in one kernel.
 
     Shapes: x [B, V], weight [V, H], bias [H] -> [B, H], in weight's dtype. The gradient of `weight` holds only the
     rows for which x has values; x gets no gradient.

@@ -1,13 +1,13 @@
-"""Batch norm whose statistics are those of all shards of a batch, where these wait for each other (`joins`).
+"""Batch norm with the statistics of all shards of a batch, exchanged between threads (`joins`).
 
-Shard v hands in its mean and variance on the way to the loss, and on the way back the sums s_v of dz and t_v of dz n:
+Shard v contributes its mean and variance in forward, and in backward the sums s_v of dz and t_v of dz n:
 
     mean = sum w_v mean_v         var = sum w_v [var_v + (mean_v - mean)^2]
     dx_v = weight rstd (dz - (sum_u w_u s_u + n sum_u w_u t_u) / n_v)
 
-w_v is the shard's share of the batch's examples, so that each counts alike, and n_v how many values it has per channel.
-What goes back is the gradient of the shard's own loss, a mean over its examples: all that it gives, dx_v with it, is
-multiplied by w_v in the end.
+w_v is the shard's share of the batch's examples, so that each counts equally, and n_v its number of values per channel.
+backward starts from the gradient of the shard's own loss, a mean over its examples: its gradients, dx_v included, are
+multiplied by w_v at the end.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__: list[str] = []  # users have `nn.SyncBatchNorm`
 
 
 class Part(NamedTuple):
-    """The shard that a thread computes: how many rows of how many it has, and the shares of all shards in float64.
+    """The shard that a thread computes: its number of rows, the total, and the shares of all shards in float64.
 
-    `meet` hands in a row of numbers, and returns those of all shards once all have come.
+    `meet` contributes a row of numbers, waits for all shards, and returns all rows.
     """
 
     own: int
@@ -47,48 +47,48 @@ _thread = threading.local()
 
 
 def joins(part: Part) -> None:
-    """From now on this thread's batch norms meet those of other shards."""
+    """Let this thread's batch norms share statistics with other shards from now on."""
     _thread.part = part
 
 
 class SyncBatchNorm(Function):
-    """act(normalised x) of a shard, whose statistics are those of the whole batch."""
+    """act(normalised x) of a shard, with the statistics of the whole batch."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, found: kernels.Statistics,
-        act: Activation,
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
+        statistics: kernels.Statistics, act: Activation,
     ) -> torch.Tensor:  # fmt: skip
-        ctx.save(x, *found, weight, bias)
+        ctx.save(x, *statistics, weight, bias)
         ctx.act = act
-        return kernels.normalise(x, found, weight, bias, act, None)
+        return kernels.normalise(x, statistics, weight, bias, act, None)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, mean, rstd, *affine = ctx.saved
         part = getattr(_thread, "part", None)
         if part is None:
-            raise RuntimeError("SyncBatchNorm: backward() of a shard's loss is called where no other shard is")
-        # The sums are handed in unrounded.
+            raise RuntimeError("SyncBatchNorm: backward() of a shard's loss was called outside the thread of a shard")
+        # The shards exchange unrounded sums.
         wide = (None if t is None else t.to(mean.dtype) for t in affine)
-        given, dx = (dy, x, kernels.Statistics(mean, rstd), *wide, ctx.act, True), None
-        _, dweight, dbias, _ = kernels.normalise_grad(*given, want_x=False)
+        operands, dx = (dy, x, kernels.Statistics(mean, rstd), *wide, ctx.act, True), None
+        _, dweight, dbias, _ = kernels.normalise_grad(*operands, want_x=False)
         assert dweight is not None
         assert dbias is not None
         if ctx.needs[0]:
             rows = part.meet(torch.cat([dbias, dweight]))
             sums = tree.sum_rows(rows, range(len(rows)), tree.leaves(len(rows)), part.shares).view(2, -1)
-            dx = kernels.normalise_grad(*given, sums=sums, want_affine=False)[0]
+            dx = kernels.normalise_grad(*operands, sums=sums, want_affine=False)[0]
         wanted = zip((dweight, dbias), ctx.needs[1:3], affine, strict=True)
         return dx, *(grad.to(like.dtype) if need else None for grad, need, like in wanted), None, None
 
 
-def sync_batch_norm(input: Tensor, *given: Any) -> Tensor:
-    """As `batch_norm`, in training with the statistics of the whole batch where this thread's shard `joins` others.
+def sync_batch_norm(input: Tensor, *settings: Any) -> Tensor:
+    """Apply `batch_norm`, in training with the statistics of the whole batch if this thread's shard `joins` others.
 
-    Raises RuntimeError for a shard that does not, and for one that has no whole number of values for each example.
+    Raises RuntimeError for a shard that does not, and for unequal numbers of values per example.
     """
-    running_mean, running_var, weight, bias, training, momentum, eps, act, num_batches_tracked = given
+    running_mean, running_var, weight, bias, training, momentum, eps, act, num_batches_tracked = settings
     part = getattr(_thread, "part", None)
     if not training or part is None:
         if training and random.in_part():
@@ -96,23 +96,23 @@ def sync_batch_norm(input: Tensor, *given: Any) -> Tensor:
                 "SyncBatchNorm: shards are computed one after another, as the model of this DataParallel has no "
                 "SyncBatchNorm: give it sync_batch_norm=True"
             )
-        return batch_norm(input, *given)
+        return batch_norm(input, *settings)
     x = input.data
     mean, var, batches = (_plain(buffer) for buffer in (running_mean, running_var, num_batches_tracked))
-    whole = torch.empty(1, dtype=x.dtype, device=x.device).expand(part.rows, *x.shape[1:])
-    kernels.check_arguments(whole, mean, var, _plain(weight), _plain(bias), training, eps)
+    batch = torch.empty(1, dtype=x.dtype, device=x.device).expand(part.rows, *x.shape[1:])
+    kernels.check_arguments(batch, mean, var, _plain(weight), _plain(bias), training, eps)
     buffers = None if mean is None or var is None else kernels.Buffers(mean, var, batches)
     if momentum is None and buffers is not None and batches is None:
         raise ValueError("batch_norm: momentum is None, which needs num_batches_tracked to count the batches")
-    values, rest = divmod(x.numel() // max(1, x.shape[1]), part.own)
-    if rest:
+    values, remainder = divmod(x.numel() // max(1, x.shape[1]), part.own)
+    if remainder:
         raise RuntimeError(
             f"SyncBatchNorm: {part.own} examples have input {list(x.shape)}, expected as many values each"
         )
     if buffers is not None:
         folds.forget()
         torch.autograd.graph.increment_version([buffer for buffer in buffers if buffer is not None])
-    settle_all()  # nothing of this shard is open while another one runs
+    settle_all()  # no deferred result of this shard stays open while another one runs
     rows = part.meet(torch.cat(kernels.batch_statistics(x, None, momentum, buffers)))
-    found = kernels.join_shards(rows, part.shares, values * part.rows, x.dtype, eps, momentum, buffers)
-    return SyncBatchNorm.apply(input, weight, bias, found, act)
+    statistics = kernels.join_shards(rows, part.shares, values * part.rows, x.dtype, eps, momentum, buffers)
+    return SyncBatchNorm.apply(input, weight, bias, statistics, act)

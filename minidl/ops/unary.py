@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,18 +11,33 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import elementwise
+from minidl.ops.elementwise import mul
 from minidl.tensors import Tensor
 
 __all__ = [
-    "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "log2", "neg", "reciprocal", "round",
-    "sign", "sin", "sqrt", "square", "trunc",
+    "abs",
+    "ceil",
+    "cos",
+    "erf",
+    "exp",
+    "expm1",
+    "floor",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "neg",
+    "round",
+    "sign",
+    "sin",
+    "trunc",
 ]  # fmt: skip
 
 Kernel = Callable[..., torch.Tensor]
 
 
 class _Unary(Function):
-    """A function of one operand, given by two kernels; `gradient` takes dy and what `keeps` names."""
+    """A function of one operand, defined by two kernels; `gradient` takes dy and the values named by `keeps`."""
 
     compute: Kernel
     gradient: Kernel
@@ -38,40 +54,37 @@ class _Unary(Function):
         return cls.gradient(dy, *ctx.saved)
 
 
-def _unary(name: str, compute: Kernel, gradient: Kernel, keeps: str) -> type[Function]:
+def unary_function(name: str, compute: Kernel, gradient: Kernel, keeps: str) -> type[Function]:
     return type(name, (_Unary,), {"compute": staticmethod(compute), "gradient": staticmethod(gradient), "keeps": keeps})
 
 
-Neg = _unary("Neg", elementwise.neg, elementwise.neg, keeps="")
-Sign = _unary("Sign", elementwise.sign, torch.zeros_like, keeps="")
-Abs = _unary("Abs", elementwise.abs, elementwise.abs_grad, keeps="x")
-Exp = _unary("Exp", elementwise.exp, elementwise.mul, keeps="y")
-Log = _unary("Log", elementwise.log, elementwise.div, keeps="x")
-Sqrt = _unary("Sqrt", elementwise.sqrt, elementwise.sqrt_grad, keeps="y")
-Square = _unary("Square", elementwise.square, elementwise.square_grad, keeps="x")
-Reciprocal = _unary("Reciprocal", elementwise.reciprocal, elementwise.reciprocal_grad, keeps="y")
-Sin = _unary("Sin", elementwise.sin, elementwise.sin_grad, keeps="x")
-Cos = _unary("Cos", elementwise.cos, elementwise.cos_grad, keeps="x")
-Log1p = _unary("Log1p", elementwise.log1p, elementwise.log1p_grad, keeps="x")
-Expm1 = _unary("Expm1", elementwise.expm1, elementwise.expm1_grad, keeps="x")
-Erf = _unary("Erf", elementwise.erf, elementwise.erf_grad, keeps="x")
-Log2 = _unary("Log2", elementwise.log2, elementwise.log2_grad, keeps="x")
-# Steps, whose gradient is 0.
-Floor = _unary("Floor", elementwise.floor, torch.zeros_like, keeps="")
-Ceil = _unary("Ceil", elementwise.ceil, torch.zeros_like, keeps="")
-Trunc = _unary("Trunc", elementwise.trunc, torch.zeros_like, keeps="")
-Round = _unary("Round", elementwise.round, torch.zeros_like, keeps="")
+Neg = unary_function("Neg", elementwise.neg, elementwise.neg, keeps="")
+Sign = unary_function("Sign", elementwise.sign, torch.zeros_like, keeps="")
+Abs = unary_function("Abs", elementwise.abs, elementwise.abs_grad, keeps="x")
+Exp = unary_function("Exp", elementwise.exp, elementwise.mul, keeps="y")
+Log = unary_function("Log", elementwise.log, elementwise.div, keeps="x")
+Sin = unary_function("Sin", elementwise.sin, elementwise.sin_grad, keeps="x")
+Cos = unary_function("Cos", elementwise.cos, elementwise.cos_grad, keeps="x")
+Log1p = unary_function("Log1p", elementwise.log1p, elementwise.log1p_grad, keeps="x")
+Expm1 = unary_function("Expm1", elementwise.expm1, elementwise.expm1_grad, keeps="x")
+Erf = unary_function("Erf", elementwise.erf, elementwise.erf_grad, keeps="x")
+Log2 = unary_function("Log2", elementwise.log2, elementwise.log2_grad, keeps="x")
+# Step functions, whose gradient is 0.
+Floor = unary_function("Floor", elementwise.floor, torch.zeros_like, keeps="")
+Ceil = unary_function("Ceil", elementwise.ceil, torch.zeros_like, keeps="")
+Trunc = unary_function("Trunc", elementwise.trunc, torch.zeros_like, keeps="")
+Round = unary_function("Round", elementwise.round, torch.zeros_like, keeps="")
 
 
 class RoundTo(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, decimals: int) -> torch.Tensor:
-        there, back = elementwise.mul, elementwise.div
+        scale_up, scale_down = elementwise.mul, elementwise.div
         if decimals < 0:
-            there, back = back, there
+            scale_up, scale_down = scale_down, scale_up
         scale = 10.0 ** builtins.abs(decimals)
-        wide = x.float() if x.dtype.itemsize == 2 else x
-        return back(elementwise.round(there(wide, scale)), scale).to(x.dtype)
+        values = x.float() if x.dtype.itemsize == 2 else x
+        return scale_down(elementwise.round(scale_up(values, scale)), scale).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
@@ -79,96 +92,94 @@ class RoundTo(Function):
 
 
 def neg(input: Tensor) -> Tensor:
-    """-input."""
+    """Return -input."""
     return Neg.apply(input)
 
 
+def positive(input: Tensor) -> Tensor:
+    """Return +input: the tensor itself. Raises TypeError for bools."""
+    if input.dtype == torch.bool:
+        raise TypeError("+x: got torch.bool, expected numbers; convert it with .to()")
+    return input
+
+
 def abs(input: Tensor) -> Tensor:
-    """|input|. The gradient at 0 is 0."""
+    """Return |input|. The gradient at 0 is 0."""
     return Abs.apply(input)
 
 
 def sign(input: Tensor) -> Tensor:
-    """-1, 0 or 1, as the sign of input (0 for NaN). The gradient is 0."""
+    """Return -1, 0 or 1, as the sign of input (0 for NaN). The gradient is 0."""
     return Sign.apply(input)
 
 
 def exp(input: Tensor) -> Tensor:
-    """e to the power input. Raises TypeError for integers."""
+    """Return e to the power input. Raises TypeError for integers."""
     return Exp.apply(input)
 
 
+def expm1(input: Tensor) -> Tensor:
+    """Return e to the power input, less 1, as exact near 0 as elsewhere. Raises TypeError for integers."""
+    return Expm1.apply(input)
+
+
 def log(input: Tensor) -> Tensor:
-    """The natural logarithm: -inf for 0, NaN below. Raises TypeError for integers."""
+    """Return the natural logarithm: -inf for 0, NaN below. Raises TypeError for integers."""
     return Log.apply(input)
 
 
-def sqrt(input: Tensor) -> Tensor:
-    """The square root: NaN below 0. Raises TypeError for integers."""
-    return Sqrt.apply(input)
+def log1p(input: Tensor) -> Tensor:
+    """Return log(1 + input), as exact near 0 as elsewhere. Raises TypeError for integers."""
+    return Log1p.apply(input)
 
 
-def square(input: Tensor) -> Tensor:
-    """input squared."""
-    return Square.apply(input)
+def log2(input: Tensor) -> Tensor:
+    """Return the logarithm to the base 2. Raises TypeError for integers."""
+    return Log2.apply(input)
 
 
-def reciprocal(input: Tensor) -> Tensor:
-    """1 / input. Raises TypeError for integers."""
-    return Reciprocal.apply(input)
+def log10(input: Tensor) -> Tensor:
+    """Return the logarithm to the base 10. Raises TypeError for integers."""
+    return mul(log2(input), math.log10(2))
 
 
 def floor(input: Tensor) -> Tensor:
-    """The largest whole number that input is not below. The gradient is 0."""
-    return _stepped(Floor, input)
+    """Return the largest whole number that input is not below. The gradient is 0."""
+    return _apply_step(Floor, input)
 
 
 def ceil(input: Tensor) -> Tensor:
-    """The smallest whole number that input is not above. The gradient is 0."""
-    return _stepped(Ceil, input)
+    """Return the smallest whole number that input is not above. The gradient is 0."""
+    return _apply_step(Ceil, input)
 
 
 def trunc(input: Tensor) -> Tensor:
-    """input without its fraction. The gradient is 0."""
-    return _stepped(Trunc, input)
+    """Return input without its fraction. The gradient is 0."""
+    return _apply_step(Trunc, input)
 
 
 def round(input: Tensor, *, decimals: int = 0) -> Tensor:
-    """The nearest whole number, the even one of two, or number of as many `decimals`. The gradient is 0."""
-    return _stepped(Round, input) if decimals == 0 else RoundTo.apply(input, decimals)
+    """Return the nearest whole number, the even one of two, or number of as many `decimals`. The gradient is 0."""
+    return _apply_step(Round, input) if decimals == 0 else RoundTo.apply(input, decimals)
 
 
-def _stepped(function: type[Function], x: Tensor) -> Tensor:
-    """A function that leaves integers as they are."""
-    whole = not x.dtype.is_floating_point and x.dtype != torch.bool
-    return Tensor(x.data.clone()) if whole else function.apply(x)
+def _apply_step(function: type[Function], x: Tensor) -> Tensor:
+    """Return a function that leaves integers as they are."""
+    integers = not x.dtype.is_floating_point and x.dtype != torch.bool
+    return Tensor(x.data.clone()) if integers else function.apply(x)
 
 
 def sin(input: Tensor) -> Tensor:
-    """The sine of input in radians. Raises TypeError for integers."""
+    """Return the sine of input in radians. Raises TypeError for integers."""
     return Sin.apply(input)
 
 
 def cos(input: Tensor) -> Tensor:
-    """The cosine of input in radians. Raises TypeError for integers."""
+    """Return the cosine of input in radians. Raises TypeError for integers."""
     return Cos.apply(input)
 
 
-def log1p(input: Tensor) -> Tensor:
-    """log(1 + input), as exact near 0 as elsewhere. Raises TypeError for integers."""
-    return Log1p.apply(input)
-
-
-def expm1(input: Tensor) -> Tensor:
-    """e to the power input, less 1, as exact near 0 as elsewhere. Raises TypeError for integers."""
-    return Expm1.apply(input)
-
-
 def erf(input: Tensor) -> Tensor:
-    """The error function, 2 / sqrt(pi) times the integral of e^(-t t) from 0 to input. TypeError for integers."""
+    """Return the error function, 2 / sqrt(pi) times the integral of e^(-t t) from 0 to input. TypeError for
+    integers."""
     return Erf.apply(input)
-
-
-def log2(input: Tensor) -> Tensor:
-    """The logarithm to the base 2. Raises TypeError for integers."""
-    return Log2.apply(input)

@@ -13,6 +13,7 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.ops import conv as of_images
+from minidl.ops import conv_geometry
 from minidl.ops.conv_sequence import ONE, ROW, Conv1d, ConvTranspose1d, _place
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.conv_transpose import check_settings as transposed_settings
@@ -51,8 +52,8 @@ class Convolved:
         stride, padding, dilation, output_padding, groups, transposed = settings
         axes = weight.dim() - 2
         op = f"conv{'_transpose' if transposed else ''}{axes}d"
-        size, kernel = of_images.sizes_of(op, x, weight, groups)
-        of_images.check_vectors(op, weight.shape[1] * groups if transposed else weight.shape[0], **vectors)
+        size, kernel = conv_geometry.sizes_of(op, x, weight, groups)
+        conv_geometry.check_vectors(op, weight.shape[1] * groups if transposed else weight.shape[0], **vectors)
         self.kind = KINDS[axes, transposed]
         at = _place(weight) if axes == 1 else 0
         self.at = at
@@ -99,7 +100,7 @@ def _geometry(
 ) -> Geometry | Volume:  # fmt: skip
     axes = []
     op = f"conv{'_transpose' if transposed else ''}{len(size)}d"
-    for i, name in enumerate(of_images.AXES[len(size)]):
+    for i, name in enumerate(conv_geometry.AXES[len(size)]):
         pad = padding[2 * i], padding[2 * i + 1]
         if transposed:
             out = (size[i] - 1) * stride[i] - sum(pad) + dilation[i] * (kernel[i] - 1) + output_padding[i] + 1
@@ -210,14 +211,14 @@ def settings_of(
 def _settings(
     op: str, kernel: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int, output_padding: Any
 ) -> Settings:
-    axes = of_images.axes_in(op)
+    axes = conv_geometry.axes_in(op)
     if len(kernel) != axes:
         raise ValueError(f"{op}: weight has {len(kernel) + 2} dimensions, expected {axes + 2}")
     if output_padding is not None:
         strides, pads, ends, dilations = transposed_settings(op, stride, padding, output_padding, dilation)
         return tuple(strides), tuple(p for p in pads for _ in "ab"), tuple(dilations), tuple(ends), groups, True
     strides, dilations = numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes)
-    pads_ = of_images._padding(op, padding, kernel, strides, dilations)
+    pads_ = conv_geometry._padding(op, padding, kernel, strides, dilations)
     return tuple(strides), tuple(p for pair in pads_ for p in pair), tuple(dilations), (0,) * axes, groups, False
 
 

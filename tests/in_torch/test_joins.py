@@ -117,12 +117,12 @@ def test_nothing_is_kept_after_a_call(device):
     with torch.no_grad():
         net(x)
         kept = []
-        held = Room.held
-        Room.held = lambda self: kept.append(weakref.ref(self)) or held(self)
+        held = Room.contents
+        Room.contents = lambda self: kept.append(weakref.ref(self)) or held(self)
         try:
             net(x)
         finally:
-            Room.held = held
+            Room.contents = held
     assert kept
     assert all(room() is None for room in kept)
 

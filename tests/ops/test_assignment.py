@@ -96,7 +96,7 @@ def test_refuses_what_torch_refuses():
         squared.sum().backward()
     y = x * 2
     view = y[1:]
-    with pytest.raises(RuntimeError, match="shares memory with a view of it, or with what was kept for backward"):
+    with pytest.raises(RuntimeError, match="shares memory with a view of it, or with a value saved for backward"):
         y[0] = view[1]
     with pytest.raises(TypeError, match=r"a tensor with a gradient cannot become torch.int64"):
         zeros(3, dtype=torch.int64)[0] = (x * 1)[0]

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minidl import models, ops
 from minidl.compilation.capture import capture
 from minidl.compilation.first_call import together
-from minidl.ops.view import cat
+from minidl.ops.join import cat
 from minidl.optim import SGD
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device

@@ -50,7 +50,8 @@ def _described(path: str, value: Any) -> list[str]:
     if inspect.isclass(value) and value.__module__.startswith("torch."):
         return [f"{path}: {value.__module__}.{value.__qualname__}"]
     if inspect.isclass(value):
-        bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
+        last = _parts(value)[-1] if value is minidl.Tensor else value
+        bases = ", ".join(base.__name__ for base in last.__bases__ if base is not object)
         # What torch's class takes depends on its version.
         taken = "(...)" if str(getattr(value.__init__, "__module__", "")).startswith("torch.") else _signature(value)
         lines = [f"{path}{taken}: class" + (f" of {bases}" if bases else "")]
@@ -68,10 +69,16 @@ def _described(path: str, value: Any) -> list[str]:
     return [f"{path}: {type(value).__name__}"]
 
 
+def _parts(kind: type) -> tuple[type, ...]:
+    """Return the classes that `minidl.tensors` splits Tensor into."""
+    return tuple(base for base in kind.__mro__ if base.__module__.startswith("minidl.tensors."))
+
+
 def _own(kind: type) -> dict[str, Any]:
-    """The members of a class, with those of the bases of `nn.Module` that nothing exports."""
+    """Return the members of a class, with those of the bases of `nn.Module` and Tensor that nothing exports."""
     members: dict[str, Any] = {}
-    for base in reversed(kind.__mro__ if kind is minidl.nn.Module else (kind,)):
+    bases = kind.__mro__ if kind is minidl.nn.Module else _parts(kind) if kind is minidl.Tensor else (kind,)
+    for base in reversed(bases):
         members.update(vars(base) if base.__module__.startswith("minidl.") else {})
     return members
 

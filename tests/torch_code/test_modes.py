@@ -81,7 +81,7 @@ class TestSavedTensors:
     def test_hooks_are_refused(self):
         layer, x = nn.Linear(2, 2), minidl.ones(1, 2)
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 0, lambda t: t):
-            with pytest.raises(RuntimeError, match="saved_tensors_hooks do not see what minidl saves"):
+            with pytest.raises(RuntimeError, match="saved_tensors_hooks do not see the tensors that minidl saves"):
                 layer(x)
             with minidl.no_grad():
                 layer(x)

@@ -13,7 +13,8 @@ from minidl.kernels import activation, elementwise
 from minidl.kernels.activation import Activation
 from minidl.ops import activation as acts
 from minidl.ops import elementwise as e
-from minidl.ops import unary as u
+from minidl.ops import powers
+from minidl.ops.conditional import where
 from minidl.ops.double_backward.elementwise import first, second, summed
 from minidl.tensors import Tensor
 
@@ -21,14 +22,14 @@ __all__: list[str] = []  # used by the engine, no operations
 
 
 def act_back(dy: Tensor, y: Tensor, act: Activation) -> Tensor:
-    """The gradient before an activation of `FROM_OUTPUT`, from its result."""
+    """Return the gradient before an activation of `FROM_OUTPUT`, from its result."""
     name, _ = activation.parse(act)
     if name is None:
         return dy
     if name == "sigmoid":
         return dy * (y * (1 - y))
     if name == "tanh":
-        return dy * (1 - u.square(y))
+        return dy * (1 - powers.square(y))
     return dy * Tensor(elementwise.act_grad(torch.ones_like(y.data), y.data, act, from_output=True))
 
 
@@ -36,7 +37,7 @@ def act_back(dy: Tensor, y: Tensor, act: Activation) -> Tensor:
 CURVES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "silu": lambda z, _: _bent(acts.sigmoid(z), z),
     "softplus": lambda z, beta: beta * acts.sigmoid(beta * z) * acts.sigmoid(-beta * z),
-    "elu": lambda z, alpha: e.where(z > 0, 0, alpha * e.where(z > 0, 0, z).exp()),
+    "elu": lambda z, alpha: where(z > 0, 0, alpha * where(z > 0, 0, z).exp()),
     "gelu": lambda z, _: (2 - z * z) * (z * z * -0.5).exp() * 0.3989422804014327,
 }
 
@@ -70,7 +71,8 @@ def _slope(ctx: Any, dy: Tensor) -> Any:
 
 
 def activated_back(dy: Tensor, z: Tensor, act: Activation) -> Tensor:
-    """The gradient before an activation, from what went in. Raises RuntimeError for one without a second derivative."""
+    """Return the gradient before an activation, from what went in. Raises RuntimeError for one without a second
+    derivative."""
     name, _ = activation.parse(act)
     if name in activation.FROM_OUTPUT:
         return act_back(dy, z if name is None else acts.activated(z, act), act)

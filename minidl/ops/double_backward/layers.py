@@ -12,15 +12,16 @@ from minidl.autograd.modes import no_grad
 from minidl.kernels import conv as kernels
 from minidl.kernels import row_norm as rows_kernels
 from minidl.kernels.conv.geometry import Geometry
-from minidl.ops import batchnorm, join, linalg, loss, row_norm, view
-from minidl.ops import elementwise as e
+from minidl.ops import batchnorm, conditional, join, linalg, loss, powers, row_norm
 from minidl.ops import unary as u
 from minidl.ops.activation import log_softmax, sigmoid
+from minidl.ops.conditional import where
 from minidl.ops.conv import Conv2d, JoinedConv2d
 from minidl.ops.conv_sequence import Conv1d, ConvTranspose1d
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.double_backward.activations import act_back, activated_back
 from minidl.ops.double_backward.elementwise import first, second, summed
+from minidl.ops.shape import to
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # used by the engine, no operations
@@ -33,11 +34,11 @@ def _matmul(ctx: Any, dy: Tensor) -> Any:
     return da, linalg.MatMul.apply(a.mT, dy) if ctx.needs[1] else None
 
 
-def _refuse_taken_in(ctx: Any) -> None:
-    """Raises RuntimeError: what went into the activation is not in the graph."""
+def _refuse_fused_activation(ctx: Any) -> None:
+    """Raise RuntimeError: the graph lacks the input of a fused activation."""
     name = ctx.act if isinstance(ctx.act, str) else ctx.act[0]
     raise RuntimeError(
-        f"create_graph=True wants a second derivative of {ctx.function.__name__} with {name} taken in, which minidl "
+        f"create_graph=True needs a second derivative of {ctx.function.__name__} with fused {name}, which minidl "
         f"does not have; apply {name} by itself, in modules under minidl.fusion(False)"
     )
 
@@ -46,7 +47,7 @@ def _refuse_taken_in(ctx: Any) -> None:
 def _linear(ctx: Any, dy: Tensor) -> Any:
     x, weight, y = ctx.saved
     if not ctx.from_output:
-        _refuse_taken_in(ctx)
+        _refuse_fused_activation(ctx)
     dz = dy if y is None else act_back(dy, y, ctx.act)
     dx = linalg.MatMul.apply(dz, weight) if ctx.needs[0] else None
     dw = linalg.MatMul.apply(dz.T, x) if ctx.needs[1] else None
@@ -81,7 +82,7 @@ def _grad_weight(ctx: Any, ddw: Tensor) -> Any:
 def _joined_convolution(ctx: Any, dy: Tensor) -> Any:
     """As of the two joined, which is then a copy."""
     if not ctx.from_output:
-        _refuse_taken_in(ctx)
+        _refuse_fused_activation(ctx)
     first, second_, raw_weight, y = ctx.context.saved
     x = join.Cat.apply(1, ctx.input(0, first), ctx.input(1, second_))
     weight = ctx.input(2, raw_weight)
@@ -94,19 +95,19 @@ def _joined_convolution(ctx: Any, dy: Tensor) -> Any:
 
 @second(Conv2d, ConvTranspose2d, Conv1d, ConvTranspose1d)
 def _convolution(ctx: Any, dy: Tensor) -> Any:
-    at = getattr(ctx, "at", None)  # where sequences have a size of 1 more
+    at = getattr(ctx, "at", None)  # the extra dimension of size 1 of sequences
 
-    def placed(place: Callable[[torch.Tensor], Any], raw: torch.Tensor) -> Tensor:
-        return place(raw) if at is None else place(raw.squeeze(at)).unsqueeze(at)
+    def from_raw(variable_of: Callable[[torch.Tensor], Any], raw: torch.Tensor) -> Tensor:
+        return variable_of(raw) if at is None else variable_of(raw.squeeze(at)).unsqueeze(at)
 
     if not ctx.from_output:
-        _refuse_taken_in(ctx)
+        _refuse_fused_activation(ctx)
     raw_x, raw_weight, y = ctx.context.saved
-    x = placed(lambda value: ctx.input(0, value), raw_x)
-    weight = placed(lambda value: ctx.input(1, value), raw_weight)
+    x = from_raw(lambda value: ctx.input(0, value), raw_x)
+    weight = from_raw(lambda value: ctx.input(1, value), raw_weight)
     dz = dy if at is None else dy.unsqueeze(at)
     if y is not None:
-        dz = act_back(dz, placed(ctx.output, y), ctx.act)
+        dz = act_back(dz, from_raw(ctx.output, y), ctx.act)
     transposed = issubclass(ctx.function, ConvTranspose2d)
     back = Conv2d if transposed else ConvTranspose2d
     dx = back.apply(dz, weight, None, ctx.geometry, None, None) if ctx.needs[0] else None
@@ -122,12 +123,12 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _normed(x: Tensor, dims: tuple[int, ...], rstd: Tensor, rms: bool) -> tuple[Tensor, Tensor]:
-    """x normalised over `dims`, and the factor, as functions of x; the value of rstd is what eps is found by."""
+    """Return x normalised over `dims`, and the factor, as functions of x; eps follows from the value of rstd."""
     away = x if rms else x - x.mean(dims, True)
-    var = u.square(away).mean(dims, True)
+    var = powers.square(away).mean(dims, True)
     with no_grad():
-        eps = u.reciprocal(u.square(rstd)) - var.detach()
-    factor = u.reciprocal(u.sqrt(var + eps))
+        eps = powers.reciprocal(powers.square(rstd)) - var.detach()
+    factor = powers.reciprocal(powers.sqrt(var + eps))
     return away * factor, factor
 
 
@@ -142,24 +143,24 @@ def _row_norm(ctx: Any, dy: Tensor) -> Any:
     x, dy = _wide(ctx.input(0, raw_x)), _wide(dy)
     rows = ctx.mean.numel(), -1
     normed, factor = _normed(x.reshape(rows), (1,), Tensor(ctx.rstd.view(-1, 1)), ctx.rms)
-    # Of channels, or of places along the last dimensions.
+    # The affine parameters have a value per channel, or per position of the last dimensions.
     shape = [x.shape[1], *(1 for _ in x.shape[2:])] if ctx.seen[0] is rows_kernels.groups else None
-    g, by_place = dy, normed.reshape(x.shape)
+    g, normalised = dy, normed.reshape(x.shape)
     if raw_weight is not None:
         weight = _wide(ctx.input(1, raw_weight.view(ctx.shapes[0])))
         g = dy * (weight if shape is None else weight.reshape(shape))
     dx = _norm_back(g.reshape(rows), normed, factor, (1,), ctx.rms).reshape(x.shape)
     sums = [
-        summed(t, given if shape is None else shape).reshape(given).to(raw_x.dtype) if need else None
-        for t, given, need in zip((dy * by_place, dy), ctx.shapes, ctx.needs[1:3], strict=True)
+        summed(t, size if shape is None else shape).reshape(size).to(raw_x.dtype) if need else None
+        for t, size, need in zip((dy * normalised, dy), ctx.shapes, ctx.needs[1:3], strict=True)
     ]
     return dx.to(raw_x.dtype), *sums, None, None, None
 
 
 @second(batchnorm.BatchNorm, batchnorm.BatchNormAlone)
 def _batch_norm(ctx: Any, dy: Tensor) -> Any:
-    given, mean, rstd, weight, bias, y = ctx.saved
-    x, dy, shape = _wide(given), _wide(dy), [given.shape[1], *(1 for _ in given.shape[2:])]
+    saved_x, mean, rstd, weight, bias, y = ctx.saved
+    x, dy, shape = _wide(saved_x), _wide(dy), [saved_x.shape[1], *(1 for _ in saved_x.shape[2:])]
     dims = (0, *range(2, x.ndim))
     if ctx.training:
         normed, factor = _normed(x, dims, rstd.reshape(shape), False)
@@ -177,8 +178,8 @@ def _batch_norm(ctx: Any, dy: Tensor) -> Any:
         summed(t, shape).reshape(-1).to(like.dtype) if need else None
         for t, like, need in zip((dz * normed, dz), (weight, bias), ctx.needs[1:3], strict=True)
     ]
-    added = dz.to(given.dtype) if ctx.needs[3] else None
-    return dx.to(given.dtype), *sums, added, *(None for _ in ctx.needs[4:])
+    added = dz.to(saved_x.dtype) if ctx.needs[3] else None
+    return dx.to(saved_x.dtype), *sums, added, *(None for _ in ctx.needs[4:])
 
 
 @second(loss.CrossEntropy)
@@ -196,8 +197,8 @@ def _cross_entropy(ctx: Any, dy: Tensor) -> Any:
         labels = target.data.unsqueeze(axis)
         names = torch.arange(classes, device=labels.device).view([-1 if i == axis else 1 for i in range(x.ndim)])
         off = Tensor(labels == ignored)
-        hit = e.where(off, 0, Tensor(labels == names).to(x.dtype))
-        share = e.where(off, 0, hit * (1 - smoothing) + smoothing / classes)
+        hit = where(off, 0, Tensor(labels == names).to(x.dtype))
+        share = where(off, 0, hit * (1 - smoothing) + smoothing / classes)
         count = (hit if weights is None else hit * weights).sum()
     each = each / count if reduction == "mean" else each
     log = log_softmax(x, axis)
@@ -231,14 +232,14 @@ def _element_loss(ctx: Any, dy: Tensor) -> Any:
         size = u.abs(away)
         end, slope = (1.0, 1 / how.beta) if how.op == "smooth_l1_loss" else (how.beta, 1.0)
         # NaN, which is neither within beta nor beyond it, stays NaN, and has a slope of 0 as in torch.
-        within = view.to(size < how.beta, away.dtype) * slope
-        dx = e.where(size >= how.beta, u.sign(away) * end, away * within)
+        within = to(size < how.beta, away.dtype) * slope
+        dx = where(size >= how.beta, u.sign(away) * end, away * within)
     elif how.op == "binary_cross_entropy_with_logits" and not ctx.needs[1]:
         dx = sigmoid(x) - target
         if positive is not None:
             dx = sigmoid(x) * (1 + (positive - 1) * target) - positive * target
     elif how.op == "binary_cross_entropy" and not ctx.needs[1]:
-        dx = away / e.clamp(x * (1 - x), 1e-12, None)
+        dx = away / conditional.clamp(x * (1 - x), 1e-12, None)
     elif how.op == "kl_div" and not ctx.needs[1]:
         dx = -(u.exp(target) if how.log_target else target)
     else:

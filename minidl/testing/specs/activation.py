@@ -241,7 +241,7 @@ SPECS = [
         inputs=_with_argument((), (0.25,), (3.0,)),
         bad=(
             refuses(ValueError, "softplus needs a slope above 0, got 0.0", (3,), extra=(0.0,)),
-            refuses(ValueError, "threshold is 30.0, which is not built", (3,), extra=(1.0, 30.0)),
+            refuses(ValueError, "threshold is 30.0, which is not supported", (3,), extra=(1.0, 30.0)),
         ),
     ),
     _activation(

@@ -190,7 +190,7 @@ _EDGES = {"mean": pair(70, 43), "each": pair(1100, reduction="none")}
 # Numbers that no float32 is: where a kernel would round them, the offline compile says so.
 _BETA = {**_EDGES, "mean": pair(70, 43, beta=0.3)}
 _DELTA = {**_EDGES, "mean": pair(70, 43, delta=0.3)}
-_WEIGHTED = refuses(ValueError, "weight is not built", (3,), (3,), weight=positive(3))
+_WEIGHTED = refuses(ValueError, "weight is not supported", (3,), (3,), weight=positive(3))
 
 SPECS = [
     _record(

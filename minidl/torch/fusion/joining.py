@@ -95,7 +95,7 @@ class _InRoom(torch.autograd.Function):
 def _fill(room: Room, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     for part in parts[1:]:
         room.add(part.detach())
-    return room.held()
+    return room.contents()
 
 
 def begin(parts: Sequence[torch.Tensor], channels: int) -> Joined:

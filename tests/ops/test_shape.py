@@ -4,7 +4,20 @@ import pytest
 import torch
 
 from minidl.autograd import no_grad
-from minidl.ops import view
+from minidl.ops import indexing, join
+from minidl.ops.shape import (
+    clone,
+    contiguous,
+    expand,
+    flatten,
+    permute,
+    reshape,
+    squeeze,
+    to,
+    transpose,
+    transposed,
+    unsqueeze,
+)
 from minidl.tensors import Tensor, default_device
 
 
@@ -18,17 +31,17 @@ def shares(a, b):
 
 
 VIEWS = {
-    "reshape": lambda x: view.reshape(x, 3, 2),
-    "flatten": view.flatten,
-    "permute": lambda x: view.permute(x, 1, 0),
-    "transpose": lambda x: view.transpose(x, 0, 1),
-    "transposed": view.transposed,
-    "expand": lambda x: view.expand(x, 4, 2, 3),
-    "squeeze": view.squeeze,
-    "unsqueeze": lambda x: view.unsqueeze(x, 1),
-    "getitem": lambda x: view.getitem(x, (slice(None), 1)),
-    "contiguous": view.contiguous,
-    "to": lambda x: view.to(x, x.dtype),
+    "reshape": lambda x: reshape(x, 3, 2),
+    "flatten": flatten,
+    "permute": lambda x: permute(x, 1, 0),
+    "transpose": lambda x: transpose(x, 0, 1),
+    "transposed": transposed,
+    "expand": lambda x: expand(x, 4, 2, 3),
+    "squeeze": squeeze,
+    "unsqueeze": lambda x: unsqueeze(x, 1),
+    "getitem": lambda x: indexing.getitem(x, (slice(None), 1)),
+    "contiguous": contiguous,
+    "to": lambda x: to(x, x.dtype),
 }
 
 
@@ -45,12 +58,12 @@ def test_a_view_shares_memory(name):
 @pytest.mark.parametrize(
     "copy",
     [
-        lambda x: view.reshape(view.transposed(x), 6),
-        lambda x: view.contiguous(view.transposed(x)),
-        lambda x: view.to(x, torch.float64),
-        lambda x: view.cat([x]),
-        lambda x: view.stack([x]),
-        view.clone,
+        lambda x: reshape(transposed(x), 6),
+        lambda x: contiguous(transposed(x)),
+        lambda x: to(x, torch.float64),
+        lambda x: join.cat([x]),
+        lambda x: join.stack([x]),
+        clone,
     ],
     ids=["reshape", "contiguous", "to", "cat", "stack", "clone"],
 )
@@ -70,7 +83,7 @@ def test_a_change_of_a_view_is_seen_by_backward():
     x = numbers(4, requires_grad=True)
     y = Square.apply(x)
     with no_grad():
-        view.getitem(x, slice(1, 2)).zero_()
+        indexing.getitem(x, slice(1, 2)).zero_()
     with pytest.raises(RuntimeError, match="changed in place"):
         y.backward(numbers(4))
 
@@ -78,7 +91,7 @@ def test_a_change_of_a_view_is_seen_by_backward():
 @pytest.mark.parametrize("target", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_a_gradient_returns_in_the_dtype_of_its_input(target):
     x = numbers(3, requires_grad=True)
-    y = view.to(x, target)
+    y = to(x, target)
     assert y.dtype == target
     y.backward(Tensor(torch.full((3,), 1.5, dtype=target, device=default_device())))
     assert x.grad.dtype == torch.float32
@@ -89,31 +102,31 @@ def test_to_takes_device_and_dtype_in_any_form():
     x = numbers(3)
     where = x.device
     for moved in (
-        view.to(x, where, torch.float64),
-        view.to(x, torch.float64, device=where),
-        view.to(x, device=str(where), dtype=torch.float64),
+        to(x, where, torch.float64),
+        to(x, torch.float64, device=where),
+        to(x, device=str(where), dtype=torch.float64),
     ):
         assert (moved.device, moved.dtype) == (where, torch.float64)
-    assert view.to(x, torch.int64).tolist() == [0, 1, 2]
+    assert to(x, torch.int64).tolist() == [0, 1, 2]
 
 
 def test_a_tensor_with_a_gradient_does_not_become_an_integer():
     with pytest.raises(TypeError, match=r"cannot become torch.int64; use .detach\(\) first"):
-        view.to(numbers(3, requires_grad=True), torch.int64)
+        to(numbers(3, requires_grad=True), torch.int64)
 
 
 def test_cat_gives_each_part_its_own_gradient():
     a, b = numbers(2, 1, requires_grad=True), numbers(2, 2, requires_grad=True)
-    view.cat([a, b], -1).backward(numbers(2, 3))
+    join.cat([a, b], -1).backward(numbers(2, 3))
     assert a.grad.tolist() == [[0], [3]]
     assert b.grad.tolist() == [[1, 2], [4, 5]]
     assert not shares(a.grad, b.grad)
 
 
 def test_cat_of_two_dtypes_gives_each_gradient_in_its_own():
-    a, b = view.to(numbers(2), torch.float16), numbers(2, requires_grad=True)
+    a, b = to(numbers(2), torch.float16), numbers(2, requires_grad=True)
     a = Tensor(a.data, True)
-    joined = view.cat([a, b, view.to(numbers(2), torch.int64)])
+    joined = join.cat([a, b, to(numbers(2), torch.int64)])
     joined.backward(numbers(6))
     assert (joined.dtype, joined.tolist()) == (torch.float32, [0, 1] * 3)
     assert (a.grad.dtype, a.grad.tolist()) == (torch.float16, [0, 1])
@@ -122,33 +135,33 @@ def test_cat_of_two_dtypes_gives_each_gradient_in_its_own():
 
 def test_cat_of_nothing():
     with pytest.raises(ValueError, match="cat: got no tensors"):
-        view.cat([])
+        join.cat([])
 
 
 def test_cat_gives_no_gradient_to_parts_that_want_none():
     a, b = numbers(2), numbers(2, requires_grad=True)
-    view.cat([a, b]).backward(numbers(4))
+    join.cat([a, b]).backward(numbers(4))
     assert a.grad is None
     assert b.grad.tolist() == [2, 3]
 
 
 def test_getitem_twice_adds_up():
     x = numbers(4, requires_grad=True)
-    first = view.getitem(x, slice(0, 3))
-    view.cat([first, view.getitem(x, slice(2, 4))]).backward(Tensor(torch.ones(5, device=default_device())))
+    first = indexing.getitem(x, slice(0, 3))
+    join.cat([first, indexing.getitem(x, slice(2, 4))]).backward(Tensor(torch.ones(5, device=default_device())))
     assert x.grad.tolist() == [1, 1, 2, 1]
 
 
 def test_integers_have_views_too():
     x = Tensor(torch.arange(6, device=default_device()))
-    assert view.reshape(x, 2, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert view.getitem(x, 2).item() == 2
-    assert view.cat([x, x]).dtype == torch.int64
+    assert reshape(x, 2, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert indexing.getitem(x, 2).item() == 2
+    assert join.cat([x, x]).dtype == torch.int64
 
 
 @pytest.mark.gpu
 def test_a_gradient_returns_to_the_device_of_its_input():
     x = Tensor(torch.ones(3), requires_grad=True)
-    view.to(x, "cuda").backward(Tensor(torch.full((3,), 2.0, device="cuda")))
+    to(x, "cuda").backward(Tensor(torch.full((3,), 2.0, device="cuda")))
     assert x.grad.device.type == "cpu"
     assert x.grad.tolist() == [2.0, 2.0, 2.0]

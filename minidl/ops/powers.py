@@ -1,0 +1,56 @@
+"""Powers and roots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minidl.kernels import elementwise
+from minidl.ops.elementwise import Operand, are_integers, binary_function, raw_operand
+from minidl.ops.promotion import alike
+from minidl.ops.unary import unary_function
+from minidl.tensors import Tensor
+
+__all__ = ["pow", "reciprocal", "sqrt", "square"]
+
+Sqrt = unary_function("Sqrt", elementwise.sqrt, elementwise.sqrt_grad, keeps="y")
+Square = unary_function("Square", elementwise.square, elementwise.square_grad, keeps="x")
+Reciprocal = unary_function("Reciprocal", elementwise.reciprocal, elementwise.reciprocal_grad, keeps="y")
+Pow = binary_function("Pow", elementwise.pow, elementwise.pow_grad_a, elementwise.pow_grad_b)
+
+
+def sqrt(input: Tensor) -> Tensor:
+    """Return the square root: NaN below 0. Raises TypeError for integers."""
+    return Sqrt.apply(input)
+
+
+def square(input: Tensor) -> Tensor:
+    """Return input squared."""
+    return Square.apply(input)
+
+
+def reciprocal(input: Tensor) -> Tensor:
+    """Return 1 / input. Raises TypeError for integers."""
+    return Reciprocal.apply(input)
+
+
+def pow(input: Operand, exponent: Operand) -> Tensor:
+    """Return input to the power `exponent`; NaN where input is negative and exponent is not an integer.
+
+    As in torch, the gradient of input is 0 where exponent is 0, and that of exponent is 0 where input is 0 and exponent
+    is not negative. Of integers it is torch's, which raises RuntimeError for negative exponents.
+    Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
+    """
+    a, b = alike(input, exponent)
+    if isinstance(a, Tensor) and isinstance(b, int | float):
+        if b == 2:
+            return Square.apply(a)
+        if b == 0.5:
+            return Sqrt.apply(a)
+        if b == -1:
+            return Reciprocal.apply(a)
+    if are_integers(a, b):
+        base: Any = raw_operand(a)
+        return Tensor(torch.pow(base, raw_operand(b)))
+    return Pow.apply(a, b)
