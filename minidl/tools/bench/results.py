@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,20 @@ _MACHINE = ("device", "driver", "torch", "triton", "date")
 
 @dataclass
 class Results:
-    """`machine` as `bench.machine.machine` returns it; rows by their names in GOALS."""
+    """`machine` as `bench.machine.machine` returns it; rows by their names in `goals`."""
 
     machine: dict[str, str]
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    goals: Mapping[str, float] = field(default_factory=lambda: GOALS)
 
     def add(self, row: str, measured: dict[str, Any]) -> None:
         """Add a row of `bench.measure.measure` with its goal."""
-        self.rows[row] = _judged({"row": row, **measured, "date": self.machine["date"]})
+        self.rows[row] = _judged({"row": row, **measured, "date": self.machine["date"]}, self.goals)
 
     @property
     def in_order(self) -> list[dict[str, Any]]:
-        """The rows in the order of GOALS."""
-        return [self.rows[name] for name in GOALS if name in self.rows]
+        """The rows in the order of their goals."""
+        return [self.rows[name] for name in self.goals if name in self.rows]
 
     @property
     def right(self) -> bool:
@@ -46,18 +48,18 @@ class Results:
         files.write_json(path, {**self.machine, "rows": self.in_order})
 
 
-def load(path: Path) -> Results:
-    """The results in a file, judged by the present goals. Raises ConfigError for any other file."""
+def load(path: Path, goals: Mapping[str, float] = GOALS, command: str = "minidl bench") -> Results:
+    """Return the results in a file of `command`, judged by these goals. Raises ConfigError for any other file."""
     try:
         content = parse_json(read_files.read_bytes(path))
         if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
             raise ValueError("expected an object with a list of rows")
         known: dict[str, dict[str, Any]] = {}
         for row in content.pop("rows"):
-            _check(row)
+            _check(row, goals, command)
             if row["row"] in known:
                 raise ValueError(f"the row {row['row']!r} is there twice")
-            known[row["row"]] = _judged(row)
+            known[row["row"]] = _judged(row, goals)
         if not all(_is_text(content.get(key)) for key in _MACHINE):
             raise ValueError(f"expected the machine's {', '.join(_MACHINE)}")
     except OSError as error:
@@ -65,17 +67,17 @@ def load(path: Path) -> Results:
     except ValueError as error:
         why = cut(error)
     else:
-        return Results(content, known)
-    raise ConfigError(f"{path} has no results of `minidl bench` ({why}); give a file that its --json wrote")
+        return Results(content, known, goals)
+    raise ConfigError(f"{path} has no results of `{command}` ({why}); give a file that its --json wrote")
 
 
-def _check(row: Any) -> None:
+def _check(row: Any, goals: Mapping[str, float], command: str) -> None:
     """Raise ValueError for an invalid row."""
     name = row.get("row") if isinstance(row, dict) else None
     if not isinstance(name, str):
         raise ValueError("expected rows with their names")
-    if name not in GOALS:
-        raise ValueError(f"unknown row {name!r}; `minidl bench --list` shows all rows")
+    if name not in goals:
+        raise ValueError(f"unknown row {name!r}; `{command} --list` shows all rows")
     right = row.get("error_ok")
     if type(right) is not bool:
         raise ValueError(f"the row {name!r} does not say whether its result was right")
@@ -91,7 +93,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def _judged(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its goal and whether it reaches it."""
-    goal = GOALS[row["row"]]
+def _judged(row: dict[str, Any], goals: Mapping[str, float]) -> dict[str, Any]:
+    """Return the row with its goal and whether it reaches the goal."""
+    goal = goals[row["row"]]
     return {**row, "goal": goal, "at_goal": row["error_ok"] and row["ratio"] >= goal - NOISE}

@@ -27,9 +27,9 @@ from minidl.kernels.gemm import choice
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.launch import Tile
-from minidl.tools.bench import drawn, drawn_conv
 from minidl.tools.bench.measure import Clock, in_turn, input_sets
-from minidl.tools.bench.shapes import Gemm
+from minidl.tools.tuning import drawn, drawn_conv
+from minidl.tools.tuning.shapes import Gemm
 from minidl.training.run_folder.progress import is_number
 
 KINDS = "gemm", "conv", "gemm", "conv", "conv_transpose"  # of shapes, in the order in which they are drawn

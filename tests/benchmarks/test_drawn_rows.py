@@ -13,10 +13,7 @@ import torch
 from rich.console import Console
 from torch.nn import functional as F
 
-from minidl.compilation import rehearsal
-from minidl.errors import ConfigError
-from minidl.kernels import conv
-from minidl.tools.bench import (
+from benchmarks.bench import (
     drawn_ahead,
     drawn_conv,
     drawn_other,
@@ -25,11 +22,14 @@ from minidl.tools.bench import (
     drawn_results,
     drawn_run,
     drawn_volume,
-    measure,
-    shapes,
 )
-from minidl.tools.bench.drawn_results import Drawn
+from benchmarks.bench.drawn_results import Drawn
+from minidl.compilation import rehearsal
+from minidl.errors import ConfigError
+from minidl.kernels import conv
+from minidl.tools.bench import measure
 from minidl.tools.bench.measure import HostClock, Replay, in_turn
+from minidl.tools.tuning import shapes
 
 CLOCK = partial(HostClock, target_ms=0.1)
 CONV = shapes.Conv(2, 6, 9, (4, 5), (3, 2), (2, 1), (1, 0), (1, 2), 3)
@@ -462,7 +462,7 @@ def test_a_row_that_does_not_come_back_is_skipped_by_the_next_process():
     code = """
 import time, torch
 from tests.tools.bench.test_drawn_rows import found_of
-from minidl.tools.bench import drawn_run
+from benchmarks.bench import drawn_run
 found = found_of("conv")
 row = drawn_run.Row("conv", 1, 0, "forward", torch.float32, "cuda")
 with drawn_run._no_longer_than(0.2, found, row, lambda: print(found.rows["conv", 0, "forward"]["skipped"], flush=True)):
