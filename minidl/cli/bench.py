@@ -107,10 +107,10 @@ def _check_peers() -> None:
     """Show which peers are installed and how to install the others. Raises ConfigError if none is."""
     from minidl.tools.bench import peers
 
-    there, missing = peers.there(), peers.missing()
-    if not there:
+    installed, missing = peers.installed(), peers.missing()
+    if not installed:
         raise ConfigError(f"--peers: {'; '.join(missing)}")
-    echo(f"with {', '.join(f'{name} {version}' for name, version in there.items())}")
+    echo(f"with {', '.join(f'{name} {version}' for name, version in installed.items())}")
     for line in missing:
         echo(line, error=True)
 

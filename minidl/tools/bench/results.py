@@ -1,4 +1,4 @@
-"""Results files: the machine, and a row for each measurement."""
+"""Results files: the machine and one row per measurement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minidl.training.run_folder import files
 from minidl.training.run_folder.progress import is_number
 
 _NUMBERS = ("ours_ms", "peer_ms", "ratio", "share_of_floor")
-_LARGEST = 1e9  # a larger number is no measurement
+_LARGEST = 1e9  # larger numbers are rejected
 _TEXTS = ("name", "dtype", "peer")
 _MACHINE = ("device", "driver", "torch", "triton", "date")
 
@@ -35,12 +35,12 @@ class Results:
 
     @property
     def in_order(self) -> list[dict[str, Any]]:
-        """The rows in the order of their goals."""
+        """Return the rows in the order of their goals."""
         return [self.rows[name] for name in self.goals if name in self.rows]
 
     @property
     def right(self) -> bool:
-        """Whether every row's result was right."""
+        """Return whether the result of every row was right."""
         return all(row["error_ok"] for row in self.rows.values())
 
     def save(self, path: Path) -> None:
@@ -54,12 +54,12 @@ def load(path: Path, goals: Mapping[str, float] = GOALS, command: str = "minidl 
         content = parse_json(read_files.read_bytes(path))
         if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
             raise ValueError("expected an object with a list of rows")
-        known: dict[str, dict[str, Any]] = {}
+        rows: dict[str, dict[str, Any]] = {}
         for row in content.pop("rows"):
             _check(row, goals, command)
-            if row["row"] in known:
+            if row["row"] in rows:
                 raise ValueError(f"the row {row['row']!r} is there twice")
-            known[row["row"]] = _judged(row, goals)
+            rows[row["row"]] = _judged(row, goals)
         if not all(_is_text(content.get(key)) for key in _MACHINE):
             raise ValueError(f"expected the machine's {', '.join(_MACHINE)}")
     except OSError as error:
@@ -67,7 +67,7 @@ def load(path: Path, goals: Mapping[str, float] = GOALS, command: str = "minidl 
     except ValueError as error:
         why = cut(error)
     else:
-        return Results(content, known, goals)
+        return Results(content, rows, goals)
     raise ConfigError(f"{path} has no results of `{command}` ({why}); give a file that its --json wrote")
 
 
@@ -78,13 +78,13 @@ def _check(row: Any, goals: Mapping[str, float], command: str) -> None:
         raise ValueError("expected rows with their names")
     if name not in goals:
         raise ValueError(f"unknown row {name!r}; `{command} --list` shows all rows")
-    right = row.get("error_ok")
-    if type(right) is not bool:
+    is_right = row.get("error_ok")
+    if type(is_right) is not bool:
         raise ValueError(f"the row {name!r} does not say whether its result was right")
-    for key in _TEXTS if right else _TEXTS[:2]:
+    for key in _TEXTS if is_right else _TEXTS[:2]:
         if not _is_text(row.get(key)):
             raise ValueError(f"the row {name!r} has no {key}")
-    for key in _NUMBERS if right else ():
+    for key in _NUMBERS if is_right else ():
         if not (is_number(row.get(key)) and 0 < row[key] < _LARGEST):
             raise ValueError(f"the row {name!r} has no {key} above 0")
 
