@@ -29,6 +29,7 @@ from minidl.errors import ConfigError
 from minidl.kernels import conv
 from minidl.tools.bench import measure
 from minidl.tools.bench.measure import HostClock, Replay, in_turn
+from minidl.tools.tuning import drawn_conv as layers
 from minidl.tools.tuning import shapes
 
 CLOCK = partial(HostClock, target_ms=0.1)
@@ -51,7 +52,7 @@ MACHINE = {"device": "a device", "torch": "2", "triton": "3", "date": "2026-01-0
 @pytest.fixture(autouse=True)
 def _one_set(monkeypatch):
     """Of inputs, which need not exceed a cache here."""
-    monkeypatch.setattr(drawn_conv, "input_sets", lambda size: 1)
+    monkeypatch.setattr(layers, "input_sets", lambda size: 1)
     monkeypatch.setattr(drawn_other, "input_sets", lambda size: 1)
 
 
@@ -102,7 +103,7 @@ def test_a_convolution_agrees_with_torch_and_its_reference_and_a_wrong_one_is_to
         if shape not in (CONV, DEPTHWISE, TRANSPOSED):
             continue
         (taken,) = {call.func for call in work.ours}
-        assert taken in (conv.grad_weight, drawn_conv._first)
+        assert taken in (conv.grad_weight, layers._first)
         assert layer.taken(direction)["plan"].split(": ")[0].split()[-1] in drawn_conv.FORMS
 
 
@@ -461,7 +462,7 @@ def test_a_row_that_does_not_come_back_is_skipped_by_the_next_process():
     """In a process of its own, which is ended."""
     code = """
 import time, torch
-from tests.tools.bench.test_drawn_rows import found_of
+from tests.benchmarks.test_drawn_rows import found_of
 from benchmarks.bench import drawn_run
 found = found_of("conv")
 row = drawn_run.Row("conv", 1, 0, "forward", torch.float32, "cuda")
