@@ -119,19 +119,19 @@ class Stages(Progress):
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         super().__init__(*columns, console=console, disable=not console.is_terminal)
-        self._tasks: dict[str, TaskID] = {}
-        self._last_line = time.monotonic()
+        self._task_ids: dict[str, TaskID] = {}
+        self._line_time = time.monotonic()
 
     def tell(self, stage: str, done: int, of: int) -> None:
         """Report that `done` of a stage's `of` jobs are done."""
-        if stage not in self._tasks:
-            self._tasks[stage] = self.add_task(stage, total=of)
+        if stage not in self._task_ids:
+            self._task_ids[stage] = self.add_task(stage, total=of)
             self._line(f"{stage}: {of} to do")
-        elif time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+        elif time.monotonic() - self._line_time > SECONDS_BETWEEN_LINES:
             self._line(f"{stage}: {done} of {of}")
-        self.update(self._tasks[stage], completed=done, total=of)
+        self.update(self._task_ids[stage], completed=done, total=of)
 
     def _line(self, text: str) -> None:
-        self._last_line = time.monotonic()
+        self._line_time = time.monotonic()
         if not self.console.is_terminal:
             self.console.print(text, highlight=False)
