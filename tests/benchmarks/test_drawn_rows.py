@@ -532,7 +532,7 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
     content = file_of(path)
     damage(content)
     path.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="has no results of `python -m benchmarks.bench --drawn`"):
+    with pytest.raises(ConfigError, match=r"has no results of `python -m benchmarks\.bench --drawn`"):
         drawn_results.load(path)
     with pytest.raises(ConfigError, match="No such file"):
         drawn_results.load(tmp_path / "none")
