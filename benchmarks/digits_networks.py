@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from benchmarks.bench.network_rows import in_torch
 from minidl import data, models, ops, optim, random
 from minidl.autograd import no_grad
 from minidl.data.image_batches import ImageBatches
 from minidl.data.records import ImageDataset, Pictures
 from minidl.tensors import Tensor
-from minidl.tools.bench.network_rows import in_torch
 from minidl.training.loop.supervised import make_schedule
 from minidl.training.tasks.images import TrainImages
 from minidl.training.tasks.images.settings import suited

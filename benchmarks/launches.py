@@ -1,8 +1,8 @@
 """Which launches do the networks of the benchmark make on an H200? Needs no GPU; nothing is computed.
 
-    TRITON_INTERPRET=0 python benchmarks/launches.py before.json     # in the tree before a change
-    TRITON_INTERPRET=0 python benchmarks/launches.py after.json      # and after it
-    TRITON_INTERPRET=0 python benchmarks/launches.py --compare before.json after.json
+    TRITON_INTERPRET=0 python -m benchmarks.launches before.json     # in the tree before a change
+    TRITON_INTERPRET=0 python -m benchmarks.launches after.json      # and after it
+    TRITON_INTERPRET=0 python -m benchmarks.launches --compare before.json after.json
 
 Where the same kernels are launched in the same order with the same grids, and have the same machine code, what was
 measured in a CUDA graph still holds. `--ptx NAME` compiles the kernels whose names hold NAME, for where their source
@@ -22,12 +22,12 @@ from typing import Any
 import torch
 import triton
 
+from benchmarks.bench import network_sides as sides
+from benchmarks.bench.network_rows import NETS
 from minidl.compilation import launch_jobs
 from minidl.compilation.rehearsal import rehearsal, rehearse
 from minidl.runtime import launch
 from minidl.runtime.cost_model import devices, selection
-from minidl.tools.bench import network_sides as sides
-from minidl.tools.bench.network_rows import NETS
 from minidl.tools.doctor.jobs import target_name
 
 ARCH, DEVICE = 90, "NVIDIA H200"

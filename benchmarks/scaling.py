@@ -1,9 +1,9 @@
 """Training on 1, 2, 4, ... GPUs of one host: the same bits first, then images a second beside torch's DDP.
 
-    python benchmarks/scaling.py [--devices 1,2,4] [--json FILE] [--minutes 9] [--only PART,...]
-    python benchmarks/scaling.py --only speed --names resnet50 --shards 2 --side-by-side 1
+    python -m benchmarks.scaling [--devices 1,2,4] [--json FILE] [--minutes 9] [--only PART,...]
+    python -m benchmarks.scaling --only speed --names resnet50 --shards 2 --side-by-side 1
 
-For each number of devices torchrun starts this file once more for each; rows are written as they are found.
+For each number of devices torchrun starts this module once more for each; rows are written as they are found.
 
     bits        weights after 20 steps (SHA-256)
     resume      ten steps of two processes, then ten of any number
@@ -91,9 +91,9 @@ def _start(given: argparse.Namespace, parts: str, count: int, end: float) -> Non
         print(f"{parts} on {count}: no time is left")
         return
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", __file__,
-        "--child", parts, "--json", str(given.json), "--names", given.names, "--shards", str(given.shards),
-        *(["--small"] if given.small else []),
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}",
+        "-m", "benchmarks.scaling", "--child", parts, "--json", str(given.json), "--names", given.names,
+        "--shards", str(given.shards), *(["--small"] if given.small else []),
         *(["--side-by-side", str(given.side_by_side)] if given.side_by_side else []),
         *(["--bucket-mb", str(given.bucket_mb)] if given.bucket_mb else []),
     ]  # fmt: skip
@@ -287,7 +287,7 @@ class _Measured:
         return [row for row in rows if names is None or row[0] in names][: 4 if self.given.small else None]
 
     def _net(self, name: str, images: int):
-        from minidl.tools.bench import network_rows
+        from benchmarks.bench import network_rows
 
         net = next(n for n in network_rows.NETS.values() if n.name == name and n.training)
         size = 32 if self.given.small and net.size > 64 else net.size
@@ -296,7 +296,7 @@ class _Measured:
 
     def _side(self, name: str, images: int, torchs: bool = False):
         """A network of ours or of torch with its optimizers."""
-        from minidl.tools.bench import network_sides
+        from benchmarks.bench import network_sides
 
         self.torch.manual_seed(0)
         wide = self.torch.float32
@@ -307,7 +307,7 @@ class _Measured:
         return _Texts(kit, torchs) if name == "text" else network_sides.Side(self._net(name, images), kit)
 
     def _batch(self, name: str, images: int, seed: int, torchs: bool = False):
-        from minidl.tools.bench import network_sides
+        from benchmarks.bench import network_sides
 
         torch = self.torch
         torch.manual_seed(100 + seed)

@@ -105,7 +105,7 @@ def parameters_of(network: str) -> int:
     """How many weights a network of the benchmarks has."""
     import torch
 
-    from minidl.tools.bench import network_rows, network_sides
+    from benchmarks.bench import network_rows, network_sides
 
     net = next(net for net in network_rows.NETS.values() if net.name == network and net.training)
     side = network_sides.Side(net, network_sides.ours("meta", torch.bfloat16))

@@ -1,9 +1,9 @@
 """Which kernels of drawn shapes spill registers, in the tiles that are taken for them? Needs no GPU.
 
-    TRITON_INTERPRET=0 python benchmarks/spills.py [--drawn 60] [--seed 0] [--arch 90] [--json FILE]
+    TRITON_INTERPRET=0 python -m benchmarks.spills [--drawn 60] [--seed 0] [--arch 90] [--json FILE]
 
 `minidl doctor --compile` compiles every tile for some shapes; this compiles convolutions and their gradients of the
-shapes that `minidl bench --drawn` draws, each kernel once. A spill is a cliff that no estimate knows of.
+shapes that `python -m benchmarks.bench --drawn` draws, each kernel once. A spill is a cliff that no estimate knows of.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 
 from minidl.kernels import conv
 from minidl.kernels.conv.geometry import Geometry
-from minidl.tools.bench import drawn
 from minidl.tools.doctor import offline
+from minidl.tools.tuning import drawn
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from minidl.tools.bench.drawn_results import figures, is_drawn
+from benchmarks.bench.drawn_results import figures, is_drawn
 from minidl.tools.bench.table import as_bytes
 
 INTRODUCTION = """# All results

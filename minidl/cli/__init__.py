@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -69,13 +70,13 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
-    """Entry point of the command `minidl`."""
+def main(command: Callable[[], Any] = app) -> None:
+    """Run `minidl`, or another command, and exit with its code."""
     prepare_streams()
     try:
         try:
             with terminated():
-                app()
+                command()
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:

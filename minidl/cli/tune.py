@@ -24,7 +24,7 @@ from minidl.training.settings.fields import Device
 if TYPE_CHECKING:
     from minidl.runtime.tile_tables import Table
     from minidl.tools.tuning.classes import ShapeClass
-    from minidl.tools.tuning.search import Found
+    from minidl.tools.tuning.search import SearchResult
 
 
 class Tune(Settings):
@@ -83,32 +83,32 @@ class Tune(Settings):
     device: Device = "auto"
 
 
-def _run(given: dict[str, Any]) -> None:
-    config = Tune(**given)
+def _run(options: dict[str, Any]) -> None:
+    config = Tune(**options)
     out, write = config.out, config.write
     if out is not None and write:
         raise ConfigError("--write and --out cannot be combined")
     _check_folder(out, "--out")
     device.choose(config.device)
     if config.estimates:
-        for name, said in {"names": "NAME", "only": "--only", "list": "--list", "plot": "--plot"}.items():
-            if name in given:
-                raise ConfigError(f"--estimates cannot be combined with {said}")
+        for name, option in {"names": "NAME", "only": "--only", "list": "--list", "plot": "--plot"}.items():
+            if name in options:
+                raise ConfigError(f"--estimates cannot be combined with {option}")
         _estimates(config)
         return
-    if "seed" in given:
+    if "seed" in options:
         raise ConfigError("--seed requires --estimates")
-    wanted = _classes(list(config.names), list(config.only))
+    selected = _classes(list(config.names), list(config.only))
     from minidl.tools.tuning import space
 
     if config.list_:
-        check_alone(given, "out", "write", "dry_run", "json", "plot")
-        for shapes in wanted:
+        check_alone(options, "out", "write", "dry_run", "json", "plot")
+        for shapes in selected:
             count = len(space.candidates(shapes.family, shapes.target, shapes.tile))
             met = ", ".join(problem.name for problem in shapes.problems) or "no problem meets it"
             echo(f"{shapes.name}: {space.describe(shapes.tile)} ({count} candidates; {met})")
         return
-    _tune(wanted, config)
+    _tune(selected, config)
 
 
 def _classes(names: list[str], only: list[str]) -> list[ShapeClass]:
@@ -120,15 +120,15 @@ def _classes(names: list[str], only: list[str]) -> list[ShapeClass]:
     if not launch.INTERPRETED and not torch.cuda.is_available():
         raise ConfigError("tune needs a CUDA device or the interpreter (--device cpu), and neither is available")
     try:
-        found = run.chosen(names, only)
+        selected = run.chosen(names, only)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if not found:
+    if not selected:
         raise ConfigError(f"these families have no tiles for {launch.target()}: their kernels are not used there")
-    return found
+    return selected
 
 
-def _tune(wanted: list[ShapeClass], config: Tune) -> None:
+def _tune(selected: list[ShapeClass], config: Tune) -> None:
     from minidl.runtime import launch, tile_tables
     from minidl.tools.tuning import check, run
     from minidl.tools.tuning import files as written
@@ -139,40 +139,40 @@ def _tune(wanted: list[ShapeClass], config: Tune) -> None:
     folder = tile_tables.FOLDER if write else out or written.usual_folder()
     if not dry_run:
         _check_folder(folder, "--write:" if write else "--out" if out else "the folder of tables")
-    tables_there = {(folder / f"{name}.json").resolve() for name in (*launch.families(), "estimates")}
+    reserved = {(folder / f"{name}.json").resolve() for name in (*launch.families(), "estimates")}
     for flag, path in (("--json", json), ("--plot", plot)):
-        if path is not None and path.resolve() in tables_there:
+        if path is not None and path.resolve() in reserved:
             raise ConfigError(f"{flag} {path} is a tile table in {folder}: give another name")
     try:
-        begun = {family: written.start_from(folder, family) for family in {shapes.family for shapes in wanted}}
+        tables = {family: written.start_from(folder, family) for family in {shapes.family for shapes in selected}}
     except tile_tables.TableError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
-    if any(table != tile_tables.read(family) for family, table in begun.items()):
+    if any(table != tile_tables.read(family) for family, table in tables.items()):
         echo(one_line(f"continuing from the tables in {folder}"))
-        wanted = _again(wanted, begun)
+        selected = _with_tables(selected, tables)
     paths: set[Path] = set()
 
     def keep(family: str, table: Table) -> None:
         if not dry_run:
             paths.add(written.write_table(folder, family, table))
 
-    found: list[Found] = []
+    results: list[SearchResult] = []
     try:
-        run.run(wanted, begun, config.budget, check.for_device(), rich_console(), keep, found)
+        run.run(selected, tables, config.budget, check.for_device(), rich_console(), keep, results)
     finally:
         # After Ctrl-C as well, and each even if another fails: measurements are worth keeping.
         with contextlib.ExitStack() as outputs:
-            if plot is not None and found:
-                outputs.callback(_draw, plot, found)
-            if json is not None and found:
-                outputs.callback(files.write_json, json, written.record(found))
+            if plot is not None and results:
+                outputs.callback(_draw, plot, results)
+            if json is not None and results:
+                outputs.callback(files.write_json, json, written.record(results))
             if paths:
                 echo(one_line(f"wrote {', '.join(sorted(path.name for path in paths))} into {folder}"))
                 if not write:
                     echo(one_line(f"to use them: export {tile_tables.VARIABLE}={folder.resolve()}"))
-    faster = sum(each.chosen is not None for each in found)
-    echo(f"{faster} of {len(found)} classes have a faster tile")
-    if any(each.error for each in found):
+    faster = sum(each.chosen is not None for each in results)
+    echo(f"{faster} of {len(results)} classes have a faster tile")
+    if any(each.error for each in results):
         raise typer.Exit(1)
 
 
@@ -191,8 +191,8 @@ def _estimates(config: Tune) -> None:
     about, json = estimates.about(config.seed), config.json_file
     path = (config.out or written.usual_folder()) / devices.NAME
     if config.write:
-        known = devices.file_of(about["device"], devices.Figures(**about["figures"]))
-        path = known or devices.FOLDER / f"{written.slug(about['device'])}.json"
+        existing = devices.file_of(about["device"], devices.Figures(**about["figures"]))
+        path = existing or devices.FOLDER / f"{written.slug(about['device'])}.json"
     if not config.dry_run:
         _check_folder(path.parent, "--write:" if config.write else "--out" if config.out else "the folder of estimates")
         if path.parent.is_dir():
@@ -214,26 +214,26 @@ def _estimates(config: Tune) -> None:
         echo(one_line(f"to use them: export {tile_tables.VARIABLE}={path.parent.resolve()}"))
 
 
-def _draw(plot: Path, found: list[Found]) -> None:
+def _draw(plot: Path, results: list[SearchResult]) -> None:
     from minidl.tools.tuning import files as written
     from minidl.tools.tuning import plot as drawn
     from minidl.training.run_folder import files
 
-    files.write_bytes(plot, drawn.picture(found, written.device_name(), plot.suffix[1:]))
+    files.write_bytes(plot, drawn.picture(results, written.device_name(), plot.suffix[1:]))
 
 
-def _again(wanted: list[ShapeClass], begun: dict[str, Table]) -> list[ShapeClass]:
+def _with_tables(selected: list[ShapeClass], tables: dict[str, Table]) -> list[ShapeClass]:
     """The same classes with the tiles of the tables that tuning starts from."""
     from minidl.runtime import launch
     from minidl.tools.tuning import classes
 
-    with launch.use_tables(**begun):
-        found = {
+    with launch.use_tables(**tables):
+        by_rule = {
             (each.family, each.index): each
-            for family in begun
+            for family in tables
             for each in classes.of_family(family, launch.target())
         }  # fmt: skip
-    return [found[shapes.family, shapes.index] for shapes in wanted if (shapes.family, shapes.index) in found]
+    return [by_rule[shapes.family, shapes.index] for shapes in selected if (shapes.family, shapes.index) in by_rule]
 
 
 def _check_folder(out: Path | None, what: str) -> None:
@@ -245,12 +245,12 @@ def _check_folder(out: Path | None, what: str) -> None:
             raise ConfigError(f"{what} {out} is a file: give the name of a folder")
         if out.is_symlink() and not out.exists():
             raise ConfigError(f"{what} {out} is a broken link: give the name of a folder")
-        there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
+        parent = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     except OSError as error:
-        named = "" if error.errno == errno.ENAMETOOLONG else f" {out}"
-        raise ConfigError(f"{what}{named} cannot be created: {error.strerror}; give another with --out") from None
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ConfigError(f"{what} {out} cannot be created in {there}; give another folder with --out")
+        name = "" if error.errno == errno.ENAMETOOLONG else f" {out}"
+        raise ConfigError(f"{what}{name} cannot be created: {error.strerror}; give another with --out") from None
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"{what} {out} cannot be created in {parent}; give another folder with --out")
 
 
 add_to = command("tune", Tune, _run)

@@ -28,13 +28,13 @@ class ECE408(nn.Sequential):
     """
 
     def __init__(self, classes: int = 10, device: Device = None, dtype: torch.dtype = torch.float32) -> None:
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
-            nn.Conv2d(1, 32, 5, act="relu", pool="avg", **place),
-            nn.Conv2d(32, 64, 5, act="relu", pool="avg", **place),
+            nn.Conv2d(1, 32, 5, act="relu", pool="avg", **options),
+            nn.Conv2d(32, 64, 5, act="relu", pool="avg", **options),
             nn.Flatten(),
-            nn.Linear(1024, 128, act="relu", **place),
-            nn.Linear(128, classes, **place),
+            nn.Linear(1024, 128, act="relu", **options),
+            nn.Linear(128, classes, **options),
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The DCGAN: a generator of pictures and the discriminator it is trained against.
+"""The DCGAN: a generator of pictures and its discriminator.
 
 Radford, Metz and Chintala, arXiv 1511.06434.
 """
@@ -24,7 +24,7 @@ FORMAT = "minidl generator"
 STD = 0.02  # of initial weights
 KERNEL = 5
 _DEEP = 64  # pixels from which four layers are used
-_MOST = 2**20  # of any setting in a file
+_LARGEST = 2**20  # largest value of any setting in a file
 
 
 class Generator(nn.Module):
@@ -61,28 +61,28 @@ class Generator(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        layers = _checked(size, layers, kernel, latent=latent, channels=channels, width=width)
+        layers = _check_sizes(size, layers, kernel, latent=latent, channels=channels, width=width)
         self.latent, self.channels, self.size, self.width = latent, channels, (int(size[0]), int(size[1])), width
         self.layers, self.kernel = layers, kernel
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
         inner = width << (layers - 1)
         self.first = (size[0] >> layers, size[1] >> layers, inner)
-        # Values lie as height, width, channel, as pictures do inside.
-        self.project = nn.Linear(latent, self.first[0] * self.first[1] * inner, bias=False, **place)
+        # In the order height, width, channel, which is the memory layout of pictures.
+        self.project = nn.Linear(latent, self.first[0] * self.first[1] * inner, bias=False, **options)
         self.norm = nn.BatchNorm2d(inner, act="relu", device=device)
         steps: list[nn.Module] = []
-        shape: dict[str, Any] = {"stride": 2, "padding": (kernel - 1) // 2, "output_padding": kernel % 2, **place}
+        shape: dict[str, Any] = {"stride": 2, "padding": (kernel - 1) // 2, "output_padding": kernel % 2, **options}
         for _ in range(layers - 1):
             steps.append(nn.ConvTranspose2d(inner, inner // 2, kernel, bias=False, **shape))
             inner //= 2
             steps.append(nn.BatchNorm2d(inner, act="relu", device=device))
         steps.append(nn.ConvTranspose2d(inner, channels, kernel, act="tanh", **shape))
         self.upward = nn.Sequential(*steps)
-        self.apply(_fill)
+        self.apply(_initialize)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments that make such a generator, as plain JSON values."""
+        """The constructor's arguments, as plain JSON values."""
         names = ("latent", "channels", "size", "width", "layers", "kernel")
         return {name: list(value) if isinstance(value := getattr(self, name), tuple) else value for name in names}
 
@@ -100,9 +100,8 @@ class Discriminator(nn.Module):
         convolution 5x5, stride 2    7x7x128     LeakyReLU 0.2
         linear 6272 -> 1
 
-    and as many layers as the generator has elsewhere. It lacks the paper's batch norm, because the penalty on its
-    gradient needs each picture's logit to depend on that picture alone. Settings, initial values and errors as those of
-    `Generator`.
+    and for other sizes as many layers as the generator. It has no batch norm, unlike the paper's: the gradient penalty
+    requires that each logit depends on its own picture only. Settings, initial values and errors as in `Generator`.
     """
 
     def __init__(
@@ -116,20 +115,20 @@ class Discriminator(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        layers = _checked(size, layers, kernel, channels=channels, width=width)
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        layers = _check_sizes(size, layers, kernel, channels=channels, width=width)
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
         steps: list[nn.Module] = []
         for layer in range(layers):
             steps.append(
                 nn.Conv2d(
                     channels, width << layer, kernel, stride=2, padding=(kernel - 1) // 2, act=("leaky_relu", 0.2),
-                    **place,
+                    **options,
                 )
             )  # fmt: skip
             channels = width << layer
         self.downward = nn.Sequential(*steps)
-        self.judge = nn.Linear((size[0] >> layers) * (size[1] >> layers) * channels, 1, **place)
-        self.apply(_fill)
+        self.judge = nn.Linear((size[0] >> layers) * (size[1] >> layers) * channels, 1, **options)
+        self.apply(_initialize)
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.downward(x).permute(0, 2, 3, 1)
@@ -137,12 +136,12 @@ class Discriminator(nn.Module):
 
 
 def default_layers(size: tuple[int, int]) -> int:
-    """The number of layers for pictures of this size: 4 from 64 pixels on, else 2."""
+    """Return the number of layers for pictures of this size: 4 from 64 pixels on, else 2."""
     return 4 if min(size) >= _DEEP else 2
 
 
 def from_pytorch_examples(state: Mapping[str, torch.Tensor], device: Device = None) -> Generator:
-    """The generator of pytorch/examples' dcgan with the weights of its `state_dict` (main.0.weight, main.1.weight ...).
+    """Return pytorch/examples' DCGAN generator with the weights of its `state_dict` (main.0.weight, main.1.weight ...).
 
     Its first transposed convolution, of z [N, latent, 1, 1], equals the linear layer here, and its last layer has no
     bias. Raises ValueError for a state of another network.
@@ -151,8 +150,8 @@ def from_pytorch_examples(state: Mapping[str, torch.Tensor], device: Device = No
     convolutions = [name for name in state if getattr(state[name], "ndim", 0) == 4]
     if first is None or first.ndim != 4 or convolutions[0] != "main.0.weight" or len(convolutions) < 3:
         raise ValueError(
-            f"no generator of pytorch/examples: expected main.0.weight [latent, channels, 4, 4] and those of its "
-            f"other layers, got {', '.join(state) or 'nothing'}"
+            f"no generator of pytorch/examples: expected main.0.weight [latent, channels, 4, 4] and the "
+            f"weights of its other layers, got {', '.join(state) or 'nothing'}"
         )
     layers = len(convolutions) - 1
     inner, last = first.shape[1], state[convolutions[-1]]
@@ -182,32 +181,32 @@ def from_pytorch_examples(state: Mapping[str, torch.Tensor], device: Device = No
 
 
 def save_generator(model: Generator, path: str | Path, *, command: str = "", seed: int = 0, commit: str = "") -> None:
-    """Write a generator as one safetensors file, with the settings and the command, seed and commit that made it."""
-    about = {
+    """Write a generator as a safetensors file, with its settings and the command, seed and commit that trained it."""
+    metadata = {
         "format": FORMAT,
         "settings": json.dumps(model.settings),
         "command": command,
         "seed": str(seed),
         "commit": commit,
     }
-    content, _ = write_files.tensor_bytes(model.state_dict(), about)
+    content, _ = write_files.tensor_bytes(model.state_dict(), metadata)
     write_files.write_bytes(Path(path), content)
 
 
 def load_generator(path: str | Path, device: Device = None) -> Generator:
-    """The generator of a run of `minidl train gan`, or of a file that `save_generator` wrote, in evaluation mode.
+    """Return the generator of a `minidl train gan` run or of a file that `save_generator` wrote, in evaluation mode.
 
-    Raises FileNotFoundError when there is none, ValueError, naming the file, for something else.
+    Raises FileNotFoundError if there is no file, ValueError, with the file's name, for anything else.
     """
     folder = Path(path)
     file = folder / "model.safetensors" if folder.is_dir() else folder
     try:
-        tensors, about = write_files.read_tensors(file)
+        tensors, metadata = write_files.read_tensors(file)
     except ValueError as error:
         raise ValueError(f"{file} is damaged: {cut(error)}") from None
     source = folder / "config.json" if folder.is_dir() else file
     try:
-        settings = _settings_of_run(source) if folder.is_dir() else parse_json(_of_format(about))
+        settings = _settings_of_run(source) if folder.is_dir() else parse_json(_stored_settings(metadata))
         _check_fit(settings, tensors)
         model = Generator(**{**settings, "size": tuple(settings["size"])}, device=device)
         model.load_state_dict(tensors)
@@ -224,9 +223,9 @@ def _settings_of_run(path: Path) -> dict[str, Any]:
 
 
 def _check_fit(settings: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises ValueError or KeyError unless the tensors fit the settings.
+    """Raise ValueError or KeyError unless the tensors fit the settings.
 
-    Checked before the generator is made: it could be far larger than its file.
+    Checked before the generator is created, which could be far larger than its file.
     """
     if not isinstance(settings, dict):
         raise ValueError(f"its settings are {settings!r}, expected an object")
@@ -234,16 +233,16 @@ def _check_fit(settings: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     if not isinstance(size, list) or len(size) != 2:
         raise ValueError(f"size is {size!r}, expected height and width")
     for name, value in [("size", side) for side in size] + [item for item in settings.items() if item[0] != "size"]:
-        if type(value) is not int or not 1 <= value <= _MOST:
-            raise ValueError(f"{name} is {value!r}, expected a whole number from 1 to {_MOST}")
+        if type(value) is not int or not 1 <= value <= _LARGEST:
+            raise ValueError(f"{name} is {value!r}, expected a whole number from 1 to {_LARGEST}")
     layers, width, kernel = settings["layers"], settings["width"], settings.get("kernel", KERNEL)
-    _checked((size[0], size[1]), layers, kernel)
+    _check_sizes((size[0], size[1]), layers, kernel)
     inner = width << layers - 1
     shapes = {"project.weight": [(size[0] >> layers) * (size[1] >> layers) * inner, settings["latent"]]}
     for layer in range(layers):
-        after = settings["channels"] if layer == layers - 1 else inner // 2
-        shapes[f"upward.{2 * layer}.weight"] = [inner, after, kernel, kernel]
-        inner = after
+        outputs = settings["channels"] if layer == layers - 1 else inner // 2
+        shapes[f"upward.{2 * layer}.weight"] = [inner, outputs, kernel, kernel]
+        inner = outputs
     for name, shape in shapes.items():
         if list(tensors[name].shape) != shape:
             raise ValueError(f"{name} is {list(tensors[name].shape)}, its settings expect {shape}")
@@ -254,14 +253,14 @@ def _check_fit(settings: Any, tensors: Mapping[str, torch.Tensor]) -> None:
             )
 
 
-def _of_format(about: Mapping[str, str]) -> str:
-    if about.get("format") != FORMAT:
-        raise ValueError(f"its format is {about.get('format')!r}, expected {FORMAT!r}")
-    return about["settings"]
+def _stored_settings(metadata: Mapping[str, str]) -> str:
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"its format is {metadata.get('format')!r}, expected {FORMAT!r}")
+    return metadata["settings"]
 
 
-def _checked(size: tuple[int, int], layers: int | None, kernel: int, **counts: int) -> int:
-    """The number of layers with the default filled in. Raises ValueError."""
+def _check_sizes(size: tuple[int, int], layers: int | None, kernel: int, **counts: int) -> int:
+    """Return the number of layers, by default for `size`. Raises ValueError for sizes that do not fit."""
     layers = default_layers(size) if layers is None else layers
     for name, value in {**counts, "layers": layers}.items():
         if value < 1:
@@ -276,7 +275,7 @@ def _checked(size: tuple[int, int], layers: int | None, kernel: int, **counts: i
     return layers
 
 
-def _fill(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     """Set the initial values of a layer."""
     if isinstance(module, nn.BatchNorm2d):
         assert module.weight is not None

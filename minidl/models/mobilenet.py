@@ -13,7 +13,7 @@ from minidl import nn, ops
 from minidl.tensors import Tensor
 
 Device = torch.device | str | None
-# Of each stage: how much wider inside, channels, blocks, stride of the first one.
+# Per stage: expansion, channels, blocks, stride of the first block.
 STAGES = (
     (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
 )  # fmt: skip
@@ -23,29 +23,29 @@ class ConvNorm(nn.Sequential):
     """A convolution without bias, batch norm and ReLU6."""
 
     def __init__(
-        self, channels: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, **place: Any
+        self, channels: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, **options: Any
     ) -> None:
-        conv = nn.Conv2d(channels, outputs, kernel, stride, kernel // 2, groups=groups, bias=False, **place)
+        conv = nn.Conv2d(channels, outputs, kernel, stride, kernel // 2, groups=groups, bias=False, **options)
         nn.init.kaiming_normal_(conv.weight, mode="fan_out")
-        super().__init__(conv, nn.BatchNorm2d(outputs, device=place.get("device")), nn.ReLU6())
+        super().__init__(conv, nn.BatchNorm2d(outputs, device=options.get("device")), nn.ReLU6())
 
 
 class InvertedResidual(nn.Module):
-    """1x1 to `wider` times the channels, 3x3 depthwise, 1x1 to `outputs` without activation; x is added if it fits."""
+    """1x1 to `expansion` times the channels, 3x3 depthwise, 1x1 to `outputs`, plus x if the shapes are equal."""
 
-    def __init__(self, channels: int, outputs: int, stride: int, wider: int, **place: Any) -> None:
+    def __init__(self, channels: int, outputs: int, stride: int, expansion: int, **options: Any) -> None:
         super().__init__()
-        hidden = channels * wider
-        last = nn.Conv2d(hidden, outputs, 1, bias=False, **place)
+        hidden = channels * expansion
+        last = nn.Conv2d(hidden, outputs, 1, bias=False, **options)
         nn.init.kaiming_normal_(last.weight, mode="fan_out")
-        layers: list[nn.Module] = [ConvNorm(channels, hidden, 1, **place)] if wider > 1 else []
-        layers += [ConvNorm(hidden, hidden, 3, stride, hidden, **place), last]
-        self.conv = nn.Sequential(*layers, nn.BatchNorm2d(outputs, device=place.get("device")))
-        self.added = stride == 1 and channels == outputs
+        layers: list[nn.Module] = [ConvNorm(channels, hidden, 1, **options)] if expansion > 1 else []
+        layers += [ConvNorm(hidden, hidden, 3, stride, hidden, **options), last]
+        self.conv = nn.Sequential(*layers, nn.BatchNorm2d(outputs, device=options.get("device")))
+        self.has_shortcut = stride == 1 and channels == outputs
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv(x)
-        return x + y if self.added else y
+        return x + y if self.has_shortcut else y
 
 
 class MobileNetV2(nn.Module):
@@ -65,16 +65,16 @@ class MobileNetV2(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
-        layers: list[nn.Module] = [ConvNorm(channels, 32, stride=1 if small else 2, **place)]
-        reached = 32
-        for wider, outputs, count, stride in STAGES:
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        layers: list[nn.Module] = [ConvNorm(channels, 32, stride=1 if small else 2, **options)]
+        inputs = 32
+        for expansion, outputs, count, stride in STAGES:
             stride = 1 if small and outputs == 24 else stride
             for index in range(count):
-                layers.append(InvertedResidual(reached, outputs, stride if index == 0 else 1, wider, **place))
-                reached = outputs
-        self.features = nn.Sequential(*layers, ConvNorm(reached, 1280, 1, **place))
-        last = nn.Linear(1280, classes, **place)
+                layers.append(InvertedResidual(inputs, outputs, stride if index == 0 else 1, expansion, **options))
+                inputs = outputs
+        self.features = nn.Sequential(*layers, ConvNorm(inputs, 1280, 1, **options))
+        last = nn.Linear(1280, classes, **options)
         nn.init.normal_(last.weight, 0.0, 0.01)
         assert last.bias is not None
         nn.init.zeros_(last.bias)

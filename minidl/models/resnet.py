@@ -15,9 +15,9 @@ from minidl.tensors import Tensor
 Device = torch.device | str | None
 
 
-def conv(channels: int, outputs: int, kernel: int, stride: int = 1, **place: Any) -> nn.Conv2d:
-    """A convolution that keeps the image's size but for its stride, without bias: a batch norm follows."""
-    layer = nn.Conv2d(channels, outputs, kernel, stride, padding=kernel // 2, bias=False, **place)
+def conv(channels: int, outputs: int, kernel: int, stride: int = 1, **options: Any) -> nn.Conv2d:
+    """Return a convolution without bias, padded so that only the stride changes the image's size."""
+    layer = nn.Conv2d(channels, outputs, kernel, stride, padding=kernel // 2, bias=False, **options)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
 
@@ -27,13 +27,13 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, channels: int, width: int, stride: int, downsample: nn.Module | None, **place: Any) -> None:
+    def __init__(self, channels: int, width: int, stride: int, downsample: nn.Module | None, **options: Any) -> None:
         super().__init__()
-        self.conv1 = conv(channels, width, 3, stride, **place)
-        self.bn1 = nn.BatchNorm2d(width, device=place.get("device"))
+        self.conv1 = conv(channels, width, 3, stride, **options)
+        self.bn1 = nn.BatchNorm2d(width, device=options.get("device"))
         self.relu = nn.ReLU()
-        self.conv2 = conv(width, width, 3, **place)
-        self.bn2 = nn.BatchNorm2d(width, device=place.get("device"))
+        self.conv2 = conv(width, width, 3, **options)
+        self.bn2 = nn.BatchNorm2d(width, device=options.get("device"))
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,14 +47,14 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, channels: int, width: int, stride: int, downsample: nn.Module | None, **place: Any) -> None:
+    def __init__(self, channels: int, width: int, stride: int, downsample: nn.Module | None, **options: Any) -> None:
         super().__init__()
-        device = place.get("device")
-        self.conv1 = conv(channels, width, 1, **place)
+        device = options.get("device")
+        self.conv1 = conv(channels, width, 1, **options)
         self.bn1 = nn.BatchNorm2d(width, device=device)
-        self.conv2 = conv(width, width, 3, stride, **place)
+        self.conv2 = conv(width, width, 3, stride, **options)
         self.bn2 = nn.BatchNorm2d(width, device=device)
-        self.conv3 = conv(width, 4 * width, 1, **place)
+        self.conv3 = conv(width, 4 * width, 1, **options)
         self.bn3 = nn.BatchNorm2d(4 * width, device=device)
         self.relu = nn.ReLU()
         self.downsample = downsample
@@ -73,7 +73,7 @@ class ResNet(nn.Module):
         four stages of `blocks` blocks of 64, 128, 256 and 512 channels, halved by the first block of each but the first
         mean over pixels, linear -> classes
 
-    With `small`, for pictures of 32x32 as CIFAR's, the first convolution is 3x3 without a stride, and nothing pools.
+    With `small`, for pictures of 32x32 as in CIFAR, the first convolution is 3x3, stride 1, without the max pool.
     """
 
     def __init__(
@@ -87,24 +87,24 @@ class ResNet(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.conv1 = conv(channels, 64, 3 if small else 7, 1 if small else 2, **place)
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.conv1 = conv(channels, 64, 3 if small else 7, 1 if small else 2, **options)
         self.bn1 = nn.BatchNorm2d(64, device=device)
         self.relu = nn.ReLU()
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1)
-        reached = 64
+        inputs = 64
         for stage, count in enumerate(blocks):
-            width, made = 64 << stage, []
+            width, layers = 64 << stage, []
             for index in range(count):
                 stride = 2 if stage > 0 and index == 0 else 1
-                made.append(_block(block, reached, width, stride, **place))
-                reached = width * block.expansion
-            setattr(self, f"layer{stage + 1}", nn.Sequential(*made))
+                layers.append(_block(block, inputs, width, stride, **options))
+                inputs = width * block.expansion
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*layers))
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        self.fc = nn.Linear(reached, classes, **place)
+        self.fc = nn.Linear(inputs, classes, **options)
 
     def features(self, x: Tensor) -> Tensor:
-        """What the mean is taken of."""
+        """Return the output of the last stage, before the mean over pixels."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         return self.layer4(self.layer3(self.layer2(self.layer1(x))))
 
@@ -112,12 +112,12 @@ class ResNet(nn.Module):
         return self.fc(self.avgpool(self.features(x)).flatten(1))
 
 
-def _block(block: type[Any], channels: int, width: int, stride: int, **place: Any) -> nn.Module:
+def _block(block: type[Any], channels: int, width: int, stride: int, **options: Any) -> nn.Module:
     outputs, shortcut = width * block.expansion, None
     if stride > 1 or channels != outputs:
-        norm = nn.BatchNorm2d(outputs, device=place["device"])
-        shortcut = nn.Sequential(conv(channels, outputs, 1, stride, **place), norm)
-    return block(channels, width, stride, shortcut, **place)
+        norm = nn.BatchNorm2d(outputs, device=options["device"])
+        shortcut = nn.Sequential(conv(channels, outputs, 1, stride, **options), norm)
+    return block(channels, width, stride, shortcut, **options)
 
 
 def resnet18(classes: int = 1000, **options: Any) -> ResNet:

@@ -28,9 +28,9 @@ class TextMLP(nn.Sequential):
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
-        layers: list[nn.Module] = [nn.SparseLinear(features, hidden[0], act="relu", std=std, **place)]
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        layers: list[nn.Module] = [nn.SparseLinear(features, hidden[0], act="relu", std=std, **options)]
         for fan_in, fan_out in pairwise(hidden):
-            layers += [nn.Dropout(dropout), nn.Linear(fan_in, fan_out, act="relu", **place)]
-        layers += [nn.Dropout(dropout), nn.Linear(hidden[-1], classes, **place)]
+            layers += [nn.Dropout(dropout), nn.Linear(fan_in, fan_out, act="relu", **options)]
+        layers += [nn.Dropout(dropout), nn.Linear(hidden[-1], classes, **options)]
         super().__init__(*layers)

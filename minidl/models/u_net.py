@@ -18,12 +18,12 @@ Device = torch.device | str | None
 class DoubleConv(nn.Sequential):
     """Twice a 3x3 convolution, batch norm and ReLU. [N, channels, H, W] -> [N, outputs, H, W]"""
 
-    def __init__(self, channels: int, outputs: int, **place: Any) -> None:
+    def __init__(self, channels: int, outputs: int, **options: Any) -> None:
         layers: list[nn.Module] = []
         for width in (channels, outputs):
-            conv = nn.Conv2d(width, outputs, 3, padding=1, bias=False, **place)
+            conv = nn.Conv2d(width, outputs, 3, padding=1, bias=False, **options)
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-            layers += [conv, nn.BatchNorm2d(outputs, device=place["device"]), nn.ReLU()]
+            layers += [conv, nn.BatchNorm2d(outputs, device=options["device"]), nn.ReLU()]
         super().__init__(*layers)
 
 
@@ -44,16 +44,16 @@ class UNet(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
         self.depth = depth
         widths = [width << level for level in range(depth + 1)]
         self.pool = nn.MaxPool2d(2)
         for level, (before, after) in enumerate(zip([channels, *widths], widths, strict=False)):
-            setattr(self, f"down{level}", DoubleConv(before, after, **place))
+            setattr(self, f"down{level}", DoubleConv(before, after, **options))
         for level in reversed(range(depth)):
-            setattr(self, f"up{level}", nn.ConvTranspose2d(widths[level + 1], widths[level], 2, 2, **place))
-            setattr(self, f"join{level}", DoubleConv(2 * widths[level], widths[level], **place))
-        self.head = nn.Conv2d(width, classes, 1, **place)
+            setattr(self, f"up{level}", nn.ConvTranspose2d(widths[level + 1], widths[level], 2, 2, **options))
+            setattr(self, f"join{level}", DoubleConv(2 * widths[level], widths[level], **options))
+        self.head = nn.Conv2d(width, classes, 1, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         if any(size % 2**self.depth for size in x.shape[2:]):

@@ -17,7 +17,7 @@ class VGG(nn.Module):
     """[N, channels, H, W] -> [N, classes]: 13 convolutions of 3x3 in five stages, each with a batch norm and a ReLU;
     a mean to 7x7 pixels, and three linear layers.
 
-    With `small`, for pictures of 32x32 as CIFAR's or less, the mean is over all pixels, and pools round sizes up.
+    With `small`, for pictures of 32x32 as CIFAR's or smaller, the mean is over all pixels, and pools round sizes up.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class VGG(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
         layers: list[nn.Module] = []
         for width, count in STAGES:
             for _ in range(count):
-                conv = nn.Conv2d(channels, width, 3, padding=1, **place)
+                conv = nn.Conv2d(channels, width, 3, padding=1, **options)
                 nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
                 _without_bias(conv)
                 layers += [conv, nn.BatchNorm2d(width, device=device), nn.ReLU()]
@@ -45,7 +45,7 @@ class VGG(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d((side, side))
         features = channels * side * side
         first, second, last = (
-            nn.Linear(*sizes, **place) for sizes in ((features, 4096), (4096, 4096), (4096, classes))
+            nn.Linear(*sizes, **options) for sizes in ((features, 4096), (4096, 4096), (4096, classes))
         )
         for linear in (first, second, last):
             nn.init.normal_(linear.weight, 0.0, 0.01)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from minidl import ops
-from minidl.nn.layers import Called
+from minidl.nn.layers import OperationLayer
 from minidl.nn.module import Module, Parameter
 from minidl.tensors import Tensor, device_of
 
 
-class _InPlace(Called):
-    """An activation whose input takes its result, too, with `inplace`."""
+class _InPlace(OperationLayer):
+    """The base of activations with `inplace`, which also writes the result to the input."""
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__()
@@ -102,19 +102,19 @@ class ReLU6(Hardtanh):
         return "inplace=True" if self.inplace else ""
 
 
-class Sigmoid(Called):
+class Sigmoid(OperationLayer):
     """1 / (1 + exp(-x))."""
 
     _op = staticmethod(ops.sigmoid)
 
 
-class Tanh(Called):
+class Tanh(OperationLayer):
     """tanh(x)."""
 
     _op = staticmethod(ops.tanh)
 
 
-class GELU(Called):
+class GELU(OperationLayer):
     """Gaussian error linear unit; approximate "none" or "tanh"."""
 
     _op, _shown = staticmethod(ops.gelu), ("approximate",)
@@ -124,7 +124,7 @@ class GELU(Called):
         self.approximate = approximate
 
 
-class Softplus(Called):
+class Softplus(OperationLayer):
     """log(1 + exp(beta x)) / beta."""
 
     _op, _shown = staticmethod(ops.softplus), ("beta", "threshold")
@@ -134,8 +134,8 @@ class Softplus(Called):
         self.beta, self.threshold = beta, threshold
 
 
-class LogSigmoid(Called):
-    """log(sigmoid(x)), exact where that is small or near 1."""
+class LogSigmoid(OperationLayer):
+    """log(sigmoid(x)), accurate for small sigmoids and for those near 1."""
 
     _op = staticmethod(ops.logsigmoid)
 
@@ -160,7 +160,7 @@ class PReLU(Module):
         return f"num_parameters={len(self.weight)}"
 
 
-class Softmax(Called):
+class Softmax(OperationLayer):
     """exp(x) over its sum along `dim`, which must be named for more than two dimensions."""
 
     _op, _shown = staticmethod(ops.softmax), ("dim",)

@@ -1,4 +1,4 @@
-"""Lists and dictionaries of modules, whose parameters are the owner's."""
+"""Lists and dictionaries of modules; their parameters belong to the module that contains them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minidl.nn.module import Module, described
 
 
 class ModuleList(Module):
-    """Modules in a list, named "0", "1", ... as in torch. It is not called; its modules are."""
+    """Modules in a list, named "0", "1", ... as in torch. The list itself cannot be called."""
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()
@@ -17,19 +17,19 @@ class ModuleList(Module):
 
     def append(self, module: Module) -> ModuleList:
         """Add a module at the end."""
-        return self._keep([*self, module])
+        return self._replace([*self, module])
 
     def extend(self, modules: Iterable[Module]) -> ModuleList:
         """Add modules at the end."""
-        return self._keep([*self, *modules])
+        return self._replace([*self, *modules])
 
     def insert(self, index: int, module: Module) -> None:
         """Add a module before the one at `index`."""
         listed = list(self)
         listed.insert(index, module)
-        self._keep(listed)
+        self._replace(listed)
 
-    def _keep(self, modules: list[Any]) -> ModuleList:
+    def _replace(self, modules: list[Any]) -> ModuleList:
         for index, module in enumerate(modules):
             _check(self, index, module)
         self._modules.clear()
@@ -41,18 +41,18 @@ class ModuleList(Module):
     @overload
     def __getitem__(self, index: slice) -> ModuleList: ...
     def __getitem__(self, index: int | slice) -> Module:
-        found = list(self)[index]
-        return type(self)(found) if isinstance(found, list) else found
+        selection = list(self)[index]
+        return type(self)(selection) if isinstance(selection, list) else selection
 
     def __setitem__(self, index: int, module: Module) -> None:
         listed = list(self)
         listed[index] = module
-        self._keep(listed)
+        self._replace(listed)
 
     def __delitem__(self, index: int | slice) -> None:
         listed = list(self)
         del listed[index]
-        self._keep(listed)
+        self._replace(listed)
 
     def __len__(self) -> int:
         return len(self._modules)

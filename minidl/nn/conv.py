@@ -21,7 +21,7 @@ from minidl.tensors import Tensor, device_of
 
 
 class _Conv(Module):
-    """What convolutions of any number of axes have: `_op` computes, and its name says how many."""
+    """The base of convolutions of any number of axes; `_op` is the operation, whose name has the number."""
 
     _op: Callable[..., Tensor]
 
@@ -50,8 +50,8 @@ class _Conv(Module):
         self.kernel_size = check_settings(self._op.__name__, kernel_size, stride, padding, dilation)
         self.padding_mode = padding_mode
         axes = len(self.kernel_size)
-        self.stride, self.padding, self.dilation = (_of_axes(each, axes) for each in (stride, padding, dilation))
-        # Of margins that are not zeros, by torch's name: as there, `padding` is read once.
+        self.stride, self.padding, self.dilation = (_per_axis(each, axes) for each in (stride, padding, dilation))
+        # Margins of other modes than zeros, under torch's name; as in torch, computed once.
         self._reversed_padding_repeated_twice = self._margins()
         self.weight = _weight(out_channels, in_channels // groups, self.kernel_size, device, dtype)
         self.register_parameter("bias", _bias(self.weight, out_channels) if bias else None)
@@ -61,25 +61,25 @@ class _Conv(Module):
         return type(self)._op(input, self.weight, self.bias, self.stride, padding, self.dilation, self.groups, self.act)
 
     def _padded(self, x: Tensor) -> tuple[Tensor, Pair | str]:
-        """x with margins that are not zeros, and the padding that is left."""
+        """Return x with margins of other modes than zeros, and the padding for the operation."""
         if self.padding_mode == "zeros":
             return x, self.padding
         return ops.pad(x, self._reversed_padding_repeated_twice, self.padding_mode), 0
 
     def _margins(self) -> list[int]:
-        """The widths of margins on both sides of each axis, the last axis first."""
+        """Return the widths of the margins on both sides of each axis, the last axis first."""
         op, axes = self._op.__name__, len(self.kernel_size)
         if not isinstance(self.padding, str):
             widths = numbers(op, "padding", self.padding, 0, axes)
             return [width for width in reversed(widths) for _ in range(2)]
-        spread = numbers(op, "dilation", self.dilation, 1, axes)
-        totals = [d * (k - 1) for d, k in zip(reversed(spread), reversed(self.kernel_size), strict=True)]
+        dilations = numbers(op, "dilation", self.dilation, 1, axes)
+        totals = [d * (k - 1) for d, k in zip(reversed(dilations), reversed(self.kernel_size), strict=True)]
         before = {"same": [n // 2 for n in totals], "causal": totals, "valid": [0 for _ in totals]}[self.padding]
         after = {"same": [n - n // 2 for n in totals]}.get(self.padding, [0 for _ in totals])
         return [width for both in zip(before, after, strict=True) for width in both]
 
     def extra_repr(self) -> str:
-        return _shown(self, stride=1, padding=0, dilation=1, groups=1)
+        return _layer_repr(self, stride=1, padding=0, dilation=1, groups=1)
 
 
 class Conv1d(_Conv):
@@ -149,7 +149,7 @@ class Conv3d(_Conv):
 
 
 class _ConvTranspose(Module):
-    """As `_Conv`, of transposed convolutions."""
+    """The base of transposed convolutions, as `_Conv`."""
 
     _op: Callable[..., Tensor]
 
@@ -180,7 +180,7 @@ class _ConvTranspose(Module):
         self.kernel_size = numbers(op, "kernel_size", kernel_size, 1, axes_in(op))
         conv_transpose.check_settings(op, stride, padding, output_padding, dilation)
         axes, settings = len(self.kernel_size), (stride, padding, output_padding, dilation)
-        self.stride, self.padding, self.output_padding, self.dilation = (_of_axes(each, axes) for each in settings)
+        self.stride, self.padding, self.output_padding, self.dilation = (_per_axis(each, axes) for each in settings)
         self.padding_mode = padding_mode
         self.weight = _weight(in_channels, out_channels // groups, self.kernel_size, device, dtype)
         self.register_parameter("bias", _bias(self.weight, out_channels) if bias else None)
@@ -194,14 +194,14 @@ class _ConvTranspose(Module):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        return _shown(self, stride=1, padding=0, output_padding=0, dilation=1, groups=1)
+        return _layer_repr(self, stride=1, padding=0, output_padding=0, dilation=1, groups=1)
 
 
 class ConvTranspose1d(_ConvTranspose):
     """act(conv_transpose(x, weight) + bias): weight [in, out / groups, length], named and initialised as torch's.
 
-    Shapes: [N, in, L] -> [N, out, OL], see `ops.conv_transpose1d`. `act` is fused into it. The weight lies as that of
-    `Conv1d`.
+    Shapes: [N, in, L] -> [N, out, OL], see `ops.conv_transpose1d`. `act` is fused into it. The weight has the
+    memory layout of `Conv1d`.
     """
 
     _op = staticmethod(ops.conv_transpose1d)
@@ -219,15 +219,15 @@ class ConvTranspose2d(_ConvTranspose):
 
 
 def _weight(rows: int, columns: int, kernel: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> Parameter:
-    """[rows, columns, *kernel] with the columns last in memory, in torch's range."""
-    place = device_of(device)
-    weight = Parameter(torch.empty(rows, *kernel, columns, device=place, dtype=dtype).movedim(-1, 1))
+    """Return a weight [rows, columns, *kernel] with columns last in memory, initialised in torch's range."""
+    device_ = device_of(device)
+    weight = Parameter(torch.empty(rows, *kernel, columns, device=device_, dtype=dtype).movedim(-1, 1))
     init.kaiming_uniform_(weight, a=math.sqrt(5.0))
     return weight
 
 
 def _channels(layer: str, in_channels: int, out_channels: int, groups: int, padding_mode: str) -> tuple[int, int, int]:
-    """Channels and groups as Python's numbers. Raises ValueError for those, or a mode, that do not fit."""
+    """Return channels and groups as int. Raises ValueError for channels, groups or a mode that do not fit."""
     modes = ("zeros",) if "Transpose" in layer else ("zeros", "reflect", "replicate", "circular")
     if padding_mode not in modes:
         raise ValueError(f"{layer}: padding_mode is {padding_mode!r}, expected one of {', '.join(modes)}")
@@ -241,27 +241,27 @@ def _channels(layer: str, in_channels: int, out_channels: int, groups: int, padd
     return in_channels, out_channels, groups
 
 
-def _of_axes(value: Any, axes: int) -> Any:
-    """A setting as torch's layers have it, a number for each axis; text as it is."""
+def _per_axis(value: Any, axes: int) -> Any:
+    """Return a setting as torch's layers store it, one number per axis; text unchanged."""
     if isinstance(value, str):
         return value
     return (int(value),) * axes if hasattr(value, "__index__") else tuple(value)
 
 
 def _bias(weight: Parameter, channels: int) -> Parameter:
-    """A bias in torch's range for `weight`."""
+    """Return a bias initialised in torch's range for `weight`."""
     bias = _empty(channels, device=weight.device, dtype=weight.dtype)
     bound = 1.0 / math.sqrt(math.prod(weight.shape[1:]))
     init.uniform_(bias, -bound, bound)
     return bias
 
 
-def _shown(layer: _Conv | _ConvTranspose, **usual: int) -> str:
-    """The layer's settings, without those that have their usual value."""
-    shown = f"{layer.in_channels}, {layer.out_channels}, kernel_size={layer.kernel_size}"
-    for name, value in usual.items():
+def _layer_repr(layer: _Conv | _ConvTranspose, **defaults: int) -> str:
+    """Return the layer's settings for `repr`, without those that have their default."""
+    text = f"{layer.in_channels}, {layer.out_channels}, kernel_size={layer.kernel_size}"
+    for name, value in defaults.items():
         setting = getattr(layer, name)
         setting = setting[0] if isinstance(setting, tuple) and len({*setting}) == 1 else setting
         if setting != value:
-            shown += f", {name}={setting!r}"
-    return f"{shown}, bias={layer.bias is not None}{_act_repr(layer.act)}"
+            text += f", {name}={setting!r}"
+    return f"{text}, bias={layer.bias is not None}{_act_repr(layer.act)}"

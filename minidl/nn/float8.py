@@ -7,17 +7,17 @@ import torch
 from minidl import ops
 from minidl.autograd import no_grad
 from minidl.nn.conv import Conv2d
-from minidl.nn.fold import FoldedConv2d, FoldedLinear, own_kind
+from minidl.nn.fold import FoldedConv2d, FoldedLinear, exact_kind
 from minidl.nn.layers import Linear
 from minidl.nn.module import Module
 from minidl.ops.float8 import Float8
 from minidl.tensors import Tensor
 
-UNIT = 32  # features that tensor cores take at once: layers with others stay as they are
+UNIT = 32  # layers whose features are no multiple of this are not converted
 
 
 class Float8Linear(Linear):
-    """A linear layer whose weight is float8: the buffers weight and weight_scale; bias is a buffer, too."""
+    """A linear layer whose weight is float8: the buffers weight and weight_scale; so is bias."""
 
     _fixed = "weight", "weight_scale"
 
@@ -49,15 +49,15 @@ _KINDS: dict[type[Module], type[Module]] = {
 
 
 def to_float8(model: Module, dtype: torch.dtype = torch.float8_e4m3fn) -> Module:
-    """`model` with the weights of its Linear and Conv2d layers in float8, in place; returns it. For inference only.
+    """Convert the weights of Linear and Conv2d layers to float8, in place; returns `model`. For inference only.
 
-    The layers quantize their inputs at every call (`ops.float8`) and return the dtype of these. Layers stay as they are
-    whose features, or channels of a group, are not a multiple of 32, as those of the first convolution, and layers of
-    float64. Fold batch norms first (`fold_batch_norms`). What is to keep its accuracy, the last layer for example, is
-    left out by converting the other modules one by one. Raises TypeError for a dtype that is not float8.
+    The layers quantize their inputs at every call (`ops.float8`) and return the inputs' dtype. Not converted are layers
+    in float64 and those whose features or channels per group are no multiple of 32, such as the first convolution. Fold
+    batch norms first (`fold_batch_norms`). To exclude a layer that needs its accuracy, such as the last one, convert
+    the other modules one by one. Raises TypeError for a dtype that is not float8.
     """
     for layer in list(model.modules()):
-        kind = own_kind(layer, *_KINDS)
+        kind = exact_kind(layer, *_KINDS)
         if kind is None or layer.weight.dtype == torch.float64 or layer.weight.shape[1] % UNIT:
             continue
         with no_grad():
@@ -69,6 +69,6 @@ def to_float8(model: Module, dtype: torch.dtype = torch.float8_e4m3fn) -> Module
         layer.register_buffer("bias", None if bias is None else Tensor(bias.data))
         if issubclass(_KINDS[kind], Conv2d):
             layer.register_buffer("scale", factor)
-        # In place, so that every reference to the layer is to the new one.
+        # In place, so that all references to the layer refer to the new one.
         object.__setattr__(layer, "__class__", _KINDS[kind])
     return model

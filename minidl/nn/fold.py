@@ -1,4 +1,4 @@
-"""Batch norms folded into the convolutions and linear layers before them, for inference."""
+"""Folding of batch norms into the preceding convolutions and linear layers, for inference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minidl.autograd import no_grad
 from minidl.nn.conv import Conv2d, ConvTranspose2d
 from minidl.nn.layers import Linear, Sequential, SparseLinear
 from minidl.nn.module import Module, Parameter
-from minidl.nn.trace import Call, Normed, Trace
+from minidl.nn.trace import Call, NormCall, Trace
 from minidl.nn.vision import BatchNorm1d, BatchNorm2d, SyncBatchNorm
 from minidl.tensors import Tensor
 
@@ -47,7 +47,7 @@ class FoldedLinear(Linear):
         if input.ndim != 2:
             raise ValueError(
                 f"FoldedLinear: input has shape {list(input.shape)}, expected [N, {self.in_features}]; pass an example "
-                "input of this shape to fold_batch_norms, which then leaves this batch norm unfolded"
+                "input of this shape to fold_batch_norms, which then does not fold this batch norm"
             )
         return super().forward(input)
 
@@ -67,21 +67,20 @@ _NORMS = BatchNorm1d, BatchNorm2d, SyncBatchNorm
 
 
 def fold_batch_norms(model: Module, *example: Any) -> Module:
-    """`model` with every BatchNorm2d or SyncBatchNorm that follows a Conv2d or ConvTranspose2d, and every batch norm
-    that follows a Linear or SparseLinear, made part of that layer, in place; returns it.
+    """Fold every BatchNorm2d or SyncBatchNorm after a Conv2d or ConvTranspose2d, and every batch norm after a Linear or
+    SparseLinear, into that layer, in place. Returns `model`.
 
-    For inference: the results are those of eval mode, and gradients are not available. A batch norm "follows" a layer
-    if in every call of the layer its output goes to this batch norm and nowhere else; views may stand between a linear
-    layer and its batch norm. To find out, the model is called once: on `example`, the arguments of a real call, or on a
-    placeholder for each argument of `forward` without a default. A layer whose parameters anything else reads by name
-    stays unfolded.
+    For inference: results are those of eval mode, and there are no gradients. A batch norm is "after" a layer if every
+    output of the layer is used by this batch norm only; views between a linear layer and its batch norm are allowed.
+    To find out, the model is called once: on `example`, the arguments of a real call, or on a placeholder for each
+    argument of `forward` without a default. A layer whose parameters are read by name elsewhere is not folded.
 
     The batch norm is removed from the modules, parameters and buffers of the model: a Sequential is renumbered, and an
     attribute becomes a function that returns its argument (an identity module in a Sequential whose layers are called
-    by index). Left unfolded are layers with an activation or pool, linear layers in float16 or bfloat16 (rounding the
-    new weights would change the results) and batch norms without running statistics.
+    by index). Not folded are layers with an activation or pool, linear layers in float16 or bfloat16 (rounding the new
+    weights would change the results) and batch norms without running statistics.
 
-    Raises ValueError, with the model unchanged, where no example is given and the `forward` of a module with layers or
+    Raises ValueError, with the model unchanged, if there is no example and the `forward` of a module with layers or
     batch norms reads the values of its input, or branches or loops on the shape.
     """
     if not any(map(_is_norm, model.modules())):
@@ -90,51 +89,51 @@ def fold_batch_norms(model: Module, *example: Any) -> Module:
     calls: dict[Module, list[Call]] = {}
     for call in trace.calls:
         calls.setdefault(call.layer, []).append(call)
-    normed: dict[Module, list[Normed]] = {}
-    for one in trace.normed:
-        normed.setdefault(one.norm, []).append(one)
-    for norm, found in normed.items():
+    by_norm: dict[Module, list[NormCall]] = {}
+    for use in trace.norm_calls:
+        by_norm.setdefault(use.norm, []).append(use)
+    for norm, uses in by_norm.items():
         assert isinstance(norm, _NORMS)
-        layer = found[0].call.layer if found[0].call is not None else None
+        layer = uses[0].call.layer if uses[0].call is not None else None
         if layer is None or {layer, norm} & trace.read:
             continue
-        if any(call.elsewhere or {*call.norms} != {norm} for call in calls[layer]):
+        if any(call.used_elsewhere or {*call.norms} != {norm} for call in calls[layer]):
             continue
-        if all(_fit(one, found[0]) for one in found):
+        if all(_same_use(use, uses[0]) for use in uses):
             with no_grad():
-                _fold(layer, norm, found[0].features)
-            _leave_out(model, norm, trace.callers)
+                _fold(layer, norm, uses[0].features)
+            _remove(model, norm, trace.callers)
     return model
 
 
 def _is_layer(module: Module) -> bool:
-    """Whether a batch norm can be folded into it."""
-    own = own_kind(module, *_FOLDED)
-    if own in (Linear, SparseLinear) and module.weight.dtype not in (torch.float32, torch.float64):
+    """Return whether a batch norm can be folded into a module."""
+    kind = exact_kind(module, *_FOLDED)
+    if kind in (Linear, SparseLinear) and module.weight.dtype not in (torch.float32, torch.float64):
         return False
-    return own is not None and module.act is None and getattr(module, "pool", None) is None
+    return kind is not None and module.act is None and getattr(module, "pool", None) is None
 
 
 def _is_norm(module: Module) -> bool:
-    return own_kind(module, *_NORMS) is not None
+    return exact_kind(module, *_NORMS) is not None
 
 
 def _is_sequential(module: Module | None) -> bool:
-    return isinstance(module, Sequential) and own_kind(module, Sequential) is not None
+    return isinstance(module, Sequential) and exact_kind(module, Sequential) is not None
 
 
-def own_kind(module: Module, *kinds: type[Module]) -> type[Module] | None:
-    """The one of `kinds` whose `forward` and call the module has, None if it overrides them."""
+def exact_kind(module: Module, *kinds: type[Module]) -> type[Module] | None:
+    """Return the class in `kinds` whose `forward` and `__call__` the module has, None if it overrides them."""
     for kind in kinds:
-        own = isinstance(module, kind) and "forward" not in module.__dict__
-        if own and (type(module).forward, type(module).__call__) == (kind.forward, kind.__call__):
+        is_kind = isinstance(module, kind) and "forward" not in module.__dict__
+        if is_kind and (type(module).forward, type(module).__call__) == (kind.forward, kind.__call__):
             return kind
     return None
 
 
-def _fit(one: Normed, first: Normed) -> bool:
-    """Whether a call of a batch norm takes the same outputs of the same layer as the first call, in the same order."""
-    norm, call, features = one.norm, one.call, one.features
+def _same_use(use: NormCall, first: NormCall) -> bool:
+    """Return whether a call of a batch norm uses the same outputs of the same layer as the first, in the same order."""
+    norm, call, features = use.norm, use.call, use.features
     assert isinstance(norm, _NORMS)
     if call is None or first.call is None or call.layer is not first.call.layer or norm.running_mean is None:
         return False
@@ -158,7 +157,7 @@ def _fold(layer: Module, norm: BatchNorm1d | BatchNorm2d | SyncBatchNorm, featur
     mean, var, weight, bias = vectors
     assert mean is not None
     assert var is not None
-    # Of the layer's weight only the dtype and the number of outputs count.
+    # Only the dtype and the number of outputs of this tensor matter.
     outputs = Tensor(layer.weight.data.new_empty(len(mean)))
     scale, shift = ops.fold_batch_norm(outputs, layer.bias, mean, var, weight, bias, norm.eps, wide=features is None)
     layer.act, layer.bias = norm.act, None
@@ -167,16 +166,16 @@ def _fold(layer: Module, norm: BatchNorm1d | BatchNorm2d | SyncBatchNorm, featur
         del layer.bias
         layer.register_buffer("bias", shift)
     else:
-        trained = layer.weight.requires_grad
+        requires_grad = layer.weight.requires_grad
         rows = scale.reshape(-1, 1) if isinstance(layer, Linear) else scale
-        layer.weight, layer.bias = Parameter(layer.weight * rows, trained), Parameter(shift, trained)
+        layer.weight, layer.bias = Parameter(layer.weight * rows, requires_grad), Parameter(shift, requires_grad)
     kind = next(_FOLDED[kind] for kind in _FOLDED if isinstance(layer, kind))
     if kind is not None:
-        # In place, so that every reference to the layer is to the folded one.
+        # In place, so that all references to the layer refer to the folded one.
         object.__setattr__(layer, "__class__", kind)
 
 
-def _leave_out(model: Module, norm: Module, callers: dict[Module, list[Module | None]]) -> None:
+def _remove(model: Module, norm: Module, callers: dict[Module, list[Module | None]]) -> None:
     """Remove a folded batch norm from the model; `callers` are the modules that call each module."""
     norm._parameters.clear()
     norm._buffers.clear()
@@ -187,7 +186,7 @@ def _leave_out(model: Module, norm: Module, callers: dict[Module, list[Module | 
             for name in names:
                 del parent._modules[name]
                 parent.__dict__[name] = norm
-        # A Sequential whose layers other modules call by index keeps their numbers.
+        # In a Sequential whose layers are called by index, the layers keep their numbers.
         elif names and all(_is_sequential(caller) for child in parent for caller in callers.get(child, ())):
             layers = {name: child for name, child in parent._modules.items() if child is not norm}
             numbered = all(name.isdigit() for name in layers)

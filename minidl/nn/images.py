@@ -10,7 +10,7 @@ import torch
 from minidl import ops
 from minidl.kernels import check
 from minidl.nn import init
-from minidl.nn.layers import Called, Dropout
+from minidl.nn.layers import Dropout, OperationLayer
 from minidl.nn.module import Module, Parameter
 from minidl.tensors import Tensor, device_of
 
@@ -24,11 +24,11 @@ class Dropout2d(Dropout):
         return ops.dropout2d(input, self.p, self.training, self.inplace)
 
 
-class AdaptiveMaxPool2d(Called):
+class AdaptiveMaxPool2d(OperationLayer):
     """Maxima over the windows of `AdaptiveAvgPool2d`. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
 
     _op: Callable[..., Any] = staticmethod(ops.adaptive_max_pool2d)
-    _shown, _given = ("output_size",), ("output_size", "return_indices")
+    _shown, _arguments = ("output_size",), ("output_size", "return_indices")
 
     def __init__(self, output_size: int | tuple[int | None, int | None], return_indices: bool = False) -> None:
         super().__init__()
@@ -41,11 +41,11 @@ class AdaptiveMaxPool1d(AdaptiveMaxPool2d):
     _op = staticmethod(ops.adaptive_max_pool1d)
 
 
-class Upsample(Called):
-    """Images in another size, see `ops.interpolate`."""
+class Upsample(OperationLayer):
+    """Resize images, see `ops.interpolate`."""
 
     _op, _shown = staticmethod(ops.interpolate), ("size", "scale_factor", "mode")
-    _given = (*_shown, "align_corners", "recompute_scale_factor")
+    _arguments = (*_shown, "align_corners", "recompute_scale_factor")
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class Upsample(Called):
         self.align_corners, self.recompute_scale_factor = align_corners, recompute_scale_factor
 
 
-class PixelShuffle(Called):
-    """[N, C r^2, H, W] as [N, C, H r, W r] for r = upscale_factor."""
+class PixelShuffle(OperationLayer):
+    """Rearrange [N, C r^2, H, W] to [N, C, H r, W r], where r = upscale_factor."""
 
     _op, _shown = staticmethod(ops.pixel_shuffle), ("upscale_factor",)
 
@@ -70,8 +70,8 @@ class PixelShuffle(Called):
         self.upscale_factor = upscale_factor
 
 
-class PixelUnshuffle(Called):
-    """[N, C, H r, W r] as [N, C r^2, H, W] for r = downscale_factor."""
+class PixelUnshuffle(OperationLayer):
+    """Rearrange [N, C, H r, W r] to [N, C r^2, H, W], where r = downscale_factor."""
 
     _op, _shown = staticmethod(ops.pixel_unshuffle), ("downscale_factor",)
 
@@ -80,10 +80,10 @@ class PixelUnshuffle(Called):
         self.downscale_factor = downscale_factor
 
 
-class _Pad2d(Called):
+class _Pad2d(OperationLayer):
     _op = staticmethod(ops.pad)
     _shown: tuple[str, ...] = ("padding",)
-    _given = ("padding", "_mode", "value")
+    _arguments = ("padding", "_mode", "value")
     _mode, value = "constant", 0.0
 
     def __init__(self, padding: Four) -> None:
@@ -119,7 +119,7 @@ class ReplicationPad2d(_Pad2d):
 
 
 class Embedding(Module):
-    """weight[x] for a table [num_embeddings, embedding_dim] of normal numbers. Row padding_idx is 0 and stays it.
+    """weight[x] for a table [num_embeddings, embedding_dim] of normal numbers. Row padding_idx is 0 and is not trained.
 
     Shapes: int64 or int32 of any shape -> [*, embedding_dim]. Raises as `ops.embedding`.
     """
@@ -158,7 +158,7 @@ class Embedding(Module):
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor | torch.Tensor, freeze: bool = True, **options: Any) -> Embedding:
-        """A table of these vectors [V, H], which are not trained unless freeze is False."""
+        """Return a table of these vectors [V, H], not trained unless freeze is False."""
         V, H = embeddings.shape
         return cls(V, H, _weight=embeddings, _freeze=freeze, **options)
 

@@ -1,6 +1,6 @@
 """Initial values, filled in place by counter-based random kernels: a seed gives the same weights everywhere.
 
-A tensor on torch's device "meta" has no memory to fill: a module made there shows how much it would take.
+A tensor on torch's device "meta" has no memory and stays unfilled: a module there shows its memory use.
 
 Kaiming: He et al., arXiv 1502.01852. Xavier: Glorot and Bengio, AISTATS 2010.
 """
@@ -19,7 +19,7 @@ GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5.0 / 3.0, "relu": math.sqrt(2.0
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """The factor for weights before a nonlinearity that keeps the variance of the values.
+    """Return the factor for weights before a nonlinearity that preserves the variance of the values.
 
     Raises ValueError for names other than linear, sigmoid, tanh, relu and leaky_relu (param: its slope, 0.01).
     """
@@ -32,7 +32,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:
-    """(fan_in, fan_out) of a weight [out, in, ...]. Raises ValueError for fewer than two dimensions."""
+    """Return (fan_in, fan_out) of a weight [out, in, ...]. Raises ValueError for fewer than two dimensions."""
     if len(shape) < 2:
         raise ValueError(f"fan in and out need at least two dimensions, got shape {list(shape)}")
     field = math.prod(shape[2:])

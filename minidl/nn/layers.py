@@ -1,4 +1,4 @@
-"""Layers: each has parameters and calls one operation."""
+"""Layers: each holds parameters and calls one operation."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def _act_repr(act: Activation) -> str:
     return "" if act is None else f", act={act!r}"
 
 
-class Called(Module):
-    """The base of layers that call an operation, `_op`, with the input and what they were made with: the attributes
-    that `repr` shows, or those of `_given`."""
+class OperationLayer(Module):
+    """The base of layers that call an operation, `_op`, with the input and the attributes in `_arguments` (default:
+    those that `repr` shows)."""
 
     _op: Callable[..., Any]
-    _given: tuple[str, ...] = ()
+    _arguments: tuple[str, ...] = ()
 
     def forward(self, input: Tensor) -> Any:
-        return type(self)._op(input, *(getattr(self, name) for name in self._given or self._shown))
+        return type(self)._op(input, *(getattr(self, name) for name in self._arguments or self._shown))
 
 
 class Linear(Module):
@@ -77,10 +77,10 @@ class Linear(Module):
 
 
 class SparseLinear(Module):
-    """act(x @ weight + bias) for a sparse x. Reads only the rows of `weight` that x uses; its gradient has only those.
+    """act(x @ weight + bias) for a sparse x. Only the weight rows that x uses are read and get gradients.
 
     Shapes: CSR [batch, in] -> [batch, out]. weight [in, out] (as torch's EmbeddingBag has it), bias [out].
-    Weights start as normal values of standard deviation `std`, which suits rows of length 1, as those of TF-IDF.
+    Weights start normally distributed with standard deviation `std`; the default suits rows of norm 1, as in TF-IDF.
     """
 
     def __init__(
@@ -127,18 +127,18 @@ class Dropout(Module):
         return ops.dropout(input, self.p, self.training, self.inplace)
 
 
-class Flatten(Called):
+class Flatten(OperationLayer):
     """Merge the dimensions from start_dim to end_dim (inclusive) into one."""
 
-    _op, _given = staticmethod(ops.flatten), ("start_dim", "end_dim")
+    _op, _arguments = staticmethod(ops.flatten), ("start_dim", "end_dim")
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()
         self.start_dim, self.end_dim = start_dim, end_dim
 
 
-class Unflatten(Called):
-    """A dimension as several, of the sizes unflattened_size."""
+class Unflatten(OperationLayer):
+    """Split the dimension `dim` into several of the sizes unflattened_size."""
 
     _op, _shown = staticmethod(ops.unflatten), ("dim", "unflattened_size")
 
@@ -161,7 +161,7 @@ class CosineSimilarity(Module):
 
 
 class Identity(Module):
-    """x itself. Arguments are ignored, as torch's are."""
+    """Return the input. Arguments are ignored, as in torch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Identity(Module):
 class Sequential(Module):
     """Modules applied one after another; named "0", "1", ... as in torch, or by the keys of one OrderedDict.
 
-    Raises TypeError for anything that is no Module, by its place.
+    Raises TypeError, with the name, for anything that is no Module.
     """
 
     def __init__(self, *modules: Module | OrderedDict[str, Module]) -> None:

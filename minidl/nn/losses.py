@@ -15,7 +15,7 @@ Weight = Tensor | torch.Tensor | None
 
 
 class _Loss(Module):
-    """A loss, `_op`, of an input and a target; size_average and reduce are torch's older names of reductions."""
+    """A loss, `_op`, of an input and a target; size_average and reduce are torch's older reduction settings."""
 
     _op: Callable[..., Tensor]
 
@@ -32,7 +32,7 @@ class _Loss(Module):
 
 
 class MSELoss(_Loss):
-    """(input - target)^2. Shapes: any two of one shape -> [], or theirs for reduction "none"."""
+    """(input - target)^2. Shapes: two equal shapes -> [], or the same shape for reduction "none"."""
 
     _op, _shown = staticmethod(ops.mse_loss), ("reduction",)
 
@@ -102,7 +102,7 @@ class BCELoss(_Loss):
 
 
 class BCEWithLogitsLoss(_Loss):
-    """Binary cross-entropy of logits; `pos_weight` is a factor for the positive term. All else as `BCELoss`."""
+    """Binary cross-entropy of logits; `pos_weight` is a factor for the positive term. Otherwise as `BCELoss`."""
 
     _op, _shown = staticmethod(ops.binary_cross_entropy_with_logits), ("reduction",)
 

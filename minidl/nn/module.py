@@ -22,14 +22,14 @@ M = TypeVar("M", bound="Module")
 
 
 class Module(Stateful):
-    """Base of layers and models. A Parameter, Module or registered buffer has the name of its attribute.
+    """Base class of layers and models. The name of a Parameter, Module or registered buffer is its attribute name.
 
-    A subclass defines `forward`; calling the module runs it. As in torch, `train`, `apply`, `state_dict`, loading and
-    whatever moves or converts call the methods of the modules below, which these may override.
+    A subclass defines `forward`; calling the module runs it. As in torch, `train`, `apply`, `state_dict`, loading,
+    moving and converting call the same methods of submodules, which these may override.
     """
 
     _shown: tuple[str, ...] = ()  # attributes that `repr` shows
-    _fixed: tuple[str, ...] = ()  # buffers whose dtype `to` leaves as it is
+    _fixed: tuple[str, ...] = ()  # buffers whose dtype `to` keeps
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if kwargs and cls.__init__.__module__.startswith("minidl."):
@@ -44,7 +44,7 @@ class Module(Stateful):
         self.__dict__["_after"] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes."""
+        """Apply the module to its input."""
         raise NotImplementedError(f"{type(self).__name__} does not define forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -52,43 +52,43 @@ class Module(Stateful):
             try:
                 if not (self._before or self._after):
                     return self.forward(*args, **kwargs)
-                return self._hooked(args, kwargs)
+                return self._call_with_hooks(args, kwargs)
             except (IndexError, TypeError, ValueError) as error:
-                self._own(error)
+                self._name_layer(error)
                 raise
 
-    def _hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for before in tuple(self._before.values()):
-            changed = before(self, args)
+    def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for hook in tuple(self._before.values()):
+            changed = hook(self, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
         result = self.forward(*args, **kwargs)
-        for after in tuple(self._after.values()):
-            changed = after(self, args, result)
+        for hook in tuple(self._after.values()):
+            changed = hook(self, args, result)
             result = result if changed is None else changed
         return result
 
-    def _own(self, error: Exception) -> None:
-        """Let the error of an operation name the layer that the user wrote."""
+    def _name_layer(self, error: Exception) -> None:
+        """Replace the operation's name in an error by the name of the layer."""
         text = error.args[0] if error.args else None
-        own = type(self).__module__.startswith("minidl.nn") and not self._modules
-        if own and isinstance(text, str) and (found := re.match(r"[a-z_0-9]+: ", text)):
-            error.args = (f"{type(self).__name__}: {text[found.end() :]}", *error.args[1:])
+        is_layer = type(self).__module__.startswith("minidl.nn") and not self._modules
+        if is_layer and isinstance(text, str) and (prefix := re.match(r"[a-z_0-9]+: ", text)):
+            error.args = (f"{type(self).__name__}: {text[prefix.end() :]}", *error.args[1:])
 
     def register_forward_pre_hook(self, hook: Callable[[Module, Any], Any]) -> RemovableHandle:
-        """Call hook(module, args) before `forward`; what it returns, unless None, takes the place of args."""
+        """Call hook(module, args) before `forward`; a result other than None replaces args."""
         return RemovableHandle(self._before, hook)
 
     def register_forward_hook(self, hook: Callable[[Module, Any, Any], Any]) -> RemovableHandle:
-        """Call hook(module, args, result) after `forward`; what it returns, unless None, takes the result's place."""
+        """Call hook(module, args, result) after `forward`; a result other than None replaces the output."""
         return RemovableHandle(self._after, hook)
 
     def num_parameters(self) -> int:
-        """Number of trained values."""
+        """Return the number of trained values."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def train(self: M, mode: bool = True) -> M:
-        """Set training mode here and below (dropout acts only in it). Raises ValueError unless `mode` is a bool."""
+        """Set training mode here and in submodules. Raises ValueError unless `mode` is a bool."""
         if not isinstance(mode, bool):
             raise ValueError(f"{type(self).__name__}.train: mode is {mode!r}, expected True or False")
         self.training = mode
@@ -97,17 +97,17 @@ class Module(Stateful):
         return self
 
     def eval(self: M) -> M:
-        """Set evaluation mode here and below."""
+        """Set evaluation mode for this module and its submodules."""
         return self.train(False)
 
     def requires_grad_(self: M, requires_grad: bool = True) -> M:
-        """Set whether the gradients of the parameters are recorded."""
+        """Set whether the parameters get gradients."""
         for parameter in self.parameters():
             parameter.requires_grad_(requires_grad)
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradient of every parameter, or fill it with zeros where it lies."""
+        """Set the gradient of every parameter to None, or fill it with zeros in place."""
         for parameter in self.parameters():
             grad = parameter.raw_grad
             if set_to_none or grad is None:
@@ -125,7 +125,7 @@ class Module(Stateful):
         return self
 
     def _apply(self: M, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> M:
-        """Replace parameters, their gradients and buffers by what `fn` makes of them; they stay the same objects."""
+        """Apply `fn` to parameters, their gradients and buffers, which remain the same objects."""
         for module in self.children() if recurse else ():
             module._apply(fn)
         settle_all()
@@ -139,32 +139,32 @@ class Module(Stateful):
                 if changed is not tensor:
                     tensor.data = changed
                 if grad is not None:
-                    tensor._grad = _applied(fn, grad)
+                    tensor._grad = _convert_gradient(fn, grad)
         return self
 
     def double(self: M) -> M:
         """Make parameters and buffers float64."""
-        return self._apply(_converts(None, torch.float64))
+        return self._apply(_converter(None, torch.float64))
 
     def float(self: M) -> M:
         """Make parameters and buffers float32."""
-        return self._apply(_converts(None, torch.float32))
+        return self._apply(_converter(None, torch.float32))
 
     def half(self: M) -> M:
         """Make parameters and buffers float16."""
-        return self._apply(_converts(None, torch.float16))
+        return self._apply(_converter(None, torch.float16))
 
     def bfloat16(self: M) -> M:
         """Make parameters and buffers bfloat16."""
-        return self._apply(_converts(None, torch.bfloat16))
+        return self._apply(_converter(None, torch.bfloat16))
 
     def cuda(self: M, device: int | torch.device | str | None = None) -> M:
-        """Move parameters and buffers to a GPU. Raises RuntimeError where there is none."""
-        return self._apply(_converts(f"cuda:{device}" if isinstance(device, int) else device or "cuda"))
+        """Move parameters and buffers to a GPU. Raises RuntimeError if there is none."""
+        return self._apply(_converter(f"cuda:{device}" if isinstance(device, int) else device or "cuda"))
 
     def cpu(self: M) -> M:
         """Move parameters and buffers to the CPU."""
-        return self._apply(_converts("cpu"))
+        return self._apply(_converter("cpu"))
 
     def to(
         self: M,
@@ -174,11 +174,10 @@ class Module(Stateful):
         *,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> M:
-        """Move parameters, gradients and buffers in place to a device, a dtype (if floating) or both; or to(dtype),
-        to(tensor), whose device and dtype count.
+        """Move or convert parameters, gradients and buffers in place; dtypes apply to floating tensors only.
 
-        `memory_format` is for those of four or five dimensions. Raises TypeError for an integer dtype, which would
-        leave nothing of the weights.
+        Also to(dtype), or to(tensor) for its device and dtype. `memory_format` applies to tensors of four or five
+        dimensions. Raises TypeError for an integer dtype, which would lose the weights.
         """
         if isinstance(device, Tensor | torch.Tensor):
             device, dtype = device.device, device.dtype
@@ -186,10 +185,10 @@ class Module(Stateful):
             device, dtype = None, device
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"{type(self).__name__}.to: got {dtype}, expected a floating type: weights would be lost")
-        return self._apply(_converts(device, dtype, non_blocking, memory_format))
+        return self._apply(_converter(device, dtype, non_blocking, memory_format))
 
     def extra_repr(self) -> str:
-        """What `repr` shows of the module itself, in one line or several."""
+        """Return the text in `repr` between the brackets, in one or several lines."""
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._shown)
 
     def __repr__(self) -> str:
@@ -200,11 +199,11 @@ class Module(Stateful):
         return f"{type(self).__name__}(\n  " + "\n  ".join(shown + below) + "\n)"
 
 
-def _converts(
+def _converter(
     device: torch.device | str | None, dtype: torch.dtype | None = None, non_blocking: bool = False,
     memory_format: torch.memory_format = torch.preserve_format,
 ) -> Callable[[Tensor], Tensor]:  # fmt: skip
-    """What `Module._apply` calls to move and convert; a dtype is for floating tensors alone."""
+    """Return a function that moves and converts a tensor; the dtype applies to floating tensors only."""
 
     def convert(tensor: Tensor) -> Tensor:
         kind = dtype if tensor.dtype.is_floating_point else None
@@ -214,8 +213,8 @@ def _converts(
     return convert
 
 
-def _applied(fn: Callable[[Tensor], Tensor], grad: Any) -> Any:
-    """A gradient as it is stored, after `fn`; the same object where that changes nothing."""
+def _convert_gradient(fn: Callable[[Tensor], Tensor], grad: Any) -> Any:
+    """Return a stored gradient after `fn`; the same object if `fn` changes nothing."""
     values = Tensor(grad.values if isinstance(grad, RowGrad) else grad)
     changed = fn(values)
     if changed is values:

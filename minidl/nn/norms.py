@@ -29,7 +29,7 @@ class _Affine(Module):
 
 
 class LayerNorm(_Affine):
-    """(x - mean) / sqrt(var + eps) weight + bias over the last dimensions, normalized_shape. Shapes stay."""
+    """(x - mean) / sqrt(var + eps) weight + bias over the last dimensions, normalized_shape. The shape is unchanged."""
 
     _shown = ("normalized_shape", "eps", "elementwise_affine")
 
@@ -52,7 +52,7 @@ class LayerNorm(_Affine):
 
 
 class RMSNorm(_Affine):
-    """x / sqrt(mean x^2 + eps) weight over the last dimensions; eps None is the dtype's epsilon."""
+    """x / sqrt(mean x^2 + eps) weight over the last dimensions; eps None means the epsilon of the dtype."""
 
     _shown = ("normalized_shape", "eps", "elementwise_affine")
 
@@ -74,7 +74,7 @@ class RMSNorm(_Affine):
 
 
 class GroupNorm(_Affine):
-    """Each of num_groups groups of channels normalised, with a weight and bias for each channel. [N, C, ...]."""
+    """Normalise each of num_groups groups of channels, with a weight and bias per channel. Shapes: [N, C, ...]."""
 
     _shown = ("num_groups", "num_channels", "eps", "affine")
 

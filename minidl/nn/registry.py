@@ -1,4 +1,4 @@
-"""What a module has by name: parameters, buffers and modules, its own and those of all modules below it."""
+"""Named parameters, buffers and submodules of a module."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Parameter(Tensor):
         super().__init__(data.data if isinstance(data, Tensor) else data, requires_grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """As torch's, without the gradient."""
+        """Return a copy without the gradient, as torch does."""
         copied = super().__deepcopy__(memo)
         copied.grad = None
         return copied
 
 
 def described(value: Any) -> str:
-    """What stands in the place of a Module, and what to write instead."""
+    """Describe a value that is no Module, and what to write instead."""
     kind = type(value).__name__
     if isinstance(value, type):
         return f"the class {value.__name__}, expected a Module: write {value.__name__}(...)"
@@ -36,19 +36,19 @@ def described(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"a {kind}, expected a Module: pass its modules one by one, as in Sequential(*modules)"
     if callable(value):
-        called = getattr(value, "__name__", kind)
-        return f"the function {called}, expected a Module: use a layer that calls it, such as nn.Tanh() for ops.tanh"
+        name = getattr(value, "__name__", kind)
+        return f"the function {name}, expected a Module: use a layer that calls it, such as nn.Tanh() for ops.tanh"
     return f"of type {kind}, expected a Module"
 
 
-# Private attributes by which functions of torch, as torch.nn.utils.weight_norm, hook into a module.
-_TORCHS_HOOKS = frozenset(
+# Private attributes that functions of torch, such as torch.nn.utils.weight_norm, use to hook into a module.
+_TORCH_HOOKS = frozenset(
     {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_load_state_dict_pre_hooks"}
 )
 
 
 class Registry:
-    """The names of a Module: a Parameter, Module or registered buffer has the name of its attribute."""
+    """The names of a Module: a Parameter, Module or registered buffer is named by its attribute."""
 
     training: bool
 
@@ -56,7 +56,7 @@ class Registry:
         self.__dict__["_parameters"] = {}
         self.__dict__["_buffers"] = {}
         self.__dict__["_modules"] = {}
-        self.__dict__["_passing"] = set()  # names of buffers that are not saved
+        self.__dict__["_not_saved"] = set()  # names of buffers that are not saved
         self.__dict__["training"] = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -93,29 +93,29 @@ class Registry:
             if other is not registry:
                 other.pop(name, None)
         if registry is not self._buffers:
-            self._passing.discard(name)
+            self._not_saved.discard(name)
         registry[name] = value
 
     def __getattr__(self, name: str) -> Any:
-        own = self.__dict__
-        if "_modules" in own:  # else __init__ was not called
-            for registry in (own["_parameters"], own["_buffers"], own["_modules"]):
+        attributes = self.__dict__
+        if "_modules" in attributes:  # else __init__ was not called
+            for registry in (attributes["_parameters"], attributes["_buffers"], attributes["_modules"]):
                 if name in registry:
                     return registry[name]
-        if name in _TORCHS_HOOKS:
+        if name in _TORCH_HOOKS:
             raise AttributeError(
-                f"a function of torch that hooks into modules got {type(self).__name__}, a module of minidl, which it "
-                "cannot take; use register_forward_hook or an expression of the parameters in forward()"
+                f"a torch function that hooks into modules got minidl's {type(self).__name__}, unsupported there; "
+                "use register_forward_hook or an expression of the parameters in forward()"
             )
         near = None if name.startswith("_") else suggestions.nearest(name, dir(self))
-        end = f"; did you mean {near}?" if near else ""
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{end}")
+        hint = f"; did you mean {near}?" if near else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
 
     def __delattr__(self, name: str) -> None:
         for registry in (self._parameters, self._buffers, self._modules):
             if name in registry:
                 del registry[name]
-                self._passing.discard(name)
+                self._not_saved.discard(name)
                 return
         super().__delattr__(name)
 
@@ -123,7 +123,7 @@ class Registry:
         return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
 
     def _check_name(self, name: Any, exists: bool) -> None:
-        """Raise TypeError for a name that is no string, KeyError for one that exists, or that no file can hold."""
+        """Raise TypeError for a name that is no string, KeyError for one that exists, is empty or has a dot."""
         if not isinstance(name, str):
             raise TypeError(f"{type(self).__name__}: a name is a string, got {type(name).__name__}")
         why = (
@@ -138,16 +138,16 @@ class Registry:
         return name not in registry and (hasattr(type(self), name) or any(name in each for each in registries))
 
     def register_buffer(self, name: str, tensor: Tensor | torch.Tensor | None, persistent: bool = True) -> None:
-        """Add a tensor that is not trained: saved with the module unless it is not `persistent`.
+        """Add a tensor that is not trained; it is saved with the module if `persistent`.
 
-        What is assigned to its name from then on, a Tensor or None, is the buffer. A torch tensor is wrapped.
+        A Tensor or None that is later assigned to its name replaces the buffer. A torch tensor is wrapped.
         Raises TypeError for anything else, KeyError for a name that is empty, dotted or in use.
         """
         self._check_name(name, self._exists(name, self._buffers))
         self._buffers[name] = self._as_buffer(name, tensor)
-        self._passing.discard(name)
+        self._not_saved.discard(name)
         if not persistent:
-            self._passing.add(name)
+            self._not_saved.add(name)
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Add a parameter or None under a name. Raises TypeError for anything else, KeyError as `register_buffer`."""
@@ -177,7 +177,7 @@ class Registry:
     def named_modules(
         self, memo: set[Any] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Any]]:
-        """This module and all below it with dotted names, each once unless `remove_duplicate` is False."""
+        """Yield this module and all submodules with dotted names, each once unless `remove_duplicate` is False."""
         memo = set() if memo is None else memo
         if remove_duplicate and self in memo:
             return
@@ -188,15 +188,15 @@ class Registry:
                 yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
 
     def modules(self) -> Iterator[Any]:
-        """This module and all below it."""
+        """Return this module and all its submodules."""
         return (module for _, module in self.named_modules())
 
     def children(self) -> Iterator[Any]:
-        """The modules directly below this one, each once."""
+        """Return the direct submodules, each once."""
         return (module for _, module in self.named_children())
 
     def named_children(self) -> Iterator[tuple[str, Any]]:
-        """The modules directly below this one, each once, with their names."""
+        """Yield the direct submodules with their names, each once."""
         seen: set[Any] = set()
         for name, module in self._modules.items():
             if module is not None and module not in seen:
@@ -204,7 +204,7 @@ class Registry:
                 yield name, module
 
     def get_submodule(self, target: str) -> Any:
-        """The module with a dotted name. Raises AttributeError where there is none."""
+        """Return the submodule with a dotted name. Raises AttributeError if there is none."""
         module: Any = self
         for name in target.split(".") if target else ():
             if module._modules.get(name) is None:
@@ -215,24 +215,24 @@ class Registry:
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """Every parameter with its dotted name, in order of assignment; without `recurse` this module's own.
+        """Yield the parameters with dotted names, in order of assignment; without `recurse` only those of this module.
 
-        Each comes once unless `remove_duplicate` is False.
+        Each appears once unless `remove_duplicate` is False.
         """
         return self._named("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
-        """Every parameter once; without `recurse` this module's own."""
+        """Return all parameters, each once; without `recurse` only those of this module."""
         return (parameter for _, parameter in self.named_parameters(recurse=recurse))
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Every buffer with its dotted name, as `named_parameters`."""
+        """Yield the buffers with dotted names, as `named_parameters` does."""
         return self._named("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """Every buffer once; without `recurse` this module's own."""
+        """Return all buffers, each once; without `recurse` only those of this module."""
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
     def _named(self, registry: str, within: str, recurse: bool, once: bool) -> Iterator[tuple[str, Any]]:
@@ -245,16 +245,16 @@ class Registry:
                     yield (f"{prefix}.{name}" if prefix else name), tensor
 
     def num_parameters(self) -> int:
-        """Number of trained values."""
+        """Return the number of trained values."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """The parameters and buffers of this module alone that its state has, by name."""
+        """Return the parameters and buffers of this module that are saved, by name, without those of submodules."""
         named = (*self._parameters.items(), *self._buffers.items())
-        return {name: tensor for name, tensor in named if tensor is not None and name not in self._passing}
+        return {name: tensor for name, tensor in named if tensor is not None and name not in self._not_saved}
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter and buffer that is saved, with its dotted name; a shared one has several."""
+        """Yield all saved parameters and buffers with dotted names; a shared tensor has several names."""
         for prefix, module in self.named_modules(remove_duplicate=False):
             for name, tensor in module.saved_tensors().items():
                 yield (f"{prefix}.{name}" if prefix else name), tensor

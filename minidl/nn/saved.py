@@ -1,4 +1,4 @@
-"""Weights in files: safetensors, so that nothing is pickled and others read them."""
+"""Saving and loading weights as safetensors, without pickle."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from minidl.kernels import memory_layout
 from minidl.nn.module import Module
 from minidl.tensors import Tensor
 
-_TREE = "minidl.tree"  # in the metadata: what is not a plain dict of tensors
-_RESERVED = "__metadata__"  # is no name of a tensor in a safetensors file
+_TREE = "minidl.tree"  # metadata key: the structure of anything but a plain dict of tensors
+_RESERVED = "__metadata__"  # cannot be the name of a tensor in a safetensors file
 
 
 def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
     """Write a module's state, a dict of tensors, or dicts, lists and tuples of these with numbers, text and None.
 
-    The file at `f` is whole or as before; one that is open for bytes is written to. A dict of tensors is a plain
+    The file at `f` is replaced atomically; a binary file object is written to. A dict of tensors is a plain
     safetensors file with these names, contiguous; the structure of anything else is JSON in its metadata. Raises
-    TypeError, naming the place, for anything else, ValueError for what contains itself, and OSError.
+    TypeError, with the position, for anything else, ValueError for a value that contains itself, and OSError.
     """
     value = obj.state_dict() if isinstance(obj, Module) else obj
     tensors: dict[str, torch.Tensor] = {}
     try:
-        tree = _taken(value, "", tensors)
+        tree = _structure(value, "", tensors)
     except RecursionError:
-        raise ValueError("minidl.save: it contains itself, or is nested deeper than Python follows") from None
-    # safetensors refuses memory that two names share.
+        raise ValueError("minidl.save: the value contains itself or is nested too deeply") from None
+    # safetensors rejects overlapping memory.
     last = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):
         if tensor.data_ptr() < last:
@@ -50,12 +50,11 @@ def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
 def load(
     f: str | os.PathLike[str] | IO[bytes], map_location: torch.device | str | None = None, weights_only: bool = True
 ) -> Any:
-    """What `save` wrote, or the dict of torch tensors of any safetensors file, on the CPU or at `map_location`.
+    """Return what `save` wrote, or the torch tensors of any safetensors file, on the CPU or at `map_location`.
 
-    A file that is open is read to its end.
+    A file object is read to its end. `weights_only` is ignored: the file contains only data.
 
-    Raises OSError, and ValueError for another kind of file or one that does not match its checksum; there is nothing
-    but data in it, whatever `weights_only`.
+    Raises OSError, and ValueError for another kind of file or one that does not match its checksum.
     """
     try:
         tensors, about = write_files.read_tensors(Path(f) if isinstance(f, str | os.PathLike) else f.read())
@@ -66,13 +65,13 @@ def load(
     if _TREE not in about:
         return tensors
     try:
-        return _put(json.loads(about[_TREE]), tensors)
+        return _restore(json.loads(about[_TREE]), tensors)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{f}: its metadata {_TREE} is not the structure that minidl.save writes") from None
 
 
-def _taken(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """The structure of `value` as JSON, its tensors put into `tensors` by the names that stand for them there."""
+def _structure(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the structure of `value` for JSON, with tensors replaced by names; the tensors go into `tensors`."""
     if isinstance(value, Module):
         value = value.state_dict()
     if isinstance(value, Tensor):
@@ -89,13 +88,13 @@ def _taken(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         for key in value:
             if type(key) not in (str, int):
                 raise TypeError(f"minidl.save: {name or 'the dict'} has the key {key!r}, expected text or an integer")
-        return {"dict": [[key, _taken(item, f"{inner}{key}", tensors)] for key, item in value.items()]}
+        return {"dict": [[key, _structure(item, f"{inner}{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_taken(item, f"{inner}{i}", tensors) for i, item in enumerate(value)]}
+        return {kind: [_structure(item, f"{inner}{i}", tensors) for i, item in enumerate(value)]}
     if value is None or isinstance(value, str | bool | int | float):
         return value
-    # Of NumPy, whose bool is no number.
+    # NumPy scalars; its bool is no Real.
     if isinstance(value, Real):
         return int(value) if isinstance(value, Integral) else float(value)
     if str(getattr(value, "dtype", "")) == "bool" and getattr(value, "shape", None) == ():
@@ -106,8 +105,8 @@ def _taken(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     )
 
 
-def _put(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The inverse of `_taken`. Raises ValueError, KeyError or TypeError for what that does not give."""
+def _restore(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Invert `_structure`. Raises ValueError, KeyError or TypeError for other input."""
     if not isinstance(tree, dict):
         return tree
     ((kind, inside),) = tree.items()
@@ -116,6 +115,6 @@ def _put(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "tensor":
         return tensors[inside]
     if kind == "dict":
-        return {key: _put(item, tensors) for key, item in inside}
-    items = (_put(item, tensors) for item in inside)
+        return {key: _restore(item, tensors) for key, item in inside}
+    items = (_restore(item, tensors) for item in inside)
     return list(items) if kind == "list" else tuple(items)

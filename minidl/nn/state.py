@@ -1,4 +1,4 @@
-"""What a module is saved as, and how it is loaded: torch's protocol, in which each module answers for itself."""
+"""Saving and loading the state of modules, by torch's protocol: each module handles its own part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXTRA = "_extra_state"
 
 
 class Loaded(NamedTuple):
-    """Which names did not fit when a state was loaded, as torch answers."""
+    """The names that did not match when a state was loaded, as torch returns them."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -29,25 +29,24 @@ class Loaded(NamedTuple):
 
 
 class Stateful(Registry):
-    """The state of a Module. A subclass changes its part by torch's methods, which are called for every module."""
+    """The state of a Module. A subclass changes its part by overriding torch's methods, called for every module."""
 
-    _version = 1  # of the form of the state, which `local_metadata` names
+    _version = 1  # of the state's format, in `local_metadata`
 
     def get_extra_state(self) -> Any:
-        """Return what the state has beside tensors, for `set_extra_state`. Only where a subclass defines both."""
+        """Return state other than tensors, for `set_extra_state`. Used only if a subclass defines both."""
         raise NotImplementedError(f"{type(self).__name__} does not define get_extra_state()")
 
     def set_extra_state(self, state: Any) -> None:
-        """Take what `get_extra_state` returned."""
+        """Load what `get_extra_state` returned."""
         raise NotImplementedError(f"{type(self).__name__} does not define set_extra_state()")
 
     def state_dict(
         self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
-        """The torch tensors of all parameters and buffers by name, sharing memory. A shared one has several names.
+        """Return the torch tensors of parameters and buffers by name, without copying. A shared one has several names.
 
-        With `keep_vars` they are the Parameters and Tensors themselves. Weights of convolutions have their channels
-        last in memory.
+        With `keep_vars` they are the Parameters and Tensors themselves. Convolution weights are channels-last.
         """
         if destination is None:
             destination = OrderedDict()
@@ -61,7 +60,7 @@ class Stateful(Registry):
         return destination
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """Put what this module alone has into `destination`."""
+        """Put the state of this module, without submodules, into `destination`."""
         for name, tensor in self.saved_tensors().items():
             destination[prefix + name] = tensor if keep_vars else tensor.data.detach()
         if type(self).get_extra_state is not Stateful.get_extra_state:
@@ -70,9 +69,9 @@ class Stateful(Registry):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Loaded:
         """Copy values into parameters and buffers by name, converting dtype and device.
 
-        Returns the names that were missing in the state and those that were not known. Raises RuntimeError for missing
-        and unknown names when `strict`, and for a value that does not fit; no parameter or buffer changes then. As in
-        torch, num_batches_tracked of a batch norm may be missing in a state without versions, and stays as it is.
+        Returns the missing and the unexpected names. Raises RuntimeError for such names if `strict`, and for a value of
+        another shape; then no parameter or buffer changes. As in torch, num_batches_tracked of a batch norm may be
+        missing in a state without versions, and keeps its value.
         """
         state: Any = state_dict
         if not isinstance(state, Mapping) or any(not isinstance(name, str) for name in state):
@@ -102,7 +101,7 @@ class Stateful(Registry):
         self, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any], missing: list[str], unknown: list[str],
         errors: list[str],
     ) -> None:  # fmt: skip
-        """Load this module and all below it from the part of a state that has their prefix."""
+        """Load this module and its submodules from the part of a state with their prefix."""
         self._load_from_state_dict(state, prefix, dict(metadata.get(prefix[:-1], {})), True, missing, unknown, errors)
         for name, module in self._modules.items():
             if module is not None:
@@ -120,7 +119,7 @@ class Stateful(Registry):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Load what this module alone has, and add to the lists what does not fit."""
+        """Load this module, without submodules, and add names and errors to the lists."""
         local: dict[str, Any] = self.saved_tensors()
         for name, tensor in local.items():
             if (key := prefix + name) in state_dict:

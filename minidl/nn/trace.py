@@ -1,8 +1,8 @@
-"""The order in which a model calls its layers, found by running `forward` on placeholder tensors.
+"""The order in which a model calls its layers, recorded by running `forward` on placeholder tensors.
 
-A `Traced` tensor without a value returns another one from every operation, and records the layer call that produced
-it. A trace without values cannot follow code that depends on values or shapes, such as an `if` or a loop over a batch.
-With an example input the tensors have values, and any code can be followed.
+Every operation on a `Traced` tensor without a value returns another one, which records the layer call that produced it.
+Without values, code that depends on values or shapes cannot be traced, such as an `if` or a loop over a batch. With an
+example input the tensors have values, and any code can be traced.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from minidl.nn.layers import Linear, SparseLinear
 from minidl.nn.module import Module
 from minidl.tensors import Tensor
 
-_BATCH = 13  # assumed rows of an input of unknown size; a number that no view of a model names
+_BATCH = 13  # assumed rows of an input of unknown size; models are unlikely to use this number in a view
 
 
 @dataclass(eq=False)
 class Call:
-    """One call of a layer: the batch norms that took its output, and whether anything else used it."""
+    """One call of a layer: the batch norms that used its output, and whether anything else did."""
 
     layer: Module
     norms: list[Module] = field(default_factory=list)
-    elsewhere: bool = False
+    used_elsewhere: bool = False
     outputs: list[weakref.ref[Traced]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
-class Normed:
+class NormCall:
     """One call of a batch norm on the output of the layer call `call`, or of something else (None).
 
     `features` int64 [C, ...] are the output indices of a linear layer at each position of one example.
@@ -50,30 +50,30 @@ class Normed:
 
 class Traced(Tensor):
     """A tensor in a trace: the output of the layer call `call`, or of something else (None); with a value if traced on
-    an example. `places` int64 [N, ...] are the indices of a linear layer's outputs, tracked through views.
+    an example. `positions` int64 [N, ...] are the indices of a linear layer's outputs, tracked through views.
     """
 
-    __slots__ = ("_value", "call", "places")
+    __slots__ = ("_value", "call", "positions")
 
     def __init__(
-        self, value: torch.Tensor | None, call: Call | None = None, places: torch.Tensor | None = None
+        self, value: torch.Tensor | None, call: Call | None = None, positions: torch.Tensor | None = None
     ) -> None:
         super().__init__(torch.empty(0) if value is None else value)
-        self._value, self.call, self.places = value, call, places
+        self._value, self.call, self.positions = value, call, positions
         if call is not None:
             call.outputs.append(weakref.ref(self))
 
     @property
     def data(self) -> torch.Tensor:
         _mark_used(self)
-        return self.known()
+        return self.value()
 
     @data.setter
     def data(self, value: torch.Tensor | Variable) -> None:
         self._value = value.data if isinstance(value, Variable) else value
 
-    def known(self) -> torch.Tensor:
-        """The value, without marking the tensor as used."""
+    def value(self) -> torch.Tensor:
+        """Return the value without marking the tensor as used."""
         if self._value is None:
             _unknown("the values of a tensor")
         return self._value
@@ -84,57 +84,57 @@ class Traced(Tensor):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.known().dtype
+        return self.value().dtype
 
     @property
     def device(self) -> torch.device:
-        return self.known().device
+        return self.value().device
 
     @property
     def ndim(self) -> int:
-        return self.known().dim()
+        return self.value().dim()
 
     def dim(self) -> int:
-        """Number of dimensions."""
-        return self.known().dim()
+        """Return the number of dimensions."""
+        return self.value().dim()
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape, or the extent of one dimension."""
+        """Return the shape, or the extent of one dimension."""
         return self.shape if dim is None else self.shape[dim]
 
     def reshape(self, *shape: Any) -> Tensor:
         """As `Tensor.reshape`."""
-        return self._viewed("reshape", *shape)
+        return self._view_of("reshape", *shape)
 
     def view(self, *shape: Any) -> Tensor:
         """As `Tensor.view`."""
-        return self._viewed("reshape", *shape)
+        return self._view_of("reshape", *shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         """As `Tensor.flatten`."""
-        return self._viewed("flatten", start_dim, end_dim)
+        return self._view_of("flatten", start_dim, end_dim)
 
     def permute(self, *dims: Any) -> Tensor:
         """As `Tensor.permute`."""
-        return self._viewed("permute", *dims)
+        return self._view_of("permute", *dims)
 
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """As `Tensor.transpose`."""
-        return self._viewed("transpose", dim0, dim1)
+        return self._view_of("transpose", dim0, dim1)
 
-    # The same results; who else holds the name of what is changed sees none of it, and no trace asks that.
+    # Not in place: other references do not see the change, which no trace depends on.
     __iadd__, __isub__, __imul__ = Tensor.__add__, Tensor.__sub__, Tensor.__mul__  # type: ignore[assignment]
     __itruediv__, __ipow__ = Tensor.__truediv__, Tensor.__pow__  # type: ignore[assignment]
 
-    def _viewed(self, name: str, *args: Any) -> Tensor:
-        places = None
-        if self.places is not None:
+    def _view_of(self, name: str, *args: Any) -> Tensor:
+        positions = None
+        if self.positions is not None:
             with contextlib.suppress(TypeError, RuntimeError, IndexError, UnknownTensor):
-                places = getattr(self.places, name)(*args)
-        if places is None or self.places is None or len(places) != len(self.places):
+                positions = getattr(self.positions, name)(*args)
+        if positions is None or self.positions is None or len(positions) != len(self.positions):
             return getattr(Tensor, name)(self, *args)
         value = None if self._value is None else getattr(Tensor(self._value), name)(*args).data
-        return Traced(value, self.call, places)
+        return Traced(value, self.call, positions)
 
 
 class _Size:
@@ -146,11 +146,11 @@ class _Size:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = _computed
     __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __mod__ = __pow__ = _computed
 
-    def _looked_at(self, *_: Any) -> NoReturn:
+    def _not_comparable(self, *_: Any) -> NoReturn:
         _unknown("the shape of a tensor")
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _looked_at
-    __index__ = __int__ = __float__ = __hash__ = _looked_at
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _not_comparable
+    __index__ = __int__ = __float__ = __hash__ = _not_comparable
 
 
 class _Shape(_Size):
@@ -159,15 +159,15 @@ class _Shape(_Size):
     def __getitem__(self, index: Any) -> _Size:
         return _Size() if isinstance(index, int) else self
 
-    __iter__ = __len__ = _Size._looked_at
+    __iter__ = __len__ = _Size._not_comparable
 
 
 def _unknown(what: str) -> NoReturn:
-    raise UnknownTensor(f"it reads {what}", _answer)
+    raise UnknownTensor(f"it reads {what}", _placeholder_result)
 
 
-def _answer(arguments: Any) -> Traced:
-    """The result of an operation on tensors without values."""
+def _placeholder_result(arguments: Any) -> Traced:
+    """Return the result of an operation on tensors without values."""
     _mark_used(arguments)
     return Traced(None)
 
@@ -176,16 +176,16 @@ def _mark_used(value: Any) -> None:
     """Mark the layer outputs in an argument as used by something other than a batch norm."""
     if isinstance(value, Traced):
         if value.call is not None:
-            value.call.elsewhere = True
+            value.call.used_elsewhere = True
     elif isinstance(value, list | tuple):
-        for part in value:
-            _mark_used(part)
+        for item in value:
+            _mark_used(item)
     elif isinstance(value, dict):
         _mark_used(list(value.values()))
 
 
-class _Watched(dict[str, Any]):
-    """The parameters or the buffers of a module; `read` is called when one is read by its name."""
+class _WatchedDict(dict[str, Any]):
+    """The parameters or buffers of a module; `read` is called when one is read by name."""
 
     def __init__(self, values: dict[str, Any], read: Callable[[], None]) -> None:
         super().__init__(values)
@@ -200,9 +200,9 @@ class Trace:
     """The calls of layers and batch norms in one call of `model` in evaluation mode, in order.
 
     `is_layer` and `is_norm` select these modules. Without an example the model is called on placeholders; raises
-    ValueError when the `forward` of a module with layers or batch norms fails on them.
-    `callers` has, for every module that is called, the modules that called it (None: `model` itself is called);
-    `read` the layers and norms whose parameters or buffers anything else reads.
+    ValueError if the `forward` of a module with layers or batch norms fails on them. `callers` maps every called module
+    to its callers (None for the call of `model`); `read` has the layers and norms whose parameters or buffers are read
+    by other modules.
     """
 
     def __init__(
@@ -213,44 +213,46 @@ class Trace:
         is_norm: Callable[[Module], bool],
     ) -> None:
         self.calls: list[Call] = []
-        self.normed: list[Normed] = []
+        self.norm_calls: list[NormCall] = []
         self.read: set[Module] = set()
         self.callers: dict[Module, list[Module | None]] = {}
         modules = list(model.modules())
         self._layers, self._norms = set(filter(is_layer, modules)), set(filter(is_norm, modules))
         self._example = bool(example)
-        self._under_way: list[Module] = []
+        self._stack: list[Module] = []
         with random.forked(), no_grad(), self._watching(model):
-            # Held until then: a layer output that is still alive may be used after this call.
+            # `result` is kept alive: a layer output in it may be used after this call.
             result = model(*example) if example else model.forward(*_arguments(model))
             for call in self.calls:
-                call.elsewhere |= any(output() is not None for output in call.outputs)
+                call.used_elsewhere |= any(output() is not None for output in call.outputs)
             del result
 
     @contextlib.contextmanager
     def _watching(self, model: Module) -> Iterator[None]:
         modules = list(model.modules())
-        before = [(module, module.training, module.__dict__.get("forward")) for module in modules]
+        settings = [(module, module.training, module.__dict__.get("forward")) for module in modules]
         watchers = [self._watcher(module) for module in modules]
         watched = self._layers | self._norms
-        own = {module: [(name, module.__dict__[name]) for name in ("_parameters", "_buffers")] for module in watched}
+        names = "_parameters", "_buffers"
+        originals = {module: [(name, module.__dict__[name]) for name in names] for module in watched}
         try:
             for module, watcher in zip(modules, watchers, strict=True):
                 module.__dict__.update(forward=watcher, training=False)
             for module in watched:
-                module.__dict__.update({name: _Watched(values, self._reader(module)) for name, values in own[module]})
+                read = self._reader(module)
+                module.__dict__.update({name: _WatchedDict(values, read) for name, values in originals[module]})
             yield
         finally:
             for module in watched:
-                module.__dict__.update(own[module])
-            for module, training, forward in before:
+                module.__dict__.update(originals[module])
+            for module, training, forward in settings:
                 module.__dict__.update(forward=forward, training=training)
                 if forward is None:
                     del module.__dict__["forward"]
 
     def _reader(self, module: Module) -> Callable[[], None]:
         def read() -> None:
-            if not self._under_way or self._under_way[-1] is not module:
+            if not self._stack or self._stack[-1] is not module:
                 self.read.add(module)
 
         return read
@@ -258,33 +260,33 @@ class Trace:
     def _watcher(self, module: Module) -> Callable[..., Any]:
         forward = module.forward
 
-        def entered(*args: Any, **named: Any) -> Any:
-            self._under_way.append(module)
+        def run(*args: Any, **named: Any) -> Any:
+            self._stack.append(module)
             try:
                 return forward(*args, **named)
             finally:
-                self._under_way.pop()
+                self._stack.pop()
 
-        def called(*args: Any, **named: Any) -> Any:
-            self.callers.setdefault(module, []).append(self._under_way[-1] if self._under_way else None)
+        def watched(*args: Any, **named: Any) -> Any:
+            self.callers.setdefault(module, []).append(self._stack[-1] if self._stack else None)
             if module in self._layers:
-                return self._layer(module, entered, args, named)
+                return self._layer(module, run, args, named)
             if module in self._norms:
-                return self._norm(module, entered, *args, **named)
-            return self._other(module, entered, args, named)
+                return self._norm(module, run, *args, **named)
+            return self._other(module, run, args, named)
 
-        return called
+        return watched
 
     def _layer(self, layer: Module, forward: Callable[..., Tensor], args: Any, named: Any) -> Traced:
         _mark_used((args, named))
         value = forward(*args, **named).data if self._example else None
         call = Call(layer)
         self.calls.append(call)
-        places = None
+        positions = None
         if isinstance(layer, Linear | SparseLinear) and (value is None or value.dim() == 2):
             rows = _BATCH if value is None else len(value)
-            places = torch.arange(rows * layer.out_features).reshape(rows, -1)
-        return Traced(value, call, places)
+            positions = torch.arange(rows * layer.out_features).reshape(rows, -1)
+        return Traced(value, call, positions)
 
     def _norm(self, norm: Module, forward: Callable[[Any], Tensor], x: Any) -> Tensor:
         call = features = None
@@ -292,43 +294,43 @@ class Trace:
             call = x.call
             if call is not None:
                 call.norms.append(norm)
-            if x.places is not None:
-                features = _of_one_example(x.places)
-        self.normed.append(Normed(norm, call, features))
+            if x.positions is not None:
+                features = _features(x.positions)
+        self.norm_calls.append(NormCall(norm, call, features))
         if not self._example:
             return Traced(None)
-        return forward(Tensor(x.known()) if isinstance(x, Traced) else x)
+        return forward(Tensor(x.value()) if isinstance(x, Traced) else x)
 
     def _other(self, module: Module, forward: Callable[..., Any], args: Any, named: Any) -> Any:
-        calls = len(self.calls) + len(self.normed)
+        calls = len(self.calls) + len(self.norm_calls)
         try:
             return forward(*args, **named)
         except Exception as error:  # tensors without values can cause any error
             watched = self._layers | self._norms
-            if self._example or isinstance(error, _OrderError):
+            if self._example or isinstance(error, _TraceError):
                 raise
-            if watched.isdisjoint(module.modules()) and calls == len(self.calls) + len(self.normed):
-                return _answer((args, named))
-            raise _OrderError(
+            if watched.isdisjoint(module.modules()) and calls == len(self.calls) + len(self.norm_calls):
+                return _placeholder_result((args, named))
+            raise _TraceError(
                 f"fold_batch_norms: forward of {type(module).__name__} cannot be traced without an input "
                 f"({error}); give an example: fold_batch_norms(model, x)"
             ) from error
 
 
-class _OrderError(ValueError):
-    """The order of layers and batch norms is unknown."""
+class _TraceError(ValueError):
+    """The order of layers and batch norms cannot be determined."""
 
 
 def _arguments(module: Module) -> list[Traced]:
-    """A placeholder for each required argument of `forward`."""
+    """Return a placeholder for each required argument of `forward`."""
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = inspect.signature(type(module).forward).parameters.values()
-    needed = [one for one in parameters if one.kind in kinds and one.default is inspect.Parameter.empty]
-    return [Traced(None) for _ in needed[1:]]
+    required = [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+    return [Traced(None) for _ in required[1:]]
 
 
-def _of_one_example(places: torch.Tensor) -> torch.Tensor | None:
-    """The output indices of the first example, of those of N; None if a view mixed the examples."""
-    first = places[0]
-    numbers = torch.arange(len(places)).reshape(-1, *[1] * first.dim())
-    return first if torch.equal(places, first + numbers * first.numel()) else None
+def _features(positions: torch.Tensor) -> torch.Tensor | None:
+    """Return the output indices of the first example of N; None if a view mixed the examples."""
+    first = positions[0]
+    indices = torch.arange(len(positions)).reshape(-1, *[1] * first.dim())
+    return first if torch.equal(positions, first + indices * first.numel()) else None

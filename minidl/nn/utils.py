@@ -1,4 +1,4 @@
-"""Gradients cut to a size before a step, as torch.nn.utils has it. `optim` does so itself: max_norm."""
+"""Gradient clipping, as in torch.nn.utils. The optimisers clip by themselves with `max_norm`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """Scale all gradients so that their joint norm is at most max_norm; returns the norm before, a number.
+    """Scale all gradients so that their joint norm is at most max_norm; returns the norm before scaling.
 
-    norm_type 2 or infinity. `foreach` changes nothing. Raises ValueError for another norm_type, RuntimeError for a norm
-    that is not finite where error_if_nonfinite is set.
+    norm_type 2 or infinity. `foreach` is ignored. Raises ValueError for another norm_type, RuntimeError for a norm that
+    is not finite if error_if_nonfinite is set.
     """
     if norm_type not in (2, math.inf):
         raise ValueError(f"clip_grad_norm_: norm_type is {norm_type}, expected 2 or infinity")
@@ -45,16 +45,16 @@ def clip_grad_norm_(
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None) -> None:
-    """Limit every gradient's values to [-clip_value, clip_value]. `foreach` changes nothing."""
+    """Limit every gradient's values to [-clip_value, clip_value]. `foreach` is ignored."""
     for g in _grads(parameters):
         elementwise.clamp(g, -clip_value, clip_value, out=g)
 
 
 def _grads(parameters: Tensor | Iterable[Tensor]) -> list[torch.Tensor]:
-    """The memory of all gradients; of one that touches few rows, these."""
-    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    found = [p.raw_grad for p in given]
-    return [g.values if isinstance(g, RowGrad) else g for g in found if g is not None]
+    """Return the tensors of all gradients; of a row-sparse gradient its rows."""
+    tensors = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    gradients = [p.raw_grad for p in tensors]
+    return [g.values if isinstance(g, RowGrad) else g for g in gradients if g is not None]
 
 
 def __getattr__(name: str) -> object:

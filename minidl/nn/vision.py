@@ -11,19 +11,19 @@ from minidl import ops
 from minidl.kernels import activation, check
 from minidl.kernels.activation import Activation
 from minidl.kernels.pool import Pair
-from minidl.nn.layers import Called, Device, _act_repr
+from minidl.nn.layers import Device, OperationLayer, _act_repr
 from minidl.nn.module import Module
 from minidl.nn.norms import _Affine
 from minidl.ops.sync_batchnorm import sync_batch_norm
 from minidl.tensors import Tensor, device_of
 
 
-class MaxPool2d(Called):
+class MaxPool2d(OperationLayer):
     """The maximum of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
 
     _op: Callable[..., Any] = staticmethod(ops.max_pool2d)
     _shown = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    _given = (*_shown, "return_indices")
+    _arguments = (*_shown, "return_indices")
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class MaxPool2d(Called):
         self.return_indices = return_indices
 
 
-class AvgPool2d(Called):
+class AvgPool2d(OperationLayer):
     """The mean of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
 
     _op, _shown = staticmethod(ops.avg_pool2d), ("kernel_size", "stride", "padding")
-    _given = (*_shown, "ceil_mode", "count_include_pad", "divisor_override")
+    _arguments = (*_shown, "ceil_mode", "count_include_pad", "divisor_override")
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class MaxPool1d(MaxPool2d):
     _op = staticmethod(ops.max_pool1d)
 
 
-class AvgPool1d(Called):
+class AvgPool1d(OperationLayer):
     """The mean of each window. Shapes: [N, C, L] -> [N, C, OL]."""
 
     _op, _shown = staticmethod(ops.avg_pool1d), ("kernel_size", "stride", "padding")
-    _given = (*_shown, "ceil_mode", "count_include_pad")
+    _arguments = (*_shown, "ceil_mode", "count_include_pad")
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class AvgPool1d(Called):
         self.padding, self.ceil_mode, self.count_include_pad = padding, ceil_mode, count_include_pad
 
 
-class AdaptiveAvgPool2d(Called):
+class AdaptiveAvgPool2d(OperationLayer):
     """Means over output_size windows that divide the image. Shapes: [N, C, H, W] -> [N, C, *output_size]."""
 
     _op: Callable[..., Any] = staticmethod(ops.adaptive_avg_pool2d)
@@ -130,22 +130,22 @@ class _Norm(_Affine):
         self._parameters_of((num_features,), affine, affine and bias, device, dtype)
         buffers: dict[str, torch.Tensor | None] = dict.fromkeys(("running_mean", "running_var", "num_batches_tracked"))
         if track_running_stats:
-            place = device_of(device)
+            device_ = device_of(device)
             buffers = {
-                "running_mean": torch.zeros(num_features, device=place, dtype=dtype),
-                "running_var": torch.ones(num_features, device=place, dtype=dtype),
-                "num_batches_tracked": torch.zeros((), device=place, dtype=torch.int64),
+                "running_mean": torch.zeros(num_features, device=device_, dtype=dtype),
+                "running_var": torch.ones(num_features, device=device_, dtype=dtype),
+                "num_batches_tracked": torch.zeros((), device=device_, dtype=torch.int64),
             }
         for name, buffer in buffers.items():
             self.register_buffer(name, None if buffer is None else Tensor(buffer))
 
-    def _check(self, input: Tensor, at: int = 1) -> None:
-        """Raise ValueError for another number of dimensions, or of channels, which stand at a place."""
+    def _check(self, input: Tensor, dim: int = 1) -> None:
+        """Raise ValueError for an unsupported number of dimensions, or another number of channels in `dim`."""
         if input.dim() not in self.ranks:
             raise ValueError(f"{type(self).__name__}: input has shape {list(input.shape)}, expected {self.expected}")
-        if input.shape[at] != self.num_features:
+        if input.shape[dim] != self.num_features:
             raise ValueError(
-                f"{type(self).__name__}: input has {input.shape[at]} channels (shape {list(input.shape)}), expected "
+                f"{type(self).__name__}: input has {input.shape[dim]} channels (shape {list(input.shape)}), expected "
                 f"num_features, {self.num_features}"
             )
 
@@ -213,28 +213,28 @@ class _InstanceNorm(_Norm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        one = input.dim() == self.ranks[0]
-        self._check(input, 0 if one else 1)
-        x = ops.unsqueeze(input, 0) if one else input
+        single = input.dim() == self.ranks[0]
+        self._check(input, 0 if single else 1)
+        x = ops.unsqueeze(input, 0) if single else input
         y = ops.instance_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias,
             self.training or not self.track_running_stats, self.momentum or 0.0, self.eps,
         )  # fmt: skip
-        return ops.squeeze(y, 0) if one else y
+        return ops.squeeze(y, 0) if single else y
 
 
 class BatchNorm1d(_BatchNorm):
     """Batch norm of [N, C] or [N, C, L], then `act`. weight, bias and the running statistics are named as torch's.
 
-    Training uses the statistics of the batch and moves the running ones towards them by `momentum`; with momentum None
-    these are means over all batches. Evaluation uses the running statistics, unless track_running_stats is False.
+    Training uses the statistics of the batch and moves the running statistics towards them by `momentum`; with momentum
+    None these are means over all batches. Evaluation uses the running statistics, unless track_running_stats is False.
     """
 
     ranks, expected = (2, 3), "[N, C] or [N, C, L]"
 
 
 class BatchNorm2d(_BatchNorm):
-    """Batch norm of [N, C, H, W]; all else as `BatchNorm1d`."""
+    """Batch norm of [N, C, H, W], then `act`. As BatchNorm1d."""
 
     ranks, expected = (4,), "[N, C, H, W]"
 
@@ -248,7 +248,7 @@ class BatchNorm3d(_BatchNorm):
 class SyncBatchNorm(_BatchNorm):
     """Batch norm of [N, C, ...], then `act`; in steps of `distributed.DataParallel` with the statistics of all shards.
 
-    Elsewhere, and with one shard, it is a `BatchNorm1d`. Raises ValueError for a process_group, which torch has.
+    Elsewhere, and with one shard, it is a `BatchNorm1d`. Raises ValueError for a process_group.
     """
 
     _op = staticmethod(sync_batch_norm)
@@ -268,47 +268,47 @@ class SyncBatchNorm(_BatchNorm):
         bias: bool = True,
         act: Activation = None,
     ) -> None:
-        _no_group(process_group)
+        _check_no_group(process_group)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias, act=act)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: Module, process_group: None = None) -> Module:
-        """`module` with a SyncBatchNorm in place of every BatchNorm1d, 2d and 3d, of the same parameters and buffers.
+        """Replace every BatchNorm1d, 2d and 3d by a SyncBatchNorm with its parameters and buffers; returns `module`.
 
-        A module that is such a batch norm itself is not changed, but returned as another one. Raises as the class.
+        If `module` is such a batch norm itself, returns a new module instead. Raises as the class.
         """
-        _no_group(process_group)
+        _check_no_group(process_group)
         if isinstance(module, BatchNorm1d | BatchNorm2d | BatchNorm3d):
-            made = cls.__new__(cls)
-            made.__dict__.update(module.__dict__)
-            return made
+            norm = cls.__new__(cls)
+            norm.__dict__.update(module.__dict__)
+            return norm
         for name, child in module.named_children():
             module._modules[name] = cls.convert_sync_batchnorm(child)
         return module
 
 
-def _no_group(process_group: None) -> None:
+def _check_no_group(process_group: None) -> None:
     if process_group is not None:
         raise ValueError("SyncBatchNorm: process_group is given, expected None: all shards of DataParallel are joined")
 
 
 class InstanceNorm1d(_InstanceNorm):
-    """Each channel of each example normalised: [N, C, L], or one [C, L]. As InstanceNorm2d."""
+    """Normalise each channel of each example: [N, C, L], or one [C, L]. As InstanceNorm2d."""
 
     ranks, expected = (2, 3), "[N, C, L] or [C, L]"
 
 
 class InstanceNorm2d(_InstanceNorm):
-    """Each channel of each image normalised: [N, C, H, W], or one [C, H, W].
+    """Normalise each channel of each image: [N, C, H, W], or one [C, H, W].
 
-    With track_running_stats evaluation uses running statistics, which training moves towards the means over the
-    images' by `momentum`.
+    With track_running_stats evaluation uses running statistics, which training moves by `momentum` towards the means of
+    the images' statistics.
     """
 
     ranks, expected = (3, 4), "[N, C, H, W] or [C, H, W]"
 
 
 class InstanceNorm3d(_InstanceNorm):
-    """Each channel of each volume normalised: [N, C, D, H, W], or one [C, D, H, W]. As InstanceNorm2d."""
+    """Normalise each channel of each volume: [N, C, D, H, W], or one [C, D, H, W]. As InstanceNorm2d."""
 
     ranks, expected = (4, 5), "[N, C, D, H, W] or [C, D, H, W]"

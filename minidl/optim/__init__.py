@@ -7,9 +7,9 @@
     optimizer.zero_grad()
     schedule.step()
 
-Beyond torch, the update itself clips gradients (`max_norm`), skips steps whose gradients are not finite (counted and
-said once; `skip_nonfinite=False` takes them), and a gradient that touches few rows of a matrix stays sparse. The result
-equals that of the dense gradient; with `lazy=True` only these rows and their moments change, as in
+Beyond torch, the update itself clips gradients (`max_norm`) and skips steps whose gradients are not finite (it counts
+them and warns once; `skip_nonfinite=False` updates anyway). A gradient that touches few rows of a matrix stays sparse:
+the result equals that of the dense gradient; with `lazy=True` only these rows and their moments change, as in
 torch.optim.SparseAdam.
 """
 

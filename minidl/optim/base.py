@@ -20,48 +20,46 @@ from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
-# What `_start` makes, and what torch's schedulers put over `step`.
-_REMADE = ("_adjusted", "_bounds", "_known_on_device", "_params", "_skips", "_update", "step")
+# Attributes that `_start` creates, and `step`, which torch's schedulers replace.
+_RECREATED = ("_adjusted", "_bounds", "_device_values", "_params", "_skips", "_update", "step")
 _UNREAD = ("self", "__class__", "params", "foreach", "fused", "capturable", "decoupled_weight_decay")
 
 
 class Optimizer(torch.optim.Optimizer):
     """The base class of all optimisers; use one of its subclasses. torch's schedulers take it as one of torch's.
 
-    `params` are leaf Tensors, pairs of `named_parameters()`, or groups as in torch: dicts with "params" and any
-    settings of their own. `param_groups` are these groups with all settings filled in; changes there take effect at the
-    next step. Learning rate, step count and all other numbers are kept on the device, so that a CUDA graph can contain
-    a step. One launch updates all groups, so they share `nesterov`, `amsgrad`, `centered` and `maximize`.
+    `params` are leaf Tensors, pairs of `named_parameters()`, or groups as in torch: dicts with "params" and their own
+    settings. `param_groups` are these groups with all settings; changes there take effect at the next step. Learning
+    rate, step count and all other numbers are on the device, so a CUDA graph can contain a step. One launch updates all
+    groups, so they share `nesterov`, `amsgrad`, `centered` and `maximize`.
 
     max_norm       clip the gradients of a step so that their joint 2-norm is at most this
-    lazy           a gradient of few rows changes only those rows and their moments (weight decay included)
-    loss_scale     the initial factor of dynamic loss scaling, for float16, which cannot hold small gradients: call
+    lazy           a row-sparse gradient changes only its rows and their moments (weight decay included)
+    loss_scale     the initial factor of dynamic loss scaling, for float16, in which small gradients underflow: call
                    loss.backward(optimizer.loss_scale). The factor is halved when a gradient is not finite, and doubled
                    after 2,000 finite steps
-    skip_nonfinite  a step with a gradient that is not finite changes nothing but `skipped`; the first one is said by a
-                   NotFiniteWarning, on a GPU up to 64 steps later, and where a loss is scaled by none: there it is how
-                   the scale is found (`warns = False` keeps it quiet elsewhere). False: such a step is taken, as in
-                   torch, and weights become NaN
+    skip_nonfinite  a step with a gradient that is not finite changes only `skipped`. The first one raises a
+                   NotFiniteWarning, on a GPU up to 64 steps later; not with loss scaling, which skips steps to find
+                   the scale, nor with `warns = False`. False: update as torch does, so weights become NaN
 
-    `foreach`, `fused` and `capturable` are taken and change nothing: an update is always one launch, which a CUDA graph
-    can hold. The state of float16 and bfloat16 parameters includes float32 masters.
+    `foreach`, `fused` and `capturable` are accepted and ignored: an update is always one launch, which a CUDA graph can
+    contain. The state of float16 and bfloat16 parameters includes float32 masters.
 
-    Raises ValueError for no parameters, for one that is given twice, is no leaf or is neither contiguous nor in
+    Raises ValueError without parameters, for a parameter that occurs twice, is no leaf or is neither contiguous nor in
     torch.channels_last, for a number out of its range and for `differentiable`; TypeError for parameters that are not
     floating Tensors.
     """
 
     _rule: str
-    _dense = False  # whether gradients of few rows are made dense
-    _optional: ClassVar[dict[str, str]] = {}  # states that are kept only where a setting is above 0, by the setting
+    _dense = False  # whether row-sparse gradients become dense
+    _optional: ClassVar[dict[str, str]] = {}  # states that exist only if a setting is above 0, by setting
 
     def __init__(self, params: Params, defaults: Mapping[str, Any]) -> None:
-        """`defaults`: the arguments of a subclass as its `locals()`; what is not read here are settings of a group."""
+        """`defaults`: the `locals()` of a subclass; arguments that are not read here are settings of a group."""
         if not hasattr(self, "_rule"):
             raise TypeError(
-                f"{type(self).__name__}: Optimizer is the base of minidl's own optimisers, each of which has a kernel; "
-                "write a class without a base, whose step() changes parameters by p.sub_(...) and its like under "
-                "minidl.no_grad()"
+                f"{type(self).__name__}: Optimizer is the base of minidl's optimisers, each of which has a kernel; "
+                "write a class without a base, whose step() changes parameters with p.sub_(...) under minidl.no_grad()"
             )
         defaults = {key: value for key, value in defaults.items() if key not in _UNREAD}
         max_norm, loss_scale = defaults.pop("max_norm"), defaults.pop("loss_scale")
@@ -74,7 +72,9 @@ class Optimizer(torch.optim.Optimizer):
         if loss_scale is not None:
             check_number(name, "loss_scale", loss_scale)
             if not skip_nonfinite:
-                raise ValueError(f"{name}: loss_scale is found by skipping steps; it needs skip_nonfinite=True")
+                raise ValueError(
+                    f"{name}: loss_scale requires skip_nonfinite=True: the scale is found by skipping steps"
+                )
         self.defaults = defaults
         self.skip_nonfinite, self.max_norm, self.lazy = skip_nonfinite, max_norm, lazy
         self.warns = skip_nonfinite and loss_scale is None
@@ -82,19 +82,19 @@ class Optimizer(torch.optim.Optimizer):
         self._start(of_groups.filled(name, group, defaults) for group in read_groups(name, params))
 
     def _start(self, groups: Iterable[dict[str, Any]]) -> None:
-        """Begin with groups of parameters that have all settings."""
+        """Create the state for groups of parameters with all settings."""
         name = type(self).__name__
         self.param_groups: list[dict[str, Any]] = []
         self._bounds: list[tuple[int, int]] = []
         self._params: list[Tensor] = []
         for group in groups:
-            self._take(group)
+            self._append(group)
         of_groups.check_params(name, self._params)
         of_groups.flags(name, self.param_groups, self.defaults)
         self._update = update.Update(
             self._rule, [p.data for p in self._params], self._states_of(self.param_groups), **self._of_update
         )
-        self._known_on_device: list[dict[str, float]] = []
+        self._device_values: list[dict[str, float]] = []
         self._skips = Skips(self._update)
         self._synchronize()
 
@@ -106,10 +106,10 @@ class Optimizer(torch.optim.Optimizer):
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle has: settings, parameters and `state_dict()`."""
+        """Return settings, parameters and `state_dict()`, for a copy or a pickle."""
         if self._update.part is not None:
-            raise TypeError(f"{type(self).__name__}: the state is shared out among processes; save its state_dict()")
-        return {**{k: v for k, v in vars(self).items() if k not in _REMADE}, "state": self.state_dict()}
+            raise TypeError(f"{type(self).__name__}: the state is sharded across processes; save its state_dict()")
+        return {**{k: v for k, v in vars(self).items() if k not in _RECREATED}, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         settings = dict(state)
@@ -133,57 +133,57 @@ class Optimizer(torch.optim.Optimizer):
             group["lr"] = rate
         self._synchronize()
 
-    def _take(self, group: dict[str, Any]) -> None:
+    def _append(self, group: dict[str, Any]) -> None:
         first = len(self._params)
         self._params.extend(group["params"])
         self._bounds.append((first, len(self._params)))
         self.param_groups.append(of_groups.Group(type(self).__name__, group))
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
-        """Update more parameters from now on, with settings of their own. Captured steps must be captured again."""
+        """Add parameters with their own settings. Captured steps must be captured again."""
         name = type(self).__name__
         group = of_groups.filled(name, read_group(name, param_group), self.defaults)
         of_groups.check_params(name, [*self._params, *group["params"]])
         of_groups.flags(name, [*self.param_groups, group], self.defaults)
         self._update.add([param.data for param in group["params"]])
-        self._take(group)
-        self._known_on_device = []  # `hyper` is another tensor now
+        self._append(group)
+        self._device_values = []  # `hyper` is another tensor now
         self._synchronize()
 
     def _states_of(self, groups: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The states that some group needs."""
-        spared = {state for key, state in self._optional.items() if not any(group[key] for group in groups)}
-        return [state for state in update.STATES[self._rule] if state not in spared]
+        """Return the states that at least one group needs."""
+        unused = {state for key, state in self._optional.items() if not any(group[key] for group in groups)}
+        return [state for state in update.STATES[self._rule] if state not in unused]
 
     def _synchronize(self) -> None:
-        """Copy the numbers that have changed to the device."""
-        name, own = type(self).__name__, self._update
-        if len(self._known_on_device) != len(self.param_groups):
-            self._known_on_device = [{} for _ in self.param_groups]
+        """Copy changed numbers to the device."""
+        name, kernel = type(self).__name__, self._update
+        if len(self._device_values) != len(self.param_groups):
+            self._device_values = [{} for _ in self.param_groups]
         flags = of_groups.flags(name, self.param_groups, self.defaults)
-        for group, (first, end), known in zip(self.param_groups, self._bounds, self._known_on_device, strict=True):
+        for group, (first, end), on_device in zip(self.param_groups, self._bounds, self._device_values, strict=True):
             for key, value in of_groups.flat(name, group).items():
-                if known.get(key) != value:
+                if on_device.get(key) != value:
                     of_groups.check_not_recording(name, key)
-                    own.set(key, value, first, end)
-                    known[key] = value
+                    kernel.set(key, value, first, end)
+                    on_device[key] = value
         for state in self._states_of(self.param_groups):
-            if state not in own.states:
+            if state not in kernel.states:
                 of_groups.check_not_recording(name, state)
-                own.keep(state, [param.data for param in self._params])
+                kernel.keep(state, [param.data for param in self._params])
         if self.max_norm is not None:
             check_number(name, "max_norm", self.max_norm)
-        own.max_norm, own.skip = self.max_norm, self.skip_nonfinite
-        own.nesterov, own.maximize = flags.get("nesterov", False), flags.get("maximize", False)
-        own.third = flags.get("centered", False) or flags.get("amsgrad", False)
-        own.decay = any(group.get("weight_decay", 0.0) != 0.0 for group in self.param_groups)
-        own.dampened = any(group.get("dampening", 0.0) != 0.0 for group in self.param_groups)
+        kernel.max_norm, kernel.skip = self.max_norm, self.skip_nonfinite
+        kernel.nesterov, kernel.maximize = flags.get("nesterov", False), flags.get("maximize", False)
+        kernel.third = flags.get("centered", False) or flags.get("amsgrad", False)
+        kernel.decay = any(group.get("weight_decay", 0.0) != 0.0 for group in self.param_groups)
+        kernel.dampened = any(group.get("dampening", 0.0) != 0.0 for group in self.param_groups)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient. `closure` computes the loss and its gradients first.
 
-        Returns what `closure` returned. Raises RuntimeError when a parameter was moved or converted after the optimiser
-        was made.
+        Returns the result of `closure`. Raises RuntimeError if a parameter was moved or converted after the optimiser
+        was created.
         """
         loss = None
         if closure is not None:
@@ -204,25 +204,25 @@ class Optimizer(torch.optim.Optimizer):
         if self._update.part is not None:
             self._update.part.join(changed)
         if not capture.recording():
-            self._say_skipped()
+            self._warn_skipped()
         return loss
 
     def _rows(self, grad: RowGrad) -> update.Rows | torch.Tensor:
         return grad.dense() if self._dense else update.Rows(grad.rows, grad.values)
 
-    def _say_skipped(self) -> None:
-        # Recorded launches have counted nothing, and their tensors may have no memory.
-        if self.warns and self.skip_nonfinite and not launch.recording() and self._skips.say(type(self).__name__):
+    def _warn_skipped(self) -> None:
+        # Recorded launches count nothing, and their tensors may have no memory.
+        if self.warns and self.skip_nonfinite and not launch.recording() and self._skips.warn(type(self).__name__):
             self.warns = False
 
     def _prepare_replay(self) -> None:
-        """What `step` does on the host, before a graph that contains it runs again."""
+        """Do the host's part of `step` before a graph that contains it is replayed."""
         self._synchronize()
-        self._say_skipped()
+        self._warn_skipped()
         torch.autograd.graph.increment_version([param.data for param in self._params])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of all parameters, or with `set_to_none=False` fill them with zeros."""
+        """Set the gradients of all parameters to None, or with `set_to_none=False` to zero."""
         for param in self._params:
             if not set_to_none and isinstance(param.raw_grad, torch.Tensor):
                 param.raw_grad.zero_()
@@ -248,34 +248,34 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:  # type: ignore[override]
-        """What is kept beside each parameter, as torch has it; the tensors are the optimiser's own.
+        """The state of each parameter, as in torch; the tensors are not copies.
 
-        Of a state that is shared out it is the part of this process.
+        If the state is sharded, only the shard of this process.
         """
-        found = states.to_torch(self._update)
-        return {param: found[index] for index, param in enumerate(self._params)}
+        values = states.to_torch(self._update)
+        return {param: values[index] for index, param in enumerate(self._params)}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on besides parameters and gradients, as torch.optim's optimisers have it.
+        """Return everything that the next step depends on besides parameters and gradients, in torch's form.
 
         {"state": {parameter: {name: tensor}}, "param_groups": [...]}, which torch's optimiser of the same name loads,
         and "minidl": the class, the number of skipped steps, and "loss_scale" where there is one (the scale and the
-        finite steps since it changed). State tensors are the optimiser's own: copy them to keep them. Waits for the
-        device. Of a state that is shared out (`distributed.shard_optimizer`) every process must ask; the first gets all
-        of it, on the CPU, the others {}.
+        finite steps since it changed). State tensors are not copies: clone them to keep them. Waits for the device. If
+        the state is sharded (`distributed.shard_optimizer`), every process must call this; the first gets the full
+        state, on the CPU, the others {}.
         """
         groups, first = [], 0
         for group in self.param_groups:
             count = len(group["params"])
             groups.append({**group, "params": list(range(first, first + count))})
             first += count
-        own = {"optimizer": type(self).__name__, **states.counters(self._update)}
-        return self._given(
-            {"state": states.to_torch(self._update, self._update.whole), "param_groups": groups, "minidl": own}
+        extra = {"optimizer": type(self).__name__, **states.counters(self._update)}
+        return self._on_first_process(
+            {"state": states.to_torch(self._update, self._update.whole), "param_groups": groups, "minidl": extra}
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned, here or in torch; values are copied into the optimiser's memory.
+        """Load what `state_dict` returned, here or in torch; values are copied into the optimiser's memory.
 
         Raises ValueError, before anything is changed, for a state of another optimiser or of other parameters.
         """
@@ -283,38 +283,38 @@ class Optimizer(torch.optim.Optimizer):
         if "param_groups" not in state_dict:
             self.load_flat_state(state_dict)
             return
-        given = states.read_torch(name, state_dict, self.param_groups, self._update)
-        settings = [{**own, **new} for own, new in zip(self.param_groups, given.groups, strict=True)]
+        saved = states.read_torch(name, state_dict, self.param_groups, self._update)
+        settings = [{**old, **new} for old, new in zip(self.param_groups, saved.groups, strict=True)]
         of_groups.flags(name, settings, self.defaults)
         needed = [state for state in self._states_of(settings) if state != update.SCRATCH]
-        states.check(name, given.state, self._update, needed)
-        for group, new in zip(self.param_groups, given.groups, strict=True):
+        states.check(name, saved.state, self._update, needed)
+        for group, new in zip(self.param_groups, saved.groups, strict=True):
             group.update(new)
         self._synchronize()
-        states.load_torch(self._update, [param.data for param in self._params], given)
-        self._skips.known = self.skipped
+        states.load_torch(self._update, [param.data for param in self._params], saved)
+        self._skips.reported = self.skipped
 
-    def _given(self, state: dict[str, Any]) -> dict[str, Any]:
+    def _on_first_process(self, state: dict[str, Any]) -> dict[str, Any]:
         return state if self._update.part is None or self._update.part.first else {}
 
     def flat_state(self) -> dict[str, Any]:
-        """The state as tensors and numbers with flat names, as safetensors and JSON can hold it; as `state_dict`.
+        """Return the state as tensors and numbers with flat names, for safetensors and JSON; as `state_dict`.
 
-        The tensors are the optimiser's own. Names: "steps", "skipped", "<state>.<parameter>" (states as torch calls
-        them, and "master"), "group.<group>.<number>", "loss_scale" where there is one, and "optimizer", the class.
+        The tensors are not copies. Names: "steps", "skipped", "<state>.<parameter>" (torch's names of
+        states, and "master"), "group.<group>.<number>", "loss_scale" where there is one, and "optimizer", the class.
         """
-        return self._given(states.to_flat(type(self).__name__, self._update, self.param_groups))
+        return self._on_first_process(states.to_flat(type(self).__name__, self._update, self.param_groups))
 
     def load_flat_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `flat_state` returned; as `load_state_dict`."""
+        """Load what `flat_state` returned; as `load_state_dict`."""
         states.load_flat(type(self).__name__, self._update, self.param_groups, state)
         self._synchronize()
-        self._skips.known = self.skipped
+        self._skips.reported = self.skipped
 
     def _no_hooks(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: raises NotImplementedError."""
+        """Raise NotImplementedError."""
         name = type(self).__name__
-        raise NotImplementedError(f"{name} has no hooks: call the function beside step() or state_dict()")
+        raise NotImplementedError(f"{name} has no hooks: call the function before or after step() or state_dict()")
 
     register_step_pre_hook = register_step_post_hook = _no_hooks
     register_state_dict_pre_hook = register_state_dict_post_hook = _no_hooks

@@ -1,4 +1,4 @@
-"""Parameter groups of optimisers: what they may hold, and in what ranges."""
+"""Parameter groups of optimisers: their settings and the allowed ranges."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from minidl.tensors import Tensor
 
 Params = Iterable[Tensor] | Iterable[Mapping[str, Any]] | Iterable[tuple[str, Tensor]]
 
-# What in a group chooses the launches, not a number that they read.
+# Settings that select the kernel; the others are numbers that the kernel reads.
 FLAGS = ("nesterov", "amsgrad", "centered", "maximize")
-# What groups of torch have beside: ways of computing, of which there is one here, and how states began. Below, what
-# schedulers and people note.
+# Settings of torch's groups without effect here: implementations, of which minidl has one, and initial states.
 _IGNORED = {
     "foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay", "initial_accumulator_value",
 }  # fmt: skip
+# Entries of schedulers and users.
 _NOTES = {
     "name", "param_names", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "swa_lr",
 }  # fmt: skip
@@ -42,7 +42,7 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
 
 
 class Group(dict[str, Any]):
-    """The settings of some parameters. They do not change while a step is recorded: its replays would not repeat it."""
+    """The settings of a group. They cannot change while a step is captured: replays would not repeat the change."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
@@ -67,112 +67,116 @@ def check_not_recording(name: str, what: str) -> None:
 
 
 def read_groups(name: str, params: Params) -> list[dict[str, Any]]:
-    """The parameter groups of an optimiser's argument, each with its list of parameters."""
+    """Return the groups in the argument of an optimiser, each with its list of parameters."""
     if isinstance(params, Tensor):
-        raise TypeError(f"{name}: params is a Tensor, expected a list of them")
-    given = list(params)
-    if not any(isinstance(item, Mapping) for item in given):
-        return [read_group(name, {"params": given})]
-    for item in given:
+        raise TypeError(f"{name}: params is a Tensor, expected a list of Tensors")
+    items = list(params)
+    if not any(isinstance(item, Mapping) for item in items):
+        return [read_group(name, {"params": items})]
+    for item in items:
         if not isinstance(item, Mapping) or "params" not in item:
             raise TypeError(f"{name}: got groups and a {type(item).__name__}, expected dicts with a key 'params' only")
-    return [read_group(name, item) for item in given if isinstance(item, Mapping)]
+    return [read_group(name, item) for item in items if isinstance(item, Mapping)]
 
 
 def read_group(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group with a list of its parameters; of `named_parameters()`, their names are kept beside."""
+    """Return a group with a list of its parameters; pairs of `named_parameters()` become "params" and "param_names"."""
     if "params" not in group:
         raise TypeError(f"{name}: a group is a dict with a key 'params', this one has {', '.join(group) or 'none'}")
     params = group["params"]
     params = [params] if isinstance(params, Tensor) else list(params)
-    found = {**group, "params": params}
+    settings = {**group, "params": params}
     if params and all(isinstance(item, tuple) and len(item) == 2 for item in params):
-        found["param_names"], found["params"] = [key for key, _ in params], [tensor for _, tensor in params]
-    return found
+        settings["param_names"], settings["params"] = [key for key, _ in params], [tensor for _, tensor in params]
+    return settings
 
 
 def check_params(name: str, params: Sequence[Any]) -> None:
+    """Raise ValueError or TypeError unless all are distinct leaf Tensors."""
     if not params:
-        raise ValueError(f"{name}: there are no parameters; give it model.parameters(), or a list of Tensors")
+        raise ValueError(f"{name}: there are no parameters; pass model.parameters() or a list of Tensors")
     seen: dict[int, int] = {}
     for index, param in enumerate(params):
         if isinstance(param, torch.Tensor):
             raise TypeError(
-                f"{name}: parameter {index} is a tensor of torch, which torch.optim.{name} updates; expected a minidl "
-                "Tensor, as the parameters of minidl's modules are"
+                f"{name}: parameter {index} is a torch tensor; expected a minidl Tensor, such as the "
+                f"parameters of minidl's modules. torch.optim.{name} updates torch tensors"
             )
         if not isinstance(param, Tensor):
             raise TypeError(f"{name}: parameter {index} is a {type(param).__name__}, expected a Tensor")
         if not param.is_leaf:
             raise ValueError(
-                f"{name}: parameter {index} of shape {list(param.shape)} was made by an operation; "
-                "give the tensors it was made from, or .detach() it"
+                f"{name}: parameter {index} of shape {list(param.shape)} is the result of an operation; "
+                "pass the leaf tensors it was computed from, or .detach() it"
             )
         if id(param) in seen:
-            raise ValueError(f"{name}: parameters {seen[id(param)]} and {index} are the same tensor; give it once")
+            raise ValueError(f"{name}: parameters {seen[id(param)]} and {index} are the same tensor; pass it once")
         seen[id(param)] = index
 
 
 def check_number(name: str, key: str, value: Any) -> None:
+    """Raise ValueError for a value out of the range of the setting `key`."""
     holds, text = _LIMITS[key]
     if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and holds(float(value))):
         raise ValueError(f"{name}: {key} is {value!r}, expected a number {text}")
 
 
 def filled(name: str, group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A group with the settings it lacks. Raises ValueError for a setting that is not known or out of its range."""
+    """Return a group completed by `defaults`. Raises ValueError for a setting that is unknown or out of its range."""
     unknown = set(group) - set(defaults) - _NOTES - {"params"}
     if unknown:
         raise ValueError(f"{name}: a group has {', '.join(sorted(unknown))}; known: {', '.join(defaults)}")
-    full = {"params": group["params"], **defaults, **group}
-    flat(name, full)
-    return full
+    settings = {"params": group["params"], **defaults, **group}
+    flat(name, settings)
+    return settings
 
 
 def flat(name: str, group: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a group, betas as beta1 and beta2. Raises ValueError for one out of its range."""
-    found = numbers(name, group)
-    for key, value in found.items():
+    """Return the numbers of a group, betas as beta1 and beta2. Raises ValueError for one out of its range."""
+    values = numbers(name, group)
+    for key, value in values.items():
         check_number(name, key, value)
-    return {key: float(value) for key, value in found.items()}
+    return {key: float(value) for key, value in values.items()}
 
 
 def numbers(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a group as they are given, betas as beta1 and beta2."""
-    found: dict[str, Any] = {}
+    """Return the numbers of a group unchecked, betas as beta1 and beta2."""
+    values: dict[str, Any] = {}
     for key, value in group.items():
         if key == "betas":
             if not isinstance(value, tuple | list) or len(value) != 2:
                 raise ValueError(f"{name}: betas is {value!r}, expected two numbers")
-            found["beta1"], found["beta2"] = value
+            values["beta1"], values["beta2"] = value
         elif key in _LIMITS:
-            found[key] = value
-    return found
+            values[key] = value
+    return values
 
 
 def flags(name: str, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> dict[str, bool]:
-    """The flags that all groups have in common. Raises ValueError where they differ: one launch updates all."""
-    found = {}
+    """Return the flags that all groups share. Raises ValueError if groups differ: one launch updates all of them."""
+    result = {}
     for key in FLAGS:
         if key in defaults:
             values = {bool(group[key]) for group in groups}
             if len(values) > 1:
-                raise ValueError(f"{name}: groups differ in {key}, and one launch updates all: make an optimizer each")
-            found[key] = values.pop()
+                raise ValueError(
+                    f"{name}: groups differ in {key}, and one launch updates all: create an optimizer for each"
+                )
+            result[key] = values.pop()
     if (
-        found.get("nesterov")
+        result.get("nesterov")
         and "dampening" in defaults
         and any(group["momentum"] == 0.0 or group["dampening"] != 0.0 for group in groups)
     ):
-        raise ValueError(f"{name}: nesterov needs a momentum above 0, got 0, or a dampening other than 0")
-    return found
+        raise ValueError(f"{name}: nesterov requires a momentum above 0 and a dampening of 0")
+    return result
 
 
-def of_torch(name: str, group: Mapping[str, Any], own: Mapping[str, Any], decoupled: bool) -> dict[str, Any]:
-    """What a group of a state of torch's form sets in our own one. Raises ValueError for what cannot be set."""
+def of_torch(name: str, group: Mapping[str, Any], current: Mapping[str, Any], decoupled: bool) -> dict[str, Any]:
+    """Return the settings of a group in torch's form. Raises ValueError for a setting that minidl does not support."""
     if group.get("decoupled_weight_decay") and not decoupled:
-        raise ValueError(f"{name}: the state decays weights apart from gradients (decoupled_weight_decay): use AdamW")
-    read: dict[str, Any] = {}
+        raise ValueError(f"{name}: the state has decoupled_weight_decay=True: use AdamW")
+    settings: dict[str, Any] = {}
     for key, value in group.items():
         if key == "params" or key in _IGNORED:
             continue
@@ -180,13 +184,13 @@ def of_torch(name: str, group: Mapping[str, Any], own: Mapping[str, Any], decoup
             value = tuple(map(float, value))
         elif key in _LIMITS:
             value = float(value)  # torch's may be tensors
-        read[key] = value
-    filled(name, {**read, "params": []}, {key: value for key, value in own.items() if key != "params"})
-    return read
+        settings[key] = value
+    filled(name, {**settings, "params": []}, {key: value for key, value in current.items() if key != "params"})
+    return settings
 
 
 def adjustment(kind: str | None, rows: int, columns: int) -> float:
-    """What Muon's rate of a matrix is multiplied by. Raises ValueError for a kind that there is not."""
+    """Return the factor of Muon's learning rate for a matrix. Raises ValueError for an unknown `kind`."""
     if kind not in (None, "original", "match_rms_adamw"):
         raise ValueError(f"Muon: adjust_lr_fn is {kind!r}, expected 'original', 'match_rms_adamw' or None")
     if kind == "match_rms_adamw":
@@ -195,11 +199,11 @@ def adjustment(kind: str | None, rows: int, columns: int) -> float:
 
 
 def iterations(groups: list[dict[str, Any]]) -> tuple[tuple[float, float, float], int, float]:
-    """The settings of Muon's iterations that all groups share. Raises ValueError."""
-    found = {(tuple(map(float, g["ns_coefficients"])), g["ns_steps"], float(g["eps"])) for g in groups}
-    if len(found) > 1:
-        raise ValueError("Muon: groups differ in ns_coefficients, ns_steps or eps: make an optimizer each")
-    ((coefficients, steps, eps),) = found
+    """Return the settings of Muon's iterations, (coefficients, steps, eps). Raises ValueError if groups differ."""
+    settings = {(tuple(map(float, g["ns_coefficients"])), g["ns_steps"], float(g["eps"])) for g in groups}
+    if len(settings) > 1:
+        raise ValueError("Muon: groups differ in ns_coefficients, ns_steps or eps: create an optimizer for each")
+    ((coefficients, steps, eps),) = settings
     if len(coefficients) != 3:
         raise ValueError(f"Muon: ns_coefficients are {coefficients}, expected three numbers")
     if type(steps) is not int or not 0 <= steps < 100:

@@ -1,4 +1,4 @@
-"""The optimisers: each is an update rule, its settings and the states it keeps. Arguments are torch's, then our own."""
+"""The optimisers: each has an update rule, settings and states. Arguments are torch's, then minidl's."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Adagrad(Optimizer):
 class Adam(Optimizer):
     """m += (1 - beta1) (g - m), v = beta2 v + (1 - beta2) g^2, p -= lr m' / (sqrt(v') + eps). arXiv 1412.6980.
 
-    m' and v' are m and v divided by 1 - beta^t; with `amsgrad` v' is made of the largest v so far (Reddi et al., ICLR
+    m' and v' are m and v divided by 1 - beta^t; with `amsgrad` v' comes from the largest v so far (Reddi et al., ICLR
     2018). `weight_decay` adds weight_decay p to the gradient. As torch.optim.Adam.
     """
 
@@ -173,12 +173,12 @@ class AdamW(Adam):
 class Muon(Optimizer):
     """b += (1 - momentum) (g - b), p -= lr adjust N(b), first p *= 1 - lr weight_decay; for matrices. Jordan, 2024.
 
-    N makes `ns_steps` Newton-Schulz iterations of a matrix, whose singular values they bring near 1, see
-    `kernels.update.newton`; `nesterov` takes g + momentum (b - g) in place of b. With `adjust_lr_fn` "original" (or
+    N applies `ns_steps` Newton-Schulz iterations to a matrix, which bring its singular values near 1, see
+    `kernels.update.newton`; `nesterov` uses g + momentum (b - g) in place of b. With `adjust_lr_fn` "original" (or
     None) adjust is sqrt(max(1, rows / columns)), with "match_rms_adamw" 0.2 sqrt(max(rows, columns)). As
     torch.optim.Muon, which rounds the iterations to bfloat16; here they are float32, or as the parameters if these are
     float64. All groups share `nesterov` and the settings of the iterations. Biases, gains, embeddings and the first and
-    the last layer are usually left to AdamW.
+    the last layer are usually trained with AdamW.
 
     Raises ValueError for a parameter that is no matrix.
     """
@@ -208,14 +208,14 @@ class Muon(Optimizer):
         self._adjusted: list[float] = []
         super()._start(groups)
 
-    def _take(self, group: dict[str, Any]) -> None:
+    def _append(self, group: dict[str, Any]) -> None:
         iterations([*self.param_groups, group])
         for param in group["params"]:
             if getattr(param, "ndim", 2) != 2:
                 raise ValueError(
                     f"Muon: a parameter has shape {list(param.shape)}, expected matrices; give the others to AdamW"
                 )
-        super()._take(group)
+        super()._append(group)
 
     def _synchronize(self) -> None:
         super()._synchronize()

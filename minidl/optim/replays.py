@@ -1,4 +1,4 @@
-"""What a CUDA graph that holds a step cannot change: it is captured again."""
+"""Settings that a captured step cannot change without being captured again."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from minidl.kernels.update import Update
 
 
 def launched(of: Update) -> dict[str, Any]:
-    """What the launches of a step are made of."""
+    """Return the settings that determine the launches of a step."""
     return {
         "weight_decay": of.decay, "nesterov": of.nesterov, "maximize": of.maximize, "dampening": of.dampened,
         "centered or amsgrad": of.third, "states": tuple(of.states), "parameters": len(of.shapes),
-        "iterations": of.newton, "max_norm": of.max_norm, "skip_nonfinite": of.skip, "shared out": of.part is not None,
+        "iterations": of.newton, "max_norm": of.max_norm, "skip_nonfinite": of.skip, "sharded": of.part is not None,
     }  # fmt: skip
 
 
 def check(name: str, of: Update, captured: Mapping[str, Any]) -> None:
-    """Raise ValueError where a graph has other launches than a step would have now."""
+    """Raise ValueError if a graph has other launches than a step would have now."""
     for key, now in launched(of).items():
         then = captured[key]
         if now == then or (key == "weight_decay" and then):

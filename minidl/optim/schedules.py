@@ -13,13 +13,13 @@ from minidl.optim.base import Optimizer
 
 
 class Schedule:
-    """A learning rate as a function of the number of steps made: each group's own rate times `factor(step)`.
+    """A learning rate as a function of the number of steps: the rate of each group times `factor(step)`.
 
     Creating one sets the rate of step 0. Call `step()` once after each optimizer step. During the first `warmup` steps
-    the rate rises linearly, to the full rate at step warmup - 1. A rate that is set by hand lasts until the next step.
+    the rate rises linearly, to the full rate at step warmup - 1. A rate that the user sets lasts until the next step.
     """
 
-    _saved_as: str | None = None  # in checkpoints: the name that the class had when the first were written
+    _saved_as: str | None = None  # name in checkpoints, which may be older than the class's name
 
     def __init__(self, optimizer: Optimizer, warmup: int = 0) -> None:
         name = type(self).__name__
@@ -31,15 +31,15 @@ class Schedule:
         self._apply()
 
     def factor(self, step: int) -> float:
-        """The fraction of the full rate at a step after warm-up."""
+        """Return the fraction of the full rate at a step after warm-up."""
         raise NotImplementedError
 
     def lr(self, step: int | None = None) -> float:
-        """The rate of the first group at a step (default: now)."""
+        """Return the rate of the first group at a step (default: the current one)."""
         return self._rates(self._step if step is None else step)[0]
 
     def get_last_lr(self) -> list[float]:
-        """The rate of every group now."""
+        """Return the current rate of every group."""
         return self._rates(self._step)
 
     def step(self) -> None:
@@ -48,11 +48,11 @@ class Schedule:
         self._apply()
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of steps, and the rates that the schedule scales."""
+        """Return the number of steps, and the rates that the schedule scales."""
         return {"schedule": self._saved_as or type(self).__name__, "step": self._step, "base_lrs": list(self.base_lrs)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned. Raises ValueError for another schedule's state."""
+        """Load what `state_dict` returned. Raises ValueError for another schedule's state."""
         name = self._saved_as or type(self).__name__
         if state.get("schedule") != name or len(state.get("base_lrs", ())) != len(self.base_lrs):
             raise ValueError(
@@ -71,7 +71,7 @@ class Schedule:
 
 
 class WarmupLR(Schedule):
-    """The full rate, after warm-up."""
+    """A constant rate after warm-up."""
 
     _saved_as = "ConstantLR"
 
@@ -79,8 +79,8 @@ class WarmupLR(Schedule):
         return 1.0
 
 
-class _Falling(Schedule):
-    """From the full rate at the end of warm-up to `eta_min` at step T_max, and constant after that."""
+class _Decay(Schedule):
+    """A rate that falls from the full rate at the end of warm-up to `eta_min` at step T_max and stays there."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, warmup: int = 0) -> None:
         if T_max <= warmup:
@@ -93,7 +93,7 @@ class _Falling(Schedule):
         super().__init__(optimizer, warmup)
 
     def _progress(self, step: int) -> float:
-        """From 0 at the end of warm-up to 1 at T_max."""
+        """Return the share of the fall that is over: 0 at the end of warm-up, 1 at T_max."""
         return min(1.0, (step - self.warmup) / (self.T_max - self.warmup))
 
     def _rates(self, step: int) -> list[float]:
@@ -103,7 +103,7 @@ class _Falling(Schedule):
         return [self.eta_min + (rate - self.eta_min) * share for rate in self.base_lrs]
 
 
-class CosineLR(_Falling):
+class CosineLR(_Decay):
     """Half a cosine from the full rate at the end of warm-up to `eta_min` at step T_max. Loshchilov and Hutter, 2017.
 
     As torch's CosineAnnealingLR, except for warm-up and after T_max, where it stays at eta_min.
@@ -113,7 +113,7 @@ class CosineLR(_Falling):
         return 0.5 * (1.0 + math.cos(math.pi * self._progress(step)))
 
 
-class LinearDecayLR(_Falling):
+class LinearDecayLR(_Decay):
     """Linear from the full rate at the end of warm-up to `eta_min` at step T_max, and constant after that."""
 
     _saved_as = "LinearLR"

@@ -1,4 +1,4 @@
-"""Saying once that a step was skipped, without waiting for the device."""
+"""A warning for the first skipped step, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from minidl.kernels.update import Update
 from minidl.kernels.update.device_list import capturing
 
-# On a GPU the count of skipped steps is fetched after 4 steps, so not in the first call of a captured one, whose
-# launches wait for their kernels; then after 8, 16, 32 and each 64.
+# On a GPU the count of skipped steps is fetched after 4 steps (not in the first call of a captured step, whose launches
+# wait for their kernels), then after 8, 16, 32 and every 64.
 _FIRST, _EACH = 4, 64
 
 
@@ -20,19 +20,19 @@ class NotFiniteWarning(UserWarning):
 
 
 class Skips:
-    """What an optimiser's update has skipped, as far as it is known; `known` is not news."""
+    """The skipped steps of an optimiser's update, as far as the host knows; `reported` of them need no warning."""
 
     def __init__(self, of: Update) -> None:
-        self._of, self._calls, self.known = of, 0, 0
+        self._of, self._calls, self.reported = of, 0, 0
         on_gpu = of.device.type == "cuda"
         self._seen = torch.zeros(1, dtype=torch.int64, pin_memory=True) if on_gpu else of.skipped
 
-    def say(self, name: str) -> bool:
-        """Warn if there are more than are known, and tell so. Nothing waits: on a GPU it is the count of steps ago."""
-        if ctypes.c_int64.from_address(self._seen.data_ptr()).value > self.known:
+    def warn(self, name: str) -> bool:
+        """Warn about steps not yet reported, and return whether there were any. On a GPU the count may be steps old."""
+        if ctypes.c_int64.from_address(self._seen.data_ptr()).value > self.reported:
             warnings.warn(
-                f"{name}: a step was skipped, because its gradient has NaN or infinity. Weights and state are as "
-                "before, and `skipped` counts such steps. This is said once; skip_nonfinite=False takes them",
+                f"{name}: a step was skipped because its gradient has NaN or infinity. Weights and state "
+                "are unchanged; `skipped` counts such steps without warning. skip_nonfinite=False updates anyway",
                 NotFiniteWarning,
                 stacklevel=4,
             )

@@ -1,4 +1,4 @@
-"""The state of an optimiser as torch writes it, and with flat names as runs write it."""
+"""The state of an optimiser in torch's form, and with flat names for the files of runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from minidl.kernels.update import STATES, Update
 from minidl.optim import groups as of_groups
 
-_WITHOUT_STEP = ("sgd", "muon")  # torch's state of these has a buffer, which may not have begun, and no step
+_WITHOUT_STEP = ("sgd", "muon")  # torch's state of these rules has no step, and its buffer may be None
 
 
 @dataclass(frozen=True)
-class Given:
-    """A state in torch's form: what is kept by parameter, what groups set, and our own counters."""
+class TorchState:
+    """A state in torch's form: values by parameter index, settings by group, and minidl's counters."""
 
     state: dict[int, Mapping[str, Any]]
     groups: list[dict[str, Any]]
@@ -24,124 +24,125 @@ class Given:
 
 
 def to_torch(
-    own: Update, read: Callable[[int, torch.Tensor], torch.Tensor] = lambda index, kept: kept
+    update: Update, read: Callable[[int, torch.Tensor], torch.Tensor] = lambda index, tensor: tensor
 ) -> dict[int, dict[str, Any]]:
-    """By parameter: its states, its steps (float32, on the CPU) and its master, as `read` gives them. Waits for the
-    device."""
-    steps = own.steps.to("cpu", torch.float32).unbind()
-    found: dict[int, dict[str, Any]] = {}
+    """Return by parameter index its states and master, as `read` returns them, and its steps (float32, on the CPU).
+    Waits for the device."""
+    steps = update.steps.to("cpu", torch.float32).unbind()
+    states: dict[int, dict[str, Any]] = {}
     for index, step in enumerate(steps):
-        kept: dict[str, Any] = {} if own.rule in _WITHOUT_STEP else {"step": step}
-        kept.update({name: read(index, tensors[index]) for name, tensors in own.kept.items()})
-        if own.rule == "sgd" and kept and float(step) == 0.0:
-            kept["momentum_buffer"] = None  # as torch has it before the first step
-        master = own.masters[index]
+        values: dict[str, Any] = {} if update.rule in _WITHOUT_STEP else {"step": step}
+        values.update({name: read(index, tensors[index]) for name, tensors in update.kept.items()})
+        if update.rule == "sgd" and values and float(step) == 0.0:
+            values["momentum_buffer"] = None  # as torch has it before the first step
+        master = update.masters[index]
         if master is not None:
-            kept["master"] = read(index, master)
-        found[index] = kept
-    return found
+            values["master"] = read(index, master)
+        states[index] = values
+    return states
 
 
-def counters(own: Update) -> dict[str, torch.Tensor]:
-    """What an optimiser counts for all its parameters."""
-    return {"skipped": own.skipped} if own.scale is None else {"skipped": own.skipped, "loss_scale": own.scale}
+def counters(update: Update) -> dict[str, torch.Tensor]:
+    """Return the counters that all parameters of an optimiser share."""
+    return {"skipped": update.skipped} | ({} if update.scale is None else {"loss_scale": update.scale})
 
 
-def read_torch(name: str, state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], of: Update) -> Given:
-    """A state in torch's form, checked against the groups. Raises ValueError."""
-    decoupled, counted = of.rule == "adamw", counters(of).keys()
-    given = state["param_groups"]
-    if len(given) != len(groups):
-        raise ValueError(f"{name}: the state has {len(given)} parameter groups, expected {len(groups)}")
-    places: dict[Any, int] = {}
-    for index, (group, own) in enumerate(zip(given, groups, strict=True)):
-        if len(group["params"]) != len(own["params"]):
+def read_torch(name: str, state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], update: Update) -> TorchState:
+    """Return a state in torch's form, checked against the groups. Raises ValueError if it does not fit."""
+    decoupled, counted = update.rule == "adamw", counters(update).keys()
+    saved = state["param_groups"]
+    if len(saved) != len(groups):
+        raise ValueError(f"{name}: the state has {len(saved)} parameter groups, expected {len(groups)}")
+    indices: dict[Any, int] = {}
+    for index, (group, current) in enumerate(zip(saved, groups, strict=True)):
+        if len(group["params"]) != len(current["params"]):
             raise ValueError(
                 f"{name}: group {index} of the state has {len(group['params'])} parameters, expected "
-                f"{len(own['params'])}"
+                f"{len(current['params'])}"
             )
-        places.update({key: place for place, key in enumerate(group["params"], len(places))})
-    unknown = [key for key in state["state"] if key not in places]
+        indices.update({key: i for i, key in enumerate(group["params"], len(indices))})
+    unknown = [key for key in state["state"] if key not in indices]
     if unknown:
         raise ValueError(f"{name}: the state has values of {unknown}, which no group names")
-    more = state.get("minidl", {})
-    made_by = more.get("optimizer", name)
-    if made_by != name:
-        raise ValueError(f"{name}: the state is of {made_by!r}, expected {name!r}")
+    extra = state.get("minidl", {})
+    optimizer = extra.get("optimizer", name)
+    if optimizer != name:
+        raise ValueError(f"{name}: the state is of {optimizer!r}, expected {name!r}")
     if "minidl" in state:
-        missing, unknown = sorted(counted - more.keys()), sorted(more.keys() - counted - {"optimizer"})
+        missing, unknown = sorted(counted - extra.keys()), sorted(extra.keys() - counted - {"optimizer"})
         if missing or unknown:
             raise ValueError(
                 f"{name}: the state does not fit: missing {', '.join(missing) or 'nothing'}, unknown "
                 f"{', '.join(unknown) or 'nothing'}"
             )
-    return Given(
-        {places[key]: kept for key, kept in state["state"].items()},
-        [of_groups.of_torch(name, group, own, decoupled) for group, own in zip(given, groups, strict=True)],
-        {key: value for key, value in more.items() if key != "optimizer"},
+    return TorchState(
+        {indices[key]: values for key, values in state["state"].items()},
+        [of_groups.of_torch(name, group, current, decoupled) for group, current in zip(saved, groups, strict=True)],
+        {key: value for key, value in extra.items() if key != "optimizer"},
     )
 
 
-def check(name: str, state: Mapping[int, Mapping[str, Any]], own: Update, needed: Sequence[str]) -> None:
-    """Raises ValueError where a state in torch's form lacks what is needed, or has it in other shapes."""
-    for index, kept in state.items():
-        found = {key for key, value in kept.items() if value is not None} - {"step", "master"}
-        missing, unknown = set(needed) - found, found - set(STATES[own.rule])
-        begins = not found or (own.rule == "sgd" and not unknown)
+def check(name: str, state: Mapping[int, Mapping[str, Any]], update: Update, needed: Sequence[str]) -> None:
+    """Raise ValueError if a state in torch's form lacks a needed tensor, or has one of another shape."""
+    for index, values in state.items():
+        names = {key for key, value in values.items() if value is not None} - {"step", "master"}
+        missing, unknown = set(needed) - names, names - set(STATES[update.rule])
+        begins = not names or (update.rule == "sgd" and not unknown)
         if unknown or (missing and not begins):
             raise ValueError(
-                f"{name}: the state of parameter {index} has {', '.join(sorted(found))}, expected {', '.join(needed)}"
+                f"{name}: the state of parameter {index} has {', '.join(sorted(names))}, expected {', '.join(needed)}"
             )
-        for key in (*sorted(found), *({"master"} & kept.keys())):
-            if kept[key].shape != own.shapes[index][0]:
+        for key in (*sorted(names), *({"master"} & values.keys())):
+            if values[key].shape != update.shapes[index][0]:
                 raise ValueError(
-                    f"{name}: {key} of parameter {index} is {list(kept[key].shape)}, expected "
-                    f"{list(own.shapes[index][0])}"
+                    f"{name}: {key} of parameter {index} is {list(values[key].shape)}, expected "
+                    f"{list(update.shapes[index][0])}"
                 )
 
 
-def load_torch(own: Update, params: Sequence[torch.Tensor], given: Given) -> None:
-    """Copy a state that was checked; what torch has not begun yet begins anew."""
+def load_torch(update: Update, params: Sequence[torch.Tensor], saved: TorchState) -> None:
+    """Copy a state that was checked; buffers that torch has not created yet get their initial value."""
     for index, param in enumerate(params):
-        kept = given.state.get(index, {})
-        for key, tensors in own.kept.items():
-            value = kept.get(key)
+        values = saved.state.get(index, {})
+        for key, tensors in update.kept.items():
+            value = values.get(key)
             if value is None:
-                tensors[index].fill_(own.initial)
+                tensors[index].fill_(update.initial)
             else:
-                own.put(index, tensors[index], value)
-        counted = own.rule not in _WITHOUT_STEP
-        begun = float(kept.get("step", 0.0)) if counted else kept.get("momentum_buffer") is not None
-        own.steps[index].fill_(int(begun))
-        master = own.masters[index]
+                update.put(index, tensors[index], value)
+        counted = update.rule not in _WITHOUT_STEP
+        steps = float(values.get("step", 0.0)) if counted else values.get("momentum_buffer") is not None
+        update.steps[index].fill_(int(steps))
+        master = update.masters[index]
         if master is not None:
-            own.put(index, master, kept.get("master", param))
-    own.skipped.zero_()
-    for key, value in counters(own).items():
-        if key in given.counters:
-            value.copy_(given.counters[key])
+            update.put(index, master, values.get("master", param))
+    update.skipped.zero_()
+    for key, value in counters(update).items():
+        if key in saved.counters:
+            value.copy_(saved.counters[key])
 
 
-def to_flat(name: str, own: Update, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """See `Optimizer.flat_state`."""
-    return {**_settings(name, groups), **{key: own.whole(index, kept) for key, (index, kept) in _tensors(own).items()}}
+def to_flat(name: str, update: Update, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the state as `Optimizer.flat_state` describes it."""
+    tensors = _tensors(update).items()
+    return {**_settings(name, groups), **{key: update.whole(index, tensor) for key, (index, tensor) in tensors}}
 
 
 def _settings(name: str, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A dampening of 0 is left out, as before there was one."""
-    found: dict[str, Any] = {"optimizer": name}
+    """Return the settings of all groups by flat name; without a dampening of 0, which older files do not have."""
+    settings: dict[str, Any] = {"optimizer": name}
     for index, group in enumerate(groups):
         for key, value in of_groups.flat(name, group).items():
             if key != "dampening" or value != 0.0:
-                found[f"group.{index}.{key}"] = value
-    return found
+                settings[f"group.{index}.{key}"] = value
+    return settings
 
 
-def load_flat(name: str, own: Update, groups: Sequence[dict[str, Any]], state: Mapping[str, Any]) -> None:
-    """Copy what `to_flat` returned. Raises ValueError, before anything is changed."""
+def load_flat(name: str, update: Update, groups: Sequence[dict[str, Any]], state: Mapping[str, Any]) -> None:
+    """Load what `to_flat` returned. Raises ValueError, before anything is changed, if it does not fit."""
     if state.get("optimizer") != name:
         raise ValueError(f"{name}: the state is of {state.get('optimizer')!r}, expected {name!r}")
-    tensors = _tensors(own)
+    tensors = _tensors(update)
     expected = _settings(name, groups).keys() | tensors.keys()
     missing, unknown = sorted(expected - state.keys()), sorted(state.keys() - expected)
     if missing or unknown:
@@ -150,33 +151,33 @@ def load_flat(name: str, own: Update, groups: Sequence[dict[str, Any]], state: M
             f"unknown {', '.join(unknown) or 'nothing'}"
         )
     for key, (index, tensor) in tensors.items():
-        given, shape = state[key], tensor.shape if index is None else own.shapes[index][0]
-        if not isinstance(given, torch.Tensor) or (given.shape, given.dtype) != (shape, tensor.dtype):
-            got = f"{given.dtype} {list(given.shape)}" if isinstance(given, torch.Tensor) else repr(given)
+        value, shape = state[key], tensor.shape if index is None else update.shapes[index][0]
+        if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (shape, tensor.dtype):
+            got = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
             raise ValueError(f"{name}: state {key} is {got}, expected {tensor.dtype} {list(shape)}")
     numbers = [_read_numbers(name, state, index, group) for index, group in enumerate(groups)]
     for key, (index, tensor) in tensors.items():
-        own.put(index, tensor, state[key])
+        update.put(index, tensor, state[key])
     for group, read in zip(groups, numbers, strict=True):
         group.update(read)
 
 
 def _read_numbers(name: str, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a group as a flat state has them."""
-    own = of_groups.flat(name, group)
-    found = {key: state.get(f"group.{index}.{key}", own[key]) for key in own}
-    read: dict[str, Any] = {key: value for key, value in found.items() if key not in ("beta1", "beta2")}
+    """Return the numbers of a group in a flat state."""
+    current = of_groups.flat(name, group)
+    numbers = {key: state.get(f"group.{index}.{key}", current[key]) for key in current}
+    settings: dict[str, Any] = {key: value for key, value in numbers.items() if key not in ("beta1", "beta2")}
     if "betas" in group:
-        read["betas"] = (found["beta1"], found["beta2"])
-    of_groups.flat(name, read)
-    return read
+        settings["betas"] = (numbers["beta1"], numbers["beta2"])
+    of_groups.flat(name, settings)
+    return settings
 
 
-def _tensors(own: Update) -> dict[str, tuple[int | None, torch.Tensor]]:
-    """By name the parameter, if it is of one, and what is kept."""
-    found: dict[str, tuple[int | None, torch.Tensor]] = {"steps": (None, own.steps)}
-    found.update({name: (None, tensor) for name, tensor in counters(own).items()})
-    for name, tensors in own.kept.items():
-        found.update({f"{name}.{index}": (index, tensor) for index, tensor in enumerate(tensors)})
-    found.update({f"master.{i}": (i, master) for i, master in enumerate(own.masters) if master is not None})
-    return found
+def _tensors(update: Update) -> dict[str, tuple[int | None, torch.Tensor]]:
+    """Return by flat name the index of the parameter (None for counters) and the tensor."""
+    tensors: dict[str, tuple[int | None, torch.Tensor]] = {"steps": (None, update.steps)}
+    tensors.update({name: (None, tensor) for name, tensor in counters(update).items()})
+    for name, values in update.kept.items():
+        tensors.update({f"{name}.{index}": (index, tensor) for index, tensor in enumerate(values)})
+    tensors.update({f"master.{i}": (i, master) for i, master in enumerate(update.masters) if master is not None})
+    return tensors

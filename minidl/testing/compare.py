@@ -14,33 +14,32 @@ from minidl.testing.specs import Case, OpSpec, all_specs, bounds
 _MOST_DERIVATIVES = 2**26
 
 
-def _changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """`value` (of a kind, a sequence, or anything else) with each thing of the kind in it changed."""
+def _map_type(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Return `value` with `change` applied to it, or to the items of a sequence, if they are of type `kind`."""
     if isinstance(value, list | tuple):
-        return type(value)(_changed(item, kind, change) for item in value)
+        return type(value)(_map_type(item, kind, change) for item in value)
     return change(value) if isinstance(value, kind) else value
 
 
 def wrap(value: Any, requires_grad: bool = False) -> Any:
-    """Tensors in place of the torch tensors in `value`."""
-    return _changed(value, torch.Tensor, lambda t: Tensor(t, requires_grad and t.dtype.is_floating_point))
+    """Replace torch tensors in `value` by Tensors."""
+    return _map_type(value, torch.Tensor, lambda t: Tensor(t, requires_grad and t.dtype.is_floating_point))
 
 
 def unwrap(value: Any) -> Any:
-    """torch tensors in place of the Tensors in `value`."""
-    return _changed(value, Tensor, lambda t: t.data)
+    """Replace Tensors in `value` by torch tensors."""
+    return _map_type(value, Tensor, lambda t: t.data)
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """The outputs of an operation as a tuple, whether it has one or several."""
+    """Return the outputs of an operation as a tuple, also if there is only one."""
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 class Expected:
-    """What a record says of a call on torch tensors: the exact results in float64, and how far they may be off.
+    """The expected results of a call on torch tensors, by its record: exact in float64, with error bounds.
 
-    With `wrt`, of the gradients by the arguments at these positions, where the first result has the gradient that `dy`
-    makes for its shape.
+    With `wrt`, the gradients by the arguments at these positions; `dy` makes the first result's gradient for its shape.
     """
 
     def __init__(
@@ -58,21 +57,21 @@ class Expected:
 
     @torch.no_grad()
     def bounds(self) -> tuple[torch.Tensor, ...]:
-        """The largest error of each element; it depends on the tiles in use, which decide how a sum is split."""
+        """Return the error bound of each element; it depends on the current tiles, which decide how sums are split."""
         if self.wrt and self.spec.grad_bound is not None:
             exact = dict(zip(self.wrt, self.exact, strict=True))
-            every = tuple(map(exact.get, self.spec.differentiable))
-            found = self.spec.grad_bound(self.case, self.dy, every, self.dtype)
-            found = tuple(bound for bound, grad in zip(found, every, strict=True) if grad is not None)
+            gradients = tuple(map(exact.get, self.spec.differentiable))
+            limits = self.spec.grad_bound(self.case, self.dy, gradients, self.dtype)
+            limits = tuple(bound for bound, grad in zip(limits, gradients, strict=True) if grad is not None)
         else:
-            found = as_tuple(
+            limits = as_tuple(
                 self.spec.bound(self.case, self.exact if len(self.exact) > 1 else self.exact[0], self.dtype)
             )
-        shaped = zip(found, self.exact, strict=True)
+        shaped = zip(limits, self.exact, strict=True)
         return tuple(torch.as_tensor(b, dtype=torch.float64, device=e.device).expand(e.shape) for b, e in shaped)
 
     def holds(self, *got: torch.Tensor) -> bool:
-        """Whether results are within their bounds, or in float64, the reference's own type, within twice these."""
+        """Return whether results are within their bounds; in float64, the reference's dtype, within twice them."""
         compared = zip(got, self.exact, self.bounds(), strict=True)
         return all(
             bool(((g.double() - exact).abs() <= bound * (1 + (g.dtype == torch.float64))).all())
@@ -84,7 +83,7 @@ def error_bound(
     op: Callable[..., Any] | str, *args: Any, reference: Callable[..., Any] | None = None, depth: int | None = None,
     **kwargs: Any,
 ) -> Any:  # fmt: skip
-    """The largest error that each element of `op(*args, **kwargs)` may have, from the operation's record.
+    """Return the largest error that each element of `op(*args, **kwargs)` may have, by the operation's record.
 
     `op` is a function of `minidl.ops` or the name of its record; arguments are Tensors, torch tensors and plain values,
     as the operation takes them. The bound compares the result with the exact value for exactly these inputs.
@@ -111,7 +110,7 @@ def error_bound(
         if depth is None:
             raise TypeError("error_bound: a reference needs depth=, the length of the longest chain of roundings")
         inputs = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
-        return _bound_of_own(reference, unwrap(list(inputs)), {k: unwrap(v) for k, v in kwargs.items()}, depth)
+        return _bound_by_derivatives(reference, unwrap(list(inputs)), {k: unwrap(v) for k, v in kwargs.items()}, depth)
     spec = find_spec(op)
     case = Case(unwrap(args), {name: unwrap(value) for name, value in kwargs.items()})
     dtypes = [t.dtype for t in case.tensors() if t.dtype.is_floating_point]
@@ -123,35 +122,35 @@ def error_bound(
     return bounds if len(bounds) > 1 else bounds[0]
 
 
-def _bound_of_own(reference: Callable[..., Any], inputs: list[Any], kwargs: Any, depth: int) -> Any:
-    """See `error_bound`."""
+def _bound_by_derivatives(reference: Callable[..., Any], inputs: list[Any], kwargs: Any, depth: int) -> Any:
+    """Return the bound of a function with a reference, as `error_bound` describes."""
     if depth < 1:
         raise ValueError(f"error_bound: depth is {depth}, expected at least 1")
     floating = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.dtype.is_floating_point]
     if not floating:
         raise TypeError("error_bound: no input is a floating tensor, so there is no rounding to bound")
     dtype = inputs[floating[0]].dtype
-    places = [inputs[i].detach().double().requires_grad_() for i in floating]
+    leaves = [inputs[i].detach().double().requires_grad_() for i in floating]
     exact = list(inputs)
-    for i, place in zip(floating, places, strict=True):
-        exact[i] = place
+    for i, leaf in zip(floating, leaves, strict=True):
+        exact[i] = leaf
     gamma = bounds.gamma(depth, bounds.acc_unit(dtype))
-    found = []
+    limits = []
     results = as_tuple(reference(*exact, **kwargs))
     for result in results:
-        if result.numel() * sum(place.numel() for place in places) > _MOST_DERIVATIVES:
+        if result.numel() * sum(leaf.numel() for leaf in leaves) > _MOST_DERIVATIVES:
             raise ValueError("error_bound: more than 2^26 derivatives: give smaller inputs")
-        moved = torch.zeros(result.numel(), dtype=torch.float64, device=result.device)
+        sensitivity = torch.zeros(result.numel(), dtype=torch.float64, device=result.device)
         for at, element in enumerate(result.reshape(-1) if result.requires_grad else ()):
-            grads = torch.autograd.grad(element, places, retain_graph=True, materialize_grads=True)
-            moved[at] = sum((grad * place).abs().sum().detach() for grad, place in zip(grads, places, strict=True))
+            grads = torch.autograd.grad(element, leaves, retain_graph=True, materialize_grads=True)
+            sensitivity[at] = sum((grad * leaf).abs().sum().detach() for grad, leaf in zip(grads, leaves, strict=True))
         value = result.detach().double()
-        found.append(bounds.rounded(value, gamma * (value.abs() + moved.reshape(value.shape)), dtype))
-    return found[0] if len(found) == 1 else tuple(found)
+        limits.append(bounds.rounded(value, gamma * (value.abs() + sensitivity.reshape(value.shape)), dtype))
+    return limits[0] if len(limits) == 1 else tuple(limits)
 
 
 def find_spec(op: Callable[..., Any] | str) -> OpSpec:
-    """The record of an operation, by its function or name. Raises LookupError."""
+    """Return the record of an operation, by its function or name. Raises LookupError if there is none."""
     specs = all_specs()
     if isinstance(op, str) and op in specs:
         return specs[op]
@@ -182,9 +181,9 @@ def assert_within(
     Returns the largest error as a fraction of its bound.
     """
     got = actual.data if isinstance(actual, Tensor) else actual.detach()
-    where, again = f"{what}: " if what else "", f"\n  repeat: {repeat}" if repeat else ""
+    prefix, suffix = f"{what}: " if what else "", f"\n  repeat: {repeat}" if repeat else ""
     if got.shape != reference.shape:
-        raise AssertionError(f"{where}shape {list(got.shape)}, expected {list(reference.shape)}{again}")
+        raise AssertionError(f"{prefix}shape {list(got.shape)}, expected {list(reference.shape)}{suffix}")
     if got.numel() == 0:
         return 0.0
     a, r = got.to("cpu", torch.float64), reference.detach().to("cpu", torch.float64)
@@ -193,29 +192,29 @@ def assert_within(
     if got.dtype == torch.float64:
         b = 2 * b
     if (b.isnan() & r.isfinite()).any() or (b < 0).any():
-        raise AssertionError(f"{where}the bound is NaN or negative where the reference is finite{again}")
+        raise AssertionError(f"{prefix}the bound is NaN or negative where the reference is finite{suffix}")
     error = (a - r).abs()
     largest = torch.finfo(got.dtype).max if floating else math.inf
-    unknown = (b > largest) | (b == math.inf)
-    accepted = (a == r) | (a.isnan() & r.isnan()) | unknown | (error <= b)
+    unbounded = (b > largest) | (b == math.inf)
+    accepted = (a == r) | (a.isnan() & r.isnan()) | unbounded | (error <= b)
     accepted |= (r.abs() + b > largest) & a.isinf() & (a.sign() == r.sign())
-    ratio = torch.where((a == r) | unknown, 0.0, error / b)
+    ratio = torch.where((a == r) | unbounded, 0.0, error / b)
     if accepted.all():
         return float(torch.where(ratio.isfinite(), ratio, 0.0).max())
     worst = int(torch.where(accepted, -1.0, ratio.nan_to_num(nan=math.inf, posinf=math.inf)).argmax())
     index = index_at(worst, r.shape)
-    x, y, allowed, off = (float(t.flatten()[worst]) for t in (a, r, b, error))
+    x, y, allowed, miss = (float(t.flatten()[worst]) for t in (a, r, b, error))
     raise AssertionError(
-        f"{where}{int((~accepted).sum())} of {r.numel()} elements of {str(got.dtype).removeprefix('torch.')} "
+        f"{prefix}{int((~accepted).sum())} of {r.numel()} elements of {str(got.dtype).removeprefix('torch.')} "
         f"{list(r.shape)} are outside their bound\n"
         f"  worst at {index}: got {x!r}, expected {y!r}\n"
-        f"  error {off:.4g}, bound {allowed:.4g}, error/bound {off / allowed if allowed else math.inf:.4g}"
-        f"{_ulps(off, y, got.dtype)}{again}"
+        f"  error {miss:.4g}, bound {allowed:.4g}, error/bound {miss / allowed if allowed else math.inf:.4g}"
+        f"{_ulps(miss, y, got.dtype)}{suffix}"
     )
 
 
 def index_at(position: int, shape: torch.Size) -> list[int]:
-    """The index of an element by its position in a flattened tensor of this shape."""
+    """Return the index of an element by its position in the flattened tensor."""
     return [int(i) for i in torch.unravel_index(torch.tensor(position), shape)]
 
 

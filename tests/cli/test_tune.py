@@ -10,7 +10,7 @@ import pytest
 from minidl.runtime import launch, tile_tables
 from minidl.tools.tuning import files, search
 from minidl.tools.tuning.check import Check
-from minidl.tools.tuning.search import Found, Trial
+from minidl.tools.tuning.search import SearchResult, Trial
 from tests.cli.conftest import ROOT, start
 
 pytestmark = pytest.mark.skipif(not launch.INTERPRETED, reason="of the interpreter's table")
@@ -29,7 +29,7 @@ def quick(monkeypatch):
             sizes = {name: 2 * size for name, size in self.shapes.tile.sizes.items()}
             tile = launch.Tile(sizes, self.shapes.tile.num_warps, self.shapes.tile.num_stages)
             trial = Trial(tile, search.TIMED, ms={"a": 1.0}, ratios={"a": 2.0})
-            return Found(self.shapes, [trial], tile, trial, candidates=1)
+            return SearchResult(self.shapes, [trial], tile, trial, candidates=1)
 
     monkeypatch.setattr("minidl.tools.tuning.run.Searcher", Searcher)
 

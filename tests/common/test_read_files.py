@@ -6,6 +6,7 @@ import re
 import pytest
 
 import minidl
+from benchmarks.bench import drawn_results, network_results
 from minidl.common import read_files, write_files
 from minidl.data import DataError, picture_cache
 from minidl.data.download import _read
@@ -14,7 +15,7 @@ from minidl.generation import evaluator, latents, sharing
 from minidl.models import load_generator
 from minidl.runtime import tile_tables
 from minidl.runtime.cost_model import devices
-from minidl.tools.bench import drawn_results, results
+from minidl.tools.bench import results
 from minidl.tools.tuning import estimates
 from minidl.training.run_folder import files, folder_lock
 from minidl.training.tasks.images.start import Start
@@ -31,6 +32,7 @@ READERS = {
     "gemm.json": (tile_tables.load, tile_tables.TableError),
     "here.json": (devices._parsed, OSError),
     "bench.json": (results.load, ConfigError),
+    "networks.json": (network_results.load, ConfigError),
     "drawn.json": (drawn_results.load, ConfigError),
     "estimates.json": (estimates.load, ConfigError),
     "z.txt": (lambda path: latents.read(path, 4), DataError),

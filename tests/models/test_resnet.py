@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn as torch_nn
 
+from benchmarks.bench.network_rows import in_torch
 from minidl import models, no_grad, ops, optim
 from minidl.tensors import Tensor, default_device
-from minidl.tools.bench.network_rows import in_torch
 
 
 def pair(dtype, weights=None):

@@ -425,10 +425,10 @@ def test_a_cuda_graph_holds_a_step():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda p: optim.SGD([]), ValueError, "SGD: there are no parameters; give it model.parameters()"),
+        (lambda p: optim.SGD([]), ValueError, "SGD: there are no parameters; pass model.parameters()"),
         (lambda p: optim.SGD(p[0]), TypeError, "params is a Tensor, expected a list"),
         (lambda p: optim.SGD([p[0], 3.0]), TypeError, "parameter 1 is a float, expected a Tensor"),
-        (lambda p: optim.SGD([p[0].data]), TypeError, r"a tensor of torch, which torch\.optim\.SGD updates"),
+        (lambda p: optim.SGD([p[0].data]), TypeError, r"is a torch tensor; .* torch\.optim\.SGD updates torch tensors"),
         (lambda p: optim.SGD([p[0], p[1], p[0]]), ValueError, "parameters 0 and 2 are the same tensor"),
         (lambda p: optim.SGD([Tensor(torch.arange(3))]), TypeError, "parameter 0: data has dtype torch.int64"),
         (lambda p: optim.SGD([{"params": p}, p[0]]), TypeError, "got groups and a Tensor"),
@@ -436,14 +436,18 @@ def test_a_cuda_graph_holds_a_step():
         (lambda p: optim.SGD(p, lr=-0.1), ValueError, "SGD: lr is -0.1, expected a number at least 0"),
         (lambda p: optim.SGD(p, lr=math.nan), ValueError, "lr is nan"),
         (lambda p: optim.SGD(p, lr="fast"), ValueError, "lr is 'fast'"),
-        (lambda p: optim.SGD(p, nesterov=True), ValueError, "nesterov needs a momentum above 0"),
+        (lambda p: optim.SGD(p, nesterov=True), ValueError, "nesterov requires a momentum above 0"),
         (lambda p: optim.SGD(p, differentiable=True), ValueError, "differentiable is not supported"),
         (
             lambda p: optim.SGD([{"params": p[:1], "maximize": True}, {"params": p[1:]}]),
             ValueError,
             "groups differ in maximize",
         ),
-        (lambda p: optim.Adam(p, loss_scale=2.0, skip_nonfinite=False), ValueError, "it needs skip_nonfinite=True"),
+        (
+            lambda p: optim.Adam(p, loss_scale=2.0, skip_nonfinite=False),
+            ValueError,
+            "loss_scale requires skip_nonfinite=True",
+        ),
         (lambda p: optim.Adam(p).register_step_post_hook(print), NotImplementedError, "Adam has no hooks"),
         (lambda p: optim.SGD(p, max_norm=0.0), ValueError, "max_norm is 0.0, expected a number above 0"),
         (lambda p: optim.Adam(p, betas=(0.9, 1.0)), ValueError, "beta2 is 1.0, expected a number from 0 to below 1"),
@@ -463,7 +467,7 @@ def test_refusals(make, error, message):
 def test_a_tensor_that_an_operation_made_is_refused():
     leaf = leaves()[0]
     made = leaf * 2
-    with pytest.raises(ValueError, match=r"parameter 1 of shape \[30, 5\] was made by an operation"):
+    with pytest.raises(ValueError, match=r"parameter 1 of shape \[30, 5\] is the result of an operation"):
         optim.SGD([leaf, made])
 
 

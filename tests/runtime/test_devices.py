@@ -14,7 +14,7 @@ from minidl.kernels.conv import plan as plans
 from minidl.kernels.gemm import choice
 from minidl.runtime import launch, tile_tables
 from minidl.runtime.cost_model import devices, selection
-from minidl.tools.bench import drawn, drawn_conv
+from minidl.tools.tuning import drawn, drawn_conv
 
 H100 = devices.FOLDER / "nvidia-h100.json"
 FIGURES = devices.Figures(**json.loads(H100.read_text())["figures"])
@@ -122,7 +122,7 @@ CHOICES = """
 import torch
 from minidl.kernels.conv import plan as plans
 from minidl.runtime.cost_model import selection
-from minidl.tools.bench import drawn, drawn_conv
+from minidl.tools.tuning import drawn, drawn_conv
 said = []
 for target, processors in (("sm_90", 132), ("sm_80", 108), ("interpreted", 1)):
     said.append(selection.digest(target))

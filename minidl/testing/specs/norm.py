@@ -46,133 +46,133 @@ BOUNDED_UNITS = 24
 DOUBLE = 8 * 2.0**-53
 
 
-def _given(*args: Any) -> Any:
-    """The arguments of batch_norm by name, and the `running` statistics together."""
+def _arguments(*args: Any) -> Any:
+    """Return the arguments of batch_norm by name, and `running`, the pair of running statistics."""
     bound = inspect.signature(ops.batch_norm).bind(*args)
     bound.apply_defaults()
-    given = SimpleNamespace(**bound.arguments)
-    given.running = given.running_mean, given.running_var
-    return given
+    arguments = SimpleNamespace(**bound.arguments)
+    arguments.running = arguments.running_mean, arguments.running_var
+    return arguments
 
 
-def _called(x: Tensor, mean: Tensor | None, var: Tensor | None, *rest: Any, **named: Any) -> tuple[Any, ...]:
-    """The result of ops.batch_norm, and copies of the running statistics after it."""
+def _with_statistics(x: Tensor, mean: Tensor | None, var: Tensor | None, *rest: Any, **named: Any) -> tuple[Any, ...]:
+    """Return the result of ops.batch_norm, and copies of the running statistics after the call."""
     mean, var = (None if statistic is None else Tensor(statistic.data.clone()) for statistic in (mean, var))
     return ops.batch_norm(x, mean, var, *rest, **named), mean, var
 
 
 def _reference(*args: Any) -> torch.Tensor:
-    """The formula itself: torch multiplies mean and weight out first, which cancels, and makes NaN of infinities."""
-    given = _given(*args)
-    rows = _rows(given.input)
-    if given.training:
+    """Compute the formula as written: torch expands the product first, which cancels and turns infinities into NaN."""
+    arguments = _arguments(*args)
+    rows = _rows(arguments.input)
+    if arguments.training:
         mean, var = rows.mean(0), rows.var(0, correction=0)
     else:
-        mean, var = given.running
-    scale = 1 / torch.sqrt(var + given.eps)
-    z = (rows - mean) * (scale if given.weight is None else scale * given.weight)
-    return _unrows(apply(z if given.bias is None else z + given.bias, given.act), given.input)
+        mean, var = arguments.running
+    scale = 1 / torch.sqrt(var + arguments.eps)
+    z = (rows - mean) * (scale if arguments.weight is None else scale * arguments.weight)
+    return _as_image(apply(z if arguments.bias is None else z + arguments.bias, arguments.act), arguments.input)
 
 
 def _running_reference(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    given = _given(*args)
-    mean, var = (statistic.clone() for statistic in given.running)
-    F.batch_norm(given.input, mean, var, None, None, True, given.momentum, given.eps)
+    arguments = _arguments(*args)
+    mean, var = (statistic.clone() for statistic in arguments.running)
+    F.batch_norm(arguments.input, mean, var, None, None, True, arguments.momentum, arguments.eps)
     return mean, var
 
 
-Known = tuple[torch.Tensor, torch.Tensor]
+WithError = tuple[torch.Tensor, torch.Tensor]
 
 
 class Errors(NamedTuple):
-    """Rows [M, C] of x - mean and of z; rstd and what x - mean is multiplied by, [C]: each with its error.
+    """Rows [M, C] of x - mean and of z; rstd and |factor| of x - mean, [C]; each with its error.
 
     mean and var are those of the batch in training.
     """
 
-    d: Known
-    z: Known
-    rstd: Known
-    scale: Known
-    mean: Known
-    var: Known
+    d: WithError
+    z: WithError
+    rstd: WithError
+    scale: WithError
+    mean: WithError
+    var: WithError
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.movedim(1, -1).reshape(-1, x.shape[1])
 
 
-def _unrows(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _as_image(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return rows.reshape(like.movedim(1, -1).shape).movedim(-1, 1)
 
 
-def _known(error: torch.Tensor, *sizes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The error, infinite where it is not known or where a value of one of these sizes may overflow."""
+def _finite_bound(error: torch.Tensor, *sizes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the error, infinite where it is NaN or where a value of one of these sizes may overflow."""
     limit = torch.finfo(launch.acc_torch(dtype)).max / 4
     for size in sizes:
         error = torch.where(size < limit, error, math.inf)
     return error.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
-def _errors(given: Any, dtype: torch.dtype) -> Errors:
+def _errors(arguments: Any, dtype: torch.dtype) -> Errors:
     u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
-    x = _rows(given.input)
+    x = _rows(arguments.input)
     M, C = x.shape
-    if given.training:
+    if arguments.training:
         mean, var = x.mean(0), x.var(0, correction=0)
         depth = norm.depth(M, C, dtype, "norm_stats")
         if dtype == torch.float64:
             depth += norm.bands(M, C, dtype, "norm_stats")
         largest = (x - x[0]).abs().amax(0)
-        apart = _known(u * largest * (17 + depth) + tiny, 4 * M * largest, dtype=dtype)
-        var_error = 12 * apart * var.sqrt() + 12 * apart**2 + bounds.gamma(depth + 8, u) * var + 8 * tiny
-        var_error = _known(var_error, 4 * M * largest**2, dtype=dtype)
-        mean_error = apart + (u + DOUBLE) * (mean.abs() + apart) + tiny
+        lane_error = _finite_bound(u * largest * (17 + depth) + tiny, 4 * M * largest, dtype=dtype)
+        var_error = 12 * lane_error * var.sqrt() + 12 * lane_error**2 + bounds.gamma(depth + 8, u) * var + 8 * tiny
+        var_error = _finite_bound(var_error, 4 * M * largest**2, dtype=dtype)
+        mean_error = lane_error + (u + DOUBLE) * (mean.abs() + lane_error) + tiny
     else:
-        mean, var = given.running
+        mean, var = arguments.running
         mean_error, var_error = torch.zeros_like(mean), torch.zeros_like(var)
-    rstd = 1 / torch.sqrt(var + given.eps)
-    high = 1 / torch.sqrt((var - var_error).clamp(min=0) + given.eps)
-    low = 1 / torch.sqrt(var + var_error + given.eps)
+    rstd = 1 / torch.sqrt(var + arguments.eps)
+    high = 1 / torch.sqrt((var - var_error).clamp(min=0) + arguments.eps)
+    low = 1 / torch.sqrt(var + var_error + arguments.eps)
     rstd_error = torch.maximum(high - rstd, rstd - low) + (2 * u + DOUBLE) * high
-    weight = torch.ones_like(mean) if given.weight is None else given.weight
-    bias = torch.zeros_like(mean) if given.bias is None else given.bias
+    weight = torch.ones_like(mean) if arguments.weight is None else arguments.weight
+    bias = torch.zeros_like(mean) if arguments.bias is None else arguments.bias
     scale = rstd * weight.abs()
     scale_error = weight.abs() * (rstd_error + u * (rstd + rstd_error)) + tiny
     d = x - mean
     d_error = mean_error + u * (d.abs() + mean_error)
     size = (d.abs() + d_error) * (scale + scale_error)
     z_error = d.abs() * scale_error + d_error * (scale + scale_error) + 2 * u * (size + bias.abs()) + tiny
-    z_error = _known(z_error, size, size + bias.abs(), x.abs() + mean.abs(), dtype=dtype)
+    z_error = _finite_bound(z_error, size, size + bias.abs(), x.abs() + mean.abs(), dtype=dtype)
     z = d * rstd * weight + bias, z_error
     return Errors((d, d_error), z, (rstd, rstd_error), (scale, scale_error), (mean, mean_error), (var, var_error))
 
 
 def _bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    given = _given(*case.args)
-    if given.input.numel() == 0:
-        return torch.zeros_like(given.input)
-    z, z_error = _errors(given, dtype).z
-    error = _known(output_error(z, z_error, given.act, dtype), z.abs() + z_error, dtype=dtype)
-    return bounds.rounded(result, _unrows(error, result), dtype)
+    arguments = _arguments(*case.args)
+    if arguments.input.numel() == 0:
+        return torch.zeros_like(arguments.input)
+    z, z_error = _errors(arguments, dtype).z
+    error = _finite_bound(output_error(z, z_error, arguments.act, dtype), z.abs() + z_error, dtype=dtype)
+    return bounds.rounded(result, _as_image(error, result), dtype)
 
 
 def _running_bound(case: Case, result: tuple[torch.Tensor, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    given = _given(*case.args)
-    *_, (mean, mean_error), (var, var_error) = _errors(given, dtype)
-    M = given.input.numel() // given.input.shape[1]
-    share, back = given.momentum, M / (M - 1)
-    old_mean, old_var = given.running
+    arguments = _arguments(*case.args)
+    *_, (mean, mean_error), (var, var_error) = _errors(arguments, dtype)
+    M = arguments.input.numel() // arguments.input.shape[1]
+    share, correction = arguments.momentum, M / (M - 1)
+    old_mean, old_var = arguments.running
     mean_error = share * mean_error + DOUBLE * ((1 - share) * old_mean.abs() + share * mean.abs())
-    var_error = share * back * var_error + DOUBLE * ((1 - share) * old_var.abs() + share * back * var)
+    var_error = share * correction * var_error + DOUBLE * ((1 - share) * old_var.abs() + share * correction * var)
     return (
-        bounds.rounded(result[0], _known(mean_error, 4 * mean.abs(), dtype=dtype), dtype),
-        bounds.rounded(result[1], _known(var_error, dtype=dtype), dtype),
+        bounds.rounded(result[0], _finite_bound(mean_error, 4 * mean.abs(), dtype=dtype), dtype),
+        bounds.rounded(result[1], _finite_bound(var_error, dtype=dtype), dtype),
     )
 
 
-def _derivative(z: torch.Tensor, z_error: torch.Tensor, act: Activation, dtype: torch.dtype) -> Known:
-    """act'(z) and its error."""
+def _derivative(z: torch.Tensor, z_error: torch.Tensor, act: Activation, dtype: torch.dtype) -> WithError:
+    """Return act'(z) and its error."""
     name, slope = activation.parse(act)
     p, u = derivative(z, act), bounds.acc_unit(dtype)
     if name is None:
@@ -186,14 +186,14 @@ def _derivative(z: torch.Tensor, z_error: torch.Tensor, act: Activation, dtype: 
 
 
 def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    given = _given(*case.args)
-    if given.input.numel() == 0:
+    arguments = _arguments(*case.args)
+    if arguments.input.numel() == 0:
         return tuple(None if g is None else torch.zeros_like(g) for g in grads)
     u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
-    (d, d_error), (z, z_error), (rstd, rstd_error), (scale, scale_error), *_ = _errors(given, dtype)
+    (d, d_error), (z, z_error), (rstd, rstd_error), (scale, scale_error), *_ = _errors(arguments, dtype)
     dy, r = _rows(dy), rstd + rstd_error
     M, C = dy.shape
-    p, p_error = _derivative(z, z_error, given.act, dtype)
+    p, p_error = _derivative(z, z_error, arguments.act, dtype)
     dz = dy * p
     dz_error = dy.abs() * p_error + u * dy.abs() * (p.abs() + p_error) + tiny
     dz_error = torch.where(dy == 0, 0.0, dz_error)
@@ -206,7 +206,7 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
     dw_error = t_error * r + sizes.sum(0) * (rstd_error + 2 * u * r) + tiny
     dw_size = sizes.sum(0) * r
     g, g_error = dz.abs(), dz_error
-    if given.training:
+    if arguments.training:
         db, dw = dz.sum(0).abs(), (dz * d).sum(0).abs() * rstd
         along = (d.abs() + d_error) * r
         g = g + (db + dw * d.abs() * rstd) / M
@@ -215,12 +215,12 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
         g_error = g_error + 3 * u * (g + g_error)
     factor = scale + scale_error
     dx_error = g_error * factor + g * scale_error + u * (g + g_error) * factor
-    # What vanishes below the smallest number may be multiplied by rstd up to three times afterwards.
+    # A value that underflows may be multiplied by rstd up to three times afterwards.
     dx_error = dx_error + 16 * tiny * (1 + r * r) * (1 + d.abs()) * (1 + factor)
     full = db_size, sizes.sum(0), dw_size, dy.abs(), z.abs() + z_error
-    dx_error = _known(dx_error, *full, (g + g_error) * factor, dtype=dtype)
-    affine = [_known(e, *full[:3], full[4].amax(0), dy.abs().amax(0), dtype=dtype) for e in (dw_error, db_error)]
-    return gradient_bounds(grads, (_unrows(dx_error, given.input), *affine), dtype)
+    dx_error = _finite_bound(dx_error, *full, (g + g_error) * factor, dtype=dtype)
+    affine = [_finite_bound(e, *full[:3], full[4].amax(0), dy.abs().amax(0), dtype=dtype) for e in (dw_error, db_error)]
+    return gradient_bounds(grads, (_as_image(dx_error, arguments.input), *affine), dtype)
 
 
 _ACTS: tuple[Activation, ...] = (None, None, "relu", ("leaky_relu", 0.25), *activation.NAMES)
@@ -287,7 +287,7 @@ def _fold_of(make: Make) -> Case:
 SPECS = [
     OpSpec(
         name="batch_norm",
-        op=lambda *args, **named: _called(*args, **named)[0],
+        op=lambda *args, **named: _with_statistics(*args, **named)[0],
         reference=_reference,
         inputs=_inputs,
         bound=_bound,
@@ -323,7 +323,7 @@ SPECS = [
     ),
     OpSpec(
         name="batch_norm, running statistics",
-        op=lambda *args, **named: _called(*args, **named)[1:],
+        op=lambda *args, **named: _with_statistics(*args, **named)[1:],
         reference=_running_reference,
         inputs=_running_inputs,
         bound=_running_bound,

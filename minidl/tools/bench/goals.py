@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minidl.tools.bench import accelerated_rows, generator_rows, image_rows, matrix_rows, network_rows
+from minidl.tools.bench import generator_rows, image_rows, matrix_rows
 
 NOISE = 0.01
 ROWS = (*matrix_rows.rows(), *image_rows.rows(), *generator_rows.rows())
-# Those of whole networks come last; `network_run` and `accelerated_run` measure them.
-_NETS = {**network_rows.NETS, **accelerated_rows.NETS}
-GOALS = {name: goal for name, goal, _ in ROWS} | {row: net.goal for row, net in _NETS.items()}
+GOALS = {name: goal for name, goal, _ in ROWS}
 
 
 def chosen(words: Sequence[str]) -> list[str]:
-    """The rows, but for whole networks, whose name contains one of `words`; all without words. Raises ValueError for an
-    unmatched word."""
+    """Return the names of the rows that contain one of `words`; without words all. Raises ValueError for a word that
+    matches none."""
     names = [name for name, _, _ in ROWS]
     for word in words:
         if not word or not any(word in name for name in names):

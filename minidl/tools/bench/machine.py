@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def machine() -> dict[str, str]:
-    """Device, driver, versions, date, estimates, and tile tables other than the package's: what results depend on.
+    """Return what results depend on: device, driver, versions, date, estimates, and tile tables if not the package's.
 
     Needs a CUDA device.
     """
@@ -37,7 +37,7 @@ def machine() -> dict[str, str]:
 
 
 def part_of(items: Sequence[T], part: str) -> Sequence[T]:
-    """Those of part 1/2, as one of two GPUs measures them: every second one. Raises ValueError for another text."""
+    """Return the items of a part such as 1/2 (every second one). Raises ValueError for another text."""
     number, slash, of = part.partition("/")
     if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
         raise ValueError(f"expected a part as 1/2, got {part!r}")

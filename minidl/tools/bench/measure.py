@@ -1,6 +1,6 @@
 """Timing of alternatives side by side: minidl and its peers, or several tiles of a kernel.
 
-Each side's calls are captured in a CUDA graph, which leaves out launch cost in Python. The graphs are replayed in turn
+Each side's calls are captured in a CUDA graph, which excludes launch costs in Python. The graphs are replayed in turn
 for several rounds; a time is the median over rounds. Inputs rotate through enough sets to exceed the L2 cache, as in a
 real run. Without a GPU, the host's clock is used.
 """
@@ -23,7 +23,7 @@ from minidl.tools.first_line import first_line
 
 K = TypeVar("K")
 L2_BYTES = 60e6
-# What was measured on an H200: bytes read and written by a copy on the device, and operations by dtype or precision.
+# Measured on an H200: bytes read and written by a copy on the device, and operations by dtype or precision.
 COPY_BYTES_PER_MS = 4.30e9
 MATRIX_FLOP_PER_MS = {
     "bfloat16": 0.79e12, "float16": 0.79e12, "tf32": 0.40e12, "ieee": 0.05e12,
@@ -35,7 +35,7 @@ TARGET_MS = 20.0
 
 @dataclass
 class Work:
-    """One row: calls of ours and of each peer (one per input set), and what judges our result on the first inputs.
+    """One row: minidl's calls and those of each peer (one per input set), and the check of the first result.
 
     A `whole_step` is captured once and replayed, as in training; other calls are repeated within a graph. `others`
     makes the calls of other projects' kernels, which `judge_others` judges where they compute less than ours.
@@ -57,12 +57,12 @@ Row = tuple[str, float, Callable[[], Work]]
 
 
 def floor_ms(bytes_moved: float, flop: float = 0.0, rate: str = "bfloat16") -> float:
-    """The larger of the time to move the bytes once and the time to do the operations."""
+    """Return the larger of the time to move the bytes once and the time to do the operations."""
     return max(bytes_moved / COPY_BYTES_PER_MS, flop / MATRIX_FLOP_PER_MS[rate])
 
 
 def input_sets(bytes_each: float) -> int:
-    """How many sets of inputs together are twice as large as the L2 cache."""
+    """Return how many sets of inputs together are twice as large as the L2 cache."""
     return max(1, min(32, int(2 * L2_BYTES / max(bytes_each, 1)) + 1))
 
 
@@ -70,11 +70,11 @@ def measure(
     work: Work, others: bool = False, make_clock: MakeClock | None = None, rounds: int = ROUNDS, agree: float = 0.0,
     done: Callable[[str], None] = lambda phase: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """A row of the results file: the best peer, its time and the ratio theirs / ours. A wrong kernel is not timed.
+    """Return a row of the results file: the best peer, its time, the ratio theirs / ours. Wrong kernels are not timed.
 
-    With `others`, other projects' kernels are peers, too; "left_out" names those that are wrong or fail, with the
-    reason. `make_clock` replaces `Replay` as the way to time calls, `agree` is as `in_turn` has it, and `done` is told
-    "called", "checked", "captured" and "timed" as each is done.
+    With `others`, kernels of other projects are peers, too; "left_out" names those that are wrong or fail, with the
+    reason. `make_clock` replaces `Replay` as the clock of calls, `agree` is that of `in_turn`, and `done` is called
+    with "called", "checked", "captured" and "timed" after these phases.
     """
     make_clock = make_clock or Replay
     row: dict[str, object] = {"name": work.name, "dtype": work.dtype}
@@ -96,7 +96,7 @@ def measure(
                 raise ValueError("its result is wrong")
             one_by_one = make_clock is Replay and name in READ_THE_DEVICE.get(work.name.split()[0], ())
             clocks[name] = (Launched if one_by_one else make_clock)(calls, work.whole_step)
-        except Exception as error:  # noqa: BLE001 (whatever another project's kernel raises is why it is left out)
+        except Exception as error:  # noqa: BLE001 (any error of another project's kernel is the reason to leave it out)
             line = first_line(error)
             left_out[name] = line.removeprefix("ValueError: ") or line
     done("captured")
@@ -122,9 +122,9 @@ def measure(
 
 
 def in_turn(sides: Mapping[K, Clock], rounds: int = ROUNDS, agree: float = 0.0) -> dict[K, list[float]]:
-    """Milliseconds per call of each side in each round; a round times every side once.
+    """Return milliseconds per call of each side in each round; a round times every side once.
 
-    There is no third round where, of each side, the first two differ by at most the part `agree`.
+    The first two rounds suffice if the times of each side differ by at most the fraction `agree`.
     """
     times: dict[K, list[float]] = {name: [] for name in sides}
     for done in range(rounds):
@@ -136,7 +136,7 @@ def in_turn(sides: Mapping[K, Clock], rounds: int = ROUNDS, agree: float = 0.0) 
 
 
 class HostClock:
-    """Calls timed by the host's clock, as many as last `target_ms`: for interpreted kernels."""
+    """Calls timed by the host's clock, enough to last `target_ms`: for interpreted kernels."""
 
     most = sys.maxsize
 
@@ -145,34 +145,33 @@ class HostClock:
         self.count = max(1, min(self.most, int(target_ms / max(self.time(), 1e-3))))
 
     def time(self) -> float:
-        """Milliseconds per call."""
+        """Return milliseconds per call."""
         return self.timed(lambda: [self.calls[i % len(self.calls)]() for i in range(self.count)]) / self.count
 
     def timed(self, call: Call) -> float:
-        """Milliseconds of one call."""
+        """Return milliseconds of one call."""
         started = time.perf_counter()
         call()
         return (time.perf_counter() - started) * 1e3
 
 
 class Launched(HostClock):
-    """Calls launched one by one between two events, as many as last `target_ms`: for calls that no graph can hold."""
+    """Calls launched one by one between two events, enough to last `target_ms`: for calls that no graph can contain."""
 
     most = 400
 
     def timed(self, call: Call) -> float:
-        """Milliseconds of one call on the device."""
+        """Return milliseconds of one call on the device."""
         return _timed(call)
 
 
 class Replay:
     """A CUDA graph with enough calls to last `target_ms`, cycling through the input sets.
 
-    `pool` is where the graph's memory comes from (default: one of its own): graphs may share one that run in turn.
-    `longest` is the number of calls from which on the graph is replayed several times for more of them: a call takes
-    longer to capture than to run (some 30 us), a replay adds some 2 us.
-    How many these are a first graph says: launched one by one, short calls take as long as Python does (98x50 of
-    softmax, its gradient included: 22 us in a graph of few calls, to which the launch of the graph adds).
+    `pool` is the memory pool of the graph (default: a new one); graphs that run in turn may share one. A graph has at
+    most `longest` calls and is replayed several times for more: capturing a call takes longer (some 30 us) than running
+    it, and a replay adds some 2 us. The number of calls follows from a first graph, because single launches of short
+    calls measure Python (98x50 of softmax with its gradient: 22 us in a graph of few calls, launch included).
     """
 
     most = 400
@@ -189,22 +188,22 @@ class Replay:
                 call()
         torch.cuda.current_stream().wait_stream(stream)
         self._capture(len(calls))
-        once = self.time()
-        if once * self.count < target_ms:
-            once = min(once, self.time(), self.time())
-        wanted = max(len(calls), min(self.most, int(target_ms / max(once, 1e-3)))) // len(calls) * len(calls)
+        ms = self.time()
+        if ms * self.count < target_ms:
+            ms = min(ms, self.time(), self.time())
+        total = max(len(calls), min(self.most, int(target_ms / max(ms, 1e-3)))) // len(calls) * len(calls)
         if whole_step:
-            self.replays = wanted
+            self.replays = total
             return
-        count = min(wanted, max(len(calls), longest // len(calls) * len(calls)))
+        count = min(total, max(len(calls), longest // len(calls) * len(calls)))
         if count != self.count:
             self._capture(count)
-        self.replays = -(-wanted // count)
+        self.replays = -(-total // count)
 
     def _capture(self, count: int) -> None:
         self.count, self.graph = count, torch.cuda.CUDAGraph()
         make_room()
-        # As torch.cuda.graph does, which empties the cache of memory each time.
+        # Like torch.cuda.graph, but without emptying the memory cache each time.
         with torch.cuda.stream(_side_stream()):
             self.graph.capture_begin(*(() if self.pool is None else (self.pool,)))
             try:
@@ -216,7 +215,7 @@ class Replay:
         torch.cuda.synchronize()
 
     def time(self) -> float:
-        """Milliseconds per call."""
+        """Return milliseconds per call."""
         return _timed(self._replay) / (self.count * self.replays)
 
     def _replay(self) -> None:
@@ -226,12 +225,12 @@ class Replay:
 
 @functools.cache
 def _side_stream() -> torch.cuda.Stream:
-    """Where graphs are captured: one for all, since cuBLAS keeps memory for each stream."""
+    """Return the stream that captures graphs: one for all, because cuBLAS keeps memory per stream."""
     return torch.cuda.Stream()
 
 
 def make_room() -> None:
-    """Give unused memory back where less than half of the device's is free; to do so takes as long as a short row."""
+    """Release unused memory if less than half of the device's is free; this takes as long as a short row."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     if free < total / 2:

@@ -1,4 +1,4 @@
-"""Other projects' Triton kernels, as their public functions call them: attorch, FlagGems and Liger, where installed.
+"""Other projects' Triton kernels, called by their public functions: attorch, FlagGems and Liger, where installed.
 
 All are optional and imported only when measured. Their kernels get contiguous inputs in torch's layout, for which they
 are written; their convolutions have no bias and no activation.
@@ -18,26 +18,26 @@ import torch
 
 from minidl.tools.bench.sides import Call, torch_gradients
 
-# Peers by name, each with a function that makes its calls, one per set of inputs. It imports the peer and may fail.
+# Peers by name, each with a function that returns its calls, one per set of inputs; it imports the peer and may fail.
 Others = Iterator[tuple[str, Callable[[], Sequence[Call]]]]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A project: the module it is imported as, the name it is installed under, and how to get it."""
+    """A project: its module, its package and how to install it."""
 
     module: str
     package: str
     install: str
 
     @property
-    def there(self) -> bool:
-        """Whether it can be imported, without importing it."""
+    def is_installed(self) -> bool:
+        """Whether the module can be imported; does not import it."""
         return importlib.util.find_spec(self.module) is not None
 
     @property
     def version(self) -> str:
-        """Of the installed package."""
+        """The version of the installed package."""
         try:
             return metadata.version(self.package)
         except metadata.PackageNotFoundError:
@@ -51,28 +51,28 @@ PEERS = {
 }
 
 
-# Peers that read a value on the host, so that a CUDA graph cannot hold them, by the first word of the row.
+# Peers that read a value on the host, so no CUDA graph can contain them, by the first word of the row.
 READ_THE_DEVICE = {"cross-entropy": ("Liger",)}
 
 
-def there() -> dict[str, str]:
-    """The installed peers with their versions."""
-    return {name: peer.version for name, peer in PEERS.items() if peer.there}
+def installed() -> dict[str, str]:
+    """Return the installed peers with their versions."""
+    return {name: peer.version for name, peer in PEERS.items() if peer.is_installed}
 
 
 def missing() -> list[str]:
-    """A line for each peer that is not installed: how to install it."""
-    return [f"{name} is not installed: {peer.install}" for name, peer in PEERS.items() if not peer.there]
+    """Return a line for each missing peer: how to install it."""
+    return [f"{name} is not installed: {peer.install}" for name, peer in PEERS.items() if not peer.is_installed]
 
 
 def _of(**makers: Callable[[Any], Sequence[Call]]) -> Others:
-    """The calls that are made from each peer's module, of the peers that are installed."""
+    """Yield the installed peers with functions that make their calls from the peer's module."""
 
     def calls(name: str) -> Sequence[Call]:
         return makers[name](importlib.import_module(PEERS[name].module))
 
     for name in makers:
-        if PEERS[name].there:
+        if PEERS[name].is_installed:
             yield name, partial(calls, name)
 
 
@@ -156,5 +156,5 @@ def batch_norm_relu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, d
 
 def _liger(module: str, name: str) -> Any:
     """An operator of Liger: from `liger_kernel.ops`, which chooses by device, else from the operator's module."""
-    found = getattr(importlib.import_module("liger_kernel.ops"), name, None)
-    return found or getattr(importlib.import_module(f"liger_kernel.ops.{module}"), name)
+    function = getattr(importlib.import_module("liger_kernel.ops"), name, None)
+    return function or getattr(importlib.import_module(f"liger_kernel.ops.{module}"), name)

@@ -1,7 +1,8 @@
-"""Results files: the machine, and a row for each measurement."""
+"""Results files: the machine and one row per measurement."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,30 +16,31 @@ from minidl.training.run_folder import files
 from minidl.training.run_folder.progress import is_number
 
 _NUMBERS = ("ours_ms", "peer_ms", "ratio", "share_of_floor")
-_LARGEST = 1e9  # a larger number is no measurement
+_LARGEST = 1e9  # larger numbers are rejected
 _TEXTS = ("name", "dtype", "peer")
 _MACHINE = ("device", "driver", "torch", "triton", "date")
 
 
 @dataclass
 class Results:
-    """`machine` as `bench.machine.machine` returns it; rows by their names in GOALS."""
+    """`machine` as `bench.machine.machine` returns it; rows by their names in `goals`."""
 
     machine: dict[str, str]
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    goals: Mapping[str, float] = field(default_factory=lambda: GOALS)
 
     def add(self, row: str, measured: dict[str, Any]) -> None:
         """Add a row of `bench.measure.measure` with its goal."""
-        self.rows[row] = _judged({"row": row, **measured, "date": self.machine["date"]})
+        self.rows[row] = _judged({"row": row, **measured, "date": self.machine["date"]}, self.goals)
 
     @property
     def in_order(self) -> list[dict[str, Any]]:
-        """The rows in the order of GOALS."""
-        return [self.rows[name] for name in GOALS if name in self.rows]
+        """Return the rows in the order of their goals."""
+        return [self.rows[name] for name in self.goals if name in self.rows]
 
     @property
     def right(self) -> bool:
-        """Whether every row's result was right."""
+        """Return whether the result of every row was right."""
         return all(row["error_ok"] for row in self.rows.values())
 
     def save(self, path: Path) -> None:
@@ -46,18 +48,18 @@ class Results:
         files.write_json(path, {**self.machine, "rows": self.in_order})
 
 
-def load(path: Path) -> Results:
-    """The results in a file, judged by the present goals. Raises ConfigError for any other file."""
+def load(path: Path, goals: Mapping[str, float] = GOALS, command: str = "minidl bench") -> Results:
+    """Return the results in a file of `command`, judged by these goals. Raises ConfigError for any other file."""
     try:
         content = parse_json(read_files.read_bytes(path))
         if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
             raise ValueError("expected an object with a list of rows")
-        known: dict[str, dict[str, Any]] = {}
+        rows: dict[str, dict[str, Any]] = {}
         for row in content.pop("rows"):
-            _check(row)
-            if row["row"] in known:
+            _check(row, goals, command)
+            if row["row"] in rows:
                 raise ValueError(f"the row {row['row']!r} is there twice")
-            known[row["row"]] = _judged(row)
+            rows[row["row"]] = _judged(row, goals)
         if not all(_is_text(content.get(key)) for key in _MACHINE):
             raise ValueError(f"expected the machine's {', '.join(_MACHINE)}")
     except OSError as error:
@@ -65,24 +67,24 @@ def load(path: Path) -> Results:
     except ValueError as error:
         why = cut(error)
     else:
-        return Results(content, known)
-    raise ConfigError(f"{path} has no results of `minidl bench` ({why}); give a file that its --json wrote")
+        return Results(content, rows, goals)
+    raise ConfigError(f"{path} has no results of `{command}` ({why}); give a file that its --json wrote")
 
 
-def _check(row: Any) -> None:
+def _check(row: Any, goals: Mapping[str, float], command: str) -> None:
     """Raise ValueError for an invalid row."""
     name = row.get("row") if isinstance(row, dict) else None
     if not isinstance(name, str):
         raise ValueError("expected rows with their names")
-    if name not in GOALS:
-        raise ValueError(f"unknown row {name!r}; `minidl bench --list` shows all rows")
-    right = row.get("error_ok")
-    if type(right) is not bool:
+    if name not in goals:
+        raise ValueError(f"unknown row {name!r}; `{command} --list` shows all rows")
+    is_right = row.get("error_ok")
+    if type(is_right) is not bool:
         raise ValueError(f"the row {name!r} does not say whether its result was right")
-    for key in _TEXTS if right else _TEXTS[:2]:
+    for key in _TEXTS if is_right else _TEXTS[:2]:
         if not _is_text(row.get(key)):
             raise ValueError(f"the row {name!r} has no {key}")
-    for key in _NUMBERS if right else ():
+    for key in _NUMBERS if is_right else ():
         if not (is_number(row.get(key)) and 0 < row[key] < _LARGEST):
             raise ValueError(f"the row {name!r} has no {key} above 0")
 
@@ -91,7 +93,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def _judged(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its goal and whether it reaches it."""
-    goal = GOALS[row["row"]]
+def _judged(row: dict[str, Any], goals: Mapping[str, float]) -> dict[str, Any]:
+    """Return the row with its goal and whether it reaches the goal."""
+    goal = goals[row["row"]]
     return {**row, "goal": goal, "at_goal": row["error_ok"] and row["ratio"] >= goal - NOISE}

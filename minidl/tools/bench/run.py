@@ -24,10 +24,10 @@ def run(
 ) -> list[str]:
     """Measure the rows into `results` and call `keep` after each one. Returns a message for each row that failed.
 
-    With `others`, other projects' kernels are peers, too.
+    With `others`, kernels of other projects are also measured.
     """
     torch.backends.cudnn.benchmark = True
-    made, failures = {name: make for name, _, make in ROWS}, []
+    makers, failures = {name: make for name, _, make in ROWS}, []
     progress = Progress(console=console, transient=True)
     task = progress.add_task("rows", total=len(names))
     with Live(console=console, auto_refresh=False) as live:
@@ -37,7 +37,7 @@ def run(
             started = time.perf_counter()
             torch.cuda.empty_cache()
             try:
-                row = measure(made[name](), others)
+                row = measure(makers[name](), others)
             except _FAILURES as error:
                 failures.append(f"{name}: {type(error).__name__}: {error}")
             else:
@@ -51,27 +51,27 @@ def run(
 
 
 def table(results: Results, names: Sequence[str]) -> Table:
-    """A table of the measured rows of `names`: green at the goal, red if slower than the best peer or wrong."""
-    made = Table("row", "type")
+    """Return a table of the measured rows of `names`: green at the goal, red if slower than the best peer or wrong."""
+    result = Table("row", "type")
     for title in ("ours, ms", "best other, ms", "ratio", "goal", "of the floor"):
-        made.add_column(title, justify="right")
+        result.add_column(title, justify="right")
     for name in names:
         row = results.rows.get(name)
         if row is None:
             continue
         if not row["error_ok"]:
-            made.add_row(name, escape(row["dtype"]), "wrong", "", "", f"{row['goal']:g}", "", style="bold red")
+            result.add_row(name, escape(row["dtype"]), "wrong", "", "", f"{row['goal']:g}", "", style="bold red")
             continue
         style = "green" if row["at_goal"] else "red" if row["ratio"] < 1.0 else "yellow"
-        made.add_row(
+        result.add_row(
             name, escape(row["dtype"]), f"{row['ours_ms']:.4f}", f"{row['peer_ms']:.4f}",
             f"[{style}]{row['ratio']:.2f}[/{style}]", f"{row['goal']:g}", f"{row['share_of_floor']:.2f}",
         )  # fmt: skip
-    return made
+    return result
 
 
 def summary(results: Results) -> str:
-    """How many rows reach their goals, as a sentence."""
+    """Return a sentence with the number of rows that reach their goals."""
     reached = sum(row["at_goal"] for row in results.rows.values())
     ahead = sum(row["error_ok"] and row["ratio"] >= 1.0 for row in results.rows.values())
     part = f" (bench has {len(ROWS)} rows)" if len(results.rows) < len(ROWS) else ""

@@ -1,4 +1,4 @@
-"""What both sides of a row are made from: torch eager and compiled, in both memory orders, with gradients, a step."""
+"""The calls of a row's sides: torch eager and compiled, in both memory orders, with gradients; a training step."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Calls = dict[str, list[Call]]
 def eager_and_compiled(
     function: Callable[..., Any],
     inputs: Sequence[tuple[Any, ...]] = ((),),
-    call: Callable[..., Any] = lambda function, *given: function(*given),
+    call: Callable[..., Any] = lambda function, *args: function(*args),
     **how: Any,
 ) -> Calls:
-    """torch's calls of a function on each of the inputs; `how` are options of torch.compile.
+    """Return torch's calls of a function on each of the inputs; `how` are options of torch.compile.
 
-    call    what calls the function, which may do more around it, such as the gradients
+    call    calls the function, and may do more, such as computing gradients
     """
     sides = {"torch": function, "torch.compile": torch.compile(function, dynamic=False, **how)}
-    return {name: [partial(call, side, *given) for given in inputs] for name, side in sides.items()}
+    return {name: [partial(call, side, *args) for args in inputs] for name, side in sides.items()}
 
 
 def in_both_orders(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], xs: Sequence[torch.Tensor], w: torch.Tensor
 ) -> Calls:
-    """cuDNN's calls on channels-last tensors and on contiguous ones."""
+    """Return cuDNN's calls on channels-last tensors and on contiguous ones."""
     last, plain = w.movedim(1, -1).contiguous().movedim(-1, 1), w.contiguous()
     return {
         "cuDNN, channels last": [partial(function, x, last) for x in xs],
@@ -44,7 +44,7 @@ def in_both_orders(
 def torch_gradients(
     function: Callable[..., torch.Tensor], leaves: Sequence[torch.Tensor], dy: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """The result and the gradients of the leaves."""
+    """Return the result and the gradients of the leaves."""
     y = function(*leaves)
     return y, *torch.autograd.grad(y, leaves, dy)
 
@@ -52,7 +52,7 @@ def torch_gradients(
 def our_gradients(
     function: Callable[..., Tensor], leaves: Sequence[Tensor], dy: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """The same of minidl."""
+    """Return the result and the gradients of minidl's leaves."""
     for leaf in leaves:
         leaf.grad = None
     y = function(*leaves)
@@ -61,13 +61,13 @@ def our_gradients(
 
 
 def right(record: str, got: Any, *args: Any, wrt: Sequence[int] = (), dy: torch.Tensor | None = None) -> bool:
-    """Whether a result is as exact as the operation's record promises, or the gradients by the arguments at `wrt`."""
+    """Return whether a result, or the gradients by the arguments at `wrt`, are within the bounds of the record."""
     expected = Expected(all_specs()[record], Case(args), args[0].dtype, wrt, lambda *shape: dy)
     return expected.holds(*as_tuple(got))
 
 
 def training_step(optimizer: Any, loss: Callable[[], Any]) -> Callable[[], Any]:
-    """A step of either side: the loss, its gradients, the update."""
+    """Return a training step of either side: loss, gradients, update."""
 
     def step() -> Any:
         optimizer.zero_grad()

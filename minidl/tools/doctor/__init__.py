@@ -1,4 +1,4 @@
-"""`minidl doctor`: what this machine can run, what is missing, and compilation ahead, also for GPUs that are not there.
+"""`minidl doctor`: what this machine can run, what is missing, and offline compilation, also for other GPUs.
 
 Importing this package is cheap: the command imports torch and rich when it runs.
 """
@@ -22,31 +22,31 @@ ARCHITECTURES = (80, 90)
 
 
 def doctor() -> int:
-    """Print what this machine can run and what is missing; 1 when something needed is missing, else 0."""
+    """Print what this machine can run and what is missing. Returns 1 if something needed is missing, else 0."""
     from rich.markup import escape
 
     from minidl.tools.doctor import machine
     from minidl.version import __version__
 
     colours = {machine.GOOD: "green", machine.NOTE: "yellow", machine.BAD: "red"}
-    console, found = rich_console(), []
+    console, checks = rich_console(), []
     with console.status("looking") as status:
         for check in machine.checks():
-            found.append(check)
+            checks.append(check)
             status.update(f"looking: {check.name}")
     console.print(f"minidl {__version__} on this machine\n", highlight=False)
-    width = max(len(check.name) for check in found)
-    # Lines in place of a table, so that long paths are not broken.
-    for check in found:
+    width = max(len(check.name) for check in checks)
+    # Lines instead of a table, so that long paths are not wrapped.
+    for check in checks:
         colour = colours[check.status]
-        line = f"{escape(check.name.ljust(width))}  [{colour}]{check.status}[/]  {escape(check.found)}"
+        line = f"{escape(check.name.ljust(width))}  [{colour}]{check.status}[/]  {escape(check.text)}"
         console.print(line, soft_wrap=True, highlight=False)
         if check.advice:
             console.print(f"{'':{width + 8}}[{colour}]{escape(check.advice)}[/]", soft_wrap=True, highlight=False)
     console.print()
-    bad = [check.name for check in found if check.status == machine.BAD]
-    if bad:
-        console.print(f"[red]Needs attention:[/] {escape(', '.join(bad))}")
+    failed = [check.name for check in checks if check.status == machine.BAD]
+    if failed:
+        console.print(f"[red]Needs attention:[/] {escape(', '.join(failed))}")
         return 1
     console.print("[green]Everything needed is there.[/]")
     return 0
@@ -61,15 +61,15 @@ def doctor_compile(
     details: bool = False,
     **options: Any,
 ) -> int:
-    """Compile every kernel offline for the given architectures, print the table; 1 when something is wrong, else 0.
+    """Compile every kernel offline for these architectures and print a table. Returns 1 if something is wrong, else 0.
 
-    only     a part of the names of the kernels to compile
-    work     a part of the names of the operations that are called to launch them
-    json     where the figures are written, too
+    only     compile kernels with this text in their name
+    work     call operations with this text in their name
+    json     file for the figures
     details  a row per tile in the table; the JSON always has them
-    options  those of `compile.run`, which chooses the tiles, the flags and the Python that compiles
+    options  arguments of `compile.run`, which chooses tiles, flags and the Python interpreter
 
-    Raises ValueError for an unknown architecture and when no kernel has `only` in its name, OSError when the JSON file
+    Raises ValueError for an unknown architecture and if no kernel has `only` in its name, OSError if the JSON file
     cannot be written.
     """
     from rich.markup import escape
@@ -90,7 +90,7 @@ def doctor_compile(
     if not verdict.figures and not verdict.failures:
         console.print(f"no operation with {work!r} in its name launches such a kernel", markup=False, highlight=False)
         return 1
-    return _told(verdict, console, json, details)
+    return _report(verdict, console, json, details)
 
 
 def doctor_files(
@@ -102,11 +102,11 @@ def doctor_files(
     json: Path | None = None,
     details: bool = False,
 ) -> int:
-    """Run scripts, and compile what they launch for the given architectures; 1 when something is wrong, else 0.
+    """Run scripts and compile what they launch for the given architectures. Returns 1 if something is wrong, else 0.
 
     With `module`, the first of `files` is a module, as in `python -m`, and the others are its arguments. `only`, `json`
-    and `details` are those of `doctor_compile`. Kernels are to be interpreted in this process. Raises ValueError for an
-    unknown architecture and when no kernel that was launched has `only` in its name, OSError as `doctor_compile`.
+    and `details` are as in `doctor_compile`. Kernels must be interpreted in this process. Raises ValueError for an
+    unknown architecture and if no launched kernel has `only` in its name, OSError as `doctor_compile`.
     """
     from minidl.tools.doctor import jobs, report, scripts
 
@@ -116,20 +116,20 @@ def doctor_files(
         json = json.absolute()  # a script may change the working directory
     console, launches = report.console(), scripts.record(files, arch, module=module)
     if not launches.kernels:
-        told = [f"{file} {why}" for file, why in launches.failed.items()]
+        reasons = [f"{file} {why}" for file, why in launches.failed.items()]
         tests = [] if module else [file for file in files if Path(file).name.startswith("test_")]
-        told += [f"tests run by: minidl doctor --compile -m pytest {file}" for file in tests]
-        console.print(f"nothing was compiled: {'; '.join(told)}", markup=False, soft_wrap=True)
+        reasons += [f"tests run by: minidl doctor --compile -m pytest {file}" for file in tests]
+        console.print(f"nothing was compiled: {'; '.join(reasons)}", markup=False, soft_wrap=True)
         return 1
     if not any(only in name for name in launches.kernels):
         raise ValueError(f"no kernel has {only!r} in its name; launched were: {', '.join(sorted(launches.kernels))}")
     with report.Stages(console) as stages:
         verdict = scripts.compile_all(launches, only, partial(stages.tell, "every launch"))
-    return _told(verdict, console, json, details)
+    return _report(verdict, console, json, details)
 
 
-def _told(verdict: Verdict, console: Any, json: Path | None, details: bool) -> int:
-    """Show a verdict, and write it to a file: the exit code."""
+def _report(verdict: Verdict, console: Any, json: Path | None, details: bool) -> int:
+    """Show a verdict, write it to a file, and return the exit code."""
     from minidl.tools.doctor import report
 
     report.show(verdict, console, details)
@@ -138,17 +138,17 @@ def _told(verdict: Verdict, console: Any, json: Path | None, details: bool) -> i
         from minidl.training.run_folder.outputs import check_output
         from minidl.training.run_folder.provenance import VERDICT
 
-        check_output("--json", json, VERDICT)  # again: a script may have made it
+        check_output("--json", json, VERDICT)  # a second time: a script may have created the file
         write_json(json, report.as_json(verdict))
     return 0 if verdict.fine else 1
 
 
 def doctor_warm(names: Sequence[str], arch: int | None) -> int:
-    """Compile the kernels of the usual commands, or of those named (`warm.jobs`), into Triton's cache.
+    """Compile the kernels of the usual commands, or of `names` (see `warm.jobs`), into Triton's cache.
 
-    `arch` None: for the GPU of this machine. Returns 1 when some could not be compiled, else 0. Raises ConfigError for
-    an unknown name, for a machine without a GPU where no `arch` is given, and in a process that interprets, ValueError
-    for an unknown architecture; DataError and DamagedError for a run that cannot be read.
+    `arch` None means this machine's GPU. Returns 1 if a kernel could not be compiled, else 0. Raises ConfigError for
+    an unknown name, without `arch` on a machine without a GPU, and in a process that interprets kernels; ValueError for
+    an unknown architecture; DataError and DamagedError for a run that cannot be read.
     """
     os.environ["TRITON_INTERPRET"] = "0"  # nothing is launched here
     import torch
@@ -166,20 +166,22 @@ def doctor_warm(names: Sequence[str], arch: int | None) -> int:
     if arch is None and not torch.cuda.is_available():
         raise ConfigError("--warm finds no GPU on this machine: name one by --arch, such as --arch 90 for an H100")
     names, console, started = names or warm.NAMES, rich_console(soft_wrap=True), time.perf_counter()
-    found: dict[str, Job] = {}
+    every_job: dict[str, Job] = {}
     with report.Stages(console) as stages, Compilers("doctor") as compilers:
-        compilers.start()  # gets ready meanwhile
+        compilers.start()  # starts its processes during the recording
         stages.tell("recording launches", 0, len(names))
         for done, jobs in enumerate(warm.jobs(names, arch), start=1):
-            found.update({job.key: job for job in jobs})
+            every_job.update({job.key: job for job in jobs})
             stages.tell("recording launches", done, len(names))
-        wanted = [job for job in found.values() if not launch_jobs.is_compiled(job)]
-        if wanted:
-            compilers.compile(wanted, lambda done, of: stages.tell("compiling kernels", done, of))
-    failed = [job for job in wanted if not launch_jobs.is_compiled(job)]
+        missing = [job for job in every_job.values() if not launch_jobs.is_compiled(job)]
+        if missing:
+            compilers.compile(missing, lambda done, of: stages.tell("compiling kernels", done, of))
+    failed = [job for job in missing if not launch_jobs.is_compiled(job)]
     for job in failed:
         console.print(f"not compiled: {job}", markup=False, highlight=False)
-    made, there, seconds = len(wanted) - len(failed), len(found) - len(wanted), time.perf_counter() - started
-    told = f"{made} kernels compiled, {there} were there already; they are in {knobs.cache.dir}; {seconds:.0f} s"
-    console.print(told, markup=False, highlight=False)
+    compiled, cached, seconds = len(missing) - len(failed), len(every_job) - len(missing), time.perf_counter() - started
+    summary = (
+        f"{compiled} kernels compiled, {cached} were there already; they are in {knobs.cache.dir}; {seconds:.0f} s"
+    )
+    console.print(summary, markup=False, highlight=False)
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""The compiler's figures of a job and their problems as plain data, without torch and Triton."""
+"""The compiler's figures of a job and the problems in them, as plain data, without torch and Triton."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from minidl.common.architecture import Arch, target_of
 from minidl.compilation.job import WARP, Job
 
-# Shared memory that one program may have, by compute capability (CUDA C++ Programming Guide, table "Technical
+# Maximum shared memory of a program, by compute capability (CUDA C++ Programming Guide, table "Technical
 # Specifications per Compute Capability", less the 1 KB that the system keeps), and AMD's LDS.
 SHARED_LIMITS: dict[Arch, int] = {
     80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376,
     "gfx942": 65536, "gfx950": 163840, "gfx1201": 65536,
 }  # fmt: skip
-# How float32 products can be computed on AMD's, of `launch.PRECISIONS`; on others that is all of them.
+# Precisions of float32 products on AMD GPUs; other GPUs have all of `launch.PRECISIONS`.
 PRECISIONS: dict[Arch, tuple[str, ...]] = {"gfx942": ("ieee", "tf32"), "gfx950": ("ieee",), "gfx1201": ("ieee",)}
 REGISTERS = 65536
-FLOAT64_MATRIX = 80, 90  # NVIDIA's for which Triton compiles products of float64 into matrix instructions
+FLOAT64_MATRIX = 80, 90  # NVIDIA GPUs with matrix instructions for float64 products
 MAX_REGISTERS = 255
 ACCEPTED = Path(__file__).parent / "accepted_spills.json"
 
@@ -58,13 +58,13 @@ class Figures:
 
     @property
     def matrix(self) -> int:
-        """Matrix instructions of any kind."""
+        """The number of matrix instructions of all kinds."""
         return sum(getattr(self, name) for name in MATRIX)
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """An accepted spill and its reason: up to `bytes` in the jobs with the given fields, with a version of Triton."""
+    """An accepted spill and its reason: up to `bytes` in jobs with the fields `where`, for a version of Triton."""
 
     bytes: int
     reason: str
@@ -72,7 +72,7 @@ class Accepted:
     triton: str = ""  # how the version begins
 
     def covers(self, job: Job, figures: Figures) -> bool:
-        """Whether this entry applies to the job and allows its spill."""
+        """Return whether this entry applies to the job and allows its spill."""
         return (
             figures.spill <= self.bytes
             and figures.triton.startswith(self.triton)
@@ -82,53 +82,53 @@ class Accepted:
 
 @functools.cache
 def accepted_spills(path: Path = ACCEPTED) -> tuple[Accepted, ...]:
-    """The entries of a file of accepted spills: {"bytes", "reason", "triton"?, "kernel"?, "tile"?, "dtype"?, ...}."""
-    found = []
+    """Read a file of accepted spills: {"bytes", "reason", "triton"?, "kernel"?, "tile"?, "dtype"?, ...}."""
+    entries = []
     for entry in json.loads(path.read_text()):
         where = {"name" if key == "kernel" else key: value for key, value in entry.items()}
-        own = {name: where.pop(name) for name in ("bytes", "reason", "triton") if name in where}
-        found.append(Accepted(**own, where=where))
-    return tuple(found)
+        fields = {name: where.pop(name) for name in ("bytes", "reason", "triton") if name in where}
+        entries.append(Accepted(**fields, where=where))
+    return tuple(entries)
 
 
 def kernels() -> list[str]:
-    """The package's kernels as "module:name", read from their source without importing it."""
+    """Return the package's kernels as "module:name", read from the source without importing it."""
     package = Path(__file__).parents[2]
-    found = []
+    result = []
     for path in sorted((package / "kernels").rglob("*.py")):
         names = re.findall(r"^def (\w+_kernel)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
         module = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
-        found += [f"{module}:{name}" for name in names]
-    return found
+        result += [f"{module}:{name}" for name in names]
+    return result
 
 
 def target_name(arch: Arch) -> str:
-    """The tile table for an architecture. Raises ValueError for an unknown one."""
+    """Return the name of an architecture's tile table. Raises ValueError for an unknown one."""
     if arch not in SHARED_LIMITS:
         raise ValueError(f"unknown architecture {arch}; known: {', '.join(map(str, SHARED_LIMITS))}")
     return target_of(arch)
 
 
 def problems(job: Job, figures: Figures, accepted: Iterable[Accepted] | None = None) -> list[str]:
-    """The problems of a compiled job, one message each."""
+    """Return a message for each problem of a compiled job."""
     if figures.error:
         return [figures.error]
-    found = []
-    known = accepted_spills() if accepted is None else accepted
-    if figures.spill and not any(entry.covers(job, figures) for entry in known):
-        found.append(f"spills {figures.spill} bytes of registers")
+    messages = []
+    entries = accepted_spills() if accepted is None else accepted
+    if figures.spill and not any(entry.covers(job, figures) for entry in entries):
+        messages.append(f"spills {figures.spill} bytes of registers")
     if figures.shared > SHARED_LIMITS[job.arch]:
-        found.append(f"needs {figures.shared} bytes of shared memory, the limit is {SHARED_LIMITS[job.arch]}")
-    taken = figures.registers * WARP * figures.warps
-    if isinstance(job.arch, int) and (figures.registers > MAX_REGISTERS or taken > REGISTERS):
-        found.append(f"needs {figures.registers} registers in {figures.warps} warps, a processor has {REGISTERS}")
+        messages.append(f"needs {figures.shared} bytes of shared memory, the limit is {SHARED_LIMITS[job.arch]}")
+    total = figures.registers * WARP * figures.warps
+    if isinstance(job.arch, int) and (figures.registers > MAX_REGISTERS or total > REGISTERS):
+        messages.append(f"needs {figures.registers} registers in {figures.warps} warps, a processor has {REGISTERS}")
     if figures.serialised:
-        found.append("matrix instructions are serialised (ptxas warning C7510, C7511 or C7515)")
+        messages.append("matrix instructions are serialised (ptxas warning C7510, C7511 or C7515)")
     if figures.hasty:
-        found.append("accesses memory before waiting for the previous launch")
+        messages.append("accesses memory before waiting for the previous launch")
     if figures.rounded and job.dtype == "float64":
-        found.append(f"float64 values meet constants rounded to float32: {figures.rounded}")
+        messages.append(f"float64 values meet constants rounded to float32: {figures.rounded}")
     scalar = job.dtype == "float64" and isinstance(job.arch, int) and job.arch not in FLOAT64_MATRIX
     if figures.wants_matrix and not figures.matrix and not scalar:
-        found.append("no matrix instructions")
-    return found
+        messages.append("no matrix instructions")
+    return messages

@@ -1,4 +1,4 @@
-"""What this machine can run, and what is missing: one check per line, each with what to do about it."""
+"""What this machine can run, and what is missing: one check per line, with advice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 GOOD, NOTE, BAD = "good", "note", "bad"
-# The lowest versions that pyproject.toml allows, and those that constraints.txt names as tested.
+# The lowest versions in pyproject.toml, and the tested ones in constraints.txt.
 NEEDED = {"torch": "2.11", "triton": "3.6", "numpy": "1.26"}
 TESTED = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.4.6"}
 PLOTS = ("matplotlib",)
@@ -33,12 +33,12 @@ class Check:
 
     name: str
     status: str
-    found: str
+    text: str
     advice: str = ""
 
 
 def checks() -> Iterator[Check]:
-    """The results of all checks in turn. A check that raises is "bad" and shows the error."""
+    """Run all checks and yield their results. A check that raises is "bad" and shows the error."""
     every: dict[str, Callable[[], Check | list[Check]]] = {
         "python": lambda: Check("Python", GOOD, f"{platform.python_version()} in {sys.prefix}"),
         **{name: partial(_version, name) for name in NEEDED},
@@ -50,24 +50,24 @@ def checks() -> Iterator[Check]:
     }  # fmt: skip
     for name, check in every.items():
         try:
-            found = check()
-        except Exception as error:  # noqa: BLE001 (what keeps a check from running is what it reports)
-            found = Check(name, BAD, f"{type(error).__name__}: {error}", "Fix the error in this line.")
-        yield from found if isinstance(found, list) else [found]
+            result = check()
+        except Exception as error:  # noqa: BLE001 (a check reports any error)
+            result = Check(name, BAD, f"{type(error).__name__}: {error}", "Fix the error in this line.")
+        yield from result if isinstance(result, list) else [result]
 
 
 def _version(name: str) -> Check:
     if name == "triton" and sys.platform != "linux":
         return Check(name, BAD, f"none for {sys.platform}", "Triton is published for Linux: use Linux or WSL 2.")
     try:
-        found = metadata.version(name)
+        installed = metadata.version(name)
     except metadata.PackageNotFoundError:
         return Check(name, BAD, "not installed", f'Install it: pip install -c constraints.txt "{name}>={NEEDED[name]}"')
-    if _numbers(found) < _numbers(NEEDED[name]):
-        return Check(name, BAD, found, f"minidl needs {name} {NEEDED[name]} or newer.")
-    tested = found.split("+")[0] == TESTED[name]
-    advice = "" if tested else f"Supported; the tested version is {TESTED[name]} (constraints.txt)."
-    return Check(name, GOOD if tested else NOTE, found, advice)
+    if _numbers(installed) < _numbers(NEEDED[name]):
+        return Check(name, BAD, installed, f"minidl needs {name} {NEEDED[name]} or newer.")
+    is_tested = installed.split("+")[0] == TESTED[name]
+    advice = "" if is_tested else f"Supported; the tested version is {TESTED[name]} (constraints.txt)."
+    return Check(name, GOOD if is_tested else NOTE, installed, advice)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -88,39 +88,39 @@ def _devices() -> Check | list[Check]:
             return Check("GPU", BAD, f"driver {driver}, but torch {torch.__version__} is built without CUDA", advice)
         advice = f"torch is built for CUDA {torch.version.cuda}: update the driver, or check CUDA_VISIBLE_DEVICES."
         return Check("GPU", BAD, f"driver {driver}, but torch sees no device", advice)
-    found = []
+    results = []
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
         text = (
             f"{device.name}, compute capability {device.major}.{device.minor}, {device.total_memory / 2**30:.0f} GiB, "
             f"{device.multi_processor_count} processors, driver {driver}, CUDA {torch.version.cuda}"
         )
-        old = (device.major, device.minor) < (8, 0)
-        advice = "minidl's GPU kernels need 8.0 or above; set TRITON_INTERPRET=1 to use the CPU." if old else ""
-        found.append(Check(f"GPU {index}", BAD if old else GOOD, text, advice))
-    return found
+        too_old = (device.major, device.minor) < (8, 0)
+        advice = "minidl's GPU kernels need 8.0 or above; set TRITON_INTERPRET=1 to use the CPU." if too_old else ""
+        results.append(Check(f"GPU {index}", BAD if too_old else GOOD, text, advice))
+    return results
 
 
 def _kernels() -> Check:
     import torch
 
-    given = os.environ.get("TRITON_INTERPRET")
+    setting = os.environ.get("TRITON_INTERPRET")
     from minidl.runtime import launch
 
     if not launch.INTERPRETED:
-        why = "a CUDA device is there" if given is None else f"TRITON_INTERPRET={given} is set"
+        why = "a CUDA device is there" if setting is None else f"TRITON_INTERPRET={setting} is set"
         if not torch.cuda.is_available():
             advice = "Unset TRITON_INTERPRET: without a CUDA device only the interpreter runs kernels."
             return Check("kernels", BAD, f"compiled: {why}, but there is no CUDA device", advice)
         return Check("kernels", GOOD, f"compiled, because {why}; tile table {launch.target()}")
     if torch.cuda.is_available():
         advice = "Unset TRITON_INTERPRET to use the GPU."
-        return Check("kernels", NOTE, f"interpreted on the CPU, because TRITON_INTERPRET={given} is set", advice)
+        return Check("kernels", NOTE, f"interpreted on the CPU, because TRITON_INTERPRET={setting} is set", advice)
     return Check("kernels", GOOD, "interpreted on the CPU, because there is no CUDA device; no bfloat16 there")
 
 
 def _tiles() -> list[Check]:
-    """The tile tables, if MINIDL_TILES names a folder."""
+    """Return the check of the tile tables if MINIDL_TILES names a folder."""
     from minidl.runtime import tile_tables
     from minidl.runtime.cost_model import devices
 
@@ -130,20 +130,20 @@ def _tiles() -> list[Check]:
         devices.check()
     except tile_tables.TableError as error:
         return [Check("tile tables", BAD, f"{error.filename}: {error.strerror}", f"Or unset {tile_tables.VARIABLE}.")]
-    found = [path.stem for path in sorted(tile_tables.FOLDER.glob("*.json")) if tile_tables.file_of(path.stem) != path]
-    found += ["estimates"] * (devices.own_file() is not None)
-    if not found:
+    names = [path.stem for path in sorted(tile_tables.FOLDER.glob("*.json")) if tile_tables.file_of(path.stem) != path]
+    names += ["estimates"] * (devices.own_file() is not None)
+    if not names:
         advice = f"The package's are used; `minidl tune` makes others, or unset {tile_tables.VARIABLE}."
         return [Check("tile tables", NOTE, f"none in {tile_tables.CHOSEN}", advice)]
-    return [Check("tile tables", GOOD, f"{', '.join(found)} in {tile_tables.CHOSEN}")]
+    return [Check("tile tables", GOOD, f"{', '.join(names)} in {tile_tables.CHOSEN}")]
 
 
 def _compiler() -> Check:
     import torch
 
-    found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if found:
-        return Check("C compiler", GOOD, found)
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler:
+        return Check("C compiler", GOOD, compiler)
     if torch.cuda.is_available():
         advice = "Triton builds its launcher with gcc or clang at the first launch: install one, or name it in CC."
         return Check("C compiler", BAD, "none", advice)
@@ -161,31 +161,33 @@ def _data() -> list[Check]:
     from minidl.data import TABLE_DATA, TEXT_DATA, reuters
     from minidl.data.download import cache_folder
 
-    without = [name for name, text in {**TEXT_DATA, **TABLE_DATA}.items() if "no download" in text]
-    found = [Check("data", GOOD, f"{', '.join(without)}: no download")]
-    given = os.environ.get("MINIDL_DATA")
-    if given and not Path(given).is_dir():
-        found.append(Check("MINIDL_DATA", BAD, f"{given} is not a folder", "Set it to a folder, or unset it."))
-    places = [*([Path(given)] if given else []), cache_folder()]
-    there = [place for place in places if (place / reuters.RESOURCE.path).exists()]
-    if there:
-        found.append(Check("reuters", GOOD, str(there[0] / reuters.RESOURCE.path)))
+    built_in = [name for name, text in {**TEXT_DATA, **TABLE_DATA}.items() if "no download" in text]
+    results = [Check("data", GOOD, f"{', '.join(built_in)}: no download")]
+    setting = os.environ.get("MINIDL_DATA")
+    if setting and not Path(setting).is_dir():
+        results.append(Check("MINIDL_DATA", BAD, f"{setting} is not a folder", "Set it to a folder, or unset it."))
+    folders = [*([Path(setting)] if setting else []), cache_folder()]
+    present = [folder for folder in folders if (folder / reuters.RESOURCE.path).exists()]
+    if present:
+        results.append(Check("reuters", GOOD, str(present[0] / reuters.RESOURCE.path)))
     else:
-        looked = " nor ".join(str(place / reuters.RESOURCE.path) for place in places)
+        expected = " nor ".join(str(folder / reuters.RESOURCE.path) for folder in folders)
         advice = "The first use downloads it; offline, put it there or set MINIDL_DATA."
-        found.append(Check("reuters", NOTE, f"neither {looked}" if len(places) > 1 else f"not at {looked}", advice))
-    return found
+        results.append(
+            Check("reuters", NOTE, f"neither {expected}" if len(folders) > 1 else f"not at {expected}", advice)
+        )
+    return results
 
 
 def _threads() -> Check:
     from minidl.training.process.environment import wanted_threads
 
     processors = len(os.sched_getaffinity(0))
-    found = f"{wanted_threads()} for BLAS and torch, {processors} processors"
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdecimal() and int(given) > processors:
-        return Check("threads", NOTE, found, f"OMP_NUM_THREADS={given} is more than this process may use: lower it.")
-    return Check("threads", GOOD, found)
+    text = f"{wanted_threads()} for BLAS and torch, {processors} processors"
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    if setting.isdecimal() and int(setting) > processors:
+        return Check("threads", NOTE, text, f"OMP_NUM_THREADS={setting} is more than this process may use: lower it.")
+    return Check("threads", GOOD, text)
 
 
 def _disk() -> list[Check]:
@@ -193,26 +195,27 @@ def _disk() -> list[Check]:
 
     from minidl.data.download import cache_folder
 
-    found = []
+    results = []
     for name, folder in (
         ("disk, runs", Path.cwd()),
         ("disk, data", cache_folder()),
         ("disk, Triton", Path(triton.knobs.cache.dir)),
     ):
-        there = next(place for place in (folder, *folder.parents) if place.exists())
-        free = shutil.disk_usage(there).free
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        free = shutil.disk_usage(existing).free
         text = f"{free / 2**30:.1f} GiB free for {folder}"
-        if not os.access(there, os.W_OK):
-            found.append(Check(name, BAD, f"{there} cannot be written", f"Make it writable, for {folder}."))
+        if not os.access(existing, os.W_OK):
+            results.append(Check(name, BAD, f"{existing} cannot be written", f"Make it writable, for {folder}."))
         elif free < ENOUGH_DISK:
-            found.append(Check(name, NOTE, text, "Compiled kernels, data and runs take up to 2 GiB: free some space."))
+            advice = "Compiled kernels, data and runs take up to 2 GiB: free some space."
+            results.append(Check(name, NOTE, text, advice))
         else:
-            found.append(Check(name, GOOD, text))
-    return found
+            results.append(Check(name, GOOD, text))
+    return results
 
 
 def _self_test() -> list[Check]:
-    """In each dtype a product and its softmax, compared with torch in float64."""
+    """Compare a product and its softmax in each dtype with torch in float64."""
     import torch
 
     from minidl import ops
@@ -221,20 +224,23 @@ def _self_test() -> list[Check]:
     from minidl.testing.compare import Expected
     from minidl.testing.specs import Case, all_specs
 
-    device, found = default_device(), []
+    device, results = default_device(), []
     for dtype in [torch.float32] if launch.INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]:
         generator = torch.Generator().manual_seed(0)
         a, b = (torch.randn(size, generator=generator).to(dtype).to(device) for size in ((144, 208), (208, 160)))
         start = time.perf_counter()
         product = ops.matmul(Tensor(a), Tensor(b))
-        shares = ops.softmax(product, -1)
-        right = 0 < float(shares.data.max()) <= 1  # waits for the device
+        probabilities = ops.softmax(product, -1)
+        right = 0 < float(probabilities.data.max()) <= 1  # waits for the device
         seconds, figures = time.perf_counter() - start, []
-        for name, args, result in (("matmul", (a, b), product.data), ("softmax", (product.data, -1), shares.data)):
+        for name, args, result in (
+            ("matmul", (a, b), product.data),
+            ("softmax", (product.data, -1), probabilities.data),
+        ):
             expected = Expected(all_specs()[name], Case(args), dtype)
             right = right and expected.holds(result)
             figures.append(f"{name} off by {float((result.double() - expected.exact[0]).abs().max()):.1e}")
         text = f"{', '.join(figures)}; {seconds:.2f} s{'' if str(device) == 'cpu' else ' with compilation'}"
         advice = "" if right else "Rounding does not explain this error: run the tests before trusting results."
-        found.append(Check(f"self-test {str(dtype).removeprefix('torch.')}", GOOD if right else BAD, text, advice))
-    return found
+        results.append(Check(f"self-test {str(dtype).removeprefix('torch.')}", GOOD if right else BAD, text, advice))
+    return results

@@ -25,15 +25,15 @@ _FIELDS = ("kernel", "arch", "dtype", "precision", "tile")
 
 
 def console() -> Console:
-    """Where tables go: as wide as they need where there is no terminal."""
-    found: Console = rich_console()
-    return found if found.is_terminal else rich_console(width=180)
+    """Return the console for tables, wide enough for them without a terminal."""
+    result: Console = rich_console()
+    return result if result.is_terminal else rich_console(width=180)
 
 
 def rows(verdict: Verdict, fields: Sequence[str] = _FIELDS) -> list[dict[str, Any]]:
-    """One row per kernel, architecture, dtype, precision and tile, or per combination of some `fields` of these.
+    """Return a row per kernel, architecture, dtype, precision and tile, or per combination of some `fields` of these.
 
-    A row has the number of its launches and tiles, their largest figures and all of their problems.
+    A row has the number of launches and tiles, their largest figures and all their problems.
     """
     groups: dict[tuple[Any, ...], list[tuple[Job, Figures]]] = {}
     for job, figures in verdict.figures.values():
@@ -43,20 +43,20 @@ def rows(verdict: Verdict, fields: Sequence[str] = _FIELDS) -> list[dict[str, An
     return [dict(zip(fields, group, strict=True)) | _summary(groups[group]) for group in in_order]
 
 
-def _summary(found: list[tuple[Job, Figures]]) -> dict[str, Any]:
+def _summary(jobs: list[tuple[Job, Figures]]) -> dict[str, Any]:
     names = ("registers", "spill", "stack", "shared", *MATRIX, "tma")
-    largest = {name: max(getattr(figures, name) for _, figures in found) for name in names}
-    loads = {name: sum(getattr(figures, name) for _, figures in found) for name in ("loads", "wide")}
-    wrong = dict.fromkeys(line for job, figures in found for line in problems(job, figures))
-    spilled = itertools.product([each for each in found if each[1].spill], accepted_spills())
+    largest = {name: max(getattr(figures, name) for _, figures in jobs) for name in names}
+    loads = {name: sum(getattr(figures, name) for _, figures in jobs) for name in ("loads", "wide")}
+    wrong = dict.fromkeys(line for job, figures in jobs for line in problems(job, figures))
+    spilled = itertools.product([each for each in jobs if each[1].spill], accepted_spills())
     reasons = dict.fromkeys(entry.reason for each, entry in spilled if entry.covers(*each))
-    tiles = len({job.tile for job, _ in found})
-    counts = {"launches": len(found), "tiles": tiles, **largest, **loads}
+    tiles = len({job.tile for job, _ in jobs})
+    counts = {"launches": len(jobs), "tiles": tiles, **largest, **loads}
     return {**counts, "problems": list(wrong), "accepted": list(reasons)}
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
-    """The whole verdict as JSON."""
+    """Return the verdict for JSON."""
     return {
         "minidl": __version__,
         **verdict.versions,
@@ -75,11 +75,11 @@ def show(verdict: Verdict, console: Console, every_tile: bool = False) -> None:
     figures = ("launches", "registers", "spilled", "shared", "matrix", "TMA", "16-byte loads")
     for name in (*left[:4], "tile" if every_tile else "tiles", *figures, ""):
         table.add_column(name, no_wrap=True, justify="left" if name in left else "right")
-    before = None
+    previous = None
     for row in rows(verdict, _FIELDS if every_tile else _FIELDS[:-1]):
-        if before is not None and row["kernel"] != before:
+        if previous is not None and row["kernel"] != previous:
             table.add_section()
-        before = row["kernel"]
+        previous = row["kernel"]
         mark = "[red]wrong[/]" if row["problems"] else "[yellow]accepted[/]" if row["accepted"] else "[green]ok[/]"
         table.add_row(
             row["kernel"].removesuffix("_kernel"), arch_name(row["arch"]), row["dtype"], row["precision"],
@@ -99,12 +99,12 @@ def show(verdict: Verdict, console: Console, every_tile: bool = False) -> None:
         console.print(f"[red]failed[/] {escape(f'{name}: {error}')}", highlight=False, soft_wrap=True)
     compiled, kernels = len(verdict.figures), len({row["kernel"] for row in summary})
     bad = sum(bool(row["problems"]) for row in summary) + len(verdict.failures)
-    told = [f"{bad} wrong"] if bad else []
-    told += [f"{counted(len(verdict.scripts), 'script')} failed"] if verdict.scripts else []
+    outcomes = [f"{bad} wrong"] if bad else []
+    outcomes += [f"{counted(len(verdict.scripts), 'script')} failed"] if verdict.scripts else []
     console.print(
         f"{counted(compiled, 'launch')} of {counted(kernels, 'kernel')} compiled with Triton "
         f"{verdict.versions['triton']} in {verdict.seconds:.0f} s: "
-        + (f"[red]{', '.join(told)}[/]" if told else "[green]no problem[/]"),
+        + (f"[red]{', '.join(outcomes)}[/]" if outcomes else "[green]no problem[/]"),
         highlight=False,
     )
 
@@ -119,19 +119,19 @@ class Stages(Progress):
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         super().__init__(*columns, console=console, disable=not console.is_terminal)
-        self._begun: dict[str, TaskID] = {}
-        self._told = time.monotonic()
+        self._task_ids: dict[str, TaskID] = {}
+        self._line_time = time.monotonic()
 
     def tell(self, stage: str, done: int, of: int) -> None:
-        """`done` of a stage's jobs are done."""
-        if stage not in self._begun:
-            self._begun[stage] = self.add_task(stage, total=of)
+        """Report that `done` of a stage's `of` jobs are done."""
+        if stage not in self._task_ids:
+            self._task_ids[stage] = self.add_task(stage, total=of)
             self._line(f"{stage}: {of} to do")
-        elif time.monotonic() - self._told > SECONDS_BETWEEN_LINES:
+        elif time.monotonic() - self._line_time > SECONDS_BETWEEN_LINES:
             self._line(f"{stage}: {done} of {of}")
-        self.update(self._begun[stage], completed=done, total=of)
+        self.update(self._task_ids[stage], completed=done, total=of)
 
     def _line(self, text: str) -> None:
-        self._told = time.monotonic()
+        self._line_time = time.monotonic()
         if not self.console.is_terminal:
             self.console.print(text, highlight=False)

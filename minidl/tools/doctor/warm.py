@@ -1,7 +1,7 @@
-"""`minidl doctor --warm`: the kernels of usual commands, for Triton's cache, before any of the commands runs.
+"""`minidl doctor --warm`: compile the kernels of usual commands into Triton's cache before they run.
 
 A command is rehearsed (`minidl.compilation.rehearsal`): its Python code runs on data of the same sizes, and its
-launches are listed with the keys under which Triton looks for them. Needs a process that does not interpret.
+launches are listed with their keys in Triton's cache. Requires a process that does not interpret kernels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from minidl.training.run_folder import create, saved_run
 from minidl.training.settings.command import Evaluate
 from minidl.training.tasks import TASKS
 
-# What trainings learn from: the data that needs no download, pictures of the sizes of MNIST, and small photos.
+# Data of the trainings: built-in data, pictures of MNIST's sizes, and small photos.
 _TRAININGS: dict[str, tuple[str, ...]] = {
     "text": ("docstrings",),
     "table": ("diabetes",),
@@ -42,11 +42,11 @@ _TRAININGS: dict[str, tuple[str, ...]] = {
     "gan": ("digits", "mnist"),
 }
 NAMES = (*_TRAININGS, "generate")
-_INPUTS = (1, 2, 16, forward.BATCH)  # of predict: one has its own kernels, and so have multiples of 16
+_INPUTS = (1, 2, 16, forward.BATCH)  # of predict: 1 and multiples of 16 have their own kernels
 
 
 def jobs(names: Sequence[str], arch: int | None) -> Iterator[list[Job]]:
-    """The kernels of every name, of NAMES or a finished run; for the GPU of this machine, or an architecture.
+    """Yield the kernels of each name in NAMES or finished run, for this machine's GPU or an architecture.
 
     Raises ConfigError for another name, ValueError for an unknown architecture, DataError and DamagedError for a run
     that cannot be read.
@@ -56,17 +56,17 @@ def jobs(names: Sequence[str], arch: int | None) -> Iterator[list[Job]]:
         if name not in NAMES and not saved_run.is_finished(Path(name)):
             raise ConfigError(f"{name} is neither one of {', '.join(NAMES)} nor the folder of a finished run")
     for name in names:
-        found = {}
-        with np.errstate(all="ignore"):  # numbers are what the memory held
+        by_key = {}
+        with np.errstate(all="ignore"):  # memory is uninitialised
             for work in works(name):
-                found.update(
+                by_key.update(
                     {job.key: job for job in launched(work, launch.architecture() if arch is None else arch, target)}
                 )
-        yield list(found.values())
+        yield list(by_key.values())
 
 
 def works(name: str, inputs: Sequence[int] = _INPUTS) -> Iterator[Callable[[], object]]:
-    """What to rehearse for a name; with so many `inputs` of predict."""
+    """Yield the functions to rehearse for a name, with these numbers of `inputs` of predict."""
     if name in _TRAININGS:
         for source in _TRAININGS[name]:
             yield partial(_train, name, source, inputs)
@@ -76,11 +76,11 @@ def works(name: str, inputs: Sequence[int] = _INPUTS) -> Iterator[Callable[[], o
     elif TASKS[saved_run.read_run(Path(name)).kind].generates:
         yield partial(_generate, name, "float32")
     else:
-        yield partial(_answer, Path(name), inputs)
+        yield partial(_predict, Path(name), inputs)
 
 
 def _train(kind: str, source: str, inputs: Sequence[int]) -> None:
-    """Training at default settings, its test, and answers of its model."""
+    """Run training at default settings, its test, and predictions of its model."""
     task = TASKS[kind]
     with tempfile.TemporaryDirectory() as folder:
         config = create.settings(kind, {"data": source, "out": Path(folder) / "run", "quiet": True})
@@ -95,19 +95,19 @@ def _train(kind: str, source: str, inputs: Sequence[int]) -> None:
             _outputs(trainer.model, features, experiment.targets, inputs)  # type: ignore[attr-defined]
 
 
-def _answer(run: Path, inputs: Sequence[int]) -> None:
-    """`evaluate` and `predict` of a finished run."""
+def _predict(run: Path, inputs: Sequence[int]) -> None:
+    """Run `evaluate` and `predict` of a finished run."""
     predictor = predict.load(run)
     features, _ = predictor.test(saved_run.own_data(saved_run.finished_run(run)), Evaluate(run=run))
     _outputs(predictor.model, features, predictor.targets, inputs)
 
 
 def _outputs(model: nn.Module, features: Any, targets: Any, inputs: Sequence[int]) -> None:
-    whole = features.shape[0]
-    for count in (whole, *inputs):
-        few = replace(features, pixels=features.pixels[:count]) if hasattr(features, "pixels") else features[:count]
-        forward.rehearse(model, few, targets.outputs)
-        targets.rehearse(min(count, whole))
+    total = features.shape[0]
+    for count in (total, *inputs):
+        batch = replace(features, pixels=features.pixels[:count]) if hasattr(features, "pixels") else features[:count]
+        forward.rehearse(model, batch, targets.outputs)
+        targets.rehearse(min(count, total))
 
 
 def _generate(model: str, precision: str) -> None:
@@ -121,13 +121,13 @@ def _generate(model: str, precision: str) -> None:
 
 
 def _black(sizes: Sequence[int], shape: tuple[int, int, int], augment: data.Augment) -> ImageDataset:
-    """Black pictures [H, W, C] of ten classes: so many for training, validation and test."""
+    """Return black pictures [H, W, C] of ten classes, with these `sizes` of training, validation and test data."""
     train, validation, test = (
         Images(np.zeros((count, *shape), dtype=np.uint8), np.arange(count, dtype=np.int64) % 10) for count in sizes
     )
-    each = (128.0,) * shape[-1]
+    mean = (128.0,) * shape[-1]
     return replace(
-        data.load_images("digits"), train=train, validation=validation, test=test, augment=augment, mean=each, std=each
+        data.load_images("digits"), train=train, validation=validation, test=test, augment=augment, mean=mean, std=mean
     )
 
 

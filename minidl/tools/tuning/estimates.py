@@ -1,4 +1,4 @@
-"""`minidl tune --estimates`: what is measured, going on where a file has some of it, and what is made of that."""
+"""`minidl tune --estimates`: the measurements, which continue those in a file, and the fit to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from minidl.runtime.cost_model.devices import Constants
 from minidl.tools.bench import machine
 from minidl.tools.bench.measure import Replay
 from minidl.tools.tuning import fit, trials
-from minidl.tools.tuning.trials import Place, Trial
+from minidl.tools.tuning.trials import Setup, Trial
 from minidl.training.run_folder import files
 from minidl.training.run_folder.progress import is_number
 
@@ -40,15 +40,15 @@ _SAME = "device", "driver", "torch", "triton", "seed", "target", "processors"
 
 @dataclass
 class Rows:
-    """What was measured: trials of shapes drawn from a seed, and the rates of copies and of products."""
+    """The measurements: trials of shapes drawn from a seed, and the rates of copies and of products."""
 
     about: dict[str, Any]
     rates: dict[str, float] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
 
     @property
-    def place(self) -> Place:
-        return Place(self.about["seed"], self.about["target"], self.about["processors"])
+    def setup(self) -> Setup:
+        return Setup(self.about["seed"], self.about["target"], self.about["processors"])
 
     def save(self, path: Path) -> None:
         """Write the file atomically."""
@@ -57,31 +57,31 @@ class Rows:
 
 
 def begun(path: Path | None, about: dict[str, Any]) -> Rows:
-    """The rows in a file, or none. Raises ConfigError for a file of something else, or of another device or seed."""
+    """Return the rows in a file, or none. Raises ConfigError for another kind of file, device or seed."""
     if path is None or not path.exists():
         return Rows(about)
-    found = load(path)
+    rows = load(path)
     for name in _SAME:
-        if found.about.get(name) != about[name]:
+        if rows.about.get(name) != about[name]:
             raise ConfigError(
-                f"--json {path} has rows of {name} {found.about.get(name)}; this is {about[name]}: give another file"
+                f"--json {path} has rows of {name} {rows.about.get(name)}; this is {about[name]}: give another file"
             )
-    return found
+    return rows
 
 
 def load(path: Path) -> Rows:
-    """The rows in a file. Raises ConfigError for any other file."""
+    """Return the rows in a file. Raises ConfigError for any other file."""
     try:
-        known = parse_json(read_files.read_bytes(path))
-        if not isinstance(known, dict) or known.keys() != {"estimates", "rates", "rows"}:
+        content = parse_json(read_files.read_bytes(path))
+        if not isinstance(content, dict) or content.keys() != {"estimates", "rates", "rows"}:
             raise ValueError("expected estimates, rates and rows")
-        about, rates = known["estimates"], known["rates"]
+        about, rates = content["estimates"], content["rates"]
         if not isinstance(about, dict) or any(name not in about for name in _SAME):
             raise ValueError("expected the machine")
         if not isinstance(rates, dict) or not all(is_number(rate) and rate > 0 for rate in rates.values()):
             raise ValueError("expected rates above 0")
-        rows = [Trial.made(row) for row in known["rows"]]
-        if not all(row.known for row in rows):
+        rows = [Trial.from_json(row) for row in content["rows"]]
+        if not all(row.is_valid for row in rows):
             raise ValueError("a row is of no shape or form of this version, or has no time")
         return Rows(about, rates, rows)
     except OSError as error:
@@ -92,44 +92,44 @@ def load(path: Path) -> Rows:
 
 
 def about(seed: int) -> dict[str, Any]:
-    """The machine, and what shapes are drawn from. Needs a CUDA device."""
-    here = machine.machine()
-    kept = {name: here[name] for name in ("device", "driver", "torch", "triton", "date")}
+    """Return the machine and the seed of the shapes. Needs a CUDA device."""
+    entries = machine.machine()
+    environment = {name: entries[name] for name in ("device", "driver", "torch", "triton", "date")}
     figures = devices.figures_of(torch.cuda.get_device_properties("cuda"), launch.target())._asdict()
     return {
-        **kept, "seed": seed, "target": launch.target(), "processors": launch.processors(), "figures": figures,
+        **environment, "seed": seed, "target": launch.target(), "processors": launch.processors(), "figures": figures,
     }  # fmt: skip
 
 
 def measure(rows: Rows, seconds: float, console: Console, keep: Callable[[], None]) -> None:
-    """Measure more shapes for so many seconds, with a progress bar; `keep` is called after each."""
+    """Measure more shapes for `seconds`, with a progress bar; `keep` is called after each shape."""
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn(),
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"), TimeElapsedColumn(),
         console=console, transient=True, disable=not console.is_terminal,
     )  # fmt: skip
     with bar:
-        task = bar.add_task("trials", total=seconds, said="")
+        task = bar.add_task("trials", total=seconds, status="")
 
-        def told(done: float, said: str) -> None:
-            bar.update(task, completed=done, said=said)
+        def report(done: float, status: str) -> None:
+            bar.update(task, completed=done, status=status)
 
         if not rows.rates:
             rows.rates = rates()
             keep()
         clock = partial(Replay, target_ms=TARGET_MS)
-        trials.run(rows.place, rows.trials, seconds, "cuda", clock, told, keep)
+        trials.run(rows.setup, rows.trials, seconds, "cuda", clock, report, keep)
 
 
 def rates() -> dict[str, float]:
-    """Of this device: bytes a us of copies, and operations a us of products by dtype or precision."""
-    to, source = (torch.empty(COPIED, dtype=torch.uint8, device="cuda") for _ in range(2))
-    found = {"copy": 2 * COPIED / _us(partial(to.copy_, source))}
+    """Return this device's bytes per us of copies, and operations per us of products by dtype or precision."""
+    target, source = (torch.empty(COPIED, dtype=torch.uint8, device="cuda") for _ in range(2))
+    result = {"copy": 2 * COPIED / _us(partial(target.copy_, source))}
     for name, size in SQUARES.items():
         dtype = getattr(torch, name, torch.float32)
         with launch.in_precision(name if dtype == torch.float32 else launch.float32_precision()):
             a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
-            found[name] = 2 * size**3 / _us(partial(gemm.gemm, a, b.t()))
-    return found
+            result[name] = 2 * size**3 / _us(partial(gemm.gemm, a, b.t()))
+    return result
 
 
 def _us(call: Callable[[], Any]) -> float:
@@ -138,33 +138,34 @@ def _us(call: Callable[[], Any]) -> float:
 
 
 def with_rates(constants: Constants, rates: dict[str, float]) -> Constants:
-    """The constants with what was measured by itself."""
+    """Return the constants with the measured rates."""
     products = {name: rates.get(name, rate) for name, rate in constants.products.items()}
     return constants._replace(copy=rates.get("copy", constants.copy), products=products)
 
 
 def fitted(rows: Rows, start: Constants, say: Callable[[str], None]) -> Constants | None:
-    """The constants that fit the rows, telling how good they are before and after: on shapes they were fitted to, and
-    on others. None where on these they choose worse than those before."""
-    kept, left_out = fit.halves(rows.trials)
-    now = fit.fitted(rows.place, kept, with_rates(start, rows.rates))
+    """Return the constants that fit the rows, or None if they choose worse on held-out shapes than `start`.
+
+    Reports the scores before and after, on the shapes of the fit and on the held-out ones."""
+    fitting, held_out = fit.halves(rows.trials)
+    constants = fit.fitted(rows.setup, fitting, with_rates(start, rows.rates))
     better = True
-    for name, part in (("fitted to", kept), ("left out", left_out)):
-        shapes = len({trial.problem[:2] for trial in part})
-        before, after = (fit.score(rows.place, part, constants) for constants in (start, now))
+    for name, subset in (("fitted to", fitting), ("left out", held_out)):
+        shapes = len({trial.problem[:2] for trial in subset})
+        before, after = (fit.score(rows.setup, subset, each) for each in (start, constants))
         better = after.regret <= before.regret
-        say(f"{name}, {len(part)} trials of {shapes} shapes")
+        say(f"{name}, {len(subset)} trials of {shapes} shapes")
         say(f"  before  {before}")
         say(f"  after   {after}")
-    return now if better else None
+    return constants if better else None
 
 
-def content(rows: Rows, constants: Constants, own: Path) -> dict[str, Any]:
-    """What the file `own` has, of this device."""
+def content(rows: Rows, constants: Constants, path: Path) -> dict[str, Any]:
+    """Return the content of the file of estimates at `path` for this device."""
     base = devices.USUAL[rows.about["target"]]
-    known = json.loads(own.read_text())["device"] if own.parent == devices.FOLDER and own.exists() else None
+    device = json.loads(path.read_text())["device"] if path.parent == devices.FOLDER and path.exists() else None
     return {
-        "device": known or rows.about["device"],
+        "device": device or rows.about["device"],
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "source": (
             f"minidl tune --estimates, seed {rows.about['seed']}: {len(rows.trials)} trials of "
@@ -172,14 +173,14 @@ def content(rows: Rows, constants: Constants, own: Path) -> dict[str, Any]:
             f"Triton {rows.about['triton']}."
         ),
         "figures": rows.about["figures"],
-        # What a later minidl counts with and this one does not is then the base's.
-        **({"base": base} if own != devices.FOLDER / f"{base}.json" else {}),
+        # Constants that only a later minidl has then come from the base.
+        **({"base": base} if path != devices.FOLDER / f"{base}.json" else {}),
         "constants": fit.rounded(devices.as_json(constants)),
     }
 
 
 def as_text(value: Any, indent: int = 0) -> str:
-    """JSON with what is short on one line."""
+    """Return JSON with short values on one line."""
     line = json.dumps(value)
     if not isinstance(value, dict) or (indent and indent + len(line) <= WIDE):
         return line

@@ -15,7 +15,7 @@ import torch
 from minidl.errors import ConfigError
 from minidl.runtime import launch, tile_tables
 from minidl.runtime.tile_tables import Table
-from minidl.tools.tuning.search import TIMED, Found, Trial
+from minidl.tools.tuning.search import TIMED, SearchResult, Trial
 from minidl.tools.tuning.space import describe
 from minidl.training.run_folder import files
 
@@ -70,30 +70,30 @@ def as_text(table: Table) -> str:
     return "{\n" + ",\n".join(targets) + "\n}\n"
 
 
-def record(found: Sequence[Found]) -> dict[str, Any]:
+def record(results: Sequence[SearchResult]) -> dict[str, Any]:
     """Every measurement, for `--json`; without dates, so that equal results give equal files."""
     return {
         "device": device_name(),
         "target": launch.target(),
         **{name: metadata.version(name) for name in ("torch", "triton")},
-        "classes": [_class(each) for each in found],
+        "classes": [_class(each) for each in results],
     }
 
 
-def _class(found: Found) -> dict[str, Any]:
-    shapes = found.shapes
+def _class(result: SearchResult) -> dict[str, Any]:
+    shapes = result.shapes
     return {
         "family": shapes.family,
         "rule": shapes.index,
         "when": shapes.when,
         "problems": [problem.name for problem in shapes.problems],
         "present": describe(shapes.tile),
-        "candidates": found.candidates,
-        **({"error": found.error} if found.error else {}),
-        "dropped": dict(found.dropped),
-        "chosen": describe(found.chosen) if found.chosen else None,
-        "confirmed": _trial(found.confirmed) if found.confirmed else None,
-        "trials": [_trial(trial) for trial in found.trials],
+        "candidates": result.candidates,
+        **({"error": result.error} if result.error else {}),
+        "dropped": dict(result.dropped),
+        "chosen": describe(result.chosen) if result.chosen else None,
+        "confirmed": _trial(result.confirmed) if result.confirmed else None,
+        "trials": [_trial(trial) for trial in result.trials],
     }
 
 

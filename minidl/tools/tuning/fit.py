@@ -1,8 +1,8 @@
-"""Constants of estimates, fitted to the times of trials.
+"""The fit of the estimates' constants to the times of trials.
 
-A group is the constants that the estimates of some forms count with; they are moved together, by least squares of the
-logarithm of estimate / time, where a trial far behind the best of its problem weighs less and an outlier pulls less.
-What the trials say nothing of stays where it was. Groups follow one another, as some forms are estimated by others.
+A group has the constants that the estimates of some forms use. They are fitted together, by least squares of
+log(estimate / time), in which trials far slower than the best of their problem and outliers have less weight. Constants
+that no trial depends on keep their values. Groups are fitted in order, because some estimates use those of other forms.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from scipy.optimize import least_squares
 
 from minidl.runtime.cost_model import devices, selection
 from minidl.runtime.cost_model.devices import Constants
-from minidl.tools.tuning.trials import FILLED, Place, Trial
+from minidl.tools.tuning.trials import FILLED, Setup, Trial
 
 Path = tuple[str | int, ...]
-# A constant that moves so far costs as much as a trial that is off by OUTLIER, above which trials pull less; none moves
-# further than so many times. Held by log 2, 331 trials moved 44 constants by more than 5 %, and the regret of what was
-# left out rose from 1.041 to 1.078.
-HELD, OUTLIER, FURTHEST = math.log(1.15), 0.2, 4.0
-HELD_OUT = 5  # every so many shapes one is left out, to be judged by
+# A change of a constant by PRIOR costs as much as an error of OUTLIER in a trial; larger errors have less weight. No
+# constant changes by more than the factor FURTHEST. With log 2 as PRIOR, 331 trials changed 44 constants by more than
+# 5 %, and the regret of the held-out shapes rose from 1.041 to 1.078.
+PRIOR, OUTLIER, FURTHEST = math.log(1.15), 0.2, 4.0
+HELD_OUT = 5  # one shape in this many is held out for validation
 EVALUATIONS = 8
 DIGITS = 4
 
-# Forms, and the parts of the constants that are fitted to their trials.
+# Forms, and prefixes of the constants that are fitted to their trials.
 GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("gemm", "copied"), ("gemm.gemm.", "gemm.cop")),
     (("gemm_pointer",), ("gemm.gemm_pointer.",)),
@@ -58,8 +58,8 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 class Score(NamedTuple):
-    """error: median of how far estimates are off, as a share; regret, worst: geometric mean and largest of the time of
-    what has the least estimate, divided by that of the fastest."""
+    """error: median relative error of the estimates; regret, worst: geometric mean and maximum over problems of the
+    time of the trial with the least estimate, divided by the least time."""
 
     trials: int
     error: float
@@ -70,100 +70,101 @@ class Score(NamedTuple):
         return f"{self.error:.1%} off in the median, regret {self.regret:.3f}, at worst {self.worst:.2f}"
 
 
-def fitted(place: Place, trials: Sequence[Trial], start: Constants) -> Constants:
-    """The constants that fit the trials best, from `start`."""
+def fitted(setup: Setup, trials: Sequence[Trial], start: Constants) -> Constants:
+    """Return the constants that fit the trials best, starting from `start`."""
     timed = [trial for trial in trials if trial.ms]
     best = _best(timed)
-    known = devices.as_json(start)
+    constants = devices.as_json(start)
     for forms, parts in GROUPS:
         rows = [trial for trial in timed if trial.form.removeprefix(FILLED) in forms]
-        paths = [path for path in _paths(known) if f"{'.'.join(map(str, path))}.".startswith(parts)]
+        paths = [path for path in _paths(constants) if f"{'.'.join(map(str, path))}.".startswith(parts)]
         if rows:
-            known = _moved(place, rows, [math.sqrt(best[row.problem] / (row.ms or 1.0)) for row in rows], known, paths)
-    return devices.made(known)
+            weights = [math.sqrt(best[row.problem] / (row.ms or 1.0)) for row in rows]
+            constants = _fit_group(setup, rows, weights, constants, paths)
+    return devices.made(constants)
 
 
-def score(place: Place, trials: Iterable[Trial], constants: Constants) -> Score:
-    """How good estimates and choices are."""
+def score(setup: Setup, trials: Iterable[Trial], constants: Constants) -> Score:
+    """Return how good the estimates and the choices by them are."""
     timed = [trial for trial in trials if trial.ms]
     with selection.use(constants):
-        guessed = [(place.microseconds(trial), 1e3 * (trial.ms or 1.0), trial.problem) for trial in timed]
-    errors = [abs(math.log(guess / us)) for guess, us, _ in guessed]
+        estimates = [(setup.microseconds(trial), 1e3 * (trial.ms or 1.0), trial.problem) for trial in timed]
+    errors = [abs(math.log(estimate / us)) for estimate, us, _ in estimates]
     by_problem: dict[tuple[str, int, str], list[tuple[float, float]]] = {}
-    for guess, us, problem in guessed:
-        by_problem.setdefault(problem, []).append((guess, us))
-    regrets = [min(every)[1] / min(us for _, us in every) for every in by_problem.values() if len(every) > 1]
+    for estimate, us, problem in estimates:
+        by_problem.setdefault(problem, []).append((estimate, us))
+    regrets = [min(choices)[1] / min(us for _, us in choices) for choices in by_problem.values() if len(choices) > 1]
     mean = statistics.geometric_mean(regrets) if regrets else 1.0
     return Score(len(timed), math.expm1(statistics.median(errors)) if errors else 0.0, mean, max(regrets, default=1.0))
 
 
 def halves(trials: Iterable[Trial]) -> tuple[list[Trial], list[Trial]]:
-    """Those to fit to, and those of shapes that are left out."""
+    """Return the trials for the fit, and those of the held-out shapes."""
     trials = list(trials)
-    kept = [trial for trial in trials if trial.index % HELD_OUT]
-    return kept, [trial for trial in trials if not trial.index % HELD_OUT]
+    fitting = [trial for trial in trials if trial.index % HELD_OUT]
+    return fitting, [trial for trial in trials if not trial.index % HELD_OUT]
 
 
-def _moved(place: Place, rows: list[Trial], weights: list[float], known: Any, paths: list[Path]) -> Any:
-    """The constants with those at `paths` moved to where the estimates of the rows are best."""
-    before = np.log([_at(known, path) for path in paths])
+def _fit_group(setup: Setup, rows: list[Trial], weights: list[float], constants: Any, paths: list[Path]) -> Any:
+    """Return the constants with those at `paths` fitted to the rows."""
+    start = np.log([_get(constants, path) for path in paths])
     times = np.log([1e3 * (row.ms or 1.0) for row in rows])
 
-    def changed(logs: Any) -> Any:
-        now = copy.deepcopy(known)
+    def with_logs(logs: Any) -> Any:
+        changed = copy.deepcopy(constants)
         for path, value in zip(paths, np.exp(logs), strict=True):
-            _put(now, path, float(value))
-        return now
+            _set(changed, path, float(value))
+        return changed
 
     def residuals(logs: Any) -> Any:
-        with selection.use(devices.made(changed(logs))):
-            found = np.log([place.microseconds(row) for row in rows])
-        off = (found - times) * weights
-        # Soft for outliers, as scipy's soft_l1, but not of what holds the constants.
-        soft = np.sign(off) * OUTLIER * np.sqrt(2 * (np.sqrt(1 + (off / OUTLIER) ** 2) - 1))
-        return np.concatenate([soft, (logs - before) * OUTLIER / HELD])
+        with selection.use(devices.made(with_logs(logs))):
+            estimates = np.log([setup.microseconds(row) for row in rows])
+        errors = (estimates - times) * weights
+        # As scipy's soft_l1, for the trials but not for the prior.
+        soft = np.sign(errors) * OUTLIER * np.sqrt(2 * (np.sqrt(1 + (errors / OUTLIER) ** 2) - 1))
+        return np.concatenate([soft, (logs - start) * OUTLIER / PRIOR])
 
-    far = math.log(FURTHEST)
-    found = least_squares(
-        residuals, before, bounds=(before - far, before + far), max_nfev=EVALUATIONS, diff_step=0.01, x_scale=1.0
+    limit = math.log(FURTHEST)
+    result = least_squares(
+        residuals, start, bounds=(start - limit, start + limit), max_nfev=EVALUATIONS, diff_step=0.01, x_scale=1.0
     )  # fmt: skip
-    return changed(found.x)
+    return with_logs(result.x)
 
 
-def rounded(known: Any) -> Any:
-    """Constants as JSON with the digits that were measured."""
-    if isinstance(known, dict):
-        return {name: rounded(value) for name, value in known.items()}
-    if isinstance(known, list):
-        return [rounded(value) for value in known]
-    return float(f"{known:.{DIGITS}g}") if isinstance(known, float) else known
+def rounded(constants: Any) -> Any:
+    """Return constants for JSON, rounded to significant digits."""
+    if isinstance(constants, dict):
+        return {name: rounded(value) for name, value in constants.items()}
+    if isinstance(constants, list):
+        return [rounded(value) for value in constants]
+    return float(f"{constants:.{DIGITS}g}") if isinstance(constants, float) else constants
 
 
 def _best(trials: Iterable[Trial]) -> dict[tuple[str, int, str], float]:
-    found: dict[tuple[str, int, str], float] = {}
+    best: dict[tuple[str, int, str], float] = {}
     for trial in trials:
         if trial.ms:
-            found[trial.problem] = min(trial.ms, found.get(trial.problem, math.inf))
-    return found
+            best[trial.problem] = min(trial.ms, best.get(trial.problem, math.inf))
+    return best
 
 
-def _paths(known: Any, under: Path = ()) -> Iterable[Path]:
-    """Where there are numbers that may be moved: not how many programs run together, and nothing that is 0."""
-    if isinstance(known, int | float):
-        if known > 0 and not (under[0] in devices.TILES and under[-1] == 0):
-            yield under
+def _paths(constants: Any, prefix: Path = ()) -> Iterable[Path]:
+    """Yield the paths of numbers that may change: not those of programs that run together, and none that is 0."""
+    if isinstance(constants, int | float):
+        if constants > 0 and not (prefix[0] in devices.TILES and prefix[-1] == 0):
+            yield prefix
         return
-    for name, value in known.items() if isinstance(known, dict) else enumerate(known):
-        yield from _paths(value, (*under, name))
+    for name, value in constants.items() if isinstance(constants, dict) else enumerate(constants):
+        yield from _paths(value, (*prefix, name))
 
 
-def _at(known: Any, path: Path) -> float:
+def _get(constants: Any, path: Path) -> float:
     for name in path:
-        known = known[name]
-    return float(known)
+        constants = constants[name]
+    return float(constants)
 
 
-def _put(known: Any, path: Path, value: float) -> None:
+def _set(constants: Any, path: Path, value: float) -> None:
     for name in path[:-1]:
-        known = known[name]
-    known[path[-1]] = value
+        constants = constants[name]
+    constants[path[-1]] = value

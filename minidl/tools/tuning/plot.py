@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minidl.tools.bench.table import as_bytes
-from minidl.tools.tuning.search import TIMED, Found
+from minidl.tools.tuning.search import TIMED, SearchResult
 from minidl.tools.tuning.space import describe
 from minidl.training.report.plot_processes import own_settings
 
@@ -13,11 +13,11 @@ SHOWN = 24  # bars of a class: the fastest
 
 
 @own_settings()
-def picture(found: Sequence[Found], device: str, kind: str = "svg") -> bytes:
+def picture(results: Sequence[SearchResult], device: str, kind: str = "svg") -> bytes:
     """An SVG or PNG with a panel for each class that was searched. Needs the plots extra."""
     from matplotlib.figure import Figure
 
-    panels = [(each, _bars(each)) for each in found if any(trial.outcome == TIMED for trial in each.trials)]
+    panels = [(each, _bars(each)) for each in results if any(trial.outcome == TIMED for trial in each.trials)]
     heights = [0.9 + 0.2 * len(rows) for _, rows in panels]
     figure = Figure(figsize=(10, 0.8 + sum(heights)), layout="constrained")
     figure.suptitle(f"tiles on {device}: time as a share of the present tile's", fontsize=11)
@@ -39,11 +39,11 @@ def picture(found: Sequence[Found], device: str, kind: str = "svg") -> bytes:
     return as_bytes(figure, kind)
 
 
-def _bars(found: Found) -> list[tuple[str, float, str]]:
+def _bars(result: SearchResult) -> list[tuple[str, float, str]]:
     """(tile, time / present time, colour) of the fastest tiles and the present one, sorted by time."""
-    timed = sorted((t for t in found.trials if t.outcome == TIMED), key=lambda trial: -trial.ratio)[:SHOWN]
+    timed = sorted((t for t in result.trials if t.outcome == TIMED), key=lambda trial: -trial.ratio)[:SHOWN]
     rows = [
-        (describe(trial.tile), 1.0 / trial.ratio, "tab:green" if trial.tile == found.chosen else "tab:blue")
+        (describe(trial.tile), 1.0 / trial.ratio, "tab:green" if trial.tile == result.chosen else "tab:blue")
         for trial in timed
     ]
-    return sorted([*rows, (f"{describe(found.shapes.tile)} (present)", 1.0, "black")], key=lambda row: row[1])
+    return sorted([*rows, (f"{describe(result.shapes.tile)} (present)", 1.0, "black")], key=lambda row: row[1])

@@ -1,7 +1,7 @@
 """The search of one shape class: candidates near the best tile so far are tried until the time limit.
 
 A candidate is dropped when it launches the same as another one, does not compile, spills or exceeds a limit, fails, or
-gives a wrong result; the others are timed beside the present tile. The best one replaces the present tile if it is
+gives a wrong result; the others are timed against the current tile. The best one replaces the current tile if it is
 faster by more than the noise over all problems of the class, slower by more than the noise on none of them, and both
 hold in a second measurement.
 """
@@ -31,14 +31,14 @@ from minidl.tools.tuning.problem import SEED, Call, Empty, Judge, Problem
 HOST_NOISE = 0.05
 ROUNDS, CONFIRMING_ROUNDS = 3, 7
 MOST_PROBLEMS = 4
-# How many of the best are measured a second time before the present tile stays.
+# How many of the best are measured a second time before the search keeps the current tile.
 FINALISTS = 3
 TIMED, SAME, REFUSED, FAILED, WRONG = "timed", "same", "refused", "failed", "wrong"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate and its outcome: ms by problem, and `ratio`, the geometric mean of present / candidate."""
+    """A candidate and its outcome: ms by problem, and `ratio`, the geometric mean of current / candidate."""
 
     tile: Tile
     outcome: str
@@ -48,16 +48,16 @@ class Trial:
 
     @property
     def ratio(self) -> float:
-        """Geometric mean of the ratios; 0 for a candidate that was not timed."""
+        """Return the geometric mean of the ratios; 0 for a candidate that was not timed."""
         return statistics.geometric_mean(self.ratios.values()) if self.ratios else 0.0
 
-    def better(self, noise: float) -> bool:
-        """Whether it is faster by more than the noise, and on no problem slower by more than that."""
+    def is_faster(self, noise: float) -> bool:
+        """Return whether the tile is faster by more than the noise, and slower by more than that on no problem."""
         return self.ratio > 1.0 + noise and min(self.ratios.values()) > 1.0 - noise
 
 
 @dataclass
-class Found:
+class SearchResult:
     """The result of a search.
 
     `confirmed` is the second measurement of the `chosen` tile; `error` says why nothing could be measured.
@@ -77,12 +77,12 @@ class Found:
 
 
 def noise() -> float:
-    """By which share two measurements of the same thing may differ."""
+    """Return the relative difference that two measurements of the same tile may have."""
     return HOST_NOISE if launch.INTERPRETED else NOISE
 
 
 class Searcher:
-    """One class with its problems on the device, which needs memory for all of their inputs."""
+    """The search for one class; the inputs of all its problems are in device memory."""
 
     def __init__(self, shapes: ShapeClass, check: Check, device: torch.device | str) -> None:
         shapes = replace(shapes, problems=tuple(spread(shapes.problems, MOST_PROBLEMS)))
@@ -91,74 +91,74 @@ class Searcher:
         self.calls = [(problem, _calls(problem, device)) for problem in shapes.problems]
         self.seen = {signature(launches(shapes, shapes.tile))}
 
-    def search(self, deadline: float, told: Callable[[Found], None], width: int) -> Found:
+    def search(self, deadline: float, report: Callable[[SearchResult], None], width: int) -> SearchResult:
         """Try candidates, `width` at a time, until `deadline` (in time.monotonic()) or the last candidate.
 
-        `told` is called after each step; at least one step is made.
+        `report` is called after each step; there is at least one step.
         """
-        left = space.candidates(self.shapes.family, self.shapes.target, self.shapes.tile)
-        found, best = Found(self.shapes, candidates=len(left)), self.shapes.tile
-        while left and (not found.trials or time.monotonic() < deadline):
-            left = space.nearest(left, best)
-            step, left = left[:width], left[width:]
-            found.trials += self.try_tiles(step)
-            leader = max(found.trials, key=lambda trial: trial.ratio)
+        candidates = space.candidates(self.shapes.family, self.shapes.target, self.shapes.tile)
+        result, best = SearchResult(self.shapes, candidates=len(candidates)), self.shapes.tile
+        while candidates and (not result.trials or time.monotonic() < deadline):
+            candidates = space.nearest(candidates, best)
+            step, candidates = candidates[:width], candidates[width:]
+            result.trials += self.try_tiles(step)
+            leader = max(result.trials, key=lambda trial: trial.ratio)
             best = leader.tile if leader.ratio > 1.0 else self.shapes.tile
-            told(found)
-        self._choose(found)
-        return found
+            report(result)
+        self._choose(result)
+        return result
 
     def try_tiles(self, tiles: Sequence[Tile]) -> list[Trial]:
-        """The outcome of each tile, in order."""
+        """Return the outcome of each tile, in order."""
         trials: dict[int, Trial] = {}
         launched: dict[int, list[Any]] = {}
         for index, tile in enumerate(tiles):
             try:
-                found = launches(self.shapes, tile)
-            except Exception as error:  # noqa: BLE001 (whatever a launcher says of a tile is the finding)
+                tile_launches = launches(self.shapes, tile)
+            except Exception as error:  # noqa: BLE001 (any error of a launcher is an outcome)
                 trials[index] = Trial(tile, FAILED, first_line(error))
                 continue
-            mark = signature(found)
+            mark = signature(tile_launches)
             if mark in self.seen:
                 trials[index] = Trial(tile, SAME)
             else:
-                launched[index] = found
+                launched[index] = tile_launches
                 self.seen.add(mark)
         refused = self.check.problems(self.shapes, launched)
         for index in launched:
             tile = tiles[index]
-            trials[index] = Trial(tile, REFUSED, refused[index]) if index in refused else self._judged(tile)
-        rest = [index for index in trials if trials[index].outcome == TIMED]
-        trials |= dict(zip(rest, self._timed([tiles[index] for index in rest], ROUNDS), strict=True))
+            trials[index] = Trial(tile, REFUSED, refused[index]) if index in refused else self._check_results(tile)
+        timed = [index for index in trials if trials[index].outcome == TIMED]
+        trials |= dict(zip(timed, self._time([tiles[index] for index in timed], ROUNDS), strict=True))
         return [trials[index] for index in range(len(tiles))]
 
-    def _judged(self, tile: Tile) -> Trial:
-        """The outcome of the checks of the results, TIMED if it may be timed."""
+    def _check_results(self, tile: Tile) -> Trial:
+        """Check the results of a tile: TIMED if they are right, else WRONG or FAILED."""
         try:
             with under(self.shapes, tile):
                 wrong = next((judge.problem.name for judge in self.judges if not judge.right()), None)
-        except Exception as error:  # noqa: BLE001 (whatever a tile raises is the finding)
+        except Exception as error:  # noqa: BLE001 (any error is an outcome)
             return Trial(tile, FAILED, first_line(error))
         return Trial(tile, TIMED) if wrong is None else Trial(tile, WRONG, wrong)
 
-    def _timed(self, tiles: Sequence[Tile], rounds: int) -> list[Trial]:
-        """Time the tiles beside the present one; a tile that cannot be set up for timing is FAILED."""
-        found = [Trial(tile, TIMED) for tile in tiles]
-        for problem, calls in self.calls if found else ():
+    def _time(self, tiles: Sequence[Tile], rounds: int) -> list[Trial]:
+        """Time the tiles against the current one; a tile that cannot be set up for timing is FAILED."""
+        trials = [Trial(tile, TIMED) for tile in tiles]
+        for problem, calls in self.calls if trials else ():
             sides: dict[int, Clock] = {-1: self._clock(calls, self.shapes.tile)}
-            for i, trial in enumerate(found):
+            for i, trial in enumerate(trials):
                 if trial.outcome == TIMED:
                     try:
                         sides[i] = self._clock(calls, trial.tile)
                     except Exception as error:  # noqa: BLE001 (no memory for its graph, say)
-                        found[i] = Trial(trial.tile, FAILED, first_line(error))
+                        trials[i] = Trial(trial.tile, FAILED, first_line(error))
             times = in_turn(sides, rounds)
-            present = times.pop(-1)
-            for i, own in times.items():
-                ratios = [a / b for a, b in zip(present, own, strict=True)]
-                found[i].ms[problem.name] = round(statistics.median(own), 5)
-                found[i].ratios[problem.name] = round(statistics.median(ratios), 4)
-        return found
+            current = times.pop(-1)
+            for i, candidate in times.items():
+                ratios = [a / b for a, b in zip(current, candidate, strict=True)]
+                trials[i].ms[problem.name] = round(statistics.median(candidate), 5)
+                trials[i].ratios[problem.name] = round(statistics.median(ratios), 4)
+        return trials
 
     def _clock(self, calls: Sequence[Call], tile: Tile) -> Clock:
         if launch.INTERPRETED:
@@ -166,18 +166,18 @@ class Searcher:
         with under(self.shapes, tile):
             return Replay(calls, whole_step=False)
 
-    def _choose(self, found: Found) -> None:
-        """Choose the best tile that is also faster in a second measurement."""
-        ahead = [trial for trial in found.trials if trial.better(noise())]
-        for trial in sorted(ahead, key=lambda trial: -trial.ratio)[:FINALISTS]:
-            (again,) = self._timed([trial.tile], CONFIRMING_ROUNDS)
-            if again.better(noise()):
-                found.chosen, found.confirmed = trial.tile, again
+    def _choose(self, result: SearchResult) -> None:
+        """Choose the best tile that is faster in a second measurement, too."""
+        faster = [trial for trial in result.trials if trial.is_faster(noise())]
+        for trial in sorted(faster, key=lambda trial: -trial.ratio)[:FINALISTS]:
+            (second,) = self._time([trial.tile], CONFIRMING_ROUNDS)
+            if second.is_faster(noise()):
+                result.chosen, result.confirmed = trial.tile, second
                 return
 
 
 def _calls(problem: Problem, device: torch.device | str) -> list[Call]:
-    """Calls on enough inputs to exceed the L2 cache; one call for the interpreter."""
+    """Return calls on enough inputs to exceed the L2 cache; one call for the interpreter."""
     case = problem.inputs(Empty(SEED, problem.dtype))
     sets = 1 if launch.INTERPRETED else input_sets(sum(t.nbytes for t in case.tensors()))
     return [problem.call(SEED + i, device) for i in range(sets)]

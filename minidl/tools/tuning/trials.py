@@ -1,7 +1,7 @@
-"""Drawn shapes in every form and tile that may suit them: what each is estimated at, and how long it takes.
+"""Random shapes in all promising forms and tiles: the estimated and the measured times.
 
-A problem is a matrix product, or one direction of a convolution. Its trials are the forms and tiles that are estimated
-to take no more than FAR times as long as the best; they are the rows that the constants of estimates are fitted to.
+A problem is a matrix product, or one direction of a convolution. Its trials are the forms and tiles whose estimate is
+at most FAR times the best one. The constants of the estimates are fitted to their times.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from minidl.kernels.gemm import choice
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.launch import Tile
-from minidl.tools.bench import drawn, drawn_conv
 from minidl.tools.bench.measure import Clock, in_turn, input_sets
-from minidl.tools.bench.shapes import Gemm
+from minidl.tools.tuning import drawn, drawn_conv
+from minidl.tools.tuning.shapes import Gemm
 from minidl.training.run_folder.progress import is_number
 
 KINDS = "gemm", "conv", "gemm", "conv", "conv_transpose"  # of shapes, in the order in which they are drawn
 DTYPE = torch.float16
 FAR = 4.0
 MOST = 8  # trials of a problem
-LONGEST = 2000.0  # us; more repeats nothing that shorter ones do not say
+LONGEST = 2000.0  # us; longer trials add no information
 ROUNDS = 3
-FORMS = {"gemm": "tma", "gemm_pointer": "pointer", "copied": "copied"}  # of products, by what is tried
+FORMS = {"gemm": "tma", "gemm_pointer": "pointer", "copied": "copied"}  # of products, by form of the trial
 # Families of tiles between which a form chooses.
 CHOICES = {"gemm_pointer": "gemm_pointer", "pixel_tiled": "conv", "pixel_back": "conv", "boxed": "conv_box",
            "unfolded_grad_weight": "conv_unfolded_grad_weight"}  # fmt: skip
 # Spectra are used on request only.
 MODULES = {form.__name__.rpartition(".")[2]: form for form in plans.FORMS if form is not fft}
-FILLED = "filled "  # before a module's name: with channels filled up
+FILLED = "filled "  # prefix of a module's name: with padded channels
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class Trial:
 
     @property
     def problem(self) -> tuple[str, int, str]:
-        """Trials of one problem do the same."""
+        """The key of the problem, which is the same for trials that compute the same."""
         return self.of, self.index, self.what
 
     @property
     def name(self) -> str:
-        """What the form of a convolution is asked for by."""
+        """The name by which a convolution's form is requested."""
         return filled.NAME if self.form.startswith(FILLED) else MODULES[self.form].NAME
 
     @property
-    def known(self) -> bool:
-        """Whether it is of a shape and a form that there are, with a time above 0 or none."""
+    def is_valid(self) -> bool:
+        """Whether shape and form exist, and the time is above 0 or None."""
         forms = FORMS if self.of == "gemm" else MODULES
         timed = self.ms is None or (is_number(self.ms) and self.ms > 0)
         placed = self.of in KINDS and type(self.index) is int and (self.tile is not None or self.of != "gemm")
@@ -83,14 +83,14 @@ class Trial:
         return {**self.__dict__, "tile": cut}
 
     @staticmethod
-    def made(row: dict[str, Any]) -> Trial:
+    def from_json(row: dict[str, Any]) -> Trial:
         tile = row["tile"] and Tile(row["tile"]["sizes"], row["tile"]["warps"], row["tile"]["stages"])
         return Trial(**{**row, "tile": tile})
 
 
 @dataclass(frozen=True)
-class Place:
-    """What shapes are drawn from, and the device that estimates are for."""
+class Setup:
+    """The seed of the shapes, and the device that estimates are for."""
 
     seed: int
     target: str = field(default_factory=launch.target)
@@ -100,22 +100,22 @@ class Place:
         return _drawn(of, self.seed, index)
 
     def problem(self, trial: Trial) -> Problem:
-        """A convolution's, asked for in the form that is tried."""
+        """Return the problem of a convolution in the form of the trial."""
         return _problem(trial.of, self.seed, trial.index, trial.what, trial.name, self.target, self.processors)
 
     def trials(self, of: str, index: int) -> list[Trial]:
-        """Of a shape, as many as MOST of each of its problems, drawn from the seed."""
-        found = self._of_gemm(index) if of == "gemm" else self._of_conv(of, index)
-        kept: list[Trial] = []
-        for what in dict.fromkeys(trial.what for trial, _ in found):
-            every = [(trial, time) for trial, time in found if trial.what == what]
-            best = min(time for _, time in every)
-            near = [trial for trial, time in every if time <= FAR * best < FAR * LONGEST]
-            kept += Random(f"{self.seed}:{of}:{index}:{what}").sample(near, min(MOST, len(near)))
-        return kept
+        """Return at most MOST trials for each problem of a shape, drawn from the seed."""
+        estimates = self._gemm_trials(index) if of == "gemm" else self._conv_trials(of, index)
+        trials: list[Trial] = []
+        for direction in dict.fromkeys(trial.what for trial, _ in estimates):
+            timed = [(trial, microseconds) for trial, microseconds in estimates if trial.what == direction]
+            best = min(microseconds for _, microseconds in timed)
+            candidates = [trial for trial, microseconds in timed if microseconds <= FAR * best < FAR * LONGEST]
+            trials += Random(f"{self.seed}:{of}:{index}:{direction}").sample(candidates, min(MOST, len(candidates)))
+        return trials
 
     def microseconds(self, trial: Trial) -> float:
-        """The estimate."""
+        """Return the estimate."""
         if trial.of != "gemm":
             problem = self.problem(trial)
             with self.under(trial):
@@ -130,7 +130,7 @@ class Place:
 
     @contextlib.contextmanager
     def under(self, trial: Trial) -> Iterator[None]:
-        """A context in which a problem is done as this trial has it."""
+        """Return a context in which a problem runs in the form and tile of this trial."""
         with contextlib.ExitStack() as stack:
             if trial.of != "gemm":
                 stack.enter_context(plans.among(MODULES[trial.form.removeprefix(FILLED)]))
@@ -139,25 +139,25 @@ class Place:
                 stack.enter_context(launch.force(**{family: trial.tile}))
             yield
 
-    def _of_gemm(self, index: int) -> list[tuple[Trial, float]]:
+    def _gemm_trials(self, index: int) -> list[tuple[Trial, float]]:
         a, b = _operands(self.shape("gemm", index))
         (M, K), N = a.shape, b.shape[1]
         if gemm._form(a, b, "ieee", None) in ("vector", "thin"):
             return []
-        boxed = gemm._has_box(a) and gemm._has_box(b)
-        found = []
-        for form in ("gemm" if boxed else "copied", "gemm_pointer"):
+        has_descriptors = gemm._has_box(a) and gemm._has_box(b)
+        estimates = []
+        for form in ("gemm" if has_descriptors else "copied", "gemm_pointer"):
             family = "gemm_pointer" if form == "gemm_pointer" else "gemm"
             shape = gemm._shape(a, b, form == "gemm_pointer")
             for tile in launch.tiles_for(family, DTYPE, floor=16, precision="ieee", target_=self.target, M=M, N=N, K=K):
                 for _, shares, _ in choice._choices(family, shape, tile, self.processors, None, tail=False):
                     settled = choice._settled(shape, tile, shares, self.processors)
                     trial = Trial("gemm", index, "", form, settled, shares)
-                    found.append((trial, self.microseconds(trial)))
-        return found
+                    estimates.append((trial, self.microseconds(trial)))
+        return estimates
 
-    def _of_conv(self, of: str, index: int) -> list[tuple[Trial, float]]:
-        found = []
+    def _conv_trials(self, of: str, index: int) -> list[tuple[Trial, float]]:
+        estimates = []
         for what in drawn_conv.DIRECTIONS:
             for form in (*MODULES, *(FILLED + form for form in MODULES)):
                 trial = Trial(of, index, what, form)
@@ -170,8 +170,8 @@ class Place:
                 for tile in tiles:
                     trial = replace(trial, tile=tile)
                     with contextlib.suppress(plans.UnableError):
-                        found.append((trial, self.microseconds(trial)))
-        return found
+                        estimates.append((trial, self.microseconds(trial)))
+        return estimates
 
 
 @cache
@@ -181,8 +181,8 @@ def _drawn(of: str, seed: int, index: int) -> Any:
 
 @cache
 def _problem(of: str, seed: int, index: int, what: str, name: str, target: str, processors: int) -> Problem:
-    made = drawn_conv.problem(_drawn(of, seed, index), what, DTYPE, target, processors)
-    return made._replace(form=name)
+    problem = drawn_conv.problem(_drawn(of, seed, index), what, DTYPE, target, processors)
+    return problem._replace(form=name)
 
 
 def _operands(shape: Gemm, device: str = "meta") -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,42 +192,42 @@ def _operands(shape: Gemm, device: str = "meta") -> tuple[torch.Tensor, torch.Te
     return a, make(N, K, device=device, dtype=DTYPE).t() if kind == "AB^T" else make(K, N, device=device, dtype=DTYPE)
 
 
-def measured(place: Place, trials: Sequence[Trial], device: str, make_clock: Callable[..., Clock]) -> list[Trial]:
-    """The trials of a shape with their times; its inputs are made once."""
-    calls = _calls(place, trials, device)
+def measured(setup: Setup, trials: Sequence[Trial], device: str, make_clock: Callable[..., Clock]) -> list[Trial]:
+    """Return the trials of a shape with their times; all use the same inputs."""
+    calls = _calls(setup, trials, device)
     clocks: dict[int, Clock] = {}
     for number, trial in enumerate(trials):
-        with contextlib.suppress(Exception), place.under(trial):  # what fails is a finding: it has no time
+        with contextlib.suppress(Exception), setup.under(trial):  # a trial that fails has no time
             clocks[number] = make_clock(calls(trial), False)
     times = {number: statistics.median(values) for number, values in in_turn(clocks, ROUNDS).items()}
     return [replace(trial, ms=times.get(number)) for number, trial in enumerate(trials)]
 
 
-def _calls(place: Place, trials: Sequence[Trial], device: str) -> Callable[[Trial], list[Callable[[], Any]]]:
+def _calls(setup: Setup, trials: Sequence[Trial], device: str) -> Callable[[Trial], list[Callable[[], Any]]]:
     of, index, _ = trials[0].problem
-    shape = place.shape(of, index)
+    shape = setup.shape(of, index)
     if of != "gemm":
-        layer = drawn_conv.Layer(shape, DTYPE, device, f"{place.seed}:{of}:{index}")
+        layer = drawn_conv.Layer(shape, DTYPE, device, f"{setup.seed}:{of}:{index}")
         return lambda trial: layer.ours(trial.what, trial.name)
     sets = input_sets(float(DTYPE.itemsize) * sum(shape.elements))
     pairs = [_operands(shape, device) for _ in range(sets)]
     return lambda trial: [partial(gemm.gemm, a, b, form=FORMS[trial.form], split=trial.split) for a, b in pairs]
 
 
-def rehearse(place: Place, trials: Sequence[Trial], device: str) -> None:
-    """Call each once: to be compiled ahead."""
+def rehearse(setup: Setup, trials: Sequence[Trial], device: str) -> None:
+    """Call each trial once, to compile its kernels ahead."""
     by_shape: dict[tuple[str, int], list[Trial]] = {}
     for trial in trials:
         by_shape.setdefault(trial.problem[:2], []).append(trial)
-    for every in by_shape.values():
-        calls = _calls(place, every, device)
-        for trial in every:
-            with contextlib.suppress(Exception), place.under(trial):
+    for same_shape in by_shape.values():
+        calls = _calls(setup, same_shape, device)
+        for trial in same_shape:
+            with contextlib.suppress(Exception), setup.under(trial):
                 calls(trial)[0]()
 
 
 def shapes(seen: set[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Shapes without end, but for those that were seen."""
+    """Yield shapes without end, except those in `seen`."""
     number = 0
     while True:
         turn, which = divmod(number, len(KINDS))
@@ -239,23 +239,23 @@ def shapes(seen: set[tuple[str, int]]) -> Iterator[tuple[str, int]]:
 
 
 def run(
-    place: Place, rows: list[Trial], seconds: float, device: str, make_clock: Callable[..., Clock],
-    told: Callable[[float, str], None], keep: Callable[[], None], together: int = 12,
+    setup: Setup, rows: list[Trial], seconds: float, device: str, make_clock: Callable[..., Clock],
+    report: Callable[[float, str], None], keep: Callable[[], None], together: int = 12,
 ) -> None:  # fmt: skip
     """Measure more shapes into `rows` for so many seconds, calling `keep` after each; kernels of `together` shapes are
     compiled at once."""
     started = time.monotonic()
     endless = shapes({row.problem[:2] for row in rows})
     while time.monotonic() < started + seconds:
-        batch = [place.trials(*next(endless)) for _ in range(together)]
+        batch = [setup.trials(*next(endless)) for _ in range(together)]
         if device == "cuda":
-            told(time.monotonic() - started, f"{len(rows)} times, compiling")
-            with contextlib.suppress(Exception):  # what cannot be compiled is told where it is measured
-                compile_ahead(partial(rehearse, place, [trial for trials in batch for trial in trials], device))
+            report(time.monotonic() - started, f"{len(rows)} times, compiling")
+            with contextlib.suppress(Exception):  # a failure to compile shows up when the trial is measured
+                compile_ahead(partial(rehearse, setup, [trial for trials in batch for trial in trials], device))
         for trials in batch:
             if trials and time.monotonic() < started + seconds:
-                rows += measured(place, trials, device, make_clock)
+                rows += measured(setup, trials, device, make_clock)
                 keep()
-                told(time.monotonic() - started, f"{len(rows)} times")
+                report(time.monotonic() - started, f"{len(rows)} times")
             if device == "cuda":
                 torch.cuda.empty_cache()

@@ -83,7 +83,7 @@ def made(others):
 
 def test_which_there_are(monkeypatch):
     install(monkeypatch, "flag_gems")
-    assert list(peers.there()) == ["FlagGems"]
+    assert list(peers.installed()) == ["FlagGems"]
     assert peers.missing() == [
         "attorch is not installed: pip install git+https://github.com/BobMcDear/attorch",
         "Liger is not installed: pip install liger-kernel",

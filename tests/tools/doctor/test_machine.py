@@ -40,13 +40,13 @@ def test_tile_tables_of_a_folder_are_named_and_checked(monkeypatch, tmp_path):
     assert machine._tiles() == []
     monkeypatch.setattr(tile_tables, "CHOSEN", str(tmp_path))
     tile_tables.read.cache_clear()
-    assert [(check.status, check.found) for check in machine._tiles()] == [(NOTE, f"none in {tmp_path}")]
+    assert [(check.status, check.text) for check in machine._tiles()] == [(NOTE, f"none in {tmp_path}")]
     (tmp_path / "pool.json").write_bytes((tile_tables.FOLDER / "pool.json").read_bytes())
     assert machine._tiles() == [Check("tile tables", GOOD, f"pool in {tmp_path}")]
     (tmp_path / "loss.json").write_text("{")
     (check,) = machine._tiles()
     assert check.status == BAD
-    assert check.found.startswith(f"{tmp_path / 'loss.json'}: no tile table for this version")
+    assert check.text.startswith(f"{tmp_path / 'loss.json'}: no tile table for this version")
     tile_tables.read.cache_clear()
 
 
@@ -62,7 +62,7 @@ def test_a_check_that_raises_is_bad_and_the_others_still_run(monkeypatch):
     monkeypatch.setattr(machine, "_disk", _disk)
     found = {check.name: check for check in machine.checks()}
     assert found["disk"].status == BAD
-    assert "no entry" in found["disk"].found
+    assert "no entry" in found["disk"].text
     assert found["self-test float32"].status == GOOD
 
 
@@ -98,7 +98,7 @@ def test_the_versions_are_those_of_the_project():
 def test_extras(monkeypatch):
     assert machine._extra("plots", ("json",), "nothing").status == GOOD
     found = machine._extra("plots", ("json", "no_such_package"), "no curves")
-    assert (found.status, found.found) == (NOTE, "no_such_package missing: no curves")
+    assert (found.status, found.text) == (NOTE, "no_such_package missing: no curves")
     assert found.advice == "pip install no_such_package"
 
 
@@ -118,7 +118,7 @@ def test_data(monkeypatch, tmp_path):
     file.parent.mkdir()
     file.touch()
     found = {check.name: check for check in machine._data()}
-    assert (found["reuters"].status, found["reuters"].found) == (GOOD, str(file))
+    assert (found["reuters"].status, found["reuters"].text) == (GOOD, str(file))
     assert "MINIDL_DATA" not in found
 
 

@@ -20,24 +20,24 @@ ABOUT = {
 
 
 @pytest.fixture(scope="module")
-def place():
-    return trials.Place(4, "sm_90", 132)
+def setup():
+    return trials.Setup(4, "sm_90", 132)
 
 
 @pytest.fixture(scope="module")
-def drawn(place):
+def drawn(setup):
     """Trials of products and of convolutions that take a second to fit."""
-    return [trial for of, count in (("gemm", 30), ("conv", 8)) for i in range(count) for trial in place.trials(of, i)]
+    return [trial for of, count in (("gemm", 30), ("conv", 8)) for i in range(count) for trial in setup.trials(of, i)]
 
 
-def test_trials_are_the_same_again_and_each_problem_has_several(place, drawn):
-    again = trials.Place(4, "sm_90", 132)
-    assert again.trials("gemm", 3) == place.trials("gemm", 3)
-    assert again.trials("conv", 1) == place.trials("conv", 1)
+def test_trials_are_the_same_again_and_each_problem_has_several(setup, drawn):
+    again = trials.Setup(4, "sm_90", 132)
+    assert again.trials("gemm", 3) == setup.trials("gemm", 3)
+    assert again.trials("conv", 1) == setup.trials("conv", 1)
     forms = {trial.form for trial in drawn}
     assert {"gemm", "gemm_pointer", "pixel_tiled", "pixel_grad_weight"} <= forms
     assert max(sum(one.problem == other.problem for other in drawn) for one in drawn) <= trials.MOST
-    assert [trials.Trial.made(json.loads(json.dumps(trial.as_json()))) for trial in drawn] == drawn
+    assert [trials.Trial.from_json(json.loads(json.dumps(trial.as_json()))) for trial in drawn] == drawn
 
 
 def test_shapes_that_were_measured_are_not_drawn_again():
@@ -46,26 +46,26 @@ def test_shapes_that_were_measured_are_not_drawn_again():
     assert next(trials.shapes(set(first))) == ("conv", 2)
 
 
-def test_known_constants_are_found_again_from_noisy_times(place, drawn):
+def test_known_constants_are_found_again_from_noisy_times(setup, drawn):
     """With an outlier in 50, as a device that others use has them; and what nothing says is not moved."""
     random, start = Random(0), selection.of("sm_90")
     known = devices.as_json(start)
     moved = {("gemm", "gemm", "l2_all"): 0.8, ("gemm", "gemm_pointer", "loads"): 0.75, ("tiles", "128x64", 1): 1.25}
     others = {("tiles", name, 1): 1.2 for name in known["tiles"]}
     for path, times in (others | moved).items():
-        fit._put(known, path, times * fit._at(known, path))
+        fit._set(known, path, times * fit._get(known, path))
     true = devices.made(known)
     with selection.use(true):
-        exact = [place.microseconds(trial) / 1e3 for trial in drawn]
+        exact = [setup.microseconds(trial) / 1e3 for trial in drawn]
     noise = [math.exp(random.gauss(0, 0.03)) * (3 if n % 50 == 7 else 1) for n in range(len(drawn))]
     rows = [replace(trial, ms=ms * times) for trial, ms, times in zip(drawn, exact, noise, strict=True)]
     rows.append(replace(drawn[0], ms=None))  # failed
-    found = fit.fitted(place, rows, start)
+    found = fit.fitted(setup, rows, start)
     got = devices.as_json(found)
     for path, times in moved.items():  # held, they come about half of the way and more
-        assert abs(math.log(fit._at(got, path) / fit._at(known, path))) < 0.6 * abs(math.log(times)), path
+        assert abs(math.log(fit._get(got, path) / fit._get(known, path))) < 0.6 * abs(math.log(times)), path
     assert found.forms["pair"] == start.forms["pair"]
-    before, after, best = (fit.score(place, rows, constants) for constants in (start, found, true))
+    before, after, best = (fit.score(setup, rows, constants) for constants in (start, found, true))
     assert after.error < before.error
     assert after.regret < best.regret + 0.02
 
@@ -85,7 +85,7 @@ def test_rows_go_on_from_a_file_of_the_same_device_and_seed(tmp_path, drawn):
             tuned.begun(path, ABOUT)
 
 
-def test_trials_that_fail_have_no_time_and_those_that_run_are_measured_in_turn(place, drawn, monkeypatch):
+def test_trials_that_fail_have_no_time_and_those_that_run_are_measured_in_turn(setup, drawn, monkeypatch):
     """Until the seconds are over, and a whole shape at a time."""
 
     class Clock:
@@ -95,7 +95,7 @@ def test_trials_that_fail_have_no_time_and_those_that_run_are_measured_in_turn(p
         def time(self):
             return self.calls[0]()
 
-    def calls(place, every, device):
+    def calls(setup, every, device):
         def of(trial):
             if trial is every[0]:
                 raise RuntimeError("out of resource")
@@ -105,7 +105,7 @@ def test_trials_that_fail_have_no_time_and_those_that_run_are_measured_in_turn(p
 
     monkeypatch.setattr(trials, "_calls", calls)
     kept, rows = [], []
-    trials.run(place, rows, 0.5, "cpu", Clock, lambda done, said: None, lambda: kept.append(len(rows)), together=2)
+    trials.run(setup, rows, 0.5, "cpu", Clock, lambda done, said: None, lambda: kept.append(len(rows)), together=2)
     assert len(kept) > 0
     assert kept[-1] == len(rows)
     by_problem = [trial.ms for trial in rows if trial.problem[:2] == rows[0].problem[:2]]

@@ -7,7 +7,7 @@ import pytest
 from minidl.runtime import launch, tile_tables
 from minidl.runtime.tile_tables import TableError
 from minidl.tools.tuning import classes, files, plot, search
-from minidl.tools.tuning.search import Found, Trial
+from minidl.tools.tuning.search import SearchResult, Trial
 from minidl.training.process import environment
 
 
@@ -150,7 +150,7 @@ def found(chosen=True):
         Trial(launch.Tile({"BLOCK_M": 512, "BLOCK_N": 64}), search.TIMED, ms={"a": 2.0}, ratios={"a": 0.5}),
         Trial(launch.Tile({"BLOCK_M": 256, "BLOCK_N": 64}), search.WRONG, "a"),
     ]
-    return Found(shapes, trials, trials[0].tile if chosen else None, trials[0] if chosen else None, candidates=8)
+    return SearchResult(shapes, trials, trials[0].tile if chosen else None, trials[0] if chosen else None, candidates=8)
 
 
 def test_the_record_has_every_measurement_and_no_date():
@@ -173,4 +173,4 @@ def test_the_picture_has_a_panel_for_each_class_with_the_present_tile():
     labels = [label for label, *_ in plot._bars(found())]
     assert labels == [f"M=2048 N=64{warps}", f"M=1024 N=64{warps} (present)", f"M=512 N=64{warps}"]
     assert plot._bars(found())[0][1:] == (0.5, "tab:green")
-    assert b"<svg" in plot.picture([Found(found().shapes)], "a device")
+    assert b"<svg" in plot.picture([SearchResult(found().shapes)], "a device")

@@ -99,7 +99,9 @@ def load(path: Path) -> Drawn:
         why = cut(error)
     else:
         return Drawn(about, content, known)
-    raise ConfigError(f"{path} has no results of `minidl bench --drawn` ({why}); give a file that its --json wrote")
+    raise ConfigError(
+        f"{path} has no results of `python -m benchmarks.bench --drawn` ({why}); give a file that its --json wrote"
+    )
 
 
 def joined(parts: Sequence[Drawn]) -> Drawn:
@@ -206,7 +208,7 @@ def _said(value: float | None) -> str:
 def main(arguments: list[str]) -> None:
     """Join parts, and print the summary."""
     if len(arguments) < 2:
-        sys.exit("usage: python -m minidl.tools.bench.drawn_results WHOLE.json PART.json...")
+        sys.exit("usage: python -m benchmarks.bench.drawn_results WHOLE.json PART.json...")
     whole, *parts = map(Path, arguments)
     found = joined([load(part) for part in parts])
     found.save(whole)

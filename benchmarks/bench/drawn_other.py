@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from benchmarks.bench.drawn_conv import rate
+from benchmarks.bench.drawn_reference import part
 from minidl import ops
 from minidl.autograd import no_grad
 from minidl.kernels import gemm, reduce, softmax
@@ -19,10 +21,9 @@ from minidl.testing.specs.bounds import acc_unit, gamma, holds
 from minidl.testing.specs.linalg import product_error
 from minidl.testing.specs.softmax import chain
 from minidl.tools.bench import sides
-from minidl.tools.bench.drawn_conv import LARGEST, rate
-from minidl.tools.bench.drawn_reference import part
 from minidl.tools.bench.measure import Work, floor_ms, input_sets
-from minidl.tools.bench.shapes import Gemm, Images, Reduced, Rows
+from minidl.tools.tuning.drawn_conv import LARGEST
+from minidl.tools.tuning.shapes import Gemm, Images, Reduced, Rows
 
 FORWARD, BOTH = "forward", "forward+backward"
 # Values of a sample in float64, and products of a sample of a matrix product.

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from benchmarks.bench.in_torch import CLASSES, in_torch
+from benchmarks.bench.network_rows import Net
 from minidl import models, ops, optim
 from minidl.autograd import no_grad
 from minidl.tensors import Tensor
-from minidl.tools.bench.in_torch import CLASSES, in_torch
-from minidl.tools.bench.network_rows import Net
 
 LAST = torch.channels_last
 # Images that sides are compared on, or more small ones of as many pixels: where a sum is nearly 0 its rounding decides

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.bench import drawn_choices, drawn_results
 from minidl.errors import ConfigError
-from minidl.tools.bench import drawn_choices, drawn_results
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 TIMED = RESULTS / "drawn-regret-nvidia-h200.json"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from minidl.tools.bench import drawn_conv
+from benchmarks.bench import drawn_conv
 from minidl.tools.bench.measure import Work
 from minidl.tools.bench.sides import Call
 from minidl.tools.first_line import first_line

@@ -1,6 +1,6 @@
 """What results of whole networks say: a table, a sentence, a picture; and files of parts joined.
 
-    python -m minidl.tools.bench.network_table WHOLE.json PART.json...
+    python -m benchmarks.bench.network_table WHOLE.json PART.json...
 
 joins parts that GPUs of one kind measured, and prints the table as Markdown.
 """
@@ -16,13 +16,14 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from benchmarks.bench.network_clocks import PEERS
+from benchmarks.bench.network_results import empty, load
+from benchmarks.bench.network_rows import MEAN_GOAL, NETS, WORD
+from benchmarks.bench.network_run import merged
 from minidl.common.console import echo
 from minidl.errors import ConfigError
 from minidl.tools.bench.goals import NOISE
-from minidl.tools.bench.network_clocks import PEERS
-from minidl.tools.bench.network_rows import MEAN_GOAL, NETS, WORD
-from minidl.tools.bench.network_run import merged
-from minidl.tools.bench.results import Results, load
+from minidl.tools.bench.results import Results
 from minidl.tools.bench.table import as_bytes
 from minidl.training.report.plot_processes import own_settings
 
@@ -153,7 +154,7 @@ def joined(parts: Sequence[Results]) -> Results:
     """The rows of all parts, peers of a row that is in several with their ratios from each. Raises ConfigError for
     parts of machines that differ."""
     first = parts[0]
-    whole = Results(first.machine)
+    whole = empty(first.machine)
     for part in parts:
         differ = [key for key in _SAME if part.machine.get(key) != first.machine.get(key)]
         if differ:
@@ -166,7 +167,7 @@ def joined(parts: Sequence[Results]) -> Results:
 def main(arguments: list[str]) -> None:
     """Join parts, and print the table."""
     if len(arguments) < 2:
-        sys.exit("usage: python -m minidl.tools.bench.network_table WHOLE.json PART.json...")
+        sys.exit("usage: python -m benchmarks.bench.network_table WHOLE.json PART.json...")
     whole, *parts = map(Path, arguments)
     found = joined([load(part) for part in parts])
     found.save(whole)

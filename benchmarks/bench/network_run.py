@@ -1,6 +1,6 @@
 """Measure networks, each in a process of its own: fresh caches of compiled kernels, and memory that nothing else holds.
 
-    python -m minidl.tools.bench.network_run ROW PEERS
+    python -m benchmarks.bench.network_run ROW PEERS
 
 measures one and prints what is known of it as a line of JSON, again after each further peer: what takes long to
 compile comes last, and a process that is ended has left the row without it.
@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from benchmarks.bench import network_sides as sides
+from benchmarks.bench.network_clocks import PEERS, Row, counted
+from benchmarks.bench.network_rows import NETS, Net, floor_of
 from minidl.common import import_lock
 from minidl.common.console import echo
 from minidl.compilation.capture import capture
-from minidl.tools.bench import network_sides as sides
-from minidl.tools.bench.network_clocks import PEERS, Row, counted
-from minidl.tools.bench.network_rows import NETS, Net, floor_of
 
 MARK = "row: "
 _START = "import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"

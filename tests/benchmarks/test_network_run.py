@@ -5,11 +5,10 @@ import json
 import pytest
 import torch
 
+from benchmarks.bench import network_clocks, network_results, network_run, network_sides, network_table
+from benchmarks.bench.network_rows import NETS, Net
 from minidl.errors import ConfigError
 from minidl.runtime import launch
-from minidl.tools.bench import network_clocks, network_run, network_sides, network_table
-from minidl.tools.bench.network_rows import NETS, Net
-from minidl.tools.bench.results import Results
 
 MACHINE = {"device": "NVIDIA H200", "driver": "1", "torch": "2", "triton": "3", "date": "2026-01-01"}
 SMALL = Net("small_cnn", 3, 8, True, given=(1, (8, 8), 10), channels=1)
@@ -148,22 +147,22 @@ def test_parts_are_joined_and_shown(tmp_path, capsys):
     parts = [tmp_path / "1.json", tmp_path / "2.json"]
     names = ROW, "networks resnet50 training 64x224x224"
     for path, name, ratio in zip(parts, names, (1.25, 1.1), strict=True):
-        found = Results(dict(MACHINE))
+        found = network_results.empty(dict(MACHINE))
         found.add(name, described({"torch": ratio}))
         found.save(path)
     network_table.main([str(tmp_path / "whole.json"), *map(str, parts)])
     printed = capsys.readouterr().out
     assert "| unet inference 16x256x256 | 1.000 | 1.250 (torch) | 1.25 | 1 |" in printed
     assert "inference 1.25 in geometric mean (at its goal of 1.2); training 1.10" in printed
-    whole = network_table.load(tmp_path / "whole.json")
+    whole = network_results.load(tmp_path / "whole.json")
     assert sorted(whole.rows) == sorted(names)
     with pytest.raises(ConfigError, match="different machines: their device differ"):
-        network_table.joined([whole, Results({**MACHINE, "device": "NVIDIA H100"})])
+        network_table.joined([whole, network_results.empty({**MACHINE, "device": "NVIDIA H100"})])
 
 
 def test_the_picture_has_every_network():
     pytest.importorskip("matplotlib")
-    found = Results(dict(MACHINE))
+    found = network_results.empty(dict(MACHINE))
     for name in list(NETS)[::4]:
         found.add(name, described({"torch": 0.9}))
     assert network_table.picture(found) == network_table.picture(found)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from minidl.tools.bench.published import CONV, CONV1D, CONV3D, CONV_TRANSPOSE, GEMM, IMAGES, SOFTMAX
-from minidl.tools.bench.shapes import Conv, Gemm, Images, Pair, Reduced, Rows, Shape, Sizes
+from minidl.tools.tuning.published import CONV, CONV1D, CONV3D, CONV_TRANSPOSE, GEMM, IMAGES, SOFTMAX
+from minidl.tools.tuning.shapes import Conv, Gemm, Images, Pair, Reduced, Rows, Shape, Sizes
 
 LIMIT = 8e9
 PUBLISHED = 0.4

@@ -15,12 +15,13 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from minidl.tools.bench import drawn_ahead, drawn_conv, drawn_other, drawn_peers, drawn_volume
-from minidl.tools.bench.drawn import KINDS, draw
-from minidl.tools.bench.drawn_results import EVERY, Drawn, Key
+from benchmarks.bench import drawn_ahead, drawn_conv, drawn_other, drawn_peers, drawn_volume
+from benchmarks.bench.drawn_results import EVERY, Drawn, Key
 from minidl.tools.bench.measure import MakeClock, Replay, Work, make_room, measure
-from minidl.tools.bench.shapes import Conv, Images, Shape
 from minidl.tools.first_line import first_line
+from minidl.tools.tuning.drawn import KINDS, draw
+from minidl.tools.tuning.drawn_conv import DIRECTIONS
+from minidl.tools.tuning.shapes import Conv, Images, Shape
 
 # A row is short: many shapes say more than many rounds of one.
 TARGET_MS = 4.0
@@ -42,7 +43,7 @@ class LostError(RuntimeError):
 def directions(shape: Shape, of: str) -> tuple[str, ...]:
     """What is measured of a shape."""
     if isinstance(shape, Conv):
-        return drawn_conv.DIRECTIONS
+        return DIRECTIONS
     if isinstance(shape, Images) or of == "softmax":
         return drawn_other.FORWARD, drawn_other.BOTH
     return (drawn_other.FORWARD,)

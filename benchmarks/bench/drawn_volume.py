@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.bench import drawn_conv
 from minidl.kernels import conv
 from minidl.kernels.conv import slices, volume
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.kernels.conv.problem import GRAD_WEIGHT
 from minidl.kernels.conv.stacks import as_they_are
-from minidl.tools.bench import drawn_conv, sides
+from minidl.tools.bench import sides
+from minidl.tools.tuning.drawn_conv import kind_of
 
 
 class Layer(drawn_conv.Layer):
@@ -25,7 +27,7 @@ class Layer(drawn_conv.Layer):
         return Volume(d, Geometry(h, w, self.shape.groups))
 
     def ours(self, direction: str, form: str | None = None) -> list[sides.Call]:
-        kind = drawn_conv.kind_of(self.shape, direction)
+        kind = kind_of(self.shape, direction)
         if kind == "weight":
             return [
                 partial(volume.grad_weight, x, dy, self.geometry) for x, dy in zip(self.large, self.small, strict=True)
@@ -35,12 +37,12 @@ class Layer(drawn_conv.Layer):
         return [partial(_first, x, self.w, self.geometry, form) for x in self.large]
 
     def forms(self, direction: str) -> tuple[str, ...]:
-        named = () if drawn_conv.kind_of(self.shape, direction) == "weight" else self._forms(direction)
+        named = () if kind_of(self.shape, direction) == "weight" else self._forms(direction)
         return tuple(form for form in named if form in ("cube", "stack"))
 
     def taken(self, direction: str) -> dict[str, Any]:
         """The form taken for the shape."""
-        weight = drawn_conv.kind_of(self.shape, direction) == "weight"
+        weight = kind_of(self.shape, direction) == "weight"
         return {"plan": self._of_weight() if weight else self._forms(direction)[0]}
 
     def _of_weight(self) -> str:
@@ -57,7 +59,7 @@ class Layer(drawn_conv.Layer):
         return "slices" if as_they_are(at.d.forward(), at.d.size) else "stack"
 
     def _forms(self, direction: str) -> tuple[str, ...]:
-        back = drawn_conv.kind_of(self.shape, direction) == "up"
+        back = kind_of(self.shape, direction) == "up"
         return volume.forms((self.small if back else self.large)[0], self.w, self.geometry, back)
 
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from benchmarks.bench import network_results, network_rows
+from benchmarks.bench.in_torch import in_torch
 from minidl import models, ops
 from minidl.autograd import no_grad
 from minidl.tensors import Tensor, default_device
-from minidl.tools.bench import goals, network_rows
-from minidl.tools.bench.in_torch import in_torch
+from minidl.tools.bench import goals
 from minidl.tools.bench.machine import part_of
 
 # Large enough that the last batch norms have several values.
@@ -70,7 +71,7 @@ def test_a_training_step_is_three_forwards():
 def test_networks_are_measured_where_they_are_asked_for():
     assert not any(name.startswith("networks") for name in goals.chosen([]))
     nets = network_rows.chosen(())
-    assert [net.row for net in nets] == [name for name in goals.GOALS if name.startswith("networks")]
+    assert [net.row for net in nets] == [name for name in network_results.GOALS if name.startswith("networks")]
     assert [net.row for net in network_rows.chosen(("unet",))] == [
         "networks unet inference 16x256x256", "networks unet training 16x256x256"
     ]  # fmt: skip

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from minidl.tools.bench.in_torch import in_torch
+from benchmarks.bench.in_torch import in_torch
 from minidl.tools.bench.measure import floor_ms
 
-# The first word of these rows, which `minidl bench` leaves out without it: torch.compile takes minutes for them.
 WORD = "networks"
 # The geometric mean of the ratios is to reach this, in inference and in training.
 MEAN_GOAL = 1.2
@@ -73,7 +72,9 @@ def chosen(words: tuple[str, ...]) -> list[Net]:
     """The rows whose name contains one of the words; all without words. Raises ValueError for a word that none has."""
     for word in words:
         if not word or not any(word in row for row in NETS):
-            raise ValueError(f"no network's row contains {word!r}; `minidl bench {WORD} --list` shows them")
+            raise ValueError(
+                f"no network's row contains {word!r}; `python -m benchmarks.bench {WORD} --list` shows them"
+            )
     return [net for row, net in NETS.items() if not words or any(word in row for word in words)]
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from minidl.tools.bench import drawn, shapes
+from minidl.tools.tuning import drawn, shapes
 
 
 def prime(size):

@@ -1,4 +1,4 @@
-"""The rows of `minidl bench in-torch`: models of others, as the backend of `torch.compile` takes them; their goals."""
+"""The rows of `python -m benchmarks.bench in-torch`: models that `torch.compile` runs by minidl, with their goals."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from minidl.tools.bench.network_rows import Net
+from benchmarks.bench.network_rows import Net
 
-# The first word of these rows, which `minidl bench` leaves out without it.
 WORD = "in-torch"
 # The geometric mean of the ratios of COUNTED is to reach this, and none is to be below the second.
 MEAN_GOAL, LEAST_GOAL = 1.1, 0.97
@@ -106,7 +105,7 @@ def chosen(words: Sequence[str]) -> list[Net]:
     fits: Callable[[str, Net], bool] = lambda word, net: word == net.name if word in _NAMES else word in net.row  # noqa: E731
     for word in words:
         if not word or not any(fits(word, net) for net in NETS.values()):
-            raise ValueError(f"no model's row contains {word!r}; `minidl bench {WORD} --list` shows them")
+            raise ValueError(f"no model's row contains {word!r}; `python -m benchmarks.bench {WORD} --list` shows them")
     return [net for net in NETS.values() if not words or any(fits(word, net) for word in words)]
 
 
@@ -117,7 +116,7 @@ def check_installed(nets: Sequence[Net]) -> None:
         if lacking and importlib.util.find_spec(package) is None:
             raise ValueError(
                 f"{lacking[0]} is a model of {package}, which is not installed: install it, or name models of others, "
-                f"as in `minidl bench {WORD} dcgan`"
+                f"as in `python -m benchmarks.bench {WORD} dcgan`"
             )
 
 

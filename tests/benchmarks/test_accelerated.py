@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.bench import accelerated_rows, accelerated_run, network_clocks, network_results, network_sides
 from minidl.runtime import launch
-from minidl.tools.bench import accelerated_rows, accelerated_run, network_clocks, network_sides, results
 
 MACHINE = {"device": "NVIDIA H200", "driver": "1", "torch": "2", "triton": "3", "date": "2026-01-01"}
 interpreted = pytest.mark.skipif(not launch.INTERPRETED, reason="interpreted kernels are measured")
@@ -66,7 +66,7 @@ def test_a_model_is_measured_beside_itself(torchvision, training):
     assert ("errors_in_evaluation" in row) == training
     assert row["launched_ms"].keys() == {"2" if training else "1", "3"}
     assert row["layers_alone"]["left_to_torch"] == ["1 PReLU: no operator"]
-    found = results.Results(dict(MACHINE))
+    found = network_results.empty(dict(MACHINE))
     found.add(net.row, json.loads(json.dumps(row)))
     assert found.in_order[0]["goal"] == 1.0
 

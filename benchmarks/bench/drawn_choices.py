@@ -1,9 +1,10 @@
 """What the estimates of this version say of drawn convolutions that were measured: how far they are off, and choose.
 
-    python -m minidl.tools.bench.drawn_choices RESULTS.json...
+    python -m benchmarks.bench.drawn_choices RESULTS.json...
 
-RESULTS are files of `minidl bench --drawn`. For each plan it prints how many rows took it and what they took beside
-its estimate; of rows that were timed in every form (`--regret`), the regret of what would be taken now. Needs no GPU.
+RESULTS are files of `python -m benchmarks.bench --drawn`. For each plan the script prints how many rows used it and
+their times relative to its estimate; for rows timed in every form (`--regret`), the regret of the form that would be
+chosen now. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import numpy as np
 import torch
 from rich.table import Table
 
+from benchmarks.bench import drawn_results
+from benchmarks.bench.drawn_results import Drawn
 from minidl.common.console import rich_console
 from minidl.errors import ConfigError
 from minidl.kernels.conv import plan
 from minidl.runtime.cost_model import devices, selection
-from minidl.tools.bench import drawn, drawn_conv, drawn_results
-from minidl.tools.bench.drawn_results import Drawn
+from minidl.tools.tuning import drawn, drawn_conv
 
 TARGET = "sm_90"
 KINDS = "conv", "conv1d", "conv_transpose"
@@ -105,7 +107,7 @@ def said(rows: list[Judged]) -> Iterator[str]:
 def main(arguments: list[str]) -> None:
     """Print the tables."""
     if not arguments:
-        sys.exit("usage: python -m minidl.tools.bench.drawn_choices RESULTS.json...")
+        sys.exit("usage: python -m benchmarks.bench.drawn_choices RESULTS.json...")
     console = rich_console()
     for path in map(Path, arguments):
         try:

@@ -13,10 +13,7 @@ import torch
 from rich.console import Console
 from torch.nn import functional as F
 
-from minidl.compilation import rehearsal
-from minidl.errors import ConfigError
-from minidl.kernels import conv
-from minidl.tools.bench import (
+from benchmarks.bench import (
     drawn_ahead,
     drawn_conv,
     drawn_other,
@@ -25,11 +22,15 @@ from minidl.tools.bench import (
     drawn_results,
     drawn_run,
     drawn_volume,
-    measure,
-    shapes,
 )
-from minidl.tools.bench.drawn_results import Drawn
+from benchmarks.bench.drawn_results import Drawn
+from minidl.compilation import rehearsal
+from minidl.errors import ConfigError
+from minidl.kernels import conv
+from minidl.tools.bench import measure
 from minidl.tools.bench.measure import HostClock, Replay, in_turn
+from minidl.tools.tuning import drawn_conv as layers
+from minidl.tools.tuning import shapes
 
 CLOCK = partial(HostClock, target_ms=0.1)
 CONV = shapes.Conv(2, 6, 9, (4, 5), (3, 2), (2, 1), (1, 0), (1, 2), 3)
@@ -51,7 +52,7 @@ MACHINE = {"device": "a device", "torch": "2", "triton": "3", "date": "2026-01-0
 @pytest.fixture(autouse=True)
 def _one_set(monkeypatch):
     """Of inputs, which need not exceed a cache here."""
-    monkeypatch.setattr(drawn_conv, "input_sets", lambda size: 1)
+    monkeypatch.setattr(layers, "input_sets", lambda size: 1)
     monkeypatch.setattr(drawn_other, "input_sets", lambda size: 1)
 
 
@@ -102,7 +103,7 @@ def test_a_convolution_agrees_with_torch_and_its_reference_and_a_wrong_one_is_to
         if shape not in (CONV, DEPTHWISE, TRANSPOSED):
             continue
         (taken,) = {call.func for call in work.ours}
-        assert taken in (conv.grad_weight, drawn_conv._first)
+        assert taken in (conv.grad_weight, layers._first)
         assert layer.taken(direction)["plan"].split(": ")[0].split()[-1] in drawn_conv.FORMS
 
 
@@ -461,8 +462,8 @@ def test_a_row_that_does_not_come_back_is_skipped_by_the_next_process():
     """In a process of its own, which is ended."""
     code = """
 import time, torch
-from tests.tools.bench.test_drawn_rows import found_of
-from minidl.tools.bench import drawn_run
+from tests.benchmarks.test_drawn_rows import found_of
+from benchmarks.bench import drawn_run
 found = found_of("conv")
 row = drawn_run.Row("conv", 1, 0, "forward", torch.float32, "cuda")
 with drawn_run._no_longer_than(0.2, found, row, lambda: print(found.rows["conv", 0, "forward"]["skipped"], flush=True)):
@@ -531,7 +532,7 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
     content = file_of(path)
     damage(content)
     path.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="has no results of `minidl bench --drawn`"):
+    with pytest.raises(ConfigError, match=r"has no results of `python -m benchmarks\.bench --drawn`"):
         drawn_results.load(path)
     with pytest.raises(ConfigError, match="No such file"):
         drawn_results.load(tmp_path / "none")

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.bench import network_sides as sides
+from benchmarks.bench.network_rows import Net
 from minidl.autograd.deferred import fusion
 from minidl.compilation.rehearsal import compile_ahead, rehearsal, rehearse
-from minidl.tools.bench import network_sides as sides
 from minidl.tools.bench.measure import ROUNDS, Clock, HostClock, Launched, Replay, in_turn
-from minidl.tools.bench.network_rows import Net
 from minidl.tools.first_line import first_line
 
 S = TypeVar("S", bound=sides.Side)

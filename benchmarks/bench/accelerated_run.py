@@ -1,6 +1,6 @@
 """Measure a model that `torch.compile(model, backend="minidl")` runs beside itself, eager and compiled by Inductor.
 
-    python -m minidl.tools.bench.accelerated_run ROW PEERS
+    python -m benchmarks.bench.accelerated_run ROW PEERS
 
 does so in a process of its own and prints rows as `network_run` does.
 """
@@ -19,14 +19,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import minidl.torch
+from benchmarks.bench import network_sides
+from benchmarks.bench.accelerated_rows import NETS, Model
+from benchmarks.bench.network_clocks import Row
+from benchmarks.bench.network_rows import work_of
+from benchmarks.bench.network_run import main
+from benchmarks.bench.network_sides import Batch, few_of
 from minidl.compilation.rehearsal import compile_ahead
-from minidl.tools.bench import network_sides
-from minidl.tools.bench.accelerated_rows import NETS, Model
 from minidl.tools.bench.measure import HostClock, Launched, floor_ms
-from minidl.tools.bench.network_clocks import Row
-from minidl.tools.bench.network_rows import work_of
-from minidl.tools.bench.network_run import main
-from minidl.tools.bench.network_sides import Batch, few_of
 from minidl.tools.first_line import first_line
 
 
