@@ -52,12 +52,12 @@ def together(device: torch.device) -> Iterator[None]:
     with contextlib.ExitStack() as opened:
         opened.callback(_one.release)
         waiting = _Waiting(device, opened)
-        launch.keepers.append(waiting.keep)
+        launch.indirect_keepers.append(waiting.keep)
         try:
             with waiting, launch.watch(waiting.note), launch.settled_by(waiting.run):
                 yield
         finally:
-            launch.keepers.remove(waiting.keep)
+            launch.indirect_keepers.remove(waiting.keep)
             waiting.end()
 
 

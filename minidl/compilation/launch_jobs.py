@@ -43,7 +43,7 @@ def job_of(
     `name` is that in `known`. Raises TypeError for a constant that is neither a number nor a string nor a type.
     """
     if not name:
-        cache_keys.settle(kernel)
+        cache_keys.compute_key(kernel)
     backend, bind = _binder(kernel, arch)
     bound, specialization, extra = bind(*args, **meta)
     # About one in ten recorded launches is new, and making this key takes a tenth of the time of making a job.
@@ -104,7 +104,7 @@ def source_of(job: Job) -> ASTSource:
     if kernel is None:
         module, name = job.kernel.split(":")
         kernel = getattr(importlib.import_module(module), name)
-    cache_keys.settle(kernel)
+    cache_keys.compute_key(kernel)
     return ASTSource(
         kernel,
         {parameter: _constant(kind) for parameter, kind in job.signature.items()},

@@ -73,12 +73,12 @@ def operator(
         def below(*args: Any) -> Any:
             """The function, without a gradient."""
             direct = straight(args)
-            if direct and calls is not None and (found := calls.again(args)) is not MISSING:
-                return found
+            if direct and calls is not None and (result := calls.replay(args)) is not MISSING:
+                return result
             with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_VIEWS):
                 if not direct:
                     return op(*args)
-                return run(*args) if calls is None else calls.first(args)
+                return run(*args) if calls is None else calls.call(args)
 
         # Not the apply of torch.autograd.Function, which torch.func's transforms have look for a rule of their own.
         apply = super(torch.autograd.Function, _function(name, below, save, backward)).apply

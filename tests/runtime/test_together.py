@@ -37,7 +37,7 @@ def order(monkeypatch):
         run(kernel, *rest)
 
     monkeypatch.setattr(launch, "_run_by_triton", noted)
-    monkeypatch.setattr(launch.direct, "launch", lambda *launched: False)
+    monkeypatch.setattr(launch.fast_launch, "launch", lambda *launched: False)
     return found
 
 
