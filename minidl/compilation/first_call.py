@@ -83,7 +83,7 @@ class _Waiting(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """As `captured.NoHostReads`."""
+        """Return False, as `cuda_graph.NoHostReads` does."""
         return False
 
     def __enter__(self) -> Any:

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import random
 from minidl.compilation import launch_jobs
-from minidl.compilation.capture import READS, Captured
+from minidl.compilation.capture import Captured
+from minidl.compilation.cuda_graph import READS
 from minidl.compilation.compiler_processes import Progress, at_hand
 from minidl.compilation.job import Job
 from minidl.runtime import launch
@@ -166,7 +167,7 @@ class _Memory(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """As `captured.NoHostReads`."""
+        """Return False, as `cuda_graph.NoHostReads` does."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

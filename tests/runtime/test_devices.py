@@ -13,7 +13,7 @@ import torch
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.gemm import choice
 from minidl.runtime import launch, tile_tables
-from minidl.runtime.cost_model import devices, selection
+from minidl.runtime.cost_model import devices, schema, selection
 from minidl.tools.bench import drawn, drawn_conv
 
 H100 = devices.FOLDER / "nvidia-h100.json"
@@ -136,7 +136,7 @@ for target, processors in (("sm_90", 132), ("sm_80", 108), ("interpreted", 1)):
 def test_the_choice_is_the_same_in_another_process(tmp_path):
     """Whatever a folder of MINIDL_TILES has for a device that is not here; for one that is, that is what it has."""
     constants = selection.of("sm_90" if launch.INTERPRETED else launch.device_target())
-    (tmp_path / devices.NAME).write_text(json.dumps({"constants": devices.as_json(constants)}))
+    (tmp_path / devices.NAME).write_text(json.dumps({"constants": schema.as_json(constants)}))
     here = {}
     exec(CHOICES, here)
     env = {**os.environ, "PYTHONHASHSEED": "1", "MINIDL_TILES": str(tmp_path)}

@@ -21,7 +21,7 @@ from minidl.data.parsing import parse_json
 from minidl.errors import ConfigError
 from minidl.kernels import gemm
 from minidl.runtime import launch
-from minidl.runtime.cost_model import devices
+from minidl.runtime.cost_model import devices, schema
 from minidl.runtime.cost_model.devices import Constants
 from minidl.tools.bench import machine
 from minidl.tools.bench.measure import Replay
@@ -174,7 +174,7 @@ def content(rows: Rows, constants: Constants, own: Path) -> dict[str, Any]:
         "figures": rows.about["figures"],
         # What a later minidl counts with and this one does not is then the base's.
         **({"base": base} if own != devices.FOLDER / f"{base}.json" else {}),
-        "constants": fit.rounded(devices.as_json(constants)),
+        "constants": fit.rounded(schema.as_json(constants)),
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from minidl.runtime.cost_model import devices, selection
+from minidl.runtime.cost_model import schema, selection
 from minidl.runtime.cost_model.devices import Constants
 from minidl.tools.tuning.trials import FILLED, Place, Trial
 
@@ -74,13 +74,13 @@ def fitted(place: Place, trials: Sequence[Trial], start: Constants) -> Constants
     """The constants that fit the trials best, from `start`."""
     timed = [trial for trial in trials if trial.ms]
     best = _best(timed)
-    known = devices.as_json(start)
+    known = schema.as_json(start)
     for forms, parts in GROUPS:
         rows = [trial for trial in timed if trial.form.removeprefix(FILLED) in forms]
         paths = [path for path in _paths(known) if f"{'.'.join(map(str, path))}.".startswith(parts)]
         if rows:
             known = _moved(place, rows, [math.sqrt(best[row.problem] / (row.ms or 1.0)) for row in rows], known, paths)
-    return devices.made(known)
+    return schema.from_json(known)
 
 
 def score(place: Place, trials: Iterable[Trial], constants: Constants) -> Score:
@@ -116,7 +116,7 @@ def _moved(place: Place, rows: list[Trial], weights: list[float], known: Any, pa
         return now
 
     def residuals(logs: Any) -> Any:
-        with selection.use(devices.made(changed(logs))):
+        with selection.use(schema.from_json(changed(logs))):
             found = np.log([place.microseconds(row) for row in rows])
         off = (found - times) * weights
         # Soft for outliers, as scipy's soft_l1, but not of what holds the constants.
@@ -150,7 +150,7 @@ def _best(trials: Iterable[Trial]) -> dict[tuple[str, int, str], float]:
 def _paths(known: Any, under: Path = ()) -> Iterable[Path]:
     """Where there are numbers that may be moved: not how many programs run together, and nothing that is 0."""
     if isinstance(known, int | float):
-        if known > 0 and not (under[0] in devices.TILES and under[-1] == 0):
+        if known > 0 and not (under[0] in schema.TILES and under[-1] == 0):
             yield under
         return
     for name, value in known.items() if isinstance(known, dict) else enumerate(known):
