@@ -33,7 +33,7 @@ def _generate(given: dict[str, Any]) -> None:
     if count > 1 and config.devices != "auto":
         _by_processes(config, count)
         return
-    with compiler_processes.ready("generate", config.device):
+    with compiler_processes.started("generate", config.device):
         work = device.prepare(config.device, "minidl.generation.generate")
         from minidl.runtime import launch
 

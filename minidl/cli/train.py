@@ -66,7 +66,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         return
     processors = min(available(), config.workers or available())
     with contextlib.ExitStack() as alongside:
-        gpu = alongside.enter_context(compiler_processes.ready(kind, config.device))
+        gpu = alongside.enter_context(compiler_processes.started(kind, config.device))
         if gpu and processors >= _MANY:  # without a GPU the network has the processors
             alongside.enter_context(helpers.ready(processors))
         _run(kind, config, profiling)

@@ -185,7 +185,7 @@ def _estimates(config: Tune) -> None:
     about, json = estimates.about(config.seed), config.json_file
     path = (config.out or written.usual_folder()) / devices.NAME
     if config.write:
-        known = devices.file_of(about["device"], devices.Figures(**about["figures"]))
+        known = devices.file_of(about["device"], schema.Figures(**about["figures"]))
         path = known or devices.FOLDER / f"{written.slug(about['device'])}.json"
     if not config.dry_run:
         _check_folder(path.parent, "--write:" if config.write else "--out" if config.out else "the folder of estimates")

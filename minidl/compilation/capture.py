@@ -24,7 +24,7 @@ from minidl import random
 from minidl.autograd.deferred import settle_all
 from minidl.common import thread_settings
 from minidl.compilation.cuda_graph import record_graph, shared_resources
-from minidl.compilation.first_call import together
+from minidl.compilation.first_call import delayed_launches
 from minidl.runtime import launch, streams
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
@@ -143,7 +143,7 @@ class Captured(Generic[T]):
                 outputs = _map(self._step(*inputs), _copied)
         elif state.graph is None and state.calls < self._eager:
             # Clones, as in the recording, so that kernels are compiled for aligned memory.
-            first = together(device) if state.calls == 0 else contextlib.nullcontext()
+            first = delayed_launches(device) if state.calls == 0 else contextlib.nullcontext()
             with self._numbered(state, device), first:
                 outputs = _map(self._step(*map(_clone, inputs)), _copied)
         else:

@@ -17,7 +17,7 @@ from minidl.runtime.cost_model import devices, schema, selection
 from minidl.tools.bench import drawn, drawn_conv
 
 H100 = devices.FOLDER / "nvidia-h100.json"
-FIGURES = devices.Figures(**json.loads(H100.read_text())["figures"])
+FIGURES = schema.Figures(**json.loads(H100.read_text())["figures"])
 # As their drivers say it: kHz, bits, bytes. Then the data sheet: TB/s, TFLOPS of float16 with sums in float32.
 SHEETS = {
     "NVIDIA A100-SXM4-40GB": ((8, 0), 108, 1_410_000, 1_215_000, 5120, 41_943_040, 1.555, 312),
@@ -38,7 +38,7 @@ def said_by_the_driver(name):
 def test_every_device_of_the_package_has_constants_with_their_date_and_source():
     for path in devices.FOLDER.glob("*.json"):
         known = json.loads(path.read_text())
-        assert isinstance(devices.of_file(path), devices.Constants)
+        assert isinstance(devices.of_file(path), schema.Constants)
         assert dt.date.fromisoformat(known["date"])
         assert known["source"].endswith(".")
     assert {devices.usual(target).stem for target in launch.TARGETS} <= {p.stem for p in devices.FOLDER.glob("*.json")}

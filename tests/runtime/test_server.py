@@ -91,7 +91,7 @@ def test_processes_get_ready_where_a_gpu_seems_to_be_and_is_wanted(monkeypatch, 
 
     def begun(device):
         started.clear()
-        with compiler_processes.ready("text", device), compiler_processes.at_hand() as own:
+        with compiler_processes.started("text", device), compiler_processes.current() as own:
             assert own.command == "text"
         return len(started)
 
@@ -101,7 +101,7 @@ def test_processes_get_ready_where_a_gpu_seems_to_be_and_is_wanted(monkeypatch, 
     assert [begun(device) for device in ("auto", "cuda", "cpu")] == [1, 1, 0]
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert begun("auto") == 0
-    with compiler_processes.at_hand() as other:
+    with compiler_processes.current() as other:
         assert other.command == ""
 
 
@@ -123,7 +123,10 @@ print(json.dumps([len(sys.modules["torch"].__path__ or []), {job.key: ahead.cach
 
 
 def test_keys_do_not_depend_on_torch():
-    (real, keys), (pretended, same) = output(KEYS), output("from minidl import standin; standin.install()" + KEYS)
+    (real, keys), (pretended, same) = (
+        output(KEYS),
+        output("from minidl.compilation import fake_torch; fake_torch.install()" + KEYS),
+    )
     assert (real, pretended) == (1, 0)
     assert len(keys) > 200
     assert keys == same

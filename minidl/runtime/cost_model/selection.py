@@ -16,7 +16,7 @@ import torch
 
 from minidl.runtime import launch
 from minidl.runtime.cost_model import devices, schema
-from minidl.runtime.cost_model.devices import Constants
+from minidl.runtime.cost_model.schema import Constants
 
 
 class _State:

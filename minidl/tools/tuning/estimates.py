@@ -22,7 +22,7 @@ from minidl.errors import ConfigError
 from minidl.kernels import gemm
 from minidl.runtime import launch
 from minidl.runtime.cost_model import devices, schema
-from minidl.runtime.cost_model.devices import Constants
+from minidl.runtime.cost_model.schema import Constants
 from minidl.tools.bench import machine
 from minidl.tools.bench.measure import Replay
 from minidl.tools.tuning import fit, trials

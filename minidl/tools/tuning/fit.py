@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from minidl.runtime.cost_model import schema, selection
-from minidl.runtime.cost_model.devices import Constants
+from minidl.runtime.cost_model.schema import Constants
 from minidl.tools.tuning.trials import FILLED, Place, Trial
 
 Path = tuple[str | int, ...]
