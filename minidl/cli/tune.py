@@ -174,7 +174,7 @@ def _estimates(config: Tune) -> None:
     import torch
 
     from minidl.runtime import launch, tile_tables
-    from minidl.runtime.cost_model import devices
+    from minidl.runtime.cost_model import devices, schema
     from minidl.runtime.cost_model import selection as used
     from minidl.tools.tuning import estimates
     from minidl.tools.tuning import files as written

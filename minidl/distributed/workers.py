@@ -72,7 +72,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     return Place(rank, world, local, local_world)
 
 
-def nowhere_to_meet(environment: Mapping[str, str] = os.environ) -> str:
+def missing_address(environment: Mapping[str, str] = os.environ) -> str:
     """What to say where it is not told where the processes meet; else nothing."""
     lacking = " and ".join(name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name))
     if not lacking:

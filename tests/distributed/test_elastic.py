@@ -148,9 +148,9 @@ def test_one_that_hangs_is_told_after_the_time_out(does, message):
 def test_sigterm_ends_one_that_waits_in_a_recorded_step(how, ends):
     """Its main thread hears nothing there; torchrun would kill it after half a minute. A sum ends by itself."""
     line = (
-        "import signal; from torch.distributed import HashStore; from minidl.distributed import group, meeting;"
+        "import signal; from torch.distributed import HashStore; from minidl.distributed import group, rendezvous;"
         "signal.signal(signal.SIGTERM, lambda *_: None); group._PATIENCE = 1.0;"
-        "here = group.Group(0, 1, meeting.Store(HashStore(), 1.0));"
+        "here = group.Group(0, 1, rendezvous.Store(HashStore(), 1.0));"
         f"print('waits', flush=True); block = here.{how}; block.__enter__(); time.sleep(4); block.__exit__(*3 * [None])"
     )
     with subprocess.Popen(
