@@ -51,7 +51,7 @@ def _by_processes(config: Generate, count: int) -> None:
         return sharing.left(folder.staged_in(config.out), seeds)
 
     try:
-        workers.run(workers.again(), count, restarts=1, first=True, left=left)
+        workers.run(workers.own_command(), count, restarts=1, first=True, left=left)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {left()}".removesuffix("; ")) from None
 

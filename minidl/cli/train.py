@@ -56,7 +56,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         # With all its checks: the first of these processes makes them.
         # Later than the others notice by themselves.
         stopped = given.get("timeout", started.TIMEOUT) + _LATER
-        workers.run(workers.again(), count, _RESTARTS, first=True, together=True, stopped=stopped)
+        workers.run(workers.own_command(), count, _RESTARTS, first=True, together=True, stopped=stopped)
         return
     config = create.settings(kind, given)
     done = create.finished_report(config)

@@ -14,7 +14,7 @@ from minidl.kernels import norm as kernels
 from minidl.kernels.norm import alone
 from minidl.ops.conv import Conv2d
 from minidl.runtime.launch_cache.replay import replayed
-from minidl.torch.convolution import SETTINGS, Convolved, convolution_backward, sizes
+from minidl.torch.convolution import SETTINGS, Convolution, convolution_backward, sizes
 from minidl.torch.normalisation import MOVED, batch_norm_backward, mark_moved, normalise_batch
 from minidl.torch.registry import LOWER, accumulator, act_of, last, operator, straight
 
@@ -87,7 +87,7 @@ def _conv_norm(
     x: torch.Tensor, conv_weight: torch.Tensor, conv_bias: Any, added: Any, weight: Any, bias: Any, *more: Any
 ) -> tuple[torch.Tensor, ...]:
     *moved, _, _, _, _, _, _, name, slope = more
-    made = Convolved(x, conv_weight, more[5:11], bias=conv_bias)
+    made = Convolution(x, conv_weight, more[5:11], bias=conv_bias)
     values = sizes(x, conv_weight, more[5:11])
     few = added is None and moved[3] is not None and values[0] * _product(values[2:]) <= alone.MOST
     hands_on = made.kind is Conv2d and not few and values[0] > 0

@@ -89,7 +89,7 @@ def test_one_that_is_killed_and_the_run_goes_on(tmp_path, expected, by, victim, 
     _, said = begun.communicate(timeout=120)
     assert begun.returncode == 0, said
     if by is None:
-        what = "was ended by SIGKILL; all are started anew, and go on from what is saved"
+        what = "was ended by SIGKILL; all are restarted from the last checkpoint"
         assert said == f"note: process {victim} {what}\n"
     assert (out / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
     report = json.loads((out / "report.json").read_text())
