@@ -252,8 +252,8 @@ def _functional(op: str) -> Any:
 
     forward.__name__ = forward.__qualname__ = op
     forward.__doc__ = (
-        f"torch.nn.functional.{op} with scale, addition and activation in one kernel: act(scale * conv + bias + added). "
-        "scale is for inference; act as in minidl.ops.conv2d. The result is channels-last."
+        f"torch.nn.functional.{op} with scale, addition and activation in one kernel: act(scale * conv + bias + added)."
+        " scale is for inference; act as in minidl.ops.conv2d. The result is channels-last."
     )
     return forward
 
