@@ -122,7 +122,7 @@ class _UnknownName(AttributeError):  # noqa: N818 (reported as AttributeError)
         if name in importlib.import_module("minidl.ops").__all__:
             return f"{text}: it is minidl.ops.{name}"
         names = [*__all__, *_OPERATIONS, *_TORCH_NAMES]
-        return text + str(importlib.import_module("minidl.common.suggestions").told("minidl.ops", name, names))
+        return text + str(importlib.import_module("minidl.common.suggestions").hint("minidl.ops", name, names))
 
 
 def __getattr__(name: str) -> Any:

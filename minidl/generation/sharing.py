@@ -51,7 +51,7 @@ class Rows(NamedTuple):
 
     def create(self) -> None:
         """Make the file, full of zeros. Raises OSError."""
-        with write_files.whole(self.path) as file:
+        with write_files.atomic(self.path) as file:
             file.write(self.head)
             file.truncate(len(self.head) + self.each * self.most)
 

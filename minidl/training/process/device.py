@@ -70,7 +70,7 @@ def prepare(device: str, module: str) -> Any:
     waits = []
     if compiler_processes.has_gpu(device):
         waits.append(helpers.in_thread(_wake_driver))
-    with import_lock.apart:
+    with import_lock.LOCK:
         importlib.import_module("torch")
     from minidl.runtime import launch
 
