@@ -88,7 +88,7 @@ def handle_of(path: Path, flags: int) -> int:
 def part(name: str) -> str:
     """Return the name of a temporary file: the beginning of `name`, a random number and a checksum."""
     start, number = f".{name[:40]}", secrets.token_hex(4)
-    return f"{start}.{number}{_check(begun, number)}{PART}"
+    return f"{start}.{number}{_check(start, number)}{PART}"
 
 
 def is_part(name: str) -> bool:

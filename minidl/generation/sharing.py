@@ -269,7 +269,7 @@ def run_of(place: Place) -> tuple[str, Any]:
     if given or place.world == 1:
         return given or secrets.token_hex(8), None
     if message := workers.missing_address():
-        raise DataError(lacking)
+        raise DataError(message)
     from minidl.distributed.rendezvous import join_store
 
     store, _, _ = join_store(_SECONDS)
