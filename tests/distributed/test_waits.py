@@ -105,11 +105,11 @@ def test_a_signal_in_an_exchange_ends_it(rank):
 
 
 def test_work_in_a_thread_is_answered_or_given_up():
-    assert rendezvous.answered(lambda: 3, 60) == 3
+    assert rendezvous.call_within(lambda: 3, 60) == 3
     with pytest.raises(KeyError, match="what went wrong"):
-        rendezvous.answered(lambda: {}["what went wrong"], 60)
+        rendezvous.call_within(lambda: {}["what went wrong"], 60)
     with pytest.raises(TimeoutError, match=r"no answer within 0\.1 s"):
-        rendezvous.answered(lambda: time.sleep(30), 0.1)
+        rendezvous.call_within(lambda: time.sleep(30), 0.1)
 
 
 def test_a_store_that_is_silent_is_asked_once():
