@@ -162,9 +162,9 @@ def test_a_place_without_an_address_is_told(monkeypatch):
     assert workers.missing_address(whole) == ""
     for name, value in {**whole, "MASTER_PORT": ""}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(DistributedError, match="WORLD_SIZE=2 is set, but not MASTER_PORT, where"):
+    with pytest.raises(DistributedError, match="WORLD_SIZE=2 is set, but not MASTER_PORT: start"):
         group.init()
-    with pytest.raises(DataError, match="WORLD_SIZE=2 is set, but not MASTER_PORT, where"):
+    with pytest.raises(DataError, match="WORLD_SIZE=2 is set, but not MASTER_PORT: start"):
         sharing.run_of(workers.place())
 
 
