@@ -19,13 +19,13 @@ def test_kernels_are_compiled_by_processes_and_then_found(seen):
 
 HASHES = """
 import importlib, json, sys
-from minidl.runtime import keys
+from minidl.runtime import cache_keys
 from minidl.tools.doctor.jobs import kernels
 found = {}
 for name in kernels()[:: int(sys.argv[1])]:
     module, function = name.split(":")
     kernel = getattr(importlib.import_module(module), function)
-    keys.settle(kernel)
+    cache_keys.compute_key(kernel)
     found[name] = kernel.cache_key, [(n, str(v)) for (n, _), (v, _) in kernel.used_global_vals.items()]
 json.dump(found, sys.stdout)
 """

@@ -40,11 +40,11 @@ def test_a_process_that_is_killed_ends_the_wait(monkeypatch):
 
 SLOW = """
 import os, time
-from minidl.runtime import ahead, server
+from minidl.compilation import launch_jobs, server
 def compile_job(job):
     os.write(2, b"%d\\n" % os.getpid())
     time.sleep(600)
-ahead.compile_job = compile_job
+launch_jobs.compile_job = compile_job
 server.serve()
 """
 
@@ -116,9 +116,9 @@ def output(code, **environment):
 
 KEYS = """
 import importlib, json, sys
-from minidl.runtime import ahead, usual
-jobs = [job for command in ("text", "table", "images", "gan", "generate") for job in usual.jobs(command, 90)]
-print(json.dumps([len(sys.modules["torch"].__path__ or []), {job.key: ahead.cache_key(job) for job in jobs}]))
+from minidl.compilation import command_kernels, launch_jobs
+jobs = [job for command in ("text", "table", "images", "gan", "generate") for job in command_kernels.jobs(command, 90)]
+print(json.dumps([len(sys.modules["torch"].__path__ or []), {job.key: launch_jobs.cache_key(job) for job in jobs}]))
 """
 
 
@@ -134,18 +134,18 @@ def test_keys_do_not_depend_on_torch():
 
 EARLY = """
 import os, sys, time
-from minidl.runtime import ahead, server
+from minidl.compilation import launch_jobs, server
 def compile_job(job):
     os.write(2, f"{job.options['number']} {os.nice(0)}\\n".encode())
     while job.options["number"] < 2 and not os.path.exists(sys.argv[1]):
         time.sleep(0.01)
     raise RuntimeError
-ahead.compile_job = compile_job
-ahead.is_compiled = lambda job: job.options["number"] == 4
+launch_jobs.compile_job = compile_job
+launch_jobs.is_compiled = lambda job: job.options["number"] == 4
 server._architecture = lambda devices: 90
 def usual(command, arch):
     return [server.Job("no.module:none", arch, {}, [], [], {"number": n}, []) for n in range(9)]
-server.usual.jobs = usual
+server.command_kernels.jobs = usual
 os.sched_getaffinity = lambda process: range(4)
 server.serve("text")
 """
