@@ -256,11 +256,11 @@ class _Measured:
         import torch
 
         from minidl import distributed
-        from minidl.distributed import room
+        from minidl.distributed import buckets
 
         self.given, self.torch, self.distributed = given, torch, distributed
         if given.side_by_side:
-            room.SIDE_BY_SIDE = given.side_by_side
+            buckets.SIDE_BY_SIDE = given.side_by_side
         self.group = distributed.init()
         self.gpu = torch.cuda.is_available()
         self.kind = "cuda" if self.gpu else "cpu"

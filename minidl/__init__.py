@@ -13,8 +13,7 @@ import sys
 from minidl.common import einops_backend
 from minidl.version import __version__ as __version__
 
-# As in `typing`, whose import takes longer than this module's: a command can be interrupted without a traceback only
-# after it (see `__main__`).
+# As in `typing`, whose import takes longer than the rest; until `__main__` runs, Ctrl-C prints a traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -50,8 +49,8 @@ if TYPE_CHECKING:
     from minidl.tools.drawing import draw as draw
     from minidl.tools.profiling import profile as profile
 
-# Names of torch.
-_OF_TORCH = (
+# Names of torch, with the same meaning.
+_TORCH_NAMES = (
     "Size", "bfloat16", "bool", "device", "double", "dtype", "finfo", "float", "float16", "float32", "float64",
     "get_default_dtype", "half", "iinfo", "inf", "int", "int16", "int32", "int64", "int8", "long", "nan", "pi",
     "set_default_dtype", "short", "uint8",
@@ -73,10 +72,10 @@ _OPERATIONS = (
     "vstack", "where",
 )  # fmt: skip
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
-# Not in `from minidl import *`: Python has a module random, too.
+# Not in `from minidl import *`, because Python has a module random.
 _MORE = ("autograd", "cuda", "kernels", "random", "sparse", "testing")
 
-_HOMES = {
+_MODULES = {
     name: f"minidl.{module}"
     for module, names in {
         "autograd": ("enable_grad", "inference_mode", "is_grad_enabled", "no_grad", "set_grad_enabled"),
@@ -98,11 +97,11 @@ _HOMES = {
     }.items()
     for name in names
 }  # fmt: skip
-__all__ = sorted(("__version__", *_HOMES, *_SUBMODULES))  # noqa: PLE0605 (type checkers read the imports above)
+__all__ = sorted(("__version__", *_MODULES, *_SUBMODULES))  # noqa: PLE0605 (type checkers read the imports above)
 
 
 class _BeforeTriton:
-    """Choose where kernels run before Triton is imported, which reads the choice at import."""
+    """Imports `minidl.runtime` before Triton, which reads TRITON_INTERPRET when it is imported."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "triton" and "TRITON_INTERPRET" not in os.environ:
@@ -114,27 +113,26 @@ if "triton" not in sys.modules:
 einops_backend.expect()
 
 
-class _UnknownName(AttributeError):  # noqa: N818 (an AttributeError)
-    """The error for an unknown name; it computes its message on demand, as `from minidl import tensors` first looks up
-    an attribute."""
+class _UnknownName(AttributeError):  # noqa: N818 (reported as AttributeError)
+    """An unknown name. The message is built on demand, because `from minidl import tensors` looks up the name first."""
 
     def __str__(self) -> str:
         name = str(self.args[0])
         text = f"module 'minidl' has no attribute {name!r}"
         if name in importlib.import_module("minidl.ops").__all__:
             return f"{text}: it is minidl.ops.{name}"
-        names = [*__all__, *_OPERATIONS, *_OF_TORCH]
-        return text + str(importlib.import_module("minidl.common.suggestions").told("minidl.ops", name, names))
+        names = [*__all__, *_OPERATIONS, *_TORCH_NAMES]
+        return text + str(importlib.import_module("minidl.common.suggestions").hint("minidl.ops", name, names))
 
 
 def __getattr__(name: str) -> Any:
     if name in (*_SUBMODULES, *_MORE):
         return importlib.import_module(f"minidl.{name}")
-    if name not in (*_HOMES, *_OPERATIONS, *_OF_TORCH):
+    if name not in (*_MODULES, *_OPERATIONS, *_TORCH_NAMES):
         raise _UnknownName(name)
     ops = importlib.import_module("minidl.ops")  # attaches the operators to Tensor
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
     else:
         value = getattr(ops if name in _OPERATIONS else importlib.import_module("torch"), name)
     globals()[name] = value
@@ -142,4 +140,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_OPERATIONS, *_OF_TORCH})
+    return sorted({*globals(), *__all__, *_OPERATIONS, *_TORCH_NAMES})

@@ -1,7 +1,7 @@
 """The process's source of random numbers: a seed, and the number of the next stream.
 
-Each use of random numbers without its own seed takes the next stream (`key`). Numbers depend only on the seed, the
-stream and the place in the tensor, so restoring a state repeats everything after it.
+Each use of random numbers without a seed takes the next stream (`key`). Numbers depend only on the seed, the stream and
+the position in the tensor, so restoring a state repeats everything after it.
 
 A CUDA graph replays its kernels with the recorded arguments. While a step is recorded, stream numbers are therefore
 read from the device (`numbered_by`), so that the graph draws the same numbers as the step itself.
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 _lock = locks.lock()
 _state = {"seed": 0, "stream": 0}
-# Of this thread: the key on the device that streams are numbered by, the number of its first stream, a state instead.
+# Per thread: `key`, the device tensor that numbers streams; `first`, its first stream; `forked`, a copied state.
 _thread = thread_settings.settings()
 
 
 def manual_seed(seed: int) -> torch.Generator:
-    """Start again from stream 0 of `seed`, and seed torch, whose generator this returns: loaders shuffle by it.
+    """Restart from stream 0 of `seed`, seed torch, and return its generator, which loaders use to shuffle.
 
     Raises TypeError unless the seed is an integer, ValueError outside [0, 2^63).
     """
@@ -40,7 +40,7 @@ def manual_seed(seed: int) -> torch.Generator:
 
 
 def get_state() -> dict[str, int]:
-    """{"seed", "stream"}: what `set_state` takes."""
+    """Return {"seed", "stream"} for `set_state`."""
     with _lock:
         return dict(_current())
 
@@ -50,7 +50,7 @@ def _current() -> dict[str, int]:
 
 
 def set_state(state: Mapping[str, int]) -> None:
-    """Go on from a state that `get_state` gave.
+    """Continue from a state of `get_state`.
 
     Raises ValueError for other names, TypeError for values that are not integers, ValueError outside [0, 2^63), and
     RuntimeError in a captured step, which would otherwise begin with the same numbers at every call.
@@ -65,9 +65,9 @@ def set_state(state: Mapping[str, int]) -> None:
 
 
 def key(seed: int | None = None) -> tuple[int, int | DeviceStream]:
-    """(seed, stream) for one tensor of random numbers: stream 0 of the given seed, else the next stream.
+    """Return (seed, stream) for one tensor of random numbers: stream 0 of `seed`, else the next stream.
 
-    Raises as `manual_seed`.
+    Raises the errors of `manual_seed`.
     """
     if seed is not None:
         return _checked("seed", seed), 0
@@ -93,7 +93,7 @@ def skip(count: int) -> dict[str, int]:
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """A context in which this thread's random numbers follow a copy of the state, which stays as it is."""
+    """A context in which this thread draws from a copy of the state, which does not change."""
     before, _thread.forked = getattr(_thread, "forked", None), get_state()
     try:
         yield
@@ -117,8 +117,8 @@ def numbered_by(key: torch.Tensor, first: int | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rows(first: int, count: int) -> Iterator[None]:
-    """A context in which this thread works on `count` rows of a batch, from row `first` on: tensors of as many rows, or
-    of a multiple, have the numbers that these rows of the whole batch would have."""
+    """A context in which this thread works on `count` rows of a batch, from row `first` on: tensors with as many
+    rows, or a multiple, get the numbers of these rows of the complete batch."""
     before, _thread.rows = getattr(_thread, "rows", None), (first, count)
     try:
         yield
@@ -127,12 +127,12 @@ def rows(first: int, count: int) -> Iterator[None]:
 
 
 def in_part() -> bool:
-    """Whether this thread works on some rows of a batch, see `rows`."""
+    """Return whether this thread works on part of a batch, see `rows`."""
     return getattr(_thread, "rows", None) is not None
 
 
 def place(shape: Sequence[int]) -> int:
-    """How many elements of the whole batch come before a tensor of this shape, see `rows`; 0 outside of it."""
+    """Return the number of elements of the complete batch before a tensor of this shape, see `rows`; 0 outside."""
     first, count = getattr(_thread, "rows", None) or (0, 1)
     return first * (math.prod(shape) // count) if shape and shape[0] % count == 0 else 0
 

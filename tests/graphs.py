@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import random
-from minidl.compilation import capture
+from minidl.compilation import capture, cuda_graph
 from minidl.runtime import launch
 
 ALLOCATION = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -54,7 +54,7 @@ class Recorder(TorchDispatchMode):
 
 def record(call, stream, pool):
     recorder, run = Recorder(), launch.run
-    with pytest.MonkeyPatch.context() as patched, capture.NoHostReads("cpu"):
+    with pytest.MonkeyPatch.context() as patched, cuda_graph.NoHostReads("cpu"):
         patched.setattr(launch, "run", recorder.launch(run))
         with recorder:
             outputs = call()
@@ -66,8 +66,8 @@ def graphs(monkeypatch):
     """On a CPU steps are recorded and replayed by the stand-in; on a GPU by CUDA."""
     if launch.INTERPRETED:
         monkeypatch.setattr(capture, "_has_graphs", lambda device: True)
-        monkeypatch.setattr(capture, "_shared", lambda device: (None, None))
-        monkeypatch.setattr(capture, "_recorded", record)
+        monkeypatch.setattr(capture, "shared_resources", lambda device: (None, None))
+        monkeypatch.setattr(capture, "record_graph", record)
 
 
 @pytest.fixture(autouse=True)

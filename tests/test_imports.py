@@ -163,7 +163,7 @@ def test_scikit_learn_is_not_imported_beside_torch():
             node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and "sklearn" in (node.module or "")
         ]
         blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With)]
-        waiting = [b for node in blocks if ast.unparse(node.items[0]) == "import_lock.apart" for b in node.body]
+        waiting = [b for node in blocks if ast.unparse(node.items[0]) == "import_lock.LOCK" for b in node.body]
         bare += [f"{path.name}:{node.lineno}" for node in imports if node not in waiting]
     assert bare == []
 
@@ -173,7 +173,7 @@ import sys, threading, time
 from minidl.common import import_lock
 from minidl.data.terms import Analyzer
 def torch():
-    with import_lock.apart:
+    with import_lock.LOCK:
         import torch
 thread = threading.Thread(target=torch)
 thread.start()

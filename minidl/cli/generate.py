@@ -33,7 +33,7 @@ def _generate(given: dict[str, Any]) -> None:
     if count > 1 and config.devices != "auto":
         _by_processes(config, count)
         return
-    with compiler_processes.ready("generate", config.device):
+    with compiler_processes.started("generate", config.device):
         work = device.prepare(config.device, "minidl.generation.generate")
         from minidl.runtime import launch
 
@@ -51,7 +51,7 @@ def _by_processes(config: Generate, count: int) -> None:
         return sharing.left(folder.staged_in(config.out), seeds)
 
     try:
-        workers.run(workers.again(), count, restarts=1, first=True, left=left)
+        workers.run(workers.own_command(), count, restarts=1, first=True, left=left)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {left()}".removesuffix("; ")) from None
 

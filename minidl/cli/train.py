@@ -56,7 +56,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         # With all its checks: the first of these processes makes them.
         # Later than the others notice by themselves.
         stopped = given.get("timeout", started.TIMEOUT) + _LATER
-        workers.run(workers.again(), count, _RESTARTS, first=True, together=True, stopped=stopped)
+        workers.run(workers.own_command(), count, _RESTARTS, first=True, together=True, stopped=stopped)
         return
     config = create.settings(kind, given)
     done = create.finished_report(config)
@@ -66,7 +66,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         return
     processors = min(available(), config.workers or available())
     with contextlib.ExitStack() as alongside:
-        gpu = alongside.enter_context(compiler_processes.ready(kind, config.device))
+        gpu = alongside.enter_context(compiler_processes.started(kind, config.device))
         if gpu and processors >= _MANY:  # without a GPU the network has the processors
             alongside.enter_context(helpers.ready(processors))
         _run(kind, config, profiling)
@@ -74,7 +74,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
 
 def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, place: workers.Place) -> None:
     """As one of several processes: the first reads the flags and writes the run, the others follow it."""
-    if lacking := workers.nowhere_to_meet():
+    if lacking := workers.missing_address():
         raise ConfigError(lacking)
     there = 0 if given.get("device") == "cpu" else workers.gpus()
     if 0 < there < place.local_world:
@@ -96,7 +96,7 @@ def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, plac
         told = [config.identity(), done is None]
         if done is not None and not config.quiet:
             echo(done, end="")
-    identity, goes_on = group.told(told, "the settings")
+    identity, goes_on = group.from_leader(told, "the settings")
     if not goes_on:
         return
     if not group.leads:

@@ -180,7 +180,7 @@ def _estimates(config: Tune) -> None:
     import torch
 
     from minidl.runtime import launch, tile_tables
-    from minidl.runtime.cost_model import devices
+    from minidl.runtime.cost_model import devices, schema
     from minidl.runtime.cost_model import selection as used
     from minidl.tools.tuning import estimates
     from minidl.tools.tuning import files as written
@@ -191,7 +191,7 @@ def _estimates(config: Tune) -> None:
     about, json = estimates.about(config.seed), config.json_file
     path = (config.out or written.usual_folder()) / devices.NAME
     if config.write:
-        existing = devices.file_of(about["device"], devices.Figures(**about["figures"]))
+        existing = devices.file_of(about["device"], schema.Figures(**about["figures"]))
         path = existing or devices.FOLDER / f"{written.slug(about['device'])}.json"
     if not config.dry_run:
         _check_folder(path.parent, "--write:" if config.write else "--out" if config.out else "the folder of estimates")

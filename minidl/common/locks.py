@@ -8,11 +8,11 @@ from typing import Any
 
 
 def lock() -> Any:
-    """Return a re-entrant lock, which is free in a forked process: the thread that holds it may not be there."""
-    made: Any = threading.RLock()
-    os.register_at_fork(after_in_child=made._at_fork_reinit)
-    return made
+    """Return a re-entrant lock that is free in a forked process, in which the holding thread does not exist."""
+    rlock: Any = threading.RLock()
+    os.register_at_fork(after_in_child=rlock._at_fork_reinit)
+    return rlock
 
 
-# Held while Triton itself launches: it interprets a kernel, or compiles and loads one that is launched the first time.
+# Held while Triton launches: while it interprets a kernel, or compiles and loads one at its first launch.
 TRITON = lock()

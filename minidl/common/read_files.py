@@ -1,4 +1,4 @@
-"""How minidl reads the files that it takes for its own: of runs, pictures, caches, plans, results and tile tables.
+"""Read minidl's own files: runs, pictures, caches, plans, results and tile tables.
 
 Anything may be in their place. Opening a pipe waits for its writer, a device such as /dev/zero never ends, and a sparse
 file may have more bytes than there is memory: only regular files of a size that their kind may have are read.
@@ -18,13 +18,13 @@ _NO_FILE = "it is a pipe, a socket or a device: only a regular file is read"
 
 
 def memory() -> int:
-    """The bytes of this machine's memory."""
+    """Return the bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def handle(path: Path, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
-    """The descriptor of a regular file, opened without waiting; `folder` is that of its folder where it is open. Raises
-    OSError naming the file."""
+    """Open a regular file without blocking, and return its descriptor; `folder` may be its folder's descriptor. Raises
+    OSError with the path."""
     flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         found = os.open(path if folder is None else path.name, flags, 0o666, dir_fd=folder)
@@ -42,8 +42,7 @@ def handle(path: Path, flags: int = os.O_RDONLY, folder: int | None = None) -> i
 
 
 def opened(path: Path, most: int | None = None) -> BufferedReader:
-    """A regular file of at most so many bytes, by default those of its kind, open for reading. Raises OSError naming
-    it."""
+    """Open a regular file of a limited size (default: by its kind) for reading. Raises OSError with the path."""
     file = os.fdopen(handle(path), "rb")
     if most is None:
         most = memory() if path.suffix.lower() in _VALUES else DOCUMENT
@@ -55,11 +54,11 @@ def opened(path: Path, most: int | None = None) -> BufferedReader:
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """The content of a file of `opened`. Raises OSError naming it."""
+    """Return the content of a file of `opened`. Raises OSError with the path."""
     with opened(path, most) as file:
         return file.read()
 
 
 def read_text(path: Path) -> str:
-    """The UTF-8 text of a file of `opened`. Raises OSError naming it, UnicodeDecodeError."""
+    """Return the UTF-8 text of a file of `opened`. Raises OSError with the path, or UnicodeDecodeError."""
     return read_bytes(path).decode()

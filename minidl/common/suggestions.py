@@ -1,4 +1,4 @@
-"""What names that are not there are answered with: what to write in their place, or the name that was meant."""
+"""Hints in errors about unknown names: an equivalent expression, or the nearest name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-# What computes the same as a function of torch, or in a module's forward the same as a layer, by its name in small
-# letters without underscores; x and y are its tensors, all else its arguments by torch's names.
+# Equivalents of torch's functions, and of layers in forward, by name in lower case without underscores; x and y are
+# tensors, other names are torch's arguments.
 EXPRESSIONS = {
     "absolute": "x.abs()",
     "addcdiv": "x + value * y / z",
@@ -94,7 +94,7 @@ EXPRESSIONS = {
     "vdot": "x.dot(y)",
     "xlogy": "ops.where(x == 0, 0.0, x * y.log())",
 }
-# What else does the same. A name that ends in * stands for all that begin so.
+# Other equivalents. A name with * at its end matches all names with that prefix.
 INSTEAD = {
     "Bilinear": "Linear(in1 * in2, out) of (x.unsqueeze(-1) * y.unsqueeze(-2)).flatten(-2)",
     "CircularPad*": "ops.pad with mode='circular'",
@@ -133,7 +133,7 @@ INSTEAD = {
     "vector_to_parameters": "p.copy_(part.reshape(p.shape)) of the parts vector.split(sizes), under minidl.no_grad()",
     "weight_norm": "linear(x, g * v / v.norm(dim=1, keepdim=True)) in forward, with parameters g and v",
 }
-_HOMES = (
+_MODULES = (
     "Tensor", "amp", "autograd", "cuda", "linalg", "nn", "nn.Module", "nn.functional", "nn.init", "nn.utils", "optim",
     "optim.lr_scheduler",
 )  # fmt: skip
@@ -141,27 +141,28 @@ _HOMES = (
 
 @functools.cache
 def of_torch() -> frozenset[str]:
-    """The names that torch has: whoever asks for one means that, and no other that is like it."""
+    """Return all names of torch, which are never corrected to a similar name."""
     torch = importlib.import_module("torch")
-    homes = torch, *operator.attrgetter(*_HOMES)(torch)
-    return frozenset(name for home in homes for name in dir(home))
+    modules = torch, *operator.attrgetter(*_MODULES)(torch)
+    return frozenset(name for module in modules for name in dir(module))
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of the names that is most like `name`, if any is and torch has none such; large letters and small are
-    alike."""
-    alike = {known.lower(): known for known in names}
-    near = difflib.get_close_matches(name.lower(), alike, 1, 0.7)
-    return alike[near[0]] if near and name not in of_torch() else None
+    """Return the name most similar to `name`, ignoring case; None without one, or if torch has `name`."""
+    by_lower = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), by_lower, 1, 0.7)
+    return by_lower[near[0]] if near and name not in of_torch() else None
 
 
-def told(module: str, name: str, names: Iterable[str]) -> str:
-    """What is said of a name that a module has not: what to write, or which name is meant."""
+def hint(module: str, name: str, names: Iterable[str]) -> str:
+    """Return the hint for an unknown name of a module, to append to the error."""
     names = list(names)
-    written = EXPRESSIONS.get(name.lower().replace("_", "") if name in of_torch() else "")
-    stands = next((v for k, v in INSTEAD.items() if name == k or (k[-1] == "*" and name.startswith(k[:-1]))), written)
-    if stands is not None:
-        return f"; write {stands}"
+    expression = EXPRESSIONS.get(name.lower().replace("_", "") if name in of_torch() else "")
+    equivalent = next(
+        (v for k, v in INSTEAD.items() if name == k or (k[-1] == "*" and name.startswith(k[:-1]))), expression
+    )
+    if equivalent is not None:
+        return f"; write {equivalent}"
     if name.endswith("_") and name[:-1] in names:
         return f"; write x = {name[:-1]}(x)"
     near = f"{name}_" if f"{name}_" in names else nearest(name, names)
@@ -169,21 +170,21 @@ def told(module: str, name: str, names: Iterable[str]) -> str:
 
 
 def attribute(module: str, name: str, names: Iterable[str]) -> AttributeError:
-    """The error for a name that a module of minidl has not."""
+    """Return the error for an unknown name of a module of minidl."""
     if name.startswith("_"):
         return AttributeError(f"module {module!r} has no attribute {name!r}")
-    return AttributeError(f"{module} has no {name}{told(module, name, names)}")
+    return AttributeError(f"{module} has no {name}{hint(module, name, names)}")
 
 
-def argument(called: str, function: Callable[..., Any], given: Mapping[str, Any]) -> TypeError | None:
-    """The error for an argument of a name that the function does not take, if one is given."""
+def argument(called: str, function: Callable[..., Any], keywords: Mapping[str, Any]) -> TypeError | None:
+    """Return the error for an unknown keyword argument of a function, None if there is none."""
     parameters = inspect.signature(function).parameters
     if any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
         return None
-    known = [n for n, p in parameters.items() if n != "self" and p.kind != p.VAR_POSITIONAL]
-    for name in given:
-        if name not in known:
-            near = nearest(name, known)
-            end = f"did you mean {near}?" if near else f"it takes {', '.join(known) or 'none'}"
+    accepted = [n for n, p in parameters.items() if n != "self" and p.kind != p.VAR_POSITIONAL]
+    for name in keywords:
+        if name not in accepted:
+            near = nearest(name, accepted)
+            end = f"did you mean {near}?" if near else f"it takes {', '.join(accepted) or 'none'}"
             return TypeError(f"{called}: there is no argument {name!r}; {end}")
     return None

@@ -1,4 +1,4 @@
-"""Where the seconds of a command go: one phase is timed at any moment, so that the phases add up."""
+"""Time the phases of a command. One phase is timed at any moment, so that the phases add up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = (
 
 
 class Phases:
-    """The phases of one command. The first of a process has begun with the process."""
+    """The phases of one command. The first command of a process starts with the process."""
 
     def __init__(self, age: float = 0.0) -> None:
         self._seconds = dict.fromkeys(NAMES, 0.0)
@@ -26,7 +26,7 @@ class Phases:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """The block belongs to this phase; a block of another phase inside it to that."""
+        """A context timed as this phase; a nested context is timed as its own phase only."""
         self._change()
         self._open.append(name)
         try:
@@ -36,12 +36,12 @@ class Phases:
             self._open.pop()
 
     def moved(self, name: str, seconds: float) -> None:
-        """Some of the time of the phase under way belonged to another."""
+        """Move some time of the current phase to another."""
         self._seconds[name] += seconds
         self._seconds[self._open[-1]] -= seconds
 
     def taken(self) -> dict[str, float]:
-        """Seconds so far by phase, and in all."""
+        """Return the seconds so far by phase, and in total."""
         self._change()
         return {
             **{name: round(max(0.0, seconds), 3) for name, seconds in self._seconds.items()},
@@ -58,30 +58,30 @@ _commands: list[Phases] = []
 
 
 def current() -> Phases:
-    """Those of the command under way."""
+    """Return the phases of the current command."""
     return _commands[-1] if _commands else begin()
 
 
 def begin() -> Phases:
-    """A command begins."""
+    """Start a command."""
     _commands[:] = [Phases(0.0 if _commands else age())]
     return _commands[-1]
 
 
 def timed(name: str) -> Any:
-    """`Phases.timed` of the command under way."""
+    """Call `Phases.timed` of the current command."""
     return current().timed(name)
 
 
 def table(seconds: dict[str, float]) -> str:
-    """The phases that took time as lines of text, with their shares."""
+    """Return the phases that took time as lines of text, with their shares."""
     total = max(seconds["total"], 1e-9)
     lines = [f"{name:<10}{taken:>9.2f} s{taken / total:>7.0%}" for name, taken in seconds.items() if taken >= 0.005]
     return "\n".join([f"{'phase':<10}{'time':>11}{'share':>7}", *lines]) + "\n"
 
 
 def age(process: int | str = "self") -> float:
-    """Seconds since this process, or that of a number, was started; 0 where the system does not say."""
+    """Return the seconds since a process (default: this one) was started; 0 if the system does not tell."""
     try:
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - begun(process) / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError):
@@ -89,5 +89,5 @@ def age(process: int | str = "self") -> float:
 
 
 def begun(process: int | str) -> int:
-    """When a process was started, in ticks since the system was. Raises OSError."""
+    """Return when a process was started, in ticks since boot. Raises OSError."""
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])

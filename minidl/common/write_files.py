@@ -1,8 +1,8 @@
-"""How minidl writes files: each whole or not at all, tensor files with a checksum.
+"""Write files atomically, tensor files with a checksum.
 
-A file is written to a temporary file beside it, flushed to disk and renamed to its final name; then the folder is
-flushed. Whenever the machine stops, a reader finds either the old content or the new. A failed write leaves the old
-content and no temporary file; a killed process may leave one, see `is_part`.
+Content is written to a temporary file in the same folder, flushed to disk and renamed; then the folder is flushed.
+After a crash at any time, a reader gets either the old content or the new. A failed write leaves the old content and no
+temporary file; a killed process may leave one, see `is_part`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 PART = ".part"
 CHECKSUM = "sha256"  # in the metadata of a tensor file
 _GONE = "another folder, or a link, is in its place"
-# The errors of file systems that cannot flush a folder, and of systems that cannot open one.
+# Errors of file systems that cannot flush a folder, and of systems that cannot open one.
 _NO_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS}
 
-Identity = tuple[int, int]  # of a folder, whatever its name is
+Identity = tuple[int, int]  # device and inode of a folder
 _fixed: dict[Path, Identity] = {}
 
 
 @contextmanager
-def fixed(folder: Path, known: Sequence[int] | None = None) -> Iterator[Identity]:
-    """A block in which this module writes only into the folder that is there now, or that of an identity, and those in
-    it: it raises OSError where a link or another folder takes the place of one of them."""
+def fixed(folder: Path, expected: Sequence[int] | None = None) -> Iterator[Identity]:
+    """A context in which writes into `folder` raise OSError if it is no longer the same folder (default: the present
+    one, else the one with identity `expected`), or a subfolder has become a link."""
     before = _fixed.pop(folder, None)
     with opened(folder) as handle:
-        _fixed[folder] = (known[0], known[1]) if known else identity(handle)
+        _fixed[folder] = (expected[0], expected[1]) if expected else identity(handle)
     try:
         yield _fixed[folder]
     finally:
@@ -53,14 +53,14 @@ def fixed(folder: Path, known: Sequence[int] | None = None) -> Iterator[Identity
 
 @contextmanager
 def opened(folder: Path) -> Iterator[int]:
-    """A handle of a folder, for names in it. Raises OSError, also where it is not that of `fixed`."""
-    root = next((each for each in (folder, *folder.parents) if each in _fixed), folder)
+    """A context with a file descriptor of a folder. Raises OSError, also if the folder of `fixed` was replaced."""
+    root = next((parent for parent in (folder, *folder.parents) if parent in _fixed), folder)
     handle = os.open(root, os.O_PATH | os.O_DIRECTORY)
     try:
-        inside = folder.relative_to(root).parts
+        names = folder.relative_to(root).parts
         if root in _fixed and identity(handle) != _fixed[root]:
             raise OSError(errno.ESTALE, _GONE, str(root))
-        for name in inside:
+        for name in names:
             outer, handle = handle, os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=handle)
             os.close(outer)
             if not stat.S_ISDIR(os.fstat(handle).st_mode):
@@ -71,13 +71,13 @@ def opened(folder: Path) -> Iterator[int]:
 
 
 def identity(handle: int) -> Identity:
-    """That of a folder that is open."""
-    found = os.fstat(handle)
-    return found.st_dev, found.st_ino
+    """Return the identity of an open folder."""
+    status = os.fstat(handle)
+    return status.st_dev, status.st_ino
 
 
 def handle_of(path: Path, flags: int) -> int:
-    """An open file, which is no link; its folder is that of `opened`. Raises OSError naming it."""
+    """Open a file that is not a link in its folder; return its descriptor. Raises OSError with the path."""
     try:
         with opened(path.parent) as folder:
             return read_files.handle(path, flags | os.O_NOFOLLOW, folder)
@@ -86,19 +86,19 @@ def handle_of(path: Path, flags: int) -> int:
 
 
 def part(name: str) -> str:
-    """The name of an unfinished file, which ends with a checksum: of a long name only the beginning."""
-    begun, number = f".{name[:40]}", secrets.token_hex(4)
-    return f"{begun}.{number}{_check(begun, number)}{PART}"
+    """Return the name of a temporary file: the beginning of `name`, a random number and a checksum."""
+    start, number = f".{name[:40]}", secrets.token_hex(4)
+    return f"{start}.{number}{_check(start, number)}{PART}"
 
 
 def is_part(name: str) -> bool:
-    """Whether `part` gave a name, which no other program gives."""
-    begun, _, number = name.removesuffix(PART).rpartition(".")
-    return name.endswith(PART) and number[8:] == _check(begun, number[:8])
+    """Return whether a name is from `part`; no other program uses such names."""
+    start, _, number = name.removesuffix(PART).rpartition(".")
+    return name.endswith(PART) and number[8:] == _check(start, number[:8])
 
 
-def _check(begun: str, number: str) -> str:
-    return hashlib.sha256(f"minidl {begun}.{number}".encode(errors="surrogateescape")).hexdigest()[:8]
+def _check(start: str, number: str) -> str:
+    return hashlib.sha256(f"minidl {start}.{number}".encode(errors="surrogateescape")).hexdigest()[:8]
 
 
 def _new(folder: int, name: str) -> BinaryIO:
@@ -106,13 +106,12 @@ def _new(folder: int, name: str) -> BinaryIO:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to; it appears at `path` when the block ends without an exception.
+def atomic(path: Path) -> Iterator[BinaryIO]:
+    """A context with a file to write to, which replaces `path` at its end unless an exception is raised.
 
-    Raises OSError naming `path`; the old content is then still there, or the new one if only flushing the folder
-    failed.
+    Raises OSError with `path`, which then has its old content, or the new one if only flushing the folder failed.
     """
-    # Chosen before the file is made, so that a signal at any moment leaves no unknown file.
+    # Chosen before the file exists, so that a signal at any time leaves no unknown file.
     temporary = part(path.name)
     try:
         with opened(path.parent) as folder:
@@ -133,28 +132,27 @@ def whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def _discard(temporary: str, folder: int) -> None:
-    with contextlib.suppress(OSError):  # the error that led here is reported
+    with contextlib.suppress(OSError):  # the original error is reported
         os.unlink(temporary, dir_fd=folder)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Put `content` at `path`. Raises as `whole`."""
-    with whole(path) as file:
+    """Write `content` to `path`. Raises the errors of `atomic`."""
+    with atomic(path) as file:
         file.write(content)
 
 
 def write_new(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Put files into a folder under names that nothing has there, and flush them to disk, but not the folder.
+    """Write files with new names into a folder, and flush them to disk, but not the folder.
 
-    For a folder that nobody reads before all its files are whole. All are open at the same time. Raises OSError.
+    Use it for a folder that is not read before all files are complete. All are open at the same time. Raises OSError.
     """
     with opened(folder) as handle, contextlib.ExitStack() as stack:
         files = [stack.enter_context(_new(handle, name)) for name in contents]
         for file, content in zip(files, contents.values(), strict=True):
             file.write(content)
             file.flush()
-            # Begins to write to the disk, so that one commit of the journal serves the flushes of all: 64 files are on
-            # disk in 0.6 of the time.
+            # Start writing, so that one journal commit covers all flushes: 64 files take 0.6 of the time.
             with contextlib.suppress(OSError):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         for file in files:
@@ -162,9 +160,9 @@ def write_new(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def make_folder(path: Path, parents: bool = False) -> None:
-    """Make a folder, and with `parents` those above it, where there is none; it survives a power cut.
+    """Create a folder, with `parents` also its parents, and flush it to disk, unless it exists.
 
-    Raises OSError naming it.
+    Raises OSError with the path.
     """
     if path.is_dir():
         return
@@ -181,7 +179,7 @@ def make_folder(path: Path, parents: bool = False) -> None:
 
 @contextmanager
 def folder_for(path: Path) -> Iterator[None]:
-    """A block that fills the folder `path`, which is made with those above it; of these the empty ones are deleted."""
+    """A context with a new folder `path` and its parents; those that are empty at its end are deleted."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         make_folder(path, parents=True)
@@ -193,18 +191,18 @@ def folder_for(path: Path) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or nothing where there is none. Raises OSError."""
+    """Delete a file if it exists. Raises OSError."""
     with contextlib.suppress(FileNotFoundError), opened(path.parent) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
 def brief_sum(content: Any) -> str:
-    """The first half of the SHA-256 of bytes."""
+    """Return the first half of the SHA-256 of bytes."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
 def checksum(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None) -> str:
-    """SHA-256 of tensors on the CPU, with their names, dtypes and shapes, and of `about`."""
+    """Return the SHA-256 of tensors on the CPU, with their names, dtypes and shapes, and of `about`."""
     import torch
 
     digest = hashlib.sha256()
@@ -218,26 +216,25 @@ def checksum(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | Non
 
 
 def tensor_bytes(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None) -> tuple[bytes, str]:
-    """A safetensors file with `about` as its metadata, and the checksum that it carries."""
+    """Return the bytes of a safetensors file with `about` as metadata, and its checksum."""
     from safetensors.torch import save
 
     on_cpu = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
-    found = checksum(on_cpu, about)
-    metadata = {**(about or {}), CHECKSUM: found}
+    digest = checksum(on_cpu, about)
+    metadata = {**(about or {}), CHECKSUM: digest}
     raw = memoryview(save(on_cpu, metadata=metadata))
-    # safetensors orders the metadata anew in each process: a file of the same content is to have the same bytes.
+    # safetensors orders metadata differently in each process; sort it, so that equal content has equal bytes.
     (length,) = struct.unpack("<Q", raw[:8])
     header = {**json.loads(bytes(raw[8 : 8 + length])), "__metadata__": dict(sorted(metadata.items()))}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([struct.pack("<Q", len(text)), text, raw[8 + length :]]), found
+    return b"".join([struct.pack("<Q", len(text)), text, raw[8 + length :]]), digest
 
 
 def read_tensors(source: Path | bytes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file, or of its content.
+    """Return the tensors and metadata of a safetensors file, or of its content.
 
-    Raises OSError, and ValueError for any other file and for one that does not match its checksum, which files of older
-    versions do not have.
+    Raises OSError, and ValueError for another format or a wrong checksum. (Files of older versions have none.)
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load
@@ -263,9 +260,9 @@ def read_tensors(source: Path | bytes) -> tuple[dict[str, torch.Tensor], dict[st
 
 
 def flush_folder(folder: Path) -> None:
-    """Make renames and new files in this folder survive a power cut, where the file system can.
+    """Flush renames and new files of a folder to disk, if the file system supports it.
 
-    Raises OSError naming the folder.
+    Raises OSError with the folder.
     """
     try:
         handle = os.open(folder, os.O_RDONLY)

@@ -6,26 +6,25 @@
 
 A step on tensors of constant shapes and addresses that reads nothing on the host launches the same kernels each time.
 A graph holds these launches; its results equal those of the step bit for bit. Everything that changes from step to
-step is kept on the device: inputs, in buffers that each call copies into; learning rates and step counts, by the
-optimisers; the seed and stream of random numbers, here.
+step is on the device: inputs, in buffers that each call copies into; learning rates and step counts, in the optimisers;
+the seed and stream of random numbers, here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import random
 from minidl.autograd.deferred import settle_all
-from minidl.common import locks, thread_settings
-from minidl.compilation.first_call import together
+from minidl.common import thread_settings
+from minidl.compilation.cuda_graph import record_graph, shared_resources
+from minidl.compilation.first_call import delayed_launches
 from minidl.runtime import launch, streams
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
@@ -38,20 +37,20 @@ _thread = thread_settings.settings()
 
 
 def capture(step: Callable[..., T], *, eager: int = EAGER, shapes: int = 1) -> Captured[T]:
-    """`step` as a CUDA graph: its first `eager` calls run normally, the next is recorded, all later ones replay it.
+    """Return `step` as a CUDA graph: the first `eager` calls run normally, the next is recorded, later ones replay it.
 
-    In the first call launches wait until all kernels that they need are compiled, on every processor at once, or until
-    a value is read; `minidl.compile_ahead` does that earlier.
+    The first call delays its launches until all kernels that they need are compiled, on all processors in parallel, or
+    until a value is read; `minidl.compile_ahead` compiles earlier.
 
     On a CPU every call runs the step normally. `step` takes Tensors, torch tensors and CSR batches by position, all on
     one device and without requires_grad, and returns tensors: one, None, or tuples, lists and dicts of them. A call
-    returns new tensors without a graph of operations. A captured step inside another one runs as a part of it. Capture
+    returns new tensors without a graph of operations. A captured step inside another one becomes part of it. Capture
     a bound method: self.step = capture(self.step).
 
     All calls must have inputs of the same dtypes and of at most `shapes` different shapes. Each shape is recorded
     separately and holds the memory of a step; recordings share what they can. Once it is recorded, the Python code of
     the step no longer runs. So it must
-      - keep everything it reads beside its inputs (weights, buffers) at fixed addresses and change it in place;
+      - keep everything it reads except its inputs (weights, buffers) at fixed addresses and change it in place;
       - not change its inputs, which are copies on a GPU;
       - read no value on the host (item, float, a condition on a tensor), not synchronise, and copy nothing to or from
         host memory: return the values and read them after the call;
@@ -67,7 +66,7 @@ def capture(step: Callable[..., T], *, eager: int = EAGER, shapes: int = 1) -> C
 
 
 def recording() -> bool:
-    """Whether this thread's step is being recorded, so that its work on the host happens only this once."""
+    """Return whether this thread's step is being recorded, so that its Python code runs for the last time."""
     return getattr(_thread, "recording", False)
 
 
@@ -83,13 +82,13 @@ def at_replay(prepare: Callable[[], None]) -> None:
 
 @dataclass
 class _Recording:
-    """The state for inputs of certain shapes: calls so far, and once recorded, the graph and its memory."""
+    """The state for one set of input shapes: the number of calls and, once recorded, the graph and its memory."""
 
     calls: int = 0
     graph: Any = None
     inputs: tuple[Input, ...] = ()
     outputs: Any = None
-    draws: int = 0  # streams of random numbers that a step takes
+    draws: int = 0  # streams of random numbers that a step uses
     precision: str = ""
     hooks: dict[Callable[[], None], None] = field(default_factory=dict)
 
@@ -106,26 +105,25 @@ class Captured(Generic[T]):
         self._step, self._eager, self._shapes = step, eager, shapes
         self._kinds: tuple[tuple[type, torch.dtype], ...] | None = None
         self._recordings: dict[tuple[Any, ...], _Recording] = {}
-        # On a GPU, from the first call on: seed and stream of random numbers, and what recordings share.
+        # On a GPU, set by the first call: seed and stream of random numbers, and resources of all recordings.
         self._key: torch.Tensor | None = None
-        self._seed = 0  # in the key
-        self._shared: tuple[Any, Any] | None = None
+        self._seed = 0  # the seed in `_key`
+        self._resources: tuple[Any, Any] | None = None
         self._lock = threading.RLock()
         self._stream: Any = None  # of the last call
 
-    def __call__(self, *inputs: Any, **named: Any) -> T:
+    def __call__(self, *inputs: Any, **keywords: Any) -> T:
         """Run the step with these inputs; on a GPU it is queued on the current stream, one call after another."""
-        if named:
-            raise TypeError(f"a captured step takes its inputs by position; given by name: {', '.join(named)}")
+        if keywords:
+            raise TypeError(f"a captured step takes its inputs by position; got the keywords {', '.join(keywords)}")
         device = self._check(inputs)
-        shares = _has_graphs(device) and not getattr(_thread, "inside", False)
-        with self._after_others(device) if shares else contextlib.nullcontext():
+        uses_graph = _has_graphs(device) and not getattr(_thread, "inside", False)
+        with self._after_others(device) if uses_graph else contextlib.nullcontext():
             return self._run(inputs, device)
 
     @contextlib.contextmanager
     def _after_others(self, device: torch.device) -> Iterator[None]:
-        """A context for a call in memory that all calls share: those of other threads, and what they queued, end before
-        it."""
+        """A context for a call: all share memory, so it starts after the calls of other threads and their GPU work."""
         with self._lock:
             before, self._stream = self._stream, streams.current(device)
             streams.follow(self._stream, before)
@@ -133,34 +131,34 @@ class Captured(Generic[T]):
 
     def _run(self, inputs: tuple[Input, ...], device: torch.device) -> T:
         shape = tuple(map(_shape, inputs))
-        known = self._recordings.get(shape)
-        if known is None:
+        state = self._recordings.get(shape)
+        if state is None:
             if len(self._recordings) == self._shapes:
                 raise ValueError(_other_shapes(shape, self._recordings))
-            known = _Recording()
+            state = _Recording()
         if getattr(_thread, "inside", False):
             return _map(self._step(*inputs), _detached)
         if not _has_graphs(device):
             with _inside():
                 outputs = _map(self._step(*inputs), _copied)
-        elif known.graph is None and known.calls < self._eager:
-            # Copies, as in the recording: kernels are compiled for memory that begins at multiples of 16 bytes.
-            first = together(device) if known.calls == 0 else contextlib.nullcontext()
-            with self._watched(known, device), first:
+        elif state.graph is None and state.calls < self._eager:
+            # Clones, as in the recording, so that kernels are compiled for aligned memory.
+            first = delayed_launches(device) if state.calls == 0 else contextlib.nullcontext()
+            with self._numbered(state, device), first:
                 outputs = _map(self._step(*map(_clone, inputs)), _copied)
         else:
-            if known.graph is None:
-                self._record(known, inputs, device)
-            outputs = self._replay(known, inputs)
-        known.calls += 1
-        self._recordings[shape] = known
+            if state.graph is None:
+                self._record(state, inputs, device)
+            outputs = self._replay(state, inputs)
+        state.calls += 1
+        self._recordings[shape] = state
         self._kinds = tuple(map(_kind, inputs))
         return outputs
 
     def rehearse(self, inputs: tuple[Any, ...]) -> None:
-        """Run the step as its first calls do, without counting it as one."""
+        """Run the step as its first calls do, without counting the call."""
         device = self._check(inputs)
-        with self._watched(_Recording(), device) if _has_graphs(device) or launch.recording() else _inside():
+        with self._numbered(_Recording(), device) if _has_graphs(device) or launch.recording() else _inside():
             self._step(*map(_clone, inputs))
 
     def __get__(self, instance: object, owner: type | None = None) -> Captured[T]:
@@ -174,14 +172,14 @@ class Captured(Generic[T]):
         )
 
     def _check(self, inputs: tuple[Any, ...]) -> torch.device:
-        """The device of the inputs. Raises TypeError and ValueError, see `capture`."""
-        for i, given in enumerate(inputs):
-            if not isinstance(given, Tensor | torch.Tensor | CSR):
+        """Return the device of the inputs. Raises TypeError and ValueError, see `capture`."""
+        for i, x in enumerate(inputs):
+            if not isinstance(x, Tensor | torch.Tensor | CSR):
                 raise TypeError(
-                    f"a captured step takes tensors and CSR batches, input {i} is a {type(given).__name__}: pass a "
+                    f"a captured step takes tensors and CSR batches, input {i} is a {type(x).__name__}: pass a "
                     "tensor if it changes from call to call, else use it inside the step without passing it"
                 )
-            if not isinstance(given, CSR) and given.requires_grad:
+            if not isinstance(x, CSR) and x.requires_grad:
                 raise ValueError(
                     f"input {i} of a captured step requires a gradient: .detach() it, or compute it in the step; "
                     "backward() in the step cannot reach beyond its inputs"
@@ -189,13 +187,13 @@ class Captured(Generic[T]):
         if self._kinds is not None:
             if len(inputs) != len(self._kinds):
                 raise ValueError(f"a captured step was called with {len(self._kinds)} inputs, now with {len(inputs)}")
-            for i, (given, (type_, dtype)) in enumerate(zip(inputs, self._kinds, strict=True)):
-                if _kind(given) != (type_, dtype):
+            for i, (x, (type_, dtype)) in enumerate(zip(inputs, self._kinds, strict=True)):
+                if _kind(x) != (type_, dtype):
                     raise TypeError(
-                        f"input {i} of a captured step is a {_named(type(given))} of {given.dtype}, and was a "
-                        f"{_named(type_)} of {dtype} before: convert it, or capture another step for it"
+                        f"input {i} of a captured step is a {_type_name(type(x))} of {x.dtype}, and was a "
+                        f"{_type_name(type_)} of {dtype} before: convert it, or capture another step for it"
                     )
-        devices = {given.device for given in inputs}
+        devices = {x.device for x in inputs}
         if len(devices) > 1:
             raise ValueError(
                 f"the inputs of a captured step are on {' and '.join(sorted(map(str, devices)))}, expected one device"
@@ -209,107 +207,107 @@ class Captured(Generic[T]):
         return device
 
     @contextlib.contextmanager
-    def _watched(self, known: _Recording, device: torch.device) -> Iterator[None]:
-        """A context that numbers random streams on the device, as in the recording, to compile the same kernels."""
+    def _numbered(self, state: _Recording, device: torch.device) -> Iterator[None]:
+        """A context that reads random streams from the device, as the recording does, to use the same kernels."""
         if self._key is None:
             self._key = torch.zeros(2, dtype=torch.int64, device=device)
-        state = random.get_state()
-        self._number(self._key, state)
-        before, _thread.hooks = getattr(_thread, "hooks", None), known.hooks
+        numbers = random.get_state()
+        self._number(self._key, numbers)
+        before, _thread.hooks = getattr(_thread, "hooks", None), state.hooks
         try:
-            with random.numbered_by(self._key, state["stream"]), _inside():
+            with random.numbered_by(self._key, numbers["stream"]), _inside():
                 yield
         finally:
             _thread.hooks = before
 
-    def _number(self, key: torch.Tensor, state: dict[str, int]) -> None:
-        if state["seed"] != self._seed:
-            key[0].fill_(state["seed"])
-            self._seed = state["seed"]
-        key[1].fill_(state["stream"])
+    def _number(self, key: torch.Tensor, numbers: dict[str, int]) -> None:
+        if numbers["seed"] != self._seed:
+            key[0].fill_(numbers["seed"])
+            self._seed = numbers["seed"]
+        key[1].fill_(numbers["stream"])
 
-    def _record(self, known: _Recording, inputs: tuple[Input, ...], device: torch.device) -> None:
-        # Copies of changed values happen now; in the graph they would happen at every replay.
-        for prepare in list(known.hooks):
+    def _record(self, state: _Recording, inputs: tuple[Input, ...], device: torch.device) -> None:
+        # Copy changed values now; the graph would copy them at every replay.
+        for prepare in list(state.hooks):
             prepare()
-        kept = tuple(_clone(given) for given in inputs)
-        if self._shared is None:
-            self._shared = _shared(device)
+        buffers = tuple(_clone(x) for x in inputs)
+        if self._resources is None:
+            self._resources = shared_resources(device)
         try:
             _thread.recording = True
-            with random.forked(), self._watched(known, device):
+            with random.forked(), self._numbered(state, device):
                 first = random.get_state()["stream"]
 
                 def call() -> Any:
-                    made = _map(self._step(*kept), _detached)
+                    outputs = _map(self._step(*buffers), _detached)
                     settle_all()
-                    return made
+                    return outputs
 
-                graph, outputs = _recorded(call, *self._shared)
-                known.draws = random.get_state()["stream"] - first
+                graph, outputs = record_graph(call, *self._resources)
+                state.draws = random.get_state()["stream"] - first
         except BaseException:
-            self._shared = None  # the allocator counts the memory of a failed recording as in use
+            self._resources = None  # the allocator counts the memory of a failed recording as in use
             raise
         finally:
             _thread.recording = False
-        # Only complete graphs are kept.
-        known.graph, known.inputs, known.outputs = graph, kept, outputs
-        known.precision = launch.float32_precision()
+        # Store complete graphs only.
+        state.graph, state.inputs, state.outputs = graph, buffers, outputs
+        state.precision = launch.float32_precision()
 
-    def _replay(self, known: _Recording, inputs: tuple[Input, ...]) -> Any:
-        if launch.float32_precision() != known.precision:
+    def _replay(self, state: _Recording, inputs: tuple[Input, ...]) -> Any:
+        if launch.float32_precision() != state.precision:
             raise ValueError(
-                f"the step was captured with float32 precision {known.precision}, which is now "
+                f"the step was captured with float32 precision {state.precision}, which is now "
                 f"{launch.float32_precision()}: capture the step again"
             )
-        for prepare in known.hooks:
+        for prepare in state.hooks:
             prepare()
-        for kept, given in zip(known.inputs, inputs, strict=True):
-            _copy(kept, given)
-        if known.draws:
+        for buffer, x in zip(state.inputs, inputs, strict=True):
+            _copy(buffer, x)
+        if state.draws:
             assert self._key is not None
-            self._number(self._key, random.skip(known.draws))
-        known.graph.replay()
-        return _map(known.outputs, _clone)
+            self._number(self._key, random.skip(state.draws))
+        state.graph.replay()
+        return _map(state.outputs, _clone)
 
 
-def _shape(given: Input) -> tuple[Any, ...]:
-    return (given.shape, *given.sizes.values()) if isinstance(given, CSR) else tuple(given.shape)
+def _shape(x: Input) -> tuple[Any, ...]:
+    return (x.shape, *x.sizes.values()) if isinstance(x, CSR) else tuple(x.shape)
 
 
-def _kind(given: Input) -> tuple[type, torch.dtype]:
-    return type(given), given.dtype
+def _kind(x: Input) -> tuple[type, torch.dtype]:
+    return type(x), x.dtype
 
 
-def _named(type_: type) -> str:
+def _type_name(type_: type) -> str:
     return f"torch.{type_.__name__}" if issubclass(type_, torch.Tensor) else f"minidl.{type_.__name__}"
 
 
-def _other_shapes(shape: tuple[Any, ...], known: dict[tuple[Any, ...], _Recording]) -> str:
-    """The message for a call with one shape too many."""
-    had = " and ".join(str(list(map(_words, shapes))) for shapes in known)
-    more = "" if len(known) == 1 else f", {len(known)} different ones"
+def _other_shapes(shape: tuple[Any, ...], recordings: dict[tuple[Any, ...], _Recording]) -> str:
+    """Return the error message for a call with more shapes than allowed."""
+    before = " and ".join(str(list(map(_described, shapes))) for shapes in recordings)
+    more = "" if len(recordings) == 1 else f", {len(recordings)} different ones"
     return (
-        f"a captured step has inputs of shapes {list(map(_words, shape))}, and was called with {had} before{more}: "
-        f"give batches of one size, or capture(step, shapes={len(known) + 1})"
+        f"a captured step has inputs of shapes {list(map(_described, shape))}, and was called with {before} before"
+        f"{more}: pass batches of one size, or capture(step, shapes={len(recordings) + 1})"
     )
 
 
-def _words(shape: tuple[Any, ...]) -> Any:
+def _described(shape: tuple[Any, ...]) -> Any:
     if shape and isinstance(shape[0], tuple):
         return f"CSR {list(shape[0])} of sizes {list(shape[1:])}"
     return list(shape)
 
 
-def _clone(given: Any) -> Any:
-    return Tensor(given.data.clone()) if isinstance(given, Tensor) else given.clone()
+def _clone(x: Any) -> Any:
+    return Tensor(x.data.clone()) if isinstance(x, Tensor) else x.clone()
 
 
-def _copy(kept: Any, given: Any) -> None:
-    if isinstance(kept, Tensor):
-        kept.data.copy_(given.data)
+def _copy(buffer: Any, x: Any) -> None:
+    if isinstance(buffer, Tensor):
+        buffer.data.copy_(x.data)
     else:
-        kept.copy_(given)
+        buffer.copy_(x)
 
 
 def _detached(output: Tensor | torch.Tensor) -> Tensor | torch.Tensor:
@@ -317,14 +315,13 @@ def _detached(output: Tensor | torch.Tensor) -> Tensor | torch.Tensor:
 
 
 def _copied(output: Tensor | torch.Tensor) -> Any:
-    """A copy, as a replay returns it: the next call may change the memory that a step returns."""
+    """Return a copy, as a replay does: the next call may change the memory that a step returns."""
     return _clone(output.detach())
 
 
 @contextlib.contextmanager
 def _inside() -> Iterator[None]:
-    """A context for a captured step that runs in this thread: nothing is computed later that was asked for before it or
-    in it."""
+    """A context for a captured step that runs in this thread; computes deferred results before and after it."""
     settle_all()
     before, _thread.inside = getattr(_thread, "inside", False), True
     try:
@@ -335,7 +332,7 @@ def _inside() -> Iterator[None]:
 
 
 def _map(outputs: Any, function: Callable[[Any], Any]) -> Any:
-    """The outputs of a step with `function` applied to every tensor. Raises TypeError for anything else."""
+    """Apply `function` to every tensor in the outputs of a step. Raises TypeError for other outputs."""
     if outputs is None:
         return None
     if isinstance(outputs, Tensor | torch.Tensor):
@@ -351,105 +348,3 @@ def _map(outputs: Any, function: Callable[[Any], Any]) -> Any:
 
 def _has_graphs(device: torch.device) -> bool:
     return device.type == "cuda"
-
-
-def _shared(device: torch.device) -> tuple[Any, Any]:
-    """Shared by all recordings of a step: a stream, and a memory pool for intermediate results."""
-    return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
-
-
-_capturing = locks.lock()
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """A context, of one thread at a time, for a capture: collection might free a graph or an event, which CUDA does not
-    allow then."""
-    with _capturing:
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if collecting:
-                gc.enable()
-
-
-def _recorded(call: Callable[[], Any], stream: Any, pool: Any) -> tuple[Any, Any]:
-    """A CUDA graph of the launches of `call`, and its result.
-
-    Raises RuntimeError when it reads a value on the host.
-    """
-    graph = torch.cuda.CUDAGraph()
-    with _without_garbage_collection():
-        torch.cuda.synchronize(stream.device)
-        # Return the memory of earlier calls, so that the graph's pool can use it.
-        torch.cuda.empty_cache()
-        with torch.cuda.stream(stream):
-            # Other threads may ask for memory meanwhile.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                with NoHostReads("cuda"):
-                    outputs = call()
-            except BaseException as error:
-                _abandon(graph, stream, pool)
-                if isinstance(error, torch.AcceleratorError) or "stream is capturing" in str(error):
-                    raise RuntimeError(
-                        f"the step waits for the device while it is recorded ({error}): {_WHY}"
-                    ) from error
-                raise
-            graph.capture_end()
-    return graph, outputs
-
-
-def _abandon(graph: Any, stream: Any, pool: Any) -> None:
-    """End a failed recording."""
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        # CUDA has already ended the capture, but torch's allocator would keep allocating from the graph's pool.
-        end = getattr(torch._C, "_cuda_endAllocateToPool", None)
-        if end is not None:
-            with contextlib.suppress(RuntimeError):
-                end(stream.device.index, pool)
-
-
-_WHY = "a graph runs without the host, so return the tensor and read it after the call"
-READS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero", "aten::masked_select"}
-_COPIES = {"aten::copy_", "aten::_to_copy"}
-
-
-class NoHostReads(TorchDispatchMode):
-    """A context that raises when a tensor on this type of device is read on the host or copied from pageable memory.
-
-    CUDA would refuse that, too, but end the recording with an error that does not name the cause.
-    """
-
-    def __init__(self, device_type: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._there = device_type
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Steps are never compiled by torch. True would make torch import its compiler: 2.6 s of R8's 3.3."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = func._schema.name
-        if name in READS and self._is_there(args[0]):
-            raise RuntimeError(f"the step reads a value on the host while it is recorded ({func}): {_WHY}")
-        if name in _COPIES:
-            to, source = (args[0].device, args[1]) if name == "aten::copy_" else (kwargs.get("device"), args[0])
-            to = source.device if to is None else to
-            if self._is_there(source) and to.type != self._there:
-                raise RuntimeError(f"the step copies a tensor to the host while it is recorded ({func}): {_WHY}")
-            if to.type == self._there and not self._is_there(source) and not source.is_pinned():
-                raise RuntimeError(
-                    f"the step copies a tensor of the host to the device while it is recorded ({func}): the "
-                    "graph would copy the same memory at every call; create it before, or pass it as an input"
-                )
-        return func(*args, **kwargs)
-
-    def _is_there(self, tensor: Any) -> bool:
-        return isinstance(tensor, torch.Tensor) and tensor.device.type == self._there

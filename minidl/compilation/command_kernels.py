@@ -1,6 +1,6 @@
-"""What commands usually launch, as jobs: written by `minidl.tools.doctor.usual`, read while a command begins.
+"""Files with the kernels that commands usually launch, as jobs: written by `minidl.tools.doctor.usual`.
 
-Only time depends on these files: a job that a command does not need is compiled in vain, and one that they lack later.
+The files affect only time: an unneeded job is compiled in vain, a missing one when it is launched.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import triton
 from minidl.common.architecture import target_of
 from minidl.compilation.job import Job
 
-# Triton lists attributes, none, of constants too: 3.6 of those that are texts. The files have none of these.
+# Triton has empty attributes for constants (3.6: only for strings), which the files omit.
 _OF_ALL_CONSTANTS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
 FOLDER = Path(__file__).parent / "command_kernels_data"
 
 
 def file(target: str) -> Path:
-    """That of a target, "sm_80" or "sm_90"."""
+    """Return the file of a target, "sm_80" or "sm_90"."""
     return FOLDER / f"{target}.json.gz"
 
 
 def jobs(command: str, arch: int) -> list[Job]:
-    """Those of a command, such as "text", for an architecture; none of one that no kernel is for."""
+    """Return the jobs of a command, such as "text"; none for an architecture below 80."""
     if arch < 80:
         return []
-    found = json.loads(gzip.decompress(file(target_of(arch)).read_bytes()))
-    return [_job(found["jobs"][number], arch) for number in found["commands"].get(command, [])]
+    content = json.loads(gzip.decompress(file(target_of(arch)).read_bytes()))
+    return [_job(content["jobs"][number], arch) for number in content["commands"].get(command, [])]
 
 
 def _job(fields: dict[str, Any], arch: int) -> Job:
@@ -39,10 +39,10 @@ def _job(fields: dict[str, Any], arch: int) -> Job:
 
 
 def write(target: str, by_command: dict[str, list[Job]]) -> None:
-    """Write the file of a target: the same jobs make the same bytes."""
-    distinct = {job.key: _fields(job) for found in by_command.values() for job in found}
+    """Write the file of a target; equal jobs give equal bytes."""
+    distinct = {job.key: _fields(job) for jobs_ in by_command.values() for job in jobs_}
     numbers = {key: number for number, key in enumerate(distinct)}
-    commands = {command: [numbers[job.key] for job in found] for command, found in by_command.items()}
+    commands = {command: [numbers[job.key] for job in jobs_] for command, jobs_ in by_command.items()}
     text = json.dumps({"commands": commands, "jobs": list(distinct.values())}, separators=(",", ":"))
     FOLDER.mkdir(exist_ok=True)
     file(target).write_bytes(gzip.compress(text.encode(), mtime=0))
@@ -50,4 +50,7 @@ def write(target: str, by_command: dict[str, list[Job]]) -> None:
 
 def _fields(job: Job) -> dict[str, Any]:
     constants = [path for path, _ in job.constants]
-    return {**job.as_json(), "attributes": [[path, known] for path, known in job.attributes if path not in constants]}
+    return {
+        **job.as_json(),
+        "attributes": [[path, properties] for path, properties in job.attributes if path not in constants],
+    }

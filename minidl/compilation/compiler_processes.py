@@ -1,4 +1,4 @@
-"""Processes that compile kernels, and when to start them; without torch and Triton."""
+"""Start processes that compile kernels. Imports neither torch nor Triton."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Self
 from minidl.common import import_lock
 from minidl.compilation.job import Job
 
-Progress = Callable[[int, int], None]  # gets how many are done, and of how many
+Progress = Callable[[int, int], None]  # called with the number of compiled jobs and of all jobs
 
-_START = "{before}from minidl.compilation.server import serve; serve({usual})"
+_START = "{imports}from minidl.compilation.server import serve; serve({command})"
 _WITHOUT_TORCH = "from minidl.compilation import fake_torch; fake_torch.install(); "
-# Kernels are compiled for a GPU that these processes do not touch, and a process that is forked has no other threads.
+# The processes do not use the GPU that they compile for, and must not have threads when they fork.
 _ENVIRONMENT = {
     "TRITON_INTERPRET": "0",
     "CUDA_VISIBLE_DEVICES": "",
@@ -27,10 +27,10 @@ _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/
 
 
 class Compilers:
-    """Processes that compile jobs. A context manager: at its end they are ended.
+    """Processes that compile jobs; as a context manager, it ends them on exit.
 
-    With the name of a `command`, as "text", the kernels are minidl's own: they are imported without torch, and those
-    that the command usually launches are compiled before any job is known.
+    With a `command`, such as "text", they import minidl's kernels without torch, and compile the kernels that the
+    command usually launches before they get any job.
     """
 
     def __init__(self, command: str = "") -> None:
@@ -44,7 +44,7 @@ class Compilers:
         self.end()
 
     def end(self) -> None:
-        """End the processes; they start again where something is to be compiled."""
+        """End the processes; `compile` starts them again."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -56,20 +56,20 @@ class Compilers:
 
     @property
     def started(self) -> bool:
-        """Whether there is a process already."""
+        """Whether a process is running."""
         return self._process is not None
 
     def start(self, jobs: Sequence[Job] = ()) -> None:
-        """Start the process that others are forked from, so that it has imported the kernels when it is needed.
+        """Start the process that the compiling ones are forked from, so that it has imported the kernels in time.
 
-        It does without torch for a command, and where all `jobs` are of minidl's own kernels.
+        It does not import torch for a command, or if all `jobs` are minidl's kernels.
         """
         if self._process is None:
-            usual = f"{self.command!r}, {os.environ.get('CUDA_VISIBLE_DEVICES')!r}" if self.command else ""
-            own = all(job.kernel.startswith("minidl.") for job in jobs) if jobs else bool(self.command)
-            before = _WITHOUT_TORCH if own else ""
+            command = f"{self.command!r}, {os.environ.get('CUDA_VISIBLE_DEVICES')!r}" if self.command else ""
+            without_torch = all(job.kernel.startswith("minidl.") for job in jobs) if jobs else bool(self.command)
+            imports = _WITHOUT_TORCH if without_torch else ""
             self._process = subprocess.Popen(
-                import_lock.python(_START.format(before=before, usual=usual)),
+                import_lock.python(_START.format(imports=imports, command=command)),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 env={**os.environ, **_ENVIRONMENT},
             )  # fmt: skip
@@ -77,8 +77,7 @@ class Compilers:
     def compile(self, jobs: Sequence[Job], progress: Progress = lambda done, of: None, processes: int = 0) -> None:
         """Compile jobs for Triton's cache.
 
-        `processes` (0: as many as this process has processors) work at a time. Returns as soon as nothing more can be
-        done, also when a process was ended.
+        `processes` (0: the number of available processors) work in parallel. Also returns if a process was ended.
         """
         self.start(jobs)
         assert self._process is not None
@@ -87,8 +86,8 @@ class Compilers:
         count = min(processes or len(os.sched_getaffinity(0)), len(jobs))
         progress(0, len(jobs))
         with contextlib.suppress(BrokenPipeError):
-            asked = {"jobs": [job.as_json() for job in jobs], "processes": count}
-            self._process.stdin.write(json.dumps(asked) + "\n")
+            request = {"jobs": [job.as_json() for job in jobs], "processes": count}
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         for done, line in enumerate(self._process.stdout, start=1):
             if line == "end\n":
@@ -96,42 +95,42 @@ class Compilers:
             progress(done, len(jobs))
 
 
-_at_hand: list[Compilers] = []
+_active: list[Compilers] = []
 
 
-def seem_useful(device: str) -> bool:
-    """Whether there seems to be a GPU to compile for, given --device; torch knows, but takes seconds to be asked."""
+def has_gpu(device: str) -> bool:
+    """Return whether a GPU driver is installed that option --device allows; torch would take seconds to check."""
     return device != "cpu" and "TRITON_INTERPRET" not in os.environ and any(path.exists() for path in _DRIVERS)
 
 
 @contextlib.contextmanager
-def ready(command: str, device: str) -> Iterator[bool]:
-    """A block, of a command, that may compile kernels: where it seems to have a GPU, processes begin meanwhile.
+def started(command: str, device: str) -> Iterator[bool]:
+    """A context for a command that may compile kernels; if there is a GPU, processes start in the background.
 
-    `device` is "auto", "cuda" or "cpu". The value is whether there seems to be a GPU.
+    `device` is "auto", "cuda" or "cpu". Yields whether there is a GPU (`has_gpu`).
     """
-    gpu = seem_useful(device)
-    with Compilers(command) as own:
+    gpu = has_gpu(device)
+    with Compilers(command) as compilers:
         if gpu:
-            own.start()
-        _at_hand.append(own)
+            compilers.start()
+        _active.append(compilers)
         try:
             yield gpu
         finally:
-            _at_hand.remove(own)
+            _active.remove(compilers)
 
 
 def end() -> None:
-    """End those of the block under way."""
-    for own in _at_hand:
-        own.end()
+    """End the processes of the current `started` context."""
+    for compilers in _active:
+        compilers.end()
 
 
 @contextlib.contextmanager
-def at_hand() -> Iterator[Compilers]:
-    """Those of the block under way, else others."""
-    if _at_hand:
-        yield _at_hand[-1]
+def current() -> Iterator[Compilers]:
+    """A context with the compilers of the current `started` context, or new ones."""
+    if _active:
+        yield _active[-1]
     else:
-        with Compilers() as own:
-            yield own
+        with Compilers() as compilers:
+            yield compilers

@@ -1,7 +1,7 @@
-"""A module that stands for torch where only the source of kernels is wanted: torch takes two seconds to import.
+"""A fake torch module for processes that only compile kernels: importing torch takes two seconds.
 
-The modules of kernels also hold what launches them, which names torch. In a process that compiles and computes
-nothing, these names may mean anything. Keys of kernels do not depend on it (tested).
+Modules with kernels also have launchers, which use names of torch. A process that compiles and computes nothing may
+give these names any value. Keys of kernels do not depend on it (tested).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _NAME = "torch"
 
 
 class _Anything(ModuleType):
-    """A module, and whatever is named in it: a function, a decorator, a class to inherit from, a type."""
+    """A module and any attribute of it: a function, a decorator, a base class, a type."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        found = _Anything(f"{self.__name__}.{name}")
-        setattr(self, name, found)
-        return found
+        attribute = _Anything(f"{self.__name__}.{name}")
+        setattr(self, name, attribute)
+        return attribute
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        return args[0] if len(args) == 1 and callable(args[0]) and not named else self
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) and not keywords else self
 
     def __getitem__(self, key: Any) -> Any:
         return self
@@ -36,7 +36,7 @@ class _Anything(ModuleType):
         return self
 
     __ror__ = __or__
-    __iter__ = None  # with __getitem__ alone a loop over it would never end
+    __iter__ = None  # with __getitem__ alone, a loop over it would never end
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return (object,)
@@ -55,5 +55,5 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Stand for torch in this process, which has not imported it."""
+    """Replace torch in this process; call this before torch is imported."""
     sys.meta_path.insert(0, _Finder())

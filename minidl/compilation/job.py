@@ -1,4 +1,4 @@
-"""What Triton is asked to compile, as plain data that another process can be given; without torch and Triton."""
+"""One kernel to compile, as plain data that can be sent to another process. Imports neither torch nor Triton."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _DTYPES = {
 class Job:
     """A kernel with everything that determines its machine code.
 
-    kernel      module and name, "minidl.kernels.gemm:gemm_sum_kernel"; a name of `ahead.known`
+    kernel      module and name, "minidl.kernels.gemm:gemm_sum_kernel"; or a name in `launch_jobs.registered`
     signature   type of every parameter, in order; "constexpr" for constants
     constants   (path of the parameter, value); a type of `triton.language` is {"dtype": name}, a constexpr of it
-                {"constexpr": value}, a function of `ahead.known` {"function": name}
-    attributes  (path of the parameter, known properties of its value)
+                {"constexpr": value}, a registered function {"function": name}
+    attributes  (path of the parameter, properties of its value)
     options     num_warps, num_stages and the like
     declared    names of the parameters that the source declares constant (others are constant by a value of 1 or None)
     """
@@ -41,11 +41,11 @@ class Job:
 
     @functools.cached_property
     def key(self) -> str:
-        """Equal for equal machine code."""
+        """A hash, equal for equal machine code."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:16]
 
     def as_json(self) -> dict[str, Any]:
-        """The fields, for `Job(**fields)` elsewhere."""
+        """Return the fields, for `Job(**fields)` in another process."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
@@ -56,35 +56,35 @@ class Job:
     def constant(self) -> dict[str, Any]:
         """The declared constants by name."""
         names = list(self.signature)
-        found = {
+        values = {
             names[path[0]]: value["constexpr"] if isinstance(value, dict) and "constexpr" in value else value
             for path, value in self.constants
             if len(path) == 1
         }
-        return {name: found[name] for name in self.declared if name in found}
+        return {name: values[name] for name in self.declared if name in values}
 
     @property
     def tile(self) -> str:
-        """Block sizes (of a kernel in `ahead.known` all constants), warps and stages."""
-        told = {n: value for n, value in self.constant.items() if n.startswith("BLOCK") or ".py:" in self.kernel}
-        sizes = [f"{n.removeprefix('BLOCK_')}={_plainly(value)}" for n, value in told.items()]
+        """Block sizes (all constants of a registered kernel), warps and stages."""
+        constants = {n: value for n, value in self.constant.items() if n.startswith("BLOCK") or ".py:" in self.kernel}
+        sizes = [f"{n.removeprefix('BLOCK_')}={_bare(value)}" for n, value in constants.items()]
         return " ".join([*sizes, f"warps={self.options['num_warps']}", f"stages={self.options['num_stages']}"])
 
     @functools.cached_property
     def dtype(self) -> str:
-        """Of the first floating tensor among the arguments, "-" where there is none."""
-        found = re.search(rf"(?:\*k?|tensordesc<)({'|'.join(_DTYPES)})", str(list(self.signature.values())))
-        return _DTYPES[found[1]] if found else "-"
+        """The dtype of the first floating-point tensor among the arguments, "-" without one."""
+        match = re.search(rf"(?:\*k?|tensordesc<)({'|'.join(_DTYPES)})", str(list(self.signature.values())))
+        return _DTYPES[match[1]] if match else "-"
 
     @property
     def precision(self) -> str:
-        """How float32 matrix products are computed, "-" where there are none."""
+        """How float32 matrix products are computed, "-" without any."""
         return self.constant.get("PRECISION", "-") if self.dtype == "float32" else "-"
 
     def __str__(self) -> str:
         return f"{self.name} [{self.tile}] {self.dtype} {self.precision} {arch_name(self.arch)}"
 
 
-def _plainly(value: Any) -> Any:
-    """A constant without what its JSON says of its kind."""
+def _bare(value: Any) -> Any:
+    """Return a constant without the kind that its JSON has."""
     return next(iter(value.values())) if isinstance(value, dict) else value

@@ -50,7 +50,7 @@ class Analyzer:
         find, nfc = pattern.findall, self.nfc
         stops: frozenset[str] = frozenset()
         if self.stop_words is not None:
-            with import_lock.apart:
+            with import_lock.LOCK:
                 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
             stops = ENGLISH_STOP_WORDS
 

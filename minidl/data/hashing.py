@@ -127,7 +127,7 @@ def hashed(counted: Counted, columns: int) -> csr_matrix:
     """int32 CSR [texts, columns]: counts with their signs, summed in each column; columns ascending, without zeros."""
     from scipy.sparse import csr_matrix
 
-    with import_lock.apart:
+    with import_lock.LOCK:
         from sklearn.utils import murmurhash3_32
     raw = (murmurhash3_32(term.encode("utf-8", "surrogatepass")) for term in counted.terms)
     hashes = np.fromiter(raw, np.int64, len(counted.terms))  # wide enough for the absolute value of -2^31

@@ -102,7 +102,7 @@ def _digits() -> np.ndarray:
         file = Path(folder, "datasets", "data", "digits.csv.gz")
         if file.is_file():
             return np.loadtxt(file, delimiter=",")
-    with import_lock.apart:
+    with import_lock.LOCK:
         from sklearn import datasets
     bunch = datasets.load_digits()
     return np.column_stack([bunch.data, bunch.target])

@@ -99,7 +99,7 @@ class PictureCache:
                     f"and all may take {MAX_BYTES:,}; {remove}"
                 )
                 return
-            with write_files.whole(path) as file:
+            with write_files.atomic(path) as file:
                 file.write(f"{digest.hexdigest()} {len(about):012d}\n".encode() + about)
                 file.write(pixels.data)
         except OSError as error:

@@ -33,7 +33,7 @@ _LARGEST = 1e100  # the square of a number is summed in float64
 
 def load_diabetes(*, validation: float = 0.1, test: float = 0.2, split_seed: int = 0) -> TableDataset:
     """scikit-learn's diabetes table (442 patients, 10 measurements, disease progression after a year): regression."""
-    with import_lock.apart:
+    with import_lock.LOCK:
         from sklearn.datasets import load_diabetes as sklearn_diabetes
     bunch = sklearn_diabetes(scaled=False)
     rows = [[*map(float, row), float(y)] for row, y in zip(bunch.data, bunch.target, strict=True)]

@@ -1,14 +1,14 @@
 """Training on several processes, with the same bits on any number of them.
 
-    distributed.init()                              # from torchrun's environment; alone without it
+    distributed.init()                              # reads torchrun's environment
     parallel = distributed.DataParallel(model)
     for x, y in batches:                            # whole batches, the same in every process
         loss = parallel(lambda x, y: F.cross_entropy(model(x), y), x, y)
         optimizer.step()
 
-A batch is cut into a number of virtual shards, whatever the number of processes. Each process takes some of them that
-follow one another, computes each one's gradients by itself, and the gradients of all shards are added in one fixed
-binary tree. torch.distributed moves bytes, a Triton kernel adds. So no bit depends on the number of processes.
+A batch is cut into virtual shards, independently of the number of processes. Each process computes the gradients of
+some consecutive shards, one shard at a time, and the gradients of all shards are added in one fixed binary tree.
+torch.distributed moves bytes, a Triton kernel adds. So no bit depends on the number of processes.
 
 Importing this package imports neither torch nor Triton: the names below are loaded when they are first used.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from minidl.distributed.sums import broadcast as broadcast
     from minidl.distributed.zero import shard_optimizer as shard_optimizer
 
-_HOMES = {
+_MODULES = {
     "DataParallel": "parallel", "Shards": "parts", "all_reduce_fixed": "sums", "broadcast": "sums", "init": "group",
     "shard_optimizer": "zero", "shards": "parts",
 }  # fmt: skip
@@ -35,6 +35,6 @@ __all__ = ["DataParallel", "all_reduce_fixed", "broadcast", "init", "shard_optim
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'minidl.distributed' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"minidl.distributed.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"minidl.distributed.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Virtual shards: the parts of a batch, which processes take."""
+"""Virtual shards: the parts of a batch, distributed over the processes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from minidl.kernels import tree
 
 
 def cut(count: int, parts: int) -> list[range]:
-    """range(count) in so many parts that follow one another; the first ones have one more where they differ."""
-    each, more = divmod(count, parts)
-    starts = [part * each + min(part, more) for part in range(parts + 1)]
+    """Split range(count) into consecutive parts, of which the first ones may be longer by one."""
+    size, longer = divmod(count, parts)
+    starts = [part * size + min(part, longer) for part in range(parts + 1)]
     return [range(start, end) for start, end in pairwise(starts)]
 
 
 @dataclass(frozen=True)
 class Shards:
-    """`count` shards of each batch, shared out to `size` processes, of which this one has the number `rank`.
+    """`count` shards of each batch, distributed over `size` processes; this one has number `rank`.
 
-    Raises DistributedError for more processes than shards, ValueError for a count out of 1 to 64.
+    Raises DistributedError for more processes than shards, ValueError for a count outside 1 to 64.
     """
 
     count: int
@@ -44,18 +44,18 @@ class Shards:
 
     @property
     def own(self) -> range:
-        """Those of this process."""
+        """The shards of this process."""
         return self.all[self.rank]
 
     def rows(self, rows: int) -> list[range]:
-        """The rows of a batch of so many that each of this process's shards has; none in the last ones of few."""
+        """Return the rows of a batch for each of this process's shards; some are empty in a small batch."""
         return cut(rows, self.count)[self.own.start : self.own.stop]
 
 
 def shards(count: int | None = None) -> Shards:
-    """The shards of this process; `count` in all, if it is left out 8 for several processes and 1 for one.
+    """Return this process's part of `count` shards (default: 8 for several processes, 1 for one).
 
-    What a step gives depends on `count` and not on the number of processes. Raises as `Shards`.
+    Results of a step depend on `count`, not on the number of processes. Raises the errors of `Shards`.
     """
     group = current()
     return Shards(count or (USUAL if group.size > 1 else 1), group.rank, group.size)

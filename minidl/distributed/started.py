@@ -1,20 +1,20 @@
-"""What is known of several processes before torch is imported, and what goes wrong between them."""
+"""Constants and errors of distributed training, without importing torch."""
 
 from __future__ import annotations
 
 import os
 
-USUAL = 8  # shards where several processes start
-TIMEOUT = 600.0  # seconds that a process waits for the others
+USUAL = 8  # shards of several processes
+TIMEOUT = 600.0  # seconds to wait for other processes
 
 
 def is_started() -> bool:
-    """Whether torchrun, or who does as it does, has started this process as one of several."""
+    """Return whether torchrun or a similar launcher has started several processes."""
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 class DistributedError(RuntimeError):
-    """Processes that cannot work together. The message names what differs or who is missing."""
+    """Processes cannot work together. The message names the difference or the missing process."""
 
 
 class LostError(DistributedError):

@@ -49,7 +49,7 @@ def write_picture(path: Path, picture: np.ndarray, text: Mapping[str, str]) -> N
 def into_archive(path: Path) -> Iterator[Save]:
     """Writes files into a .zip file, not compressed and without times: the same files make the same archive. It appears
     under its name when it is whole. Raises OSError naming it."""
-    with write_files.whole(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with write_files.atomic(path) as file, zipfile.ZipFile(file, "w") as archive:
 
         def save(names: Iterable[str], contents: Iterable[bytes]) -> None:
             for name, content in zip(names, contents, strict=True):
@@ -74,7 +74,7 @@ def array_file(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[
 
     Raises OSError naming it.
     """
-    with write_files.whole(path) as file:
+    with write_files.atomic(path) as file:
         file.write(array_header(shape, dtype))
         file.flush()
         each, end = math.prod(shape[1:]) * dtype.itemsize, file.tell()

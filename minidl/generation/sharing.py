@@ -3,7 +3,7 @@
 The first process holds the folder's lock and writes plan.json in the folder of new pictures: what is made (`about`),
 and which are missing. Each process makes its part of these, a contiguous one, and notes in made-RANK.txt what is on
 disk, with its checksum; the first waits for all. A picture's bits depend on its seed alone, so nothing else is
-exchanged. What was made stays when the command fails: a process that is started anew, and the same command later, make
+exchange. What was made stays when the command fails: a process that is started anew, and the same command later, make
 only what is missing, or is not what was made.
 """
 
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
 
     def create(self) -> None:
         """Make the file, full of zeros. Raises OSError."""
-        with write_files.whole(self.path) as file:
+        with write_files.atomic(self.path) as file:
             file.write(self.head)
             file.truncate(len(self.head) + self.each * self.most)
 
@@ -269,11 +269,11 @@ def run_of(place: Place) -> tuple[str, Any]:
     given = os.environ.get(workers.RUN)
     if given or place.world == 1:
         return given or secrets.token_hex(8), None
-    if lacking := workers.nowhere_to_meet():
-        raise DataError(lacking)
-    from minidl.distributed.meeting import met
+    if message := workers.missing_address():
+        raise DataError(message)
+    from minidl.distributed.rendezvous import join_store
 
-    store, _, _ = met(_SECONDS)
+    store, _, _ = join_store(_SECONDS)
     if place.rank == 0:
         store.set("minidl/run", secrets.token_hex(8))
     return store.get("minidl/run").decode(), store

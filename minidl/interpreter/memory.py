@@ -1,11 +1,10 @@
-"""Memory access of Triton's interpreter by whole rows and boxes in place of single elements.
+"""Loads and stores of Triton's interpreter by rows and boxes instead of single elements.
 
-Only lanes whose mask is set are read or written; other lanes get `other`. There are three ways, the fastest first:
+Only lanes whose mask is set are read or written; other lanes get `other`. There are three methods, the fastest first:
 
     box     a load through a tensor descriptor is a slice of the array that the descriptor names
-    outer   addresses row[i] + column[j] are kept as two vectors; the part of a mask that is rows x columns is copied
-            row by row
-    gather  any other addresses, by NumPy's gather over the memory from the lowest to the highest of them
+    outer   addresses row[i] + column[j] are stored as two vectors; a mask that is rows x columns is copied by rows
+    gather  any other addresses, by NumPy's gather over the memory from the lowest to the highest address
 """
 
 import ctypes
@@ -15,7 +14,7 @@ from triton.runtime import interpreter
 
 np = interpreter.np
 
-# Up to this many lanes the interpreter's own loop is as fast.
+# Up to this number of lanes the interpreter's own loop is as fast.
 FEW = 64
 
 
@@ -23,7 +22,7 @@ def install() -> None:
     """Replace the interpreter's loads and stores. Call once."""
     interpreter._interpreter = Gather(interpreter._interpreter)
     builder = interpreter.InterpreterBuilder
-    builder.create_addptr = _keeping_outer(builder.create_addptr)
+    builder.create_addptr = _add_outer(builder.create_addptr)
     builder.create_splat = _create_splat
     builder.create_select = _uniform_select(builder.create_select)
     builder.create_load = _create_load
@@ -52,74 +51,75 @@ class Outer(interpreter.TensorHandle):
 
 
 def _parts(data):
-    """(row part, column part) of a block that is a sum of the two by its strides, else None."""
+    """Return (row part, column part) of a block that is constant along one of the two by its strides, else None."""
     if data.ndim < 2 or 0 in data.shape:
         return None
-    spread = [step == 0 or size == 1 for step, size in zip(data.strides, data.shape, strict=True)]
-    if spread[-1]:
+    is_constant = [step == 0 or size == 1 for step, size in zip(data.strides, data.shape, strict=True)]
+    if is_constant[-1]:
         return data[..., 0].reshape(-1), None
-    if all(spread[:-1]):
+    if all(is_constant[:-1]):
         return None, data[(0,) * (data.ndim - 1)]
     return None
 
 
 # The results for the latest blocks of offsets: kernels add one block to several pointers.
-_looked_at = []
+_latest_offsets = []
 
 
-def note_sum(data, one, other):
-    """Keep the parts of a block of offsets that was just added up: of a column of rows and a row of columns."""
-    if data.size <= FEW or data.ndim != 2 or one.ndim != 2 or other.ndim != 2:
+def note_sum(data, left, right):
+    """Store the parts of a block of offsets that is the sum of a column and a row."""
+    if data.size <= FEW or data.ndim != 2 or left.ndim != 2 or right.ndim != 2:
         return
-    for rows, columns in ((one, other), (other, one)):
-        equal = rows.shape[1] == 1 or rows.strides[1] == 0, columns.shape[0] == 1 or columns.strides[0] == 0
-        if all(equal) and (rows.shape[0], columns.shape[1]) == data.shape:
-            down, across = rows[:, 0].astype(np.int64), columns[0].astype(np.int64)
+    for rows, columns in ((left, right), (right, left)):
+        is_broadcast = rows.shape[1] == 1 or rows.strides[1] == 0, columns.shape[0] == 1 or columns.strides[0] == 0
+        if all(is_broadcast) and (rows.shape[0], columns.shape[1]) == data.shape:
+            row_part, column_part = rows[:, 0].astype(np.int64), columns[0].astype(np.int64)
             limits = np.iinfo(data.dtype)
-            if int(down.min()) + int(across.min()) < limits.min or int(down.max()) + int(across.max()) > limits.max:
-                return  # the sums went round
-            del _looked_at[1:]
-            _looked_at.insert(0, (data, (down + across[0], across - across[0])))
+            low, high = (int(f(row_part)) + int(f(column_part)) for f in (np.min, np.max))
+            if low < limits.min or high > limits.max:
+                return  # the sums overflowed
+            del _latest_offsets[1:]
+            _latest_offsets.insert(0, (data, (row_part + column_part[0], column_part - column_part[0])))
             return
 
 
 def _sum_of_parts(data):
-    """As `_parts`, for offsets that are a sum of rows and columns by their values."""
+    """Return (row part, column part) of offsets that are a sum of the two by their values, else None."""
     if data.size <= FEW or data.ndim < 2 or data.dtype.kind != "i":
         return None
-    for seen, parts in _looked_at:
-        if seen is data:
+    for offsets, parts in _latest_offsets:
+        if offsets is data:
             return parts
     flat = data.reshape(-1, data.shape[-1])
     rows, columns = flat[:, 0].astype(np.int64), flat[0].astype(np.int64) - int(flat[0, 0])
-    few = slice(None, None, max(1, len(flat) // 4))  # tells most others apart
-    same = all((flat[some] == rows[some, None] + columns).all() for some in (few, slice(None)))
-    parts = (rows, columns) if same else None
-    del _looked_at[1:]
-    _looked_at.insert(0, (data, parts))
+    sample = slice(None, None, max(1, len(flat) // 4))  # rejects most other blocks
+    is_sum = all((flat[part] == rows[part, None] + columns).all() for part in (sample, slice(None)))
+    parts = (rows, columns) if is_sum else None
+    del _latest_offsets[1:]
+    _latest_offsets.insert(0, (data, parts))
     return parts
 
 
-def _keeping_outer(create_addptr):
+def _add_outer(create_addptr):
     def addptr(builder, ptr, offset):
-        there = (ptr.rows, ptr.columns) if isinstance(ptr, Outer) else _parts(ptr.data)
-        added = (_parts(offset.data) or _sum_of_parts(offset.data)) if there is not None else None
-        if added is None or ptr.get_element_ty().primitive_bitwidth < 8:
+        base = (ptr.rows, ptr.columns) if isinstance(ptr, Outer) else _parts(ptr.data)
+        offsets = (_parts(offset.data) or _sum_of_parts(offset.data)) if base is not None else None
+        if offsets is None or ptr.get_element_ty().primitive_bitwidth < 8:
             return create_addptr(builder, ptr, offset)
         size = np.uint64(ptr.get_element_ty().primitive_bitwidth // 8)
         *lead, width = offset.data.shape
         parts = []
-        for length, here, more in zip((math.prod(lead), width), there, added, strict=True):
-            part = np.zeros(length, np.uint64) if here is None else here
-            parts.append(part if more is None else part + size * more.astype(np.uint64))
+        for length, start, step in zip((math.prod(lead), width), base, offsets, strict=True):
+            part = np.zeros(length, np.uint64) if start is None else start
+            parts.append(part if step is None else part + size * step.astype(np.uint64))
         return Outer(*parts, lead, ptr.dtype)
 
     return addptr
 
 
 def _create_splat(builder, shape, scalar):
-    """One element seen at every place of a block."""
-    # A comparison of scalars carries the type of its operands; as a block it would become numbers of that type.
+    """Return a block that shows one element everywhere (strides of 0)."""
+    # A comparison of scalars has the type of its operands, but its block must be boolean.
     kind = bool if scalar.data.dtype == bool else interpreter._get_np_dtype(scalar.dtype)
     sizes = tuple(shape.shape)
     block = np.ndarray(sizes, kind, scalar.data.astype(kind), 0, (0,) * len(sizes))
@@ -128,7 +128,7 @@ def _create_splat(builder, shape, scalar):
 
 
 def _uniform_select(create_select):
-    """`where` with one condition for the whole block is one of its sides."""
+    """Wrap `where`, which returns one of its sides if the condition is the same for the complete block."""
 
     def select(builder, cond, lhs, rhs):
         if cond.data.size > FEW and not any(cond.data.strides):
@@ -142,16 +142,16 @@ def _size(pointers):
     return pointers.shape if isinstance(pointers, Outer) else pointers.data.shape
 
 
-def _everywhere(pointers):
+def _full_mask(pointers):
     return interpreter.TensorHandle(np.broadcast_to(np.ones(1, bool), _size(pointers)), interpreter.tl.int1)
 
 
 def _create_load(builder, ptr, *policy):
-    return builder.create_masked_load(ptr, _everywhere(ptr), None, *policy)
+    return builder.create_masked_load(ptr, _full_mask(ptr), None, *policy)
 
 
 def _create_store(builder, ptr, value, *policy):
-    return builder.create_masked_store(ptr, value, _everywhere(ptr), *policy)
+    return builder.create_masked_store(ptr, value, _full_mask(ptr), *policy)
 
 
 def _outer_load(create_masked_load):
@@ -160,10 +160,10 @@ def _outer_load(create_masked_load):
             return create_masked_load(builder, ptrs, mask, other, *policy)
         element = ptrs.get_element_ty()
         dtype = np.dtype(interpreter._get_np_dtype(element))
-        found = _rows_of(ptrs, mask.data, dtype)
-        if found is None:
+        loaded = _rows_of(ptrs, mask.data, dtype)
+        if loaded is None:
             return create_masked_load(builder, ptrs, mask, other, *policy)
-        block, rows, columns = found
+        block, rows, columns = loaded
         if block is not None and block.size == math.prod(ptrs.shape):
             return interpreter.TensorHandle(block.reshape(ptrs.shape), element)
         values = np.zeros(ptrs.shape, dtype) if other is None else np.array(other.data, dtype, order="C")
@@ -178,21 +178,21 @@ def _outer_store(create_masked_store):
     def store(builder, ptrs, value, mask, *policy):
         if not isinstance(ptrs, Outer):
             return create_masked_store(builder, ptrs, value, mask, *policy)
-        found = _rows_of(ptrs, mask.data, value.data.dtype, value.data)
-        return create_masked_store(builder, ptrs, value, mask, *policy) if found is None else None
+        stored = _rows_of(ptrs, mask.data, value.data.dtype, value.data)
+        return create_masked_store(builder, ptrs, value, mask, *policy) if stored is None else None
 
     return store
 
 
 def _rows_of(ptrs, mask, dtype, value=None):
-    """Load (or store `value` in) the lanes of a mask that is rows x columns, in columns that lie side by side.
+    """Load (or store `value` in) the lanes of a mask that is rows x columns, with adjacent columns.
 
-    (block, rows, columns) with the block None where no lane is set; None where addresses or mask are of another kind.
+    Return (block, rows, columns), with block None if no lane is set; return None for other addresses and masks.
     """
-    found = _rows_and_columns(np.asarray(mask))
-    if found is None:
+    ranges = _rows_and_columns(np.asarray(mask))
+    if ranges is None:
         return None
-    rows, columns = found
+    rows, columns = ranges
     ends = ptrs.columns[columns]
     starts = ptrs.rows[rows] + ends[0]
     if len(starts) == 0:
@@ -219,27 +219,27 @@ def _rows_of(ptrs, mask, dtype, value=None):
     return window[at].copy() if isinstance(at, slice) else window[at], rows, columns
 
 
-# As `_looked_at`, for the latest masks: one mask serves several loads and stores.
+# As `_latest_offsets`, for masks: several loads and stores use one mask.
 _masks = []
 
 
 def _rows_and_columns(mask):
-    """(rows, columns) of the lanes of a mask that is rows x columns, None for another; no rows where no lane is set."""
+    """Return (rows, columns) of the lanes of a mask that is rows x columns, else None; no rows if no lane is set."""
     if not any(mask.strides) and mask.flat[0]:
         return slice(None), slice(None)
-    for seen, found in _masks:
-        if seen is mask:
-            return found
+    for block, ranges in _masks:
+        if block is mask:
+            return ranges
     flat = mask.reshape(-1, mask.shape[-1])
     rows, used = flat.any(1), np.flatnonzero(flat.any(0))
-    count, found = int(np.count_nonzero(rows)), None
+    count, ranges = int(np.count_nonzero(rows)), None
     if count == 0:
-        found = rows, slice(None)
+        ranges = rows, slice(None)
     elif int(np.count_nonzero(flat)) == count * len(used) and used[-1] - used[0] + 1 == len(used):
-        found = slice(None) if count == len(flat) else rows, slice(int(used[0]), int(used[-1]) + 1)
+        ranges = slice(None) if count == len(flat) else rows, slice(int(used[0]), int(used[-1]) + 1)
     del _masks[1:]
-    _masks.insert(0, (mask, found))
-    return found
+    _masks.insert(0, (mask, ranges))
+    return ranges
 
 
 def _box_load(create_descriptor_load):
@@ -261,8 +261,8 @@ def _box_load(create_descriptor_load):
             address = int(desc.base.data.reshape(-1)[0]) + sum(a * s for a, s in zip(first, strides, strict=True))
             span = sum((n - 1) * s for n, s in zip(extent, strides, strict=True)) + dtype.itemsize
             memory = np.frombuffer((ctypes.c_char * span).from_address(address), dtype=dtype)
-            inside = tuple(slice(a - s, b - s) for s, a, b in zip(start, first, last, strict=True))
-            values[inside] = np.lib.stride_tricks.as_strided(memory, extent, strides)
+            region = tuple(slice(a - s, b - s) for s, a, b in zip(start, first, last, strict=True))
+            values[region] = np.lib.stride_tricks.as_strided(memory, extent, strides)
         return interpreter.TensorHandle(values, element)
 
     return load
@@ -300,7 +300,7 @@ class Gather:
         return None
 
     def atomic_rmw(self, operation, ptrs, value, mask, order):
-        """The original takes strides for none: one element seen at every place is not one after another."""
+        """Pass contiguous arrays, because the original ignores strides."""
         return self._original.atomic_rmw(operation, *map(np.ascontiguousarray, (ptrs, value, mask)), order)
 
     def atomic_cas(self, ptrs, expected, value, order):
@@ -308,10 +308,10 @@ class Gather:
 
 
 def _lanes(ptrs, mask, itemsize):
-    """(lowest address, index of every lane from there, whether all lanes are active).
+    """Return (lowest address, index of every lane from there, whether all lanes are active).
 
-    An inactive lane gets the place of an active one. None if no lane is active or addresses are not whole elements
-    apart: the original function handles these.
+    An inactive lane gets the index of an active one. Return None if no lane is active or distances are no multiple of
+    the element size: the original function handles these.
     """
     full = bool(mask.all())
     if not full:
@@ -329,6 +329,6 @@ def _lanes(ptrs, mask, itemsize):
 
 
 def _window(low, index, dtype):
-    """An array over the memory from the lowest to the highest address."""
+    """Return an array over the memory from the lowest to the highest address."""
     count = int(index.max()) + 1
     return np.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(low), dtype=dtype)

@@ -1,15 +1,14 @@
 """Speed-ups that make Triton's interpreter usable for real work on a CPU.
 
 The interpreter replaces the functions of `triton.language` at every launch and again at every call of a helper such
-as `tl.sum` (about 200 us each), and computes each int32 sum twice to look for overflow. A process that interprets
-never compiles, so the replacement is done once and kept; the overflow check only acts in debug mode. NumPy's warnings
-about infinities and NaN are silenced during a launch: a GPU gives none. A launch holds a lock, as the program that it
-is in, and what is cached here, are the process's. `interpret_memory` replaces loads and stores, `interpret_operators`
-operators; `interpret_missing` and `interpret_bfloat16` add what the interpreter lacks. The NumPy types of elements and
-the argument names of kernels are cached. glibc keeps freed blocks of megabytes for the next operation, so that their
-pages need not be mapped again.
+as `tl.sum` (about 200 us each), and computes each int32 sum twice to check for overflow. A process that interprets
+never compiles, so this module replaces them once; the overflow check only acts in debug mode. NumPy's warnings about
+infinities and NaN are disabled during a launch, as a GPU gives none. A launch holds a lock, because the current program
+and the caches belong to the process. `memory` replaces loads and stores, `operators` operators; `libdevice` and
+`bfloat16` add missing functions. NumPy types of elements and argument names of kernels are cached. glibc keeps freed
+blocks of megabytes, so that the next operation need not map their pages again.
 
-`compile_from_now_on` takes back what concerns the language, in a process that has interpreted and is to compile.
+`compile_from_now_on` restores the language in a process that has interpreted and must compile.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ from minidl.common import locks
 from minidl.interpreter import bfloat16, libdevice, memory, operators
 
 
-class _Kept:
+class _PermanentScope:
     """A scope that does not undo the replacement."""
 
     def restore(self) -> None:
@@ -39,17 +38,17 @@ class _Kept:
 
 def speed_up() -> None:
     """Replace the language's functions for the life of the process. Call once, before the first launch."""
-    _keep_language()
+    _save_language()
     object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
     interpreter._patch_attr = _replace
-    interpreter._patch_lang(_sees_the_whole_language)
+    interpreter._patch_lang(_function_with_language_globals)
     # numpy >= 2.4 refuses to turn a one-element array into an index, which loop bounds do in Triton 3.6.
     tl.tensor.__index__ = lambda self: int(self.handle.data.reshape(()))
-    interpreter._patch_lang = lambda fn: _Kept()
+    interpreter._patch_lang = lambda fn: _PermanentScope()
     interpreter.InterpretedFunction.__call__ = _call_helper
     interpreter.InterpretedFunction.run = _one_at_a_time(interpreter.InterpretedFunction.run)
-    interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
-    interpreter.inspect = _remembering()
+    interpreter._get_np_dtype = _cached_np_dtype(interpreter._get_np_dtype)
+    interpreter.inspect = _caching_inspect()
     libdevice.install()
     bfloat16.install()
     memory.install()
@@ -60,8 +59,8 @@ def speed_up() -> None:
 _language: list[tuple[Any, dict[str, Any]]] = []
 
 
-def _keep_language() -> None:
-    """Note what the names in the language, and in its classes, stand for."""
+def _save_language() -> None:
+    """Save the attributes of the language's modules and classes."""
     modules = [module for name, module in sys.modules.items() if name.startswith("triton.language")]
     classes = {
         value
@@ -69,31 +68,31 @@ def _keep_language() -> None:
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__.startswith("triton.language")
     }
-    # A class that loses a __new__ of its own would make no objects from arguments any more.
+    # A class whose own __new__ is deleted would no longer accept arguments.
     tl.block_type.__new__ = lambda cls, *_: object.__new__(cls)
-    _language.extend((place, dict(vars(place))) for place in (*modules, *classes))
+    _language.extend((scope, dict(vars(scope))) for scope in (*modules, *classes))
 
 
 def compile_from_now_on() -> None:
-    """Have kernels compiled in this process, which has interpreted them: also those that exist already.
+    """Compile kernels, also existing ones, in this process, which has interpreted them.
 
-    Functions of Triton become those that are compiled, in their places. Nothing can be interpreted afterwards.
+    Interpreted functions become JITFunctions in place. Nothing can be interpreted afterwards.
     """
     os.environ["TRITON_INTERPRET"] = "0"
-    for place, before in _language:
-        for name in vars(place).keys() - before.keys():
-            delattr(place, name)
+    for scope, before in _language:
+        for name in vars(scope).keys() - before.keys():
+            delattr(scope, name)
         for name, value in before.items():
-            if vars(place)[name] is not value:
-                setattr(place, name, value)
-    # Of the layout of an interpreted function, which so becomes one that is compiled, wherever it is known.
-    own = {name: value for name, value in vars(JITFunction).items() if name not in ("__dict__", "__weakref__")}
-    kind = type("JITFunction", (interpreter.InterpretedFunction, JITFunction), own)
-    for function in [each for each in gc.get_objects() if type(each) is interpreter.InterpretedFunction]:
-        with contextlib.suppress(ValueError):  # a function of no file, which has never been launched
+            if vars(scope)[name] is not value:
+                setattr(scope, name, value)
+    # A class with the layout of an interpreted function, so that assigning __class__ converts it everywhere.
+    members = {name: value for name, value in vars(JITFunction).items() if name not in ("__dict__", "__weakref__")}
+    kind = type("JITFunction", (interpreter.InterpretedFunction, JITFunction), members)
+    for function in [function for function in gc.get_objects() if type(function) is interpreter.InterpretedFunction]:
+        with contextlib.suppress(ValueError):  # a function without a file, which was never launched
             compiled = JITFunction(function.fn, **function.kwargs)
             function.__class__, function.__dict__ = kind, compiled.__dict__
-    # A method of a tensor, as x.sum(0), is such a function itself where these are compiled.
+    # Methods of tensors, such as x.sum(0), are JITFunctions themselves when compiled.
     for name, method in list(vars(tl.tensor).items()):
         for cell in getattr(method, "__closure__", None) or ():
             if isinstance(cell.cell_contents, JITFunction):
@@ -101,7 +100,7 @@ def compile_from_now_on() -> None:
 
 
 def _replace(language, name, member, builder, *scope):
-    """Bind a function of the language to the interpreter's semantic, without the wrapper that looks for it."""
+    """Bind a function of the language to the interpreter's semantic, without the wrapper that looks it up."""
     function = getattr(member, "__wrapped__", member)
 
     def interpreted(*args, **kwargs):
@@ -111,31 +110,31 @@ def _replace(language, name, member, builder, *scope):
     setattr(language, name, interpreted)
 
 
-def _remembered(find):
-    """`find`, which builds a table of all types at each call, with a cache."""
-    known = {}
+def _cached_np_dtype(find):
+    """Cache the results of `find`, which builds a table of all types at each call."""
+    dtypes = {}
 
     def np_dtype(dtype):
         element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
-        found = known.get(element.name)
-        if found is None:
-            found = known[element.name] = find(element)
-        return found
+        np_type = dtypes.get(element.name)
+        if np_type is None:
+            np_type = dtypes[element.name] = find(element)
+        return np_type
 
     return np_dtype
 
 
-def _remembering() -> types.SimpleNamespace:
-    """The module `inspect` with a cache: the interpreter asks for a kernel's arguments twice at every launch."""
+def _caching_inspect() -> types.SimpleNamespace:
+    """Return the module `inspect` with a cache: the interpreter inspects a kernel's arguments twice at every launch."""
     spec = functools.cache(inspect.getfullargspec)
 
     def getcallargs(function, *args, **kwargs):
         names, defaults = spec(function).args, spec(function).defaults or ()
         optional = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-        given = dict(zip(names, args, strict=False)) | kwargs
-        # Anything else is an error, which the original raises.
-        if len(given) == len(args) + len(kwargs) and given.keys() | optional.keys() == set(names):
-            return optional | given
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        # The original raises the error for anything else.
+        if len(arguments) == len(args) + len(kwargs) and arguments.keys() | optional.keys() == set(names):
+            return optional | arguments
         return inspect.getcallargs(function, *args, **kwargs)
 
     return types.SimpleNamespace(**{**vars(inspect), "getfullargspec": spec, "getcallargs": getcallargs})
@@ -149,8 +148,8 @@ def _keep_memory() -> None:
             libc.mallopt(option, value)
 
 
-def _sees_the_whole_language() -> None:
-    """Its globals name both modules in which the interpreter replaces functions."""
+def _function_with_language_globals() -> None:
+    """Provide globals with both modules in which the interpreter replaces functions."""
 
 
 core = tl.core
@@ -161,9 +160,9 @@ def _call_helper(function, *args, **kwargs):
 
 
 def _one_at_a_time(run):
-    """`run` of a kernel, without NumPy's warnings and without launches of other threads meanwhile.
+    """Wrap `run` of a kernel to disable NumPy's warnings and to exclude launches of other threads.
 
-    A launch within one, as of a signal's handler, gives back the program that it interrupted.
+    A launch within a launch, as in a signal handler, restores the program that it interrupted.
     """
 
     def run_alone(function, *args, **kwargs):

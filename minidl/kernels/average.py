@@ -84,5 +84,5 @@ class Averages:
                 average_kernel, (len(blocks),), average, value, table, blocks, weight,
                 ALIGN=align, ACC=launch.acc(average.dtype), enable_fp_fusion=False, **tile.options,
             )  # fmt: skip
-        launch.pointed_at(lambda: (tensor for pair in self._held for tensor in pair))
+        launch.note_indirect(lambda: (tensor for pair in self._held for tensor in pair))
         torch.autograd.graph.increment_version([average for average, _ in self._held])

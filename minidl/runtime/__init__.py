@@ -1,8 +1,8 @@
-"""How kernels are launched: compiled or interpreted, in which precision, with which tile. Knows no kernel.
+"""Launch kernels: target, tiles, precision, tensor descriptors and the launch cache. No kernel is imported here.
 
-Importing this package decides where kernels run. With a CUDA device they are compiled; without one, Triton's
-interpreter runs the same source on the CPU. Triton reads the choice while it is imported, so it is made here, before
-any kernel module. A value of TRITON_INTERPRET set by the user is obeyed.
+Read `launch` first, then `target`, `tiles`, `precision`, and `launch_cache`. Importing this package decides where
+kernels run: compiled with a CUDA device, else in Triton's interpreter on the CPU. Triton reads the decision when it is
+imported, so it is made here, before any kernel module. A value of TRITON_INTERPRET set by the user is obeyed.
 """
 
 import os
@@ -19,20 +19,19 @@ def _choose_where_kernels_run() -> None:
         return
     if "triton" in sys.modules:
         raise ImportError(
-            "Triton was imported before minidl on a machine without a CUDA device, so it is set to compile for a GPU "
-            "that is not there; import minidl first, or set TRITON_INTERPRET=1 in the environment"
+            "Triton was imported before minidl on a machine without a CUDA device, so it is set to compile for a "
+            "missing GPU; import minidl first, or set TRITON_INTERPRET=1 in the environment"
         )
     os.environ["TRITON_INTERPRET"] = "1"
 
 
 def _check_version() -> None:
-    """Before an older one fails at whatever it has not."""
     try:
-        found = metadata.version("triton")
-    except metadata.PackageNotFoundError:  # a build of another name
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:  # a build with another name
         return
-    if tuple(map(int, found.split(".")[:2])) < OLDEST:
-        raise ImportError(f"minidl needs Triton 3.6 or newer, this is {found}; call pip install --upgrade triton")
+    if tuple(map(int, version.split(".")[:2])) < OLDEST:
+        raise ImportError(f"minidl needs Triton 3.6 or newer, got {version}; run pip install --upgrade triton")
 
 
 _choose_where_kernels_run()

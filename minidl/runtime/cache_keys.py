@@ -1,8 +1,8 @@
-"""Keys of Triton's cache that do not depend on which kernel is met first.
+"""Keys of Triton's cache that do not depend on the order in which kernels are launched.
 
-The key of a kernel holds the global constants that it and the functions that it calls use. Triton 3.6 and 3.7 forget
-those of a function that has no key yet: it gets one only then. So the keys of a kernel differ from process to process,
-and with them what the cache is found to have. Here functions get their keys before their callers do.
+A kernel's key includes the global constants used by the kernel and the functions it calls. Triton 3.6 and 3.7 omit the
+constants of a called function that has no key yet, so keys, and cache hits, differ between processes. `compute_key`
+computes the keys of functions before those of their callers.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from triton.runtime.jit import JITFunction
 
 from minidl.common import locks
 
-_settled: set[int] = set()
+_keyed: set[int] = set()
 
 
-def settle(kernel: Any) -> None:
-    """Give a JITFunction its key; of anything else nothing is done."""
+def compute_key(kernel: Any) -> None:
+    """Compute the key of a JITFunction; ignore any other object."""
     if not isinstance(kernel, JITFunction):
         return
     with locks.TRITON:
-        if id(kernel) in _settled:
+        if id(kernel) in _keyed:
             return
-        _settled.add(id(kernel))  # first, as a function may call itself
+        _keyed.add(id(kernel))  # first, because a function may call itself
         for callee in _called(kernel.fn.__globals__, kernel.fn.__code__):
-            settle(callee)
+            compute_key(callee)
         _ = kernel.cache_key
 
 
-def _called(known: dict[str, Any], code: CodeType) -> Iterator[Any]:
-    """What the names in a function stand for, those of attributes of modules included."""
+def _called(namespace: dict[str, Any], code: CodeType) -> Iterator[Any]:
+    """Yield the objects that the names in a function refer to, attributes of modules included."""
     for name in code.co_names:
-        value = known.get(name)
+        value = namespace.get(name)
         yield value
         if isinstance(value, ModuleType):
             yield from (getattr(value, other, None) for other in code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _called(known, constant)
+            yield from _called(namespace, constant)

@@ -1,4 +1,4 @@
-"""Tensor descriptors but for their address: what of a box a plan can keep."""
+"""Tensor descriptors (TMA on a GPU) without their address, so that a plan can be cached without its tensors."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,23 +6,23 @@ from typing import Any, NamedTuple
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-FAR = 2**40  # bytes: strides of a descriptor are below
+FAR = 2**40  # bytes, the limit of a descriptor's strides
 
 
 class ConcatPair(NamedTuple):
-    """Two tensors of one layout that a box sees as one [2, ...], however far apart they lie: the first axis has their
-    distance as its stride. Addresses grow, so where the second lies before the first they are exchanged: `turned`."""
+    """Two tensors of one layout that a descriptor reads as one tensor [2, ...]: the distance of their addresses is the
+    stride of the first axis. Strides are positive, so the pair is `swapped` if the second address is the lower one."""
 
     first: torch.Tensor
     second: torch.Tensor
 
     @property
-    def turned(self) -> int:
+    def swapped(self) -> int:
         return int(self.second.data_ptr() < self.first.data_ptr())
 
     @property
     def distance(self) -> int:
-        """Of their first values, in bytes."""
+        """The distance of the two addresses, in bytes."""
         return abs(self.second.data_ptr() - self.first.data_ptr())
 
     @property
@@ -31,10 +31,10 @@ class ConcatPair(NamedTuple):
 
 
 class Box:
-    """Boxes of `block` values of a tensor seen in `shape` and `strides`, read or written through a descriptor.
+    """A descriptor without its tensor: boxes of `block` values of a tensor with `shape` and `strides`.
 
-    `of` gives the descriptor of a tensor. Triton checks the first one; those that follow have the same layout, begin at
-    a multiple of 16 bytes as well, and are made in a tenth of the time.
+    `of` returns the descriptor of a tensor. Triton checks the first one; later ones have the same layout, also start at
+    a multiple of 16 bytes, and are built in a tenth of the time.
     """
 
     __slots__ = ("_layout", "_like")
@@ -45,28 +45,27 @@ class Box:
 
     @staticmethod
     def of_rows(rows: int, row: int, block: Sequence[int]) -> "Box":
-        """Boxes of a contiguous matrix [rows, row]."""
+        """Return the boxes of a contiguous matrix [rows, row]."""
         return Box((rows, row), (row, 1), block)
 
     def of(self, base: torch.Tensor | ConcatPair) -> TensorDescriptor:
-        """The descriptor of `base`, contiguous, whose own shape does not matter; of halves, whose distance is the first
-        of the strides."""
+        """Return the descriptor of a contiguous tensor, or of a pair, whose distance becomes the first stride."""
         if isinstance(base, ConcatPair):
             shape, strides, block = self._layout
-            low, high = reversed(base) if base.turned else base
-            found = TensorDescriptor(low, shape, [base.distance // low.element_size(), *strides[1:]], block)
-            found.__dict__["beside"] = high  # it is kept as long as the first is, and known to who looks at accesses
-            return found
+            low, high = reversed(base) if base.swapped else base
+            descriptor = TensorDescriptor(low, shape, [base.distance // low.element_size(), *strides[1:]], block)
+            descriptor.__dict__["beside"] = high  # keeps it alive, and lets the sanitizer check accesses to it
+            return descriptor
         if self._like is None:
-            found = TensorDescriptor(base, *self._layout)
-            self._like = of_base(found, None)
-            return found
+            descriptor = TensorDescriptor(base, *self._layout)
+            self._like = of_base(descriptor, None)
+            return descriptor
         return of_base(self._like, base)
 
 
 def of_base(like: TensorDescriptor, base: Any) -> TensorDescriptor:
-    """The same boxes of another tensor, or of what stands for one."""
-    found = object.__new__(TensorDescriptor)
-    found.__dict__.update(like.__dict__)
-    found.base = base
-    return found
+    """Return the same descriptor for another tensor, or for a substitute of one."""
+    descriptor = object.__new__(TensorDescriptor)
+    descriptor.__dict__.update(like.__dict__)
+    descriptor.base = base
+    return descriptor

@@ -1,4 +1,4 @@
-"""Who gets launches in place of the device: a recorder those of its thread, else a watcher those of all threads."""
+"""Hooks that receive launches in place of the device: a recorder for its own thread, watchers for all threads."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 
 from minidl.common import thread_settings
 
-_thread = thread_settings.settings()  # the recorder of this thread's launches, and the target of these
+_thread = thread_settings.settings()  # fields: recorder, target
 active: list[Callable[..., None]] = []  # recorders of all threads, and watchers
 _watchers: list[Callable[..., None]] = []
 _settlers: list[Callable[[], None]] = []
 
 
 def before_changes(settle: Callable[[], None]) -> None:
-    """Have `settle` called before a setting of launches changes: it launches what is still to be launched by it."""
+    """Register `settle`, which runs delayed launches, to be called before a setting of launches changes."""
     _settlers.append(settle)
 
 
 @contextlib.contextmanager
 def settled_by(settle: Callable[[], None]) -> Iterator[None]:
-    """A context in which `settle` is called before changes, after the others."""
+    """A context in which `settle` is registered, as the last one."""
     _settlers.append(settle)
     try:
         yield
@@ -29,18 +29,17 @@ def settled_by(settle: Callable[[], None]) -> Iterator[None]:
 
 
 def settle() -> None:
-    """Launch all that is still to be launched."""
-    for each in tuple(_settlers):
-        each()
+    """Run all delayed launches."""
+    for run in tuple(_settlers):
+        run()
 
 
 @contextlib.contextmanager
 def record(recorder: Callable[..., None], target_: str | None = None) -> Iterator[None]:
-    """A context that hands this thread's launches, with tiles of `target_`, to `recorder(kernel, grid, args, meta)` and
-    runs none of them.
+    """A context that passes this thread's launches to `recorder(kernel, grid, args, meta)` instead of running them.
 
-    For compiling offline: launchers run as usual on tensors of any device, and nothing is computed. Without a target,
-    launches are those of this process.
+    Launchers choose tiles of `target_` (default: the target of this process). For compiling offline: launchers run as
+    usual on tensors of any device, and nothing is computed.
     """
     settle()
     before = getattr(_thread, "recorder", None), getattr(_thread, "target", None)
@@ -56,9 +55,9 @@ def record(recorder: Callable[..., None], target_: str | None = None) -> Iterato
 
 @contextlib.contextmanager
 def watch(watcher: Callable[..., None]) -> Iterator[None]:
-    """A context that hands launches of all threads to `watcher(kernel, grid, args, meta, go)`, where `go()` launches.
+    """A context that passes launches of all threads to `watcher(kernel, grid, args, meta, go)`; `go()` launches.
 
-    Recorded launches are not watched. Of several watchers the newest gets them.
+    Recorded launches are not watched. Only the newest watcher is called.
     """
     settle()
     _watchers.append(watcher)
@@ -72,31 +71,31 @@ def watch(watcher: Callable[..., None]) -> Iterator[None]:
 
 
 def recorder() -> Callable[..., None] | None:
-    """The recorder of this thread's launches."""
+    """Return the recorder of this thread's launches."""
     return getattr(_thread, "recorder", None) if active else None
 
 
 def watcher() -> Callable[..., None] | None:
-    """The newest watcher."""
-    newest = _watchers[-1:]  # another thread may take away the last one at any time
+    """Return the newest watcher."""
+    newest = _watchers[-1:]  # another thread may remove the last one at any time
     return newest[0] if newest else None
 
 
 def target() -> str | None:
-    """The target that this thread's launches are recorded for, where it is one of their own."""
+    """Return the target that this thread's launches are recorded for, if `record` was given one."""
     return getattr(_thread, "target", None) if active else None
 
 
 def handed_over() -> bool:
-    """Whether this thread's launches go to a recorder or a watcher."""
+    """Return whether this thread's launches go to a recorder or a watcher."""
     return bool(active) and (recorder() is not None or watcher() is not None)
 
 
 def runs() -> bool:
-    """Whether this thread's launches run, and are not only recorded."""
+    """Return whether this thread's launches run instead of being recorded."""
     return recorder() is None
 
 
 def recording() -> bool:
-    """Whether this thread's launches are recorded for a target of their own, and not run."""
+    """Return whether this thread's launches are recorded for another target."""
     return target() is not None

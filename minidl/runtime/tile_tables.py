@@ -18,13 +18,13 @@ FOLDER = Path(__file__).parent / "tiles"
 
 
 def _chosen() -> str | None:
-    given = os.environ.get(VARIABLE)
-    if not given:
+    folder = os.environ.get(VARIABLE)
+    if not folder:
         return None
     try:
-        return str(Path(given).expanduser().absolute())
-    except RuntimeError:  # of ~ and a user who is unknown: then it names no folder
-        return given
+        return str(Path(folder).expanduser().absolute())
+    except RuntimeError:  # ~ with an unknown user: not a folder
+        return folder
 
 
 CHOSEN = _chosen()
@@ -44,7 +44,7 @@ class TableError(OSError):
 
 
 def file_of(family: str) -> Path:
-    """The file with the table in use. Raises TableError when MINIDL_TILES names no folder."""
+    """Return the file of a family's table. Raises TableError if MINIDL_TILES is not a folder."""
     if CHOSEN is not None:
         if not Path(CHOSEN).is_dir():
             raise TableError(
@@ -60,7 +60,7 @@ def file_of(family: str) -> Path:
 
 @functools.cache
 def read(family: str) -> Table:
-    """The table in use. Raises FileNotFoundError for an unknown family, TableError for a file of something else."""
+    """Return a family's table. Raises FileNotFoundError for an unknown family, TableError for an unusable file."""
     path = file_of(family)
     return json.loads(path.read_text()) if path.parent == FOLDER else load(path)
 
@@ -73,14 +73,14 @@ def check() -> None:
 
 
 def load(path: Path) -> Table:
-    """The table in a file outside the package. Raises TableError for one that this version's kernels cannot use."""
-    own = json.loads((FOLDER / path.name).read_text())
+    """Return the table in a file outside the package. Raises TableError if this version's kernels cannot use it."""
+    package = json.loads((FOLDER / path.name).read_text())
     try:
         table = json.loads(read_files.read_text(path))
-        if not isinstance(table, dict) or table.keys() != own.keys():
-            raise ValueError(f"expected an object with {', '.join(own)}")
+        if not isinstance(table, dict) or table.keys() != package.keys():
+            raise ValueError(f"expected an object with {', '.join(package)}")
         for target, rules in table.items():
-            _check(target, rules, own[target], [rule for rules in own.values() for rule in rules])
+            _check(target, rules, package[target], [rule for rules in package.values() for rule in rules])
     except OSError as error:
         why, cure = error.strerror, "make it a file that can be read, or delete it"
     except RecursionError:
@@ -92,35 +92,35 @@ def load(path: Path) -> Table:
     raise TableError(errno.EINVAL, f"no tile table for this version ({why}); {cure}", str(path))
 
 
-def _check(target: str, rules: Any, own: list[dict[str, Any]], everywhere: list[dict[str, Any]]) -> None:
-    """Raise ValueError for rules that differ from the package's in more than values of conditions and sizes."""
+def _check(target: str, rules: Any, package: list[dict[str, Any]], everywhere: list[dict[str, Any]]) -> None:
+    """Raise ValueError if rules differ from the package's in more than the values of conditions and sizes."""
     if not isinstance(rules, list):
         raise ValueError(f"{target} is {_short(rules)}, expected a list of rules")
-    if bool(rules) != bool(own):
-        raise ValueError(f"got {len(rules)} rules for {target}, the package has {len(own)}")
+    if bool(rules) != bool(package):
+        raise ValueError(f"got {len(rules)} rules for {target}, the package has {len(package)}")
     conditions = {name for rule in everywhere for name in rule.get("when", {})}
-    sizes = {frozenset(rule["tile"]) for rule in own}
+    sizes = {frozenset(rule["tile"]) for rule in package}
     for rule in rules:
         if not isinstance(rule, dict) or not isinstance(rule.get("when", {}), dict):
             raise ValueError(f"the rule {_short(rule)} or its condition is no object")
         if not rule.keys() <= _PARTS or "tile" not in rule or frozenset(rule["tile"]) not in sizes:
             raise ValueError(f"the rule {_short(rule)} has other parts or sizes than the package's")
         for name, value in rule.get("when", {}).items():
-            wanted = (list, "a list") if name in ("dtype", "precision") else (int, "a whole number")
+            expected = (list, "a list") if name in ("dtype", "precision") else (int, "a whole number")
             if name not in conditions:
                 raise ValueError(f"unknown condition {name[:40]}; known: {', '.join(sorted(conditions)) or 'none'}")
-            if type(value) is not wanted[0]:
-                raise ValueError(f"the condition {name} is {_short(value)}, expected {wanted[1]}")
+            if type(value) is not expected[0]:
+                raise ValueError(f"the condition {name} is {_short(value)}, expected {expected[1]}")
         numbers = {**rule["tile"], "warps": rule.get("warps", 4), "stages": rule.get("stages", 3)}
         powers = [n for name, n in numbers.items() if name.startswith("BLOCK") or name == "warps"]
-        whole = all(type(n) is int and 0 <= n < 2**31 for n in numbers.values())
-        if not whole or any(n < 1 or n & (n - 1) for n in powers):
+        are_integers = all(type(n) is int and 0 <= n < 2**31 for n in numbers.values())
+        if not are_integers or any(n < 1 or n & (n - 1) for n in powers):
             raise ValueError(f"the rule {_short(rule)} has a size that is no power of two")
         for name, size in rule["tile"].items():
-            taken = {*FLAGS.get(name, ()), *(rule["tile"][name] for rule in own if name in rule["tile"])}
-            if not name.startswith("BLOCK") and size not in taken:
+            allowed = {*FLAGS.get(name, ()), *(rule["tile"][name] for rule in package if name in rule["tile"])}
+            if not name.startswith("BLOCK") and size not in allowed:
                 raise ValueError(
-                    f"{name} is {_short(size)} in the rule {_short(rule)}, expected one of {sorted(taken)}"
+                    f"{name} is {_short(size)} in the rule {_short(rule)}, expected one of {sorted(allowed)}"
                 )
         if type(rule.get("or", True)) is not bool:
             raise ValueError(f'"or" is {_short(rule["or"])} in the rule {_short(rule)}, expected true or false')

@@ -1,4 +1,4 @@
-"""`accelerate` and `restore`: layers of torch get classes whose forward calls minidl's operators, and theirs back."""
+"""`accelerate` and `restore`: switch layers of torch to classes whose forward calls minidl's operators, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _reports: weakref.WeakKeyDictionary[nn.Module, Report] = weakref.WeakKeyDictiona
 
 
 class Line(NamedTuple):
-    """What a module got: `how` "operator" or "torch", and why."""
+    """What a module runs as: `how` is "operator" or "torch"; `note` is the reason."""
 
     module: str
     kind: str
@@ -42,16 +42,16 @@ class Report(tuple[Line, ...]):
 def accelerate(model: nn.Module, example: Any = None) -> nn.Module:
     """Return the same model, whose layers compute with minidl's kernels; `report(model)` tells which do.
 
-    Layers of torch get another class, a subclass of their own; parameters, buffers, hooks and `state_dict` stay as
-    they are. Nothing is traced: forward runs at each call, and a layer that was changed, patched or exchanged computes
-    what torch's would. Results of convolutions, batch norms and pools lie in channels-last memory: use `reshape` or
-    `flatten` where forward has `view`. `torch.compile(model, backend="minidl")` fuses layers with what follows them.
+    The class of each torch layer becomes a subclass of it; parameters, buffers, hooks and `state_dict` do not change.
+    Nothing is traced: forward runs at each call, and a changed, patched or replaced layer computes what torch would.
+    Results of convolutions, batch norms and pools are channels-last: use `reshape` or `flatten` instead of `view`.
+    `torch.compile(model, backend="minidl")` fuses layers with later operations.
 
-    example: the model's input, or a tuple of its arguments, on a GPU. The model is run with it once, and each layer is
-    timed on what it got, forward and, if the model is in training, back, on torch's kernels and on these; it stays
-    torch's where these are slower. Without one all layers are taken that kernels exist for, but for kinds that were
-    slower at drawn shapes; `Linear` leaves inputs of few rows to torch.
-    On a CPU kernels are interpreted, which is for tests. Raises TypeError for what is no module of torch.
+    example: the model's input, or a tuple of its arguments, on a GPU. The model runs on it once, and each layer is
+    timed on its inputs with torch's kernels and minidl's, forward and, in training mode, backward; layers that are
+    slower with minidl stay torch's. Without an example all supported layers are switched, except kinds that were slower
+    at drawn shapes; `Linear` passes inputs of few rows to torch.
+    On a CPU kernels are interpreted, for tests. Raises TypeError for anything but a module of torch.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -68,39 +68,39 @@ def accelerate(model: nn.Module, example: Any = None) -> nn.Module:
     for module in layers:
         if reasons[module] == "":
             module.__class__ = CLASSES[type(module)]
-    _reports[model] = _told(model, reasons)
+    _reports[model] = _new_report(model, reasons)
     return model
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Return the same model as torch has it: what `accelerate` changed is undone."""
+    """Undo `accelerate`, and return the same model."""
     for module in model.modules():
         if isinstance(module, Accelerated):
-            module.__class__ = _torchs(type(module))
+            module.__class__ = _torch_class(type(module))
     _reports.pop(model, None)
     return model
 
 
-def _torchs(kind: Any) -> Any:
-    """torch's class of one of ours, or one like those that torch (parametrizations, FSDP) has made from ours."""
+def _torch_class(kind: Any) -> Any:
+    """Return torch's class for ours, or a new one for a subclass that torch (parametrizations, FSDP) made."""
     if "_minidl_torchs" in vars(kind):
         return kind._minidl_torchs
-    bases = tuple(_torchs(base) if hasattr(base, "_minidl_torchs") else base for base in kind.__bases__)
+    bases = tuple(_torch_class(base) if hasattr(base, "_minidl_torchs") else base for base in kind.__bases__)
     members = {name: each for name, each in vars(kind).items() if name not in ("__dict__", "__weakref__")}
     return type(kind)(kind.__name__, bases, members)
 
 
 def report(model: nn.Module) -> Report:
     """Return what each module of an accelerated model runs as."""
-    known = _reports.get(model)
-    if known is None and not any(isinstance(module, Accelerated) for module in model.modules()):
-        told = "not accelerated: call minidl.torch.accelerate first"
-        return Report([Line("(the model)", type(model).__name__, "torch", told)])
-    return known if known is not None else _told(model, {})
+    stored = _reports.get(model)
+    if stored is None and not any(isinstance(module, Accelerated) for module in model.modules()):
+        note = "not accelerated: call minidl.torch.accelerate first"
+        return Report([Line("(the model)", type(model).__name__, "torch", note)])
+    return stored if stored is not None else _new_report(model, {})
 
 
 def _refuses(module: nn.Module) -> str | None:
-    """Why a module stays torch's, empty where it need not; None for one of which nothing is to be said."""
+    """Return why a module stays torch's, "" if it can be switched, None if it is not worth a line."""
     kind = type(module)
     if kind in CLASSES:
         if "forward" in vars(module):
@@ -112,13 +112,13 @@ def _refuses(module: nn.Module) -> str | None:
         return "no operator: torch projects its inputs and computes the attention"
     if any(True for _ in module.children()):
         return None
-    known = next((each for each in CLASSES if issubclass(kind, each)), None)
-    if known is not None:
-        return f"a class of its own, made from {known.__name__}"
+    base = next((cls for cls in CLASSES if issubclass(kind, cls)), None)
+    if base is not None:
+        return f"a subclass of {base.__name__}"
     return "no operator" if any(True for _ in module.parameters()) else None
 
 
-def _told(model: nn.Module, reasons: dict[nn.Module, Any]) -> Report:
+def _new_report(model: nn.Module, reasons: dict[nn.Module, Any]) -> Report:
     lines = []
     for name, module in model.named_modules():
         if isinstance(module, Layer):
@@ -126,5 +126,5 @@ def _told(model: nn.Module, reasons: dict[nn.Module, Any]) -> Report:
         elif why := reasons.get(module):
             lines.append(Line(name or "(the model)", type(module).__name__, "torch", why))
     if launch.INTERPRETED:
-        lines.append(Line("", "", "", "kernels are interpreted, which is for tests"))
+        lines.append(Line("", "", "", "kernels are interpreted, for tests only"))
     return Report(lines)

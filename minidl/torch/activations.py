@@ -1,4 +1,4 @@
-"""Activations with a bias, and products of matrices with both, as operators of torch."""
+"""Activations with a bias, and linear layers with both, as operators of torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minidl.torch.registry import LOWER, act_of, operator
 
 
 def parts(how: Activation) -> tuple[str | None, float]:
-    """Name and number of an activation, as operators are given them."""
+    """Return the name and number of an activation, the arguments of operators."""
     return activation.parse(how)
 
 
@@ -30,17 +30,17 @@ def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
-    kept, bias = ctx.saved_tensors
+    saved, bias = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:2])
     if ctx.name is None and not wanted[1]:
         return dy, None, None, None
-    found = iter(bias_act_backward(dy, kept, bias, ctx.name, ctx.slope, wanted))
-    dx, db = (next(found) if want else None for want in wanted)
+    gradients = iter(bias_act_backward(dy, saved, bias, ctx.name, ctx.slope, wanted))
+    dx, db = (next(gradients) if want else None for want in wanted)
     return dx, db, None, None
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """As kernels of elements give results: dense, in x's order where that is one."""
+    """Return an empty result of an elementwise kernel: dense, with x's order of axes if x is dense."""
     return torch.empty_like(x)
 
 
@@ -61,16 +61,19 @@ def _bias_act(x: torch.Tensor, bias: torch.Tensor | None, name: str | None, slop
 
 
 def _as(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """y in the strides that `empty_like` gives for x."""
+    """Return y with the strides of `torch.empty_like(x)`."""
     if y.stride() == x.stride():
         return y
     like = torch.empty_like(x)
     return y if y.stride() == like.stride() else like.copy_(y)
 
 
-def _fake_backward(dy: Any, kept: Any, bias: Any, name: Any, slope: Any, wanted: Any) -> list[torch.Tensor]:
-    made = (dy.new_empty(dy.shape) if wanted[1] else _dense(kept)), dy.new_empty(dy.shape[-1:] if wanted[1] else 0)
-    return [each for each, want in zip(made, wanted, strict=True) if want]
+def _fake_backward(dy: Any, saved: Any, bias: Any, name: Any, slope: Any, wanted: Any) -> list[torch.Tensor]:
+    gradients = (
+        (dy.new_empty(dy.shape) if wanted[1] else _dense(saved)),
+        dy.new_empty(dy.shape[-1:] if wanted[1] else 0),
+    )
+    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
 @operator(
@@ -79,25 +82,25 @@ def _fake_backward(dy: Any, kept: Any, bias: Any, name: Any, slope: Any, wanted:
     replay=True,
 )
 def bias_act_backward(
-    dy: torch.Tensor, kept: torch.Tensor, bias: torch.Tensor | None, name: str | None, slope: float, wanted: list[bool]
+    dy: torch.Tensor, saved: torch.Tensor, bias: torch.Tensor | None, name: str | None, slope: float, wanted: list[bool]
 ) -> list[torch.Tensor]:
     dx, db = kernels.bias_act_grad(
-        dy, kept, bias, act_of(name, slope), from_output(name), want_x=wanted[0], want_bias=wanted[1]
+        dy, saved, bias, act_of(name, slope), from_output(name), want_x=wanted[0], want_bias=wanted[1]
     )
     if dx is dy:
         dx = dy.clone()
     if dx is not None:
-        dx = dx.contiguous() if wanted[1] else _as(dx, kept)
-    return [each for each in (dx, db) if each is not None]
+        dx = dx.contiguous() if wanted[1] else _as(dx, saved)
+    return [gradient for gradient in (dx, db) if gradient is not None]
 
 
 def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation = "relu") -> torch.Tensor:
-    """act(x + b), adding b to each row: `minidl.ops.bias_act` of torch tensors."""
+    """Return act(x + b), with b added to each row: `minidl.ops.bias_act` for torch tensors."""
     return _bias_act(x, b, *parts(act))
 
 
 def act(x: torch.Tensor, how: Activation) -> torch.Tensor:
-    """An activation of x, in its shape, dtype and order in memory."""
+    """Apply an activation to x; the result has its shape, dtype and memory order."""
     return _bias_act(x, None, *parts(how))
 
 
@@ -115,8 +118,8 @@ def _save_linear(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 def _linear_gradients(ctx: Any, dy: torch.Tensor) -> Any:
     x, weight, y = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:3])
-    found = iter(linear_backward(dy, x, weight, y, ctx.name, ctx.slope, wanted))
-    return *(next(found) if want else None for want in wanted), None, None
+    gradients = iter(linear_backward(dy, x, weight, y, ctx.name, ctx.slope, wanted))
+    return *(next(gradients) if want else None for want in wanted), None, None
 
 
 @operator(
@@ -132,8 +135,8 @@ def _linear(
 
 
 def _fake_linear_backward(dy: Any, x: Any, weight: Any, y: Any, name: Any, slope: Any, wanted: Any) -> Any:
-    made = x.new_empty(x.shape), x.new_empty(weight.shape), x.new_empty(weight.shape[:1])
-    return [each for each, want in zip(made, wanted, strict=True) if want]
+    gradients = x.new_empty(x.shape), x.new_empty(weight.shape), x.new_empty(weight.shape[:1])
+    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
 @operator(
@@ -146,18 +149,18 @@ def linear_backward(
     wanted: list[bool],
 ) -> list[torch.Tensor]:  # fmt: skip
     rows = _rows(dy)
-    kept = rows if y is None else _rows(y)
-    dz, db = kernels.bias_act_grad(rows, kept, None, act_of(name, slope), y is not None, want_bias=wanted[2])
+    output = rows if y is None else _rows(y)
+    dz, db = kernels.bias_act_grad(rows, output, None, act_of(name, slope), y is not None, want_bias=wanted[2])
     assert dz is not None
-    found = []
+    gradients = []
     if wanted[0]:
-        found.append(gemm.gemm(dz, weight).view(x.shape))
+        gradients.append(gemm.gemm(dz, weight).view(x.shape))
     if wanted[1]:
-        found.append(gemm.gemm(dz.t(), _rows(x)))
+        gradients.append(gemm.gemm(dz.t(), _rows(x)))
     if wanted[2]:
         assert db is not None
-        found.append(db)
-    return found
+        gradients.append(db)
+    return gradients
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

@@ -115,18 +115,17 @@ def embedding_bag(
     """torch.nn.functional.embedding_bag of the modes "sum" and "mean"; the gradient of weight is dense.
 
     per_sample_weights gets no gradient. Raises ValueError for the mode "max", max_norm, scale_grad_by_freq, sparse and
-    padding_idx, which are not built; where kernels are interpreted IndexError for a row that is not there and for an
-    offset outside of input, and ValueError for offsets that do not begin at 0 or fall. On a GPU, where looking would
-    wait for the device, nothing outside is read: the bag of such a row is NaN, and so is the gradient of row 0; an
-    offset is taken as the nearest place that is there.
+    padding_idx, which are not supported. In the interpreter, raises IndexError for a row or offset out of range, and
+    ValueError for offsets that do not begin at 0 or decrease. On a GPU, where a check would synchronise, nothing out of
+    range is read: the bag of such a row and the gradient of row 0 are NaN; an offset is clamped.
     """
-    unbuilt = {
+    unsupported = {
         "max_norm": max_norm is not None, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse,
         "padding_idx": padding_idx is not None,
     }  # fmt: skip
-    for name, given in unbuilt.items():
-        if given:
-            raise ValueError(f"embedding_bag: {name} is not built; leave it out")
+    for name, is_given in unsupported.items():
+        if is_given:
+            raise ValueError(f"embedding_bag: {name} is not supported; leave it out")
     if mode not in ("sum", "mean"):
         raise ValueError(f"embedding_bag: mode is {mode!r}, expected 'sum' or 'mean'")
     if per_sample_weights is not None and (mode != "sum" or per_sample_weights.shape != input.shape):

@@ -1,4 +1,4 @@
-"""Convolutions of sequences, images and volumes, and transposed ones of the first two, as operators of torch."""
+"""Convolutions in 1, 2 and 3 dimensions, and transposed ones in 1 and 2, as operators of torch."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ KINDS: dict[tuple[int, bool], Any] = {
     (1, False): Conv1d, (1, True): ConvTranspose1d, (2, False): of_images.Conv2d, (2, True): ConvTranspose2d,
     (3, False): Conv3d,
 }  # fmt: skip
-# What every operator of a convolution is given; padding is before and after each axis in turn.
+# The settings of every convolution operator; padding has two values per axis, before and after.
 SETTINGS = "int[] stride, int[] padding, int[] dilation, int[] output_padding, int groups, bool transposed"
 Settings = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], int, bool]
 
 
 def sizes(x: torch.Tensor, weight: torch.Tensor, settings: Any) -> list[Any]:
-    """The result's [N, M, ...], also of sizes that are symbols."""
+    """Return the shape [N, M, ...] of the result; sizes may be symbolic."""
     stride, padding, dilation, output_padding, groups, transposed = settings
-    found = [x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0]]
+    result = [x.shape[0], weight.shape[1] * groups if transposed else weight.shape[0]]
     for axis, (size, kernel) in enumerate(zip(x.shape[2:], weight.shape[2:], strict=True)):
         reach, pad = dilation[axis] * (kernel - 1) + 1, padding[2 * axis] + padding[2 * axis + 1]
         if transposed:
-            found.append((size - 1) * stride[axis] - pad + reach + output_padding[axis])
+            result.append((size - 1) * stride[axis] - pad + reach + output_padding[axis])
         else:
-            found.append((size + pad - reach) // stride[axis] + 1)
-    return found
+            result.append((size + pad - reach) // stride[axis] + 1)
+    return result
 
 
-class Convolved:
-    """A convolution of tensors and settings: its kind, its geometry, and tensors as the kernels have their shapes.
+class Convolution:
+    """A convolution: its kind, its geometry, and its tensors in the shapes of the kernels.
 
-    Raises ValueError for shapes that do not fit: kernels read what they are told is there."""
+    Raises ValueError for shapes that do not match, because kernels do not check bounds."""
 
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, settings: Any, **vectors: torch.Tensor | None) -> None:
         stride, padding, dilation, output_padding, groups, transposed = settings
@@ -62,7 +62,7 @@ class Convolved:
         )  # fmt: skip
 
     def up(self, x: torch.Tensor) -> torch.Tensor:
-        """A sequence as an image."""
+        """Return a sequence as an image."""
         return x.unsqueeze(self.at) if self.at else x
 
     def down(self, x: torch.Tensor) -> torch.Tensor:
@@ -75,19 +75,19 @@ class Convolved:
     def backward(
         self, dz: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, want_x: bool, want_weight: bool
     ) -> list[torch.Tensor]:
-        """The gradients that are wanted, of dz [N, M, ...] that lies channels-last."""
+        """Return the wanted gradients of dz [N, M, ...] in channels-last layout."""
         ctx, dz = SimpleNamespace(geometry=self.geometry, form=None), self.up(dz)
-        found = []
+        gradients = []
         if want_x:
-            found.append(self.down(self.kind.grad_input(ctx, dz, self.up(weight))))
+            gradients.append(self.down(self.kind.grad_input(ctx, dz, self.up(weight))))
         if want_weight:
             dw = self.down(self.kind.grad_weight(ctx, dz, self.up(x)))
-            found.append(_lying_as(dw.movedim(1, -1).contiguous().movedim(-1, 1), weight))
-        return found
+            gradients.append(_with_strides_of(dw.movedim(1, -1).contiguous().movedim(-1, 1), weight))
+        return gradients
 
 
-def _lying_as(dw: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """dw with the strides of weight where these differ in sizes of 1 alone: DDP compares them all."""
+def _with_strides_of(dw: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return dw with the strides of weight if only axes of size 1 differ, because DDP compares all strides."""
     strides = zip(weight.shape, weight.stride(), dw.stride(), strict=True)
     same = all(size == 1 or one == other for size, one, other in strides)
     return dw.as_strided(weight.shape, weight.stride()) if same else dw
@@ -133,11 +133,11 @@ def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     x, weight, y = ctx.saved_tensors
-    want = ctx.needs_input_grad
-    made = [want[0], want[1], want[2], want[4] and y is not None]
-    found = iter(convolution_backward(dy, x, weight, y, *ctx.settings, ctx.name, ctx.slope, made))
-    dx, dw, db, dz = (next(found) if each else None for each in made)
-    if want[4] and y is None:
+    needs = ctx.needs_input_grad
+    wanted = [needs[0], needs[1], needs[2], needs[4] and y is not None]
+    gradients = iter(convolution_backward(dy, x, weight, y, *ctx.settings, ctx.name, ctx.slope, wanted))
+    dx, dw, db, dz = (next(gradients) if is_wanted else None for is_wanted in wanted)
+    if needs[4] and y is None:
         dz = dy
     return dx, dw, db, None, dz, *[None] * 8
 
@@ -153,12 +153,12 @@ def convolution(
 ) -> torch.Tensor:  # fmt: skip
     *settings, name, slope = more
     how = act_of(name, slope)
-    made = Convolved(x, weight, settings, bias=bias, scale=scale)
+    run = Convolution(x, weight, settings, bias=bias, scale=scale)
     if added is None:
-        return made.forward(x, weight, bias, how, scale=scale)[0]
-    if made.kind is of_images.Conv2d:
-        return made.forward(x, weight, bias, how, scale=scale, added=added)[0]
-    y, _ = made.forward(x, weight, bias, None, scale=scale)
+        return run.forward(x, weight, bias, how, scale=scale)[0]
+    if run.kind is of_images.Conv2d:
+        return run.forward(x, weight, bias, how, scale=scale, added=added)[0]
+    y, _ = run.forward(x, weight, bias, None, scale=scale)
     if added.shape != y.shape:
         raise ValueError(f"convolution: added has shape {list(added.shape)}, expected {list(y.shape)}")
     return elementwise.add_act(y, added, how)
@@ -167,8 +167,8 @@ def convolution(
 def _fake_backward(dy: Any, x: Any, weight: Any, y: Any, *more: Any) -> list[torch.Tensor]:
     wanted = more[-1]
     channels = dy.new_empty(dy.shape[1])
-    made = last(x.shape, x), last(weight.shape, x), channels, last(dy.shape, x)
-    return [each for each, want in zip(made, wanted, strict=True) if want]
+    gradients = last(x.shape, x), last(weight.shape, x), channels, last(dy.shape, x)
+    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
 @operator(
@@ -179,33 +179,33 @@ def _fake_backward(dy: Any, x: Any, weight: Any, y: Any, *more: Any) -> list[tor
 def convolution_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None, *more: Any
 ) -> list[torch.Tensor]:
-    """The gradients that are wanted of x, weight, bias, and what was added."""
+    """Return the wanted gradients of x, weight, bias and `added`."""
     *settings, name, slope, (want_x, want_weight, want_bias, want_added) = more
     dy = dy.movedim(1, -1)
     if dy.stride(-1) != 1:
         dy = dy.contiguous()
-    kept = dy if y is None else conv.channels_last(y)
-    dz, db = bias_act.bias_act_grad(dy, kept, None, act_of(name, slope), y is not None, want_bias=want_bias)
+    output = dy if y is None else conv.channels_last(y)
+    dz, db = bias_act.bias_act_grad(dy, output, None, act_of(name, slope), y is not None, want_bias=want_bias)
     assert dz is not None
     dz = dz.contiguous().movedim(-1, 1)
-    found = Convolved(x, weight, settings).backward(dz, x, weight, want_x, want_weight)
+    gradients = Convolution(x, weight, settings).backward(dz, x, weight, want_x, want_weight)
     if want_bias:
         assert db is not None
-        found.append(db)
-    return [*found, dz] if want_added else found
+        gradients.append(db)
+    return [*gradients, dz] if want_added else gradients
 
 
 def settings_of(
     op: str, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, groups: int, output_padding: Any = None
 ) -> Settings:
-    """What an operator is given, of torch's arguments; with an output_padding that of a transposed convolution."""
-    given = op, tuple(weight.shape[2:]), stride, padding, dilation, groups, output_padding
+    """Return the settings of an operator from torch's arguments; output_padding means a transposed convolution."""
+    key = op, tuple(weight.shape[2:]), stride, padding, dilation, groups, output_padding
     if torch.compiler.is_compiling():
-        return _settings(*given)
+        return _settings(*key)
     try:
-        return _known_settings(*given)
-    except TypeError:  # a list has no hash
-        return _settings(*given)
+        return _cached_settings(*key)
+    except TypeError:  # lists are unhashable
+        return _settings(*key)
 
 
 def _settings(
@@ -222,22 +222,22 @@ def _settings(
     return tuple(strides), tuple(p for pair in pads_ for p in pair), tuple(dilations), (0,) * axes, groups, False
 
 
-# typed: True is no stride, and equal to 1.
-_known_settings = functools.lru_cache(maxsize=4096, typed=True)(_settings)
+# typed, because True equals 1 but is not a valid stride.
+_cached_settings = functools.lru_cache(maxsize=4096, typed=True)(_settings)
 
 
 def convolved(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, settings: Settings, how: Activation,
     scale: torch.Tensor | None = None, added: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The convolution with its activation in the same kernel, or after it where its gradient needs what it is of."""
+    """Run a convolution with its activation, in the same kernel unless the gradient needs the activation's input."""
     name, slope = parts(how)
     if name not in activation.FROM_OUTPUT and torch.is_grad_enabled():
         return act(convolution(x, weight, bias, scale, added, *settings, None, 0.0), how)
     return convolution(x, weight, bias, scale, added, *settings, name, slope)
 
 
-def _made(op: str) -> Any:
+def _functional(op: str) -> Any:
     def forward(
         input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Pair = 1,
         padding: Pair | str = 0, dilation: Pair = 1, groups: int = 1, act: Activation = None, *,
@@ -253,13 +253,13 @@ def _made(op: str) -> Any:
 
     forward.__name__ = forward.__qualname__ = op
     forward.__doc__ = (
-        f"torch.nn.functional.{op} with what follows it in the same kernel: act(scale * conv + bias + added). scale is "
-        "for inference; act as in minidl.ops.conv2d. The result lies channels-last."
+        f"torch.nn.functional.{op} with scale, addition and activation in one kernel: act(scale * conv + bias + added)."
+        " scale is for inference; act as in minidl.ops.conv2d. The result is channels-last."
     )
     return forward
 
 
-def _made_transposed(op: str) -> Any:
+def _functional_transposed(op: str) -> Any:
     def forward(
         input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Pair = 1,
         padding: Pair = 0, output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1, act: Activation = None, *,
@@ -275,5 +275,5 @@ def _made_transposed(op: str) -> Any:
     return forward
 
 
-conv1d, conv2d, conv3d = map(_made, ("conv1d", "conv2d", "conv3d"))
-conv_transpose1d, conv_transpose2d = map(_made_transposed, ("conv_transpose1d", "conv_transpose2d"))
+conv1d, conv2d, conv3d = map(_functional, ("conv1d", "conv2d", "conv3d"))
+conv_transpose1d, conv_transpose2d = map(_functional_transposed, ("conv_transpose1d", "conv_transpose2d"))

@@ -1,7 +1,7 @@
-"""The base of accelerated layers: when an operator computes what torch's own forward would, and when that is called.
+"""The base class of accelerated layers, which decides between an operator and torch's own forward.
 
-What an operator cannot take when it is called, as a tensor on a device without kernels, goes to torch's own forward. So
-does a call of a layer that was changed: by a patch of its class or of torch.nn.functional, by a method set on it.
+torch's forward handles inputs that the operator does not support, such as a tensor on a device without kernels, and all
+calls of a changed layer: by a patch of its class or of torch.nn.functional, or by a method set on it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def ready(x: Any) -> bool:
-    """Return whether kernels can take a tensor where it is: bfloat16 is not interpreted."""
+    """Return whether kernels support a tensor on its device: the interpreter has no bfloat16."""
     if not isinstance(x, torch.Tensor) or x.dtype not in check.FLOATING:
         return False
     if not launch.INTERPRETED:
@@ -50,18 +50,18 @@ def wide_volume(weight: torch.Tensor, groups: int) -> bool:
 
 
 class Accelerated(nn.Module):
-    """The base of all classes that `accelerate` gives; `_minidl_torchs` is the one that a module had.
+    """The base of all classes that `accelerate` sets; `_minidl_torchs` is the module's original class.
 
-    A copy is accelerated as well; what is pickled is a module of torch's class.
+    A copy is accelerated, too; pickling stores a module of torch's class.
     """
 
     _minidl_torchs: ClassVar[type[nn.Module]]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        made = type(self).__new__(type(self))
-        memo[id(self)] = made
-        vars(made).update(copy.deepcopy(vars(self), memo))
-        return made
+        clone = type(self).__new__(type(self))
+        memo[id(self)] = clone
+        vars(clone).update(copy.deepcopy(vars(self), memo))
+        return clone
 
     def __prepare_scriptable__(self) -> Any:
         raise NotImplementedError("torch.jit.script takes no modules of minidl; call minidl.torch.restore(model) first")
@@ -71,9 +71,9 @@ class Accelerated(nn.Module):
 
 
 class Layer(Accelerated):
-    """The base of those of layers: a subclass has `_minidl_forward`, which its operators compute."""
+    """The base class of layers: a subclass computes `_minidl_forward` with operators."""
 
-    # What torch's own forward calls: methods of the class, functions of torch.nn.functional.
+    # Methods and functions of torch.nn.functional that torch's own forward calls.
     _minidl_methods: ClassVar[tuple[str, ...]] = ()
     _minidl_functions: ClassVar[tuple[str, ...]] = ()
     _minidl_originals: ClassVar[tuple[tuple[Any, str, Any], ...]] = ()
@@ -84,8 +84,8 @@ class Layer(Accelerated):
         if torchs is None:
             return
         names = [(torchs, "forward"), *((F, name) for name in cls._minidl_functions)]
-        cls._minidl_originals = tuple((owner, name, _torchs_own(owner, name)) for owner, name in names)
-        cls._minidl_own = tuple((name, _torchs_own(torchs, name)) for name in cls._minidl_methods)
+        cls._minidl_originals = tuple((owner, name, _original(owner, name)) for owner, name in names)
+        cls._minidl_own = tuple((name, _original(torchs, name)) for name in cls._minidl_methods)
         original = torchs.forward
 
         @functools.wraps(original)
@@ -98,12 +98,12 @@ class Layer(Accelerated):
 
     @classmethod
     def _minidl_refuses(cls, module: Any) -> str:
-        """Why a module of torch's class stays what it is; empty where nothing speaks against this one."""
+        """Return why a module of torch's class is not switched, "" if it is."""
         return ""
 
     @classmethod
     def _minidl_slower(cls, module: Any) -> str:
-        """Why it stays so unless both are timed; from what was measured at drawn shapes (`benchmarks/notes.md`)."""
+        """Return why it is not switched without timing; from times at drawn shapes (`benchmarks/notes.md`)."""
         return ""
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
@@ -117,15 +117,15 @@ class Layer(Accelerated):
         return not more and ready(input) and not _intercepted(self, input) and not torch.onnx.is_in_onnx_export()
 
 
-def _torchs_own(owner: Any, name: str) -> Any:
-    """A function of torch; None where something else stands there already."""
+def _original(owner: Any, name: str) -> Any:
+    """Return a function of torch, None if it was replaced before."""
     function = getattr(owner, name)
     code = getattr(function, "__code__", None)
     return function if code is None or code.co_filename.startswith(_TORCH) else None
 
 
 def _intercepted(module: nn.Module, input: torch.Tensor) -> bool:
-    """Whether a tensor subclass or a mode wants to see torch's functions."""
+    """Return whether a tensor subclass or a mode intercepts torch's functions."""
     if torch.compiler.is_compiling() or not has_torch_function((input, *module._parameters.values())):
         return False
     plain = (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)

@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear layer's logits, which are never all stored, as an operator of torch."""
+"""Linear layer and cross-entropy as one operator of torch, which never stores all logits."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ def _fake(x: Any, w: Any, target: Any, bias: Any, weight: Any, *more: Any) -> tu
     acc = accumulator(x.dtype)
     loss = x.new_empty(x.shape[:1] if reduction == "none" else (), dtype=acc if wide else x.dtype)
     shapes = (shape if want else 0 for shape, want in zip((x.shape, w.shape, w.shape[:1]), wanted, strict=True))
-    made = (x.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, _dtypes(x, reduction), strict=True))
-    return loss, *made, x.new_empty((), dtype=acc)
+    gradients = (x.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, _dtypes(x, reduction), strict=True))
+    return loss, *gradients, x.new_empty((), dtype=acc)
 
 
 def _dtypes(x: torch.Tensor, reduction: str) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
-    """Those of the gradients of x, w and bias as the operator keeps them."""
-    later = x.dtype == torch.float16 and reduction == "mean"
-    of_sums = accumulator(x.dtype) if later else x.dtype
-    return x.dtype, of_sums, of_sums
+    """Return the dtypes of the stored gradients of x, w and bias."""
+    is_divided_later = x.dtype == torch.float16 and reduction == "mean"
+    sum_dtype = accumulator(x.dtype) if is_divided_later else x.dtype
+    return x.dtype, sum_dtype, sum_dtype
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    x, w, target, bias, weight, *ctx.options, _, made = inputs
+    x, w, target, bias, weight, *ctx.options, _, computed = inputs
     if any(ctx.needs_input_grad[2:5:2]):
         raise ValueError("minidl::linear_cross_entropy: target and weight get no gradient; pass them detached")
     _, *grads, divisor = output
     ctx.mark_non_differentiable(divisor)  # grads stay differentiable, so that a second derivative is refused
-    ctx.of_each, ctx.dtype = ctx.options[1] == "none", x.dtype
-    if not ctx.of_each and any(want and not kept for want, kept in zip(_wanted(ctx), made, strict=True)):
-        raise ValueError("minidl::linear_cross_entropy: gradients need to be wanted")
-    ctx.save_for_backward(*((x, w, target, bias, weight) if ctx.of_each else (*grads, divisor)))
+    ctx.by_row, ctx.dtype = ctx.options[1] == "none", x.dtype
+    if not ctx.by_row and any(want and not has for want, has in zip(_wanted(ctx), computed, strict=True)):
+        raise ValueError("minidl::linear_cross_entropy: the gradients that backward() needs must be in `wanted`")
+    ctx.save_for_backward(*((x, w, target, bias, weight) if ctx.by_row else (*grads, divisor)))
 
 
 def _wanted(ctx: Any) -> list[bool]:
@@ -47,9 +47,9 @@ def _wanted(ctx: Any) -> list[bool]:
 
 def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
     wanted = _wanted(ctx)
-    if ctx.of_each:
-        made = iter(linear_cross_entropy_backward(dy, *ctx.saved_tensors, *ctx.options, wanted))
-        dx, dw, db = (next(made) if want else None for want in wanted)
+    if ctx.by_row:
+        gradients = iter(linear_cross_entropy_backward(dy, *ctx.saved_tensors, *ctx.options, wanted))
+        dx, dw, db = (next(gradients) if want else None for want in wanted)
     else:
         *grads, divisor = ctx.saved_tensors
         dx, dw, db = (
@@ -65,19 +65,21 @@ def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
     _fake, save=_save, backward=_gradients, cast=(LOWER, (0, 1, 2, 3, 4)),
 )  # fmt: skip
 def _linear_cross_entropy(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *more: Any) -> Any:
-    """(loss, what the gradients of x, w and bias are multiples of, what to divide these by)."""
+    """Return the loss, the unscaled gradients of x, w and bias, and their divisor."""
     *options, wide, wanted = more
     loss, grads, divisor = kernels.linear_cross_entropy(x, w, target, *options, wanted=wanted, wide=wide)
     if divisor is None:
         divisor = torch.ones((), dtype=accumulator(x.dtype), device=x.device)
-    found, dtypes = iter(grads), _dtypes(x, options[3])
-    kept = (next(found) if want else x.new_empty(0, dtype=dtype) for want, dtype in zip(wanted, dtypes, strict=True))
-    return loss, *kept, divisor
+    computed, dtypes = iter(grads), _dtypes(x, options[3])
+    all_grads = (
+        next(computed) if want else x.new_empty(0, dtype=dtype) for want, dtype in zip(wanted, dtypes, strict=True)
+    )
+    return loss, *all_grads, divisor
 
 
 def _fake_backward(dy: Any, x: Any, w: Any, *more: Any) -> list[torch.Tensor]:
-    made = x.new_empty(x.shape), x.new_empty(w.shape), x.new_empty(w.shape[:1])
-    return [each for each, want in zip(made, more[-1], strict=True) if want]
+    gradients = x.new_empty(x.shape), x.new_empty(w.shape), x.new_empty(w.shape[:1])
+    return [gradient for gradient, want in zip(gradients, more[-1], strict=True) if want]
 
 
 @operator(
@@ -88,7 +90,7 @@ def _fake_backward(dy: Any, x: Any, w: Any, *more: Any) -> list[torch.Tensor]:
 def linear_cross_entropy_backward(
     dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *more: Any
 ) -> list[torch.Tensor]:
-    """The gradients that are wanted of x, w and bias, for the gradient dy of each row's loss."""
+    """Return the wanted gradients of x, w and bias, for the gradient dy of each row's loss."""
     *options, wanted = more
     return kernels.linear_cross_entropy(x, w, target, *options, wanted=wanted, dy=dy.contiguous()).grads
 
@@ -98,17 +100,17 @@ def linear_cross_entropy(
     weight: torch.Tensor | None = None, reduction: str = "mean", ignore_index: int | None = None,
     label_smoothing: float = 0.0, options: Any = None,
 ) -> torch.Tensor:  # fmt: skip
-    """torch.nn.functional.linear_cross_entropy, in chunks of rows whose logits are not kept.
+    """torch.nn.functional.linear_cross_entropy, in chunks of rows whose logits are not stored.
 
-    input is [K] or [R, K], linear_weight [N, K]. The gradients are made with the loss but for the reduction "none",
-    where the logits are computed again. Chunks are chosen here: torch's options are taken and change nothing.
+    input is [K] or [R, K], linear_weight [N, K]. Gradients are computed with the loss, except for reduction "none",
+    which computes the logits again. minidl chooses the chunks: torch's `options` are ignored.
     """
-    one = input.dim() == 1
-    x, t = (input.unsqueeze(0), target.unsqueeze(0)) if one else (input, target)
-    given = x, linear_weight, linear_bias
-    wanted = [reduction != "none" and each is not None and may_want(each) for each in given]
+    is_vector = input.dim() == 1
+    x, t = (input.unsqueeze(0), target.unsqueeze(0)) if is_vector else (input, target)
+    tensors = x, linear_weight, linear_bias
+    wanted = [reduction != "none" and tensor is not None and may_want(tensor) for tensor in tensors]
     index = -100 if ignore_index is None else ignore_index
     wide = torch.is_autocast_enabled(input.device.type)
-    how = linear_bias, weight, index, reduction, label_smoothing, wide, wanted
-    loss = _linear_cross_entropy(x, linear_weight, t, *how)[0]
-    return loss[0] if one and reduction == "none" else loss
+    arguments = linear_bias, weight, index, reduction, label_smoothing, wide, wanted
+    loss = _linear_cross_entropy(x, linear_weight, t, *arguments)[0]
+    return loss[0] if is_vector and reduction == "none" else loss

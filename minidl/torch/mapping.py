@@ -1,8 +1,7 @@
-"""What `torch.vmap` makes of the operators.
+"""The rules of the operators for `torch.vmap`.
 
-Where one call takes rows that do not know of each other, as the images of a convolution, the mapped dimension is put
-with them and it stays one launch; every other operator is called once for each place, as a gradient of weights for each
-example is.
+If an operator takes independent rows, such as the images of a convolution, the mapped dimension is merged with them, in
+one launch. Other operators are called once per index, such as the weight gradients of each example.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 
 from minidl.torch import registry
 
-# The arguments whose first dimension are such rows, and how many of the results (from the first on) have them.
+# The arguments whose first dimension is such rows, and how many of the results (from the first) have it.
 _ROWS: dict[str, tuple[tuple[int, ...], int]] = {
     "bias_act": ((0,), 1), "linear": ((0,), 1), "convolution": ((0, 4), 1), "batch_norm_inference": ((0, 3), 1),
     "max_pool2d": ((0,), 2), "max_pool2d_backward": ((0, 1), 1), "avg_pool2d": ((0,), 1),
@@ -47,24 +46,24 @@ def _rule(name: str, op: Any) -> Callable[..., Any]:
                     "model in evaluation"
                 )
         if at and at.keys() <= set(rows) and all(args[index].dim() >= 3 for index in at):
-            found = op(*(_merged(arg, at.get(i), size) if i in rows else arg for i, arg in enumerate(args)))
-            if isinstance(found, torch.Tensor):
-                return found.unflatten(0, (size, -1)), 0
-            # What a forward does not keep for a gradient is empty.
-            apart = [i < split and each.numel() > 0 for i, each in enumerate(found)]
-            parts = (e.unflatten(0, (size, -1)) if a else e for e, a in zip(found, apart, strict=True))
-            return tuple(parts), tuple(0 if a else None for a in apart)
-        each = [op(*(a.select(at[i], n) if i in at else a for i, a in enumerate(args))) for n in range(size)]
-        if isinstance(each[0], torch.Tensor):
-            return torch.stack(each), 0
-        kind = type(each[0])
-        return kind(map(torch.stack, zip(*each, strict=True))), kind([0] * len(each[0]))
+            outputs = op(*(_merged(arg, at.get(i), size) if i in rows else arg for i, arg in enumerate(args)))
+            if isinstance(outputs, torch.Tensor):
+                return outputs.unflatten(0, (size, -1)), 0
+            # A result that is not saved for a gradient is empty.
+            is_mapped = [i < split and x.numel() > 0 for i, x in enumerate(outputs)]
+            parts = (e.unflatten(0, (size, -1)) if a else e for e, a in zip(outputs, is_mapped, strict=True))
+            return tuple(parts), tuple(0 if a else None for a in is_mapped)
+        results = [op(*(a.select(at[i], n) if i in at else a for i, a in enumerate(args))) for n in range(size)]
+        if isinstance(results[0], torch.Tensor):
+            return torch.stack(results), 0
+        kind = type(results[0])
+        return kind(map(torch.stack, zip(*results, strict=True))), kind([0] * len(results[0]))
 
     return rule
 
 
 def _merged(arg: torch.Tensor | None, dim: int | None, size: int) -> torch.Tensor | None:
-    """Rows of all places, one place after the other."""
+    """Merge the mapped dimension into the first."""
     if arg is None:
         return None
     return (arg.expand(size, *arg.shape) if dim is None else arg.movedim(dim, 0)).flatten(0, 1)

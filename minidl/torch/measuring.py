@@ -1,4 +1,4 @@
-"""Which layers of a model are slower with minidl's operators than with torch's, on an example of input."""
+"""Time the layers of a model on an example with minidl's operators and with torch's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minidl.compilation.rehearsal import compile_ahead
 from minidl.runtime import launch
 from minidl.torch.layers import CLASSES
 
-# A layer is torch's where these take longer than that: clocks differ by as much from one run to the next.
+# The ratio of times from which a layer stays torch's: times of two runs differ by as much.
 NEVER_SLOWER = 1.02
 REPEATS, ROUNDS = 10, 5
 
@@ -20,33 +20,33 @@ REPEATS, ROUNDS = 10, 5
 def slower(model: nn.Module, example: Any, layers: Sequence[nn.Module]) -> dict[nn.Module, str]:
     """Return the layers that are slower with our classes than with torch's, and by how much.
 
-    Raises what the model does with the example. Nothing is timed where kernels are interpreted, nor what is not called
-    with one tensor.
+    Raises the exceptions of the model. The interpreter times nothing; layers with other arguments than one tensor are
+    not timed.
     """
-    seen = _inputs(model, example, layers)
+    inputs = _inputs(model, example, layers)
     if launch.INTERPRETED:
         return {}
-    known: dict[Hashable, tuple[float, float]] = {}
-    found: dict[nn.Module, str] = {}
-    for layer, x in seen.items():
+    times: dict[Hashable, tuple[float, float]] = {}
+    reasons: dict[nn.Module, str] = {}
+    for layer, x in inputs.items():
         key = repr(layer), tuple(x.shape), x.dtype, x.stride(), layer.training
-        if key not in known:
-            known[key] = _times(layer, x)
-        ours, theirs = known[key]
+        if key not in times:
+            times[key] = _times(layer, x)
+        ours, theirs = times[key]
         if ours > NEVER_SLOWER * theirs:
-            found[layer] = f"torch takes {theirs:.1f} us, these {ours:.1f}"
-    return found
+            reasons[layer] = f"torch takes {theirs:.1f} us, these {ours:.1f}"
+    return reasons
 
 
 def _inputs(model: nn.Module, example: Any, modules: Iterable[nn.Module]) -> dict[nn.Module, torch.Tensor]:
-    """What each module gets first. Buffers are as they were afterwards."""
-    seen: dict[nn.Module, torch.Tensor] = {}
+    """Return the first input of each module; buffers are restored."""
+    inputs: dict[nn.Module, torch.Tensor] = {}
 
-    def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if module not in seen and len(args) == 1 and isinstance(args[0], torch.Tensor):
-            seen[module] = torch.empty_like(args[0])
+    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if module not in inputs and len(args) == 1 and isinstance(args[0], torch.Tensor):
+            inputs[module] = torch.empty_like(args[0])
 
-    handles = [module.register_forward_pre_hook(keep) for module in modules]
+    handles = [module.register_forward_pre_hook(note) for module in modules]
     before = [buffer.clone() for buffer in model.buffers()]
     try:
         with torch.no_grad():
@@ -54,75 +54,73 @@ def _inputs(model: nn.Module, example: Any, modules: Iterable[nn.Module]) -> dic
     finally:
         for handle in handles:
             handle.remove()
-        _put_back(model.buffers(), before)
-    return seen
+        _restore(model.buffers(), before)
+    return inputs
 
 
-def _put_back(buffers: Iterable[torch.Tensor], before: list[torch.Tensor]) -> None:
+def _restore(buffers: Iterable[torch.Tensor], before: list[torch.Tensor]) -> None:
     with torch.no_grad():
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
 
 
 def _times(layer: nn.Module, x: torch.Tensor) -> tuple[float, float]:
-    """Microseconds of a call with our class and with torch's, forward and, in training, back; the layer is left as it
-    was.
+    """Return the microseconds of a call with our class and torch's, forward and, in training, backward.
 
-    All of it is on one stream beside the others: gradients of leaves are added on the stream of their first use, which
-    a capture must not leave.
+    All calls use one side stream: gradients of leaves are added on the stream of their first use, which must be the
+    captured one.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        found = _both(layer, x)
+        times = _times_on_stream(layer, x)
     torch.cuda.current_stream().wait_stream(stream)
-    return found
+    return times
 
 
-def _both(layer: nn.Module, x: torch.Tensor) -> tuple[float, float]:
+def _times_on_stream(layer: nn.Module, x: torch.Tensor) -> tuple[float, float]:
     before = [buffer.clone() for buffer in layer.buffers()]
     kind = type(layer)
-    wanted = [p for p in layer.parameters() if p.requires_grad] if layer.training else []
+    parameters = [p for p in layer.parameters() if p.requires_grad] if layer.training else []
     x = torch.randn_like(x).requires_grad_(layer.training)
 
     def call() -> None:
         y = layer(x)
         if layer.training:
-            torch.autograd.grad(y, [x, *wanted], torch.ones_like(y))
+            torch.autograd.grad(y, [x, *parameters], torch.ones_like(y))
 
     with torch.set_grad_enabled(layer.training):
         layer.__class__ = CLASSES[kind]
         try:
-            if __name__.startswith("minidl."):  # a copy of another name cannot be imported by processes that compile
+            if __name__.startswith("minidl."):  # compiler processes cannot import a renamed copy
                 compile_ahead(call)
             ours = _time(call)
         finally:
             layer.__class__ = kind
         theirs = _time(call)
-    _put_back(layer.buffers(), before)
+    _restore(layer.buffers(), before)
     return ours, theirs
 
 
 def _time(call: Callable[[], None]) -> float:
-    """The least of some rounds of calls, after those that compile.
+    """Return the minimum over rounds of calls, after warm-up.
 
-    Calls are replayed in a CUDA graph: launched one by one, a layer of few pixels takes what Python takes, which says
-    nothing of its kernels.
+    Calls are replayed in a CUDA graph, because the time of single launches of a small layer is that of Python.
     """
     cached = torch.is_autocast_cache_enabled()
-    # Each call casts weights, as each step does.
+    # Each call casts weights, as each training step does.
     torch.set_autocast_cache_enabled(False)
     try:
         for _ in range(3):
             call()
         run = _captured(call)
-        return min(_clocked(run) for _ in range(ROUNDS)) / REPEATS
+        return min(_time_on_device(run) for _ in range(ROUNDS)) / REPEATS
     finally:
         torch.set_autocast_cache_enabled(cached)
 
 
-def _clocked(run: Callable[[], None]) -> float:
-    """Microseconds on the device."""
+def _time_on_device(run: Callable[[], None]) -> float:
+    """Return the microseconds of `run` on the device."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in "ab")
     start.record()
     run()
@@ -132,7 +130,7 @@ def _clocked(run: Callable[[], None]) -> float:
 
 
 def _captured(call: Callable[[], None]) -> Callable[[], None]:
-    """Some calls as one replay; one by one where something of the layer waits for the device."""
+    """Return a function that replays some calls as a graph, or calls them if the layer synchronises."""
 
     def calls() -> None:
         for _ in range(REPEATS):
@@ -143,7 +141,7 @@ def _captured(call: Callable[[], None]) -> Callable[[], None]:
         graph = _graph(calls)
     except RuntimeError:
         torch.cuda.synchronize()
-        # torch's generator of random numbers is still being captured then, until a capture ends well.
+        # torch's random generator stays in capture mode until a capture succeeds.
         _graph(lambda: torch.zeros(1, device="cuda"))
         return calls
     graph.replay()

@@ -1,7 +1,7 @@
-"""Batch norm with what is added to it and its activation, as operators of torch.
+"""Batch norm with a residual addition and an activation, as operators of torch.
 
-In training the running statistics are moved in the same launches as the statistics are made. In inference
-`fold_batch_norm` makes a scale and a shift of the batch norm, which the convolution applies.
+In training the launches that compute the statistics also update the running statistics. In inference `fold_batch_norm`
+turns the batch norm into a scale and a shift, which the convolution applies.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from minidl.runtime.launch_cache.replay import replayed
 from minidl.torch.activations import parts
 from minidl.torch.registry import LOWER, accumulator, act_of, last, may_want, operator, straight
 
-MOVED = "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, float? momentum, float eps"
+RUNNING = "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, float? momentum, float eps"
 
 
 def normalise_batch(
-    x: torch.Tensor, weight: Any, bias: Any, added: Any, moved: Any, act: Activation, handed: torch.Tensor | None = None
+    x: torch.Tensor, weight: Any, bias: Any, added: Any, running: Any, act: Activation, sums: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(y, mean, rstd) in training; the running statistics are moved."""
-    mean, var, batches, momentum, eps = moved
+    """Return (y, mean, rstd) in training, and update the running statistics."""
+    mean, var, batches, momentum, eps = running
     buffers = None if mean is None else kernels.Buffers(mean, var, batches)
     if momentum is None and buffers is not None and batches is None:
         raise ValueError("batch_norm: momentum is None, which needs num_batches_tracked to count the batches")
     if added is None and momentum is not None and alone.fits(x):
-        y, found = alone.normalised(x, weight, bias, buffers, momentum, eps, act)
+        y, statistics = alone.normalised(x, weight, bias, buffers, momentum, eps, act)
     else:
-        found = kernels.batch_statistics(x, eps, momentum, buffers, handed)
-        y = kernels.normalise(x, found, weight, bias, act, added)
-    return y, *found
+        statistics = kernels.batch_statistics(x, eps, momentum, buffers, sums)
+        y = kernels.normalise(x, statistics, weight, bias, act, added)
+    return y, *statistics
 
 
-def mark_moved(mean: Any, var: Any, batches: Any) -> None:
-    """Tell torch that kernels wrote these."""
-    changed = [each for each in (mean, var, batches) if each is not None and not each.is_inference()]
-    torch.autograd.graph.increment_version(changed)
+def mark_updated(mean: Any, var: Any, batches: Any) -> None:
+    """Increment torch's version counters of buffers that kernels wrote."""
+    buffers = [buffer for buffer in (mean, var, batches) if buffer is not None and not buffer.is_inference()]
+    torch.autograd.graph.increment_version(buffers)
 
 
 def _fake(x: Any, *_: Any) -> tuple[torch.Tensor, ...]:
@@ -55,49 +55,49 @@ def _save(ctx: Any, inputs: Any, output: Any, training: bool = True) -> None:
     y, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
     ctx.training = training
-    _keep(ctx, x, mean, rstd, weight, bias, added, y)
+    _save_tensors(ctx, x, mean, rstd, weight, bias, added, y)
 
 
-def _keep(ctx: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any, added: Any, y: Any) -> None:
+def _save_tensors(ctx: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any, added: Any, y: Any) -> None:
     if added is not None and ctx.name not in activation.FROM_OUTPUT:
-        raise ValueError(f"batch_norm: the gradient of {ctx.name} after a sum is not built; apply it afterwards")
-    # What is added cannot be found again from x, but the derivative from the result.
+        raise ValueError(f"batch_norm: the gradient of {ctx.name} after an addition is not supported; apply it later")
+    # With an addition, the activation's derivative is computed from the result, not from x.
     ctx.save_for_backward(x, mean, rstd, weight, bias, None if added is None or ctx.name is None else y)
 
 
-def _of(ctx: Any, dy: torch.Tensor) -> list[torch.Tensor | None]:
-    """The gradients of x, weight, bias and what was added."""
+def _input_gradients(ctx: Any, dy: torch.Tensor) -> list[torch.Tensor | None]:
+    """Return the gradients of x, weight, bias and `added`."""
     x, mean, rstd, weight, bias, y = ctx.saved_tensors
-    want = list(ctx.needs_input_grad[:4])
-    made = [*want[:3], want[3] and y is not None]
-    how = ctx.training, ctx.name, ctx.slope
-    found = iter(batch_norm_backward(dy, x, mean, rstd, weight, bias, y, *how, made))
-    grads: list[torch.Tensor | None] = [next(found) if each else None for each in made]
-    if want[3] and y is None:
+    needs = list(ctx.needs_input_grad[:4])
+    wanted = [*needs[:3], needs[3] and y is not None]
+    settings = ctx.training, ctx.name, ctx.slope
+    computed = iter(batch_norm_backward(dy, x, mean, rstd, weight, bias, y, *settings, wanted))
+    grads: list[torch.Tensor | None] = [next(computed) if is_wanted else None for is_wanted in wanted]
+    if needs[3] and y is None:
         grads[3] = dy
     return grads
 
 
 def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
-    return *_of(ctx, dy), *[None] * 7
+    return *_input_gradients(ctx, dy), *[None] * 7
 
 
 @operator(
-    f"batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? added, {MOVED}, str? act, float slope) -> "
+    f"batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? added, {RUNNING}, str? act, float slope) -> "
     "(Tensor, Tensor, Tensor)",
     _fake, save=_save, backward=_gradients,
 )  # fmt: skip
 def batch_norm_training(x: torch.Tensor, weight: Any, bias: Any, added: Any, *more: Any) -> Any:
-    found = _in_training(x, weight, bias, added, *more)
-    mark_moved(*more[:3])
-    return found
+    outputs = _in_training(x, weight, bias, added, *more)
+    mark_updated(*more[:3])
+    return outputs
 
 
 @replayed
 def _in_training(x: torch.Tensor, weight: Any, bias: Any, added: Any, *more: Any) -> Any:
-    *moved, name, slope = more
-    kernels.check_arguments(x, moved[0], moved[1], weight, bias, True, moved[4])
-    return normalise_batch(x, weight, bias, added, moved, act_of(name, slope))
+    *running, name, slope = more
+    kernels.check_arguments(x, running[0], running[1], weight, bias, True, running[4])
+    return normalise_batch(x, weight, bias, added, running, act_of(name, slope))
 
 
 def _fake_inference(x: Any, *_: Any) -> tuple[torch.Tensor, ...]:
@@ -109,7 +109,7 @@ def _save_inference(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _inference_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
-    return *_of(ctx, dy), *[None] * 5
+    return *_input_gradients(ctx, dy), *[None] * 5
 
 
 @operator(
@@ -122,12 +122,12 @@ def batch_norm_inference(
     slope: float,
 ) -> Any:  # fmt: skip
     kernels.check_arguments(x, mean, var, weight, bias, False, eps)
-    found = folds.running_statistics(mean, var, eps, x.dtype)
-    return kernels.normalise(x, found, weight, bias, act_of(name, slope), added), *found
+    statistics = folds.running_statistics(mean, var, eps, x.dtype)
+    return kernels.normalise(x, statistics, weight, bias, act_of(name, slope), added), *statistics
 
 
 def normalise_running(x: torch.Tensor, weight: Any, bias: Any, added: Any, *more: Any) -> torch.Tensor:
-    """Return the result of `batch_norm_inference`, which no gradient is recorded of, by one replay."""
+    """Return the result of `batch_norm_inference`, with one replay if no gradient is recorded."""
     tensors = x, weight, bias, added, *more[:2]
     if may_want(*tensors) or torch.compiler.is_compiling() or not straight(tensors):
         result: torch.Tensor = batch_norm_inference(x, weight, bias, added, *more)[0]
@@ -140,17 +140,17 @@ def _with_running(
     x: torch.Tensor, weight: Any, bias: Any, added: Any, mean: Any, var: Any, eps: float, name: Any, slope: float
 ) -> torch.Tensor:
     kernels.check_arguments(x, mean, var, weight, bias, False, eps)
-    found = kernels.Statistics(mean, running_rstd(var, eps, x.dtype))
-    return kernels.normalise(x, found, weight, bias, act_of(name, slope), added)
+    statistics = kernels.Statistics(mean, running_rstd(var, eps, x.dtype))
+    return kernels.normalise(x, statistics, weight, bias, act_of(name, slope), added)
 
 
 def _fake_backward(
     dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any, y: Any, training: Any, name: Any, slope: Any,
     wanted: Any,
 ) -> list[torch.Tensor]:  # fmt: skip
-    vectors = (x.new_empty(x.shape[1], dtype=(x if each is None else each).dtype) for each in (weight, bias))
-    made = last(x.shape, x), *vectors, last(x.shape, x)
-    return [each for each, want in zip(made, wanted, strict=True) if want]
+    vectors = (x.new_empty(x.shape[1], dtype=(x if vector is None else vector).dtype) for vector in (weight, bias))
+    gradients = last(x.shape, x), *vectors, last(x.shape, x)
+    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
 @operator(
@@ -162,19 +162,19 @@ def batch_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any, bias: Any, y: Any,
     training: bool, name: Any, slope: float, wanted: list[bool],
 ) -> list[torch.Tensor]:  # fmt: skip
-    """The gradients that are wanted of x, weight, bias, and what was added."""
-    given = x, kernels.Statistics(mean, rstd), weight, bias, act_of(name, slope)
+    """Return the wanted gradients of x, weight, bias and `added`."""
+    arguments = x, kernels.Statistics(mean, rstd), weight, bias, act_of(name, slope)
     want_x, want_weight, want_bias, _ = wanted
     dx: torch.Tensor | None
     dz = dy
     if training and want_x and y is None and alone.fits(x):
-        dx, dweight, dbias = alone.normalised_grad(dy, *given)
+        dx, dweight, dbias = alone.normalised_grad(dy, *arguments)
     else:
         dx, dweight, dbias, dz = kernels.normalise_grad(
-            dy, *given, training, y=y, want_x=want_x, want_affine=want_weight or want_bias
+            dy, *arguments, training, y=y, want_x=want_x, want_affine=want_weight or want_bias
         )
-    made = zip((dx, dweight, dbias, dz), wanted, strict=True)
-    return [each for each, want in made if want and each is not None]
+    gradients = zip((dx, dweight, dbias, dz), wanted, strict=True)
+    return [gradient for gradient, want in gradients if want and gradient is not None]
 
 
 def batch_norm(
@@ -183,16 +183,15 @@ def batch_norm(
     momentum: float | None = 0.1, eps: float = 1e-5, act: Activation = None,
     num_batches_tracked: torch.Tensor | None = None, added: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """torch.nn.functional.batch_norm with what follows it in the same kernel: act(batch_norm + added).
+    """torch.nn.functional.batch_norm with addition and activation in the same kernel: act(batch_norm + added).
 
-    In training num_batches_tracked is counted, and with a momentum of None averages are over all batches. The result
-    lies channels-last.
+    Training increments num_batches_tracked; a momentum of None averages over all batches. The result is channels-last.
     """
     name, slope = parts(act)
     if training:
         batches = num_batches_tracked if running_mean is not None else None
-        given = running_mean, running_var, batches, momentum, eps
-        return batch_norm_training(input, weight, bias, added, *given, name, slope)[0]
+        running = running_mean, running_var, batches, momentum, eps
+        return batch_norm_training(input, weight, bias, added, *running, name, slope)[0]
     if running_mean is None or running_var is None:
         raise ValueError("batch_norm: evaluation needs running_mean and running_var")
     return batch_norm_inference(input, weight, bias, added, running_mean, running_var, eps, name, slope)[0]
@@ -211,7 +210,7 @@ def _fake_fold(x: Any, mean: Any, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def fold_batch_norm(
     x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, conv_bias: Any, weight: Any, bias: Any, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(scale, shift) of a convolution of x with a bias, whose batch norm this is, in the dtype that x is summed in."""
+    """Return (scale, shift) that replace the bias and batch norm of a convolution of x, in x's accumulator dtype."""
     return folds.fold(accumulator(x.dtype), conv_bias, mean, var, weight, bias, eps)
 
 

@@ -20,16 +20,16 @@ def _windows(op: str, x: torch.Tensor, settings: Any, **more: Any) -> Windows:
 
 
 def _pooled(x: Any, settings: Any) -> list[Any]:
-    """The sizes of a result, also of sizes that are symbols."""
+    """Return the shape of a result; sizes may be symbolic."""
     kernel, stride, padding, dilation, ceil_mode = settings
-    found = list(x.shape[:2])
+    result = list(x.shape[:2])
     for axis, size in enumerate(x.shape[2:]):
         reach, step = (kernel[axis] - 1) * dilation[axis] + 1, stride[axis]
         count = (size + 2 * padding[axis] - reach + (step - 1 if ceil_mode else 0)) // step + 1
         if ceil_mode and (count - 1) * step >= size + padding[axis]:
             count -= 1
-        found.append(count)
-    return found
+        result.append(count)
+    return result
 
 
 def _fake_max(x: Any, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,7 +81,7 @@ def max_pool2d_backward(dy: torch.Tensor, places: torch.Tensor, size: list[int],
 
 
 def _shape_of(dy: torch.Tensor, size: list[int]) -> torch.Tensor:
-    """A tensor of the image's shape that takes no memory."""
+    """Return a tensor of the image's shape without memory."""
     return dy.new_empty(()).expand(*dy.shape[:2], *size)
 
 
@@ -150,10 +150,10 @@ def max_pool2d(
     input: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """torch.nn.functional.max_pool2d. The result lies channels-last. Raises ValueError for return_indices."""
+    """torch.nn.functional.max_pool2d. The result is channels-last. Raises ValueError for return_indices."""
     op = "max_pool2d"
     if return_indices:
-        raise ValueError(f"{op}: return_indices is not built; call torch.nn.functional.{op}")
+        raise ValueError(f"{op}: return_indices is not supported; call torch.nn.functional.{op}")
     kernel = pair(op, "kernel_size", kernel_size, 1)
     step = kernel if stride is None else pair(op, "stride", stride, 1)
     settings = list(kernel), list(step), list(pair(op, "padding", padding, 0)), list(pair(op, "dilation", dilation, 1))
@@ -167,7 +167,7 @@ def avg_pool2d(
     input: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """torch.nn.functional.avg_pool2d. The result lies channels-last."""
+    """torch.nn.functional.avg_pool2d. The result is channels-last."""
     op = "avg_pool2d"
     kernel = pair(op, "kernel_size", kernel_size, 1)
     step = kernel if stride is None else pair(op, "stride", stride, 1)
@@ -178,9 +178,11 @@ def avg_pool2d(
 
 
 def adaptive_avg_pool2d(input: torch.Tensor, output_size: int | tuple[int | None, int | None]) -> torch.Tensor:
-    """torch.nn.functional.adaptive_avg_pool2d. The result lies channels-last."""
+    """torch.nn.functional.adaptive_avg_pool2d. The result is channels-last."""
     sizes = tuple(output_size) if isinstance(output_size, list | tuple) else (output_size, output_size)
-    kept = [size if wanted is None else wanted for size, wanted in zip(input.shape[-2:], sizes, strict=True)]
+    output_sizes = [
+        size if requested is None else requested for size, requested in zip(input.shape[-2:], sizes, strict=True)
+    ]
     one = input.dim() == 3
-    y = _adaptive_avg_pool2d(input.unsqueeze(0) if one else input, kept)
+    y = _adaptive_avg_pool2d(input.unsqueeze(0) if one else input, output_sizes)
     return y.squeeze(0) if one else y

@@ -1,11 +1,10 @@
-"""How a function on torch tensors becomes an operator of torch: `torch.ops.minidl.NAME`.
+"""Register functions on torch tensors as operators of torch: `torch.ops.minidl.NAME`.
 
-`operator` defines the schema, registers the function for the CPU (where it runs in Triton's interpreter) and CUDA, the
-shapes and strides of its results for tracing, its gradient, and what autocast does to its tensors. What it returns is
-called in place of `torch.ops`: it calls the function at once where nothing but the dispatcher would see the call, and
-leaves out the dispatcher's keys that have nothing to do, which Python would visit one after another. An operator of
-thirteen arguments adds 3 us to what is replayed (10 us), and 7 us more where a gradient is recorded (a core of an
-EPYC); one of eight through `torch.ops` 9.6 and 13.7, with `torch.library.register_autograd` 9.8 and 33, by
+`operator` defines the schema and registers the function for CUDA and the CPU (in Triton's interpreter), its fake
+implementation for tracing, its gradient and its autocast rule. The returned function replaces `torch.ops`: it calls the
+implementation directly if only the dispatcher would see the call, and skips dispatch keys that have nothing to do. With
+thirteen arguments it adds 3 us to a replay (10 us), and 7 us more if a gradient is recorded (one core of an EPYC);
+with eight arguments `torch.ops` adds 9.6 and 13.7, `torch.library.register_autograd` 9.8 and 33,
 `torch.library.custom_op` 19 and 54.
 """
 
@@ -27,13 +26,13 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCUDA
 )
-# A result in channels-last memory is no view of the tensor that kernels write: it may be changed in place.
+# A channels-last result must not count as a view of the tensor that kernels write: it may be changed in place.
 _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 Gradients = tuple[torch.Tensor | None, ...]
-# What autocast makes of tensors: torch's two lists.
+# The dtypes of autocast, as in torch's two lists.
 LOWER, FLOAT32 = "the dtype of autocast", "float32"
 RESULT = "float32 for the result alone"
-NAMES: list[str] = []  # of all operators, in the order of their definition
+NAMES: list[str] = []  # of all operators, in order of definition
 
 
 def operator(
@@ -46,17 +45,16 @@ def operator(
     pack: int | None = None,
     replay: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that registers a function as the operator of a schema, and returns how it is called: with all of its
-    arguments, by position. What it returns has the function itself as `function`.
+    """Decorate a function as the operator of a schema. The result takes all arguments by position, and has the
+    function itself as `function`.
 
-    fake      what it returns, as empty tensors: also called with sizes that are symbols
-    save      (ctx, inputs, output) before `backward`, as torch's `setup_context`
-    backward  (ctx, *gradients of the results) -> those of the arguments; without it a gradient is refused when it is
-              asked for
-    cast      under autocast the tensors among these arguments get LOWER or FLOAT32, as torch has it for what they
-              stand for; RESULT: the tensors stay, and the argument that is the result's dtype is float32 if it is None
-    pack      the weight of a convolution among them: autocast writes it in channels-last memory as it casts it
-    replay    the function does nothing but what `runtime.replay` can launch again
+    fake      returns empty results; also called with symbolic sizes
+    save      (ctx, inputs, output), as torch's `setup_context`
+    backward  (ctx, *gradients of the results) -> gradients of the arguments; without it, backward() raises an error
+    cast      (dtype, indices): autocast casts these arguments to LOWER or FLOAT32, as it does for torch's equivalent;
+              RESULT: no tensor is cast, and the argument with the result's dtype becomes float32 if it is None
+    pack      index of a convolution's weight, which autocast writes in channels-last memory when it casts it
+    replay    the function meets the conditions of `launch_cache.replay`
     """
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,16 +69,16 @@ def operator(
         listed = schema.endswith("Tensor[]")
 
         def below(*args: Any) -> Any:
-            """The function, without a gradient."""
+            """Call the function without recording a gradient."""
             direct = straight(args)
-            if direct and calls is not None and (found := calls.again(args)) is not MISSING:
-                return found
+            if direct and calls is not None and (result := calls.replay(args)) is not MISSING:
+                return result
             with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(_VIEWS):
                 if not direct:
                     return op(*args)
-                return run(*args) if calls is None else calls.first(args)
+                return run(*args) if calls is None else calls.call(args)
 
-        # Not the apply of torch.autograd.Function, which torch.func's transforms have look for a rule of their own.
+        # Not Function.apply, for which torch.func's transforms would need a rule.
         apply = super(torch.autograd.Function, _function(name, below, save, backward)).apply
 
         def recorded(*args: Any) -> Any:
@@ -89,10 +87,10 @@ def operator(
             if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
                 if torch._C._are_functorch_transforms_active():
                     with _single_level():
-                        found = apply(*args)
+                        outputs = apply(*args)
                 else:
-                    found = apply(*args)
-                return list(found) if listed else found
+                    outputs = apply(*args)
+                return list(outputs) if listed else outputs
             return below(*args)
 
         _library.impl(name, recorded, "Autograd")
@@ -124,20 +122,19 @@ def _on_cpu(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         return run
 
     def refused(*args: Any) -> Any:
-        if launch.handed_over():  # to be compiled for another machine
+        if launch.handed_over():  # recorded, to compile for another machine
             return run(*args)
         raise TypeError(f"minidl::{name}: got a tensor on the CPU, but {launch.NO_CPU}")
 
     return refused
 
 
-# Of arguments that nothing but the dispatcher's own keys has to see.
+# Types of arguments that need only the dispatcher's own keys.
 _PLAIN = TENSORS | {type(None), bool, int, float, str, list, tuple}
 
 
 def straight(args: Sequence[Any]) -> bool:
-    """Whether the dispatcher would call an operator's function and nothing else below a gradient: its way there takes
-    6 us."""
+    """Return whether the dispatcher would only call the operator's function below autograd, which takes it 6 us."""
     return (
         _PLAIN.issuperset(map(type, args))
         and not torch._C._len_torch_dispatch_stack()
@@ -152,12 +149,12 @@ def straight(args: Sequence[Any]) -> bool:
 
 
 def transformed() -> bool:
-    """Whether torch.func's transforms are under way."""
+    """Return whether transforms of torch.func are active."""
     return torch._C._are_functorch_transforms_active()
 
 
 def may_want(*tensors: torch.Tensor | None) -> bool:
-    """Whether a gradient may be asked for: within `torch.vmap` tensors do not tell that they require one outside."""
+    """Return whether a gradient may be needed: within `torch.vmap`, tensors hide that they require one outside."""
     if not torch.is_grad_enabled():
         return False
     if not torch.compiler.is_compiling() and transformed():
@@ -166,9 +163,9 @@ def may_want(*tensors: torch.Tensor | None) -> bool:
 
 
 def _negate(args: Sequence[Any]) -> bool:
-    """Whether one is a view whose numbers are those of its memory with the other sign, as `x.conj().imag`."""
-    for each in args:  # noqa: SIM110 (a generator takes longer)
-        if type(each) in TENSORS and each.is_neg():
+    """Return whether an argument is a negative view, such as `x.conj().imag`."""
+    for arg in args:  # noqa: SIM110 (a generator takes longer)
+        if type(arg) in TENSORS and arg.is_neg():
             return True
     return False
 
@@ -176,14 +173,14 @@ def _negate(args: Sequence[Any]) -> bool:
 def _refuse_tangents(name: str, args: Sequence[Any]) -> None:
     if any(isinstance(arg, torch.Tensor) and forward_ad.unpack_dual(arg).tangent is not None for arg in args):
         raise NotImplementedError(
-            f"minidl::{name}: forward-mode derivatives (jvp) of minidl's operators are not built; call "
+            f"minidl::{name}: forward-mode derivatives (jvp) of minidl's operators are not supported; call "
             "minidl.torch.restore(model) to take them"
         )
 
 
 @contextlib.contextmanager
 def _single_level() -> Iterator[None]:
-    """A context in which torch.func's transforms, which have called the dispatcher for each of theirs, allow apply."""
+    """A context in which torch.func's transforms, which dispatch each level themselves, allow `apply`."""
     before = torch._C._functorch.get_single_level_autograd_function_allowed()
     torch._C._functorch.set_single_level_autograd_function_allowed(True)
     try:
@@ -194,7 +191,7 @@ def _single_level() -> Iterator[None]:
 
 def _function(name: str, below: Any, save: Any, backward: Any) -> Any:
     def forward(ctx: Any, *args: Any) -> Any:
-        ctx.set_materialize_grads(False)  # those of results without one would be zeros of their size
+        ctx.set_materialize_grads(False)  # missing gradients would become zeros
         output = below(*args)
         if save is not None:
             save(ctx, args, output)
@@ -202,12 +199,12 @@ def _function(name: str, below: Any, save: Any, backward: Any) -> Any:
 
     def refused(ctx: Any, *grads: torch.Tensor) -> Any:
         raise NotImplementedError(
-            f"minidl::{name} has no derivative: second derivatives of minidl's operators are not built; call "
+            f"minidl::{name} has no derivative: second derivatives of minidl's operators are not supported; call "
             "minidl.torch.restore(model) to take them"
         )
 
     def back(ctx: Any, *grads: Any) -> Any:
-        if all(each is None for each in grads):
+        if all(grad is None for grad in grads):
             return (None,) * len(ctx.needs_input_grad)
         return (backward or refused)(ctx, *grads)
 
@@ -218,21 +215,21 @@ def _function(name: str, below: Any, save: Any, backward: Any) -> Any:
 def _autocast(run: Any, device: str, to: str, which: Sequence[int], pack: int | None) -> Callable[..., Any]:
     def cast(*args: Any) -> Any:
         dtype = torch.get_autocast_dtype(device) if to == LOWER else torch.float32
-        given = list(args)
+        values = list(args)
         for index in which:
-            value = given[index] if index < len(given) else None
-            if to == RESULT and value is None and given[0].dtype != torch.float64:
-                given[index] = dtype
+            value = values[index] if index < len(values) else None
+            if to == RESULT and value is None and values[0].dtype != torch.float64:
+                values[index] = dtype
             if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64:
-                given[index] = _packed(value, dtype) if index == pack else value.to(dtype)
+                values[index] = _packed(value, dtype) if index == pack else value.to(dtype)
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            return run(*given)
+            return run(*values)
 
     return cast
 
 
 class _Pack(torch.autograd.Function):
-    """A weight [M, C, ...] cast to a dtype and put in channels-last memory in one pass; its gradient comes back so."""
+    """Cast a weight [M, C, ...] and write it in channels-last memory in one pass, and its gradient in reverse."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -245,7 +242,7 @@ class _Pack(torch.autograd.Function):
 
 
 def _packed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A weight of a dtype, in channels-last memory where it is contiguous."""
+    """Cast a weight; a contiguous one becomes channels-last."""
     if weight.dim() < 3 or weight.dtype == dtype or not weight.is_contiguous() or not straight((weight,)):
         return weight.to(dtype)
     if weight.movedim(1, -1).is_contiguous():
@@ -255,17 +252,17 @@ def _packed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def last(shape: Sequence[Any], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """An empty tensor [N, C, ...] that lies channels-last, for any number of sizes."""
+    """Return an empty channels-last tensor [N, C, ...] of any rank."""
     axes = len(shape)
     empty = like.new_empty((shape[0], *shape[2:], shape[1]), dtype=dtype or like.dtype)
     return empty.permute(0, axes - 1, *range(1, axes - 1))
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that values of `dtype` are summed in."""
+    """Return the dtype in which values of `dtype` are summed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def act_of(name: str | None, slope: float) -> Any:
-    """The activation that an operator is given as a name and its number."""
+    """Return the activation with a name and a number, an operator's arguments."""
     return (name, slope) if name in SLOPES else name

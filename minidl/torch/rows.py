@@ -1,4 +1,4 @@
-"""What is computed of rows, as operators of torch: softmax, cross-entropy, and norms by a row's own statistics."""
+"""Operators of torch on rows: softmax, cross-entropy, and norms with statistics of each row."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ def _cross_entropy(
     x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, reduction: str,
     smoothing: float, keep: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """(the loss, what its gradient is a multiple of, what to divide that by)."""
-    made = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, keep)
-    divisor = made.divisor
+    """Return the loss, its unscaled gradient, and the divisor of that."""
+    result = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, keep)
+    divisor = result.divisor
     if divisor is None:
         divisor = torch.ones((), dtype=accumulator(x.dtype), device=x.device)
-    return made.loss, x.new_empty(0) if made.grad is None else _as(made.grad, x), divisor
+    return result.loss, x.new_empty(0) if result.grad is None else _as(result.grad, x), divisor
 
 
 def _fake_entropy_backward(dy: Any, grad: Any, divisor: Any) -> torch.Tensor:
@@ -104,15 +104,15 @@ def _fake_entropy_backward(dy: Any, grad: Any, divisor: Any) -> torch.Tensor:
 )
 def cross_entropy_backward(dy: torch.Tensor, grad: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
     dense = grad.is_contiguous() or memory_layout.channels_last(grad)
-    made = grad.clone() if dense else grad.contiguous()  # a row's number is found in either order alone
-    return _as(entropy.cross_entropy_grad_(made, dy, divisor), grad)
+    product = grad.clone() if dense else grad.contiguous()  # the kernel needs one of these two orders
+    return _as(entropy.cross_entropy_grad_(product, dy, divisor), grad)
 
 
 def cross_entropy(
     input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, size_average: bool | None = None,
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> torch.Tensor:  # fmt: skip
-    """torch.nn.functional.cross_entropy; the gradient of the logits is made with the loss."""
+    """torch.nn.functional.cross_entropy, which computes the gradient of the logits with the loss."""
     keep = may_want(input)
     reduction = named_reduction(size_average, reduce, reduction)
     return _cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, keep)[0]
@@ -123,7 +123,7 @@ def _rows(x: torch.Tensor, dims: int, groups: int) -> tuple[torch.Tensor, norms.
 
 
 def _order(x: Any, groups: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """As results of norms lie: group norms keep an order that is dense, others give contiguous ones."""
+    """Return an empty result of a norm: contiguous, but a group norm preserves channels-last order."""
     last = groups and x.dim() > 2 and x.shape[1] > 1 and x.shape[2:].numel() > 1 and not x.is_contiguous()
     if last and x.movedim(1, -1).is_contiguous():
         return torch.empty_like(x, dtype=dtype)
@@ -154,8 +154,8 @@ def _save_norm(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _norm_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
     wanted = list(ctx.needs_input_grad[:3])
-    found = iter(row_norm_backward(dy, *ctx.saved_tensors, ctx.dims, ctx.groups, ctx.rms, wanted))
-    return *(next(found) if want else None for want in wanted), *[None] * 5
+    gradients = iter(row_norm_backward(dy, *ctx.saved_tensors, ctx.dims, ctx.groups, ctx.rms, wanted))
+    return *(next(gradients) if want else None for want in wanted), *[None] * 5
 
 
 @operator(
@@ -167,8 +167,8 @@ def _row_norm(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, dims: int, groups: int, eps: float,
     rms: bool, dtype: torch.dtype | None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """The result, and mean and rstd of rows; `dims` last dimensions of x are a row, or one of so many groups is. The
-    result has x's dtype or the one given, weight and bias may have another."""
+    """Return the result, and the mean and rstd of rows: the last `dims` dimensions of x, or one of `groups` groups.
+    The result has `dtype` (default: x's); weight and bias may have another."""
     op = "rms_norm" if rms else "group_norm" if groups else "layer_norm"
     check.floating(op, x=x, weight=weight, bias=bias)
     shape = x.shape[1:2] if groups else x.shape[x.dim() - dims :]
@@ -177,16 +177,16 @@ def _row_norm(
             raise ValueError(
                 f"{op}: {name} is {list(vector.shape)} on {vector.device}, expected {list(shape)} on {x.device}"
             )
-    x, seen = _rows(x, dims, groups)
+    x, rows = _rows(x, dims, groups)
     weight, bias = (None if t is None else t.reshape(-1) for t in (weight, bias))
-    return tuple(norms.forward(x, seen, weight, bias, eps, rms, dtype))
+    return tuple(norms.forward(x, rows, weight, bias, eps, rms, dtype))
 
 
 def _fake_norm_backward(
     dy: Any, x: Any, weight: Any, bias: Any, mean: Any, rstd: Any, dims: Any, groups: Any, rms: Any, wanted: Any
 ) -> list[torch.Tensor]:
-    made = _order(x, groups), *(x if t is None else torch.empty_like(t) for t in (weight, bias))
-    return [each for each, want in zip(made, wanted, strict=True) if want]
+    gradients = _order(x, groups), *(x if t is None else torch.empty_like(t) for t in (weight, bias))
+    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
 @operator(
@@ -198,17 +198,17 @@ def row_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, rstd: torch.Tensor, dims: int,
     groups: int, rms: bool, wanted: list[bool],
 ) -> list[torch.Tensor]:  # fmt: skip
-    x, seen = _rows(x, dims, groups)
+    x, rows = _rows(x, dims, groups)
     flat = None if weight is None else weight.reshape(-1)
-    dx, *others = norms.backward(dy, x, seen, flat, mean, rstd, rms, wanted)
-    found = [
+    dx, *others = norms.backward(dy, x, rows, flat, mean, rstd, rms, wanted)
+    gradients = [
         dx,
         *(
-            t if t is None else t.view_as(given).to(given.dtype)
-            for t, given in zip(others, (weight, bias), strict=True)
+            t if t is None else t.view_as(parameter).to(parameter.dtype)
+            for t, parameter in zip(others, (weight, bias), strict=True)
         ),
     ]
-    return [each for each in found if each is not None]
+    return [gradient for gradient in gradients if gradient is not None]
 
 
 def _dims(op: str, x: torch.Tensor, normalized_shape: Sequence[int] | int) -> int:
@@ -222,7 +222,7 @@ def layer_norm(
     input: torch.Tensor, normalized_shape: Sequence[int] | int, weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None, eps: float = 1e-5, dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """torch.nn.functional.layer_norm, in another dtype where one is given."""
+    """torch.nn.functional.layer_norm, with a result of `dtype` (default: input's)."""
     return _row_norm(input, weight, bias, _dims("layer_norm", input, normalized_shape), 0, eps, False, dtype)[0]
 
 

@@ -1,4 +1,4 @@
-"""A tensor scaled by channel and by example and added to another, as ConvNeXt's blocks end, as an operator of torch."""
+"""added + x * scale * factor (by channel and example), the end of ConvNeXt's blocks, as an operator of torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minidl.torch.registry import operator
 
 
 def _like(x: torch.Tensor, axis: int, dtype: torch.dtype) -> torch.Tensor:
-    """An empty tensor of x's shape whose dimension `axis` lies last."""
+    """Return an empty tensor of x's shape with dimension `axis` innermost in memory."""
     return x.new_empty(x.movedim(axis, -1).shape, dtype=dtype).movedim(-1, axis)
 
 
@@ -29,8 +29,8 @@ def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     wanted = list(ctx.needs_input_grad[:2])
-    found = iter(scaled_sum_backward(dy, *ctx.saved_tensors, ctx.axis, wanted) if any(wanted) else ())
-    dx, dscale = (next(found) if want else None for want in wanted)
+    gradients = iter(scaled_sum_backward(dy, *ctx.saved_tensors, ctx.axis, wanted) if any(wanted) else ())
+    dx, dscale = (next(gradients) if want else None for want in wanted)
     return dx, dscale, None, dy.to(ctx.added) if ctx.needs_input_grad[3] else None, None
 
 
@@ -41,13 +41,13 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
 def _scaled_sum(
     x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None, added: torch.Tensor, axis: int
 ) -> torch.Tensor:
-    """added + x * scale * factor: x and added of one shape, scale [C] along `axis`, factor [N] along the first."""
+    """Return added + x * scale * factor: x and added of one shape, scale [C] along `axis`, factor [N] along axis 0."""
     return kernels.scaled_sum(x.movedim(axis, -1), scale, factor, added.movedim(axis, -1)).movedim(-1, axis)
 
 
 def _fake_backward(dy: Any, x: Any, scale: Any, factor: Any, axis: Any, wanted: Any) -> list[torch.Tensor]:
-    made = _like(x, axis, x.dtype), torch.empty_like(scale, memory_format=torch.contiguous_format)
-    return [each for each, want in zip(made, wanted, strict=True) if want]
+    gradients = _like(x, axis, x.dtype), torch.empty_like(scale, memory_format=torch.contiguous_format)
+    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
 
 
 @operator(
@@ -59,11 +59,11 @@ def scaled_sum_backward(
 ) -> list[torch.Tensor]:
     rows = dy.movedim(axis, -1), x.movedim(axis, -1)
     dx, dscale = kernels.scaled_sum_grad(*rows, scale, factor, want_x=wanted[0], want_scale=wanted[1])
-    return [each for each in (None if dx is None else dx.movedim(-1, axis), dscale) if each is not None]
+    return [gradient for gradient in (None if dx is None else dx.movedim(-1, axis), dscale) if gradient is not None]
 
 
 def scaled(scale: torch.Tensor, x: torch.Tensor, factor: torch.Tensor | None, added: torch.Tensor) -> torch.Tensor:
-    """Return added + scale * x * factor; by torch where it would be copied to lie with the scale's dimension last."""
+    """Return added + scale * x * factor; by torch if the scale's dimension is not innermost in memory."""
     axis = _axis(scale, x, added)
     if axis is None:
         y = scale * x
@@ -72,7 +72,7 @@ def scaled(scale: torch.Tensor, x: torch.Tensor, factor: torch.Tensor | None, ad
 
 
 def _axis(scale: torch.Tensor, x: torch.Tensor, added: torch.Tensor) -> int | None:
-    """The dimension of x that a scale is along, where all that is read lies with it last."""
+    """Return the dimension of x that the scale is along if it is innermost in all tensors."""
     for axis in {1, x.dim() - 1} if x.dim() > 1 else (0,):
         at = axis - x.dim()
         if scale.dim() >= -at and scale.shape[at] == scale.numel() == x.shape[axis]:

@@ -59,7 +59,7 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
         group.check_same(data=data_sha256)
         if not group.leads:
             # The run is written by the first process; the others read where it goes on.
-            identity, goes_on = group.told(None, "the start of the run")
+            identity, goes_on = group.from_leader(None, "the start of the run")
             return _fit(
                 task, config, experiment, identity, last_checkpoint(config, identity) if goes_on else None, display
             )
@@ -150,7 +150,7 @@ def _fit(
 ) -> dict[str, Any]:
     group = current()
     if group.leads:
-        group.told([identity, checkpoint is not None], "the start of the run")
+        group.from_leader([identity, checkpoint is not None], "the start of the run")
     described = _prepare(config, checkpoint, task.convolves)
     group.check_same(environment=files.json_checksum({name: described[name] for name in environment.DECIDING}))
     state = {manifest.OF_RUN: identity, "config": config.identity(), "environment": described}

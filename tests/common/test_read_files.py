@@ -30,7 +30,7 @@ READERS = {
     "evaluator.safetensors": (evaluator.load, OSError),
     "start.safetensors": (lambda path: Start.read(str(path)), ConfigError),
     "gemm.json": (tile_tables.load, tile_tables.TableError),
-    "here.json": (devices._parsed, OSError),
+    "here.json": (devices._read, OSError),
     "bench.json": (results.load, ConfigError),
     "networks.json": (network_results.load, ConfigError),
     "drawn.json": (drawn_results.load, ConfigError),

@@ -129,7 +129,7 @@ def test_a_file_system_that_flushes_no_folders_is_left_as_it_is(tmp_path, monkey
 
 def test_a_block_that_fails_leaves_nothing_and_its_own_error(tmp_path):
     def fill():
-        with write_files.whole(tmp_path / "a") as file:
+        with write_files.atomic(tmp_path / "a") as file:
             file.write(b"half")
             raise FileNotFoundError(errno.ENOENT, "No such file", "another")
 
@@ -215,7 +215,7 @@ def test_a_folder_of_the_users_that_is_a_link_is_written_to(folders):
 def test_unfinished_files_are_known_by_their_names(tmp_path):
     seen = []
     for name in ("a", "model.safetensors", "n" * 255, "a.b c\u00e9", "\udc80"):
-        with write_files.whole(tmp_path / name) as file:
+        with write_files.atomic(tmp_path / name) as file:
             file.write(b"")
             seen += [each for each in names(tmp_path) if each.startswith(".")]
     assert len(seen) == 5

@@ -12,7 +12,7 @@ from scipy import sparse
 
 import minidl
 from minidl import models, nn, ops, optim, random
-from minidl.compilation import capture as capturing
+from minidl.compilation import cuda_graph
 from minidl.compilation.capture import capture
 from minidl.data import csr_from_scipy
 from minidl.runtime import launch
@@ -283,7 +283,7 @@ def test_after_a_step_that_raised_another_is_captured(graphs):
 
 def test_inputs_are_given_by_position():
     step = capture(lambda x, y: x)
-    with pytest.raises(TypeError, match="a captured step takes its inputs by position; given by name: y, z"):
+    with pytest.raises(TypeError, match="a captured step takes its inputs by position; got the keywords y, z"):
         step(numbers(2), y=numbers(2), z=1)
 
 
@@ -423,7 +423,7 @@ def test_reading_a_value_on_the_host_is_told_in_words(read):
     """The device is the CPU's on a CPU, and what is read there a device that holds no values."""
     device = "meta" if launch.INTERPRETED else "cuda"
     x = Tensor(torch.zeros((), device=device))
-    with pytest.raises(RuntimeError, match=r"to the host|on the host"), capturing.NoHostReads(device):
+    with pytest.raises(RuntimeError, match=r"to the host|on the host"), cuda_graph.NoHostReads(device):
         read(x)
 
 
@@ -432,7 +432,7 @@ def test_watching_a_recording_does_not_import_the_compiler_of_torch():
     code = """
 import sys
 import torch
-from minidl.compilation.capture import NoHostReads
+from minidl.compilation.cuda_graph import NoHostReads
 with NoHostReads("cuda"):
     torch.zeros(2) + 1
 sys.exit("torch._dynamo" in sys.modules)
@@ -454,11 +454,11 @@ def test_a_step_that_reads_a_value_is_told_when_it_is_recorded(graphs):
 
 def test_copying_from_the_host_is_told_in_words():
     device = "meta" if launch.INTERPRETED else "cuda"
-    with capturing.NoHostReads(device):
+    with cuda_graph.NoHostReads(device):
         torch.zeros(2, device=device).fill_(1.0).clone().to(torch.float64)
         torch.zeros(2).clone().copy_(torch.ones(2))
         for copy in (lambda: torch.zeros(2).to(device), lambda: torch.zeros(2, device=device).copy_(torch.ones(2))):
-            with pytest.raises(RuntimeError, match="copies a tensor of the host to the device while it is recorded"):
+            with pytest.raises(RuntimeError, match="copies a tensor from the host to the device while it is recorded"):
                 copy()
 
 

@@ -89,7 +89,7 @@ def test_one_that_is_killed_and_the_run_goes_on(tmp_path, expected, by, victim, 
     _, said = begun.communicate(timeout=120)
     assert begun.returncode == 0, said
     if by is None:
-        what = "was ended by SIGKILL; all are started anew, and go on from what is saved"
+        what = "was ended by SIGKILL; all are restarted from the last checkpoint"
         assert said == f"note: process {victim} {what}\n"
     assert (out / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
     report = json.loads((out / "report.json").read_text())
@@ -148,9 +148,9 @@ def test_one_that_hangs_is_told_after_the_time_out(does, message):
 def test_sigterm_ends_one_that_waits_in_a_recorded_step(how, ends):
     """Its main thread hears nothing there; torchrun would kill it after half a minute. A sum ends by itself."""
     line = (
-        "import signal; from torch.distributed import HashStore; from minidl.distributed import group, meeting;"
+        "import signal; from torch.distributed import HashStore; from minidl.distributed import group, rendezvous;"
         "signal.signal(signal.SIGTERM, lambda *_: None); group._PATIENCE = 1.0;"
-        "here = group.Group(0, 1, meeting.Store(HashStore(), 1.0));"
+        "here = group.Group(0, 1, rendezvous.Store(HashStore(), 1.0));"
         f"print('waits', flush=True); block = here.{how}; block.__enter__(); time.sleep(4); block.__exit__(*3 * [None])"
     )
     with subprocess.Popen(

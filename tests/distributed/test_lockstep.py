@@ -167,7 +167,7 @@ def test_shards_that_take_other_ways_have_one_error():
         lambda x: ops.sum(other(ops.cat([x, x], 1)) if x.data[0, 0] == 2 else one(x)),
     )
     for way in ways:
-        with pytest.raises(RuntimeError, match="meet at different batch norms, or one ends where others wait"):
+        with pytest.raises(RuntimeError, match="wait at different batch norms, or one ended while others wait"):
             distributed.DataParallel(model, distributed.shards(4))(way, x)
 
 

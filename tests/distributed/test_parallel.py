@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minidl import distributed, nn, ops
-from minidl.distributed import room
+from minidl.distributed import buckets
 from minidl.kernels import tree
 from minidl.tensors import Tensor
 
@@ -60,7 +60,7 @@ def test_gradients_are_those_of_the_shards_in_the_tree(cap):
             assert torch.equal(ours.reshape(-1), right), step
         assert model.unused.weight.grad is None
         assert int(model[1].num_batches_tracked.data) == 1
-    assert len(steps._room.used) == (1 if cap == 25.0 else 4)
+    assert len(steps._grad_buckets.used) == (1 if cap == 25.0 else 4)
 
 
 def test_what_may_be_wrong():
@@ -106,12 +106,12 @@ class _Stream:
 
 def test_sums_wait_for_what_they_add_and_not_for_more(monkeypatch):
     """The order that the streams of a recording are given, followed by clocks in place of a GPU."""
-    main, *others = (_Stream(number) for number in range(2 + room.SIDE_BY_SIDE))
-    monkeypatch.setattr(room, "recording", lambda: True)
-    monkeypatch.setattr(room, "_streams", lambda device: others)
+    main, *others = (_Stream(number) for number in range(2 + buckets.MAX_STREAMS))
+    monkeypatch.setattr(buckets, "recording", lambda: True)
+    monkeypatch.setattr(buckets, "_streams", lambda device: others)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: _Stream.now)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream())
-    written, reads, means, copy = {}, [], room.Joined.means, room.copy
+    written, reads, means, copy = {}, [], buckets.Bucket.means, buckets.copy
 
     def copies(to, source):
         written.update({each.data_ptr(): (_Stream.now.number, _Stream.now.tick()) for each in to})
@@ -129,11 +129,11 @@ def test_sums_wait_for_what_they_add_and_not_for_more(monkeypatch):
         with main():
             main.tick()
             model.load_state_dict(made()[0].state_dict())
-            monkeypatch.setattr(room, "copy", copies)
-            monkeypatch.setattr(room.Joined, "means", adds)
+            monkeypatch.setattr(buckets, "copy", copies)
+            monkeypatch.setattr(buckets.Bucket, "means", adds)
             loss = steps(loss_of(model), x, y)
-            monkeypatch.setattr(room, "copy", copy)
-            monkeypatch.setattr(room.Joined, "means", means)
+            monkeypatch.setattr(buckets, "copy", copy)
+            monkeypatch.setattr(buckets.Bucket, "means", means)
         end = main.tick()
         assert all(end.get(stream.number, 0) == stream.seen.get(stream.number, 0) for stream in others)
         assert torch.equal(loss.data.reshape(-1), expected()[-1])

@@ -11,7 +11,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from minidl.distributed import meeting, started
+from minidl.distributed import rendezvous, started
 from minidl.distributed.workers import Place
 from minidl.errors import RunError
 from minidl.generation import sharing
@@ -105,11 +105,11 @@ def test_a_signal_in_an_exchange_ends_it(rank):
 
 
 def test_work_in_a_thread_is_answered_or_given_up():
-    assert meeting.answered(lambda: 3, 60) == 3
+    assert rendezvous.call_within(lambda: 3, 60) == 3
     with pytest.raises(KeyError, match="what went wrong"):
-        meeting.answered(lambda: {}["what went wrong"], 60)
+        rendezvous.call_within(lambda: {}["what went wrong"], 60)
     with pytest.raises(TimeoutError, match=r"no answer within 0\.1 s"):
-        meeting.answered(lambda: time.sleep(30), 0.1)
+        rendezvous.call_within(lambda: time.sleep(30), 0.1)
 
 
 def test_a_store_that_is_silent_is_asked_once():
@@ -117,7 +117,7 @@ def test_a_store_that_is_silent_is_asked_once():
         def check(self, _):
             time.sleep(30)
 
-    store, begun = meeting.Store(Silent(), 0.1), time.monotonic()
+    store, begun = rendezvous.Store(Silent(), 0.1), time.monotonic()
     for _ in range(20):
         with pytest.raises(RuntimeError, match="does not answer"):
             store.check(["a"])

@@ -156,15 +156,15 @@ def test_none_is_left_whichever_is_killed_whenever(tmp_path, trial):
 
 
 def test_a_place_without_an_address_is_told(monkeypatch):
-    told = "WORLD_SIZE=2 is set, but not MASTER_ADDR and MASTER_PORT, where the processes meet: start them by torchrun"
-    assert workers.nowhere_to_meet({"RANK": "0", "WORLD_SIZE": "2"}).startswith(told)
+    message = "WORLD_SIZE=2 is set, but not MASTER_ADDR and MASTER_PORT: start the processes with torchrun"
+    assert workers.missing_address({"RANK": "0", "WORLD_SIZE": "2"}).startswith(message)
     whole = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
-    assert workers.nowhere_to_meet(whole) == ""
+    assert workers.missing_address(whole) == ""
     for name, value in {**whole, "MASTER_PORT": ""}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(DistributedError, match="WORLD_SIZE=2 is set, but not MASTER_PORT, where"):
+    with pytest.raises(DistributedError, match="WORLD_SIZE=2 is set, but not MASTER_PORT: start"):
         group.init()
-    with pytest.raises(DataError, match="WORLD_SIZE=2 is set, but not MASTER_PORT, where"):
+    with pytest.raises(DataError, match="WORLD_SIZE=2 is set, but not MASTER_PORT: start"):
         sharing.run_of(workers.place())
 
 

@@ -125,7 +125,7 @@ def test_the_report_names_each_layer_and_why_others_stay(device):
     assert found["0"].how == "torch"
     assert "circular" in found["0"].note
     assert found["1"].how == found["2"].how == "operator"
-    assert "made from Linear" in found["4"].note
+    assert "subclass of Linear" in found["4"].note
     assert "operator: 2" in str(mt.report(model))
 
 

@@ -196,7 +196,7 @@ def test_a_cpu_without_the_interpreter_is_told():
 
 def test_an_old_triton_is_told(monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "3.5.1")
-    with pytest.raises(ImportError, match=r"Triton 3\.6 or newer, this is 3\.5\.1; call pip"):
+    with pytest.raises(ImportError, match=r"Triton 3\.6 or newer, got 3\.5\.1; run pip"):
         runtime._check_version()
 
 

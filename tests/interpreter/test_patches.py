@@ -44,8 +44,8 @@ def test_types_of_blocks_are_one_object_for_each_shape_and_element():
         tl.block_type(tl.float32, [3])
 
 
-def test_numbers_are_not_kept_without_end(monkeypatch):
-    monkeypatch.setattr(operators, "MOST", 8)
+def test_the_cache_of_numbers_is_limited(monkeypatch):
+    monkeypatch.setattr(operators, "MAX_CONSTANTS", 8)
     operators._constants.clear()
     block = tl.arange(0, 4)
     for number in range(20):

@@ -66,7 +66,7 @@ class Driver:
 def by_triton(probe: probes.Launch, keep: bool = True) -> tuple[Any, tuple[Any, ...]]:
     compiled = probe.kernel[probe.grid](*probe.args, **probe.meta)
     if keep:
-        fast_launch.keep(probe.kernel, probe.args, probe.meta, compiled)
+        fast_launch.store(probe.kernel, probe.args, probe.meta, compiled)
     return launched.pop()
 
 
@@ -165,7 +165,7 @@ def refusals() -> dict[str, bool]:
     by_triton(probe)
     elsewhere = probe.args[0].as_subclass(Elsewhere)
     seen["tensor of another device"] = with_args(p_x=elsewhere)
-    kept, left = (fast_launch.found(kernel, (x, *probe.args[1:]), probe.meta) for x in (probe.args[0], elsewhere))
+    kept, left = (fast_launch.lookup(kernel, (x, *probe.args[1:]), probe.meta) for x in (probe.args[0], elsewhere))
     seen["replay of another device"] = kept is not None and left is None
     seen["pointer that is no tensor"] = with_args(p_x=triton.reinterpret(probe.args[0], triton.language.float32))
     seen["argument by name"] = (
@@ -175,11 +175,11 @@ def refusals() -> dict[str, bool]:
         probe._replace(args=(*probe.args, 1), meta={k: v for k, v in probe.meta.items() if k != "SHIFT"})
     ) is None  # fmt: skip
     seen["constant without a hash"] = directly(probe._replace(meta={**probe.meta, "NAME": []})) is None
-    known, fast_launch.KNOWN = fast_launch.KNOWN, False
+    known, fast_launch.SUPPORTED = fast_launch.SUPPORTED, False
     other = probe._replace(meta={**probe.meta, "SHIFT": 77})
     by_triton(other)
     seen["unknown version"] = directly(other) is None
-    fast_launch.KNOWN = known
+    fast_launch.SUPPORTED = known
     return seen
 
 
@@ -265,7 +265,7 @@ if __name__ == "__main__":
         result = {"ahead": compiled_ahead(folder)}
         os.environ.pop("TRITON_CACHE_DIR")
     result |= {
-        "known": fast_launch.KNOWN,
+        "known": fast_launch.SUPPORTED,
         "specialisations": specialisations(),
         "refusals": refusals(),
         "left": left_to_triton(),

@@ -61,7 +61,7 @@ def test_results_are_those_of_the_joined_tensor(form, M, K, kernel, dilation, dt
     if form == "pair":
         at = around((5, 10))
     x = halves(3, PART, 5, 10, exchanged=exchanged, dtype=dtype)
-    assert x.turned == exchanged
+    assert x.swapped == exchanged
     both, w = torch.cat(x, 1), image(M, 2 * PART, *kernel, seed=3, dtype=dtype)
     bias, scale = image(M, 1, 1, 1, seed=4).view(M).float(), image(M, 1, 1, 1, seed=5).view(M).float()
     added = image(3, M, at.h.output, at.w.output, seed=6, dtype=dtype)

@@ -25,7 +25,7 @@ found = {}
 for name in kernels()[:: int(sys.argv[1])]:
     module, function = name.split(":")
     kernel = getattr(importlib.import_module(module), function)
-    cache_keys.settle(kernel)
+    cache_keys.compute_key(kernel)
     found[name] = kernel.cache_key, [(n, str(v)) for (n, _), (v, _) in kernel.used_global_vals.items()]
 json.dump(found, sys.stdout)
 """

@@ -1,4 +1,4 @@
-"""Constants of estimates: files, what is wrong with them, devices without one, and the same choice in every process."""
+"""Constants of estimates: files, their errors, devices without a file, and equal choices in every process."""
 
 import datetime as dt
 import json
@@ -13,12 +13,12 @@ import torch
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.gemm import choice
 from minidl.runtime import launch, tile_tables
-from minidl.runtime.cost_model import devices, selection
+from minidl.runtime.cost_model import devices, schema, selection
 from minidl.tools.tuning import drawn, drawn_conv
 
 H100 = devices.FOLDER / "nvidia-h100.json"
-FIGURES = devices.Figures(**json.loads(H100.read_text())["figures"])
-# As their drivers say it: kHz, bits, bytes. Then the data sheet: TB/s, TFLOPS of float16 with sums in float32.
+FIGURES = schema.Figures(**json.loads(H100.read_text())["figures"])
+# Properties from the driver (kHz, bits, bytes), then from the data sheet: TB/s, TFLOPS of float16 with float32 sums.
 SHEETS = {
     "NVIDIA A100-SXM4-40GB": ((8, 0), 108, 1_410_000, 1_215_000, 5120, 41_943_040, 1.555, 312),
     "NVIDIA L4": ((8, 9), 58, 2_040_000, 6_251_000, 192, 50_331_648, 0.300, 121),
@@ -27,7 +27,7 @@ SHEETS = {
 }
 
 
-def said_by_the_driver(name):
+def properties_of(name):
     (major, minor), processors, clock, memory, bus, cache, *_ = SHEETS[name]
     return SimpleNamespace(
         name=name, major=major, minor=minor, multi_processor_count=processors, clock_rate=clock,
@@ -37,44 +37,44 @@ def said_by_the_driver(name):
 
 def test_every_device_of_the_package_has_constants_with_their_date_and_source():
     for path in devices.FOLDER.glob("*.json"):
-        known = json.loads(path.read_text())
-        assert isinstance(devices.of_file(path), devices.Constants)
-        assert dt.date.fromisoformat(known["date"])
-        assert known["source"].endswith(".")
+        content = json.loads(path.read_text())
+        assert isinstance(devices.of_file(path), schema.Constants)
+        assert dt.date.fromisoformat(content["date"])
+        assert content["source"].endswith(".")
     assert {devices.usual(target).stem for target in launch.TARGETS} <= {p.stem for p in devices.FOLDER.glob("*.json")}
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
-        (lambda known: known.update(note=3), "unknown: note"),
-        (lambda known: known["constants"].pop("copy"), r"constants is \[.*, expected launch, copy, reached"),
-        (lambda known: known["constants"].update(copy=0), "copy is 0, expected a number above 0"),
-        (lambda known: known["constants"].update(copy=True), "copy is true, expected a number above 0"),
-        (lambda known: known["constants"].update(copy=float("nan")), "copy is NaN, expected a number above 0"),
+        (lambda content: content.update(note=3), "unknown: note"),
+        (lambda content: content["constants"].pop("copy"), r"constants is \[.*, expected launch, copy, reached"),
+        (lambda content: content["constants"].update(copy=0), "copy is 0, expected a number above 0"),
+        (lambda content: content["constants"].update(copy=True), "copy is true, expected a number above 0"),
+        (lambda content: content["constants"].update(copy=float("nan")), "copy is NaN, expected a number above 0"),
         (
-            lambda known: known["constants"]["tiles"].update({"64x64": [2]}),
+            lambda content: content["constants"]["tiles"].update({"64x64": [2]}),
             r"tiles, 64x64 is \[2\], expected 2 numbers",
         ),
-        (lambda known: known["constants"]["tiles"].update({"64x64": [1.5, 1]}), "expected a number above 0"),
-        (lambda known: known["constants"].update(steps=3), "steps is 3, expected an object"),
+        (lambda content: content["constants"]["tiles"].update({"64x64": [1.5, 1]}), "expected a number above 0"),
+        (lambda content: content["constants"].update(steps=3), "steps is 3, expected an object"),
         (
-            lambda known: known.update(base="nvidia-h100", constants={"forms": {"fastest": 1}}),
+            lambda content: content.update(base="nvidia-h100", constants={"forms": {"fastest": 1}}),
             "forms has fastest, known",
         ),
-        (lambda known: known.update(base="../h100"), "the base '../h100' is no device of the package"),
-        (lambda known: known.update(figures={}), None),
+        (lambda content: content.update(base="../h100"), "the base '../h100' is no device of the package"),
+        (lambda content: content.update(figures={}), None),
     ],
 )
-def test_a_file_that_this_version_cannot_use_is_told_in_one_line(tmp_path, damage, said):
-    known = json.loads(H100.read_text())
-    damage(known)
+def test_a_file_that_this_version_cannot_use_is_told_in_one_line(tmp_path, damage, message):
+    content = json.loads(H100.read_text())
+    damage(content)
     path = tmp_path / devices.NAME
-    path.write_text(json.dumps(known))
-    if said is None:  # figures are for scaling alone
+    path.write_text(json.dumps(content))
+    if message is None:  # figures are for scaling alone
         assert devices.of_file(path) == devices.of_file(H100)
         return
-    with pytest.raises(tile_tables.TableError, match=said) as error:
+    with pytest.raises(tile_tables.TableError, match=message) as error:
         devices.of_file(path)
     assert error.value.filename == str(path)
     assert error.value.strerror.endswith("delete it; `minidl tune --estimates` can then make a new one")
@@ -91,7 +91,7 @@ def test_what_is_no_file_of_estimates_is_told_before_the_work(tmp_path, monkeypa
 
 @pytest.mark.parametrize("name", SHEETS)
 def test_a_device_without_a_file_has_constants_by_its_data_sheet(name):
-    figures = devices.figures_of(said_by_the_driver(name), "sm_90")
+    figures = devices.figures_of(properties_of(name), "sm_90")
     *_, memory, tensor = SHEETS[name]
     assert figures.memory / 1e12 == pytest.approx(memory, rel=0.02)
     assert figures.tensor * figures.clock * figures.processors / 1e12 == pytest.approx(tensor, rel=0.02)
@@ -105,8 +105,8 @@ def test_a_device_without_a_file_has_constants_by_its_data_sheet(name):
         (choice.Shape(2**20, 64, 64), 3.352 / memory),
     ):
         times = []
-        for known, processors in ((devices.of_file(H100), 132), (constants, figures.processors)):
-            with selection.use(known):
+        for constants_, processors in ((devices.of_file(H100), 132), (constants, figures.processors)):
+            with selection.use(constants_):
                 times.append(choice.microseconds("gemm", shape, tile, 1, processors))
         assert 0.6 * slower < times[1] / times[0] < 2 * slower
 
@@ -115,7 +115,7 @@ def test_boards_of_one_name_with_other_memory_or_fewer_multiprocessors_are_other
     name = "NVIDIA H100 PCIe"
     assert devices.file_of("NVIDIA H100 80GB HBM3", FIGURES) == H100
     assert devices.file_of("NVIDIA H1000", FIGURES) is None
-    assert devices.file_of(name, devices.figures_of(said_by_the_driver(name), "sm_90")) is None
+    assert devices.file_of(name, devices.figures_of(properties_of(name), "sm_90")) is None
 
 
 CHOICES = """
@@ -123,26 +123,26 @@ import torch
 from minidl.kernels.conv import plan as plans
 from minidl.runtime.cost_model import selection
 from minidl.tools.tuning import drawn, drawn_conv
-said = []
+lines = []
 for target, processors in (("sm_90", 132), ("sm_80", 108), ("interpreted", 1)):
-    said.append(selection.digest(target))
+    lines.append(selection.digest(target))
     for index in range(8):
         shape = drawn.draw("conv", 5, index)
         for direction in drawn_conv.DIRECTIONS:
-            said.append(plans.explain(drawn_conv.problem(shape, direction, torch.float16, target, processors)))
+            lines.append(plans.explain(drawn_conv.problem(shape, direction, torch.float16, target, processors)))
 """
 
 
 def test_the_choice_is_the_same_in_another_process(tmp_path):
     """Whatever a folder of MINIDL_TILES has for a device that is not here; for one that is, that is what it has."""
     constants = selection.of("sm_90" if launch.INTERPRETED else launch.device_target())
-    (tmp_path / devices.NAME).write_text(json.dumps({"constants": devices.as_json(constants)}))
-    here = {}
-    exec(CHOICES, here)
+    (tmp_path / devices.NAME).write_text(json.dumps({"constants": schema.as_json(constants)}))
+    namespace = {}
+    exec(CHOICES, namespace)
     env = {**os.environ, "PYTHONHASHSEED": "1", "MINIDL_TILES": str(tmp_path)}
-    script = f"{CHOICES}print('\\n'.join(said))"
-    there = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, check=True, text=True)
-    assert there.stdout == "\n".join(here["said"]) + "\n"
+    script = f"{CHOICES}print('\\n'.join(lines))"
+    other = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, check=True, text=True)
+    assert other.stdout == "\n".join(namespace["lines"]) + "\n"
 
 
 def test_other_constants_make_other_choices_only_while_they_are_used():

@@ -1,4 +1,4 @@
-"""Calls that are replayed: what tells them apart, what is never replayed, and what is launched."""
+"""Replayed calls: their keys, the calls that are never replayed, and the launches."""
 
 import threading
 from types import SimpleNamespace
@@ -28,21 +28,21 @@ def at_once():
 
 
 def _twice(function, first, second=None):
-    """Whether the call with `second` is replayed after that with `first`; if so, the results are compared."""
+    """Return whether the call with `second` replays the call with `first`; if so, compare the results."""
     calls = Calls(function)
-    calls.first(first)
+    calls.call(first)
     second = first if second is None else second
-    found = calls.again(second)
-    if found is not MISSING:
-        assert torch.equal(found, function(*second))
-    return found is not MISSING
+    result = calls.replay(second)
+    if result is not MISSING:
+        assert torch.equal(result, function(*second))
+    return result is not MISSING
 
 
 def _sum(a, b, *_):
     return elementwise.add(a, b)
 
 
-def test_other_memory_is_replayed_and_what_lies_otherwise_is_not():
+def test_only_tensors_of_the_same_layout_are_replayed():
     a, b = _x(4, 6), _x(4, 6)
     assert _twice(_sum, (a, b), (_x(4, 6), _x(4, 6)))
     assert not _twice(_sum, (a, b), (_x(6, 4), _x(6, 4)))
@@ -51,7 +51,7 @@ def test_other_memory_is_replayed_and_what_lies_otherwise_is_not():
     assert not _twice(_sum, (a, b), (_x(25)[1:].view(4, 6), b)), "4 bytes after a multiple of 16"
 
 
-def test_one_tensor_twice_is_another_call():
+def test_the_same_tensor_twice_is_a_different_call():
     a, b = _x(8), _x(8)
     assert not _twice(_sum, (a, a), (a, b))
     assert not _twice(_sum, (a, b), (a, a))
@@ -62,38 +62,38 @@ def test_one_tensor_twice_is_another_call():
     ("one", "other"),
     [(1, True), (1, 1.0), (0.0, -0.0), ((1, 0.0), (1, -0.0)), ("a", None), ((1,), (1, 1)), (torch.int8, torch.int16)],
 )
-def test_settings_that_python_or_a_kernel_tells_apart(one, other):
+def test_arguments_that_are_equal_but_not_interchangeable(one, other):
     a, b = _x(8), _x(8)
     assert not _twice(_sum, (a, b, one), (a, b, other))
     assert _twice(_sum, (a, b, one), (b, a, one))
     assert _twice(_sum, (a, b, float("nan")), (b, a, float("nan")))
 
 
-def test_tensors_of_one_memory_are_not_watched():
-    whole = _x(16)
-    parts = whole[:8], whole[8:]
-    assert not _twice(_sum, parts, (_x(8), _x(8)))
-    assert _twice(_sum, (_x(8), _x(8)), parts)
+def test_calls_with_inputs_that_share_memory_are_not_recorded():
+    x = _x(16)
+    halves = x[:8], x[8:]
+    assert not _twice(_sum, halves, (_x(8), _x(8)))
+    assert _twice(_sum, (_x(8), _x(8)), halves)
 
 
-def test_what_more_than_launches_is_never_replayed():
-    kept = _x(8)
+def test_calls_that_do_more_than_launch_are_never_replayed():
+    captured = _x(8)
     a, b = _x(8), _x(8)
     assert not _twice(lambda a, b: elementwise.add(a, b.clone()), (a, b)), "a copy by torch"
-    assert not _twice(lambda a, b: elementwise.add(a, kept), (a, b)), "a tensor that is not given"
-    assert not _twice(lambda a, b: elementwise.add(a, b) if a.sum() > 0 else b, (a, b)), "a look at values"
-    assert not _twice(lambda a, b: (launch.pointed_at(lambda: [b]), elementwise.add(a, b))[1], (a, b)), "addresses"
+    assert not _twice(lambda a, b: elementwise.add(a, captured), (a, b)), "a tensor that is no input"
+    assert not _twice(lambda a, b: elementwise.add(a, b) if a.sum() > 0 else b, (a, b)), "a choice by values"
+    assert not _twice(lambda a, b: (launch.note_indirect(lambda: [b]), elementwise.add(a, b))[1], (a, b)), "addresses"
 
 
-def test_results_lie_as_they_did_and_may_be_what_was_given():
+def test_results_keep_their_layout_and_may_be_inputs():
     def results(x):
         y = elementwise.add(x, x)
         return y.permute(1, 0), None, [x, y[1:]]
 
     calls = Calls(results)
     x, other = _x(4, 6), _x(4, 6)
-    calls.first((x,))
-    first, second = calls.again((other,)), results(other)
+    calls.call((x,))
+    first, second = calls.replay((other,)), results(other)
     assert first is not MISSING
     assert first[1] is None
     assert first[2][0] is other
@@ -102,34 +102,34 @@ def test_results_lie_as_they_did_and_may_be_what_was_given():
         assert one.stride() == two.stride()
 
 
-def test_the_first_call_is_not_watched_by_default_and_settings_forget():
+def test_the_first_call_is_not_recorded_by_default_and_forget_drops_recordings():
     calls = Calls(_sum)
     with replay.replaying(True):
         for seen in (MISSING, MISSING, None):
-            found = calls.again((_x(8), _x(8)))
-            assert (found is MISSING) == (seen is MISSING)
-            calls.first((_x(8), _x(8)))
+            result = calls.replay((_x(8), _x(8)))
+            assert (result is MISSING) == (seen is MISSING)
+            calls.call((_x(8), _x(8)))
         launch.forget()
-        assert calls.again((_x(8), _x(8))) is MISSING
+        assert calls.replay((_x(8), _x(8))) is MISSING
     with replay.replaying(False):
-        calls.first((_x(8), _x(8)))
-        assert not calls.known
+        calls.call((_x(8), _x(8)))
+        assert not calls.recorded
 
 
-def test_launches_that_others_take_are_not_replayed():
+def test_recorded_and_watched_launches_are_not_replayed():
     calls = Calls(_sum)
     args = _x(8), _x(8)
-    calls.first(args)
-    assert calls.again(args) is not MISSING
+    calls.call(args)
+    assert calls.replay(args) is not MISSING
     with launch.record(lambda *_: None):
-        assert calls.again(args) is MISSING
+        assert calls.replay(args) is MISSING
     seen = []
     with launch.watch(lambda kernel, grid, args, meta, go: (seen.append(kernel), go())):
-        calls.first(args)
+        calls.call(args)
     assert seen
 
 
-def test_launches_of_other_threads_are_no_part_of_a_call():
+def test_launches_of_other_threads_are_not_recorded_with_a_call():
     ready, done = threading.Event(), threading.Event()
 
     def other():
@@ -145,31 +145,31 @@ def test_launches_of_other_threads_are_no_part_of_a_call():
     thread = threading.Thread(target=other)
     thread.start()
     calls = Calls(waiting)
-    calls.first((_x(8), _x(8)))
+    calls.call((_x(8), _x(8)))
     thread.join()
-    (found,) = calls.known.values()
-    assert len(found.steps) == 1
+    (recorded,) = calls.recorded.values()
+    assert len(recorded.launches) == 1
 
 
 def test_compiled_kernels_get_addresses(monkeypatch):
     launched = []
-    ready = SimpleNamespace(launch=lambda *how: launched.append(how))
+    compiled = SimpleNamespace(launch=lambda *how: launched.append(how))
     monkeypatch.setattr(recorded_call.fast_launch, "usable", lambda kernels: True)
     monkeypatch.setattr(recorded_call.fast_launch, "stream", lambda: 7)
     calls = Calls(_sum)
-    calls.first((_x(64), _x(64)))
-    ((key, found),) = calls.known.items()
-    steps = tuple(step._replace(ready=ready, opened=None) for step in found.steps)
-    calls.known[key] = found._replace(steps=steps, kernels=((found.steps[0].kernel, None),))
+    calls.call((_x(64), _x(64)))
+    ((key, recorded),) = calls.recorded.items()
+    launches = tuple(each._replace(compiled=compiled, unpacked=None) for each in recorded.launches)
+    calls.recorded[key] = recorded._replace(launches=launches, kernels=((recorded.launches[0].kernel, None),))
     a, b = _x(64), _x(64)
-    y = calls.again((a, b))
+    y = calls.replay((a, b))
     ((grid, stream, args),) = launched
-    assert (grid, stream) == (found.steps[0].grid, 7)
+    assert (grid, stream) == (recorded.launches[0].grid, 7)
     assert [value for value in args[:4] if value is not None][:2] == [a.data_ptr(), b.data_ptr()]
     assert y.data_ptr() in args
 
 
-def test_memory_that_is_no_result_is_asked_for_once_and_shared_where_it_can_be():
+def test_buffers_that_are_no_results_share_one_allocation():
     def chain(x):
         for _ in range(4):
             x = elementwise.add(x, x)
@@ -177,9 +177,11 @@ def test_memory_that_is_no_result_is_asked_for_once_and_shared_where_it_can_be()
 
     assert _twice(chain, (_x(300),), (_x(300),))
     calls = Calls(chain)
-    calls.first((_x(300),))
-    (found,) = calls.known.values()
-    assert [size for size, *_ in found.made] == [torch.Size([300]), (2 * 1536,)], "three of 1200 bytes, two at a time"
+    calls.call((_x(300),))
+    (recorded,) = calls.recorded.values()
+    assert [size for size, *_ in recorded.buffers] == [torch.Size([300]), (2 * 1536,)], (
+        "three buffers of 1200 bytes, at most two at a time"
+    )
 
     def tree(a, b):
         parts = [elementwise.add(a, b), elementwise.mul(a, b), elementwise.sub(a, b)]
@@ -188,17 +190,17 @@ def test_memory_that_is_no_result_is_asked_for_once_and_shared_where_it_can_be()
     assert _twice(tree, (_x(5), _x(5)), (_x(5), _x(5)))
 
 
-def test_results_in_one_memory_and_without_numbers_lie_as_they_did():
+def test_results_that_share_memory_or_are_empty_keep_their_layout():
     def both(x):
         y = elementwise.add(x, x)
         return y, y.T, x.new_empty(0), y[:0]
 
     calls = Calls(both)
-    calls.first((_x(3, 5),))
+    calls.call((_x(3, 5),))
     x = _x(3, 5)
-    y, turned, none, part = calls.again((x,))
+    y, transposed, none, part = calls.replay((x,))
     assert torch.equal(y, x + x)
-    assert torch.equal(turned, y.T)
+    assert torch.equal(transposed, y.T)
     assert (none.shape, part.shape) == ((0,), (0, 5))
     calls = Calls(_sum)
     for _ in range(2):
@@ -208,11 +210,11 @@ def test_results_in_one_memory_and_without_numbers_lie_as_they_did():
 
 
 def test_descriptors_of_addresses_go_through_tritons_launcher(monkeypatch):
-    """What Triton itself makes of a descriptor asks its tensor for the address alone."""
-    made, launched = [], []
+    """Triton reads only the address of the tensor in a descriptor."""
+    maps, launched = [], []
 
     def fill(address, *layout):
-        made.append((address, layout))
+        maps.append((address, layout))
         return "a map"
 
     utils = SimpleNamespace(fill_tma_descriptor=fill, fill_tma_descriptor_tiled=fill)
@@ -224,6 +226,6 @@ def test_descriptors_of_addresses_go_through_tritons_launcher(monkeypatch):
     args = 123, fast_launch.at_address(like, 4096), 5
     before = 1, 1, 1, 7, 8, *[None] * 8  # grid, stream, function; in Triton 3.6 the arguments follow in no tuple
     wrapped(*before, *(args if triton.__version__.startswith("3.6") else (args,)))
-    assert made[0][0] == 4096
-    (given,) = launched
-    assert "a map" in (given if triton.__version__.startswith("3.6") else given[-1])
+    assert maps[0][0] == 4096
+    (arguments,) = launched
+    assert "a map" in (arguments if triton.__version__.startswith("3.6") else arguments[-1])

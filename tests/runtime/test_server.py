@@ -91,7 +91,7 @@ def test_processes_get_ready_where_a_gpu_seems_to_be_and_is_wanted(monkeypatch, 
 
     def begun(device):
         started.clear()
-        with compiler_processes.ready("text", device), compiler_processes.at_hand() as own:
+        with compiler_processes.started("text", device), compiler_processes.current() as own:
             assert own.command == "text"
         return len(started)
 
@@ -101,7 +101,7 @@ def test_processes_get_ready_where_a_gpu_seems_to_be_and_is_wanted(monkeypatch, 
     assert [begun(device) for device in ("auto", "cuda", "cpu")] == [1, 1, 0]
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert begun("auto") == 0
-    with compiler_processes.at_hand() as other:
+    with compiler_processes.current() as other:
         assert other.command == ""
 
 

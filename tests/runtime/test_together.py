@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl import models, ops
 from minidl.compilation.capture import capture
-from minidl.compilation.first_call import together
+from minidl.compilation.first_call import delayed_launches
 from minidl.ops.join import cat
 from minidl.optim import SGD
 from minidl.runtime import launch
@@ -47,7 +47,7 @@ def numbers(*shape):
 
 def test_launches_wait_for_the_end(order):
     x = numbers(16)
-    with together(DEVICE):
+    with delayed_launches(DEVICE):
         y = ops.exp(x)
         z = ops.sum(ops.log(y))
         order.append("|")
@@ -75,7 +75,7 @@ def test_launches_wait_for_the_end(order):
 )
 def test_they_run_before_torch_sees_what_they_use(order, see):
     x = numbers(1)
-    with together(DEVICE):
+    with delayed_launches(DEVICE):
         y = ops.exp(x)
         see(y)
         order.append("|")
@@ -86,7 +86,7 @@ def test_they_run_before_torch_sees_what_they_use(order, see):
 def test_copies_on_the_device_wait_with_them(order):
     """In their order, and of memory as it is at their place in it."""
     x, into = numbers(4), torch.zeros(4, device=DEVICE)
-    with together(DEVICE):
+    with delayed_launches(DEVICE):
         y = ops.exp(x)
         joined = torch.cat([y.data, x.data])
         halves = y.data.to(torch.float16)
@@ -116,7 +116,7 @@ def test_a_network_that_joins_waits_for_its_end(order, name):
     model = models.densenet.DenseNet((2, 2), 3, **options) if name == "densenet121" else models.unet(2, **options)
     x = numbers(2, 3, 32, 32)
     order.clear()
-    with together(DEVICE):
+    with delayed_launches(DEVICE):
         ops.sum(model(x)).backward()
         order.append("|")
     assert order[0] == "|"
@@ -124,7 +124,7 @@ def test_a_network_that_joins_waits_for_its_end(order, name):
 
 def test_new_memory_lets_them_wait(order):
     x = numbers(4)
-    with together(DEVICE):
+    with delayed_launches(DEVICE):
         y = ops.exp(x)
         torch.empty_like(y.data).fill_(3.0)
         y.data.view(2, 2)
@@ -137,7 +137,7 @@ def test_memory_is_known_by_whatever_name_it_has():
     """What came by DLPack has a storage of its own, which begins anywhere in another's."""
     memory = torch.zeros(32, device=DEVICE)
     alias = torch.from_dlpack(memory[16:24].__dlpack__())
-    with together(DEVICE):
+    with delayed_launches(DEVICE):
         early, late = ops.exp(Tensor(memory[:8])), ops.exp(Tensor(alias))
         memory[20:].fill_(1.0)
         alias.fill_(2.0)
@@ -155,7 +155,7 @@ def in_another_thread(work):
 def test_they_run_before_another_thread_reads_what_they_write(order):
     """Torch's backward calls functions of the user in threads of its own, on a GPU."""
     x, other = numbers(4), numbers(4)
-    with together(DEVICE):
+    with delayed_launches(DEVICE):
         y = ops.exp(x)
         apart = in_another_thread(lambda: ops.exp(other))
         order.append("|")
@@ -168,11 +168,11 @@ def test_they_run_before_another_thread_reads_what_they_write(order):
 
 def test_those_of_one_thread_wait_at_a_time(order):
     def other():
-        with together(DEVICE):
+        with delayed_launches(DEVICE):
             ops.exp(numbers(4))
             return len(order)
 
-    with together(DEVICE):
+    with delayed_launches(DEVICE):
         ops.exp(numbers(4))
         assert in_another_thread(other) == 1
     assert len(order) == 2
@@ -180,7 +180,7 @@ def test_those_of_one_thread_wait_at_a_time(order):
 
 def test_they_run_before_launches_go_elsewhere(order):
     x = numbers(4)
-    with together(DEVICE):
+    with delayed_launches(DEVICE):
         y = ops.exp(x)
         with launch.watch(lambda kernel, grid, args, meta, go: go()):
             z = ops.log(y)
@@ -204,7 +204,7 @@ def test_memory_that_they_keep_is_given_back_where_none_is_left(order):
             call = empty_like if func is torch.ops.aten.empty_like.default else lambda f, a, k: f(*a, **k)
             return call(func, args, kwargs or {})
 
-    with Full(), together(DEVICE):
+    with Full(), delayed_launches(DEVICE):
         ops.exp(x)
         asked.clear()
         y = torch.empty_like(x.data)
@@ -216,7 +216,7 @@ def test_memory_that_they_keep_is_given_back_where_none_is_left(order):
 @pytest.mark.skipif(launch.INTERPRETED, reason="Triton calls no hook where kernels are interpreted")
 def test_they_run_before_another_kernel(order):
     x, out = numbers(16), torch.zeros(16, device=DEVICE)
-    with together(DEVICE):
+    with delayed_launches(DEVICE):
         y = ops.exp(x)
         doubled[(1,)](y.data, out, BLOCK=16)
         assert order
@@ -225,7 +225,7 @@ def test_they_run_before_another_kernel(order):
 
 def test_what_was_launched_before_an_error_has_run(order):
     def step():
-        with together(DEVICE):
+        with delayed_launches(DEVICE):
             ops.exp(numbers(4))
             raise ValueError("mine")
 
@@ -241,7 +241,7 @@ def test_a_watcher_sees_launches_at_once():
         seen.append(kernel)
         go()
 
-    with launch.watch(watcher), together(DEVICE):
+    with launch.watch(watcher), delayed_launches(DEVICE):
         ops.exp(numbers(4))
         assert seen
 
@@ -285,7 +285,7 @@ def test_what_an_update_finds_by_its_address_is_kept():
         del junk
         return seen, weights[0].data
 
-    for got, wanted in zip(trained(together(DEVICE)), trained(nullcontext()), strict=True):
+    for got, wanted in zip(trained(delayed_launches(DEVICE)), trained(nullcontext()), strict=True):
         assert torch.equal(got, wanted)
         assert torch.equal(wanted, torch.zeros_like(start))
 
@@ -295,7 +295,7 @@ def test_what_an_update_finds_by_its_address_is_kept():
 def test_they_run_on_the_stream_that_they_were_made_on():
     x, other = numbers(2**22), torch.cuda.Stream()
     other.wait_stream(torch.cuda.current_stream())
-    with together(DEVICE):
+    with delayed_launches(DEVICE):
         y = ops.exp(x)
         with torch.cuda.stream(other):
             z = ops.log(y)

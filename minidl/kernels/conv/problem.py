@@ -68,7 +68,7 @@ class Tensors(NamedTuple):
     @property
     def turned(self) -> int:
         """1 where halves of x are exchanged, else 0."""
-        return self.x.turned if isinstance(self.x, ConcatPair) else 0
+        return self.x.swapped if isinstance(self.x, ConcatPair) else 0
 
 
 class Problem(NamedTuple):

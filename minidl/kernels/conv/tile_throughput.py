@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
-from minidl.runtime.cost_model.devices import Pace, Steps
+from minidl.runtime.cost_model.schema import Pace, Steps
 
 FULL_BLOCK = 64
 LINE = 128  # bytes of the cache

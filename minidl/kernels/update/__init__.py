@@ -263,7 +263,7 @@ class Update:
             for batch in self._batches:
                 orthogonalise(batch, *self.newton)
             self._change(plans, table, MUON_STEP)
-        launch.pointed_at(lambda: self._memory(params, grads))
+        launch.note_indirect(lambda: self._memory(params, grads))
 
     def _change(self, plans: Sequence[Plan], table: torch.Tensor, rule: tl.constexpr) -> None:
         for plan in plans:

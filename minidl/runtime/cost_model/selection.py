@@ -1,7 +1,7 @@
-"""Which constants estimates of time count with: those of the device in use (`devices`).
+"""Select the constants of time estimates for the current device (`devices` reads them).
 
-A choice depends on the device and its file alone, so it is the same in every process. `minidl tune --estimates`
-measures a device and writes a file, which is used where it lies as `estimates.json` in the folder of MINIDL_TILES.
+The selection depends on the device and its file alone, so it is the same in every process. `minidl tune --estimates`
+measures a device and writes `estimates.json`, which is used if it is in the folder of MINIDL_TILES.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from collections.abc import Iterator
 import torch
 
 from minidl.runtime import launch
-from minidl.runtime.cost_model import devices
-from minidl.runtime.cost_model.devices import Constants
+from minidl.runtime.cost_model import devices, schema
+from minidl.runtime.cost_model.schema import Constants
 
 
 class _State:
-    given: Constants | None = None
+    override: Constants | None = None
 
 
 def of(target: str) -> Constants:
-    """The constants for a target: those of the device in use where it is of this target, else of the usual one.
+    """Return the constants for a target: of the current device if it has this target, else of the usual device.
 
     Raises TableError for a file of MINIDL_TILES that this version cannot use.
     """
-    return _State.given or _of(target)
+    return _State.override or _of(target)
 
 
 @contextlib.contextmanager
 def use(constants: Constants) -> Iterator[None]:
-    """A context in which every target has these constants: for fitting."""
-    before, _State.given = _State.given, constants
+    """A context in which every target has these constants, for fitting."""
+    before, _State.override = _State.override, constants
     launch.forget()
     try:
         yield
     finally:
-        _State.given = before
+        _State.override = before
         launch.forget()
 
 
 @functools.cache
 def _of(target: str) -> Constants:
-    here = not launch.INTERPRETED and torch.cuda.is_available()
-    # A device that is too old is of no target: kernels are compiled beside it for others.
-    here = here and torch.cuda.get_device_capability() >= (8, 0) and launch.device_target() == target
-    if not here:
+    is_current = not launch.INTERPRETED and torch.cuda.is_available()
+    # A device below 8.0 has no target, but kernels may be compiled for others.
+    is_current = is_current and torch.cuda.get_device_capability() >= (8, 0) and launch.device_target() == target
+    if not is_current:
         return devices.of_file(devices.usual(target))
-    own = devices.own_file()
-    if own is not None:
-        return devices.of_file(own)
+    tuned = devices.tuned_file()
+    if tuned is not None:
+        return devices.of_file(tuned)
     properties = torch.cuda.get_device_properties("cuda")
     return devices.of_device(properties.name, devices.figures_of(properties, target), target)
 
 
 def digest(target: str) -> str:
-    """SHA-256 over the constants for a target."""
-    return hashlib.sha256(json.dumps(devices.as_json(of(target)), sort_keys=True).encode()).hexdigest()
+    """Return the SHA-256 of the constants for a target."""
+    return hashlib.sha256(json.dumps(schema.as_json(of(target)), sort_keys=True).encode()).hexdigest()

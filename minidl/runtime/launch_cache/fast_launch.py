@@ -2,13 +2,13 @@
 
 `kernel[grid](...)` binds arguments to names, formats the options as text, compares the kernel's global constants in
 Python, and calls two chains of empty hooks; `benchmarks/launch_cost.py` measures both ways. Triton still decides which
-compiled variant a launch uses: the key of a launch holds, for each argument, the result of Triton's own specialisation
-function (its type, alignment, divisibility by 16, being 1, None), then every constant and option as passed. A new key
-goes through Triton, and the compiled kernel that it returns is kept.
+compiled variant a launch uses: the key of a launch has the result of Triton's specialisation function for each argument
+(type, alignment, divisibility by 16, equality to 1, None), then every constant and option as passed. A launch with a
+new key goes through Triton, and `store` caches the compiled kernel.
 
-`launch` does nothing and returns False where Triton must decide: a new key, a knob or hook of Triton that is set, a
+`launch` does nothing and returns False if Triton must decide: for a new key, a knob or hook of Triton that is set, a
 kernel whose source or global constants changed, a tensor on another device, constants that are passed by position or
-cannot be compared, and an unknown version of Triton.
+cannot be compared, and an unsupported version of Triton.
 """
 
 import contextlib
@@ -26,96 +26,97 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from minidl.runtime.descriptors import of_base
 
 VERSIONS = ("3.6", "3.7", "3.9")
-KNOWN = triton.__version__.rpartition(".")[0] in VERSIONS
+SUPPORTED = triton.__version__.rpartition(".")[0] in VERSIONS
 
 
-class Ready(NamedTuple):
-    """A compiled kernel, and its launcher's arguments other than grid, stream and the kernel's own."""
+class CompiledLaunch(NamedTuple):
+    """A compiled kernel, and its launcher's arguments other than grid, stream and the kernel's arguments."""
 
-    compiled: CompiledKernel  # in 3.9 its module is unloaded with it
+    compiled: CompiledKernel  # Triton 3.9 unloads the module with this object
     run: Any
     function: int
     metadata: Any
     tensors: tuple[int, ...]
-    boxes: tuple[int, ...]
-    forms: "_Forms"
+    descriptors: tuple[int, ...]
+    variants: "_Variants"
 
     def launch(self, grid: tuple[int, ...], stream: int, args: Sequence[Any]) -> None:
-        """Launch on a stream of the device in use, with addresses in place of tensors or not."""
+        """Launch on a stream of the current device; `args` may have addresses in place of tensors."""
         x, y, z = (*grid, 1, 1)[:3]
-        self.run(x, y, z, stream, self.function, self.metadata, None, None, None, *args, *self.forms.rest)
+        self.run(x, y, z, stream, self.function, self.metadata, None, None, None, *args, *self.variants.constants)
 
 
-class Opened:
-    """A launch of Triton 3.6 with its descriptors taken apart, which takes half of the time of `Ready.launch`.
+class UnpackedLaunch:
+    """A launch of Triton 3.6 with unpacked descriptors, which takes half the time of `CompiledLaunch.launch`.
 
-    args    all of them; `at` says where in these an argument is, or the first part of a descriptor, which alone depends
-            on its address
+    args        all arguments; only the first part of a descriptor depends on its address
+    position    the index in `args` of each argument, or of the first part of a descriptor
     """
 
-    MOST = 64  # descriptors that are kept of one argument
+    MAX_DESCRIPTORS = 64  # cached per argument
 
-    def __init__(self, ready: Ready, raw: Any, args: Sequence[Any]) -> None:
-        launcher = ready.run
-        self._raw, self._kernel = raw, ready.compiled
+    def __init__(self, compiled: CompiledLaunch, raw: Any, args: Sequence[Any]) -> None:
+        launcher = compiled.run
+        self._raw, self._kernel = raw, compiled.compiled
         scratch = hooks = None
         self._head = (
-            ready.function, launcher.launch_cooperative_grid, launcher.launch_pdl, scratch, scratch, ready.metadata,
+            compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, scratch, scratch,
+            compiled.metadata,
             hooks, hooks, hooks,
         )  # fmt: skip
-        layouts = iter(ready.compiled.metadata.tensordesc_meta or ())
+        layouts = iter(compiled.compiled.metadata.tensordesc_meta or ())
         self.args: list[Any] = []
-        self.at: list[int] = []
-        self._boxes: dict[int, tuple[Any, dict[int, Any]]] = {}
+        self.position: list[int] = []
+        self._descriptors: dict[int, tuple[Any, dict[int, Any]]] = {}
         for index, value in enumerate(args):
-            self.at.append(len(self.args))
+            self.position.append(len(self.args))
             if isinstance(value, TensorDescriptor):
                 layout = next(layouts, None)
-                self._boxes[index] = layout, {}
-                self.args += _taken_apart(value, layout)
+                self._descriptors[index] = layout, {}
+                self.args += _unpacked_descriptor(value, layout)
             else:
                 self.args.append(value)
-        self.args += ready.forms.rest
+        self.args += compiled.variants.constants
 
-    def box(self, index: int, like: TensorDescriptor, address: int) -> Any:
-        """The first part of the descriptor that is argument `index`, at an address."""
-        layout, known = self._boxes[index]
+    def descriptor(self, index: int, like: TensorDescriptor, address: int) -> Any:
+        """Return the first part of argument `index`, a descriptor, for an address."""
+        layout, cache = self._descriptors[index]
         if layout is None:
             return address
-        found = known.get(address)
-        if found is None:
-            if len(known) >= self.MOST:
-                known.clear()
-            found = known[address] = _taken_apart(at_address(like, address), layout)[0]
-        return found
+        part = cache.get(address)
+        if part is None:
+            if len(cache) >= self.MAX_DESCRIPTORS:
+                cache.clear()
+            part = cache[address] = _unpacked_descriptor(at_address(like, address), layout)[0]
+        return part
 
     def launch(self, grid: tuple[int, ...], stream: int, args: list[Any]) -> None:
-        """As `Ready.launch`."""
+        """Launch as `CompiledLaunch.launch` does."""
         x, y, z = (*grid, 1, 1)[:3]
         self._raw(x, y, z, stream, *self._head, *args)
 
 
-def opened(ready: Ready, args: Sequence[Any]) -> Opened | None:
-    """The launch of a kernel with such arguments; None where this version of Triton does not have it so."""
+def unpack(compiled: CompiledLaunch, args: Sequence[Any]) -> UnpackedLaunch | None:
+    """Return a launch with unpacked descriptors, or None if this version of Triton or the kernel does not allow it."""
     if not triton.__version__.startswith("3.6."):
         return None
-    launcher = ready.run
+    launcher = compiled.run
     if launcher.global_scratch_size or launcher.profile_scratch_size:
         return None
     wrapped = launcher.launch
     names = wrapped.__code__.co_freevars if hasattr(wrapped, "__code__") else ()
     raw = wrapped.__closure__[names.index("launcher")].cell_contents if "launcher" in names else wrapped
-    return Opened(ready, raw, args)
+    return UnpackedLaunch(compiled, raw, args)
 
 
-def _taken_apart(box: TensorDescriptor, layout: Any) -> list[Any]:
+def _unpacked_descriptor(descriptor: TensorDescriptor, layout: Any) -> list[Any]:
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
-    return list(make_tensordesc_arg(box, layout))
+    return list(make_tensordesc_arg(descriptor, layout))
 
 
 class _Address:
-    """Stands for a tensor in a descriptor."""
+    """Takes the place of a tensor in a descriptor."""
 
     __slots__ = ("_address",)
 
@@ -127,92 +128,94 @@ class _Address:
 
 
 def at_address(like: TensorDescriptor, address: int) -> TensorDescriptor:
-    """The same boxes of what lies elsewhere."""
+    """Return a descriptor with the same layout for memory at `address`."""
     return of_base(like, _Address(address))
 
 
-class _Forms:
+class _Variants:
     """The compiled variants of one kernel on one device, by the keys of their launches."""
 
     def __init__(self, kernel: Any, caches: tuple[Any, ...]) -> None:
-        self.caches = caches  # kept so that no other tuple gets its id
+        self.caches = caches  # referenced so that no other tuple gets its id
         self.hash = kernel.hash
-        # Triton has just compared these in Python (0.9 us each); a comparison of lists runs in C.
-        self.globals = [(place, name) for (name, _), (_, place) in kernel.used_global_vals.items()]
-        self.values = [place.get(name) for place, name in self.globals]
+        # Triton compares these in Python (0.9 us each); a comparison of lists runs in C.
+        self.globals = [(scope, name) for (name, _), (_, scope) in kernel.used_global_vals.items()]
+        self.values = [scope.get(name) for scope, name in self.globals]
         runtime = [parameter for parameter in kernel.params if not parameter.is_constexpr]
         self.count = len(runtime) if runtime == kernel.params[: len(runtime)] else -1
-        # The launcher steps over the places of constants.
-        self.rest = (None,) * (len(kernel.params) - len(runtime))
-        self.questions = (
+        # The launcher skips the positions of constants.
+        self.constants = (None,) * (len(kernel.params) - len(runtime))
+        self.specialization = (
             (caches[3],) * len(runtime),
             [parameter.is_const for parameter in runtime],
             [not parameter.do_not_specialize for parameter in runtime],
             [not parameter.do_not_specialize_on_alignment for parameter in runtime],
         )
-        self.ready: dict[tuple[Any, ...], Ready] = {}
+        self.launches: dict[tuple[Any, ...], CompiledLaunch] = {}
 
     def unchanged(self, kernel: Any) -> bool:
         if kernel.hash is not self.hash or kernel.pre_run_hooks:
             return False
-        return [place.get(name) for place, name in self.globals] == self.values
+        return [scope.get(name) for scope, name in self.globals] == self.values
 
     def key(self, kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> tuple[Any, ...]:
-        backends, const, specialize, align = self.questions
-        answers = map(jit.native_specialize_impl, backends, args, const, specialize, align)
-        return (*answers, kernel.debug, *meta, *meta.values())
+        backends, const, specialize, align = self.specialization
+        specializations = map(jit.native_specialize_impl, backends, args, const, specialize, align)
+        return (*specializations, kernel.debug, *meta, *meta.values())
 
 
-_forms: dict[int, _Forms] = {}
+_variants: dict[int, _Variants] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> bool:
     """Launch on the current device and stream and return True, or do nothing and return False."""
-    ready = found(kernel, args, meta)
-    if ready is None:
+    compiled = lookup(kernel, args, meta)
+    if compiled is None:
         return False
-    ready.launch(grid, stream(), args)
+    compiled.launch(grid, stream(), args)
     return True
 
 
-def _on_device(ready: Ready, args: tuple[Any, ...], device: int) -> bool:
-    for place in ready.tensors:
-        if args[place].get_device() != device:
+def _on_device(compiled: CompiledLaunch, args: tuple[Any, ...], device: int) -> bool:
+    for i in compiled.tensors:
+        if args[i].get_device() != device:
             return False
-    for place in ready.boxes:  # noqa: SIM110 (a generator takes as long as four of these)
-        if args[place].base.get_device() != device:
+    for i in compiled.descriptors:  # noqa: SIM110 (a generator takes as long as four iterations)
+        if args[i].base.get_device() != device:
             return False
     return True
 
 
-def keep(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any], compiled: Any) -> None:
-    """Keep the kernel that Triton has just launched with these arguments on the current device."""
-    if not KNOWN or type(kernel) is not jit.JITFunction or type(compiled) is not CompiledKernel or _unusual():
+def store(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any], compiled: Any) -> None:
+    """Cache the kernel that Triton has just launched with these arguments on the current device."""
+    if not SUPPORTED or type(kernel) is not jit.JITFunction or type(compiled) is not CompiledKernel or _is_customized():
         return
     caches = kernel.device_caches[_current_device()]
-    forms = _forms.get(id(caches))
-    if forms is None or not forms.unchanged(kernel):
-        forms = _forms[id(caches)] = _Forms(kernel, caches)
-    if len(args) != forms.count:
+    variants = _variants.get(id(caches))
+    if variants is None or not variants.unchanged(kernel):
+        variants = _variants[id(caches)] = _Variants(kernel, caches)
+    if len(args) != variants.count:
         return
-    boxes = tuple(place for place, value in enumerate(args) if isinstance(value, TensorDescriptor))
-    tensors = tuple(place for place, value in enumerate(args) if hasattr(value, "get_device"))
-    with contextlib.suppress(TypeError):  # a constant that has no hash
-        forms.ready[forms.key(kernel, args, meta)] = Ready(
-            compiled, compiled.run, compiled.function, compiled.packed_metadata, tensors, boxes, forms
+    descriptors = tuple(i for i, value in enumerate(args) if isinstance(value, TensorDescriptor))
+    tensors = tuple(i for i, value in enumerate(args) if hasattr(value, "get_device"))
+    with contextlib.suppress(TypeError):  # an unhashable constant
+        variants.launches[variants.key(kernel, args, meta)] = CompiledLaunch(
+            compiled, compiled.run, compiled.function, compiled.packed_metadata, tensors, descriptors, variants
         )
 
 
-def usable(kernels: Sequence[tuple[Any, _Forms]]) -> bool:
-    """Whether Triton would launch what was kept of these kernels again, on the device in use."""
-    if _unusual():
+def usable(kernels: Sequence[tuple[Any, _Variants]]) -> bool:
+    """Return whether Triton would launch the cached variants of these kernels on the current device."""
+    if _is_customized():
         return False
     device = _current_device()
-    return all(forms.unchanged(kernel) and kernel.device_caches[device] is forms.caches for kernel, forms in kernels)
+    return all(
+        variants.unchanged(kernel) and kernel.device_caches[device] is variants.caches for kernel, variants in kernels
+    )
 
 
 def stream() -> int:
-    """The current stream of the device in use."""
+    """Return the current stream of the current device."""
     return int(driver.active.get_current_stream(_current_device()))
 
 
@@ -220,28 +223,28 @@ def _current_device() -> int:
     return driver.active.get_current_device()
 
 
-if hasattr(torch._C, "_cuda_getDevice"):  # torch.cuda.current_device first asks whether CUDA is there, for 1.5 us
+if hasattr(torch._C, "_cuda_getDevice"):  # torch.cuda.current_device first checks for CUDA, for 1.5 us
     _current_device = torch._C._cuda_getDevice
 
 
-def found(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> Ready | None:
-    """What was kept of a launch with such arguments on the current device; None where they are on another."""
-    if type(kernel) is not jit.JITFunction or _unusual():
+def lookup(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> CompiledLaunch | None:
+    """Return the cached launch for these arguments; None if there is none or tensors are on another device."""
+    if type(kernel) is not jit.JITFunction or _is_customized():
         return None
     device = _current_device()
-    forms = _forms.get(id(kernel.device_caches[device]))
-    if forms is None or len(args) != forms.count or not forms.unchanged(kernel):
+    variants = _variants.get(id(kernel.device_caches[device]))
+    if variants is None or len(args) != variants.count or not variants.unchanged(kernel):
         return None
     try:
-        ready = forms.ready.get(forms.key(kernel, args, meta))
-        return ready if ready is not None and _on_device(ready, args, device) else None
-    except (TypeError, AttributeError):  # a constant without a hash, a pointer that is no tensor
+        compiled = variants.launches.get(variants.key(kernel, args, meta))
+        return compiled if compiled is not None and _on_device(compiled, args, device) else None
+    except (TypeError, AttributeError):  # an unhashable constant, a pointer that is not a tensor
         return None
 
 
-def _unusual() -> bool:
+def _is_customized() -> bool:
     runtime = knobs.runtime
-    # Knobs set in this process are in these dicts; values from the environment are not.
+    # These dicts have the knobs set in this process, not values from the environment.
     if runtime.__dict__ or knobs.compilation.__dict__:
         return True
     return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)

@@ -1,4 +1,4 @@
-"""What a call asked for and launched, in places of tensors, and the same again for others."""
+"""A recorded call: the memory it allocates and the kernels it launches, to repeat them for other tensors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from minidl.runtime.launch_cache import fast_launch
 
 
 def start_of(x: torch.Tensor) -> int:
-    """Bytes of its memory before the first number of x: without numbers, x has no address."""
+    """Return the bytes of memory before the first value of x. (An empty tensor has no address.)"""
     return x.storage_offset() * x.itemsize
 
 
-class Place(NamedTuple):
-    """A tensor in the memory of another: of which of those given and made, how many bytes after its first number."""
+class Location(NamedTuple):
+    """A tensor in the memory of an input or buffer of the call: `offset` bytes after the first value of `index`."""
 
     index: int
     offset: int
@@ -29,99 +29,104 @@ class Place(NamedTuple):
     def of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         base = tensors[self.index]
         start = start_of(base) + self.offset
-        made = torch.empty(0, dtype=self.dtype, device=base.device)
-        return made.set_(base.untyped_storage(), start // self.dtype.itemsize, self.size, self.stride)
+        x = torch.empty(0, dtype=self.dtype, device=base.device)
+        return x.set_(base.untyped_storage(), start // self.dtype.itemsize, self.size, self.stride)
 
 
-class Step(NamedTuple):
-    """A launch: its arguments, and at which of these an address or a descriptor is put, and which one."""
+class RecordedLaunch(NamedTuple):
+    """A launch: its arguments, and the positions among these of tensors and of descriptors, with their locations."""
 
     kernel: Any
     grid: tuple[int, ...]
     args: tuple[Any, ...]
     meta: dict[str, Any]
-    places: tuple[tuple[int, Place], ...]
-    boxes: tuple[tuple[int, Place], ...]
-    ready: fast_launch.Ready | None
-    opened: fast_launch.Opened | None
+    tensors: tuple[tuple[int, Location], ...]
+    descriptors: tuple[tuple[int, Location], ...]
+    compiled: fast_launch.CompiledLaunch | None
+    unpacked: fast_launch.UnpackedLaunch | None
 
-    def moved(self, place_of: Callable[[Place], Place]) -> Step:
-        """The same at other places."""
-        places, boxes = (tuple((at, place_of(place)) for at, place in each) for each in (self.places, self.boxes))
-        return self._replace(places=places, boxes=boxes)
-
-
-# Of a tensor: size, strides, dtype and device.
-Asked = tuple[Sequence[int], Sequence[int], torch.dtype, torch.device]
+    def relocated(self, relocate: Callable[[Location], Location]) -> RecordedLaunch:
+        """Return the launch with other locations."""
+        tensors, descriptors = (
+            tuple((i, relocate(location)) for i, location in each) for each in (self.tensors, self.descriptors)
+        )
+        return self._replace(tensors=tensors, descriptors=descriptors)
 
 
-class Replay(NamedTuple):
-    """What a call asked for and launched."""
+# Size, strides, dtype and device of a tensor.
+Allocation = tuple[Sequence[int], Sequence[int], torch.dtype, torch.device]
 
-    made: tuple[Asked, ...]
-    steps: tuple[Step, ...]
+
+class RecordedCall(NamedTuple):
+    """The allocations and launches of a call; its tensors are its inputs, followed by its buffers."""
+
+    buffers: tuple[Allocation, ...]
+    launches: tuple[RecordedLaunch, ...]
     kernels: tuple[tuple[Any, Any], ...]  # each once, with its compiled variants
-    result: Any  # in places
+    result: Any  # indices and locations in place of tensors
 
-    def fits(self) -> bool:
+    def is_current(self) -> bool:
+        """Return whether Triton would still launch the same compiled kernels."""
         return launch.INTERPRETED or fast_launch.usable(self.kernels)
 
-    def run(self, tensors: list[torch.Tensor], addresses: list[int]) -> Any:
-        """Launch with the memory of these tensors; returns the result of the call."""
-        for size, stride, dtype, device in self.made:
-            fresh = torch.empty_strided(size, stride, dtype=dtype, device=device)
-            tensors.append(fresh)
-            addresses.append(fresh.data_ptr())
+    def replay(self, tensors: list[torch.Tensor], addresses: list[int]) -> Any:
+        """Launch with these inputs and return the result; buffers are appended to both lists."""
+        for size, stride, dtype, device in self.buffers:
+            buffer = torch.empty_strided(size, stride, dtype=dtype, device=device)
+            tensors.append(buffer)
+            addresses.append(buffer.data_ptr())
         if self.kernels:
             stream = fast_launch.stream()
-            for step in self.steps:
-                _launch(step, stream, addresses)
+            for recorded in self.launches:
+                _launch(recorded, stream, addresses)
         else:
-            for step in self.steps:
-                _interpret(step, tensors)
+            for recorded in self.launches:
+                _interpret(recorded, tensors)
         return _result(self.result, tensors)
 
 
-def _interpret(step: Step, tensors: list[torch.Tensor]) -> None:
-    args = list(step.args)
-    for at, place in step.places:
-        args[at] = place.of(tensors)
-    for at, place in step.boxes:
-        args[at] = of_base(step.args[at], place.of(tensors))
-    launch.run(step.kernel, step.grid, *args, **step.meta)
+def _interpret(recorded: RecordedLaunch, tensors: list[torch.Tensor]) -> None:
+    args = list(recorded.args)
+    for i, location in recorded.tensors:
+        args[i] = location.of(tensors)
+    for i, location in recorded.descriptors:
+        args[i] = of_base(recorded.args[i], location.of(tensors))
+    launch.run(recorded.kernel, recorded.grid, *args, **recorded.meta)
 
 
-def _launch(step: Step, stream: int, addresses: list[int]) -> None:
-    opened = step.opened
-    if opened is None:
-        args = list(step.args)
-        for at, place in step.places:
-            args[at] = addresses[place.index] + place.offset
-        for at, place in step.boxes:
-            args[at] = fast_launch.at_address(step.args[at], addresses[place.index] + place.offset)
-        assert step.ready is not None
-        step.ready.launch(step.grid, stream, args)
+def _launch(recorded: RecordedLaunch, stream: int, addresses: list[int]) -> None:
+    unpacked = recorded.unpacked
+    if unpacked is None:
+        args = list(recorded.args)
+        for i, location in recorded.tensors:
+            args[i] = addresses[location.index] + location.offset
+        for i, location in recorded.descriptors:
+            args[i] = fast_launch.at_address(recorded.args[i], addresses[location.index] + location.offset)
+        assert recorded.compiled is not None
+        recorded.compiled.launch(recorded.grid, stream, args)
         return
-    args = opened.args.copy()
-    for at, place in step.places:
-        args[opened.at[at]] = addresses[place.index] + place.offset
-    for at, place in step.boxes:
-        args[opened.at[at]] = opened.box(at, step.args[at], addresses[place.index] + place.offset)
-    opened.launch(step.grid, stream, args)
+    args = unpacked.args.copy()
+    for i, location in recorded.tensors:
+        args[unpacked.position[i]] = addresses[location.index] + location.offset
+    for i, location in recorded.descriptors:
+        args[unpacked.position[i]] = unpacked.descriptor(
+            i, recorded.args[i], addresses[location.index] + location.offset
+        )
+    unpacked.launch(recorded.grid, stream, args)
 
 
-def _result(kept: Any, tensors: list[torch.Tensor]) -> Any:
-    kind = type(kept)
+def _result(result: Any, tensors: list[torch.Tensor]) -> Any:
+    kind = type(result)
     if kind is int:
-        return tensors[kept]
-    if kind is Place:
-        return kept.of(tensors)
-    if kept is None:
+        return tensors[result]
+    if kind is Location:
+        return result.of(tensors)
+    if result is None:
         return None
-    return each_of(kept, lambda part: _result(part, tensors))
+    return map_items(result, lambda item: _result(item, tensors))
 
 
-def each_of(parts: Any, change: Callable[[Any], Any]) -> Any:
-    """A sequence like another, named or not, of its parts changed."""
-    made = map(change, parts)
-    return type(parts)(*made) if hasattr(parts, "_fields") else type(parts)(made)
+def map_items(items: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a tuple, named tuple or list of the same type with `change` applied to each item."""
+    changed = map(change, items)
+    return type(items)(*changed) if hasattr(items, "_fields") else type(items)(changed)

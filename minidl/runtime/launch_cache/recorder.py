@@ -1,4 +1,4 @@
-"""Watches what a call asks torch for and launches: what `again` needs to do the same; `replay` decides when."""
+"""Record a call: the memory it allocates, its launches, and where its result is. `replay` decides when to record."""
 
 from __future__ import annotations
 
@@ -13,196 +13,222 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from minidl.runtime import launch
 from minidl.runtime.descriptors import of_base
 from minidl.runtime.launch_cache import fast_launch
-from minidl.runtime.launch_cache.recorded_call import Asked, Place, Replay, Step, each_of, start_of
+from minidl.runtime.launch_cache.recorded_call import (
+    Allocation,
+    Location,
+    RecordedCall,
+    RecordedLaunch,
+    map_items,
+    start_of,
+)
 
 _aten = torch.ops.aten
-_NEW = {
+_ALLOCATES = {
     _aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }  # fmt: skip
 _VIEWS = {_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default}
-_ALIGNED = 512  # bytes, as torch's allocator has it
+_ALIGNMENT = 512  # bytes, as in torch's allocator
 _local = threading.local()
 
 
-def watching() -> bool:
-    """Whether a call of this thread is watched."""
-    return getattr(_local, "watching", False)
+def is_recording() -> bool:
+    """Return whether a call of this thread is being recorded."""
+    return getattr(_local, "recording", False)
 
 
-def watched(
-    function: Callable[..., Any], args: Any, kwargs: Any, tensors: list[torch.Tensor]
-) -> tuple[Any, Replay | None]:
-    """The result of a call with these tensors among its arguments, and how it is made again; None where it cannot."""
-    watch, tape = _Watch(), launch.Tape()
-    _local.watching = True
+def record_call(
+    function: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]
+) -> tuple[Any, RecordedCall | None]:
+    """Call the function and return its result and its recording, None if it cannot be replayed.
+
+    inputs: the tensors among its arguments.
+    """
+    allocations, tape = _Allocations(), launch.Tape()
+    _local.recording = True
     try:
-        with watch, tape:
+        with allocations, tape:
             result = function(*args, **kwargs)
     finally:
-        _local.watching = False
-    if watch.other or tape.addresses:
+        _local.recording = False
+    if allocations.has_other_operations or tape.indirect:
         return result, None
     try:
-        return result, _seen(result, tape, tensors, watch.made)
-    except _UnknownError:
+        return result, _recorded(result, tape, inputs, allocations.buffers)
+    except _UnsupportedError:
         return result, None
 
 
-class _Watch(TorchDispatchMode):
-    """Notes what torch does for this thread, and keeps the memory that it is asked for."""
+class _Allocations(TorchDispatchMode):
+    """Collects the buffers that torch allocates for this thread, and notes operations that cannot be replayed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.made: list[torch.Tensor] = []
-        self.other = False
+        self.buffers: list[torch.Tensor] = []
+        self.has_other_operations = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if func in _NEW:
-            self.made.append(found)
+        output = func(*args, **(kwargs or {}))
+        if func in _ALLOCATES:
+            self.buffers.append(output)
         elif not func.is_view and func not in _VIEWS:
-            self.other = True
-        return found
+            self.has_other_operations = True
+        return output
 
 
-class _UnknownError(Exception):
-    """A tensor is in memory that was neither given nor made."""
+class _UnsupportedError(Exception):
+    """The call uses memory that is neither an input nor a buffer, or a launch that Triton must look up."""
 
 
-def _seen(result: Any, tape: launch.Tape, given: list[torch.Tensor], made: list[torch.Tensor]) -> Replay:
-    tensors = [*given, *made]
-    of_storage: dict[int, int] = {}
-    for index, each in enumerate(tensors):
-        of_storage.setdefault(each.untyped_storage()._cdata, index)  # all that are empty have one address
+def _recorded(result: Any, tape: launch.Tape, inputs: list[torch.Tensor], buffers: list[torch.Tensor]) -> RecordedCall:
+    tensors = [*inputs, *buffers]
+    index_of_storage: dict[int, int] = {}
+    for index, x in enumerate(tensors):
+        index_of_storage.setdefault(x.untyped_storage()._cdata, index)  # all empty storages share one address
 
-    def place(x: torch.Tensor) -> Place:
-        index = of_storage.get(x.untyped_storage()._cdata)
+    def locate(x: torch.Tensor) -> Location:
+        index = index_of_storage.get(x.untyped_storage()._cdata)
         if index is None:
-            raise _UnknownError
-        return Place(index, start_of(x) - start_of(tensors[index]), tuple(x.shape), x.stride(), x.dtype)
+            raise _UnsupportedError
+        return Location(index, start_of(x) - start_of(tensors[index]), tuple(x.shape), x.stride(), x.dtype)
 
-    steps = []
-    for kernel, grid, args, meta in tape.launches:
-        places = tuple((at, place(x)) for at, x in enumerate(args) if isinstance(x, torch.Tensor))
-        boxes = tuple((at, place(x.base)) for at, x in enumerate(args) if isinstance(x, TensorDescriptor))
-        ready = None if launch.INTERPRETED else fast_launch.found(kernel, args, meta)
-        if ready is None and not launch.INTERPRETED:
-            raise _UnknownError
-        kept = tuple(
-            None if isinstance(x, torch.Tensor) else of_base(x, None) if isinstance(x, TensorDescriptor) else x
-            for x in args
-        )
-        opened = None if ready is None else fast_launch.opened(ready, args)
-        if opened is not None:
-            for at, _ in (*places, *boxes):
-                opened.args[opened.at[at]] = None  # the tensors are not kept
-        steps.append(Step(kernel, grid, kept, meta, places, boxes, ready, opened))
-    lying: dict[int, Any] = {}
-    kept_result = _kept(result, place, given, made, lying)
-    for each in made:
-        lying.setdefault(id(each), (each.shape, each.stride()))
-    kernels = {id(step.kernel): (step.kernel, step.ready.forms) for step in steps if step.ready is not None}
-    asked, moved = _planned(steps, set(_indices(kept_result)), given, made, lying)
-    return Replay(
-        asked, tuple(step.moved(moved) for step in steps), tuple(kernels.values()), _moved(kept_result, moved)
+    launches = [_recorded_launch(*launched, locate) for launched in tape.launches]
+    layouts: dict[int, Any] = {}
+    template = _template(result, locate, inputs, buffers, layouts)
+    for x in buffers:
+        layouts.setdefault(id(x), (x.shape, x.stride()))
+    kernels = {id(each.kernel): (each.kernel, each.compiled.variants) for each in launches if each.compiled is not None}
+    allocations, relocate = _plan_memory(launches, set(_indices(template)), len(inputs), buffers, layouts)
+    return RecordedCall(
+        allocations,
+        tuple(each.relocated(relocate) for each in launches),
+        tuple(kernels.values()),
+        _relocated(template, relocate),
     )
 
 
-def _planned(
-    steps: list[Step], kept: set[int], given: list[torch.Tensor], made: list[torch.Tensor], lying: dict[int, Any]
-) -> tuple[tuple[Asked, ...], Callable[[Place], Place]]:
-    """What is asked for, and where a place lies then: results as they are, all other memory in one tensor, in which
-    what no launch needs at the same time has the same bytes."""
-    first = len(given)
-    results = [index for index in range(first, first + len(made)) if index in kept]
+def _recorded_launch(
+    kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any], locate: Callable[..., Location]
+) -> RecordedLaunch:
+    tensors = tuple((i, locate(x)) for i, x in enumerate(args) if isinstance(x, torch.Tensor))
+    descriptors = tuple((i, locate(x.base)) for i, x in enumerate(args) if isinstance(x, TensorDescriptor))
+    compiled = None if launch.INTERPRETED else fast_launch.lookup(kernel, args, meta)
+    if compiled is None and not launch.INTERPRETED:
+        raise _UnsupportedError
+    unpacked = None if compiled is None else fast_launch.unpack(compiled, args)
+    if unpacked is not None:
+        for i, _ in (*tensors, *descriptors):
+            unpacked.args[unpacked.position[i]] = None  # release the tensors
+    fixed = tuple(
+        None if isinstance(x, torch.Tensor) else of_base(x, None) if isinstance(x, TensorDescriptor) else x
+        for x in args
+    )
+    return RecordedLaunch(kernel, grid, fixed, meta, tensors, descriptors, compiled, unpacked)
+
+
+def _plan_memory(
+    launches: list[RecordedLaunch], results: set[int], first: int, buffers: list[torch.Tensor], layouts: dict[int, Any]
+) -> tuple[tuple[Allocation, ...], Callable[[Location], Location]]:
+    """Return the allocations of a replay, and the function from recorded to replayed locations.
+
+    Results (by index; the first buffer has index `first`) get tensors of their own. All other buffers share one tensor,
+    in which buffers that no launch needs at the same time overlap.
+    """
+    kept = [index for index in range(first, first + len(buffers)) if index in results]
     uses: dict[int, list[int]] = {}
-    for number, step in enumerate(steps):
-        for _, place in (*step.places, *step.boxes):
-            if place.index >= first and place.index not in kept:
-                uses.setdefault(place.index, []).append(number)
-    begins, ends = _shared([(numbers[0], numbers[-1], made[i - first]) for i, numbers in uses.items()])
+    for number, recorded in enumerate(launches):
+        for _, location in (*recorded.tensors, *recorded.descriptors):
+            if location.index >= first and location.index not in results:
+                uses.setdefault(location.index, []).append(number)
+    begins, ends = _overlapped([(numbers[0], numbers[-1], buffers[i - first]) for i, numbers in uses.items()])
     begin_of = dict(zip(uses, begins, strict=True))
-    index_of = {index: first + at for at, index in enumerate(results)}
-    asked: list[Asked] = [(*lying[id(made[i - first])], made[i - first].dtype, made[i - first].device) for i in results]
+    index_of = {index: first + i for i, index in enumerate(kept)}
+    allocations: list[Allocation] = [
+        (*layouts[id(x)], x.dtype, x.device) for x in (buffers[index - first] for index in kept)
+    ]
     if uses:
-        asked.append(((max(ends),), (1,), torch.uint8, made[next(iter(uses)) - first].device))
+        allocations.append(((max(ends),), (1,), torch.uint8, buffers[next(iter(uses)) - first].device))
 
-    def moved(place: Place) -> Place:
-        if place.index in begin_of:
-            return place._replace(index=first + len(results), offset=begin_of[place.index] + place.offset)
-        return place._replace(index=index_of.get(place.index, place.index))
+    def relocate(location: Location) -> Location:
+        if location.index in begin_of:
+            return location._replace(index=first + len(kept), offset=begin_of[location.index] + location.offset)
+        return location._replace(index=index_of.get(location.index, location.index))
 
-    return tuple(asked), moved
+    return tuple(allocations), relocate
 
 
-def _shared(parts: Sequence[tuple[int, int, torch.Tensor]]) -> tuple[list[int], list[int]]:
-    """Where each tensor's bytes begin and end, given its first and its last launch: the first gap that is free then."""
-    if len({x.device for _, _, x in parts}) > 1:
-        raise _UnknownError
+def _overlapped(lifetimes: Sequence[tuple[int, int, torch.Tensor]]) -> tuple[list[int], list[int]]:
+    """Return the first and the end byte of each tensor, given its first and last launch: the first gap that is free."""
+    if len({x.device for _, _, x in lifetimes}) > 1:
+        raise _UnsupportedError
     begins: list[int] = []
     ends: list[int] = []
-    for start, end, x in parts:
+    for start, end, x in lifetimes:
         size, begin = max(1, x.untyped_storage().nbytes()), 0
-        at_the_time = [i for i, (a, b, _) in enumerate(parts[: len(begins)]) if a <= end and start <= b]
-        for i in sorted(at_the_time, key=begins.__getitem__):
+        live = [i for i, (a, b, _) in enumerate(lifetimes[: len(begins)]) if a <= end and start <= b]
+        for i in sorted(live, key=begins.__getitem__):
             if begin + size <= begins[i]:
                 break
             begin = max(begin, ends[i])
         begins.append(begin)
-        ends.append(-(-(begin + size) // _ALIGNED) * _ALIGNED)
+        ends.append(-(-(begin + size) // _ALIGNMENT) * _ALIGNMENT)
     return begins, ends
 
 
-def _kept(result: Any, place: Callable[[torch.Tensor], Place], given: Any, made: Any, lying: dict[int, Any]) -> Any:
-    """A result in places. Memory that is a result as a whole is asked for in the order that the result has."""
+def _template(
+    result: Any,
+    locate: Callable[[torch.Tensor], Location],
+    inputs: list[torch.Tensor],
+    buffers: list[torch.Tensor],
+    layouts: dict[int, Any],
+) -> Any:
+    """Return a result with an index or a location for each tensor; a buffer that is a result gets that layout."""
     if result is None:
         return None
     if isinstance(result, torch.Tensor):
-        for index, each in enumerate(given):
-            if each is result:
+        for index, x in enumerate(inputs):
+            if x is result:
                 return index
-        found = place(result)
-        index = found.index - len(given)
-        if index >= 0 and found.offset == 0 and found.dtype == made[index].dtype and _dense(result, made[index]):
-            how = result.shape, result.stride()
-            if lying.setdefault(id(made[index]), how) == how:
-                return found.index
-        return found
+        location = locate(result)
+        index = location.index - len(inputs)
+        if index >= 0 and location.offset == 0 and location.dtype == buffers[index].dtype:
+            layout = result.shape, result.stride()
+            if _is_dense(result, buffers[index]) and layouts.setdefault(id(buffers[index]), layout) == layout:
+                return location.index
+        return location
     if isinstance(result, tuple | list):
-        return each_of(result, lambda part: _kept(part, place, given, made, lying))
-    raise _UnknownError
+        return map_items(result, lambda item: _template(item, locate, inputs, buffers, layouts))
+    raise _UnsupportedError
 
 
-def _dense(result: torch.Tensor, made: torch.Tensor) -> bool:
-    """Whether the result has every number of that memory once."""
-    sizes = sorted(zip(result.stride(), result.shape, strict=True))
+def _is_dense(result: torch.Tensor, buffer: torch.Tensor) -> bool:
+    """Return whether the result has every value of the buffer exactly once."""
     expected = 1
-    for stride, size in sizes:
+    for stride, size in sorted(zip(result.stride(), result.shape, strict=True)):
         if size == 1:
             continue
         if stride != expected:
             return False
         expected *= size
-    return result.nbytes == made.untyped_storage().nbytes()
+    return result.nbytes == buffer.untyped_storage().nbytes()
 
 
-def _indices(kept: Any) -> Iterator[int]:
-    """Of which tensors a result is."""
-    if isinstance(kept, int):
-        yield kept
-    elif isinstance(kept, Place):
-        yield kept.index
+def _indices(template: Any) -> Iterator[int]:
+    """Yield the indices of the inputs and buffers that a result is in."""
+    if isinstance(template, int):
+        yield template
+    elif isinstance(template, Location):
+        yield template.index
     else:
-        for each in kept or ():
-            yield from _indices(each)
+        for item in template or ():
+            yield from _indices(item)
 
 
-def _moved(kept: Any, moved: Callable[[Place], Place]) -> Any:
-    if kept is None:
+def _relocated(template: Any, relocate: Callable[[Location], Location]) -> Any:
+    if template is None:
         return None
-    if isinstance(kept, int):
-        return moved(Place(kept, 0, (), (), torch.uint8)).index
-    if isinstance(kept, Place):
-        return moved(kept)
-    return each_of(kept, lambda part: _moved(part, moved))
+    if isinstance(template, int):
+        return relocate(Location(template, 0, (), (), torch.uint8)).index
+    if isinstance(template, Location):
+        return relocate(template)
+    return map_items(template, lambda item: _relocated(item, relocate))

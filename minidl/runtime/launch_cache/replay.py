@@ -1,15 +1,14 @@
-"""Launches again what a function launched before for tensors that lie alike, with other addresses.
+"""Cache calls: replay the launches of an earlier call for tensors with the same layout at other addresses.
 
 Between the call of an operation and its launches, Python checks arguments, looks up a plan, makes descriptors and keys:
-60 to 100 us where the launch itself takes 5. None of it depends on values or addresses. So the second call of a
-`replayed` function with the same key (shapes, strides, dtypes, devices and alignment of its tensors, everything else as
-it is) is watched: which memory it asks for, and what it launches with which parts of that and of its tensors. The calls
-after it ask for the same memory and launch the same kernels.
+60 to 100 us, while the launch itself takes 5. None of it depends on values or addresses. So the second call of a
+`replayed` function with the same key (shapes, strides, dtypes, devices and alignment of its tensors, and all other
+arguments) is recorded: its allocations, and its launches with the locations of their tensors. Later calls repeat both.
 
-A function may be replayed if all it does is to launch kernels on its tensors and on memory of its own: no change of a
-counter, no choice by values. What else torch computes meanwhile, a tensor that is neither given nor made in the call,
-and an address that a kernel reads from memory make a call that is never replayed. The keys hold the settings of
-launches; `launch.forget` drops all that was watched.
+A function may be replayed if it only launches kernels on its inputs and on memory that it allocates: it changes no
+counter and makes no choice by values. A call is never replayed if torch computes something else in it, or if a kernel
+uses another tensor or reads an address from memory. Keys include the launch settings; `launch.forget` drops all
+recordings.
 """
 
 from __future__ import annotations
@@ -25,69 +24,71 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from minidl.runtime import launch
-from minidl.runtime.launch_cache.recorded_call import Replay
-from minidl.runtime.launch_cache.recorder import watched, watching
+from minidl.runtime.launch_cache.recorded_call import RecordedCall
+from minidl.runtime.launch_cache.recorder import is_recording, record_call
 
-MOST = 4096  # keys of a function; beyond, all are forgotten
-TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})  # not of a class of its own
-_WATCHED_NEXT, _NEVER = "watched next", "never"
+MAX_KEYS = 4096  # of a function; when it has more, all are dropped
+TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})  # subclasses of Tensor are never replayed
+_RECORD_NEXT, _NEVER = "record next", "never"
 MISSING = object()
 _NOTHING: dict[str, Any] = {}
-# Interpreted kernels take longer than what this saves: there it is for tests.
-_state = {"on": not launch.INTERPRETED, "at once": False}
+# In the interpreter kernels take longer than what replaying saves, so it is on only in tests.
+_state = {"on": not launch.INTERPRETED, "at_once": False}
 
 
 class Calls:
-    """A function, and what was watched of its calls, by their keys."""
+    """A function and the recordings of its calls, by key."""
 
     def __init__(self, function: Callable[..., Any], plain: bool = False) -> None:
-        """plain: sequences among the arguments hold whole numbers alone."""
+        """plain: sequences among the arguments contain only integers."""
         self.function, self.plain = function, plain
-        self.known: dict[Any, Any] = {}
-        launch.emptied_with_tiles(self)
+        self.recorded: dict[Any, Any] = {}
+        launch.register_cache(self)
 
     def cache_clear(self) -> None:
-        self.known.clear()
+        self.recorded.clear()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = self.again(args, kwargs)
-        return self.first(args, kwargs) if found is MISSING else found
+        result = self.replay(args, kwargs)
+        return self.call(args, kwargs) if result is MISSING else result
 
-    def again(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING) -> Any:
-        """The result of a call that is replayed, memory of its own and no view; MISSING where the function is to be
-        called."""
+    def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING) -> Any:
+        """Replay the call and return its result, new tensors and no views; return MISSING if `call` is needed."""
         if not _state["on"] or launch.handed_over() or torch._C._len_torch_dispatch_stack():
             return MISSING
         tensors: list[torch.Tensor] = []
         addresses: list[int] = []
-        found = self.known.get(_key(args, kwargs, tensors, addresses, self.plain))
-        return found.run(tensors, addresses) if type(found) is Replay and found.fits() else MISSING
+        recorded = self.recorded.get(_key(args, kwargs, tensors, addresses, self.plain))
+        if type(recorded) is RecordedCall and recorded.is_current():
+            return recorded.replay(tensors, addresses)
+        return MISSING
 
-    def first(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING) -> Any:
-        """The result of the function, which may be watched."""
-        if not _state["on"] or launch.handed_over() or torch._C._len_torch_dispatch_stack() or watching():
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING) -> Any:
+        """Call the function, record the call if it is the second one with its key, and return its result."""
+        if not _state["on"] or launch.handed_over() or torch._C._len_torch_dispatch_stack() or is_recording():
             return self.function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         addresses: list[int] = []
         key = _key(args, kwargs, tensors, addresses, self.plain)
         if key is None:
             return self.function(*args, **kwargs)
-        found = self.known.get(key, _WATCHED_NEXT if _state["at once"] else None)
-        if found is _WATCHED_NEXT and not _share(tensors, addresses) and not _altered():
-            result, self.known[key] = _watch(self.function, args, kwargs, tensors)
+        state = self.recorded.get(key, _RECORD_NEXT if _state["at_once"] else None)
+        if state is _RECORD_NEXT and not _share_memory(tensors, addresses) and not _has_torch_function_mode():
+            result, recorded = record_call(self.function, args, kwargs, tensors)
+            self.recorded[key] = _NEVER if recorded is None else recorded
             return result
-        if found is None:
-            if len(self.known) >= MOST:
-                self.known.clear()
-            self.known[key] = _WATCHED_NEXT
+        if state is None:
+            if len(self.recorded) >= MAX_KEYS:
+                self.recorded.clear()
+            self.recorded[key] = _RECORD_NEXT
         return self.function(*args, **kwargs)
 
 
 def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator: calls of the function are replayed where they can be."""
+    """Decorate a function so that its calls are replayed if possible."""
     calls = Calls(function)
 
-    @functools.wraps(function)  # a function is bound to the class that has it, an object is not
+    @functools.wraps(function)  # unlike `calls`, a function binds as a method
     def call(*args: Any, **kwargs: Any) -> Any:
         return calls(*args, **kwargs)
 
@@ -96,24 +97,19 @@ def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def replaying(enabled: bool, at_once: bool = False) -> Iterator[None]:
-    """A context in which calls are replayed or not; `at_once`: already the second one with a key, as tests want it."""
+    """A context that turns replaying on or off; `at_once`: record the first call with a key, not the second."""
     before = dict(_state)
-    _state.update({"on": enabled, "at once": at_once})
+    _state.update({"on": enabled, "at_once": at_once})
     try:
         yield
     finally:
         _state.update(before)
 
 
-def _watch(function: Callable[..., Any], args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> tuple[Any, Any]:
-    result, found = watched(function, args, kwargs, tensors)
-    return result, _NEVER if found is None else found
-
-
 def _key(
     args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], addresses: list[int], plain: bool
 ) -> Any:
-    """All that a call may depend on but addresses and values; None where that cannot be told. Fills both lists."""
+    """Return all that a call depends on except addresses and values, None if it has no hash. Fills both lists."""
     parts: list[Any] = [launch.float32_precision()]
     try:
         _add(args, parts, tensors, addresses, plain)
@@ -124,7 +120,7 @@ def _key(
             parts.append(tuple(map(addresses.index, addresses)))
         key = tuple(parts)
         hash(key)
-    except (TypeError, RuntimeError):  # what has no hash, a tensor without strides
+    except (TypeError, RuntimeError):  # an unhashable argument, a tensor without strides
         return None
     return key
 
@@ -155,10 +151,10 @@ def _add(
             else:
                 _add(value, parts, tensors, addresses, plain)
         elif kind is float:
-            # 0.0 and -0.0 are equal, no nan is equal to another
+            # 0.0 equals -0.0, and nan does not equal nan
             parts.append(value if value > 0 or value < 0 else value.hex())
         elif kind in _HASHED:
-            parts.append((kind, value))  # 1 and True are equal
+            parts.append((kind, value))  # 1 equals True
         elif kind is tl.constexpr:
             parts.append((kind, value.value))
         elif isinstance(value, tuple):
@@ -167,16 +163,16 @@ def _add(
                 _add(value, parts, tensors, addresses, plain)
             else:
                 parts.append(value)
-        else:  # a tensor of another class, and what may hold one
+        else:  # a subclass of Tensor, or a container that may have one
             raise TypeError(kind)
 
 
-def _altered() -> bool:
-    """Whether something stands between torch's functions and what they do, as the guards of tests."""
+def _has_torch_function_mode() -> bool:
+    """Return whether a mode other than torch's default device intercepts torch's functions, as guards in tests do."""
     return any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())
 
 
-def _share(tensors: list[torch.Tensor], addresses: list[int]) -> bool:
-    """Whether two tensors that begin elsewhere have one memory: what a launch is given may be of either then."""
-    begins = dict(zip(addresses, tensors, strict=True))
-    return len({each.untyped_storage().data_ptr() for each in begins.values()}) != len(begins)
+def _share_memory(tensors: list[torch.Tensor], addresses: list[int]) -> bool:
+    """Return whether two tensors at different addresses share a storage, so that locations are ambiguous."""
+    distinct = dict(zip(addresses, tensors, strict=True))
+    return len({x.untyped_storage().data_ptr() for x in distinct.values()}) != len(distinct)

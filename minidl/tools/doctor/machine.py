@@ -131,7 +131,7 @@ def _tiles() -> list[Check]:
     except tile_tables.TableError as error:
         return [Check("tile tables", BAD, f"{error.filename}: {error.strerror}", f"Or unset {tile_tables.VARIABLE}.")]
     names = [path.stem for path in sorted(tile_tables.FOLDER.glob("*.json")) if tile_tables.file_of(path.stem) != path]
-    names += ["estimates"] * (devices.own_file() is not None)
+    names += ["estimates"] * (devices.tuned_file() is not None)
     if not names:
         advice = f"The package's are used; `minidl tune` makes others, or unset {tile_tables.VARIABLE}."
         return [Check("tile tables", NOTE, f"none in {tile_tables.CHOSEN}", advice)]

@@ -84,12 +84,12 @@ class Launches:
         return self._known(value)[1] if isinstance(value, InterpretedFunction) else value
 
     def _known(self, function: InterpretedFunction[Any]) -> tuple[str, _Compiled]:
-        """The name of a function in `ahead.known`, and the function as Triton would compile it."""
+        """The name of a function in `launch_jobs.registered`, and the function as Triton would compile it."""
         code = function.fn.__code__
         key = code, str([cell.cell_contents for cell in function.fn.__closure__ or ()])
         if key not in self._names:
             name = self._names[key] = self._new_name(code)
-            launch_jobs.known[name] = function
+            launch_jobs.registered[name] = function
             self._compiled[name] = _Compiled(function.fn, **function.kwargs)
         name = self._names[key]
         return name, self._compiled[name]

@@ -21,8 +21,8 @@ from minidl.data.parsing import parse_json
 from minidl.errors import ConfigError
 from minidl.kernels import gemm
 from minidl.runtime import launch
-from minidl.runtime.cost_model import devices
-from minidl.runtime.cost_model.devices import Constants
+from minidl.runtime.cost_model import devices, schema
+from minidl.runtime.cost_model.schema import Constants
 from minidl.tools.bench import machine
 from minidl.tools.bench.measure import Replay
 from minidl.tools.tuning import fit, trials
@@ -175,7 +175,7 @@ def content(rows: Rows, constants: Constants, path: Path) -> dict[str, Any]:
         "figures": rows.about["figures"],
         # Constants that only a later minidl has then come from the base.
         **({"base": base} if path != devices.FOLDER / f"{base}.json" else {}),
-        "constants": fit.rounded(devices.as_json(constants)),
+        "constants": fit.rounded(schema.as_json(constants)),
     }
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from minidl.runtime.cost_model import devices, selection
-from minidl.runtime.cost_model.devices import Constants
+from minidl.runtime.cost_model import schema, selection
+from minidl.runtime.cost_model.schema import Constants
 from minidl.tools.tuning.trials import FILLED, Setup, Trial
 
 Path = tuple[str | int, ...]
@@ -74,14 +74,14 @@ def fitted(setup: Setup, trials: Sequence[Trial], start: Constants) -> Constants
     """Return the constants that fit the trials best, starting from `start`."""
     timed = [trial for trial in trials if trial.ms]
     best = _best(timed)
-    constants = devices.as_json(start)
+    constants = schema.as_json(start)
     for forms, parts in GROUPS:
         rows = [trial for trial in timed if trial.form.removeprefix(FILLED) in forms]
         paths = [path for path in _paths(constants) if f"{'.'.join(map(str, path))}.".startswith(parts)]
         if rows:
             weights = [math.sqrt(best[row.problem] / (row.ms or 1.0)) for row in rows]
             constants = _fit_group(setup, rows, weights, constants, paths)
-    return devices.made(constants)
+    return schema.from_json(constants)
 
 
 def score(setup: Setup, trials: Iterable[Trial], constants: Constants) -> Score:
@@ -117,7 +117,7 @@ def _fit_group(setup: Setup, rows: list[Trial], weights: list[float], constants:
         return changed
 
     def residuals(logs: Any) -> Any:
-        with selection.use(devices.made(with_logs(logs))):
+        with selection.use(schema.from_json(with_logs(logs))):
             estimates = np.log([setup.microseconds(row) for row in rows])
         errors = (estimates - times) * weights
         # As scipy's soft_l1, for the trials but not for the prior.
@@ -151,7 +151,7 @@ def _best(trials: Iterable[Trial]) -> dict[tuple[str, int, str], float]:
 def _paths(constants: Any, prefix: Path = ()) -> Iterable[Path]:
     """Yield the paths of numbers that may change: not those of programs that run together, and none that is 0."""
     if isinstance(constants, int | float):
-        if constants > 0 and not (prefix[0] in devices.TILES and prefix[-1] == 0):
+        if constants > 0 and not (prefix[0] in schema.TILES and prefix[-1] == 0):
             yield prefix
         return
     for name, value in constants.items() if isinstance(constants, dict) else enumerate(constants):

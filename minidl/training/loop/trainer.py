@@ -250,7 +250,7 @@ class BaseTrainer(ABC):
         now = progress.step - first, time.monotonic() - begun, self.group.waited - waited
         self._spent = self._spent[0] + now[0], self._spent[1] + now[1], self._spent[2] + now[2]
         if not self.group.leads:
-            saved, state = self.group.told(None, "the end of an epoch")
+            saved, state = self.group.from_leader(None, "the end of an epoch")
             self.progress = type(progress).from_saved(saved)
             random.set_state(state)
             return False
@@ -264,7 +264,7 @@ class BaseTrainer(ABC):
         )  # fmt: skip
         files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
         self.display.epoch(progress.epoch, self.epochs, outcome.text, seconds, outcome.star)
-        self.group.told([asdict(progress), random.get_state()], "the end of an epoch")
+        self.group.from_leader([asdict(progress), random.get_state()], "the end of an epoch")
         return outcome.best
 
     def _is_to_stop(self, interrupts: Interrupts) -> bool:

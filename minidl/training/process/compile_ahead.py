@@ -24,7 +24,7 @@ def compile_ahead(work: Callable[[], object], display: Display) -> None:
         except Exception as error:  # noqa: BLE001 (the work itself will raise it, where it is one of the work)
             display.note(f"note: kernels are compiled on first use ({type(error).__name__}: {error})")
             return
-        with compiler_processes.at_hand() as processes:
+        with compiler_processes.current() as processes:
             if wanted and (processes.started or len(wanted) >= _FEW):
                 with display.counted("compiling kernels") as progress:
                     processes.compile(wanted, progress)

@@ -68,9 +68,9 @@ def prepare(device: str, module: str) -> Any:
     """
     choose(device)
     waits = []
-    if compiler_processes.seem_useful(device):
+    if compiler_processes.has_gpu(device):
         waits.append(helpers.in_thread(_wake_driver))
-    with import_lock.apart:
+    with import_lock.LOCK:
         importlib.import_module("torch")
     from minidl.runtime import launch
 
@@ -79,7 +79,7 @@ def prepare(device: str, module: str) -> Any:
     else:
         from minidl.compilation import launch_jobs
 
-        waits.append(helpers.in_thread(launch_jobs.get_ready))
+        waits.append(helpers.in_thread(launch_jobs.preload))
     work = importlib.import_module(module)
     for wait in waits:
         wait()

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from minidl.errors import ConfigError
-from minidl.runtime.cost_model import devices, selection
+from minidl.runtime.cost_model import devices, schema, selection
 from minidl.tools.tuning import estimates as tuned
 from minidl.tools.tuning import fit, trials
 
@@ -49,19 +49,19 @@ def test_shapes_that_were_measured_are_not_drawn_again():
 def test_known_constants_are_found_again_from_noisy_times(setup, drawn):
     """With an outlier in 50, as a device that others use has them; and what nothing says is not moved."""
     random, start = Random(0), selection.of("sm_90")
-    known = devices.as_json(start)
+    known = schema.as_json(start)
     moved = {("gemm", "gemm", "l2_all"): 0.8, ("gemm", "gemm_pointer", "loads"): 0.75, ("tiles", "128x64", 1): 1.25}
     others = {("tiles", name, 1): 1.2 for name in known["tiles"]}
     for path, times in (others | moved).items():
         fit._set(known, path, times * fit._get(known, path))
-    true = devices.made(known)
+    true = schema.from_json(known)
     with selection.use(true):
         exact = [setup.microseconds(trial) / 1e3 for trial in drawn]
     noise = [math.exp(random.gauss(0, 0.03)) * (3 if n % 50 == 7 else 1) for n in range(len(drawn))]
     rows = [replace(trial, ms=ms * times) for trial, ms, times in zip(drawn, exact, noise, strict=True)]
     rows.append(replace(drawn[0], ms=None))  # failed
     found = fit.fitted(setup, rows, start)
-    got = devices.as_json(found)
+    got = schema.as_json(found)
     for path, times in moved.items():  # held, they come about half of the way and more
         assert abs(math.log(fit._get(got, path) / fit._get(known, path))) < 0.6 * abs(math.log(times)), path
     assert found.forms["pair"] == start.forms["pair"]

@@ -16,11 +16,11 @@ def folder(tmp_path, monkeypatch):
     """A folder of tables that is in use."""
     monkeypatch.setattr(tile_tables, "CHOSEN", str(tmp_path))
     tile_tables.read.cache_clear()
-    launch._choose.cache_clear()
+    launch.forget()
     yield tmp_path
     monkeypatch.undo()
     tile_tables.read.cache_clear()
-    launch._choose.cache_clear()
+    launch.forget()
 
 
 def changed(family="softmax", **sizes):

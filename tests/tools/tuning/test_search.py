@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from minidl.runtime import launch
+from minidl.runtime import launch, tiles
 from minidl.runtime.launch import Tile
 from minidl.testing.specs import Case
 from minidl.tools.tuning import classes, run, search, space
@@ -39,7 +39,7 @@ class Sleepy:
 def sleepy_class(sleepy, monkeypatch, count=1):
     """A class of a table of one rule, and problems that run `sleepy` with its tile."""
     table = {target: [{"tile": {"BLOCK_N": 1024}}] for target in launch.table(FAMILY)}
-    monkeypatch.setattr(launch._state, "given", {FAMILY: table})
+    monkeypatch.setattr(tiles._State, "tables", {FAMILY: table})
 
     def call(x):
         y = torch.empty_like(x)
@@ -58,9 +58,9 @@ def sleepy_class(sleepy, monkeypatch, count=1):
 def interpreted():
     if not launch.INTERPRETED:
         pytest.skip("sleeping kernels are timed by the host's clock")
-    launch._choose.cache_clear()
+    launch.forget()
     yield
-    launch._choose.cache_clear()
+    launch.forget()
 
 
 def searched(shapes, check=None, width=2, seconds=60.0):

@@ -1,0 +1,246 @@
+"""The constants of time estimates: their fields, and how they are read from and written to JSON."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+TILES = "tiles", "boxes", "boxed", "weights"
+
+
+class Figures(NamedTuple):
+    """A device's data sheet. clock: Hz; memory: bytes per second; tensor, float32, float64: operations per clock of a
+    multiprocessor, for float16 with float32 sums and for these types; cache: bytes of L2."""
+
+    processors: float
+    clock: float
+    memory: float
+    tensor: float
+    float32: float
+    float64: float
+    cache: float
+
+
+class Pace(NamedTuple):
+    """slots: programs that run together on a multiprocessor. step: us of one step of all of them, 64 values of K."""
+
+    slots: int
+    step: float
+
+
+class Images(NamedTuple):
+    """Factors of time: for runs of too few images, too many memory pages, pixels of few bytes, boxes of many images."""
+
+    short_run: float
+    pages: float
+    narrow: float
+    many: float
+
+
+class Steps(NamedTuple):
+    """Steps of programs, and rounds of all programs, for tiles of 16-bit convolutions.
+
+    launch        us of a launch of the pixel forms
+    edges         bytes per us that one multiprocessor reads from L2 while all read, for tiles without measurements
+    alone, last   factor of a step if fewer programs run on a multiprocessor than fit, by kind of round; for the last
+                  round after full ones
+    apart         share of a step that does not depend on the length of the block of K; `apart_boxes` for boxes
+    flat          factor for taps and channels as one axis; `flat_values` value by value; `flat_weight` for weight
+                  gradients
+    narrow        factor by the bytes of one load
+    across_lines  factor for rows that begin within a cache line
+    turned        factor for input gradients that read the weights without transposing them first
+    rounds        us of a round in addition to its steps: the first blocks and the epilogue
+    farther       factor for boxes of pixels with twice as many channels
+    turn, turns_from   us to transpose the weights; us of a launch from which transposing them first pays
+    shares, cached, uncached   us to add partial sums; bytes per us of partial sums in L2 and in memory
+    cache         bytes of partial sums that stay in L2
+    fill, filled  us of a small copy without its launch; the share of a copy's rate that rows of odd lengths reach
+    """
+
+    launch: float
+    edges: float
+    alone: Mapping[str, float]
+    last: float
+    apart: float
+    apart_boxes: float
+    flat: float
+    flat_values: float
+    flat_weight: float
+    narrow: Mapping[int, float]
+    across_lines: float
+    turned: float
+    farther: float
+    rounds: Mapping[str, float]
+    turn: float
+    turns_from: float
+    shares: float
+    cached: float
+    uncached: float
+    cache: float
+    fill: float
+    filled: float
+
+
+class Channels(NamedTuple):
+    """The depthwise forms in 16 bits, which sum each channel separately.
+
+    launch                   us of a launch
+    memory, weight_memory    factor of a copy of the bytes read and written; for the weight gradient
+    program, load, product   us of a multiprocessor to start a program; for a load and for products of a warp
+    several                  factor of the weight gradient with several inputs or outputs
+    wait, tile               us that a thread waits for a load; for a tile of the weight gradient
+    ordered                  us to reorder the weights
+    sum, joined              us to add partial sums, and the number of partial sums added per us
+    """
+
+    launch: float
+    memory: float
+    weight_memory: float
+    program: float
+    load: float
+    product: float
+    several: float
+    wait: float
+    tile: float
+    ordered: float
+    sum: float
+    joined: float
+
+
+class Boxes(NamedTuple):
+    """Matrix products that read boxes. Launch, program, wait for a block of K and `sum` (the launch that adds shares of
+    K) in us; written: values, operations, l2 (bytes): rates per us of one multiprocessor; l2_all, memory, shares: bytes
+    per us of all."""
+
+    launch: float
+    program: float
+    wait: float
+    written: float
+    operations: float
+    l2: float
+    l2_all: float
+    memory: float
+    sum: float
+    shares: float
+
+
+class Pointers(NamedTuple):
+    """Matrix products that read through pointers: as `Boxes`, but with loads of a warp in place of bytes of L2."""
+
+    launch: float
+    program: float
+    wait: float
+    written: float
+    operations: float
+    loads: float
+    memory: float
+    sum: float
+    shares: float
+
+
+class Products(NamedTuple):
+    """By family of tiles. copy, copied: us of a copy of rows; bytes read and written per us."""
+
+    gemm: Boxes
+    gemm_pointer: Pointers
+    copy: float
+    copied: float
+
+
+class Constants(NamedTuple):
+    """All constants of a device.
+
+    launch      us of one kernel
+    copy        bytes read and written per us; `reached`: the share of it that tiles of products reach
+    products    operations per us, by dtype or float32 precision
+    forms       cost of operations relative to `products`, by form of convolution
+    relative    factor of the estimate of another form
+    whole       factor and additional us of estimates that are not made from 16-bit tiles
+    tiles, boxes, boxed, weights   Pace by BLOCK_M, BLOCK_N and, for the boxed form, warps; for weight gradients, TAPS;
+                `boxes`: for runs of images, if different from `tiles`
+    """
+
+    launch: float
+    copy: float
+    reached: float
+    products: Mapping[str, float]
+    forms: Mapping[str, float]
+    relative: Mapping[str, float]
+    whole: Mapping[str, tuple[float, float]]
+    images: Images
+    steps: Steps
+    channels: Channels
+    tiles: Mapping[str, Pace]
+    boxes: Mapping[str, Pace]
+    boxed: Mapping[str, Pace]
+    weights: Mapping[str, Pace]
+    gemm: Products
+
+
+def from_json(constants: Any) -> Constants:
+    """Return the constants in parsed JSON. Raises ValueError if it has anything else."""
+    return _parsed(Constants, constants, "constants")
+
+
+def figures_from_json(figures: Any) -> Figures:
+    """Return the figures in parsed JSON. Raises ValueError if it has anything else."""
+    return _parsed(Figures, figures, "figures")
+
+
+def as_json(constants: Any) -> Any:
+    """Return the constants as values for JSON, the inverse of `from_json`."""
+    if hasattr(constants, "_asdict"):
+        if isinstance(constants, Pace):
+            return list(constants)
+        return {name: as_json(value) for name, value in constants._asdict().items()}
+    if isinstance(constants, Mapping):
+        return {str(name): as_json(value) for name, value in constants.items()}
+    return list(constants) if isinstance(constants, tuple) else constants
+
+
+def merged(base: Any, changes: Any, name: str = "constants") -> Any:
+    """Return `base` with `changes`, part by part. Raises ValueError for an unknown name, other than a tile's."""
+    if not isinstance(base, dict) or not isinstance(changes, dict):
+        return changes
+    unknown = sorted(changes.keys() - base.keys())
+    if unknown and name not in TILES:
+        raise ValueError(f"{name} has {', '.join(unknown)[:40]}, known: {', '.join(base)}")
+    return {**base, **{key: merged(base.get(key), value, key) for key, value in changes.items()}}
+
+
+def _parsed(kind: Any, value: Any, name: str) -> Any:
+    """Convert a JSON value to `kind`: named tuples, numbers above 0 (0 is allowed in `whole`), mappings of these.
+
+    Raises ValueError that names the part with another type.
+    """
+    if kind in (float, int):
+        number = type(value) in (int, float) and math.isfinite(value) and value == kind(value)
+        if not number or value < 0 or (value == 0 and ", whole, " not in name):
+            raise _type_error(value, name, "a number above 0")
+        return kind(value)
+    if kind is Pace or typing.get_origin(kind) is tuple:
+        kinds = list(_types(Pace).values()) if kind is Pace else typing.get_args(kind)
+        if not isinstance(value, list) or len(value) != len(kinds):
+            raise _type_error(value, name, f"{len(kinds)} numbers")
+        parts = [_parsed(item_kind, part, name) for item_kind, part in zip(kinds, value, strict=True)]
+        return Pace(*parts) if kind is Pace else tuple(parts)
+    if not isinstance(value, dict):
+        raise _type_error(value, name, "an object")
+    if typing.get_origin(kind) is not None:
+        key_kind, value_kind = typing.get_args(kind)
+        return {key_kind(key): _parsed(value_kind, part, f"{name}, {key}") for key, part in value.items()}
+    if value.keys() != _types(kind).keys():
+        raise _type_error(sorted(value), name, ", ".join(_types(kind)))
+    return kind(**{key: _parsed(field, value[key], f"{name}, {key}") for key, field in _types(kind).items()})
+
+
+def _type_error(value: Any, name: str, expected: str) -> ValueError:
+    return ValueError(f"{name.removeprefix('constants, ')} is {json.dumps(value)[:40]}, expected {expected}")
+
+
+_types = functools.cache(typing.get_type_hints)
