@@ -183,7 +183,7 @@ class Problem:
             found = plan.plan(self.described(bias=True, scale=True, act="relu", form=form, **more))
         except conv.UnableError:
             return x
-        return x.to(self.x.dtype).double() if found.parts and found.other is None else x
+        return x.to(self.x.dtype).double() if found.parts and found.rewrite is None else x
 
 
 @st.composite
@@ -332,7 +332,7 @@ def test_three_taps_of_a_row_that_lie_apart_in_the_weight_gradient():
 def test_positions_counted_in_64_bits(form, monkeypatch):
     """As where there are 2^31 of them."""
     for module in (pixel_choice, pixel_tiled, pixel_grad_weight, banded, banded_grad_weight, held):
-        monkeypatch.setattr(module, "MANY", 1)
+        monkeypatch.setattr(module, "INT32_LIMIT", 1)
     small = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}, 4, 1)
     rows = launch.Tile({"BLOCK_M": 16, "PER_PROCESSOR": 0}, 4, 1)
     bands = launch.Tile({"BLOCK_M": 16, "BLOCK_K": 16}, 4, 1)
@@ -341,7 +341,7 @@ def test_positions_counted_in_64_bits(form, monkeypatch):
 
 
 def test_shares_of_the_weight_gradient_of_bands_counted_in_64_bits(monkeypatch):
-    monkeypatch.setattr(banded_grad_weight, "MANY", 1)
+    monkeypatch.setattr(banded_grad_weight, "INT32_LIMIT", 1)
     monkeypatch.setattr(launch, "processors", lambda: 4)
     p = Problem((8, 1, 4, (33, 5), (1, 3), (1, 1), (0, 1), (1, 1), 1))
     grids = []
@@ -1205,7 +1205,7 @@ def test_depthwise_leaves_what_32_bits_do_not_count_to_others(shape):
 )
 def test_depthwise_says_what_it_cannot(shape, why):
     p = Problem(shape)
-    with pytest.raises(conv.UnableError, match="depthwise form cannot take this shape"):
+    with pytest.raises(conv.UnableError, match="depthwise form does not support this shape"):
         conv.forward(p.x, p.w, p.geometry, form="depthwise")
     assert why in conv.explain(p.described())
 
@@ -1407,7 +1407,7 @@ def test_refusals():
     p = Problem(SHAPES["pixel"])
     with pytest.raises(ValueError, match="unknown form 'fast'; known: pixel, box, batch, pair, banded"):
         conv.forward(p.x, p.w, p.geometry, form="fast")
-    with pytest.raises(conv.UnableError, match="the banded form cannot take this shape; these can: pixel"):
+    with pytest.raises(conv.UnableError, match="the banded form does not support this shape; use one of: pixel"):
         conv.forward(p.x, p.w, p.geometry, form="banded")
     with pytest.raises(ValueError, match="unknown pool"):
         conv.forward(p.x, p.w, p.geometry, pool="min")

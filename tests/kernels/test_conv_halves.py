@@ -170,7 +170,7 @@ def test_a_u_net_has_halves_everywhere(how, device):
             if found.name == plain.name:
                 assert (found.microseconds, found.bands) == (plain.microseconds, plain.bands)
             else:
-                assert 0 < found.microseconds - plain.microseconds <= costs.of_join(problem)
+                assert 0 < found.microseconds - plain.microseconds <= costs.join_time(problem)
 
 
 def test_halves_are_joined_where_a_copy_is_cheaper(monkeypatch):

@@ -120,15 +120,15 @@ def test_the_window_is_what_both_columns_read(kernel, padding, size):
 )
 def test_refusals(shape):
     p = Problem("merge", *shape)
-    with pytest.raises(conv.UnableError, match="the merge form cannot take this shape"):
+    with pytest.raises(conv.UnableError, match="the merge form does not support this shape"):
         p.check()
 
 
 def test_no_groups_and_no_way_forward():
     geometry = Geometry.of((9, 8), (3, 4), (2, 2), ((1, 1), (1, 1)), (1, 1))
-    with pytest.raises(conv.UnableError, match="the merge form cannot take this shape"):
+    with pytest.raises(conv.UnableError, match="the merge form does not support this shape"):
         conv.transposed(whole(2, 64, 5, 4), whole(64, 8, 3, 4), Geometry(geometry.h, geometry.w, 2), form="merge")
-    with pytest.raises(conv.UnableError, match="the merge form cannot take this shape"):
+    with pytest.raises(conv.UnableError, match="the merge form does not support this shape"):
         conv.forward(whole(2, 32, 9, 8), whole(16, 32, 3, 4), geometry, form="merge")
 
 

@@ -110,7 +110,7 @@ def test_taps_of_a_tile_of_the_gradient(taps, kernel, padding):
 @pytest.mark.parametrize("many", [1, 2**31])
 def test_shares_of_the_pixels_of_the_gradient(many, monkeypatch):
     """Two of them, counted in 64 bits or 32; the last one is not full."""
-    monkeypatch.setattr(pixel_grad_weight, "MANY", many)
+    monkeypatch.setattr(pixel_grad_weight, "INT32_LIMIT", many)
     monkeypatch.setattr(launch, "processors", lambda: 4)
     p = Problem((2, 16, 5, (9, 7), (1, 1), (1, 1), (0, 0), (1, 1), 2))
     with forced():
@@ -180,9 +180,9 @@ def test_what_the_one_launch_leaves_to_single_walks():
 
 
 def test_numbers_that_32_bits_do_not_count(monkeypatch):
-    monkeypatch.setattr(pixel_choice, "MANY", 1)
-    monkeypatch.setattr(pixel_grad_weight, "MANY", 1)
-    monkeypatch.setattr(pixel_tiled, "MANY", 1)
+    monkeypatch.setattr(pixel_choice, "INT32_LIMIT", 1)
+    monkeypatch.setattr(pixel_grad_weight, "INT32_LIMIT", 1)
+    monkeypatch.setattr(pixel_tiled, "INT32_LIMIT", 1)
     for name in SHAPES:
         with forced():
             assert {"forward", "grad_weight"} <= set(Problem(SHAPES[name]).check("pixel"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from minidl.kernels import conv
 from minidl.kernels.conv import plan, product, turned
 from minidl.kernels.conv.geometry import Geometry
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, WALK, walks_back
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, PHASE, backward_phases
 from minidl.kernels.gemm import tiled
 from minidl.runtime import launch
 from minidl.tensors import default_device
@@ -140,8 +140,8 @@ def test_a_product_reads_each_value_once_and_in_order(size, kernel, stride, padd
     for direction in (FORWARD, GRAD_WEIGHT):
         described = conv.Problem(direction, geometry, 2, 8, 8, torch.float16)
         assert bool(product.able(described)) == expected
-    walk = walks_back(geometry)[0]
-    back = conv.Problem(WALK, geometry, 2, 8, 8, torch.float16, walks=walk)
+    phase = backward_phases(geometry)[0]
+    back = conv.Problem(PHASE, geometry, 2, 8, 8, torch.float16, phases=phase)
     assert bool(product.able(back)) == (expected and kernel == (1, 1))
 
 

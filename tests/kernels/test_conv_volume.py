@@ -197,7 +197,7 @@ def test_slices_are_one_sum(form):
 @pytest.mark.parametrize(("rows", "columns"), [(2, 4), (8, 2)])
 def test_slices_side_by_side_in_more_than_a_tile(rows, columns, wide, monkeypatch):
     if wide:
-        monkeypatch.setattr(stacks, "MANY", 1)
+        monkeypatch.setattr(stacks, "INT32_LIMIT", 1)
     tile = launch.Tile({"BLOCK_M": rows, "BLOCK_N": columns}, 4, 3)
     with launch.force(conv_fill=tile):  # nothing that was made before is used in it or after it
         Problem(2, 5, 3, (5, 4, 3), (3, 2, 2), (2, 1, 1), (1, 0, 1), (1, 1, 1), 2).check("stack")

@@ -17,7 +17,7 @@ from minidl.kernels import reduce
 from minidl.kernels.conv import banded, bands, costs
 from minidl.kernels.conv.bands import group_of
 from minidl.kernels.conv.geometry import Geometry
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -128,7 +128,7 @@ def cheapest(problem: Problem) -> tuple[Problem, bool]:
 
 def estimate(problem: Problem) -> float:
     """With two launches more; small ones take 17 to 21 us."""
-    return costs.beside_tiles(problem, "banded, weight", _microseconds(cheapest(problem)[0]))
+    return costs.tile_time(problem, "banded, weight", _microseconds(cheapest(problem)[0]))
 
 
 def _microseconds(problem: Problem) -> float:
@@ -180,7 +180,7 @@ def prepare(problem: Problem) -> Prepared:
     share = launch.cdiv(blocks, max(1, min(4 * problem.processors // tiles, blocks // 8)))
     shares = launch.cdiv(blocks, share)
     scalars = (rows, problem.read[0], problem.at.h.in_start, share * tile["BLOCK_M"])
-    meta = {**constants, "WIDE": rows >= MANY, **tile.options}
+    meta = {**constants, "WIDE": rows >= INT32_LIMIT, **tile.options}
     total = M * R * S * C
     block = problem.tile("conv_band", floor=1, total=total)
     shared = {name: constants[name] for name in ("STEP", "R", "KP", "NP", "ACC")}

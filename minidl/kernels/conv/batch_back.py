@@ -24,7 +24,7 @@ FAMILIES = ("conv_back", "conv_batch_narrow", "conv_turn")
 
 
 @triton.jit
-def walk_back(rho, size, R, PADDING: tl.constexpr, STRIDE: tl.constexpr):
+def phase_of(rho, size, R, PADDING: tl.constexpr, STRIDE: tl.constexpr):
     """(out_start, count, in_start, taps) of the walk of one remainder, over inputs of `size`."""
     first = (rho + (STRIDE - PADDING % STRIDE)) % STRIDE
     count = (tl.maximum(size - first, 0) + (STRIDE - 1)) // STRIDE
@@ -45,8 +45,8 @@ def walk_of(
     before = 0
     end = 0
     for i in tl.static_range(STRIDE_H * STRIDE_W):
-        _, rows, _, _ = walk_back(i // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
-        _, columns, _, _ = walk_back(i % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
+        _, rows, _, _ = phase_of(i // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
+        _, columns, _, _ = phase_of(i % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
         beyond = i_tile >= end
         rho = tl.where(beyond, i, rho)
         before = tl.where(beyond, end, before)
@@ -71,8 +71,8 @@ def conv_back_kernel(
     rho, before = walk_of(
         i_tile, 1, across, OH, OW, R, S, PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, 1
     )  # fmt: skip
-    out_h, _, in_h, taps_h = walk_back(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
-    out_w, columns, in_w, taps_w = walk_back(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
+    out_h, _, in_h, taps_h = phase_of(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
+    out_w, columns, in_w, taps_w = phase_of(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
     last_h = rho // STRIDE_W + (taps_h - 1) * STRIDE_H
     last_w = rho % STRIDE_W + (taps_w - 1) * STRIDE_W
     conv_batch_tile(

@@ -26,9 +26,9 @@ import triton.language as tl
 
 from minidl.kernels.conv import box_line, costs
 from minidl.kernels.conv.even_parts import Prepared, slots_of, step_at
-from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.pixel_boxes import shape_of_box
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, NO_BOXES, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, NO_BOXES, Problem, Tensors, Unsupported
 from minidl.kernels.division import divided, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -164,24 +164,24 @@ def _fits(problem: Problem) -> bool | Unsupported:
     images = 1 + at.box[1] // h.count if at.merged else at.box[0]
     reach = images * h.count * v.count * problem.groups * problem.M
     counted = max(problem.N * h.count, reach, at.line.total)
-    return (counted < MANY or Unsupported("more rows, steps or values of a box than 32 bits count")) and (
+    return (counted < INT32_LIMIT or Unsupported("more rows, steps or values of a box than 32 bits count")) and (
         (_ends(h, problem.read[0], at.box[1]) and _ends(v, problem.read[1], at.box[2])
          and (at.whole or problem.C % at.line.tile["BLOCK_N"] == 0))
         or Unsupported("a stride that does not divide an image, of which boxes read what is no input")
     )  # fmt: skip
 
 
-def _ends(walk: Walk, size: int, extent: int) -> bool:
+def _ends(phase: Phase, size: int, extent: int) -> bool:
     """Whether boxes of so many outputs read no input from the size on that the view of x has: of its last stride a part
     is beyond it."""
-    if size % walk.in_step == 0:
+    if size % phase.in_step == 0:
         return True
-    last = launch.cdiv(walk.count, extent) * extent - 1
-    for tap in range(len(walk.taps)):
-        start = walk.in_start + tap * walk.in_tap
-        phase = start % walk.in_step
-        beyond = (size - phase + walk.in_step - 1) // walk.in_step  # the first place that is none
-        if beyond < launch.cdiv(size, walk.in_step) and start // walk.in_step + last >= beyond:
+    last = launch.cdiv(phase.count, extent) * extent - 1
+    for tap in range(len(phase.taps)):
+        start = phase.in_start + tap * phase.in_tap
+        remainder = start % phase.in_step
+        beyond = (size - remainder + phase.in_step - 1) // phase.in_step  # the first place that is none
+        if beyond < launch.cdiv(size, phase.in_step) and start // phase.in_step + last >= beyond:
             return False
     return True
 
@@ -248,7 +248,7 @@ def prepare(problem: Problem) -> Prepared:
     (H, W), (QH, QW) = problem.read, problem.written
     N, M, groups, at = problem.N, problem.M, problem.groups, cut(problem)
     line, box = at.line, at.box
-    firsts = (walk.in_start + max(0, -(walk.in_start // walk.in_step)) * walk.in_step for walk in (h, v))
+    firsts = (phase.in_start + max(0, -(phase.in_start // phase.in_step)) * phase.in_step for phase in (h, v))
     scalars = (
         line.boxes, N, H, W, QH, QW, M, groups, h.in_start, v.in_start, *firsts, reciprocal(QH), line.each,
         box_line.PAUSE,

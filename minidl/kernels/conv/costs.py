@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from minidl.kernels.conv.geometry import Axis
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, WALK, Problem
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, PHASE, TRANSPOSED, Problem
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 
@@ -55,14 +55,14 @@ def taps(problem: Problem) -> float:
     """Of one output pixel, in the mean."""
     if problem.direction == TRANSPOSED:
         both = [(axis.size, axis.backward()) for axis in (problem.geometry.h, problem.geometry.w)]
-        return math.prod(sum(walk.count * walk.reached for walk in walks) / size for size, walks in both)
+        return math.prod(sum(phase.count * phase.reached for phase in phases) / size for size, phases in both)
     return problem.taps
 
 
 def taps_inside(problem: Problem) -> float:
     """Of one output pixel, in the mean, of those whose input is inside; of a walk back all."""
     axes = problem.geometry.h, problem.geometry.w
-    if problem.direction == WALK:
+    if problem.direction == PHASE:
         return problem.taps
     back = problem.direction == TRANSPOSED
     return math.prod(sum(axis.inside()) / (axis.size if back else axis.output) for axis in axes)
@@ -143,7 +143,7 @@ def relative(problem: Problem, form: str) -> float:
     return selection.of(problem.target).relative[form]
 
 
-def beside_tiles(problem: Problem, form: str, time: float, launches: float = 1) -> float:
+def tile_time(problem: Problem, form: str, time: float, launches: float = 1) -> float:
     """An estimate of `microseconds` that stands beside those of tiles whose pace is known; of others, as it is."""
     if not problem.paced:
         return time
@@ -182,7 +182,7 @@ def of_band(problem: Problem, values: int) -> float:
     return values / BAND if problem.paced else 0.0
 
 
-def of_pool(problem: Problem) -> float:
+def pool_time(problem: Problem) -> float:
     """A 2x2 pool after the convolution: reads what it has written, and writes a quarter."""
     device = selection.of(problem.target)
     if problem.target == "interpreted":
@@ -193,16 +193,16 @@ def of_pool(problem: Problem) -> float:
     return device.launch / 2 + device.forms["pool"] * moved_ / device.copy
 
 
-def of_sum(problem: Problem, apart: bool = False) -> float:
+def sum_time(problem: Problem, separate: bool = False) -> float:
     """Reading what is added to the outputs; apart they are read and written once more, in a launch."""
     if not problem.added:
         return 0.0
     device = selection.of(problem.target)
     moved_ = outputs(problem) * problem.groups * problem.M * problem.result.itemsize
-    return (3 * moved_ / device.copy + device.launch / 2) if apart else moved_ / device.copy
+    return (3 * moved_ / device.copy + device.launch / 2) if separate else moved_ / device.copy
 
 
-def of_join(problem: Problem) -> float:
+def join_time(problem: Problem) -> float:
     """Joining halves of x in memory of their own: each is read and written."""
     device = selection.of(problem.target)
     return device.launch + 2 * problem.N * problem.image_bytes / device.copy

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, tile_throughput, voxels
-from minidl.kernels.conv.depthwise import walk_back
+from minidl.kernels.conv.depthwise import phase_of
 from minidl.kernels.conv.epilogue import finish
 from minidl.kernels.conv.geometry import NOWHERE
 from minidl.kernels.conv.voxels import Cubes
@@ -28,7 +28,7 @@ from minidl.runtime.cost_model import selection
 from minidl.runtime.descriptors import Box
 
 FAMILY = "conv_box"
-MOST_OF_WALKS = 64 * 128  # outputs of a tile, where a program finds its own walk back
+MOST_IN_PHASES = 64 * 128  # outputs of a tile, where a program finds its own walk back
 AHEAD = tl.constexpr(voxels.AHEAD)
 FAR_AWAY = tl.constexpr(NOWHERE)
 
@@ -39,7 +39,7 @@ def taps_of_walk(
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PERIOD: tl.constexpr, INVERSE: tl.constexpr, DILATION: tl.constexpr,
 ):  # fmt: skip
     """(first tap, where it reads, how many) of walk i back; without any, one that reads far outside."""
-    first, start, _ = walk_back(i, 0, pad, KERNEL, STRIDE, PERIOD, INVERSE, DILATION)
+    first, start, _ = phase_of(i, 0, pad, KERNEL, STRIDE, PERIOD, INVERSE, DILATION)
     none = first >= KERNEL
     first = tl.where(none, 0, first)
     return first, tl.where(none, FAR_AWAY, start), tl.where(none, 1, (KERNEL - first + PERIOD - 1) // PERIOD)
@@ -259,7 +259,7 @@ def prepare(cubes: Cubes) -> launch.Prepared:
     )  # fmt: skip
     meta = {
         **voxels.taps_read(cubes, box), **problem.constants, **problem.flags("POOL"), **options, "TURN": cubes.turn,
-        **voxels.walks_of(cubes),
+        **voxels.phase_constants(cubes),
     }  # fmt: skip
     of_weights = Box.of_rows(groups * M, cubes.taps * voxels.width(problem, block), (tile["BLOCK_M"], block))
     if cubes.turn:
@@ -296,6 +296,6 @@ def _tile(cubes: Cubes) -> launch.Tile:
         tiles = tuple(
             launch.Tile({**tile.sizes, **alone}, tile.num_warps, tile.num_stages)
             for tile in tiles
-            if tile["BLOCK_M"] * tile["BLOCK_N"] <= MOST_OF_WALKS or len(tiles) == 1
+            if tile["BLOCK_M"] * tile["BLOCK_N"] <= MOST_IN_PHASES or len(tiles) == 1
         )
     return min(tiles, key=lambda tile: microseconds(cubes, tile)) if len(tiles) > 1 else tiles[0]

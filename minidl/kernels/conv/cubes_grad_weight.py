@@ -22,7 +22,7 @@ from minidl.kernels.conv import box_line, boxed_grad_weight, costs, mirrored, vo
 from minidl.kernels.conv.cubes import AHEAD
 from minidl.kernels.conv.even_parts import Prepared, slots_of, step_at
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import MANY
+from minidl.kernels.conv.problem import INT32_LIMIT
 from minidl.kernels.conv.voxels import Cubes
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
@@ -127,7 +127,7 @@ def able(cubes_: Cubes) -> bool:
     return (
         (size == 2 or problem.target == "interpreted")
         and problem.M > 0 and problem.C * size % 16 == 0 == problem.M * size % 16 and voxels.in_boxes(cubes_)
-        and _counted(_cut(cubes_), cubes_) < MANY
+        and _counted(_cut(cubes_), cubes_) < INT32_LIMIT
     )  # fmt: skip
 
 
@@ -172,11 +172,13 @@ def _turns(cubes_: Cubes) -> bool:
 def _mirror(cubes_: Cubes) -> Cubes:
     """x and the output's gradient exchanged; taps are in reverse. The stride of an axis with one output is none."""
     problem = cubes_.problem._replace(C=cubes_.problem.M, M=cubes_.problem.C)
-    walks = [
-        dataclasses.replace(walk, count=size, in_step=1, in_start=-walk.in_start - (len(walk.taps) - 1) * walk.in_tap)
-        for walk, size in zip(cubes_.walks, cubes_.read, strict=True)
+    phases = [
+        dataclasses.replace(
+            phase, count=size, in_step=1, in_start=-phase.in_start - (len(phase.taps) - 1) * phase.in_tap
+        )
+        for phase, size in zip(cubes_.phases, cubes_.read, strict=True)
     ]
-    return cubes_._replace(problem=problem, walks=tuple(walks), read=cubes_.written, written=cubes_.read)
+    return cubes_._replace(problem=problem, phases=tuple(phases), read=cubes_.written, written=cubes_.read)
 
 
 class Weights(NamedTuple):
@@ -193,7 +195,7 @@ def prepare(cubes_: Cubes) -> Weights:
     """The launches, on dy and x."""
     problem = cubes_.problem
     turn = None
-    taps = tuple(len(walk.taps) for walk in cubes_.walks)
+    taps = tuple(len(phase.taps) for phase in cubes_.phases)
     shape = problem.groups * problem.M, *taps, problem.C
     if _mirrors(cubes_):
         turn = mirrored.turn(problem, cubes_.taps)
@@ -204,7 +206,7 @@ def prepare(cubes_: Cubes) -> Weights:
 def _sums(cubes_: Cubes) -> Prepared:
     problem, (N, QD, QH, QW), at = cubes_.problem, cubes_.counts, _cut(cubes_)
     line = at.line
-    starts = (walk.in_start for walk in cubes_.walks)
+    starts = (phase.in_start for phase in cubes_.phases)
     scalars = (line.boxes, N, cubes_.read[0], QD, QH, QW, problem.M, problem.groups, *starts, line.each, box_line.PAUSE)
     meta = {
         **voxels.taps_read(cubes_, at.box), **problem.constants,
@@ -227,7 +229,7 @@ class _Cut(NamedTuple):
 
 def _cut(cubes_: Cubes) -> _Cut:
     """How the gradient is cut; of several tiles by the one of least time."""
-    problem, row = cubes_.problem, len(cubes_.walks[2].taps)
+    problem, row = cubes_.problem, len(cubes_.phases[2].taps)
     made = []
     for tile in problem.tiles(FAMILY, M=problem.M, N=problem.C, T=row):
         box = voxels.shape_of(cubes_, tile["BLOCK_K"])

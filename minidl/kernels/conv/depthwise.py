@@ -23,7 +23,7 @@ import triton.language as tl
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs, narrow, spread
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -36,7 +36,7 @@ MOST_CHANNELS = 4
 
 
 @triton.jit
-def walk_back(
+def phase_of(
     i, size, pad,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PERIOD: tl.constexpr, INVERSE: tl.constexpr, DILATION: tl.constexpr,
 ):  # fmt: skip
@@ -98,8 +98,8 @@ def conv_depthwise_kernel(
         n = n // QD * D + x_d
     q_w = o_p % QW
     if BACK:
-        tap_h, in_h, rows = walk_back(i_h, OH, pad_h, KERNEL_H, STRIDE_H, PERIOD_H, INVERSE_H, DILATION_H)
-        tap_w, in_w, columns = walk_back(i_w, OW, pad_w, KERNEL_W, STRIDE_W, PERIOD_W, INVERSE_W, DILATION_W)
+        tap_h, in_h, rows = phase_of(i_h, OH, pad_h, KERNEL_H, STRIDE_H, PERIOD_H, INVERSE_H, DILATION_H)
+        tap_w, in_w, columns = phase_of(i_w, OW, pad_w, KERNEL_W, STRIDE_W, PERIOD_W, INVERSE_W, DILATION_W)
         m_y = (o_k < total) & (q_w < columns)
         m_k = m_y & (tap_h < KERNEL_H) & (tap_w < KERNEL_W)
     else:
@@ -198,7 +198,7 @@ def fits(problem: Problem) -> bool | Unsupported:
     images = max((H * W + reach) * problem.C, OH * OW * problem.M) * problem.groups
     weights = h.kernel * v.kernel * problem.C * problem.groups * problem.M
     row = problem.N * max(W, OW) * problem.groups * problem.M
-    if max(images, weights, row) >= MANY:
+    if max(images, weights, row) >= INT32_LIMIT:
         return Unsupported("images or weights of more values than 32 bits count")
     return True
 
@@ -247,9 +247,9 @@ def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Product:
     if depth is not None:
         if found.rows * math.prod(found.taps) * found.vec > narrow.MOST_PRODUCTS // 2:
             unroll = 1  # 24 channels at 16x16x16 back: 84 bytes of spills
-        walk, slice_ = depth.walk, problem.geometry.h.kernel * strides[3]
-        of_depth = depth.size, walk.count, depth.written, walk.in_start, walk.out_start
-        first_q, s_q = walk.taps[0] * slice_, walk.tap_step * slice_
+        phase, slice_ = depth.phase, problem.geometry.h.kernel * strides[3]
+        of_depth = depth.size, phase.count, depth.written, phase.in_start, phase.out_start
+        first_q, s_q = phase.taps[0] * slice_, phase.tap_step * slice_
     options = found.tile.options
     del options["VEC"]
     meta = {
@@ -260,11 +260,11 @@ def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Product:
         **options, "VEC": found.vec, "BLOCK_R": found.rows,
         **(narrow.NO_DEPTH if depth is None else depth.constants),
     }  # fmt: skip
-    for name, axis, walks, period in zip("HW", found.axes, found.walks, found.periods, strict=True):
+    for name, axis, phases, period in zip("HW", found.axes, found.phases, found.periods, strict=True):
         # On the way back taps first, first + period, ... solve tap * dilation = remainder (mod stride).
         inverse = pow(axis.dilation // math.gcd(axis.stride, axis.dilation), -1, period)
         constants = {
-            "WALKS": walks, "KERNEL": axis.kernel, "STRIDE": axis.stride, "PERIOD": period, "INVERSE": inverse,
+            "WALKS": phases, "KERNEL": axis.kernel, "STRIDE": axis.stride, "PERIOD": period, "INVERSE": inverse,
             "DILATION": axis.dilation,
         }  # fmt: skip
         meta |= {f"{key}_{name}": value for key, value in constants.items()}

@@ -206,7 +206,7 @@ def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Shares:
     if depth is not None:
         found = found._replace(parts=found.parts * depth.kernel)
         shape = shape[0], depth.kernel, *shape[1:]
-        of_depth = depth.size, depth.walk.count, depth.walk.in_start
+        of_depth = depth.size, depth.phase.count, depth.phase.in_start
         constants = {name: depth.constants[name] for name in constants}
     tile, (down, across), rows, columns, parts, tiles, rest = found
     options = tile.options

@@ -240,7 +240,7 @@ def prepare(problem: Problem) -> Prepared:
     parts = _parts(problem)
     blocks = {name: tile[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
     sizes = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, parts.each)
-    walks = {
+    phases = {
         **problem.taps_read, **dependent_launch.options(target=problem.target), **blocks,
     }  # fmt: skip
     warps = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
@@ -252,12 +252,12 @@ def prepare(problem: Problem) -> Prepared:
     return Prepared(
         launch.Prepared(
             conv_even_grad_weight_kernel, (launch.cdiv(parts.total, parts.each),), (*sizes, parts.total),
-            {**walks, **problem.constants, **warps}, boxes,
+            {**phases, **problem.constants, **warps}, boxes,
         ),
         (parts.slots, groups * M, taps * C),
         launch.Prepared(
             conv_even_sum_kernel, (taps * parts.tiles * tile["BLOCK_M"] // rows,), sizes,
-            {**walks, "MOST": parts.slots, "ROWS": rows},
+            {**phases, "MOST": parts.slots, "ROWS": rows},
         ),
         problem.shape,
     )  # fmt: skip

@@ -139,8 +139,8 @@ def estimate(problem: Problem) -> float:
     # A program waits for each block of its K, with many channels for memory: 872->1 of one image took 90 us.
     blocks = launch.cdiv(found.K, 64)
     if problem.C > MANY_CHANNELS:
-        return costs.beside_tiles(problem, NAME, costs.relative(problem, "few, many channels") * time, blocks)
-    return costs.beside_tiles(problem, NAME, time, BEGUN + blocks * CACHED)
+        return costs.tile_time(problem, NAME, costs.relative(problem, "few, many channels") * time, blocks)
+    return costs.tile_time(problem, NAME, time, BEGUN + blocks * CACHED)
 
 
 class Groups(NamedTuple):

@@ -105,7 +105,7 @@ def cheapest(outputs: tuple[int, int], kernel: tuple[int, int], C: int, M: int, 
 def able(problem: Problem) -> bool | Unsupported:
     """Whether the walks read neighbours, by neighbours."""
     h, v = problem.at.h, problem.at.v
-    plain = all(walk.in_step == walk.in_tap == walk.out_step == 1 for walk in (h, v))
+    plain = all(phase.in_step == phase.in_tap == phase.out_step == 1 for phase in (h, v))
     return (
         (problem.form == NAME or Unsupported("used on request only: its error bound is one of norms"))
         and (plain or Unsupported("a stride or dilation"))

@@ -30,7 +30,7 @@ FAMILIES = ("conv_fill",)
 FULL = 64
 LEAST = 6
 # 3x3 stride 3 with a dilation, 2->13 at 63x63: nine walks of filled channels took 757 us, and 49 as they are.
-MOST_WALKS = 4
+MOST_PHASES = 4
 # Channels of the form for few outputs of a way back are a multiple of this, up to so many outputs; and fewer than LEAST
 # outputs, of whose weights the gradient is wanted: 952->1 at 12x12, 173 images, 219 us as pixels, cuDNN 107.
 FEW_UNIT, FEW_OUTPUTS = 16, 4
@@ -110,7 +110,7 @@ def wider(problem: Problem) -> Problem | Unsupported:
         return Unsupported("nothing gained with float64, or by the interpreter")
     if problem.pool:
         return Unsupported("a pool")
-    if problem.direction == TRANSPOSED and not _few_walks(problem):
+    if problem.direction == TRANSPOSED and not _has_few_phases(problem):
         return Unsupported("more walks than two strides of 2 have")
     unit = 16 // problem.dtype.itemsize
     groups, C, M = problem.groups, problem.C, problem.M
@@ -135,10 +135,10 @@ def wider(problem: Problem) -> Problem | Unsupported:
     return made
 
 
-def _few_walks(problem: Problem) -> bool:
+def _has_few_phases(problem: Problem) -> bool:
     """Whether the walks back are few, or one launch (`pixel_back`)."""
     h, v = problem.geometry.h, problem.geometry.w
-    return h.stride * v.stride <= (MOST_WALKS if h.dilation * v.dilation > 1 else 4 * MOST_WALKS)
+    return h.stride * v.stride <= (MOST_PHASES if h.dilation * v.dilation > 1 else 4 * MOST_PHASES)
 
 
 def cost(problem: Problem, made: Problem) -> float:

@@ -16,7 +16,7 @@ import triton.language as tl
 from minidl.kernels.conv import banded, bands, costs
 from minidl.kernels.conv.bands import group_of, in_rows, padded, store_groups
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, MANY, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import CORRELATIONS, INT32_LIMIT, Problem, Tensors, Unsupported
 from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
@@ -123,7 +123,7 @@ def estimate(problem: Problem) -> float:
     if banded.two_bytes_apart(problem):
         time *= costs.relative(problem, "held, odd channels")
     wide = problem.M > MANY_OUTPUTS or not (problem.pool or whole(problem))
-    return costs.beside_tiles(problem, "held, many outputs", time) if wide else time
+    return costs.tile_time(problem, "held, many outputs", time) if wide else time
 
 
 def prepare(problem: Problem) -> Product:
@@ -132,12 +132,12 @@ def prepare(problem: Problem) -> Product:
     constants = bands.constants(problem, G, KP, NP)
     of_image = constants["QH"] * constants["GROUPS"]
     rows = problem.N * of_image
-    boxes = whole(problem) and launch.boxes(problem.target) and 0 < rows < MANY
+    boxes = whole(problem) and launch.boxes(problem.target) and 0 < rows < INT32_LIMIT
     tile = problem.tile("conv_held", M=problem.images * of_image, K=KP, N=NP, boxes=int(boxes))
     tiles = launch.cdiv(rows, tile["BLOCK_M"])
     programs = min(tiles, tile["PER_PROCESSOR"] * problem.processors or tiles)
     meta = {
-        **constants, "REACH": reach, "PADDED_H": padded(h, H), "WIDE": rows >= MANY, "BOXES": boxes,
+        **constants, "REACH": reach, "PADDED_H": padded(h, H), "WIDE": rows >= INT32_LIMIT, "BOXES": boxes,
         **problem.flags(), "BLOCK_M": tile["BLOCK_M"], "STAGES": tile.num_stages, "num_warps": tile.num_warps,
     }  # fmt: skip
     scalars = (rows, tiles, H, h.in_start, programs)

@@ -118,7 +118,7 @@ def _row(problem: Problem) -> int:
 
 def pairs_of(v: Axis) -> Axis:
     """The axis of pairs, whose filter is the window that a pair reads."""
-    walks = [walk for walk in v.backward() if walk.in_step]
-    low = min(walk.in_start for walk in walks)
-    high = max(walk.in_start + len(walk.taps) for walk in walks)
+    phases = [phase for phase in v.backward() if phase.in_step]
+    low = min(phase.in_start for phase in phases)
+    high = max(phase.in_start + len(phase.taps) for phase in phases)
     return Axis(v.size // 2, high - low, v.output, 1, high - 1, 1)

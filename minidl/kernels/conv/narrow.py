@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from minidl.kernels.conv.geometry import Axis, Walk
-from minidl.kernels.conv.problem import MANY, TRANSPOSED, Problem
+from minidl.kernels.conv.geometry import Axis, Phase
+from minidl.kernels.conv.problem import INT32_LIMIT, TRANSPOSED, Problem
 from minidl.runtime import launch
 
 FAMILY = "conv_depthwise"
@@ -48,7 +48,7 @@ class Cut(NamedTuple):
     first: tuple[int, int]
     read: tuple[int, int]
     written: tuple[int, int]
-    walks: tuple[int, int]
+    phases: tuple[int, int]
     periods: tuple[int, int]
     count: tuple[int, int]
     tile: launch.Tile
@@ -66,7 +66,7 @@ class Depth(NamedTuple):
 
     size: int
     written: int
-    walk: Walk
+    phase: Phase
     kernel: int
 
     def seen(self, problem: Problem) -> Problem:
@@ -77,8 +77,13 @@ class Depth(NamedTuple):
     @property
     def constants(self) -> dict[str, int]:
         """What a kernel of slices takes."""
-        walk = self.walk
-        return {"JD": len(walk.taps), "IN_STEP_D": walk.in_step, "IN_TAP_D": walk.in_tap, "OUT_STEP_D": walk.out_step}
+        phase = self.phase
+        return {
+            "JD": len(phase.taps),
+            "IN_STEP_D": phase.in_step,
+            "IN_TAP_D": phase.in_tap,
+            "OUT_STEP_D": phase.out_step,
+        }
 
 
 def cut(problem: Problem) -> Cut:
@@ -86,7 +91,7 @@ def cut(problem: Problem) -> Cut:
     (down, h), (across, v) = cropped(problem.geometry.h), cropped(problem.geometry.w)
     back, out = problem.direction == TRANSPOSED, problem.groups * problem.M
     read, (OH, OW) = joined(problem, (h, v))
-    walks = (min(h.stride, h.size), min(v.stride, v.size)) if back else (1, 1)
+    phases = (min(h.stride, h.size), min(v.stride, v.size)) if back else (1, 1)
     QH, QW = (launch.cdiv(OH, h.stride), launch.cdiv(OW, v.stride)) if back else (OH, OW)
     periods = (_period(h), _period(v)) if back else (1, 1)
     JH, JW = launch.cdiv(h.kernel, periods[0]), launch.cdiv(v.kernel, periods[1])
@@ -99,7 +104,7 @@ def cut(problem: Problem) -> Cut:
     # Inputs of several channels have an address each.
     most = tile["VEC"] if problem.M == problem.C == 1 else min(4, tile["VEC"])
     vec = vector(out, problem, min(VEC_DIRECT, most) if direct and not single else most)
-    of_a_row = max(1, math.prod(walks) * launch.cdiv(problem.images * QW * (out // vec), tile["BLOCK_K"]))
+    of_a_row = max(1, math.prod(phases) * launch.cdiv(problem.images * QW * (out // vec), tile["BLOCK_K"]))
     wanted = int((PROGRAMS_DIRECT if direct and not single else PROGRAMS) * problem.processors) // of_a_row
     step = launch.cdiv(JH, launch.cdiv(JH, MOST_ROWS))
     compiled = problem.target != "interpreted"
@@ -110,8 +115,8 @@ def cut(problem: Problem) -> Cut:
     few = few and JH * JW <= FEW_TAPS and rows * JH * JW * of_a_thread <= MOST_PRODUCTS
     tiles = launch.cdiv(QH, rows) * launch.cdiv(problem.N * QW * (out // vec), tile["BLOCK_K"])
     return Cut(
-        (h, v), (down, across), read, (OH, OW), walks, periods, (QH, QW), tile, rows, direct, vec, (JH, JW),
-        step, JW if few else 1, math.prod(walks) * tiles,
+        (h, v), (down, across), read, (OH, OW), phases, periods, (QH, QW), tile, rows, direct, vec, (JH, JW),
+        step, JW if few else 1, math.prod(phases) * tiles,
     )  # fmt: skip
 
 
@@ -124,7 +129,7 @@ def joined(problem: Problem, axes: Iterable[Axis]) -> tuple[tuple[int, int], tup
     """Sizes of the images that are read and written; a single row where no tap reads another pixel than its own."""
     (H, W), (OH, OW) = problem.read, problem.written
     own = all((axis.kernel, axis.stride, axis.padding) == (1, 1, 0) and axis.size == axis.output for axis in axes)
-    if own and problem.N * H * W * problem.groups * max(problem.C, problem.M) < MANY:
+    if own and problem.N * H * W * problem.groups * max(problem.C, problem.M) < INT32_LIMIT:
         return (1, H * W), (1, OH * OW)
     return (H, W), (OH, OW)
 

@@ -12,9 +12,9 @@ import triton.language as tl
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import bands, batch_tiled, costs
 from minidl.kernels.conv.epilogue import affine, pool_four, repeated
-from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, Problem, Tensors, Unsupported, Walks, all_inside
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, PHASE, Phases, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.gemm.tiled import halves
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
@@ -112,7 +112,7 @@ def estimate(problem: Problem) -> float:
 def prepare(problem: Problem) -> Product:
     h, v, _, _ = problem.at
     taps = (len(v.taps) + 1) // 2
-    made = bands.prepare(problem, 2, taps * 2 * problem.C, 2 * problem.M, turned=True)
+    made = bands.prepare(problem, 2, taps * 2 * problem.C, 2 * problem.M, transposed=True)
     if problem.pool:
         return Product(made, _pooled(problem, h, _across(v), taps * 2 * problem.C))
     return Product(made, batch_tiled.prepare(_pairs(problem)))
@@ -127,16 +127,16 @@ def run(prepared: Product, t: Tensors) -> None:
         batch_tiled.run(prepared.launch, Tensors(t.x, made, t.y, bias, scale, t.z))
 
 
-def _across(v: Walk) -> Walk:
+def _across(v: Phase) -> Phase:
     """The walk from pairs to pairs."""
-    return Walk(0, 1, v.count // 2, v.in_start // 2, 1, 1, tuple(range((len(v.taps) + 1) // 2)))
+    return Phase(0, 1, v.count // 2, v.in_start // 2, 1, 1, tuple(range((len(v.taps) + 1) // 2)))
 
 
 def _pairs(problem: Problem) -> Problem:
     """The problem of pairs, of twice the channels."""
     h, v, (H, W), (OH, OW) = problem.at
-    walks = Walks(h, _across(v), (H, W // 2), (OH, OW // 2))
-    return problem._replace(direction=WALK, C=2 * problem.C, M=2 * problem.M, strides=(), walks=walks)
+    phases = Phases(h, _across(v), (H, W // 2), (OH, OW // 2))
+    return problem._replace(direction=PHASE, C=2 * problem.C, M=2 * problem.M, strides=(), phases=phases)
 
 
 def _pools(problem: Problem) -> bool:
@@ -147,7 +147,7 @@ def _pools(problem: Problem) -> bool:
     return whole and all_inside(h, H) and all_inside(v, W) and h.out_start == 0 and min(h.count, v.count) > 1
 
 
-def _pooled(problem: Problem, h: Walk, v: Walk, reach: int) -> launch.Prepared:
+def _pooled(problem: Problem, h: Phase, v: Phase, reach: int) -> launch.Prepared:
     """On x [N, H, W / 2, 2 * C] and bands [2 * M, R, reach]."""
     H, W = problem.read[0], problem.read[1] // 2
     QH, QW = problem.written

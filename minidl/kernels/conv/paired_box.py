@@ -11,9 +11,9 @@ column is one of the two halves, read through a tensor descriptor, with zeros ou
 
 from minidl.kernels.conv import bands, boxed, costs
 from minidl.kernels.conv.epilogue import repeated
-from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, Problem, Tensors, Unsupported, Walks
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, PHASE, Phases, Problem, Tensors, Unsupported
 from minidl.runtime.cost_model import selection
 
 NAME = "pair"
@@ -52,7 +52,7 @@ def estimate(problem: Problem) -> float:
 
 def prepare(problem: Problem) -> Product:
     reach = (len(problem.at.v.taps) + 1) * problem.C
-    made = bands.prepare(problem, 2, reach, 2 * problem.M, turned=True)
+    made = bands.prepare(problem, 2, reach, 2 * problem.M, transposed=True)
     return Product(made, boxed.prepare(_pairs(problem), pairs=True))
 
 
@@ -68,5 +68,5 @@ def run(prepared: Product, t: Tensors) -> None:
 def _pairs(problem: Problem) -> Problem:
     """The outputs as pairs of twice the channels; the inputs are single pixels."""
     h, v, read, (OH, OW) = problem.at
-    across = Walk(0, 1, v.count // 2, v.in_start, 1, 1, tuple(range(len(v.taps) + 1)))
-    return problem._replace(direction=WALK, M=2 * problem.M, strides=(), walks=Walks(h, across, read, (OH, OW // 2)))
+    across = Phase(0, 1, v.count // 2, v.in_start, 1, 1, tuple(range(len(v.taps) + 1)))
+    return problem._replace(direction=PHASE, M=2 * problem.M, strides=(), phases=Phases(h, across, read, (OH, OW // 2)))

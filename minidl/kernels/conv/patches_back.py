@@ -16,7 +16,7 @@ import triton.language as tl
 
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs
-from minidl.kernels.conv.problem import MANY, NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import INT32_LIMIT, NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.kernels.gemm import choice, launches
 from minidl.kernels.gemm.tiled import halves, tile_position
 from minidl.runtime import dependent_launch, launch
@@ -100,8 +100,8 @@ def able(problem: Problem) -> bool | Unsupported:
         (problem.pool is None or Unsupported("a pool"))
         and (groups == 1 or Unsupported("more than one group"))
         and ((side_by_side and h.stride * v.stride > 1) or Unsupported("patches that are not side by side"))
-        and (0 < _patches(problem) * h.kernel < MANY or Unsupported("no patches, or more than 32 bits count"))
-        and (v.size * max(problem.C, problem.M) * h.kernel < MANY or Unsupported("too many rows for 32 bits"))
+        and (0 < _patches(problem) * h.kernel < INT32_LIMIT or Unsupported("no patches, or more than 32 bits count"))
+        and (v.size * max(problem.C, problem.M) * h.kernel < INT32_LIMIT or Unsupported("too many rows for 32 bits"))
         and (min(problem.C, problem.M) > 0 or Unsupported("no channels"))
         and (_as_they_lie(problem) or Unsupported("weights that do not lie in rows of channels"))
         and (_row(problem) % 16 == 0 or Unsupported("rows of a patch that no 16 bytes divide"))
@@ -117,7 +117,7 @@ def estimate(problem: Problem) -> float:
     tile, shape = _choice(problem)
     if problem.paced:
         time = choice.microseconds(FAMILIES[0], shape, tile, 1, problem.processors, problem.target)
-        return costs.beside_tiles(problem, NAME, time)
+        return costs.tile_time(problem, NAME, time)
     programs = launches.tiles_of(shape.M, shape.N, tile) * (1 + launch.cdiv(shape.K, tile["BLOCK_K"])) / 2
     return costs.microseconds(problem, NAME, costs.dense(problem), programs)
 

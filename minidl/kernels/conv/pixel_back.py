@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, pixel_choice, tile_throughput, turned
-from minidl.kernels.conv.batch_back import walk_back, walk_of
+from minidl.kernels.conv.batch_back import phase_of, walk_of
 from minidl.kernels.conv.pixel_tiled import conv_pixel_tile
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import MANY, TRANSPOSED, WALK, Problem, Tensors, Unsupported, walks_back
+from minidl.kernels.conv.problem import INT32_LIMIT, PHASE, TRANSPOSED, Problem, Tensors, Unsupported, backward_phases
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -41,8 +41,8 @@ def conv_pixel_back_kernel(
     rho, before = walk_of(
         i_tile, N, tl.cdiv(M, BLOCK_N) * GROUPS, OH, OW, R, S, PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, BLOCK_M
     )  # fmt: skip
-    out_h, rows, in_h, taps_h = walk_back(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
-    out_w, columns, in_w, taps_w = walk_back(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
+    out_h, rows, in_h, taps_h = phase_of(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
+    out_w, columns, in_w, taps_w = phase_of(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
     last = (rho // STRIDE_W + (taps_h - 1) * STRIDE_H) * S + rho % STRIDE_W + (taps_w - 1) * STRIDE_W
     # One axis may have taps where the other has none.
     taps_h = tl.where(taps_w > 0, taps_h, 0)
@@ -64,21 +64,21 @@ def able(problem: Problem) -> bool | Unsupported:
         and (h.dilation == v.dilation == 1 or Unsupported("a dilation"))
         and (h.stride * v.stride <= MOST or Unsupported("more than 16 walks"))
         and (max(h.kernel, v.kernel) < pixel_choice.BITS or Unsupported("more taps than there are bits"))
-        and (_most(problem) < MANY or Unsupported("more values than 32 bits count"))
+        and (_most(problem) < INT32_LIMIT or Unsupported("more values than 32 bits count"))
     )  # fmt: skip
 
 
 def estimate(problem: Problem) -> float:
     """That of the walk with most taps in its tile, for the mean number of taps."""
-    walk = _longest(problem)
-    at = pixel_choice.chosen(walk)._replace(C=problem.C)  # no row of taps counts as one here
+    phase = _longest(problem)
+    at = pixel_choice.chosen(phase)._replace(C=problem.C)  # no row of taps counts as one here
     if not problem.paced:
         return costs.microseconds(
-            problem, NAME, costs.outputs(problem) * pixel_choice.products(walk) * costs.taps(problem) / walk.taps,
-            pixel_choice.programs(walk),
+            problem, NAME, costs.outputs(problem) * pixel_choice.products(phase) * costs.taps(problem) / phase.taps,
+            pixel_choice.programs(phase),
         )  # fmt: skip
     steps, kind = pixel_choice.steps_of(problem, at, costs.taps(problem))
-    longest, _ = pixel_choice.steps_of(problem, at, walk.taps)
+    longest, _ = pixel_choice.steps_of(problem, at, phase.taps)
     tempo = tile_throughput.of(at.tile)
     # Tiles of walks without taps only store: 1x1 stride 2, 256->512 back to 56x56, 27 images, 27 us.
     with_taps, empty = (_tiles(problem, at.tile, taps) for taps in (True, False))
@@ -99,9 +99,9 @@ def prepare(problem: Problem) -> Product:
     M = problem.M
     time = estimate(problem._replace(N=problem.images))
     turn = problem.in_place and not pixel_choice.turns(problem, time)
-    walk = _longest(problem)
-    at = pixel_choice.chosen(walk)._replace(C=problem.C)
-    most_h, most_w = len(walk.at.h.taps), len(walk.at.v.taps)
+    phase = _longest(problem)
+    at = pixel_choice.chosen(phase)._replace(C=problem.C)
+    most_h, most_w = len(phase.at.h.taps), len(phase.at.v.taps)
     scalars = (problem.N, H, W, h.size, v.size, h.kernel, v.kernel)
     meta = {
         "GROUPS": groups, "M": M, "CHANNELS": groups * problem.C, "C": problem.C, "W_TAPS": h.kernel * v.kernel,
@@ -131,13 +131,13 @@ def _most(problem: Problem) -> int:
 
 def _longest(problem: Problem) -> Problem:
     """The walk with most taps, of weights that lie in a row of them."""
-    walks = max(walks_back(problem.geometry), key=lambda at: len(at.h.taps) * len(at.v.taps))
-    return problem._replace(direction=WALK, walks=walks, strides=())
+    phases = max(backward_phases(problem.geometry), key=lambda at: len(at.h.taps) * len(at.v.taps))
+    return problem._replace(direction=PHASE, phases=phases, strides=())
 
 
 def _tiles(problem: Problem, tile: launch.Tile, taps: bool | None = None) -> int:
     """Of all walks, or of those that have taps or have none."""
     across = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups
-    walks = [at for at in walks_back(problem.geometry) if taps in (None, at.h.reached * at.v.reached > 0)]
-    counts = [at.h.count * at.v.count for at in walks]
+    phases = [at for at in backward_phases(problem.geometry) if taps in (None, at.h.reached * at.v.reached > 0)]
+    counts = [at.h.count * at.v.count for at in phases]
     return across * sum(launch.cdiv(problem.N * count, tile["BLOCK_M"]) for count in counts)

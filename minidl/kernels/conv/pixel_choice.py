@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from minidl.kernels.conv import costs, tile_throughput
-from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, WALK, Problem, all_inside
+from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, PHASE, TRANSPOSED, Problem, all_inside
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 
@@ -69,7 +69,7 @@ def _with_shares(problem: Problem, tile: launch.Tile, C: int, JW: int, pixels: i
     ]
     known = tile_throughput.known()
     least = known.launch + min(time)
-    if problem.direction == WALK and not problem.in_place:
+    if problem.direction == PHASE and not problem.in_place:
         least += known.turn
     if problem.in_place and least > known.turns_from:
         least = max(known.turns_from, least / known.turned)
@@ -137,7 +137,7 @@ def estimate(problem: Problem) -> float:
         if of_narrow_groups(problem):
             time *= costs.relative(problem, "pixel, groups")
         # With a 2x2 pool in the kernel, four pixels are rows of one tile.
-        return costs.at_least(problem, costs.beside_tiles(problem, "pixel, pooled", time) if problem.pool else time)
+        return costs.at_least(problem, costs.tile_time(problem, "pixel, pooled", time) if problem.pool else time)
     return costs.microseconds(problem, NAME, costs.outputs(problem) * products(problem), programs(problem))
 
 
@@ -190,11 +190,11 @@ def wide(problem: Problem) -> bool:
     """Whether 32 bits do not count the values of a tensor, or places beside it where a tap would be."""
     H, W = problem.read
     ends = [
-        max(size, walk.in_start + (walk.count - 1) * walk.in_step + (len(walk.taps) - 1) * walk.in_tap)
-        for walk, size in ((problem.at.h, H), (problem.at.v, W))
+        max(size, phase.in_start + (phase.count - 1) * phase.in_step + (len(phase.taps) - 1) * phase.in_tap)
+        for phase, size in ((problem.at.h, H), (problem.at.v, W))
     ]
     values = ((problem.N - 1) * H + ends[0] + 1) * W + ends[1]
-    return max(values * problem.groups * problem.C, problem.N * problem.at.h.count * problem.at.v.count) >= MANY
+    return max(values * problem.groups * problem.C, problem.N * problem.at.h.count * problem.at.v.count) >= INT32_LIMIT
 
 
 def flat(C: int, taps: int) -> bool:

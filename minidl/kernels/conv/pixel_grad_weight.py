@@ -17,7 +17,7 @@ import triton.language as tl
 from minidl.kernels.conv import costs, pixel_choice, tile_throughput
 from minidl.kernels.conv.pixel_steps import pixel
 from minidl.kernels.conv.prepared import Shares
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, Problem, Tensors, Unsupported, all_inside
+from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.division import divided, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -208,13 +208,13 @@ def prepare(problem: Problem) -> Shares:
     image = h.count * v.count
     pixels = problem.N * image
     scalars = (
-        pixels, H, W, h.count, v.count, h.in_start, v.in_start, reciprocal(min(image, MANY)), reciprocal(v.count),
-        at.share,
+        pixels, H, W, h.count, v.count, h.in_start, v.in_start, reciprocal(min(image, INT32_LIMIT)),
+        reciprocal(v.count), at.share,
     )  # fmt: skip
     meta = {
         **problem.taps_read, "C": at.C, "JW": at.JW, "CHANNELS": groups * problem.C, "M": M, "GROUPS": groups,
-        "WIDE": pixel_choice.wide(problem) or pixels * groups * M >= MANY, "LONG": image >= MANY, "FLAT": at.joined,
-        "INSIDE": all_inside(h, H) and all_inside(v, W),
+        "WIDE": pixel_choice.wide(problem) or pixels * groups * M >= INT32_LIMIT, "LONG": image >= INT32_LIMIT,
+        "FLAT": at.joined, "INSIDE": all_inside(h, H) and all_inside(v, W),
         **problem.constants, **dependent_launch.options(target=problem.target), **at.tile.options, "TAPS": at.TAPS,
     }  # fmt: skip
     made = launch.Prepared(conv_pixel_grad_weight_kernel, (at.tiles, at.shares), scalars, meta)

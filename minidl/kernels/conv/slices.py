@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from minidl.kernels.conv import depthwise, depthwise_grad_weight
-from minidl.kernels.conv.geometry import Axis, Volume, Walk
+from minidl.kernels.conv.geometry import Axis, Phase, Volume
 from minidl.kernels.conv.narrow import Depth
 from minidl.kernels.conv.prepared import Product, Shares
 from minidl.kernels.conv.problem import TRANSPOSED, Problem, Tensors
@@ -19,10 +19,10 @@ def _needed(volume: Volume) -> bool:
     return not volume.flat and not as_they_are(volume.d.forward(), volume.d.size)
 
 
-def _images(problem: Problem, N: int, d: Axis, walk: Walk) -> Problem:
+def _images(problem: Problem, N: int, d: Axis, phase: Phase) -> Problem:
     """Of the slices of a walk's outputs as images."""
     at, back = problem.geometry, problem.direction == TRANSPOSED
-    found = problem._replace(N=N * walk.count)
+    found = problem._replace(N=N * phase.count)
     if back:
         C, rows = problem.M, d.kernel * at.h.kernel
         found = found._replace(strides=(rows * at.w.kernel * C, 1, at.w.kernel * C, C))
@@ -35,9 +35,9 @@ def prepare(problem: Problem, N: int, volume: Volume) -> tuple[Product, ...]:
     d, back = volume.d, problem.direction == TRANSPOSED
     if not _needed(volume):
         return ()
-    walks = [walk.rising for walk in d.backward()] if back else [d.forward()]
+    phases = [phase.rising for phase in d.backward()] if back else [d.forward()]
     size, written = (d.output, d.size) if back else (d.size, d.output)
-    made = [(_images(problem, N, d, walk), Depth(size, written, walk, d.kernel)) for walk in walks]
+    made = [(_images(problem, N, d, phase), Depth(size, written, phase, d.kernel)) for phase in phases]
     if not all(depthwise.able(each) for each, _ in made):
         return ()
     return tuple(depthwise.prepare(each, depth) for each, depth in made)

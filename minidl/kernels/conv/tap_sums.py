@@ -22,7 +22,7 @@ import triton.language as tl
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs, product, tile_throughput
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, Problem, Unsupported
+from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, TRANSPOSED, Problem, Unsupported
 from minidl.kernels.gemm.tiled import beside
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
@@ -138,7 +138,10 @@ def apart(problem: Problem) -> Problem | Unsupported:
         w_aligned=aligned, strides=(pitch, 1, pitch, pitch) if back else (), out=launch.acc_torch(problem.dtype),
         form=product.NAME if back or h.stride == v.stride == 1 else None,
     )  # fmt: skip
-    if made.N * min(made.written) < 1 or max(_bytes(made) // made.result.itemsize, math.prod(problem.shape)) >= MANY:
+    if (
+        made.N * min(made.written) < 1
+        or max(_bytes(made) // made.result.itemsize, math.prod(problem.shape)) >= INT32_LIMIT
+    ):
         return Unsupported("no pixels, or more than 32 bits count")
     images = problem.images
     if _bytes(made._replace(N=images)) > max(ROOM, 2 * images * problem.image_bytes):
@@ -160,7 +163,7 @@ def cost(problem: Problem, made: Problem, time: float) -> float:
     if problem.direction == FORWARD or taps * problem.M != made.M or not problem.in_place:
         # 3x3 512->512 of one image of 7x7: 10.9 us, of which the copy of the weights is 4.
         added += device.launch + 2.0 * taps * problem.C * problem.M * problem.dtype.itemsize / device.copy
-    return added + costs.of_sum(problem) + (WRITTEN * time if made.form == product.NAME else 0.0)
+    return added + costs.sum_time(problem) + (WRITTEN * time if made.form == product.NAME else 0.0)
 
 
 def prepare(problem: Problem, made: Problem) -> TapSums:

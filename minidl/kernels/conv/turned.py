@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
@@ -32,7 +32,7 @@ def conv_turn_kernel(
     tl.store(p_turned + o_row[:, None] + o_m[None, :], b_w, mask=m_cm)
 
 
-def prepare(problem: Problem, h: Walk, v: Walk) -> Copy:
+def prepare(problem: Problem, h: Phase, v: Phase) -> Copy:
     """The weights [groups * C, JH, JW, M] of two walks back, out of w [groups * M, C, R, S] in any strides."""
     # What the way back writes the convolution has read.
     M, C, JH, JW = problem.C, problem.M, len(h.taps), len(v.taps)

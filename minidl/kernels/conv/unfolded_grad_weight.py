@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, pixel_grad_weight, tile_throughput
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, Problem, Tensors, Unsupported, all_inside
+from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.division import divided, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -160,8 +160,8 @@ def able(problem: Problem) -> bool | Unsupported:
         and (min(problem.C, problem.M) >= FEWEST or Unsupported(f"fewer than {FEWEST} channels of a group"))
         and (all(channels * problem.dtype.itemsize % 16 == 0 for channels in (problem.C, problem.M))
              or Unsupported("channels of a group whose bytes are not a multiple of 16"))
-        and (0 < values < MANY or Unsupported("no pixels, or more values than 32 bits count"))
-        and (math.prod(problem.shape) < MANY or Unsupported("more weights than 32 bits count"))
+        and (0 < values < INT32_LIMIT or Unsupported("no pixels, or more values than 32 bits count"))
+        and (math.prod(problem.shape) < INT32_LIMIT or Unsupported("more weights than 32 bits count"))
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from minidl.kernels import check, conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv import cubes, cubes_grad_weight, slices, voxels
 from minidl.kernels.conv import plan as plans
-from minidl.kernels.conv.geometry import Axis, Volume, Walk
+from minidl.kernels.conv.geometry import Axis, Phase, Volume
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
 from minidl.kernels.conv.stacks import as_they_are, stacked
 from minidl.kernels.conv.voxels import Cubes
@@ -110,20 +110,20 @@ def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str |
     if made:
         return slices.run(made, dy, w, volume, problem._replace(direction=TRANSPOSED))[0]
     parts = []
-    for walk in (walk.rising for walk in d.backward()):
-        images = stacked(dy, walk, groups)
-        step = max(1, walk.tap_step)
-        taps = w[:, :, walk.taps[0] : walk.taps[-1] + 1 : step].unflatten(0, (groups, M // groups))
+    for phase in (phase.rising for phase in d.backward()):
+        images = stacked(dy, phase, groups)
+        step = max(1, phase.tap_step)
+        taps = w[:, :, phase.taps[0] : phase.taps[-1] + 1 : step].unflatten(0, (groups, M // groups))
         # [groups, taps, M, R, S, C], as the way back reads weights in place.
-        turned = taps.permute(0, 3, 1, 4, 5, 2).reshape(M * len(walk.taps), R, S, C)
+        turned = taps.permute(0, 3, 1, 4, 5, 2).reshape(M * len(phase.taps), R, S, C)
         part = conv.grad_input(_pictures(images), _pictures(turned), plane)
-        parts.append(_volumes(part, N, walk.count, plane.h.size, plane.w.size))
+        parts.append(_volumes(part, N, phase.count, plane.h.size, plane.w.size))
     if len(parts) == 1:
         return parts[0]
     sizes = N, d.size, plane.h.size, plane.w.size, groups * C
     dx = torch.empty(sizes, dtype=dy.dtype, device=dy.device).movedim(-1, 1)
-    for walk, part in zip(d.backward(), parts, strict=True):
-        dx[:, :, walk.out_start :: walk.out_step].copy_(part)
+    for phase, part in zip(d.backward(), parts, strict=True):
+        dx[:, :, phase.out_start :: phase.out_step].copy_(part)
     return dx
 
 
@@ -194,22 +194,22 @@ def _of_stacks(problem: Problem, N: int, d: Axis, back: bool) -> float:
     weights = d.kernel * plane.h.kernel * plane.w.kernel * problem.groups * problem.C * M * problem.dtype.itemsize
     total = device.launch + 8 * weights / device.copy if problem.paced else 0.0
     D, h, w = (d.output, plane.h.output, plane.w.output) if back else (d.size, plane.h.size, plane.w.size)
-    for walk in d.backward() if back else [d.forward()]:
-        images = problem._replace(N=N * walk.count, C=problem.C * len(walk.taps))
+    for phase in d.backward() if back else [d.forward()]:
+        images = problem._replace(N=N * phase.count, C=problem.C * len(phase.taps))
         if back:
             turned = plane.h.kernel * plane.w.kernel * M, 1, plane.w.kernel * M, M
             images = images._replace(direction=TRANSPOSED, strides=turned)
-        total += _of_images(images, walk, D, h, w)
+        total += _of_images(images, phase, D, h, w)
         if d.stride > 1 and back:
             written = images.N * plane.h.size * plane.w.size * problem.groups * M * problem.dtype.itemsize
             total += device.launch + 2 * written / device.copy
     return total
 
 
-def _of_images(images: Problem, walk: Walk, D: int, h: int, w: int) -> float:
+def _of_images(images: Problem, phase: Phase, D: int, h: int, w: int) -> float:
     """Of the convolution of images that are stacks of slices [h, w], and of the copy that these are."""
     device, time = selection.of(images.target), plans.plan(images).microseconds
-    if as_they_are(walk, D):
+    if as_they_are(phase, D):
         return time
     # Written, and a part of it read before.
     copied = 1.5 * images.N * h * w * images.groups * images.C * images.dtype.itemsize

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from minidl.kernels.conv.geometry import Axis, Walk
+from minidl.kernels.conv.geometry import Axis, Phase
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
 from minidl.runtime.descriptors import Box
@@ -30,7 +30,7 @@ class Cubes(NamedTuple):
 
     problem: Problem
     volumes: int
-    walks: tuple[Walk, ...]
+    phases: tuple[Phase, ...]
     read: tuple[int, ...]
     written: tuple[int, ...]
     back: tuple[Axis, ...] | None = None
@@ -41,7 +41,7 @@ class Cubes(NamedTuple):
         """Of the kernel."""
         if self.back is not None:
             return math.prod(axis.kernel for axis in self.back)
-        return math.prod(len(walk.taps) for walk in self.walks)
+        return math.prod(len(phase.taps) for phase in self.phases)
 
     @property
     def each(self) -> float:
@@ -58,11 +58,11 @@ class Cubes(NamedTuple):
     @property
     def strides(self) -> tuple[int, ...]:
         """Of outputs, of which one alone has none."""
-        return tuple(walk.in_step if walk.count > 1 else 1 for walk in self.walks)
+        return tuple(phase.in_step if phase.count > 1 else 1 for phase in self.phases)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        return (self.volumes, *(walk.count for walk in self.walks))
+        return (self.volumes, *(phase.count for phase in self.phases))
 
 
 def forward(problem: Problem, volumes: int, axes: tuple[Axis, ...]) -> Cubes:
@@ -74,10 +74,10 @@ def forward(problem: Problem, volumes: int, axes: tuple[Axis, ...]) -> Cubes:
 def backward(problem: Problem, volumes: int, axes: tuple[Axis, ...], turn: bool) -> Cubes:
     """Of the gradient of its input."""
     sizes = tuple(axis.output for axis in axes), tuple(axis.size for axis in axes)
-    walks = (max(axis.backward(), key=lambda walk: walk.in_step * len(walk.taps)) for axis in axes)
+    phases = (max(axis.backward(), key=lambda phase: phase.in_step * len(phase.taps)) for axis in axes)
     longest = (
-        dataclasses.replace(walk.rising, count=launch.cdiv(axis.size, axis.stride))
-        for walk, axis in zip(walks, axes, strict=True)
+        dataclasses.replace(phase.rising, count=launch.cdiv(axis.size, axis.stride))
+        for phase, axis in zip(phases, axes, strict=True)
     )
     return Cubes(problem, volumes, tuple(longest), *sizes, axes, turn)
 
@@ -88,10 +88,10 @@ def in_boxes(cubes: Cubes) -> bool:
     return (
         problem.C > 0 and math.prod(cubes.counts) > 0
         and problem.boxes(problem.groups * problem.C, problem.aligned)
-        and all(walk.in_step > 0 for walk in cubes.walks)
+        and all(phase.in_step > 0 for phase in cubes.phases)
         and all(
-            step == 1 or (size % step == 0 and abs(walk.in_start) < step * AHEAD)
-            for step, size, walk in list(zip(cubes.strides, cubes.read, cubes.walks, strict=True))[1:]
+            step == 1 or (size % step == 0 and abs(phase.in_start) < step * AHEAD)
+            for step, size, phase in list(zip(cubes.strides, cubes.read, cubes.phases, strict=True))[1:]
         )
     )  # fmt: skip
 
@@ -100,10 +100,10 @@ def starts(cubes: Cubes) -> tuple[int, ...]:
     """Where the first tap of the first output reads, or of walks back the padding."""
     if cubes.number > 1:
         return tuple(axis.padding for axis in cubes.back or ())
-    return tuple(walk.in_start for walk in cubes.walks)
+    return tuple(phase.in_start for phase in cubes.phases)
 
 
-def walks_of(cubes: Cubes) -> dict[str, int]:
+def phase_constants(cubes: Cubes) -> dict[str, int]:
     """The constants by which a program finds its walk back."""
     found = {}
     for i, name in enumerate("DHW"):
@@ -120,9 +120,9 @@ def walks_of(cubes: Cubes) -> dict[str, int]:
 def taps_read(cubes: Cubes, box: tuple[int, ...]) -> dict[str, int | bool]:
     """The constants by which a kernel finds the inputs of a box of outputs."""
     found: dict[str, int | bool] = {"C": cubes.problem.C, "STRIDED": max(cubes.strides) > 1}
-    kernel = (len(walk.taps) for walk in cubes.walks) if cubes.back is None else (axis.kernel for axis in cubes.back)
-    for name, walk, step, taps in zip("DHW", cubes.walks, cubes.strides, kernel, strict=True):
-        found |= {f"J{name}": taps, f"IN_STEP_{name}": step, f"IN_TAP_{name}": walk.in_tap}
+    kernel = (len(phase.taps) for phase in cubes.phases) if cubes.back is None else (axis.kernel for axis in cubes.back)
+    for name, phase, step, taps in zip("DHW", cubes.phases, cubes.strides, kernel, strict=True):
+        found |= {f"J{name}": taps, f"IN_STEP_{name}": step, f"IN_TAP_{name}": phase.in_tap}
     return found | dict(zip(("TILE_N", "TILE_D", "TILE_H", "TILE_W"), box, strict=True))
 
 
