@@ -695,7 +695,7 @@ def test_gradients_of_the_weights_of_few_outputs_are_filled(M):
     """Their output's gradient alone is copied where the inputs fill 16 bytes."""
     p = Problem((3, 72, M, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16)
     assert "grad_weight" in p.check("fill")
-    made = filled.wider(Described(GRAD_WEIGHT, p.geometry, 3, 72, M, torch.float16, form="fill"))
+    made = filled.rewrite(Described(GRAD_WEIGHT, p.geometry, 3, 72, M, torch.float16, form="fill"))
     assert (made.C, made.M) == (72, 16)
 
 

@@ -110,7 +110,7 @@ def test_what_taps_are_apart():
     def apart(direction=FORWARD, stride=1, dilation=1, **more):
         shape = 2, 24, 8, (9, 9), (3, 3), (stride,) * 2, (1, 1), (dilation,) * 2, 1
         p = test_conv.Problem(shape, dtype=torch.float16).described(direction)
-        return tap_sums.apart(p._replace(**{"target": "sm_90", **more}))
+        return tap_sums.rewrite(p._replace(**{"target": "sm_90", **more}))
 
     assert apart().M == 72
     assert apart().result == torch.float32

@@ -227,7 +227,7 @@ def test_what_is_filled():
     def wider(direction=FORWARD, target="sm_90", **more):
         p = Problem((2, 21, 13, (6, 5), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16).described()
         geometry = p.geometry._replace(groups=more.pop("groups", 1))
-        return filled.wider(p._replace(direction=direction, target=target, geometry=geometry, **more))
+        return filled.rewrite(p._replace(direction=direction, target=target, geometry=geometry, **more))
 
     assert (wider().C, wider().M) == (24, 13)
     assert wider(C=63).C == 64

@@ -301,7 +301,7 @@ def test_shape_of_cube(sizes):
     def number(box):
         return math.prod(-(-size // extent) for size, extent in zip(sizes, box, strict=True))
 
-    box = voxels.shape_of_cube(sizes, 128)
+    box = voxels.cube_shape(sizes, 128)
     others = [other for other in itertools.product([2**i for i in range(8)], repeat=4) if math.prod(other) == 128]
     assert box in others
     assert number(box) == min(map(number, others))

@@ -62,7 +62,7 @@ def in_line(problem: Problem, tile: launch.Tile, boxes: int, taps: int, together
 
 def microseconds(at: Line) -> float:
     """Of the products and the sums. A program ends a tile and may begin another: so many are written and added."""
-    step, fixed = tile_throughput.of_box_weight(at.tile, at.taps).step, tile_throughput.known().rounds["even"]
+    step, fixed = tile_throughput.of_box_weight(at.tile, at.taps).step, tile_throughput.rates().rounds["even"]
     time = tile_throughput.steps(at.each, at.tile["BLOCK_K"]) * step
     if at.whole:
         return fixed + launch.cdiv(at.tiles, at.together) * time

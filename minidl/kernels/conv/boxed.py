@@ -245,8 +245,7 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
         "C": C, "JH": len(h.taps), "JW": len(v.taps), "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
         "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step, "TURN": turn, **problem.constants,
         "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], "STORE_BOX": stores_y, "PAIRS": pairs,
-        "PART": problem.part,
-        **problem.flags("POOL"), **options,
+        "PART": problem.part, **problem.flags("POOL"), **options,
     }  # fmt: skip
     descriptors = (
         concat_pair_box(N, H, W, C, [*box, block], pairs)

@@ -218,8 +218,8 @@ def estimate(cubes: Cubes) -> float:
     if problem.paced:
         return costs.at_least(problem, microseconds(cubes, tile), voxels.moved(cubes))
     device = selection.of(problem.target)
-    boxes = voxels.number(cubes.counts, voxels.shape_of(cubes, tile["BLOCK_N"]))
-    products = boxes * tile["BLOCK_N"] * cubes.number * problem.groups * cubes.each * problem.C
+    boxes = voxels.count_boxes(cubes.counts, voxels.box_shape(cubes, tile["BLOCK_N"]))
+    products = boxes * tile["BLOCK_N"] * cubes.phase_count * problem.groups * cubes.each * problem.C
     products *= costs.columns(problem)
     rate = device.products[problem.precision if problem.dtype.itemsize == 4 else str(problem.dtype)[6:]]
     return device.launch + device.forms["box"] * 2 * products / rate
@@ -229,10 +229,10 @@ def microseconds(cubes: Cubes, tile: launch.Tile) -> float:
     """Where tiles' times are known."""
     problem, known = cubes.problem, selection.of(tile_throughput.TARGET)
     block = voxels.block_of(problem, tile)
-    tiles = voxels.number(cubes.counts, voxels.shape_of(cubes, tile["BLOCK_N"])) * launch.cdiv(
+    tiles = voxels.count_boxes(cubes.counts, voxels.box_shape(cubes, tile["BLOCK_N"])) * launch.cdiv(
         problem.M, tile["BLOCK_M"]
     )
-    tiles *= problem.groups * cubes.number
+    tiles *= problem.groups * cubes.phase_count
     steps = tile_throughput.steps(cubes.each * voxels.width(problem, block) / block, block, known.steps.apart_boxes)
     tempo = tile_throughput.of_boxed(tile, problem.groups * problem.C)
     return tile_throughput.microseconds(tiles, steps, tempo, problem.processors, "box")
@@ -245,10 +245,10 @@ def prepare(cubes: Cubes) -> launch.Prepared:
     M, C, groups = problem.M, problem.C, problem.groups
     tile = _tile(cubes)
     options = tile.options
-    box = voxels.shape_of(cubes, tile["BLOCK_N"])
+    box = voxels.box_shape(cubes, tile["BLOCK_N"])
     del options["BLOCK_N"]
     options["BLOCK_K"] = block = voxels.block_of(problem, tile)
-    tiles = voxels.number(cubes.counts, box) * launch.cdiv(M, tile["BLOCK_M"]) * groups * cubes.number
+    tiles = voxels.count_boxes(cubes.counts, box) * launch.cdiv(M, tile["BLOCK_M"]) * groups * cubes.phase_count
     # As in `boxed`: programs that walk over one tile begin later.
     walking = tile["PER_PROCESSOR"] * problem.processors
     if tiles <= walking:
@@ -290,7 +290,7 @@ def _tile(cubes: Cubes) -> launch.Tile:
     whole = problem.C & -problem.C
     K = problem.C if whole < voxels.LEAST_BLOCK and problem.groups == 1 else whole
     tiles = problem.tiles(FAMILY, M=problem.M, N=math.prod(cubes.counts), K=K)
-    if cubes.number > 1:
+    if cubes.phase_count > 1:
         # Programs that go from one walk to another take twice as long: 64->128 at 16x56x56 back 120 us, else 67.
         alone = {"PER_PROCESSOR": 0, "PIECES": 1, "FLATTEN": 0}
         tiles = tuple(

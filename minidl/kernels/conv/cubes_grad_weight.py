@@ -232,9 +232,9 @@ def _cut(cubes_: Cubes) -> _Cut:
     problem, row = cubes_.problem, len(cubes_.phases[2].taps)
     made = []
     for tile in problem.tiles(FAMILY, M=problem.M, N=problem.C, T=row):
-        box = voxels.shape_of(cubes_, tile["BLOCK_K"])
+        box = voxels.box_shape(cubes_, tile["BLOCK_K"])
         together = tile["TAPS"] if row % tile["TAPS"] == 0 else 1
-        boxes = voxels.number(cubes_.counts, box)
+        boxes = voxels.count_boxes(cubes_.counts, box)
         made.append(_Cut(box, box_line.in_line(problem, tile, boxes, cubes_.taps, together)))
     return min(made, key=lambda at: box_line.microseconds(at.line)) if problem.paced else made[0]
 

@@ -200,7 +200,7 @@ def estimate(problem: Problem) -> float:
 def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Shares:
     """The launches; with a depth, the images are slices of volumes."""
     h, v = problem.at.h, problem.at.v
-    (H, W), (QH, QW) = narrow.joined(problem, problem.geometry[:2])
+    (H, W), (QH, QW) = narrow.image_sizes(problem, problem.geometry[:2])
     found = narrow_grad_weight.cut(problem)
     shape, of_depth, constants = problem.shape, (0, 0, 0), {"JD": 0, "IN_STEP_D": 0, "IN_TAP_D": 0}
     if depth is not None:
@@ -222,8 +222,8 @@ def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Shares:
     meta = {
         **problem.taps_read, "M": problem.M, "ACC": launch.acc(problem.dtype), "REST": QH % rows, "VEC": vec,
         **dependent_launch.options(parts * shares, problem.target), **options, **constants,
-        **narrow.met_constants("H", problem.geometry.h, rows, down),
-        **narrow.met_constants("W", problem.geometry.w, columns, across),
+        **narrow.overlap_constants("H", problem.geometry.h, rows, down),
+        **narrow.overlap_constants("W", problem.geometry.w, columns, across),
         "ROWS": down, "TAPS": across, "BLOCK_R": rows, "COLUMNS": columns, "FULL": pairs >= tile["BLOCK_C"],
     }  # fmt: skip
     made = launch.Prepared(conv_depthwise_grad_weight_kernel, (parts, shares), scalars, meta)

@@ -198,7 +198,7 @@ def estimate(problem: Problem) -> float:
         # A program ends a tile and may begin another: of so many tiles sums are written and added.
         written = launch.cdiv(parts.total, parts.each) + parts.tiles * problem.taps
         values = tile["BLOCK_M"] * tile["BLOCK_N"]
-        time = tile_throughput.known().rounds["even"] + steps * tempo.step + tile_throughput.of_shares(written, values)
+        time = tile_throughput.rates().rounds["even"] + steps * tempo.step + tile_throughput.of_shares(written, values)
         return costs.at_least(problem, time)
     return costs.relative(problem, "even") * batch_grad_weight.estimate(problem)
 

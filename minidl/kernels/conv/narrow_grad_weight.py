@@ -41,7 +41,7 @@ class Cut(NamedTuple):
 
 def cut(problem: Problem) -> Cut:
     h, v = problem.geometry[:2]
-    _, (QH, QW) = narrow.joined(problem, (h, v))
+    _, (QH, QW) = narrow.image_sizes(problem, (h, v))
     pairs, JH, JW = problem.groups * problem.M * problem.C, h.kernel, v.kernel
     tile = problem.tile(FAMILY, floor=1, R=QH, P=problem.N * QW, C=pairs, T=JH * JW, S=h.stride)
     compiled = problem.target != "interpreted"
@@ -52,9 +52,9 @@ def cut(problem: Problem) -> Cut:
 
     def live(columns: int) -> int:
         """Values of a thread's: sums, the rows of dy that a row of x meets, and that row."""
-        _, step, tap, _ = narrow.met(h, 2, down)
+        _, step, tap, _ = narrow.overlap(h, 2, down)
         rows = min(tile["BLOCK_R"], (down - 1) * tap // step + 1)
-        return of_a_thread * (down * across + rows * columns + narrow.met(v, columns, across)[3])
+        return of_a_thread * (down * across + rows * columns + narrow.overlap(v, columns, across)[3])
 
     columns = max(n for n in range(1, tile["BLOCK_W"] + 1) if n == 1 or (QW % n == 0 and live(n) <= MOST_LIVE))
     rows = rows_of(h, v, QH, tile["BLOCK_R"], columns, (down, across))
@@ -66,12 +66,12 @@ def cut(problem: Problem) -> Cut:
 
 def rows_of(h: Axis, v: Axis, QH: int, most: int, columns: int, taps: tuple[int, int]) -> int:
     """Rows of a tile, of which QH may leave a rest that is a tile of its own: with the fewest loads and products."""
-    across = narrow.met(v, columns, taps[1])[3]
+    across = narrow.overlap(v, columns, taps[1])[3]
 
     def cost(rows: int) -> float:
         if rows == 0:
             return 0.0
-        return rows * columns * (math.prod(taps) + 1.5) + 1.5 * across * narrow.met(h, rows, taps[0])[3]
+        return rows * columns * (math.prod(taps) + 1.5) + 1.5 * across * narrow.overlap(h, rows, taps[0])[3]
 
     return min(range(1, most + 1), key=lambda rows: (QH // rows * cost(rows) + cost(QH % rows), rows))
 
@@ -81,7 +81,7 @@ def estimate(problem: Problem) -> float:
     if problem.paced:
         return _paced(problem, found)
     products = costs.outputs(problem) * problem.groups * problem.M * problem.C * problem.taps
-    QH = narrow.joined(problem, problem.geometry[:2])[1][0]
+    QH = narrow.image_sizes(problem, problem.geometry[:2])[1][0]
     rows = found.tiles * found.rows + found.rest * (QH % found.rows)
     rounds = found.parts * math.prod(found.taps) * rows * found.columns
     return costs.of_each_channel(problem, "depthwise, weight", products, rounds)
@@ -97,7 +97,7 @@ def _paced(problem: Problem, found: Cut) -> float:
     pairs = problem.groups * problem.M * problem.C
     each = max(1, tile["BLOCK_P"] * tile["BLOCK_C"] // (32 * tile.num_warps))
     vec = min(each, narrow.vector(pairs, problem)) if problem.M == problem.C == 1 else 1
-    met = narrow.met(h, found.rows, found.taps[0])[3] * narrow.met(v, found.columns, found.taps[1])[3]
+    met = narrow.overlap(h, found.rows, found.taps[0])[3] * narrow.overlap(v, found.columns, found.taps[1])[3]
     loads = each * (found.rows * found.columns + met) / vec
     products = each * found.rows * found.columns * math.prod(found.taps)
     share, shares = found.in_shares(problem.processors)

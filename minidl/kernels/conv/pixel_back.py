@@ -90,7 +90,7 @@ def estimate(problem: Problem) -> float:
         time += tile_throughput.microseconds(empty, 0.0, tempo, problem.processors, kind)
     # 3x3 stride 2, 512->512 at 7x7, 2 images: one round, as long as its tiles of four taps, 14 us.
     time = max(time, tile_throughput.microseconds(1, longest, tempo, problem.processors, kind))
-    return costs.at_least(problem, time + (0.0 if problem.in_place else tile_throughput.known().turn))
+    return costs.at_least(problem, time + (0.0 if problem.in_place else tile_throughput.rates().turn))
 
 
 def prepare(problem: Problem) -> Product:

@@ -126,7 +126,7 @@ def estimate(problem: Problem) -> float:
     if problem.paced:
         time = chosen(problem).microseconds
         # 3x3 in 32 groups of 32 channels at 7x7, 21 to 230 images: 1.4 to 2.1 times as long.
-        if pixel_choice.of_narrow_groups(problem):
+        if pixel_choice.has_narrow_groups(problem):
             time *= costs.relative(problem, "weight, pixel, groups")
         return costs.at_least(problem, time)
     return costs.microseconds(
@@ -192,7 +192,7 @@ def _of_patches(problem: Problem, tile: launch.Tile, C: int, values: int) -> flo
     168 drawn layers of H100s and H200s: 0.3 times as long in 16 columns. Of 3 channels 11x11 stride 4 at 224x224, 257
     images, 982 us.
     """
-    times = tile_throughput.known().flat_weight * math.sqrt(tile["BLOCK_N"] / 128) * (tile["BLOCK_M"] / 128) ** 0.25
+    times = tile_throughput.rates().flat_weight * math.sqrt(tile["BLOCK_N"] / 128) * (tile["BLOCK_M"] / 128) ** 0.25
     if C * problem.dtype.itemsize % 8 == 0:
         return times * costs.relative(problem, "weight, pixel, eights")
     if values > tile["BLOCK_N"] >= 128:

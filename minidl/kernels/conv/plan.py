@@ -303,9 +303,7 @@ def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
 
 def _cheapest(problem: Problem) -> Plan | None:
     """Return the cheapest plan without prepared launches; None if no form is able."""
-    return min(
-        (candidate for candidate, _ in candidates(problem) if candidate is not None), key=_microseconds, default=None
-    )
+    return min((each for each, _ in candidates(problem) if each is not None), key=_microseconds, default=None)
 
 
 def _adds(form: Any, problem: Problem) -> bool:
@@ -336,10 +334,10 @@ class Rewrite(NamedTuple):
 
 _REWRITES = (
     Rewrite(
-        filled.NAME, lambda problem: filled.wider(problem) if problem.dtype.itemsize > 1 else Unsupported("float8"),
+        filled.NAME, lambda problem: filled.rewrite(problem) if problem.dtype.itemsize > 1 else Unsupported("float8"),
         lambda problem, other, _: filled.cost(problem, other), filled.prepare,
     ),
-    Rewrite(tap_sums.NAME, tap_sums.apart, tap_sums.cost, tap_sums.prepare),
+    Rewrite(tap_sums.NAME, tap_sums.rewrite, tap_sums.cost, tap_sums.prepare),
     Rewrite(columns.NAME, columns.joined, lambda *_: 0.0, lambda problem, _: columns.prepare(problem)),
     Rewrite(
         unshuffled.NAME, unshuffled.apart, lambda problem, other, _: unshuffled.cost(problem, other), unshuffled.prepare
@@ -366,9 +364,7 @@ def _in_parts(problem: Problem) -> Plan | None:
     """Return the backward phases one by one, or a convolution and its pool or sum; None if not applicable."""
     cost = 0.0
     if problem.direction == TRANSPOSED:
-        parts = [
-            _cheapest(problem._replace(direction=PHASE, phases=phases)) for phases in backward_phases(problem.geometry)
-        ]
+        parts = [_cheapest(problem._replace(direction=PHASE, phases=at)) for at in backward_phases(problem.geometry)]
         cost = PHASE_LAUNCH * (len(parts) - 1) if problem.paced else 0.0
     elif problem.pool and min(problem.at.h.count, problem.at.v.count) > 1:
         parts = [_cheapest(problem._replace(pool=None))]

@@ -53,7 +53,7 @@ class Tensors(NamedTuple):
 
     x  input [N, H, W, groups * C], or a `ConcatPair` of C / 2 channels each
     w  forward: weights [groups * M, R, S, C]; backward: the convolution's weights [groups * C, M, R, S] in any strides;
-       GRAD_WEIGHT: the gradient of the output [N, OH, OW, groups * M]
+       GRAD_WEIGHT: dy [N, OH, OW, groups * M]
     y  output [N, OH, OW, groups * M], None for GRAD_WEIGHT
     z  shaped like y: receives the value before the activation, or holds the tensor that is added to it
     bias, scale  [groups * M]
@@ -295,8 +295,7 @@ def all_inside(phase: Phase, size: int) -> bool:
 def taps_of(problem: Problem) -> tuple[int, int, int]:
     """Return, in values, the offset of the first tap in a row of w and the distances to the next tap down and across.
 
-    w is [groups * C, R, S, M] if read in place, else [groups * M, JH, JW, C], where kernels ignore the result.
-    """
+    w is [groups * C, R, S, M] if read in place, else [groups * M, JH, JW, C], where kernels ignore the result."""
     h, v, M = problem.at.h, problem.at.v, problem.M
     row = (problem.geometry.w.kernel if problem.in_place else len(v.taps)) * M
     return h.taps[0] * row + v.taps[0] * M, h.tap_step * row, v.tap_step * M

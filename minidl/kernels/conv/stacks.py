@@ -1,4 +1,4 @@
-"""Slices of volumes side by side as channels: what each output of a walk in depth reads, as one image."""
+"""Stacks: for each output of a phase in depth, the slices that it reads as the channels of one image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def conv_stack_kernel(
     C: tl.constexpr, J: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """to [N, count, pixels, GROUPS, J, C] = x [N, D, pixels, GROUPS, C] at depth in_start + q in_step + j in_tap."""
+    """Write to [N, count, pixels, GROUPS, J, C] from x [N, D, pixels, GROUPS, C] at in_start + q in_step + j in_tap."""
     wait(EARLY)
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     i_first = tl.program_id(0) // tiles_c * BLOCK_M
@@ -41,14 +41,14 @@ def conv_stack_kernel(
     tl.store(p_to + (o_row * C)[:, None] + o_c[None, :], b_x, mask=(o_row < rows)[:, None] & m_c[None, :])
 
 
-def stacked(x: torch.Tensor, phase: Phase, groups: int) -> torch.Tensor:
-    """[N * count, H, W, groups * taps * C] of x [N, D, H, W, groups * C]: what each output of the walk reads in depth.
+def stack_slices(x: torch.Tensor, phase: Phase, groups: int) -> torch.Tensor:
+    """Return [N * count, H, W, groups * taps * C]: the slices of x [N, D, H, W, groups * C] that each output reads.
 
-    Zeros where that is outside. A view where every output reads the slice of its own place.
+    Slices outside are zeros. The result is a view if `is_identity`.
     """
     N, D, H, W, channels = x.shape
     J = len(phase.taps)
-    if as_they_are(phase, D):
+    if is_identity(phase, D):
         return x.flatten(0, 1)
     shape = N * phase.count, H, W, channels * J
     return _stacking(shape, D, phase, groups, x.dtype, launch.target()).of(x)
@@ -77,6 +77,6 @@ def _stacking(
     return Copy(shape, launch.Prepared(conv_stack_kernel, (grid,), scalars, meta))
 
 
-def as_they_are(phase: Phase, D: int) -> bool:
-    """Whether every output reads the slice of its own place."""
+def is_identity(phase: Phase, D: int) -> bool:
+    """Return whether output q reads slice q alone."""
     return (len(phase.taps), phase.in_start, phase.in_step, phase.count) == (1, 0, 1, D)

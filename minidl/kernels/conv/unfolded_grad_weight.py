@@ -240,7 +240,7 @@ def _split(problem: Problem, tile: launch.Tile, tiles: int, blocks: int, factor:
         count = max(1, min(2 * problem.processors // max(tiles, 1), most))
         return (tiles, 1, 0.0) if count == 1 else (0, count, 0.0)
     slots, step = tile_throughput.of_unfolded(tile)
-    device, fixed = problem.processors * slots, tile_throughput.known().rounds["unfolded"]
+    device, fixed = problem.processors * slots, tile_throughput.rates().rounds["unfolded"]
 
     def rounds(programs: int, blocks: int) -> float:
         return launch.cdiv(programs, device) * (fixed + factor * tile_throughput.steps(blocks, tile["BLOCK_K"]) * step)

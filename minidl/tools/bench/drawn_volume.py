@@ -11,7 +11,7 @@ from minidl.kernels import conv
 from minidl.kernels.conv import slices, volume
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.kernels.conv.problem import GRAD_WEIGHT
-from minidl.kernels.conv.stacks import as_they_are
+from minidl.kernels.conv.stacks import is_identity
 from minidl.tools.bench import drawn_conv, sides
 
 
@@ -54,7 +54,7 @@ class Layer(drawn_conv.Layer):
             return "cube"
         if slices.grad_weight(problem, x.shape[0], at) is not None:
             return "depthwise"
-        return "slices" if as_they_are(at.d.forward(), at.d.size) else "stack"
+        return "slices" if is_identity(at.d.forward(), at.d.size) else "stack"
 
     def _forms(self, direction: str) -> tuple[str, ...]:
         back = drawn_conv.kind_of(self.shape, direction) == "up"
