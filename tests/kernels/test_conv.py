@@ -31,12 +31,12 @@ from minidl.kernels.conv import (
     narrow,
     paired,
     paired_box,
+    phase_weights,
     pixel_choice,
     pixel_grad_weight,
     pixel_tiled,
     plan,
     product,
-    turned,
     two_rows,
     unfolded_grad_weight,
 )
@@ -827,7 +827,7 @@ def test_weights_read_as_they_are_on_the_way_back(kernel, stride, dilation, grou
     """float16 weights in channels-last memory are not turned round for the gradient of the input."""
     p = Problem((5, 40, 64, (8, 9), kernel, stride, (1, 2), dilation, groups), dtype=torch.float16)
     w = p.w.to(memory_format=torch.channels_last)
-    monkeypatch.setattr(turned, "conv_turn_kernel", None)
+    monkeypatch.setattr(phase_weights, "conv_turn_kernel", None)
     for form in ("batch", "box"):
         assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form=form), p.dx.to(w.dtype))
 

@@ -98,7 +98,7 @@ def test_what_is_not_finite_is_in_no_output_that_does_not_read_it():
 def test_what_columns_are_joined():
     def joined(**change):
         p = transposed.Problem("columns", 2, 24, 8, (3, 5), (4, 6), (3, 2), (1, 2), (0, 0)).described("sm_90")
-        return columns.joined(p._replace(geometry=p.geometry._replace(w=p.geometry.w._replace(**change))))
+        return columns.rewrite(p._replace(geometry=p.geometry._replace(w=p.geometry.w._replace(**change))))
 
     made = joined()
     assert (made.M, made.geometry.w.stride, made.geometry.w.kernel, made.written[1]) == (16, 1, 3, 5)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from minidl.kernels import conv
-from minidl.kernels.conv import filled, pixel_back, pixel_choice, pixel_grad_weight, pixel_tiled, plan, turned
+from minidl.kernels.conv import filled, phase_weights, pixel_back, pixel_choice, pixel_grad_weight, pixel_tiled, plan
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED
 from minidl.runtime import launch
@@ -123,7 +123,7 @@ def test_shares_of_the_pixels_of_the_gradient(many, monkeypatch):
 def test_weights_are_read_as_they_lie_on_the_way_back(stride, dilation, channels, monkeypatch):
     """Where launches are too short for another one before them: tap by tap, or taps and channels as one."""
     monkeypatch.setattr(pixel_choice, "turns", lambda *_: False)
-    monkeypatch.setattr(turned, "conv_turn_kernel", None)
+    monkeypatch.setattr(phase_weights, "conv_turn_kernel", None)
     p = Problem((1, *channels, (4, 5), (2, 3), stride, (1, 1), dilation, 2), dtype=torch.float16)
     w = p.w.to(memory_format=torch.channels_last)
     with forced():
@@ -173,7 +173,7 @@ def test_channels_that_fill_no_block_where_rows_of_taps_are_inside(M):
 
 
 def test_what_the_one_launch_leaves_to_single_walks():
-    for change, why in (({"stride": 5}, "16 walks"), ({"dilation": 2}, "a dilation"), ({"stride": 1}, "of 1")):
+    for change, why in (({"stride": 5}, "16 phases"), ({"dilation": 2}, "a dilation"), ({"stride": 1}, "of 1")):
         axis = Geometry.of((40, 40), (3, 3), (2, 2), ((0, 0), (0, 0)), (1, 1)).h._replace(**change)
         problem = Problem(SHAPES["all inside"]).described(TRANSPOSED)._replace(geometry=Geometry(axis, axis))
         assert why in pixel_back.able(problem)

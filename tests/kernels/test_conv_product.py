@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidl.kernels import conv
-from minidl.kernels.conv import plan, product, turned
+from minidl.kernels.conv import phase_weights, plan, product
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, PHASE, backward_phases
 from minidl.kernels.gemm import tiled
@@ -240,7 +240,7 @@ def test_weights_are_read_as_they_are_on_the_way_back(dtype, monkeypatch):
     if dtype.itemsize != 2:
         pytest.skip("turned for tensor cores")
     p = Problem(SHAPES["1x1"], dtype=dtype)
-    monkeypatch.setattr(turned, "conv_turn_kernel", None)
+    monkeypatch.setattr(phase_weights, "conv_turn_kernel", None)
     w = p.w.to(memory_format=torch.channels_last)
     assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form="product"), p.dx.to(dtype))
 

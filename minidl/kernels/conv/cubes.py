@@ -34,7 +34,7 @@ FAR_AWAY = tl.constexpr(NOWHERE)
 
 
 @triton.jit
-def taps_of_walk(
+def taps_of_phase(
     i, pad,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PERIOD: tl.constexpr, INVERSE: tl.constexpr, DILATION: tl.constexpr,
 ):  # fmt: skip
@@ -84,9 +84,9 @@ def conv_cube_tile(
         i_h = i_tile // STRIDE_W % STRIDE_H
         i_d = i_tile // (STRIDE_W * STRIDE_H) % STRIDE_D
         i_tile = i_tile // WALKS
-        first_d, in_d, taps_d = taps_of_walk(i_d, in_d, JD, STRIDE_D, PERIOD_D, INVERSE_D, DILATION_D)
-        first_h, in_h, taps_h = taps_of_walk(i_h, in_h, JH, STRIDE_H, PERIOD_H, INVERSE_H, DILATION_H)
-        first_w, in_w, taps_w = taps_of_walk(i_w, in_w, JW, STRIDE_W, PERIOD_W, INVERSE_W, DILATION_W)
+        first_d, in_d, taps_d = taps_of_phase(i_d, in_d, JD, STRIDE_D, PERIOD_D, INVERSE_D, DILATION_D)
+        first_h, in_h, taps_h = taps_of_phase(i_h, in_h, JH, STRIDE_H, PERIOD_H, INVERSE_H, DILATION_H)
+        first_w, in_w, taps_w = taps_of_phase(i_w, in_w, JW, STRIDE_W, PERIOD_W, INVERSE_W, DILATION_W)
         o_w = ((first_d * JH + first_h) * JW + first_w) * row_w
     m = i_tile % tiles_m * BLOCK_M
     i_group = i_tile // tiles_m % GROUPS

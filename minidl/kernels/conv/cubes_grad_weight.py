@@ -156,7 +156,7 @@ def _of_mirror(cubes_: Cubes) -> float:
     """Of the mirror image; infinite where there is none."""
     if not _turns(cubes_):
         return math.inf
-    return _microseconds(_mirror(cubes_)) * mirrored.MARGIN + mirrored.of_turn(cubes_.problem, cubes_.taps)
+    return _microseconds(_mirror(cubes_)) * mirrored.MARGIN + mirrored.transpose_time(cubes_.problem, cubes_.taps)
 
 
 def _mirrors(cubes_: Cubes) -> bool:
@@ -198,7 +198,7 @@ def prepare(cubes_: Cubes) -> Weights:
     taps = tuple(len(phase.taps) for phase in cubes_.phases)
     shape = problem.groups * problem.M, *taps, problem.C
     if _mirrors(cubes_):
-        turn = mirrored.turn(problem, cubes_.taps)
+        turn = mirrored.transpose(problem, cubes_.taps)
         cubes_ = _mirror(cubes_)
     return Weights(_sums(cubes_), turn, shape)
 

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import costs, narrow, spread
+from minidl.kernels.conv import costs, depthwise_weights, narrow
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.runtime import dependent_launch, launch
@@ -227,7 +227,7 @@ def _paced(problem: Problem, cut: narrow.Cut) -> float:
     products = across * problem.C * down * cut.rows * cut.vec
     warps = launch.cdiv(cut.tile["BLOCK_K"], 32)
     program = times.program + warps * (times.load * (loads + cut.rows) + times.product * products)
-    memory_time = times.memory_time * costs.moved(problem) / selection.of(problem.target).copy
+    memory_time = times.memory * costs.moved(problem) / selection.of(problem.target).copy
     time = times.launch + max(memory_time, cut.grid * program / problem.processors) + times.wait * loads
     return time + (0.0 if cut.direct else times.ordered)
 
@@ -236,10 +236,10 @@ def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Product:
     """Prepare the launch; with a depth, images are the output slices of one phase of volumes."""
     cut, out = narrow.cut(problem), problem.groups * problem.M
     in_depth = problem if depth is None else depth.with_depth(problem)
-    strides = spread.strides(in_depth)
+    strides = depthwise_weights.strides(in_depth)
     weights = None
     if not cut.direct:
-        weights = spread.prepare(in_depth, strides)
+        weights = depthwise_weights.prepare(in_depth, strides)
         _, S, C, width = weights.shape
         strides = 1, 1, width, S * C * width, C * width
     depth_sizes: tuple[int, ...] = (0, 0, 0, 0, 0)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import costs, depthwise, narrow, spread
+from minidl.kernels.conv import costs, depthwise, depthwise_weights, narrow
 from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import FORWARD, TRANSPOSED, Problem, Tensors, Unsupported
@@ -153,7 +153,7 @@ def prepare(problem: Problem) -> Product:
     columns = max(n for n in range(1, COLUMNS + 1) if QW % n == 0)
     vec = narrow.vector(out, problem, max(vec for taps, vec in VECTORS.items() if h.kernel * v.kernel <= taps))
     block = 64 * SETS if interpreted else SETS
-    weights = spread.prepare(problem, spread.strides(problem))
+    weights = depthwise_weights.prepare(problem, depthwise_weights.strides(problem))
     _, S, _, width = weights.shape
     s_r, s_s = S * width, width
     first = 0

@@ -54,13 +54,13 @@ from minidl.kernels.conv import (
     paired,
     paired_box,
     patches_back,
+    phase_weights,
     pixel_back,
     pixel_choice,
     pixel_grad_weight,
     pixel_tiled,
     product,
     tap_sums,
-    turned,
     two_rows,
     unfolded_grad_weight,
     unshuffled,
@@ -338,11 +338,12 @@ _REWRITES = (
         lambda problem, other, _: filled.cost(problem, other), filled.prepare,
     ),
     Rewrite(tap_sums.NAME, tap_sums.rewrite, tap_sums.cost, tap_sums.prepare),
-    Rewrite(columns.NAME, columns.joined, lambda *_: 0.0, lambda problem, _: columns.prepare(problem)),
+    Rewrite(columns.NAME, columns.rewrite, lambda *_: 0.0, lambda problem, _: columns.prepare(problem)),
     Rewrite(
-        unshuffled.NAME, unshuffled.apart, lambda problem, other, _: unshuffled.cost(problem, other), unshuffled.prepare
+        unshuffled.NAME, unshuffled.rewrite, lambda problem, other, _: unshuffled.cost(problem, other),
+        unshuffled.prepare,
     ),
-    Rewrite(mirrored.NAME, mirrored.exchanged, mirrored.cost, mirrored.prepare),
+    Rewrite(mirrored.NAME, mirrored.rewrite, mirrored.cost, mirrored.prepare),
 )  # fmt: skip
 
 
@@ -391,7 +392,7 @@ def _prepared(chosen: Plan) -> Plan:
     if in_place and chosen.form is pixel_tiled:
         in_place = not pixel_choice.turns(problem, chosen.microseconds)
     if problem.direction == PHASE and not in_place:
-        reorder = turned.prepare(problem, problem.at.h, problem.at.v)
+        reorder = phase_weights.prepare(problem, problem.at.h, problem.at.v)
         return chosen._replace(reorder=reorder, prepared=chosen.form.prepare(problem._replace(strides=())))
     return chosen._replace(prepared=chosen.form.prepare(problem))
 
