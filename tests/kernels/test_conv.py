@@ -748,7 +748,7 @@ def test_boxes_that_read_beyond_an_image_are_found(size, stride, kernel, padding
         for at in [o * stride + tap * dilation - padding]
         if 0 <= at // stride < -(-size // stride)
     ]
-    assert boxed_grad_weight._ends(walk, size, extent) == (size % stride == 0 or max(read, default=0) < size)
+    assert boxed_grad_weight._stays_inside(walk, size, extent) == (size % stride == 0 or max(read, default=0) < size)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -149,7 +149,7 @@ def test_boxes_of_many_groups_are_no_gain_for_weights():
     """wav2vec's positions, 16 groups: 15 ms on an H200, estimated at 5.7. Fewer groups take the time of one."""
     for groups, times in ((16, 2.0), (2, 1.0)):
         grad = layer(228, 48, 48, 32, 3, 1, groups=groups, direction=GRAD_WEIGHT)
-        known = box_line.microseconds(boxed_grad_weight.cut(grad).line) * boxed_grad_weight.thin(grad)
+        known = box_line.microseconds(boxed_grad_weight.cut(grad).line) * boxed_grad_weight.narrow_factor(grad)
         assert boxed_grad_weight.estimate(grad) == pytest.approx(costs.at_least(grad, times * known))
 
 

@@ -148,9 +148,9 @@ def able(problem: Problem) -> bool | Unsupported:
 def estimate(problem: Problem) -> float:
     if problem.paced:
         made = cut(problem)
-        return costs.at_least(problem, costs.far_apart(problem, made.parts > 1) * made.shares.microseconds)
+        return costs.at_least(problem, costs.page_factor(problem, made.parts > 1) * made.shares.microseconds)
     rows = problem.N * (parts_of(problem) if problem.C > ROW_OF_TAPS and problem.N >= LEAST_RUN else 1)
-    factor = costs.of_run(problem, rows, costs.HALF_RUN)
+    factor = costs.run_factor(problem, rows, costs.HALF_RUN)
     tile = tile_of(problem)
     # Few channels leave tiles empty.
     channels = max(tile["BLOCK_M"] * launch.cdiv(problem.M, tile["BLOCK_M"]), RUN)

@@ -197,7 +197,9 @@ def estimate(problem: Problem) -> float:
     products = costs.reading(problem) * costs.pages(problem) * costs.dense(problem)
     if problem.dtype.itemsize == 1:
         products *= costs.taps_inside(problem) / problem.taps
-    return costs.of_run(problem, problem.images) * costs.microseconds(problem, NAME, products, costs.outputs(problem))
+    return costs.run_factor(problem, problem.images) * costs.microseconds(
+        problem, NAME, products, costs.outputs(problem)
+    )
 
 
 def prepare(problem: Problem) -> launch.Prepared:

@@ -148,7 +148,7 @@ def estimate(cubes_: Cubes) -> float:
 
 def _microseconds(cubes_: Cubes) -> float:
     problem = cubes_.problem
-    time = boxed_grad_weight.thin(problem) * box_line.microseconds(_cut(cubes_).line)
+    time = boxed_grad_weight.narrow_factor(problem) * box_line.microseconds(_cut(cubes_).line)
     return costs.at_least(problem, time, voxels.moved(cubes_))
 
 

@@ -211,7 +211,7 @@ def estimate(problem: Problem) -> float:
     taps = math.prod(axis.kernel / (axis.stride if problem.direction == TRANSPOSED else 1) for axis in cut.axes)
     products = costs.outputs(problem) * problem.groups * problem.M * problem.C * taps
     rounds = cut.grid * cut.rows * math.prod(cut.taps) * problem.C
-    return costs.of_each_channel(problem, NAME, products, rounds)
+    return costs.channel_sums_time(problem, NAME, products, rounds)
 
 
 def _paced(problem: Problem, cut: narrow.Cut) -> float:

@@ -193,7 +193,7 @@ def estimate(problem: Problem) -> float:
     """512@7: 0.97 of cuDNN, in shares 0.89."""
     if problem.paced:
         parts, tile = _parts(problem), tile_of(problem)
-        steps = costs.far_apart(problem) * tile_throughput.steps(parts.each, tile["BLOCK_K"])
+        steps = costs.page_factor(problem) * tile_throughput.steps(parts.each, tile["BLOCK_K"])
         tempo = tile_throughput.of_grad_weight(tile, 1)
         # A program ends a tile and may begin another: of so many tiles sums are written and added.
         written = launch.cdiv(parts.total, parts.each) + parts.tiles * problem.taps

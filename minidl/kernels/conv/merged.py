@@ -82,7 +82,7 @@ def estimate(problem: Problem) -> float:
     gain = costs.relative(problem, NAME) if gains else 1.0
     # 960->1816 2x2: 7 million values of a band, 76 us.
     band = 2 * problem.M * problem.geometry.h.kernel * pairs_of(problem.geometry.w).kernel * problem.C
-    made = 0.0 if gains else costs.of_band(problem, band)
+    made = 0.0 if gains else costs.band_time(problem, band)
     return max(gain * more, 0.9 if gains else 1.05) * batch_back.estimate(problem) + made
 
 

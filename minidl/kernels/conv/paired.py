@@ -96,7 +96,7 @@ def estimate(problem: Problem) -> float:
         return (
             odd * batch_tiled.estimate(_pairs(problem))
             + 3 * selection.of(problem.target).launch
-            + costs.of_band(problem, band)
+            + costs.band_time(problem, band)
         )
     S = len(problem.at.v.taps)
     factor = (S + 1) / S * (1.0 if problem.M > 32 else 32 / costs.LEAST_COLUMNS)
@@ -106,7 +106,7 @@ def estimate(problem: Problem) -> float:
         factor = costs.relative(problem, "pair, large") * costs.reading(problem) * costs.pages(problem)
     products = factor * costs.dense(problem)
     time = costs.microseconds(problem, NAME, products, costs.outputs(problem) / 2)
-    return costs.of_run(problem, problem.images) * time
+    return costs.run_factor(problem, problem.images) * time
 
 
 def prepare(problem: Problem) -> Product:

@@ -43,7 +43,7 @@ def able(problem: Problem) -> bool | Unsupported:
 def estimate(problem: Problem) -> float:
     pairs = _pairs(problem)
     band = 2 * problem.M * len(problem.at.h.taps) * (len(problem.at.v.taps) + 1) * problem.C
-    made = costs.of_band(problem, band) + selection.of(problem.target).launch
+    made = costs.band_time(problem, band) + selection.of(problem.target).launch
     if problem.paced:
         return costs.at_least(problem, boxed.microseconds(pairs)) + made
     # Where tiles' times are not known it has no measured place, and is taken where it is asked for.

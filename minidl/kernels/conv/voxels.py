@@ -98,7 +98,7 @@ def in_boxes(cubes: Cubes) -> bool:
 
 def starts(cubes: Cubes) -> tuple[int, ...]:
     """Return the input of the first output's first tap per axis; for several backward phases the padding."""
-    if cubes.count_boxes > 1:
+    if cubes.phase_count > 1:
         return tuple(axis.padding for axis in cubes.back or ())
     return tuple(phase.in_start for phase in cubes.phases)
 
