@@ -709,7 +709,7 @@ def test_a_mirror_image_has_its_taps_in_reverse():
 def test_a_program_for_each_tile_of_boxes_or_equal_parts(taps, processors, monkeypatch):
     """Where each has one tile, that is the gradient; x and the output's gradient exchanged, too."""
     monkeypatch.setattr(launch, "processors", lambda: processors)
-    monkeypatch.setattr(box_line, "microseconds", lambda line: not line.whole)
+    monkeypatch.setattr(box_line, "microseconds", lambda line: not line.one_slot)
     monkeypatch.setattr(Described, "paced", property(lambda problem: problem.direction == GRAD_WEIGHT))
     p = Problem((3, 40, 64, (7, 9), (2, 3), (1, 1), (1, 2), (1, 1), 1), dtype=torch.float16)
     for names in ((boxed_grad_weight,), ()):

@@ -261,7 +261,7 @@ def prepare(problem: Problem) -> Prepared:
         conv_box_grad_weight_kernel, (line.programs,), scalars, meta,
         (None, _descriptor(problem, at.merged, box, min(block, problem.part or block))),
     )  # fmt: skip
-    total_sum = box_line.sum_of(problem, problem.taps, line)
+    total_sum = box_line.prepare_slot_sum(problem, problem.taps, line)
     return Prepared(product, (line.slots, math.prod(problem.shape)), total_sum, problem.shape)
 
 

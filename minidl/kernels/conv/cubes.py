@@ -1,13 +1,13 @@
-"""The boxed form of volumes: a tile of the GEMM is a box of voxels, of one volume or of several.
+"""The "cube" form of 3-D convolutions: an implicit GEMM whose column tiles are boxes of voxels, read by descriptors.
 
-As `boxed`, with an axis more: the inputs of TILE_N x TILE_D x TILE_H x TILE_W neighbouring outputs at one tap and a
-block of channels are one box of the tensor [N, D, H, W, channels], read through a tensor descriptor (TMA on sm_90),
-with zeros outside of the volume. Depth is an outer loop over taps around those of a slice, in the sum of one tile.
+As in `boxed`, with one more axis: for one tap and a block of channels, the inputs of TILE_N x TILE_D x TILE_H x TILE_W
+neighbouring outputs are one descriptor block of x [N, D, H, W, channels] (TMA on sm_90), with zeros outside the volume.
+Taps in depth are the outer loop of a tile.
 
-All walks back are one launch, of which a program finds its own (STRIDE_*), and weights that lie as channels-last ones
-do are read in place (TURN). With a stride forward (STRIDED) a tile is of one slice, and slices of sizes that the stride
-divides are seen as [H / stride, stride, W / stride, stride * channels]: what a tap reads lies side by side there, too.
-A slice outside is read beyond the end.
+All backward phases are one launch, in which a program determines its phase (STRIDE_*); channels-last weights are read
+in place (TURN). With a forward stride (STRIDED), which must divide H and W, a tile lies in one slice, and slices are
+viewed as [H / stride, stride, W / stride, stride * channels], where the inputs of a tap are contiguous. Slices outside
+are read beyond the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from minidl.runtime.cost_model import selection
 from minidl.runtime.descriptors import Box
 
 FAMILY = "conv_box"
-MOST_IN_PHASES = 64 * 128  # outputs of a tile, where a program finds its own walk back
+MOST_IN_PHASES = 64 * 128  # maximum outputs of a tile, in launches of several phases
 AHEAD = tl.constexpr(voxels.AHEAD)
 FAR_AWAY = tl.constexpr(NOWHERE)
 
@@ -38,7 +38,7 @@ def taps_of_phase(
     i, pad,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PERIOD: tl.constexpr, INVERSE: tl.constexpr, DILATION: tl.constexpr,
 ):  # fmt: skip
-    """(first tap, where it reads, how many) of walk i back; without any, one that reads far outside."""
+    """Return (first tap, its input, number of taps) of backward phase i; without taps, one that reads far outside."""
     first, start, _ = phase_of(i, 0, pad, KERNEL, STRIDE, PERIOD, INVERSE, DILATION)
     none = first >= KERNEL
     first = tl.where(none, 0, first)
@@ -61,8 +61,8 @@ def conv_cube_tile(
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
     TILE_N: tl.constexpr, TILE_D: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M channels of a box of outputs. The weights are the left operand, as in `boxed`: [GROUPS * M, taps, C],
-    with TURN [GROUPS * C, taps, M]. JD, JH, JW: taps of the kernel; one of several walks has a part, PERIOD apart."""
+    """Compute BLOCK_M channels of a box of outputs. The weights are the left operand, as in `boxed`: [GROUPS * M, taps,
+    C], with TURN [GROUPS * C, taps, M]. JD, JH, JW: taps of the kernel, in several phases a subset, PERIOD apart."""
     VOXELS: tl.constexpr = TILE_N * TILE_D * TILE_H * TILE_W
     BLOCKS: tl.constexpr = (C + BLOCK_K - 1) // BLOCK_K
     WALKS: tl.constexpr = STRIDE_D * STRIDE_H * STRIDE_W
@@ -77,7 +77,7 @@ def conv_cube_tile(
     taps_h = JH
     taps_w = JW
     o_w = 0 * i_tile
-    # From one tap to the next in a row of the weights.
+    # Distance between taps in a row of the weights.
     row_w = M if TURN else BLOCKS * BLOCK_K if GROUPS == 1 else C
     if WALKS > 1:
         i_w = i_tile % STRIDE_W
@@ -111,7 +111,7 @@ def conv_cube_tile(
         b_w = d_w.load([c, o_w]).T if TURN else d_w.load([i_group * M + m, o_w])  # [BLOCK_M, BLOCK_K]
         if STRIDED:
             i_slice = tl.where((x_d >= 0) & (x_d < D), n * D + x_d, N * D)
-            # Divided so that what is below 0 is rounded down.
+            # Division that rounds negative values down.
             h = (x_h + AHEAD * IN_STEP_H) // IN_STEP_H - AHEAD
             w = (x_w + AHEAD * IN_STEP_W) // IN_STEP_W - AHEAD
             o_c = c + (x_w - w * IN_STEP_W) * (GROUPS * C)
@@ -120,7 +120,7 @@ def conv_cube_tile(
             b_x = d_x.load([n, x_d, x_h, x_w, c])
         b_x = tl.reshape(b_x, (VOXELS, BLOCK_K)).T  # [BLOCK_K, VOXELS]
         b_acc = tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
-        # All taps of a block of channels, then the next block, as in `boxed`.
+        # Taps are the inner loop, as in `boxed`.
         j_w += 1
         row = j_w == taps_w
         x_w += IN_TAP_W - tl.where(row, taps_w * IN_TAP_W, 0)
@@ -176,7 +176,7 @@ def conv_cube_kernel(
     TILE_N: tl.constexpr, TILE_D: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
     PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
+    """Run one tile per program if PER_PROCESSOR is 0, else that many persistent programs per multiprocessor."""
     if PER_PROCESSOR == 0:
         conv_cube_tile(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
@@ -201,19 +201,19 @@ def conv_cube_kernel(
 
 
 def able(cubes: Cubes) -> bool:
-    """Whether strides, channels, dtype and device suit it. Weights are copied where they do not lie in order.
+    """Return whether strides, channels, dtype and device are supported; weights are reordered if necessary.
 
-    A block of channels that is not full ends in zeros; with a stride along W those places are the next voxel's.
+    A partial block of channels is padded with zeros, except with a stride along W, where the next voxel follows.
     """
     problem = cubes.problem
-    filled = problem.groups == 1 and problem.C > voxels.LEAST_BLOCK and cubes.strides[2] == 1
-    whole = problem.C % voxels.LEAST_BLOCK == 0 or filled
+    padded = problem.groups == 1 and problem.C > voxels.LEAST_BLOCK and cubes.strides[2] == 1
+    multiple = problem.C % voxels.LEAST_BLOCK == 0 or padded
     row = cubes.taps * (problem.M if cubes.turn else voxels.width(problem, voxels.LEAST_BLOCK))
-    return whole and problem.M > 0 and voxels.in_boxes(cubes) and problem.boxes(row)
+    return multiple and problem.M > 0 and voxels.in_boxes(cubes) and problem.boxes(row)
 
 
 def estimate(cubes: Cubes) -> float:
-    """As that of `boxed`."""
+    """Estimate microseconds, as `boxed` does."""
     problem, tile = cubes.problem, _tile(cubes)
     if problem.paced:
         return costs.at_least(problem, microseconds(cubes, tile), voxels.moved(cubes))
@@ -226,21 +226,21 @@ def estimate(cubes: Cubes) -> float:
 
 
 def microseconds(cubes: Cubes, tile: launch.Tile) -> float:
-    """Where tiles' times are known."""
-    problem, known = cubes.problem, selection.of(tile_throughput.TARGET)
+    """Return the microseconds of a `paced` problem with a tile."""
+    problem, device = cubes.problem, selection.of(tile_throughput.TARGET)
     block = voxels.block_of(problem, tile)
     tiles = voxels.count_boxes(cubes.counts, voxels.box_shape(cubes, tile["BLOCK_N"])) * launch.cdiv(
         problem.M, tile["BLOCK_M"]
     )
     tiles *= problem.groups * cubes.phase_count
-    steps = tile_throughput.steps(cubes.each * voxels.width(problem, block) / block, block, known.steps.apart_boxes)
-    tempo = tile_throughput.of_boxed(tile, problem.groups * problem.C)
-    return tile_throughput.microseconds(tiles, steps, tempo, problem.processors, "box")
+    steps = tile_throughput.steps(cubes.each * voxels.width(problem, block) / block, block, device.steps.apart_boxes)
+    pace = tile_throughput.of_boxed(tile, problem.groups * problem.C)
+    return tile_throughput.microseconds(tiles, steps, pace, problem.processors, "box")
 
 
 @launch.cached
 def prepare(cubes: Cubes) -> launch.Prepared:
-    """The launch, on x, w [groups * M, taps, C], bias, scale, y and z."""
+    """Prepare the launch, which takes x, w [groups * M, taps, C], bias, scale, y and z."""
     problem, N = cubes.problem, cubes.volumes
     M, C, groups = problem.M, problem.C, problem.groups
     tile = _tile(cubes)
@@ -249,11 +249,11 @@ def prepare(cubes: Cubes) -> launch.Prepared:
     del options["BLOCK_N"]
     options["BLOCK_K"] = block = voxels.block_of(problem, tile)
     tiles = voxels.count_boxes(cubes.counts, box) * launch.cdiv(M, tile["BLOCK_M"]) * groups * cubes.phase_count
-    # As in `boxed`: programs that walk over one tile begin later.
-    walking = tile["PER_PROCESSOR"] * problem.processors
-    if tiles <= walking:
-        walking = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
-    programs = walking or tiles
+    # Persistent programs with one tile each start later, as in `boxed`.
+    persistent = tile["PER_PROCESSOR"] * problem.processors
+    if tiles <= persistent:
+        persistent = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
+    programs = persistent or tiles
     scalars = (
         N, cubes.read[0], *cubes.counts[1:], *cubes.written, M, groups, *voxels.starts(cubes), tiles, programs,
     )  # fmt: skip
@@ -261,15 +261,15 @@ def prepare(cubes: Cubes) -> launch.Prepared:
         **voxels.taps_read(cubes, box), **problem.constants, **problem.flags("POOL"), **options, "TURN": cubes.turn,
         **voxels.phase_constants(cubes),
     }  # fmt: skip
-    of_weights = Box.of_rows(groups * M, cubes.taps * voxels.width(problem, block), (tile["BLOCK_M"], block))
+    w_descriptor = Box.of_rows(groups * M, cubes.taps * voxels.width(problem, block), (tile["BLOCK_M"], block))
     if cubes.turn:
-        of_weights = Box.of_rows(groups * C, cubes.taps * M, (block, tile["BLOCK_M"]))
-    boxes = voxels.box_of(cubes, box, block), of_weights
-    return launch.Prepared(conv_cube_kernel, (programs,), scalars, meta, boxes)
+        w_descriptor = Box.of_rows(groups * C, cubes.taps * M, (block, tile["BLOCK_M"]))
+    descriptors = voxels.box_of(cubes, box, block), w_descriptor
+    return launch.Prepared(conv_cube_kernel, (programs,), scalars, meta, descriptors)
 
 
 def weights(w: torch.Tensor, cubes: Cubes) -> torch.Tensor:
-    """Those of a convolution, [groups * M, C, Q, R, S], as the launch reads them."""
+    """Return the weights [groups * M, C, Q, R, S] of a convolution in the order that the launch reads."""
     problem = cubes.problem
     if cubes.turn:
         return w.permute(0, 2, 3, 4, 1)
@@ -287,14 +287,14 @@ def weights(w: torch.Tensor, cubes: Cubes) -> torch.Tensor:
 
 def _tile(cubes: Cubes) -> launch.Tile:
     problem = cubes.problem
-    whole = problem.C & -problem.C
-    K = problem.C if whole < voxels.LEAST_BLOCK and problem.groups == 1 else whole
+    divisor = problem.C & -problem.C
+    K = problem.C if divisor < voxels.LEAST_BLOCK and problem.groups == 1 else divisor
     tiles = problem.tiles(FAMILY, M=problem.M, N=math.prod(cubes.counts), K=K)
     if cubes.phase_count > 1:
-        # Programs that go from one walk to another take twice as long: 64->128 at 16x56x56 back 120 us, else 67.
-        alone = {"PER_PROCESSOR": 0, "PIECES": 1, "FLATTEN": 0}
+        # Persistent programs that change phases are slow: 64->128 at 16x56x56 backward 120 us, else 67.
+        one_tile = {"PER_PROCESSOR": 0, "PIECES": 1, "FLATTEN": 0}
         tiles = tuple(
-            launch.Tile({**tile.sizes, **alone}, tile.num_warps, tile.num_stages)
+            launch.Tile({**tile.sizes, **one_tile}, tile.num_warps, tile.num_stages)
             for tile in tiles
             if tile["BLOCK_M"] * tile["BLOCK_N"] <= MOST_IN_PHASES or len(tiles) == 1
         )
