@@ -4,7 +4,7 @@
     y / scale_result in float8, for activations that commute with positive factors
 
 `box`, `batch` and `product` read float8 directly if the channels of a group are a multiple of 32. On sm_90 tensor cores
-add products in registers of about 14 bits; sums move to float32 registers after at most 128 products, never if `fast`.
+add products in registers of about 14 bits; sums move to float32 registers after at most 128 products (`fast`: never).
 On other targets blocks are converted to float16. For unsupported shapes, and on older devices, tensors are converted to
 the result's dtype, which represents every value, before the convolution.
 """
