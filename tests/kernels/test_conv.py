@@ -508,7 +508,7 @@ def back_in_one_launch(dtype, tile):
 
 
 def in_one_launch(p, memories=(torch.contiguous_format, torch.channels_last)):
-    """Whether the gradient of the input is right with all walks in one launch, for weights in these memories."""
+    """Check the gradient of the input with all phases in one launch, for weights in these memory layouts."""
     for memory in memories:
         w = p.w.to(memory_format=memory)
         got, _ = conv.transposed(p.dy, w, p.geometry, form="batch")
@@ -740,15 +740,15 @@ def test_bands_of_the_output_gradient(shape, swaps):
 )  # fmt: skip
 def test_boxes_that_read_beyond_an_image_are_found(size, stride, kernel, padding, dilation, extent):
     assume(size + 2 * padding > dilation * (kernel - 1))
-    walk = Axis.of("conv2d", "height", size, kernel, stride, (padding, padding), dilation).forward()
+    phase = Axis.of("conv2d", "height", size, kernel, stride, (padding, padding), dilation).forward()
     read = [
         at
         for tap in range(kernel)
-        for o in range(-(-walk.count // extent) * extent)
+        for o in range(-(-phase.count // extent) * extent)
         for at in [o * stride + tap * dilation - padding]
         if 0 <= at // stride < -(-size // stride)
     ]
-    assert boxed_grad_weight._stays_inside(walk, size, extent) == (size % stride == 0 or max(read, default=0) < size)
+    assert boxed_grad_weight._stays_inside(phase, size, extent) == (size % stride == 0 or max(read, default=0) < size)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -835,7 +835,7 @@ def test_weights_read_as_they_are_on_the_way_back(kernel, stride, dilation, grou
 @pytest.mark.parametrize("stride", [(2, 2), (1, 3), (4, 2)])
 def test_one_launch_for_all_walks_back(stride, monkeypatch):
     """More images than a row tile has, odd sizes, strides beyond the kernel, groups."""
-    monkeypatch.setattr(batch_tiled, "run", lambda *_: pytest.fail("a launch for each walk"))
+    monkeypatch.setattr(batch_tiled, "run", lambda *_: pytest.fail("a launch for each phase"))
     for kernel, groups, dtype in (
         ((5, 4), 1, torch.float32), ((2, 3), 2, torch.float16), ((1, 1), 1, torch.float32),
     ):  # fmt: skip
@@ -1431,7 +1431,7 @@ def test_refusals():
     st.integers(1, 30), st.integers(1, 7), st.integers(1, 5), st.integers(0, 6), st.integers(1, 4)
 )  # fmt: skip
 def test_the_backward_walks_hold_every_pair_once(size, kernel, stride, padding, dilation):
-    """(input, tap) pairs of the forward walk, and those of the walks back, are the same."""
+    """The (input, tap) pairs of the forward phase and of the backward phases are the same."""
     assume(size + 2 * padding > dilation * (kernel - 1))
     axis = Geometry.of((size, 9), (kernel, 1), (stride, 1), ((padding, padding), (0, 0)), (dilation, 1)).h
     forward, w = set(), axis.forward()

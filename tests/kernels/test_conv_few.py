@@ -123,7 +123,7 @@ def test_rows_below_a_window_that_are_not_finite_do_not_reach_its_group(bad):
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 8), st.integers(1, 12))
 def test_the_window_is_what_the_walks_read(kernel, stride, padding, size):
-    """No walk reads beyond it, and from one stride of outputs on some walk reads its first pixel, and one its last."""
+    """No phase reads beyond it; with a stride of outputs or more, phases read its first and its last pixel."""
     phases = [w for w in Axis(size + stride, kernel, 1, stride, padding, 1).backward() if w.in_start != NOWHERE]
     low, reach = few_outputs.window(Axis(size + stride, kernel, 1, stride, padding, 1))
     assert min(w.in_start for w in phases) == low

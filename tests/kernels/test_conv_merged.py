@@ -104,9 +104,9 @@ def test_what_is_not_finite_stays_with_its_window(bad):
 def test_the_window_is_what_both_columns_read(kernel, padding, size):
     v = Axis(2 * size, kernel, size, 2, padding, 1)
     pairs = merged.pairs_of(v)
-    (walk,) = pairs.backward()
+    (phase,) = pairs.backward()
     read = [w.in_start + j for w in v.backward() if w.in_step for j in range(len(w.taps))]
-    assert (walk.count, walk.in_start, walk.in_start + len(walk.taps)) == (size, min(read), max(read) + 1)
+    assert (phase.count, phase.in_start, phase.in_start + len(phase.taps)) == (size, min(read), max(read) + 1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pixels of any image: shares of taps and channels, walks back in one launch, taps side by side; channels filled."""
+"""The pixel form: shares of taps and channels, backward phases in one launch, adjacent taps; padded channels."""
 
 import itertools
 
@@ -165,7 +165,7 @@ def test_taps_and_channels_as_one_in_few_blocks(C, M, kernel):
 
 @pytest.mark.parametrize("M", [72, 96])
 def test_channels_that_fill_no_block_where_rows_of_taps_are_inside(M):
-    """A single walk would count two taps as one of twice the channels."""
+    """A single phase would merge two taps into one with twice the channels."""
     tile = launch.Tile({"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 64}, 4, 2)
     p = Problem((2, 32, M, (6, 8), (3, 2), (2, 1), (1, 1), (1, 1), 1))
     with launch.force(conv=tile):

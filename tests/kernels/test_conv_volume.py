@@ -95,7 +95,7 @@ def test_more_than_a_tile_along_every_axis(per_processor):
         (2, 64, 40, (3, 5, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 2, 1), 2),
         (2, 32, 40, (5, 12, 16), (3, 3, 2), (2, 2, 1), (1, 1, 1), (1, 1, 1), 1),
         (2, 32, 24, (4, 9, 8), (3, 2, 3), (1, 3, 2), (1, 4, 2), (2, 1, 1), 2),
-        # Channels that end within a block, forward and back; walks back without taps, with a common divisor.
+        # Channels that end within a block, forward and back; backward phases without taps, with a common divisor.
         (1, 72, 80, (3, 4, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 1, 1), 1),
         (1, 32, 64, (6, 8, 8), (2, 3, 3), (3, 2, 2), (0, 1, 2), (1, 2, 1), 1),
         (2, 32, 32, (7, 6, 6), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), 2),
@@ -116,7 +116,7 @@ def test_more_than_a_tile_along_every_axis(per_processor):
         (5, 32, 24, (6, 3, 2), (2, 2, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1),
         # Two boxes of a row, where a stride leaves every other column.
         (1, 32, 24, (1, 1, 64), (1, 1, 3), (1, 1, 2), (0, 0, 1), (1, 1, 1), 1),
-        # Back the last row and the last column are of the first walk alone.
+        # Backward, the last row and the last column belong to the first phase only.
         (1, 32, 32, (3, 3, 3), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), 1),
     ],
 )
@@ -235,7 +235,7 @@ def test_slices_and_columns_are_views(kernel, stride, copies):
     ],
 )
 def test_a_group_for_each_channel_copies_nothing(channels, size, kernel, stride, padding, dilation):
-    """Slices outside, walks back in depth without taps, several outputs or inputs to a group."""
+    """Slices outside, backward phases in depth without taps, several outputs or inputs to a group."""
     launched = []
 
     def watcher(kernel, grid, args, meta, go):

@@ -166,7 +166,7 @@ def _fits(problem: Problem) -> bool | Unsupported:
     counted = max(problem.N * h.count, reach, at.line.total)
     return (counted < INT32_LIMIT or Unsupported("more rows, steps or values of a box than 32 bits count")) and (
         (_stays_inside(h, problem.read[0], at.box[1]) and _stays_inside(v, problem.read[1], at.box[2])
-         and (at.whole or problem.C % at.line.tile["BLOCK_N"] == 0))
+         and (at.divisible or problem.C % at.line.tile["BLOCK_N"] == 0))
         or Unsupported("a stride that does not divide an image, so that boxes read beyond a row")
     )  # fmt: skip
 
@@ -205,7 +205,7 @@ class Cut(NamedTuple):
 
     box: tuple[int, int, int]
     merged: bool
-    whole: bool
+    divisible: bool
     line: box_line.Line
 
 
@@ -218,16 +218,16 @@ def cut(problem: Problem) -> Cut:
 
 def _cut(problem: Problem, tile: launch.Tile) -> Cut:
     h, v, N, (H, W) = problem.at.h, problem.at.v, problem.N, problem.read
-    whole = W % v.in_step == 0
-    taps = tile["TAPS"] if whole and len(v.taps) % tile["TAPS"] == 0 else 1
-    merged = whole and h.count * h.in_step == H
+    divisible = W % v.in_step == 0
+    taps = tile["TAPS"] if divisible and len(v.taps) % tile["TAPS"] == 0 else 1
+    merged = divisible and h.count * h.in_step == H
     sizes = (N, h.count, v.count)
     box, boxes = _box_shape(sizes, tile["BLOCK_K"])
     if merged:
         other = _box_shape((1, N * h.count, v.count), tile["BLOCK_K"], tall=True)
         merged = other[1] <= boxes
         box, boxes = other if merged else (box, boxes)
-    return Cut(box, merged, whole, box_line.in_line(problem, tile, boxes, problem.taps, taps))
+    return Cut(box, merged, divisible, box_line.in_line(problem, tile, boxes, problem.taps, taps))
 
 
 def _box_shape(sizes: tuple[int, int, int], pixels: int, tall: bool = False) -> tuple[tuple[int, int, int], int]:
@@ -253,7 +253,7 @@ def prepare(problem: Problem) -> Prepared:
     )  # fmt: skip
     meta = {
         **problem.taps_read, **problem.constants, **dependent_launch.options(target=problem.target), **line.blocks,
-        "MERGED": at.merged, "WHOLE": at.whole, "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2],
+        "MERGED": at.merged, "WHOLE": at.divisible, "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2],
         "PART": problem.part, "num_warps": line.tile.num_warps, "num_stages": line.tile.num_stages,
     }  # fmt: skip
     block = line.tile["BLOCK_N"]
@@ -289,5 +289,5 @@ def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
 def reads_concat_pair(problem: Problem) -> bool:
     """Return whether a tile's channels are of one half, or all of both; requires a stride of 1 (at most five axes)."""
     block = cut(problem).line.tile["BLOCK_N"]
-    whole = problem.part % block == 0 or 2 * problem.part == block
-    return problem.groups == 1 and problem.at.h.in_step == problem.at.v.in_step == 1 and whole
+    one_half = problem.part % block == 0 or 2 * problem.part == block
+    return problem.groups == 1 and problem.at.h.in_step == problem.at.v.in_step == 1 and one_half

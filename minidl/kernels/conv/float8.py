@@ -93,7 +93,7 @@ def check_operands(
     if out_dtype not in (*float8.SOURCES, *float8.DTYPES):
         raise TypeError(f"{op}: out_dtype is {out_dtype}, expected float16, bfloat16, float32 or float8")
     if (out_dtype in float8.DTYPES) != (scale_result is not None):
-        raise ValueError(f"{op}: out_dtype is {out_dtype}; pass scale_result for float8 results only")
+        raise ValueError(f"{op}: out_dtype is {out_dtype}; float8 results, and only these, need a scale_result")
     if scale_result is not None:
         float8.check_scale(op, "scale_result", scale_result, x)
         if activation.parse(act)[0] not in LINEAR:

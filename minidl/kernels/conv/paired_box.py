@@ -52,8 +52,8 @@ def estimate(problem: Problem) -> float:
 
 def prepare(problem: Problem) -> Product:
     reach = (len(problem.at.v.taps) + 1) * problem.C
-    made = bands.prepare(problem, 2, reach, 2 * problem.M, transposed=True)
-    return Product(made, boxed.prepare(_pairs(problem), pairs=True))
+    band = bands.prepare(problem, 2, reach, 2 * problem.M, transposed=True)
+    return Product(band, boxed.prepare(_pairs(problem), pairs=True))
 
 
 def reads_concat_pair(problem: Problem) -> bool:

@@ -223,7 +223,7 @@ def run(prepared: Shares, t: Tensors) -> torch.Tensor:
     return prepared.run(t.w, t.x)
 
 
-def _shares(blocks: int, block: int, target: int) -> tuple[int, int]:
-    """Return (pixels of a share, a multiple of `block`; number of shares), for about `wanted` shares."""
-    share = max(1, launch.cdiv(blocks, target))
+def _shares(blocks: int, block: int, count: int) -> tuple[int, int]:
+    """Return (pixels of a share, a multiple of `block`; number of shares), for about `count` shares."""
+    share = max(1, launch.cdiv(blocks, count))
     return share * block, max(1, launch.cdiv(blocks, share))

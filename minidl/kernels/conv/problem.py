@@ -23,8 +23,7 @@ DIRECTION_NAMES = {
 }  # fmt: skip
 # Kernels count this many rows or more in 64 bits, where divisions cost more.
 INT32_LIMIT = 2**31 - 2**21
-# Number of images that batch-invariant plans are made for.
-INVARIANT_IMAGES = 256
+INVARIANT_IMAGES = 256  # images that batch-invariant plans are prepared for
 
 
 class Unsupported(str):

@@ -16,7 +16,7 @@ from minidl.runtime import launch
 
 
 def _reads_several(volume: Volume) -> bool:
-    """Return whether outputs read several slices, or other slices than their own."""
+    """Return whether output q reads several slices, or another slice than q."""
     return not volume.flat and not is_identity(volume.d.forward(), volume.d.size)
 
 

@@ -131,7 +131,7 @@ def in_shares(
 ) -> Shares:  # fmt: skip
     """Return the fastest split of a weight gradient's `blocks` into shares of at least `least` blocks.
 
-    Candidates fill the device a whole number of times: 72 tiles alone leave half of 132 multiprocessors idle.
+    Candidates fill the device once or several times: 72 tiles alone leave half of 132 multiprocessors idle.
     """
     device = processors * pace.slots
     most = max(1, blocks // least)

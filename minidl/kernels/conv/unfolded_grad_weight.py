@@ -181,8 +181,7 @@ def estimate(problem: Problem) -> float:
 class Chosen(NamedTuple):
     """The decomposition: M rows, C channels of columns, adjacent channels of a `unit`, and the number of pixels.
 
-    Of all `tiles` the first `whole` are not split; each of the others has `shares` of `share` pixels.
-    """
+    Of all `tiles` the first `whole` are not split; each of the others has `shares` of `share` pixels."""
 
     tile: launch.Tile
     swapped: bool
