@@ -182,7 +182,7 @@ def test_halves_are_joined_where_a_copy_is_cheaper(monkeypatch):
         assert len(taken) == 1
         assert "box: boxed" in taken[0]
         assert plan.plan(problem).name == "box"
-        monkeypatch.setattr(costs, "of_join", lambda problem: 0.0)
+        monkeypatch.setattr(costs, "join_time", lambda problem: 0.0)
         launch.forget()
         taken = [line for line in plan.explain(problem).splitlines() if line.endswith("taken")]
         assert len(taken) == 1
