@@ -126,7 +126,7 @@ def test_what_no_box_reads_is_joined():
     x = halves(2, PART, 6, 9)
     with boxes_of(64), weights_of(128):  # a block of both halves; a tile of more channels than there are
         assert not conv.reads_concat_pair(x, w, at)
-        with pytest.raises(ValueError, match="which the form for the shape does not read; join them"):
+        with pytest.raises(ValueError, match="which the plan for this shape does not read"):
             conv.forward(x, w, at)
         assert torch.equal(conv.grad_weight(x, dy, at), conv.grad_weight(torch.cat(x, 1), dy, at))
     with plan.among(plan.boxed), boxes_of(32):

@@ -95,7 +95,7 @@ def forward(
         pool=pool, preactivation=preactivation, form=form, batch_invariant=batch_invariant,
     )  # fmt: skip
     if problem.concat_pair and not plans.plan(problem).problem.concat_pair:
-        raise ValueError("conv2d: x is a ConcatPair, which no form reads for this shape; pass torch.cat(x, 1)")
+        raise ValueError("conv2d: x is a ConcatPair, which the plan for this shape does not read; pass torch.cat(x, 1)")
     return _run(problem, x, w, bias, scale, added)
 
 
