@@ -80,7 +80,7 @@ def table(rows: list[Judged]) -> Table:
     made = Table("measured / estimated", "rows", "5 %", "median", "95 %", "chosen now")
     by_plan: dict[tuple[str, str], list[Judged]] = defaultdict(list)
     for one in rows:
-        by_plan[re.sub(r"\d+ walks", "walks", one.row["plan"]), one.row["direction"]].append(one)
+        by_plan[re.sub(r"\d+ (walks|phases)", "phases", one.row["plan"]), one.row["direction"]].append(one)
     for (name, direction), every in sorted(by_plan.items(), key=lambda item: -len(item[1])):
         off = [1e3 * one.row["ours_ms"] / one.estimated for one in every if one.estimated]
         if len(off) >= FEWEST:

@@ -12,7 +12,7 @@ from minidl.kernels import conv
 from minidl.kernels.conv import slices, volume
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.kernels.conv.problem import GRAD_WEIGHT
-from minidl.kernels.conv.stacks import as_they_are
+from minidl.kernels.conv.stacks import is_identity
 from minidl.tools.bench import sides
 from minidl.tools.tuning.drawn_conv import kind_of
 
@@ -56,7 +56,7 @@ class Layer(drawn_conv.Layer):
             return "cube"
         if slices.grad_weight(problem, x.shape[0], at) is not None:
             return "depthwise"
-        return "slices" if as_they_are(at.d.forward(), at.d.size) else "stack"
+        return "slices" if is_identity(at.d.forward(), at.d.size) else "stack"
 
     def _forms(self, direction: str) -> tuple[str, ...]:
         back = kind_of(self.shape, direction) == "up"

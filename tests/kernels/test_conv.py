@@ -31,12 +31,12 @@ from minidl.kernels.conv import (
     narrow,
     paired,
     paired_box,
+    phase_weights,
     pixel_choice,
     pixel_grad_weight,
     pixel_tiled,
     plan,
     product,
-    turned,
     two_rows,
     unfolded_grad_weight,
 )
@@ -183,7 +183,7 @@ class Problem:
             found = plan.plan(self.described(bias=True, scale=True, act="relu", form=form, **more))
         except conv.UnableError:
             return x
-        return x.to(self.x.dtype).double() if found.parts and found.other is None else x
+        return x.to(self.x.dtype).double() if found.parts and found.rewrite is None else x
 
 
 @st.composite
@@ -332,7 +332,7 @@ def test_three_taps_of_a_row_that_lie_apart_in_the_weight_gradient():
 def test_positions_counted_in_64_bits(form, monkeypatch):
     """As where there are 2^31 of them."""
     for module in (pixel_choice, pixel_tiled, pixel_grad_weight, banded, banded_grad_weight, held):
-        monkeypatch.setattr(module, "MANY", 1)
+        monkeypatch.setattr(module, "INT32_LIMIT", 1)
     small = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}, 4, 1)
     rows = launch.Tile({"BLOCK_M": 16, "PER_PROCESSOR": 0}, 4, 1)
     bands = launch.Tile({"BLOCK_M": 16, "BLOCK_K": 16}, 4, 1)
@@ -341,7 +341,7 @@ def test_positions_counted_in_64_bits(form, monkeypatch):
 
 
 def test_shares_of_the_weight_gradient_of_bands_counted_in_64_bits(monkeypatch):
-    monkeypatch.setattr(banded_grad_weight, "MANY", 1)
+    monkeypatch.setattr(banded_grad_weight, "INT32_LIMIT", 1)
     monkeypatch.setattr(launch, "processors", lambda: 4)
     p = Problem((8, 1, 4, (33, 5), (1, 3), (1, 1), (0, 1), (1, 1), 1))
     grids = []
@@ -508,7 +508,7 @@ def back_in_one_launch(dtype, tile):
 
 
 def in_one_launch(p, memories=(torch.contiguous_format, torch.channels_last)):
-    """Whether the gradient of the input is right with all walks in one launch, for weights in these memories."""
+    """Check the gradient of the input with all phases in one launch, for weights in these memory layouts."""
     for memory in memories:
         w = p.w.to(memory_format=memory)
         got, _ = conv.transposed(p.dy, w, p.geometry, form="batch")
@@ -695,7 +695,7 @@ def test_gradients_of_the_weights_of_few_outputs_are_filled(M):
     """Their output's gradient alone is copied where the inputs fill 16 bytes."""
     p = Problem((3, 72, M, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16)
     assert "grad_weight" in p.check("fill")
-    made = filled.wider(Described(GRAD_WEIGHT, p.geometry, 3, 72, M, torch.float16, form="fill"))
+    made = filled.rewrite(Described(GRAD_WEIGHT, p.geometry, 3, 72, M, torch.float16, form="fill"))
     assert (made.C, made.M) == (72, 16)
 
 
@@ -709,7 +709,7 @@ def test_a_mirror_image_has_its_taps_in_reverse():
 def test_a_program_for_each_tile_of_boxes_or_equal_parts(taps, processors, monkeypatch):
     """Where each has one tile, that is the gradient; x and the output's gradient exchanged, too."""
     monkeypatch.setattr(launch, "processors", lambda: processors)
-    monkeypatch.setattr(box_line, "microseconds", lambda line: not line.whole)
+    monkeypatch.setattr(box_line, "microseconds", lambda line: not line.one_slot)
     monkeypatch.setattr(Described, "paced", property(lambda problem: problem.direction == GRAD_WEIGHT))
     p = Problem((3, 40, 64, (7, 9), (2, 3), (1, 1), (1, 2), (1, 1), 1), dtype=torch.float16)
     for names in ((boxed_grad_weight,), ()):
@@ -740,15 +740,15 @@ def test_bands_of_the_output_gradient(shape, swaps):
 )  # fmt: skip
 def test_boxes_that_read_beyond_an_image_are_found(size, stride, kernel, padding, dilation, extent):
     assume(size + 2 * padding > dilation * (kernel - 1))
-    walk = Axis.of("conv2d", "height", size, kernel, stride, (padding, padding), dilation).forward()
+    phase = Axis.of("conv2d", "height", size, kernel, stride, (padding, padding), dilation).forward()
     read = [
         at
         for tap in range(kernel)
-        for o in range(-(-walk.count // extent) * extent)
+        for o in range(-(-phase.count // extent) * extent)
         for at in [o * stride + tap * dilation - padding]
         if 0 <= at // stride < -(-size // stride)
     ]
-    assert boxed_grad_weight._ends(walk, size, extent) == (size % stride == 0 or max(read, default=0) < size)
+    assert boxed_grad_weight._stays_inside(phase, size, extent) == (size % stride == 0 or max(read, default=0) < size)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -827,7 +827,7 @@ def test_weights_read_as_they_are_on_the_way_back(kernel, stride, dilation, grou
     """float16 weights in channels-last memory are not turned round for the gradient of the input."""
     p = Problem((5, 40, 64, (8, 9), kernel, stride, (1, 2), dilation, groups), dtype=torch.float16)
     w = p.w.to(memory_format=torch.channels_last)
-    monkeypatch.setattr(turned, "conv_turn_kernel", None)
+    monkeypatch.setattr(phase_weights, "conv_turn_kernel", None)
     for form in ("batch", "box"):
         assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form=form), p.dx.to(w.dtype))
 
@@ -835,7 +835,7 @@ def test_weights_read_as_they_are_on_the_way_back(kernel, stride, dilation, grou
 @pytest.mark.parametrize("stride", [(2, 2), (1, 3), (4, 2)])
 def test_one_launch_for_all_walks_back(stride, monkeypatch):
     """More images than a row tile has, odd sizes, strides beyond the kernel, groups."""
-    monkeypatch.setattr(batch_tiled, "run", lambda *_: pytest.fail("a launch for each walk"))
+    monkeypatch.setattr(batch_tiled, "run", lambda *_: pytest.fail("a launch for each phase"))
     for kernel, groups, dtype in (
         ((5, 4), 1, torch.float32), ((2, 3), 2, torch.float16), ((1, 1), 1, torch.float32),
     ):  # fmt: skip
@@ -1205,7 +1205,7 @@ def test_depthwise_leaves_what_32_bits_do_not_count_to_others(shape):
 )
 def test_depthwise_says_what_it_cannot(shape, why):
     p = Problem(shape)
-    with pytest.raises(conv.UnableError, match="depthwise form cannot take this shape"):
+    with pytest.raises(conv.UnableError, match="depthwise form does not support this shape"):
         conv.forward(p.x, p.w, p.geometry, form="depthwise")
     assert why in conv.explain(p.described())
 
@@ -1407,7 +1407,7 @@ def test_refusals():
     p = Problem(SHAPES["pixel"])
     with pytest.raises(ValueError, match="unknown form 'fast'; known: pixel, box, batch, pair, banded"):
         conv.forward(p.x, p.w, p.geometry, form="fast")
-    with pytest.raises(conv.UnableError, match="the banded form cannot take this shape; these can: pixel"):
+    with pytest.raises(conv.UnableError, match="the banded form does not support this shape; use one of: pixel"):
         conv.forward(p.x, p.w, p.geometry, form="banded")
     with pytest.raises(ValueError, match="unknown pool"):
         conv.forward(p.x, p.w, p.geometry, pool="min")
@@ -1431,7 +1431,7 @@ def test_refusals():
     st.integers(1, 30), st.integers(1, 7), st.integers(1, 5), st.integers(0, 6), st.integers(1, 4)
 )  # fmt: skip
 def test_the_backward_walks_hold_every_pair_once(size, kernel, stride, padding, dilation):
-    """(input, tap) pairs of the forward walk, and those of the walks back, are the same."""
+    """The (input, tap) pairs of the forward phase and of the backward phases are the same."""
     assume(size + 2 * padding > dilation * (kernel - 1))
     axis = Geometry.of((size, 9), (kernel, 1), (stride, 1), ((padding, padding), (0, 0)), (dilation, 1)).h
     forward, w = set(), axis.forward()

@@ -98,7 +98,7 @@ def test_what_is_not_finite_is_in_no_output_that_does_not_read_it():
 def test_what_columns_are_joined():
     def joined(**change):
         p = transposed.Problem("columns", 2, 24, 8, (3, 5), (4, 6), (3, 2), (1, 2), (0, 0)).described("sm_90")
-        return columns.joined(p._replace(geometry=p.geometry._replace(w=p.geometry.w._replace(**change))))
+        return columns.rewrite(p._replace(geometry=p.geometry._replace(w=p.geometry.w._replace(**change))))
 
     made = joined()
     assert (made.M, made.geometry.w.stride, made.geometry.w.kernel, made.written[1]) == (16, 1, 3, 5)
@@ -110,7 +110,7 @@ def test_what_taps_are_apart():
     def apart(direction=FORWARD, stride=1, dilation=1, **more):
         shape = 2, 24, 8, (9, 9), (3, 3), (stride,) * 2, (1, 1), (dilation,) * 2, 1
         p = test_conv.Problem(shape, dtype=torch.float16).described(direction)
-        return tap_sums.apart(p._replace(**{"target": "sm_90", **more}))
+        return tap_sums.rewrite(p._replace(**{"target": "sm_90", **more}))
 
     assert apart().M == 72
     assert apart().result == torch.float32

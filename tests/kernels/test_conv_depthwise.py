@@ -1,4 +1,4 @@
-"""The depthwise form: every walk back in one launch, weights as they lie and in order, what is not finite, rests."""
+"""The depthwise form: all backward phases in one launch, weights in place and reordered, non-finite values, rests."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def sizes_of(kernel, padding, dilation, more):
     ends=st.tuples(st.integers(0, 1), st.integers(0, 1)), dtype=st.sampled_from([torch.float32, torch.float16]),
 )  # fmt: skip
 def test_any_shape(direct, N, groups, channels, kernel, stride, padding, dilation, more, ends, dtype):
-    """Strides and dilations with a common divisor, walks without taps, kernels smaller than the stride."""
+    """Strides and dilations with a common divisor, phases without taps, kernels smaller than the stride."""
     size = sizes_of(kernel, padding, dilation, more)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(narrow, "DIRECT", 2**60 if direct else 0)
@@ -114,7 +114,7 @@ def test_no_images(direct, kernel, setting):
 )
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_walks_back_take_nothing_of_taps_that_they_do_not_have(stride, dilation, bad, direct, setting):
-    """One launch has as many taps as the longest walk: what is not finite stays with the pixels whose tap it is."""
+    """One launch has the taps of the longest phase: non-finite values affect only pixels that read them."""
     setting(DIRECT=2**60 if direct else 0)
     geometry = Geometry.of((17, 19), (3, 3), stride, ((1, 1), (2, 2)), dilation, 5)
     dy = whole(2, 5, geometry.h.output, geometry.w.output)

@@ -123,11 +123,11 @@ def test_rows_below_a_window_that_are_not_finite_do_not_reach_its_group(bad):
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 8), st.integers(1, 12))
 def test_the_window_is_what_the_walks_read(kernel, stride, padding, size):
-    """No walk reads beyond it, and from one stride of outputs on some walk reads its first pixel, and one its last."""
-    walks = [w for w in Axis(size + stride, kernel, 1, stride, padding, 1).backward() if w.in_start != NOWHERE]
+    """No phase reads beyond it; with a stride of outputs or more, phases read its first and its last pixel."""
+    phases = [w for w in Axis(size + stride, kernel, 1, stride, padding, 1).backward() if w.in_start != NOWHERE]
     low, reach = few_outputs.window(Axis(size + stride, kernel, 1, stride, padding, 1))
-    assert min(w.in_start for w in walks) == low
-    assert max(w.in_start + len(w.taps) for w in walks) == low + reach
+    assert min(w.in_start for w in phases) == low
+    assert max(w.in_start + len(w.taps) for w in phases) == low + reach
 
 
 @pytest.mark.parametrize("most", [1, 2, 4, 5, 8, 16])
@@ -154,9 +154,9 @@ def test_refusals():
         (32, 3, Geometry.of((9, 9), (3, 3), (1, 1), ((2, 2), (2, 2)), (2, 2))),
         (32, 3, Geometry(geometry.h, geometry.w, 2)),
     ):
-        with pytest.raises(conv.UnableError, match="the few form cannot take this shape"):
+        with pytest.raises(conv.UnableError, match="the few form does not support this shape"):
             conv.transposed(whole(2, C, 9, 9), whole(C, M, 3, 3), at, form="few")
-    with pytest.raises(conv.UnableError, match="the few form cannot take this shape"):
+    with pytest.raises(conv.UnableError, match="the few form does not support this shape"):
         conv.forward(whole(2, 3, 9, 9), whole(16, 3, 3, 3), geometry, form="few")
 
 

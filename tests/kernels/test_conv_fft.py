@@ -231,7 +231,7 @@ def test_what_is_not_finite_stays_in_its_tile():
 def test_it_is_not_chosen_and_refuses_what_it_cannot_take():
     x, w = normal(1, 2, 9, 9), normal(3, 2, 3, 3)
     strided = Geometry.of((9, 9), (3, 3), (2, 1), ((0, 0), (0, 0)), (1, 1))
-    with pytest.raises(conv.UnableError, match="the fft form cannot take this shape"):
+    with pytest.raises(conv.UnableError, match="the fft form does not support this shape"):
         conv.forward(x, w, strided, form="fft")
     plain = Geometry.of((9, 9), (3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1))
     with pytest.raises(ValueError, match="tiles of 64 points"):

@@ -126,7 +126,7 @@ def test_what_no_box_reads_is_joined():
     x = halves(2, PART, 6, 9)
     with boxes_of(64), weights_of(128):  # a block of both halves; a tile of more channels than there are
         assert not conv.reads_concat_pair(x, w, at)
-        with pytest.raises(ValueError, match="which the form for the shape does not read; join them"):
+        with pytest.raises(ValueError, match="which the plan for this shape does not read"):
             conv.forward(x, w, at)
         assert torch.equal(conv.grad_weight(x, dy, at), conv.grad_weight(torch.cat(x, 1), dy, at))
     with plan.among(plan.boxed), boxes_of(32):
@@ -170,7 +170,7 @@ def test_a_u_net_has_halves_everywhere(how, device):
             if found.name == plain.name:
                 assert (found.microseconds, found.bands) == (plain.microseconds, plain.bands)
             else:
-                assert 0 < found.microseconds - plain.microseconds <= costs.of_join(problem)
+                assert 0 < found.microseconds - plain.microseconds <= costs.join_time(problem)
 
 
 def test_halves_are_joined_where_a_copy_is_cheaper(monkeypatch):
@@ -182,7 +182,7 @@ def test_halves_are_joined_where_a_copy_is_cheaper(monkeypatch):
         assert len(taken) == 1
         assert "box: boxed" in taken[0]
         assert plan.plan(problem).name == "box"
-        monkeypatch.setattr(costs, "of_join", lambda problem: 0.0)
+        monkeypatch.setattr(costs, "join_time", lambda problem: 0.0)
         launch.forget()
         taken = [line for line in plan.explain(problem).splitlines() if line.endswith("taken")]
         assert len(taken) == 1

@@ -104,9 +104,9 @@ def test_what_is_not_finite_stays_with_its_window(bad):
 def test_the_window_is_what_both_columns_read(kernel, padding, size):
     v = Axis(2 * size, kernel, size, 2, padding, 1)
     pairs = merged.pairs_of(v)
-    (walk,) = pairs.backward()
+    (phase,) = pairs.backward()
     read = [w.in_start + j for w in v.backward() if w.in_step for j in range(len(w.taps))]
-    assert (walk.count, walk.in_start, walk.in_start + len(walk.taps)) == (size, min(read), max(read) + 1)
+    assert (phase.count, phase.in_start, phase.in_start + len(phase.taps)) == (size, min(read), max(read) + 1)
 
 
 @pytest.mark.parametrize(
@@ -120,15 +120,15 @@ def test_the_window_is_what_both_columns_read(kernel, padding, size):
 )
 def test_refusals(shape):
     p = Problem("merge", *shape)
-    with pytest.raises(conv.UnableError, match="the merge form cannot take this shape"):
+    with pytest.raises(conv.UnableError, match="the merge form does not support this shape"):
         p.check()
 
 
 def test_no_groups_and_no_way_forward():
     geometry = Geometry.of((9, 8), (3, 4), (2, 2), ((1, 1), (1, 1)), (1, 1))
-    with pytest.raises(conv.UnableError, match="the merge form cannot take this shape"):
+    with pytest.raises(conv.UnableError, match="the merge form does not support this shape"):
         conv.transposed(whole(2, 64, 5, 4), whole(64, 8, 3, 4), Geometry(geometry.h, geometry.w, 2), form="merge")
-    with pytest.raises(conv.UnableError, match="the merge form cannot take this shape"):
+    with pytest.raises(conv.UnableError, match="the merge form does not support this shape"):
         conv.forward(whole(2, 32, 9, 8), whole(16, 32, 3, 4), geometry, form="merge")
 
 

@@ -1,4 +1,4 @@
-"""Pixels of any image: shares of taps and channels, walks back in one launch, taps side by side; channels filled."""
+"""The pixel form: shares of taps and channels, backward phases in one launch, adjacent taps; padded channels."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from minidl.kernels import conv
-from minidl.kernels.conv import filled, pixel_back, pixel_choice, pixel_grad_weight, pixel_tiled, plan, turned
+from minidl.kernels.conv import filled, phase_weights, pixel_back, pixel_choice, pixel_grad_weight, pixel_tiled, plan
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED
 from minidl.runtime import launch
@@ -110,7 +110,7 @@ def test_taps_of_a_tile_of_the_gradient(taps, kernel, padding):
 @pytest.mark.parametrize("many", [1, 2**31])
 def test_shares_of_the_pixels_of_the_gradient(many, monkeypatch):
     """Two of them, counted in 64 bits or 32; the last one is not full."""
-    monkeypatch.setattr(pixel_grad_weight, "MANY", many)
+    monkeypatch.setattr(pixel_grad_weight, "INT32_LIMIT", many)
     monkeypatch.setattr(launch, "processors", lambda: 4)
     p = Problem((2, 16, 5, (9, 7), (1, 1), (1, 1), (0, 0), (1, 1), 2))
     with forced():
@@ -123,7 +123,7 @@ def test_shares_of_the_pixels_of_the_gradient(many, monkeypatch):
 def test_weights_are_read_as_they_lie_on_the_way_back(stride, dilation, channels, monkeypatch):
     """Where launches are too short for another one before them: tap by tap, or taps and channels as one."""
     monkeypatch.setattr(pixel_choice, "turns", lambda *_: False)
-    monkeypatch.setattr(turned, "conv_turn_kernel", None)
+    monkeypatch.setattr(phase_weights, "conv_turn_kernel", None)
     p = Problem((1, *channels, (4, 5), (2, 3), stride, (1, 1), dilation, 2), dtype=torch.float16)
     w = p.w.to(memory_format=torch.channels_last)
     with forced():
@@ -165,7 +165,7 @@ def test_taps_and_channels_as_one_in_few_blocks(C, M, kernel):
 
 @pytest.mark.parametrize("M", [72, 96])
 def test_channels_that_fill_no_block_where_rows_of_taps_are_inside(M):
-    """A single walk would count two taps as one of twice the channels."""
+    """A single phase would merge two taps into one with twice the channels."""
     tile = launch.Tile({"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 64}, 4, 2)
     p = Problem((2, 32, M, (6, 8), (3, 2), (2, 1), (1, 1), (1, 1), 1))
     with launch.force(conv=tile):
@@ -173,16 +173,16 @@ def test_channels_that_fill_no_block_where_rows_of_taps_are_inside(M):
 
 
 def test_what_the_one_launch_leaves_to_single_walks():
-    for change, why in (({"stride": 5}, "16 walks"), ({"dilation": 2}, "a dilation"), ({"stride": 1}, "of 1")):
+    for change, why in (({"stride": 5}, "16 phases"), ({"dilation": 2}, "a dilation"), ({"stride": 1}, "of 1")):
         axis = Geometry.of((40, 40), (3, 3), (2, 2), ((0, 0), (0, 0)), (1, 1)).h._replace(**change)
         problem = Problem(SHAPES["all inside"]).described(TRANSPOSED)._replace(geometry=Geometry(axis, axis))
         assert why in pixel_back.able(problem)
 
 
 def test_numbers_that_32_bits_do_not_count(monkeypatch):
-    monkeypatch.setattr(pixel_choice, "MANY", 1)
-    monkeypatch.setattr(pixel_grad_weight, "MANY", 1)
-    monkeypatch.setattr(pixel_tiled, "MANY", 1)
+    monkeypatch.setattr(pixel_choice, "INT32_LIMIT", 1)
+    monkeypatch.setattr(pixel_grad_weight, "INT32_LIMIT", 1)
+    monkeypatch.setattr(pixel_tiled, "INT32_LIMIT", 1)
     for name in SHAPES:
         with forced():
             assert {"forward", "grad_weight"} <= set(Problem(SHAPES[name]).check("pixel"))
@@ -227,7 +227,7 @@ def test_what_is_filled():
     def wider(direction=FORWARD, target="sm_90", **more):
         p = Problem((2, 21, 13, (6, 5), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16).described()
         geometry = p.geometry._replace(groups=more.pop("groups", 1))
-        return filled.wider(p._replace(direction=direction, target=target, geometry=geometry, **more))
+        return filled.rewrite(p._replace(direction=direction, target=target, geometry=geometry, **more))
 
     assert (wider().C, wider().M) == (24, 13)
     assert wider(C=63).C == 64

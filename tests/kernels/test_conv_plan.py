@@ -149,7 +149,7 @@ def test_boxes_of_many_groups_are_no_gain_for_weights():
     """wav2vec's positions, 16 groups: 15 ms on an H200, estimated at 5.7. Fewer groups take the time of one."""
     for groups, times in ((16, 2.0), (2, 1.0)):
         grad = layer(228, 48, 48, 32, 3, 1, groups=groups, direction=GRAD_WEIGHT)
-        known = box_line.microseconds(boxed_grad_weight.cut(grad).line) * boxed_grad_weight.thin(grad)
+        known = box_line.microseconds(boxed_grad_weight.cut(grad).line) * boxed_grad_weight.narrow_factor(grad)
         assert boxed_grad_weight.estimate(grad) == pytest.approx(costs.at_least(grad, times * known))
 
 
@@ -160,7 +160,7 @@ def test_sums_of_taps_count_the_copy_of_the_weights(direction, copies):
     if direction == TRANSPOSED:
         problem = problem._replace(strides=(9 * 512, 1, 3 * 512, 512))
     more = problem._replace(dtype=torch.bfloat16) if copies else problem._replace(strides=(9 * 512, 9, 3, 1))
-    counted, other = (tap_sums.cost(each, tap_sums.apart(each), 4.0) for each in (problem, more))
+    counted, other = (tap_sums.cost(each, tap_sums.rewrite(each), 4.0) for each in (problem, more))
     assert (counted == other) == copies
     assert counted > 5.0 if copies else other - counted > 3.0
 
@@ -262,7 +262,7 @@ def test_every_form_can_be_asked_for(form):
         try:
             found.append(plan.plan(problem._replace(form=form)))
         except conv.UnableError as error:
-            assert f"the {form} form cannot take this shape; these can: " in str(error)  # noqa: PT017
+            assert f"the {form} form does not support this shape; use one of: " in str(error)  # noqa: PT017
     assert found
     assert {name for made in found for name in made.name.split("+")} == {form}
 
@@ -289,7 +289,7 @@ def test_explain_names_every_form_and_the_one_taken():
 
 def test_explain_tells_of_parts():
     back = conv.explain(layer(8, 64, 64, 16, 5, 2, 2, direction=TRANSPOSED))
-    assert "4 walks by " in back
+    assert "4 phases by " in back
     pooled = conv.explain(layer(128, 64, 64, 56, 3, 1, pool="max"))
     assert "pair: paired_box, then a pool" in pooled
     assert "box: boxed                         unable: a pool" in pooled
@@ -298,7 +298,7 @@ def test_explain_tells_of_parts():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"direction": "backward"}, "got 'backward' of .*, expected one of forward, transposed, grad_weight, walk"),
+        ({"direction": "backward"}, "got 'backward' of .*, expected one of forward, transposed, grad_weight, phase"),
         ({"dtype": torch.int64}, "torch.int64 .* expected .* a floating-point dtype"),
         ({"target": "sm_70"}, "'sm_70', expected .* one of interpreted, sm_80, sm_90"),
         ({"N": -1}, "must be at least 1"),
@@ -348,7 +348,7 @@ def test_a_form_is_a_module_and_a_line(monkeypatch):
     assert "dot: dot                                   0.0 us  taken" in conv.explain(
         layer(2, 8, 4, 1, 1, target="interpreted")
     )
-    with pytest.raises(conv.UnableError, match="the dot form cannot take this shape"):
+    with pytest.raises(conv.UnableError, match="the dot form does not support this shape"):
         plan.plan(layer(2, 8, 4, 3, 3, form="dot"))
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidl.kernels import conv
-from minidl.kernels.conv import plan, product, turned
+from minidl.kernels.conv import phase_weights, plan, product
 from minidl.kernels.conv.geometry import Geometry
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, WALK, walks_back
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, PHASE, backward_phases
 from minidl.kernels.gemm import tiled
 from minidl.runtime import launch
 from minidl.tensors import default_device
@@ -140,8 +140,8 @@ def test_a_product_reads_each_value_once_and_in_order(size, kernel, stride, padd
     for direction in (FORWARD, GRAD_WEIGHT):
         described = conv.Problem(direction, geometry, 2, 8, 8, torch.float16)
         assert bool(product.able(described)) == expected
-    walk = walks_back(geometry)[0]
-    back = conv.Problem(WALK, geometry, 2, 8, 8, torch.float16, walks=walk)
+    phase = backward_phases(geometry)[0]
+    back = conv.Problem(PHASE, geometry, 2, 8, 8, torch.float16, phases=phase)
     assert bool(product.able(back)) == (expected and kernel == (1, 1))
 
 
@@ -240,7 +240,7 @@ def test_weights_are_read_as_they_are_on_the_way_back(dtype, monkeypatch):
     if dtype.itemsize != 2:
         pytest.skip("turned for tensor cores")
     p = Problem(SHAPES["1x1"], dtype=dtype)
-    monkeypatch.setattr(turned, "conv_turn_kernel", None)
+    monkeypatch.setattr(phase_weights, "conv_turn_kernel", None)
     w = p.w.to(memory_format=torch.channels_last)
     assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form="product"), p.dx.to(dtype))
 

@@ -95,7 +95,7 @@ def test_more_than_a_tile_along_every_axis(per_processor):
         (2, 64, 40, (3, 5, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 2, 1), 2),
         (2, 32, 40, (5, 12, 16), (3, 3, 2), (2, 2, 1), (1, 1, 1), (1, 1, 1), 1),
         (2, 32, 24, (4, 9, 8), (3, 2, 3), (1, 3, 2), (1, 4, 2), (2, 1, 1), 2),
-        # Channels that end within a block, forward and back; walks back without taps, with a common divisor.
+        # Channels that end within a block, forward and back; backward phases without taps, with a common divisor.
         (1, 72, 80, (3, 4, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 1, 1), 1),
         (1, 32, 64, (6, 8, 8), (2, 3, 3), (3, 2, 2), (0, 1, 2), (1, 2, 1), 1),
         (2, 32, 32, (7, 6, 6), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), 2),
@@ -116,7 +116,7 @@ def test_more_than_a_tile_along_every_axis(per_processor):
         (5, 32, 24, (6, 3, 2), (2, 2, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1),
         # Two boxes of a row, where a stride leaves every other column.
         (1, 32, 24, (1, 1, 64), (1, 1, 3), (1, 1, 2), (0, 0, 1), (1, 1, 1), 1),
-        # Back the last row and the last column are of the first walk alone.
+        # Backward, the last row and the last column belong to the first phase only.
         (1, 32, 32, (3, 3, 3), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), 1),
     ],
 )
@@ -197,7 +197,7 @@ def test_slices_are_one_sum(form):
 @pytest.mark.parametrize(("rows", "columns"), [(2, 4), (8, 2)])
 def test_slices_side_by_side_in_more_than_a_tile(rows, columns, wide, monkeypatch):
     if wide:
-        monkeypatch.setattr(stacks, "MANY", 1)
+        monkeypatch.setattr(stacks, "INT32_LIMIT", 1)
     tile = launch.Tile({"BLOCK_M": rows, "BLOCK_N": columns}, 4, 3)
     with launch.force(conv_fill=tile):  # nothing that was made before is used in it or after it
         Problem(2, 5, 3, (5, 4, 3), (3, 2, 2), (2, 1, 1), (1, 0, 1), (1, 1, 1), 2).check("stack")
@@ -235,7 +235,7 @@ def test_slices_and_columns_are_views(kernel, stride, copies):
     ],
 )
 def test_a_group_for_each_channel_copies_nothing(channels, size, kernel, stride, padding, dilation):
-    """Slices outside, walks back in depth without taps, several outputs or inputs to a group."""
+    """Slices outside, backward phases in depth without taps, several outputs or inputs to a group."""
     launched = []
 
     def watcher(kernel, grid, args, meta, go):
@@ -301,7 +301,7 @@ def test_shape_of_cube(sizes):
     def number(box):
         return math.prod(-(-size // extent) for size, extent in zip(sizes, box, strict=True))
 
-    box = voxels.shape_of_cube(sizes, 128)
+    box = voxels.cube_shape(sizes, 128)
     others = [other for other in itertools.product([2**i for i in range(8)], repeat=4) if math.prod(other) == 128]
     assert box in others
     assert number(box) == min(map(number, others))

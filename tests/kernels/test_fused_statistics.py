@@ -123,7 +123,7 @@ def test_what_takes_longer_or_has_other_rows_hands_on_nothing(shape, dtype, tile
         y, fused_statistics = conv.forward(x, w, geometry, statistics=True)
     assert fused_statistics is None
     assert (y == C).all()
-    with pytest.raises(ValueError, match="nothing may follow"):
+    with pytest.raises(ValueError, match="an epilogue of at most a bias"):
         conv.forward(x, w, geometry, act="relu", statistics=True)
 
 

@@ -1,18 +1,20 @@
-"""2-D convolution: forward, gradient of the input, gradient of the weight, each in the form that suits its shape.
+"""2-D convolution: forward, gradient of the input and gradient of the weight, in several kernels ("forms").
 
     x  [N, groups * C, H, W]     w  [groups * M, C, R, S]     y  [N, groups * M, OH, OW]
     y[n, m, oh, ow] = act(sum over c, r, s of x[n, c, oh stride - padding + r dilation, ...] w[m, c, r, s] + bias[m])
 
-Shapes are torch's; memory is channels-last inside ([N, H, W, C]): a tensor in `torch.channels_last` is used as it is,
-any other is copied once, and results are channels-last. The gradient of the input is the transposed convolution, whose
-own gradients are the convolution and, input and output exchanged, the gradient of the weight.
+Shapes are torch's. Memory is channels-last ([N, H, W, C]): a tensor in `torch.channels_last` is used directly, any
+other is copied once, and results are channels-last. The gradient of the input is the transposed convolution. The
+gradients of a transposed convolution are the convolution and the gradient of the weight with x and dy exchanged.
 
-A call is described by a `Problem` (problem.py); `plan` (plan.py) finds the form that is estimated to take the least
-time, once per problem, and its form runs. `batch` is for many images and channels, `pair` for many images and some
-channels, `box` for few images or large ones, `product` for kernels of 1x1, `banded` for few channels, `few` for few
-channels of a transposed convolution and `merge` for some, `depthwise` for channels with a group of their own, `pixel`
-for every shape; `fft` where it is asked for. `fill`, `columns` and `taps` do it by another convolution. `explain`
-tells what was chosen and why; with MINIDL_EXPLAIN=1 in the environment it is logged for every new problem.
+A call is described by a `Problem` (problem.py). `plan` (plan.py) chooses the form with the lowest estimated time, once
+per problem. Forms: `batch` for many images and channels; `pair` for many images and fewer channels; `box` for few or
+large images; `product` for 1x1 kernels; `banded` for few input channels; `few` and `merge` for few output channels of
+a transposed convolution; `depthwise` for groups of one or a few channels; `pixel` for every shape; `fft` on request
+only. `fill`, `columns` and `taps` rewrite the problem as another convolution. `explain` reports each estimate and the
+choice; MINIDL_EXPLAIN=1 in the environment logs this report for every new problem.
+
+Read geometry.py, problem.py, plan.py, then pixel_tiled.py, batch_tiled.py and boxed.py; costs.py has the estimates.
 """
 
 from typing import Any
@@ -37,8 +39,8 @@ __all__ = [
 ]  # fmt: skip
 
 FORMS = plans.names()
-_MADE = filled, tap_sums, unshuffled
-FAMILIES = tuple(dict.fromkeys(family for form in (*plans.FORMS, *_MADE) for family in form.FAMILIES))
+_REWRITES = filled, tap_sums, unshuffled
+FAMILIES = tuple(dict.fromkeys(family for form in (*plans.FORMS, *_REWRITES) for family in form.FAMILIES))
 
 
 @replayed
@@ -58,17 +60,18 @@ def forward(
     batch_invariant: bool = False,
     statistics: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(y, z): z is the value before the activation where `preactivation` is set, else None.
+    """Return (y, z); z is the value before the activation if `preactivation` is set, else None.
 
-    scale and bias [groups * M]: y = act(scale * conv(x, w) + bias), as a folded batch norm has it; together they may
-    have the dtype in which x is accumulated. added, like the result and in x's dtype, is added before the activation:
-    in the same kernel, where the sum is not rounded in between, or in one of its own where that is estimated to take
-    less time. pool "max" or "avg" takes the maximum or the mean of 2x2 windows (stride 2, incomplete windows left out)
-    after the activation: in the same kernel, or in one of its own where that is estimated to take less time. blind:
-    form and tile are the same for any number of images. With `statistics`, for which nothing may follow the bias, z are
-    those of bands of as many pixels each, [bands, 2, M] as `gemm.fused_statistics` has them, or None where reading y
-    takes less time. x may be a `ConcatPair`, [N, C / 2, H, W] each, where `reads_concat_pair` of these arguments.
-    Raises ValueError for shapes that do not fit, a form that cannot take the shape, or more than one of pool,
+    scale, bias [groups * M]  y = act(scale * conv(x, w) + bias), as for a folded batch norm; if both are passed, they
+                     may have the dtype in which x is accumulated
+    added            shape of the result, dtype of x: added before the activation
+    pool             "max" or "avg": pools 2x2 windows after the activation (stride 2, incomplete windows dropped)
+    batch_invariant  uses the same form and tile for any number of images
+    statistics       z holds statistics of bands with equal numbers of pixels, [bands, 2, M] as in
+                     `gemm.fused_statistics`, or None if reading y is faster; only a bias may follow the sum
+    `added` and `pool` run in the same kernel or in a second one, whichever is estimated to be faster; in the same
+    kernel the sum is not rounded first. x may be a `ConcatPair` of [N, C / 2, H, W] if `reads_concat_pair` is true.
+    Raises ValueError if shapes do not match, if `form` does not support the shape, or for more than one of pool,
     preactivation and added.
     """
     like = x.first if isinstance(x, ConcatPair) else x
@@ -77,22 +80,22 @@ def forward(
     if pool not in POOLS:
         raise ValueError(f"conv2d: unknown pool {pool!r}, expected 'max', 'avg' or None")
     if pool and preactivation:
-        raise ValueError("conv2d: preactivation has no meaning for pooled outputs; pool afterwards")
+        raise ValueError("conv2d: preactivation cannot be combined with pool; pool afterwards")
     if statistics and not (scale is act is pool is added is None and not preactivation):
-        raise ValueError("conv2d: statistics are of the sum and bias; nothing may follow these")
+        raise ValueError("conv2d: statistics requires an epilogue of at most a bias")
     if added is not None:
         _check_added(like, added, (like.shape[0], len(w), geometry.h.output, geometry.w.output), pool or preactivation)
         added = channels_last(added)
     x, w = _rows(x), channels_last(w)
     if w.shape[-1] == 0 and isinstance(x, torch.Tensor):
-        # No channels: one of zeros, so that the sum is empty and the epilogue still runs.
+        # Without channels, add one channel of zeros so that the epilogue still runs.
         x, w = x.new_zeros(*x.shape[:3], geometry.groups), w.new_zeros(*w.shape[:3], 1)
     problem = _forward(
         x, w, geometry, bias, scale, added, statistics, act=act, precision=precision or _precision(like, form),
         pool=pool, preactivation=preactivation, form=form, batch_invariant=batch_invariant,
     )  # fmt: skip
     if problem.concat_pair and not plans.plan(problem).problem.concat_pair:
-        raise ValueError("conv2d: x is halves, which the form for the shape does not read; join them")
+        raise ValueError("conv2d: x is a ConcatPair, which the plan for this shape does not read; pass torch.cat(x, 1)")
     return _run(problem, x, w, bias, scale, added)
 
 
@@ -108,8 +111,9 @@ def reads_concat_pair(
     preactivation: bool = False,
     statistics: bool = False,
 ) -> bool:
-    """Whether `forward` reads halves where they lie, for these arguments: by the form that is best for both joined, or
-    by one that takes less time than that and a copy. To the bit it is what that form makes of both joined."""
+    """Return whether `forward` reads the pair in place for these arguments, which is faster than concatenating it.
+
+    The result is bitwise equal to that of the same form on the concatenated tensor."""
     if not _is_concat_pair(x):
         return False
     problem = _forward(
@@ -120,29 +124,29 @@ def reads_concat_pair(
 
 
 def _is_concat_pair(x: ConcatPair) -> bool:
-    """Whether two tensors [N, C, H, W] lie alike, channels-last, and where a descriptor can be told."""
+    """Return whether two tensors [N, C, H, W] match, are channels-last and can share a tensor descriptor."""
     first, second = x
-    alike = first.shape == second.shape and first.dtype == second.dtype and first.device == second.device
-    last = all(t.movedim(1, -1).is_contiguous() and t.data_ptr() % 16 == 0 for t in x)
-    return alike and last and x.distance > 0 and (launch.INTERPRETED or x.distance < FAR)
+    same_type = first.shape == second.shape and first.dtype == second.dtype and first.device == second.device
+    channels_last_ = all(t.movedim(1, -1).is_contiguous() and t.data_ptr() % 16 == 0 for t in x)
+    return same_type and channels_last_ and x.distance > 0 and (launch.INTERPRETED or x.distance < FAR)
 
 
 def _rows(x: torch.Tensor | ConcatPair) -> torch.Tensor | ConcatPair:
-    """x, or both halves, as `channels_last` has it."""
+    """Return x, or both halves of it, as [N, H, W, C]."""
     return ConcatPair(*map(channels_last, x)) if isinstance(x, ConcatPair) else channels_last(x)
 
 
 def _forward(
     x: torch.Tensor | ConcatPair, w: torch.Tensor, geometry: Geometry, bias: torch.Tensor | None,
-    scale: torch.Tensor | None, added: torch.Tensor | None, statistics: bool, **more: Any,
+    scale: torch.Tensor | None, added: torch.Tensor | None, statistics: bool, **options: Any,
 ) -> Problem:  # fmt: skip
-    """The problem of x [N, H, W, groups * C], or halves of it, and w [groups * M, R, S, C]."""
+    """Return the problem of x [N, H, W, groups * C], or a pair of it, and w [groups * M, R, S, C]."""
     like = x.first if isinstance(x, ConcatPair) else x
     return Problem(
         FORWARD, geometry, like.shape[0], w.shape[-1], len(w) // geometry.groups, like.dtype, bias=bias is not None,
         scale=scale is not None, aligned=like.data_ptr() % 16 == 0, w_aligned=w.data_ptr() % 16 == 0,
         target=launch.target(), processors=launch.processors(), added=added is not None, statistics=statistics,
-        concat_pair=like is not x, **more,
+        concat_pair=like is not x, **options,
     )  # fmt: skip
 
 
@@ -160,10 +164,10 @@ def transposed(
     precision: str | None = None,
     batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(y, z) of the transposed convolution of x [N, groups * M, OH, OW]: y [N, groups * C, H, W], z as in `forward`.
+    """Return (y, z) of the transposed convolution of x [N, groups * M, OH, OW]: y [N, groups * C, H, W].
 
-    geometry and w [groups * M, C, R, S] are those of the convolution from y to x, whose gradient of the input this is;
-    bias and scale [groups * C] are applied as in `forward`.
+    geometry and w [groups * M, C, R, S] belong to the convolution from y to x, whose input gradient this is. z, and
+    bias and scale [groups * C], are as in `forward`.
     """
     check_arguments("conv_transpose2d", x, w, bias, scale)
     check_form(form)
@@ -183,7 +187,7 @@ def transposed(
 def grad_input(
     dy: torch.Tensor, w: torch.Tensor, geometry: Geometry, *, form: str | None = None, precision: str | None = None
 ) -> torch.Tensor:
-    """The gradient [N, groups * C, H, W] of the input, given that of the output, dy [N, groups * M, OH, OW]."""
+    """Return the gradient of the input, [N, groups * C, H, W], from that of the output, dy [N, groups * M, OH, OW]."""
     return transposed(dy, w, geometry, form=form, precision=precision)[0]
 
 
@@ -196,9 +200,9 @@ def grad_weight(
     form: str | None = None,
     precision: str | None = None,
 ) -> torch.Tensor:
-    """The weight gradient [groups * M, C, R, S], given x [N, groups * C, H, W] and dy [N, groups * M, OH, OW].
+    """Return the weight gradient [groups * M, C, R, S] from x [N, groups * C, H, W] and dy [N, groups * M, OH, OW].
 
-    x may be `ConcatPair`, [N, C / 2, H, W] each, which are joined where the plan does not read them.
+    x may be a `ConcatPair` of [N, C / 2, H, W], which is concatenated if the plan cannot read it in place.
     """
     like = x.first if isinstance(x, ConcatPair) else x
     check.floating("conv2d", x=like, dy=dy)
@@ -224,28 +228,28 @@ def _run(
     problem: Problem, x: torch.Tensor | ConcatPair, w: torch.Tensor, bias: torch.Tensor | None,
     scale: torch.Tensor | None, added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """Both results of a problem, as torch has their shapes."""
+    """Run a problem and return (y, z) in torch's shapes."""
     y, z = plans.plan(problem).run(x, w, _contiguous(bias), _contiguous(scale), added)
     if problem.statistics:
         return y.permute(0, 3, 1, 2), z
     return y.permute(0, 3, 1, 2), None if z is None else z.permute(0, 3, 1, 2)
 
 
-def _check_added(x: torch.Tensor, added: torch.Tensor, shape: tuple[int, ...], more: object) -> None:
+def _check_added(x: torch.Tensor, added: torch.Tensor, shape: tuple[int, ...], conflicts: object) -> None:
     check.same("conv2d", x=x, added=added)
     if tuple(added.shape) != shape:
         raise ValueError(f"conv2d: added has shape {list(added.shape)}, expected {list(shape)}")
-    if more:
-        raise ValueError("conv2d: added cannot be given with a pool or preactivation")
+    if conflicts:
+        raise ValueError("conv2d: added cannot be combined with pool or preactivation")
 
 
 def _precision(x: torch.Tensor, form: str | None) -> str:
-    """Spectra are float32, whatever x is."""
+    """Return the precision of products; spectra (fft) are float32 for every dtype of x."""
     return launch.float32_precision() if form == fft.NAME else launch.precision(x.dtype)
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
-    """x [N, C, H, W] as a contiguous [N, H, W, C]: a view where it is channels-last, else a copy. So for more axes."""
+    """Return x [N, C, ...] as a contiguous [N, ..., C]: a view if it is channels-last, else a copy."""
     return x.movedim(1, -1).contiguous()
 
 
@@ -254,7 +258,7 @@ def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def check_form(form: str | None) -> None:
-    """Here and not in the plan: what is no string need not be hashable."""
+    """Raise ValueError for an unknown form, before it is hashed as part of a problem."""
     if form is not None and form not in FORMS:
         raise ValueError(f"conv2d: unknown form {form!r}; known: {', '.join(FORMS)}")
 
@@ -262,7 +266,7 @@ def check_form(form: str | None) -> None:
 def check_arguments(
     op: str, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None = None
 ) -> None:
-    """Raises TypeError and ValueError for dtypes and devices that do not fit together."""
+    """Raise TypeError or ValueError if dtypes or devices do not match."""
     check.floating(op, x=x, w=w)
     check.same(op, x=x, w=w)
     if bias is None and scale is None:

@@ -1,15 +1,15 @@
-"""The banded form, for few channels: one row of the GEMM is a group of neighbouring output pixels.
+"""The "banded" form, for few input channels: one row of the GEMM is a group of G neighbouring output pixels.
 
-With 1, 3 or 12 channels a tap has too few values to load at once and to fill a matrix instruction with. But in
-channels-last memory the inputs that G neighbouring outputs need from one row of an image lie side by side, and so do
-the G * M results. So for every row r of the filter
+With 1, 3 or 12 channels a single tap has too few values to fill a load or a matrix instruction. But in channels-last
+memory the inputs of G neighbouring outputs in one image row are contiguous, and so are their G * M results. For every
+row r of the filter
 
     y[n, oh, g, (p, m)] += sum over k of x[n, h(oh, r), start(g) + k] band[r, k, (p, m)]
     band[r, (p * stride + s) * C + c, (p, m)] = w[m, r, s, c],  0 elsewhere
 
-a product with a band (Toeplitz) matrix, made once per call. It multiplies zeros, on matrix units that would be idle,
-and in exchange loads and stores whole rows. Padding is a mask. An input that is not finite makes outputs NaN within the
-width of the band.
+is a product with a band (Toeplitz) matrix, computed once per call. It multiplies zeros on matrix units that would be
+idle otherwise, and loads and stores contiguous rows in exchange. Padding is a mask. A non-finite input makes outputs
+NaN within the width of the band.
 """
 
 import torch
@@ -19,7 +19,7 @@ import triton.language as tl
 from minidl.kernels.conv import bands, costs
 from minidl.kernels.conv.bands import band, group_of, in_rows, near, padded, store_groups
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, MANY, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import CORRELATIONS, INT32_LIMIT, Problem, Tensors, Unsupported
 from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
@@ -29,7 +29,7 @@ ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_band", "conv_banded")
 
-LEAST_APART = 32
+MANY_OUTPUTS = 32
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def conv_banded_kernel(
     o_column = tl.arange(0, NP)
     b_acc = tl.zeros((BLOCK_M, NP), dtype=ACC)
     BLOCKS_K: tl.constexpr = KP // BLOCK_K
-    # Without padding every filter row lies in the image; and where the last group ends inside it, every column.
+    # Without padding, and if the last group ends inside the image, no column needs a mask.
     INSIDE: tl.constexpr = IN_W >= 0 and IN_W + (GROUPS - 1) * G * STEP + KP <= WC
     for i in range(R * BLOCKS_K):
         r = i // BLOCKS_K
@@ -98,23 +98,24 @@ def able(problem: Problem) -> bool | Unsupported:
 def estimate(problem: Problem) -> float:
     kind = "banded, pooled" if problem.pool else NAME
     time = costs.microseconds(problem, kind, products(problem))
-    # Of many channels rows that begin at no multiple of 4 bytes are stored value by value. 2x2 stride 2, 8->53 at
-    # 242x242: 726 us.
-    if problem.paced and problem.M > LEAST_APART and problem.M % 2:
+    # Rows with many channels that do not start at a multiple of 4 bytes are stored value by value. 2x2 stride 2, 8->53
+    # at 242x242: 726 us.
+    if problem.paced and problem.M > MANY_OUTPUTS and problem.M % 2:
         time *= costs.relative(problem, "banded, odd")
     if two_bytes_apart(problem):
         time *= costs.relative(problem, "banded, odd channels")
-    return costs.beside_tiles(problem, NAME, time)
+    return costs.tile_time(problem, NAME, time)
 
 
 def two_bytes_apart(problem: Problem) -> bool:
-    """Whether groups begin at odd values, which are read one by one, in strides of 2. 7x7 3->64 at 224x224, 256 images:
-    756 us for 442; strides of 4 are as estimated, those of 1 by a quarter above."""
+    """Return whether groups with a stride of 2 start at odd offsets, so that values are read one by one.
+
+    7x7 3->64 at 224x224, 256 images: 756 us for 442; strides of 4 are as estimated, those of 1 a quarter above."""
     return problem.paced and problem.C % 2 == 1 and problem.at.v.in_step == 2
 
 
 def products(problem: Problem) -> float:
-    """With the zeros of the band, and 128 for each value that is read."""
+    """Return the number of products, including zeros of the band and 128 for each value that is read."""
     G, KP, NP = groups_of(problem)
     return costs.outputs(problem) * len(problem.at.h.taps) * KP * (NP + 128) / G
 
@@ -123,21 +124,24 @@ def prepare(problem: Problem) -> Product:
     h, H = problem.at.h, problem.read[0]
     G, KP, NP = groups_of(problem)
     constants = bands.constants(problem, G, KP, NP)
-    of_image = constants["QH"] * constants["GROUPS"]
-    rows = problem.N * of_image
-    tile = problem.tile("conv_banded", M=problem.images * of_image, K=KP, N=NP)
+    per_image = constants["QH"] * constants["GROUPS"]
+    rows = problem.N * per_image
+    tile = problem.tile("conv_banded", M=problem.images * per_image, K=KP, N=NP)
     sizes = {**tile.options, "BLOCK_K": min(tile["BLOCK_K"], KP)}  # a band has whole blocks of K
-    # Small bands stay in L1: the 7x7 layer of one channel takes 0.70 ms, and 0.86 ms through boxes; with 128 rows of
-    # bands (12 channels) it is 1.06 and 0.97 ms.
-    boxes = launch.boxes(problem.target) and problem.dtype != torch.float64 and KP >= 64
+    # Small bands stay in L1: the 7x7 layer of one channel takes 0.70 ms, and 0.86 ms with a descriptor; with 128 rows
+    # of bands (12 channels) it is 1.06 and 0.97 ms.
+    use_descriptor = launch.boxes(problem.target) and problem.dtype != torch.float64 and KP >= 64
     meta = {
-        **constants, "PADDED_H": padded(h, H), "WIDE": rows >= MANY, "BOXES": boxes, **problem.flags(), **sizes,
+        **constants, "PADDED_H": padded(h, H), "WIDE": rows >= INT32_LIMIT, "BOXES": use_descriptor,
+        **problem.flags(), **sizes,
     }  # fmt: skip
     scalars = (rows, H, h.in_start)
-    band_ = Box.of_rows(len(h.taps) * KP, NP, (sizes["BLOCK_K"], NP)) if boxes else None
+    band_descriptor = Box.of_rows(len(h.taps) * KP, NP, (sizes["BLOCK_K"], NP)) if use_descriptor else None
     return Product(
         bands.prepare(problem, G, KP, NP),
-        launch.Prepared(conv_banded_kernel, (launch.cdiv(rows, tile["BLOCK_M"]),), scalars, meta, (None, band_)),
+        launch.Prepared(
+            conv_banded_kernel, (launch.cdiv(rows, tile["BLOCK_M"]),), scalars, meta, (None, band_descriptor)
+        ),
     )
 
 
@@ -146,6 +150,6 @@ def run(prepared: Product, t: Tensors) -> None:
 
 
 def groups_of(problem: Problem) -> tuple[int, int, int] | None:
-    """(G, KP, NP) as `band`, None where a band pays for no group."""
+    """Return (G, KP, NP) as `band` does; None if no group of two or more pixels is worthwhile."""
     v = problem.at.v
     return band(problem.C, problem.M, len(v.taps), v.in_step, v.count, problem.pool is not None)

@@ -1,9 +1,9 @@
-"""The weight gradient in the banded form, for few channels.
+"""The weight gradient in the "banded" form, for few channels.
 
-The product of `banded` turned round: the gradient of the bands, in shares of the rows, added in a fixed order and
-folded back by adding the G places of each weight. Without strides x and the gradient of the output may each be the
-other, with taps in reverse: where its channels are fewer, or its rows better aligned, a product takes less. A value of
-either that is not finite makes all weights NaN that a band has at its column.
+The gradient of the bands of `banded` is summed in shares of the rows, which are added in a fixed order; adding the G
+entries of each weight folds it into dw. With a stride of 1 x and dy may be exchanged, with reversed taps, which is
+faster if dy has fewer channels or better aligned rows. A non-finite value of either makes all weights NaN that a band
+has in its column.
 """
 
 import math
@@ -17,14 +17,14 @@ from minidl.kernels import reduce
 from minidl.kernels.conv import banded, bands, costs
 from minidl.kernels.conv.bands import group_of
 from minidl.kernels.conv.geometry import Geometry
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
 NAME = "banded"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_banded_grad_weight", "conv_band")
-# What reading takes in pieces of so many bytes beside those of 16.
+# Read time by bytes per load, relative to 16.
 PIECES = {16: 1.0, 8: 1.2, 4: 3.0, 2: 6.0}
 
 
@@ -77,9 +77,9 @@ def conv_band_fold_kernel(
     SC: tl.constexpr, S: tl.constexpr, STEP: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
     SWAPPED: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dw [M, R, SC]: the places of each weight in the bands [R, KP, NP], added pixel by pixel.
+    """Write dw [M, R, SC]: the sums of each weight's entries in the bands [R, KP, NP], pixel by pixel.
 
-    SWAPPED: dw [SC / S, R, S, M], from bands whose taps are in reverse.
+    SWAPPED: dw [SC / S, R, S, M], from bands with reversed taps.
     """
     wait(EARLY)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -100,12 +100,12 @@ def conv_band_fold_kernel(
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    found, other = banded.able(problem), swapped(problem)
-    return True if not found and other is not None and banded.able(other) else found
+    supported, other = banded.able(problem), swapped(problem)
+    return True if not supported and other is not None and banded.able(other) else supported
 
 
 def swapped(problem: Problem) -> Problem | None:
-    """The problem in which x and the gradient of the output are each the other; None where there are strides."""
+    """Return the problem with x and dy exchanged; None with strides."""
     if any(axis.stride > 1 for axis in problem.geometry[:2]):
         return None
     h, w = (
@@ -117,7 +117,7 @@ def swapped(problem: Problem) -> Problem | None:
 
 @launch.cached
 def cheapest(problem: Problem) -> tuple[Problem, bool]:
-    """The problem whose bands take less time, and whether it is swapped."""
+    """Return the problem with faster bands, and whether it is swapped."""
     other = swapped(problem)
     if other is None or not banded.able(other):
         return problem, False
@@ -127,12 +127,12 @@ def cheapest(problem: Problem) -> tuple[Problem, bool]:
 
 
 def estimate(problem: Problem) -> float:
-    """With two launches more; small ones take 17 to 21 us."""
-    return costs.beside_tiles(problem, "banded, weight", _microseconds(cheapest(problem)[0]))
+    """Estimate microseconds with two more launches; small problems take 17 to 21 us."""
+    return costs.tile_time(problem, "banded, weight", _microseconds(cheapest(problem)[0]))
 
 
 def _microseconds(problem: Problem) -> float:
-    """Rows that begin at no multiple of 16 bytes are read in smaller pieces.
+    """Estimate microseconds; rows not aligned to 16 bytes are read in smaller pieces.
 
     5x5 16->8 at 90x90, 80 images, 73 us, 13->6 330; 3x3 16->8 at 265x265, 264 images, 1041, 11->1 3706.
     """
@@ -146,18 +146,18 @@ def _microseconds(problem: Problem) -> float:
 
 
 def _rows(problem: Problem, G: int) -> tuple[int, int]:
-    """How many values the beginnings of rows of x lie apart, and of the output's gradient: the greatest divisor."""
+    """Return the greatest common divisor of the row offsets of x, and of dy, in values."""
     v, C, M = problem.at.v, problem.C, problem.M
     return math.gcd(v.in_start * C, G * v.in_step * C, problem.read[1] * C), math.gcd(G * M, v.count * M)
 
 
 def _bytes(problem: Problem, values: int) -> int:
-    """That are read at once of rows so many values apart."""
+    """Return the bytes per load of rows whose offsets are multiples of `values`."""
     return math.gcd(values * problem.dtype.itemsize, 16)
 
 
 class Prepared(NamedTuple):
-    """The product, whose partial sums and gradient have these shapes, and how the bands are folded."""
+    """The product, the shapes of its partial sums and of the gradient, and the launch that folds the bands."""
 
     launch: launch.Prepared
     partial: tuple[int, ...]
@@ -180,7 +180,7 @@ def prepare(problem: Problem) -> Prepared:
     share = launch.cdiv(blocks, max(1, min(4 * problem.processors // tiles, blocks // 8)))
     shares = launch.cdiv(blocks, share)
     scalars = (rows, problem.read[0], problem.at.h.in_start, share * tile["BLOCK_M"])
-    meta = {**constants, "WIDE": rows >= MANY, **tile.options}
+    meta = {**constants, "WIDE": rows >= INT32_LIMIT, **tile.options}
     total = M * R * S * C
     block = problem.tile("conv_band", floor=1, total=total)
     shared = {name: constants[name] for name in ("STEP", "R", "KP", "NP", "ACC")}
@@ -204,7 +204,7 @@ def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
     partial = torch.empty(prepared.partial, dtype=launch.acc_torch(t.x.dtype), device=t.x.device)
     dy, x = (t.x, t.w) if prepared.swapped else (t.w, t.x)
     prepared.launch.run(dy, x, partial)
-    found = reduce.sum_rows(partial) if prepared.partial[0] > 1 else partial
+    total = reduce.sum_rows(partial) if prepared.partial[0] > 1 else partial
     dw = torch.empty(prepared.shape, dtype=t.x.dtype, device=t.x.device)
-    prepared.fold.run(found, dw)
+    prepared.fold.run(total, dw)
     return dw

@@ -1,4 +1,4 @@
-"""What the kernels for few channels share: bands of weights, groups of neighbouring outputs, and storing these."""
+"""Shared by the banded kernels: band matrices of weights, groups of neighbouring outputs, and their stores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 
 from minidl.kernels.activation import activate
 from minidl.kernels.conv.epilogue import pool_last
-from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import Problem
 from minidl.kernels.gemm.tiled import beside
@@ -24,9 +24,9 @@ def conv_band_kernel(
     SC: tl.constexpr, STEP: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
     TURNED: tl.constexpr, POOL: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """band [R, KP, NP] of w [M, R, SC], SC = S * C; neighbouring pixels are STEP values apart. TURNED: [NP, R, KP].
+    """Write band [R, KP, NP] (TURNED: [NP, R, KP]) of w [M, R, SC], SC = S * C; adjacent pixels are STEP values apart.
 
-    A column is (pixel, m), and with POOL (pair of pixels, m, pixel of the pair).
+    A column is (pixel, m), with POOL (pair of pixels, m, pixel of the pair).
     """
     wait(EARLY)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -51,10 +51,10 @@ def conv_band_kernel(
 
 @triton.jit
 def group_of(i_first, BLOCK: tl.constexpr, QH: tl.constexpr, GROUPS: tl.constexpr, POOL: tl.constexpr):
-    """Image, row and group of `BLOCK` rows from number i_first.
+    """Return the image, image row and group of `BLOCK` GEMM rows from i_first on.
 
-    With POOL eight groups of one image row and the eight below them stand together: of the accumulators of a matrix
-    instruction a thread holds rows i and i + 8.
+    With POOL, eight groups of one image row alternate with the eight groups below them: in the accumulator of a matrix
+    instruction one thread holds rows i and i + 8.
     """
     if POOL:
         PER_IMAGE: tl.constexpr = QH // 2 * GROUPS
@@ -74,7 +74,7 @@ def group_of(i_first, BLOCK: tl.constexpr, QH: tl.constexpr, GROUPS: tl.constexp
 
 @triton.jit
 def in_rows(i_first, rows, BLOCK: tl.constexpr, POOL: tl.constexpr):
-    """Which of the rows that `group_of` names there are."""
+    """Return the mask of the rows of `group_of` that exist."""
     i = tl.arange(0, BLOCK)
     if POOL:
         return i_first // 2 + i // 16 * 8 + i % 8 < rows // 2
@@ -89,9 +89,9 @@ def store_groups(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     POOL: tl.constexpr, BOXES: tl.constexpr = False,
 ):  # fmt: skip
-    """Scale, bias, activation and pool of the groups b_acc [BLOCK_M, NP] of the i-th tile, and their places in y.
+    """Apply scale, bias, activation and pool to the groups b_acc [BLOCK_M, NP] of tile i_tile, and store them in y.
 
-    With BOXES p_y is the descriptor of y [groups, NP], whose columns are all in use.
+    With BOXES p_y is a descriptor of y [groups, NP], whose columns are all used.
     """
     BLOCK_M: tl.constexpr = b_acc.shape[0]
     NP: tl.constexpr = b_acc.shape[1]
@@ -126,10 +126,10 @@ def store_groups(
 
 @functools.lru_cache(maxsize=4096)
 def band(C: int, M: int, S: int, stride: int, width: int, pool: bool) -> tuple[int, int, int] | None:
-    """(G, KP, NP): pixels in a group, rows and columns of the band; None where no group has two pixels.
+    """Return (G, KP, NP): pixels in a group, rows and columns of the band; None if no group has two pixels.
 
-    KP and NP are powers of two from 16 to 128. The cheapest per pixel is taken: KP * NP products, and the loads of KP
-    values, which cost as much as 64 products each.
+    KP and NP are powers of two from 16 to 128, chosen for the lowest cost per pixel: KP * NP products and KP loads,
+    each as expensive as 64 products.
     """
     best = None
     for KP in (16, 32, 64, 128):
@@ -137,7 +137,7 @@ def band(C: int, M: int, S: int, stride: int, width: int, pool: bool) -> tuple[i
             room = (KP // C - S) // stride + 1 if S <= KP // C else 0
             G = min(room, NP // M, width)
             if pool:
-                # Whole windows, in a column for each of which a power of two stands.
+                # Complete pooling windows, in a power of two of columns.
                 G = min(NP // M, 1 << max(G, 0).bit_length() - 1) if G > 1 and NP % M == 0 and room >= NP // M else 0
             if G > 1:
                 cost = KP * (NP + 64) / G
@@ -146,27 +146,27 @@ def band(C: int, M: int, S: int, stride: int, width: int, pool: bool) -> tuple[i
     return None if best is None else best[1:]
 
 
-def prepare(problem: Problem, G: int, KP: int, NP: int, *, turned: bool = False) -> Copy:
-    """The bands [R, KP, NP], or turned [NP, R, KP], of a pair of walks' weights, for groups of G pixels.
+def prepare(problem: Problem, G: int, KP: int, NP: int, *, transposed: bool = False) -> Copy:
+    """Return the copy that writes the bands [R, KP, NP], or transposed [NP, R, KP], for groups of G pixels.
 
-    To pool, with columns in pairs of pixels.
+    If the problem has a pool, columns are in pairs of pixels.
     """
     M, C, R, S = problem.M, problem.C, len(problem.at.h.taps), len(problem.at.v.taps)
     total = R * KP * NP
     tile = problem.tile("conv_band", floor=1, total=total)
     meta = {
-        "SC": S * C, "STEP": problem.at.v.in_step * C, "R": R, "KP": KP, "NP": NP, "TURNED": turned,
-        "POOL": problem.pool is not None and not turned,
+        "SC": S * C, "STEP": problem.at.v.in_step * C, "R": R, "KP": KP, "NP": NP, "TURNED": transposed,
+        "POOL": problem.pool is not None and not transposed,
         **dependent_launch.options(target=problem.target), **tile.options,
     }  # fmt: skip
     return Copy(
-        (NP, R, KP) if turned else (R, KP, NP),
+        (NP, R, KP) if transposed else (R, KP, NP),
         launch.Prepared(conv_band_kernel, (launch.cdiv(total, tile["BLOCK"]),), (total, M, G), meta),
     )
 
 
 def constants(problem: Problem, G: int, KP: int, NP: int) -> dict[str, Any]:
-    """The constants of kernels on bands [R, KP, NP]; the groups of an image are QH * GROUPS."""
+    """Return the constants of kernels on bands [R, KP, NP]; an image has QH * GROUPS groups."""
     h, v, (_, W), _ = problem.at
     q_h, q_w = (h.count // 2 * 2, v.count // 2 * 2) if problem.pool else (h.count, v.count)
     return {
@@ -178,11 +178,11 @@ def constants(problem: Problem, G: int, KP: int, NP: int) -> dict[str, Any]:
 
 
 def near(problem: Problem) -> bool:
-    """Whether 32 bits count the values of x [N, H, W, C] between the first and the last row of a filter."""
+    """Return whether 32 bits count the values of x [N, H, W, C] between the first and the last row of a filter."""
     h = problem.at.h
     return len(h.taps) * h.in_tap * problem.read[1] * problem.C < 2**31
 
 
-def padded(h: Walk, H: int) -> bool:
-    """Whether a filter row of some output lies outside an image of H rows."""
+def padded(h: Phase, H: int) -> bool:
+    """Return whether a filter row of some output lies outside an image of H rows."""
     return h.in_start < 0 or h.in_start + (h.count - 1) * h.in_step + (len(h.taps) - 1) * h.in_tap >= H

@@ -1,16 +1,16 @@
-"""All walks back of a strided convolution in the batch-tiled form, in one launch.
+"""All backward phases of a strided convolution in the batch-tiled form, in one launch.
 
-A stride of 2 leaves four walks, one for each remainder of a row and of a column. One after another, each ends with idle
-processors; together the tiles of those with most taps go first, and the short ones fill the gaps. A tile finds its walk
-from its number: with rho = (input + padding) mod stride along one axis, the taps are rho, rho + stride ... below R, so
-a smaller rho has as many taps or one more.
+A stride of 2 has four phases, one per remainder of row and column. In separate launches each would end with idle
+processors; here tiles of the phases with most taps run first, and shorter ones fill the gaps. A tile derives its phase
+from its index: with rho = (input + padding) mod stride along one axis, the taps are rho, rho + stride ... below R, so a
+smaller rho has as many taps or one more.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import batch_tiled, turned
+from minidl.kernels.conv import batch_tiled, phase_weights
 from minidl.kernels.conv.batch_tiled import conv_batch_tile
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
@@ -24,8 +24,8 @@ FAMILIES = ("conv_back", "conv_batch_narrow", "conv_turn")
 
 
 @triton.jit
-def walk_back(rho, size, R, PADDING: tl.constexpr, STRIDE: tl.constexpr):
-    """(out_start, count, in_start, taps) of the walk of one remainder, over inputs of `size`."""
+def phase_of(rho, size, R, PADDING: tl.constexpr, STRIDE: tl.constexpr):
+    """Return (out_start, count, in_start, taps) of the phase of remainder rho, over inputs of `size`."""
     first = (rho + (STRIDE - PADDING % STRIDE)) % STRIDE
     count = (tl.maximum(size - first, 0) + (STRIDE - 1)) // STRIDE
     taps = (tl.maximum(R - rho, 0) + (STRIDE - 1)) // STRIDE
@@ -33,20 +33,20 @@ def walk_back(rho, size, R, PADDING: tl.constexpr, STRIDE: tl.constexpr):
 
 
 @triton.jit
-def walk_of(
+def phase_at(
     i_tile, N, across, OH, OW, R, S, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """(remainders as one number, tiles before it) of the walk that a tile is of, those with most taps first.
+    """Return (remainders as one index, number of preceding tiles) of a tile's phase; phases with most taps come first.
 
-    A walk has `across` tiles for every ROWS of the pixels of N images.
+    A phase has `across` tiles for every ROWS of the pixels of N images.
     """
     rho = 0
     before = 0
     end = 0
     for i in tl.static_range(STRIDE_H * STRIDE_W):
-        _, rows, _, _ = walk_back(i // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
-        _, columns, _, _ = walk_back(i % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
+        _, rows, _, _ = phase_of(i // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
+        _, columns, _, _ = phase_of(i % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
         beyond = i_tile >= end
         rho = tl.where(beyond, i, rho)
         before = tl.where(beyond, end, before)
@@ -63,16 +63,16 @@ def conv_back_kernel(
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """One tile, of the walk that its number falls into."""
+    """Compute one tile of the phase that its index falls into."""
     wait(EARLY)
     i_tile = tl.program_id(0)
     across = tl.cdiv(M, BLOCK_N) * GROUPS * tl.cdiv(N, BLOCK_M)
-    # Whole runs of images at each pixel: the pixels of one image.
-    rho, before = walk_of(
+    # Tiles are runs of images, so phases are counted in pixels of one image.
+    rho, before = phase_at(
         i_tile, 1, across, OH, OW, R, S, PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, 1
     )  # fmt: skip
-    out_h, _, in_h, taps_h = walk_back(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
-    out_w, columns, in_w, taps_w = walk_back(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
+    out_h, _, in_h, taps_h = phase_of(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
+    out_w, columns, in_w, taps_w = phase_of(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
     last_h = rho // STRIDE_W + (taps_h - 1) * STRIDE_H
     last_w = rho % STRIDE_W + (taps_w - 1) * STRIDE_W
     conv_batch_tile(
@@ -105,17 +105,17 @@ def prepare(problem: Problem) -> Product:
     h, v, groups = problem.geometry
     N, M, C = problem.N, problem.M, problem.C
     H, W = problem.read
-    # A short K leaves no time for wide epilogues.
+    # A short K does not hide wide epilogues.
     family = "conv_batch_narrow" if problem.dtype != torch.float32 and C % 64 else "conv_back"
     tile = problem.tile(family, M=problem.images, N=M, K=C & -C, pixels=h.size * v.size)
     names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "PIECES", "num_warps", "num_stages")
     options = {name: value for name, value in tile.options.items() if name in names}
     if problem.preactivation:
-        options["num_warps"] = 8  # two results and their addresses in the registers of 4 would spill
-    options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
+        options["num_warps"] = 8  # with 4, two results and their addresses would spill
+    options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # a block must end at a pixel's last channel
     tiles = launch.cdiv(M, tile["BLOCK_N"]) * groups * launch.cdiv(N, tile["BLOCK_M"]) * h.size * v.size
     turn = problem.in_place
-    # Of a row of taps and of one, in weights [.., R, S, last].
+    # Weights are [.., R, S, last].
     last = M if turn else C
     scalars = (N, H, W, h.size, v.size, M, groups, h.kernel, v.kernel, v.kernel * last, last)
     meta = {
@@ -123,13 +123,13 @@ def prepare(problem: Problem) -> Product:
         "TURN": turn, **problem.constants,
         **dependent_launch.options(target=problem.target), **problem.flags("POOL"), **options,
     }  # fmt: skip
-    boxes = (
+    descriptors = (
         Box.of_rows(N, H * W * groups * C, (tile["BLOCK_M"], block)),
         batch_tiled.weights(problem, turn, block, tile["BLOCK_N"]),
     )
     return Product(
-        None if turn or not problem.strides else turned.prepare(problem, h.forward(), v.forward()),
-        launch.Prepared(conv_back_kernel, (tiles,), scalars, meta, boxes),
+        None if turn or not problem.strides else phase_weights.prepare(problem, h.forward(), v.forward()),
+        launch.Prepared(conv_back_kernel, (tiles,), scalars, meta, descriptors),
     )
 
 

@@ -1,7 +1,7 @@
-"""The weight gradient in the batch-tiled form: the run of images is the K of the GEMM.
+"""The weight gradient in the "batch" form: a run of images at one pixel is the K of the GEMM.
 
-One program sums one tap, or a row of three, of a block of output and input channels over its share of (pixel, run of
-images). The shares are interleaved, so that programs running together read one neighbourhood (an H200 at 56x56, 64
+A program sums one tap, or a row of three, of a block of output and input channels over its share of (pixel, run of
+images). The shares are interleaved, so that concurrent programs read neighbouring pixels (an H200 at 56x56, 64
 channels: 81 us in place of 88), and their partial sums are added in a fixed order.
 """
 
@@ -24,13 +24,13 @@ NAME = "batch"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_batch_grad_weight",)
 
-# Bytes of an image, or of a part of one, whose runs lie in few enough pages of memory.
+# Maximum bytes of an image, or of a part of one, whose runs touch few enough pages of memory.
 PART = 2**19
 RUN = 64  # images, the BLOCK_K of most tiles
-LEAST = 8  # steps of a share
-LEAST_RUN = 16  # of whose halves and quarters runs are made
+LEAST = 8  # minimum steps of a share
+LEAST_RUN = 16  # minimum images for runs of parts of images
 MANY_IMAGES = 512
-ROW_OF_TAPS = 128  # up to so many channels tiles have three taps
+ROW_OF_TAPS = 128  # maximum channels of tiles with three taps
 
 
 @triton.jit
@@ -42,11 +42,11 @@ def conv_batch_grad_weight_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     TAPS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """partial [shares, groups * M, J * C]: TAPS (1 or 3) taps of a row, BLOCK_M x BLOCK_N channels, BLOCK_K images.
+    """Write partial [shares, groups * M, J * C]: TAPS (1 or 3) taps, BLOCK_M x BLOCK_N channels, BLOCK_K images.
 
-    With one tap only the pixels that it reads are walked; three taps walk all pixels of a row, and a tap outside the
-    image reads a box of zeros. With PARTS above 1 (one tap only) the parts of an image count as images, and what a tap
-    reads beyond its part is added from whole images.
+    One tap loops over the pixels that it reads; three taps loop over all pixels of a row and read zeros outside the
+    image. With PARTS above 1 (one tap only) the parts of an image count as images, and inputs beyond a part are added
+    from complete images at the end.
     """
     wait(EARLY)
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
@@ -73,7 +73,7 @@ def conv_batch_grad_weight_kernel(
     places = tl.maximum(rows * columns, 1)
     work = rows * columns * runs
     steps = tl.cdiv(tl.maximum(work - i_share, 0), SHARES)
-    nothing = steps == 0  # one step outside then: its boxes are zeros
+    nothing = steps == 0  # then one step outside, which reads zeros
     steps = tl.maximum(steps, 1)
     width = columns
     columns = tl.maximum(columns, 1)
@@ -106,13 +106,13 @@ def conv_batch_grad_weight_kernel(
             b_x = d_x_parts.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + 2 * STEP * channels, nowhere)])
             b_acc_2 = tl.dot(b_dy, b_x, b_acc_2, input_precision=PRECISION, out_dtype=ACC)
     if PARTS > 1:
-        # Rows whose input is in the part before or after. The share whose turn it is goes first.
+        # Rows whose input is in the previous or next part, continuing the interleaved order of shares.
         before = tap_h < 0
         edge = tl.where(before, q_h, PART_QH - q_h - rows)
         first_h = tl.where(before, PART_QH, q_h + rows)
         places = edge * (PARTS - 1) * columns
         work_edge = tl.where(width == 0, 0, places * tl.cdiv(N, BLOCK_K))
-        # The pipeline's first steps divide even where there is nothing to do.
+        # The pipeline's prologue divides even if there is nothing to do.
         places = tl.maximum(places, 1)
         edge = tl.maximum(edge, 1)
         i_first = (i_share + SHARES - work % SHARES) % SHARES
@@ -137,27 +137,27 @@ def conv_batch_grad_weight_kernel(
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    # A block of channels of one group starts at a multiple of 16 bytes.
-    whole = all(channels * problem.dtype.itemsize % 16 == 0 for channels in (problem.C, problem.M))
+    # A group's block of channels must start at a multiple of 16 bytes.
+    aligned = all(channels * problem.dtype.itemsize % 16 == 0 for channels in (problem.C, problem.M))
     row = problem.written[0] * problem.written[1] * problem.groups * problem.M
-    return (whole or Unsupported("channels of a group whose bytes are not a multiple of 16")) and (
+    return (aligned or Unsupported("channels of a group whose bytes are not a multiple of 16")) and (
         (problem.x_boxes and problem.boxes(row, problem.aligned)) or NO_BOXES
     )
 
 
 def estimate(problem: Problem) -> float:
     if problem.paced:
-        made = cut(problem)
-        return costs.at_least(problem, costs.far_apart(problem, made.parts > 1) * made.shares.microseconds)
+        cut_ = cut(problem)
+        return costs.at_least(problem, costs.page_factor(problem, cut_.parts > 1) * cut_.shares.microseconds)
     rows = problem.N * (parts_of(problem) if problem.C > ROW_OF_TAPS and problem.N >= LEAST_RUN else 1)
-    factor = costs.of_run(problem, rows, costs.HALF_RUN)
+    factor = costs.run_factor(problem, rows, costs.HALF_RUN)
     tile = tile_of(problem)
-    # Few channels leave tiles empty.
+    # Tiles are partly empty with few channels.
     channels = max(tile["BLOCK_M"] * launch.cdiv(problem.M, tile["BLOCK_M"]), RUN)
     channels *= max(tile["BLOCK_N"] * launch.cdiv(problem.C, tile["BLOCK_N"]), RUN)
-    whole = len(problem.at.v.taps) in (1, 3) and problem.M >= RUN
+    full = len(problem.at.v.taps) in (1, 3) and problem.M >= RUN
     # 128@28 63 us, 320@64 of 2 images 600; few: 5x5 64->192 at 27x27, 165 images 665, 128->32 at 56x56, 116 images 259.
-    name = "batch, weight" if whole or problem.N >= MANY_IMAGES else "batch, weight, few images"
+    name = "batch, weight" if full or problem.N >= MANY_IMAGES else "batch, weight, few images"
     products = costs.outputs(problem) * problem.groups * problem.taps * channels
     if rows < costs.HALF_RUN:
         name, products = NAME, costs.dense(problem, max(problem.C, RUN))
@@ -182,16 +182,16 @@ def prepare(problem: Problem) -> Shares:
     }  # fmt: skip
     block_dy, block_x = (tile["BLOCK_K"], tile["BLOCK_M"]), (tile["BLOCK_K"], tile["BLOCK_N"])
     row_dy, row_x = QH * QW * groups * M, H * W * groups * C
-    boxes = (
+    descriptors = (
         Box.of_rows(N, row_dy, block_dy), Box.of_rows(N, row_x, block_x),
         Box.of_rows(N * parts, row_dy // parts, block_dy), Box.of_rows(N * parts, row_x // parts, block_x),
     )  # fmt: skip
-    made = launch.Prepared(conv_batch_grad_weight_kernel, (tiles * shares,), scalars, meta, boxes)
-    return Shares(made, shares, problem.shape)
+    product = launch.Prepared(conv_batch_grad_weight_kernel, (tiles * shares,), scalars, meta, descriptors)
+    return Shares(product, shares, problem.shape)
 
 
 class Cut(NamedTuple):
-    """TAPS of a tile, parts of an image, tiles of the gradient, and the shares of their steps."""
+    """The tile, its TAPS (`together`), parts of an image, tiles of the gradient, and the shares of their steps."""
 
     tile: launch.Tile
     together: int
@@ -201,7 +201,7 @@ class Cut(NamedTuple):
 
 
 def cut(problem: Problem) -> Cut:
-    """How the gradient is cut: into shares enough for the device or, where times are known, of least time."""
+    """Return the decomposition: enough shares for the device or, if `paced`, the fastest number of shares."""
     tile, taps = tile_of(problem), problem.taps
     together = tile["TAPS"] if len(problem.at.v.taps) == 3 else 1
     parts = parts_of(problem) if together == 1 else 1
@@ -221,12 +221,12 @@ def _shares(problem: Problem, tile: launch.Tile, together: int, parts: int, tile
     runs = launch.cdiv(problem.images * parts, tile["BLOCK_K"]) / parts
     columns = sum(w) / len(w) if together == 1 else problem.at.v.count
     blocks = math.ceil(max(1.0, sum(h) / len(h) * columns) * runs)
-    tempo = tile_throughput.of_programs(tile, together)
+    pace = tile_throughput.of_programs(tile, together)
     values = problem.groups * problem.M * problem.taps * problem.C
-    found = tile_throughput.in_shares(tiles, blocks, tile["BLOCK_K"], tempo, problem.processors, values, 1.0, LEAST)
-    # Runs that are not full: 4x4 stride 2, 256->512 at 16x16, 5 images, 26 us.
+    shares = tile_throughput.in_shares(tiles, blocks, tile["BLOCK_K"], pace, problem.processors, values, 1.0, LEAST)
+    # Partial runs: 4x4 stride 2, 256->512 at 16x16, 5 images, 26 us.
     times = costs.relative(problem, "batch, weight, short") if problem.images < RUN else 1.0
-    return found._replace(microseconds=found.microseconds * times)
+    return shares._replace(microseconds=shares.microseconds * times)
 
 
 def run(prepared: Shares, t: Tensors) -> torch.Tensor:
@@ -234,8 +234,7 @@ def run(prepared: Shares, t: Tensors) -> torch.Tensor:
 
 
 def parts_of(problem: Problem) -> int:
-    """How many parts an image is cut into: the fewest that are small and fill a run, where no tap reads beyond a
-    neighbour."""
+    """Return the fewest parts of an image that are small and fill a run, with taps reading adjacent parts at most."""
     h, (H, W), (QH, QW) = problem.at.h, problem.read, problem.written
     reach = max(-h.in_start, h.in_start + (len(h.taps) - 1) * h.in_tap)
     parts, size = 1, max(H * W * problem.C, QH * QW * problem.M) * problem.groups * problem.dtype.itemsize

@@ -1,15 +1,14 @@
-"""The batch-tiled form: a row tile of the GEMM is a run of images at one output pixel.
+"""The "batch" form: an implicit GEMM whose row tile is BLOCK_M images at one output pixel.
 
-Seen as a matrix [N, H * W * channels], the inputs of a run of images at one tap and a block of channels are one box. So
-padding is a bound on the loops over taps: no mask, no multiplication by zero, no index arithmetic per element; stride
-and dilation only change which boxes are read. Boxes are read through tensor descriptors (TMA on sm_90).
+In x as a matrix [N, H * W * channels], the inputs of consecutive images at one tap and a block of channels are one
+descriptor block (TMA on sm_90). So padding only bounds the loops over taps, without masks, multiplications by zero or
+index arithmetic per element; stride and dilation only change which blocks are read.
 
-It takes 32 channels or more per group, in a multiple of 32, and wants runs of 64 images or more. A box ends at a
-multiple of BLOCK_K channels, so that no neighbour's value is multiplied.
+The channels per group must be a multiple of 32; batches should have 64 images or more. A block ends at a multiple of
+BLOCK_K channels, so that values of neighbouring pixels are never multiplied.
 
-Programs that walk over tiles may take pairs of tiles as one of twice the channels while all of them have such a pair:
-those read a quarter less for the same products (256 channels at 14x14: 392 tiles are three rounds of 132, of which two
-become one).
+Persistent programs may merge pairs of tiles into one of twice the output channels (WIDE), which reads a quarter less
+for the same products (256 channels at 14x14: 392 tiles are three rounds of 132, of which two become one).
 """
 
 import triton
@@ -22,8 +21,8 @@ from minidl.kernels.conv.problem import (
     CORRELATIONS,
     FORWARD,
     NO_BOXES,
+    PHASE,
     TRANSPOSED,
-    WALK,
     Problem,
     Tensors,
     Unsupported,
@@ -44,7 +43,7 @@ FAMILIES = ("conv_batch", "conv_batch_narrow")
 
 @triton.jit
 def inside(start, size, STEP: tl.constexpr, COUNT):
-    """(first, number) of the j < COUNT for which start + j * STEP is in [0, size)."""
+    """Return (first, number) of the j < COUNT for which start + j * STEP is in [0, size)."""
     first = tl.cdiv(tl.maximum(-start, 0), STEP)
     last = tl.minimum(COUNT, tl.cdiv(tl.maximum(size - start, 0), STEP))
     return first, tl.maximum(last - first, 0)
@@ -62,8 +61,8 @@ def conv_batch_tile(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
     ALL_TAPS: tl.constexpr = False,
 ):  # fmt: skip
-    """A run of images at one pixel. With TURN the rows of d_w are the channels of x: [groups * C, taps * M]. With
-    ALL_TAPS d_w has taps that are not of this walk, too, as with TURN.
+    """Compute BLOCK_M images at one output pixel. With TURN d_w is [groups * C, taps * M]. With ALL_TAPS, as with TURN,
+    d_w also has taps of other phases.
     """
     tiles_n = tl.cdiv(M, BLOCK_N)
     runs = tl.cdiv(N, BLOCK_M)
@@ -81,7 +80,7 @@ def conv_batch_tile(
     nowhere = H * W * channels
     steps = taps_h * taps_w * (C // BLOCK_K)
     o_x = ((start_h + j_h * IN_TAP_H) * W + start_w + j_w * IN_TAP_W) * channels + i_group * C
-    # Without a tap inside, one step outside.
+    # Without a tap inside, run one step that reads zeros.
     o_x = tl.where(steps == 0, nowhere, o_x)
     steps = tl.maximum(steps, 1)
     if TURN:
@@ -91,7 +90,7 @@ def conv_batch_tile(
     else:
         o_w = (j_h * JW + j_w) * C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    # Of the weights' columns, from a tap to the next one of its row, and to the one below.
+    # Distance in columns of w to the next tap in its row, and to the tap below.
     step_w = w_tap_w if TURN or ALL_TAPS else C
     step_h = w_tap_h if TURN or ALL_TAPS else JW * C
     i_h = 0
@@ -103,7 +102,7 @@ def conv_batch_tile(
         b_w = d_w.load([c, o_w]) if TURN else d_w.load([i_group * M + m, o_w]).T
         b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
         b_acc = float8.product(b_x, b_w, b_acc, ACC, PRECISION)
-        # All taps of a block of channels, then the next block: programs that run together share what they read.
+        # Taps are the inner loop, so that concurrent programs share inputs in L2.
         i_w += 1
         row = i_w == taps_w
         i_w = tl.where(row, 0, i_w)
@@ -136,9 +135,9 @@ def conv_batch_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PIECES: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles.
+    """Run one tile per program if PER_PROCESSOR is 0, else that many persistent programs per multiprocessor.
 
-    With WIDE the first 2 * wide_tiles of the tiles go two by two, whose weights are boxes of d_wide.
+    With WIDE the first 2 * wide_tiles tiles are merged in pairs, whose weights are blocks of d_wide.
     """
     wait(EARLY)
     if PER_PROCESSOR == 0:
@@ -183,12 +182,12 @@ def estimate(problem: Problem) -> float:
         tiles = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups * launch.cdiv(problem.images, tile["BLOCK_M"])
         tiles *= costs.outputs(problem) // problem.images
         steps = tile_throughput.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
-        tempo = tile_throughput.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
-        time = tile_throughput.microseconds(tiles, steps, tempo, problem.processors, "batch")
+        pace = tile_throughput.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
+        time = tile_throughput.microseconds(tiles, steps, pace, problem.processors, "batch")
         short = costs.RUN if problem.direction == FORWARD else costs.HALF_RUN
         if problem.images < costs.FEWEST:
             time *= selection.of(problem.target).images.short_run
-        elif problem.images < short and problem.direction != WALK and problem.geometry.w.stride > 1:
+        elif problem.images < short and problem.direction != PHASE and problem.geometry.w.stride > 1:
             # 3x3 128->128 stride 2 at 56x56, 53 images: 54 us; back 1x1 1024->2048 at 14x14, 27 images: 39 us.
             time *= costs.relative(problem, "batch, strided, short")
         elif problem.images < costs.HALF_RUN:
@@ -198,7 +197,9 @@ def estimate(problem: Problem) -> float:
     products = costs.reading(problem) * costs.pages(problem) * costs.dense(problem)
     if problem.dtype.itemsize == 1:
         products *= costs.taps_inside(problem) / problem.taps
-    return costs.of_run(problem, problem.images) * costs.microseconds(problem, NAME, products, costs.outputs(problem))
+    return costs.run_factor(problem, problem.images) * costs.microseconds(
+        problem, NAME, products, costs.outputs(problem)
+    )
 
 
 def prepare(problem: Problem) -> launch.Prepared:
@@ -206,12 +207,12 @@ def prepare(problem: Problem) -> launch.Prepared:
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
     tile = tile_of(problem)
     options = tile.options
-    options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a pixel's channels end
+    options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # a block must end at a pixel's last channel
     tiles = launch.cdiv(M, tile["BLOCK_N"]) * groups * launch.cdiv(N, tile["BLOCK_M"]) * h.count * v.count
-    walking = tile["PER_PROCESSOR"] * problem.processors
-    programs = min(tiles, walking) if walking else tiles
-    pairs = tile["WIDE"] and walking and M % (2 * tile["BLOCK_N"]) == 0
-    wide = tiles // 2 // walking * walking if pairs else 0
+    persistent = tile["PER_PROCESSOR"] * problem.processors
+    programs = min(tiles, persistent) if persistent else tiles
+    pairs = tile["WIDE"] and persistent and M % (2 * tile["BLOCK_N"]) == 0
+    wide = tiles // 2 // persistent * persistent if pairs else 0
     options["WIDE"] = int(wide > 0)
     turn = problem.in_place
     scalars = (
@@ -223,24 +224,24 @@ def prepare(problem: Problem) -> launch.Prepared:
         "TURN": turn, **problem.constants,
         **dependent_launch.options(target=problem.target), **problem.flags("POOL"), **options,
     }  # fmt: skip
-    boxes = (
+    descriptors = (
         Box.of_rows(N, H * W * groups * C, (tile["BLOCK_M"], block)),
         weights(problem, turn, block, tile["BLOCK_N"]),
         weights(problem, turn, block, tile["BLOCK_N"] << options["WIDE"]),
     )
-    return launch.Prepared(conv_batch_kernel, (programs,), scalars, meta, boxes)
+    return launch.Prepared(conv_batch_kernel, (programs,), scalars, meta, descriptors)
 
 
 def tile_of(problem: Problem) -> launch.Tile:
     C = problem.C
-    # A short K leaves no time for wide epilogues.
+    # A short K does not hide wide epilogues.
     family = "conv_batch_narrow" if problem.dtype.itemsize == 2 and C % 64 else "conv_batch"
     pixels = costs.outputs(problem) // max(problem.N, 1)
     return problem.tile(family, M=problem.images, N=problem.M, K=C & -C, pixels=pixels)
 
 
 def weights(problem: Problem, turn: bool, block_k: int, block_n: int) -> Box:
-    """Boxes of [groups * M, JH, JW, C] or, to turn, of all weights [groups * C, R, S, M] of a convolution."""
+    """Return the descriptor of w [groups * M, JH, JW, C] or, with `turn`, of all weights [groups * C, R, S, M]."""
     if turn:
         row = problem.geometry.h.kernel * problem.geometry.w.kernel * problem.M
         return Box.of_rows(problem.groups * problem.C, row, (block_k, block_n))

@@ -1,16 +1,16 @@
-"""The boxed form: a tile of the GEMM is a box of pixels, of one image or of several.
+"""The "box" form: an implicit GEMM whose column tiles are boxes of neighbouring pixels, read by tensor descriptors.
 
-The inputs of TILE_N x TILE_H x TILE_W neighbouring outputs at one tap and a block of channels are one box of the tensor
-[N, H, W, channels], read through a tensor descriptor (TMA on sm_90), with zeros outside the image. It takes strides of
-1, which walks back have whatever the convolution's stride, and gives small batches of images full tiles. Where images
-are large its boxes lie in few pages of memory, those of the batch-tiled form in one for each image.
+For one tap and a block of channels, the inputs of TILE_N x TILE_H x TILE_W neighbouring outputs are one descriptor
+block of x [N, H, W, channels] (TMA on sm_90), with zeros outside the image. The form requires a stride of 1, which
+every backward phase has, and fills tiles even for small batches. In large images a box touches few pages of memory,
+whereas a tile of the batch-tiled form touches one page per image.
 
-A block of channels of the weights is the left operand and the box the right one, so the block of results is
-[channels, pixels]. (A left operand that is a reshaped box is computed wrongly by Triton 3.6.) Zeros outside the image
-are multiplied with the weights: a weight that is not finite makes NaN at the border.
+The weights are the left operand and the pixels the right one, so the accumulator is [channels, pixels]. (Triton 3.6
+miscomputes a left operand that is a reshaped descriptor block.) The zeros outside the image are multiplied by the
+weights, so a non-finite weight gives NaN at the border.
 
-Two joined tensors of as many channels are read where they lie (`ConcatPair`): a box of the two seen as one, with an
-axis for the half. Sums are those of the joined tensor, in the same order.
+A `ConcatPair` of two tensors is read in place, through one descriptor with an axis for the half. The order of the sums
+is that of the concatenated tensor.
 """
 
 import math
@@ -36,13 +36,13 @@ OVERLAPS = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
 LEAST = 64  # rows of a tile
-# Boxes of so many images, of more bytes than the second cache holds. 256->2048 at 33x33, 387 images: 7.9 ms.
+# Boxes of this many images, in tensors larger than the L2 cache. 256->2048 at 33x33, 387 images: 7.9 ms.
 FEW_IMAGES, LARGE = 32, 50e6
-# Results that are stored in a microsecond one by one. 1x1 16->207, 381 images of 42x42: 356 us, and 135 of products;
+# Results stored per microsecond, one by one. 1x1 16->207, 381 images of 42x42: 356 us, of which 135 for products;
 # 32->939, 228 of 3x3: 7.7 and 2.9; 3x3 4->1695, 55 of 12x12: 44 and 17.
 VALUES = 3.5e5
 SMALL_PIECES = 8  # of a tile whose two results would fill the registers
-SOONEST = 0.6  # of what a tile takes beside its steps, the smallest
+SOONEST = 0.6  # smallest factor on a tile's fixed time
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def finish_box(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, PIECES: tl.constexpr,
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue of a block [pixels of the box, channels from m on], stored as a box of y [N, H, W, M] in PIECES."""
+    """Apply the epilogue to a block [pixels, channels from m on] and store it by the descriptor of y, in PIECES."""
     WIDTH: tl.constexpr = b_acc.shape[1]
     if PIECES == 1:
         b_acc = affine(b_acc, p_bias, p_scale, m, M, 0, HAS_BIAS, HAS_SCALE)
@@ -81,11 +81,11 @@ def conv_box_tile(
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
     STORE_BOX: tl.constexpr, PAIRS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M channels of a box of outputs; with TURN the rows of d_w are the channels of x: [groups * C, taps * M].
+    """Compute BLOCK_M channels of a box of outputs; with TURN d_w is [groups * C, taps * M].
 
-    With PAIRS outputs are pairs of neighbouring pixels, and d_x has an axis for the two of each pair (`paired_box`).
-    With PART channels of a half d_x has one for the halves, the second first where `turned`; a pair's pixels then lie
-    in one row of channels: a descriptor has five axes at most.
+    With PAIRS outputs are pairs of neighbouring pixels, and d_x has an axis for the two pixels (`paired_box`). With
+    PART > 0, the channels of a half, d_x has an axis for the halves, exchanged if `turned`; the pixels of a pair then
+    share the channel axis, as a descriptor has at most five axes.
     """
     PIXELS: tl.constexpr = TILE_N * TILE_H * TILE_W
     tiles_m = tl.cdiv(M, BLOCK_M)
@@ -102,7 +102,7 @@ def conv_box_tile(
     j_w = 0
     x_h = in_h + q_h
     x_w = in_w + q_w * (2 if PAIRS else 1)
-    # Of the weights' columns, from a tap to the next one of its row, and to the one below.
+    # Distance in columns of w to the next tap in its row, and to the tap below.
     step_w = w_tap_w if TURN else C
     step_h = w_tap_h if TURN else JW * C
     b_acc = tl.zeros((BLOCK_M, PIXELS), dtype=ACC)
@@ -122,7 +122,7 @@ def conv_box_tile(
             b_box = d_x.load([n, x_h, x_w, c])
         b_x = tl.reshape(b_box, (PIXELS, BLOCK_K)).T  # [BLOCK_K, PIXELS]
         b_acc = float8.product(b_w, b_x, b_acc, ACC, PRECISION)
-        # All taps of a block of channels, then the next block: programs that run together share what they read.
+        # Taps are the inner loop, so that concurrent programs share inputs in L2.
         # 256->256 at 56x56, 64 images: 331 us in place of 366.
         j_w += 1
         row = j_w == JW
@@ -165,7 +165,7 @@ def conv_box_kernel(
     STORE_BOX: tl.constexpr, PAIRS: tl.constexpr, PART: tl.constexpr,
     PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
+    """Run one tile per program if PER_PROCESSOR is 0, else that many persistent programs per multiprocessor."""
     if PER_PROCESSOR == 0:
         conv_box_tile(
             tl.program_id(0), d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, turned,
@@ -197,7 +197,7 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    """With the pixels of boxes that are outside of an image."""
+    """Estimate microseconds, including the pixels of boxes that lie outside an image."""
     h, v, tile = problem.at.h, problem.at.v, _tile(problem)
     if problem.paced:
         stored = costs.outputs(problem) * problem.groups * problem.M / VALUES if costs.odd_rows(problem) else 0.0
@@ -210,7 +210,7 @@ def estimate(problem: Problem) -> float:
 
 
 def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
-    """With `pairs` the outputs of the problem are pairs, and its inputs single pixels."""
+    """Prepare the launch; with `pairs`, outputs of the problem are pairs of pixels and inputs single pixels."""
     h, v = problem.at.h, problem.at.v
     (H, W), (OH, OW) = problem.read, problem.written
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
@@ -219,22 +219,22 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
     box = shape_of_box(N, h.count, v.count, options.pop("BLOCK_N"))
     options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a group's channels end
     if problem.beside and problem.paced and tile.num_warps == 4 and tile["BLOCK_M"] > LEAST:
-        options["PIECES"] = max(SMALL_PIECES, options["PIECES"])  # forced: `_tile` takes none such
+        options["PIECES"] = max(SMALL_PIECES, options["PIECES"])  # forced tiles; `_tile` chooses none such
     tiles = launch.cdiv(M, tile["BLOCK_M"]) * groups
     for size, extent in zip((N, h.count, v.count), box, strict=True):
         tiles *= launch.cdiv(size, extent)
-    # Programs that walk over one tile begin later: 256->256 at 56x56, 4 images, 31.9 us in place of 26.2.
-    walking = tile["PER_PROCESSOR"] * problem.processors
-    if tiles <= walking:
-        walking = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
-    programs = walking or tiles
-    if walking and problem.added and options["PER_PROCESSOR"] == 1 and len(h.taps) * len(v.taps) * C == block:
-        # One step has no loop of its own: what is added is sent ahead by the loop over tiles, too. 64->256 at 56x56 in
-        # tiles of 256x128 needs 256 KB of shared memory with four stages.
+    # Persistent programs with one tile each start later: 256->256 at 56x56, 4 images, 31.9 us in place of 26.2.
+    persistent = tile["PER_PROCESSOR"] * problem.processors
+    if tiles <= persistent:
+        persistent = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
+    programs = persistent or tiles
+    if persistent and problem.added and options["PER_PROCESSOR"] == 1 and len(h.taps) * len(v.taps) * C == block:
+        # With a single step the loop over tiles also prefetches the added tensor: 64->256 at 56x56 in tiles of 256x128
+        # needs 256 KB of shared memory with four stages.
         options["num_stages"] = min(tile.num_stages, 3)
     if problem.beside and tile.num_warps == 8:
         options["PIECES"] = 8  # 96->312 with two pieces: 4 KB of spilled registers
-    whole = stores_boxes(problem)
+    stores_y = stores_boxes(problem)
     piece = max(tile["BLOCK_M"] // options["PIECES"], 16 // problem.result.itemsize)
     turn = problem.in_place
     scalars = (
@@ -244,28 +244,28 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
     meta = {
         "C": C, "JH": len(h.taps), "JW": len(v.taps), "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
         "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step, "TURN": turn, **problem.constants,
-        "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], "STORE_BOX": whole, "PAIRS": pairs, "PART": problem.part,
-        **problem.flags("POOL"), **options,
+        "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], "STORE_BOX": stores_y, "PAIRS": pairs,
+        "PART": problem.part, **problem.flags("POOL"), **options,
     }  # fmt: skip
-    boxes = (
+    descriptors = (
         concat_pair_box(N, H, W, C, [*box, block], pairs)
         if problem.concat_pair
         else pairs_box(N, H, W, C, [*box, 1, block])
         if pairs
         else images_box(N, H, W, groups * C, [*box, block], problem.pitches),
         batch_tiled.weights(problem, turn, block, tile["BLOCK_M"]),
-        images_box(N, OH, OW, M, [*box, piece]) if whole else None,
+        images_box(N, OH, OW, M, [*box, piece]) if stores_y else None,
     )
-    return launch.Prepared(conv_box_kernel, (programs,), scalars, meta, boxes)
+    return launch.Prepared(conv_box_kernel, (programs,), scalars, meta, descriptors)
 
 
 def run(prepared: launch.Prepared, t: Tensors) -> None:
-    boxes_of_y = None if prepared.boxes[2] is None else t.y
-    prepared.run(t.x, t.w, boxes_of_y, t.bias, t.scale, t.y, t.z, t.turned)
+    y_descriptor = None if prepared.boxes[2] is None else t.y
+    prepared.run(t.x, t.w, y_descriptor, t.bias, t.scale, t.y, t.z, t.turned)
 
 
 def reads_concat_pair(problem: Problem) -> bool:
-    """Whether no block of channels is of both halves."""
+    """Return whether every block of channels lies in one half."""
     block = min(_tile(problem)["BLOCK_K"], problem.C & -problem.C)
     return problem.groups == 1 and not problem.pitches and problem.part % block == 0
 
@@ -275,13 +275,13 @@ def _tile(problem: Problem) -> launch.Tile:
     tiles = problem.tiles("conv_box", M=problem.M, N=problem.images * h.count * v.count, K=C & -C)
     if len(tiles) == 1:
         return tiles[0]
-    # Four warps have no registers for two results of a large tile.
+    # Four warps lack registers for two results of a large tile.
     fitting = [tile for tile in tiles if not problem.beside or tile.num_warps == 8 or tile["BLOCK_M"] <= LEAST]
     return min(fitting, key=lambda tile: microseconds(problem, tile))
 
 
 def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
-    """Of a problem whose tiles' times are known, with a tile or the best one."""
+    """Return the microseconds of a `paced` problem with a tile, by default the best one."""
     if tile is None:
         tile = _tile(problem)
     sizes = problem.images, problem.at.h.count, problem.at.v.count
@@ -289,12 +289,12 @@ def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
     boxes = math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
     block = min(tile["BLOCK_K"], problem.C & -problem.C)
     tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
-    known = selection.of(tile_throughput.TARGET)
-    steps = tile_throughput.steps(problem.taps * problem.C / block, block, known.steps.apart_boxes)
-    tempo = tile_throughput.of_boxed(tile, problem.groups * problem.C)
+    device = selection.of(tile_throughput.TARGET)
+    steps = tile_throughput.steps(problem.taps * problem.C / block, block, device.steps.apart_boxes)
+    pace = tile_throughput.of_boxed(tile, problem.groups * problem.C)
     if box[0] >= FEW_IMAGES and problem.images * problem.image_bytes > LARGE:
-        steps *= known.images.many
-    # Small tiles with a multiprocessor for themselves begin and end sooner: 1x1 64->64 at 56x56, one image, 2.2 us.
+        steps *= device.images.many
+    # Small tiles, alone on a multiprocessor, have less fixed time: 1x1 64->64 at 56x56, one image, 2.2 us.
     size = tile["BLOCK_M"] * tile["BLOCK_N"] / tile_throughput.LARGE
     fixed = min(1.0, SOONEST + (1 - SOONEST) * size) if tiles <= problem.processors else 1.0
-    return tile_throughput.microseconds(tiles, steps, tempo, problem.processors, "box", fixed)
+    return tile_throughput.microseconds(tiles, steps, pace, problem.processors, "box", fixed)

@@ -1,18 +1,18 @@
-"""The weight gradient in boxes: the K of the GEMM is a box of pixels, of one image or of several.
+"""The weight gradient in the "box" form: the K of the GEMM is a box of pixels of one or several images.
 
     dw[m, j, c] = sum over pixels of dy[n, q, m] x[n, at(q, j), c]
 
-The inputs that a tap multiplies with the output's gradient at TILE_N x TILE_H x TILE_W neighbouring pixels are a box.
-So a batch need be no multiple of a run, and where images are large a box lies in few pages of memory: runs of images
-take one for each image. Where an image has as many rows as its outputs in strides, the rows of all images are one axis
-(MERGED): boxes of 16 x 4 leave none of 21 images of 28x28 empty, those of one image an eighth. With strides x is seen
-as [.., H / stride, stride, W / stride, stride * channels], in which a tap's inputs are a box, too. The gradient is the
-left operand and read through pointers (Triton 3.6 computes one that is a reshaped box wrongly); it is zero in
-rows where a tap is outside of its image. Two tensors of half the channels are read where they lie, as in `boxed`; a
-tile that has channels of both is summed in two parts.
+For one tap, the inputs of dy at TILE_N x TILE_H x TILE_W neighbouring pixels are one descriptor block. So any batch
+size fills the blocks, and in large images a box touches few pages of memory, whereas runs of images touch one page per
+image. If H is the number of outputs times the stride, the rows of all images form one axis (MERGED): boxes of 16 x 4
+fill 21 images of 28x28 completely, and leave an eighth empty per image otherwise. With strides x is viewed as
+[.., H / stride, stride, W / stride, stride * channels], in which a tap's inputs are a block, too. dy is the left
+operand and read through pointers (Triton 3.6 miscomputes a reshaped descriptor block there); its rows are zero where a
+tap is outside the image. A `ConcatPair` is read in place, as in `boxed`; a tile with channels of both halves is summed
+in two parts.
 
-All boxes of all tiles stand in a line, of which every program takes as many, as in `even_parts`. An input that is
-not finite makes NaN of taps whose boxes reach it beyond the outputs.
+The boxes of all tiles form a sequence, divided equally among programs (`even_parts`). A non-finite input gives NaN for
+taps whose boxes reach it beyond the outputs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import triton.language as tl
 
 from minidl.kernels.conv import box_line, costs
 from minidl.kernels.conv.even_parts import Prepared, slots_of, step_at
-from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.pixel_boxes import shape_of_box
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, NO_BOXES, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, NO_BOXES, Problem, Tensors, Unsupported
 from minidl.kernels.division import divided, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -37,11 +37,11 @@ from minidl.runtime.descriptors import Box
 NAME = "box"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_box_grad_weight",)
-MOST = 256  # places of a side of a box
-# Times as long: of boxes with pixels of 32 bytes and fewer (1x1 16->984 at 225x225, 12 images, 1138 us for 393), of
-# half a tile's outputs (7x7 192->32 at 98x98, 197 images, 10413 for 6601; 3x3 360->32 at 74x74, 453, 5093 for 3182).
+MOST = 256  # maximum size of a descriptor block along an axis
+# Factors for pixels of at most 32 bytes (1x1 16->984 at 225x225, 12 images, 1138 us for 393), and for outputs that fill
+# half a tile (7x7 192->32 at 98x98, 197 images, 10413 for 6601; 3x3 360->32 at 74x74, 453, 5093 for 3182).
 THIN_X, THIN_Y = 2.9, 1.6
-MANY_GROUPS = 4  # whose boxes lie far apart
+MANY_GROUPS = 4  # from this many groups on, blocks are far apart in memory
 
 
 @triton.jit(do_not_specialize=["boxes", "N", "H", "W", "QH", "QW", "in_h", "in_w", "first_h", "first_w", "Q", "turned"])
@@ -53,10 +53,10 @@ def conv_box_grad_weight_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAPS: tl.constexpr,
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """partial [slots, groups * M, JH * JW * C]: what program_id's Q steps add to the tiles that they are in.
+    """Write partial [slots, groups * M, JH * JW * C]: the sums of this program's Q steps, for each tile they are in.
 
-    first_h, first_w: in_h and in_w with as many strides added as make them 0 or more. With PART channels of a half d_x
-    has an axis for the halves, the second first where `turned`.
+    first_h, first_w: in_h and in_w plus a multiple of the stride, so that they are not negative. With PART > 0, the
+    channels of a half, d_x has an axis for the halves, exchanged if `turned`.
     """
     wait(EARLY)
     PIXELS: tl.constexpr = TILE_N * TILE_H * TILE_W
@@ -87,7 +87,7 @@ def conv_box_grad_weight_kernel(
         tap_h = j // JW * IN_TAP_H
         tap_w = j % JW * IN_TAP_W
         o_c = i_group * C + c
-        # In the view of x: the box's first row, and which of a stride.
+        # In the strided view of x: the box's first row, and its remainder.
         x_h = (first_h + tap_h) // IN_STEP_H + (in_h - first_h) // IN_STEP_H
         phase = (first_h + tap_h) % IN_STEP_H
         r_m = m + tl.arange(0, BLOCK_M)
@@ -117,7 +117,7 @@ def conv_box_grad_weight_kernel(
             if not WHOLE:
                 i_w = in_w + (q_w + p_w) * IN_STEP_W + tap_w
                 m_dy &= (i_w >= 0) & (i_w < W)
-            # As far from one another as in the first box: 32 bits.
+            # Offsets within a box need 32 bits only.
             p_box = p_dy + ((tl.cast(n, tl.int64) * QH + q_h) * QW + q_w) * (GROUPS * M) + i_group * M
             b_dy = tl.load(
                 p_box + o_dy[:, None] + r_m[None, :], mask=m_dy[:, None] & (r_m < M)[None, :], other=0.0
@@ -150,7 +150,7 @@ def conv_box_grad_weight_kernel(
 def able(problem: Problem) -> bool | Unsupported:
     size = problem.dtype.itemsize
     return (
-        (size == 2 or problem.target == "interpreted" or Unsupported("float32 that does not lie along the pixels"))
+        (size == 2 or problem.target == "interpreted" or Unsupported("float32 that is not contiguous along the pixels"))
         and (all(channels * size % 16 == 0 for channels in (problem.C, problem.M))
              or Unsupported("channels of a group whose bytes are not a multiple of 16"))
         and ((problem.x_boxes and problem.M > 0) or NO_BOXES)
@@ -159,81 +159,79 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def _fits(problem: Problem) -> bool | Unsupported:
-    """Whether 32 bits count pixels and steps, and no box reads beyond the end of x."""
+    """Return whether 32 bits count pixels and steps, and no box reads beyond the end of x."""
     h, v, at = problem.at.h, problem.at.v, cut(problem)
     images = 1 + at.box[1] // h.count if at.merged else at.box[0]
     reach = images * h.count * v.count * problem.groups * problem.M
     counted = max(problem.N * h.count, reach, at.line.total)
-    return (counted < MANY or Unsupported("more rows, steps or values of a box than 32 bits count")) and (
-        (_ends(h, problem.read[0], at.box[1]) and _ends(v, problem.read[1], at.box[2])
-         and (at.whole or problem.C % at.line.tile["BLOCK_N"] == 0))
-        or Unsupported("a stride that does not divide an image, of which boxes read what is no input")
+    return (counted < INT32_LIMIT or Unsupported("more rows, steps or values of a box than 32 bits count")) and (
+        (_stays_inside(h, problem.read[0], at.box[1]) and _stays_inside(v, problem.read[1], at.box[2])
+         and (at.divisible or problem.C % at.line.tile["BLOCK_N"] == 0))
+        or Unsupported("a stride that does not divide an image, so that boxes read beyond a row")
     )  # fmt: skip
 
 
-def _ends(walk: Walk, size: int, extent: int) -> bool:
-    """Whether boxes of so many outputs read no input from the size on that the view of x has: of its last stride a part
-    is beyond it."""
-    if size % walk.in_step == 0:
+def _stays_inside(phase: Phase, size: int, extent: int) -> bool:
+    """Return whether boxes of `extent` outputs never read the part of the strided view's last row that exceeds x."""
+    if size % phase.in_step == 0:
         return True
-    last = launch.cdiv(walk.count, extent) * extent - 1
-    for tap in range(len(walk.taps)):
-        start = walk.in_start + tap * walk.in_tap
-        phase = start % walk.in_step
-        beyond = (size - phase + walk.in_step - 1) // walk.in_step  # the first place that is none
-        if beyond < launch.cdiv(size, walk.in_step) and start // walk.in_step + last >= beyond:
+    last = launch.cdiv(phase.count, extent) * extent - 1
+    for tap in range(len(phase.taps)):
+        start = phase.in_start + tap * phase.in_tap
+        remainder = start % phase.in_step
+        beyond = (size - remainder + phase.in_step - 1) // phase.in_step  # the first invalid index
+        if beyond < launch.cdiv(size, phase.in_step) and start // phase.in_step + last >= beyond:
             return False
     return True
 
 
 def estimate(problem: Problem) -> float:
-    """With the pixels of boxes that are outside of an image."""
+    """Estimate microseconds, including the pixels of boxes that lie outside an image."""
     at = cut(problem)
     if problem.paced:
         # 1x4 in 5120 groups, 27 images of 2048: 947 us; 1x31 1544->276 in 4 groups, 21 images of 2189: 2.5 ms.
         many = costs.relative(problem, "weight, box, groups") if problem.groups >= MANY_GROUPS else 1.0
-        return costs.at_least(problem, many * thin(problem) * box_line.microseconds(at.line))
+        return costs.at_least(problem, many * narrow_factor(problem) * box_line.microseconds(at.line))
     return costs.microseconds(problem, NAME, costs.dense(problem), at.line.tiles + at.line.programs)
 
 
-def thin(problem: Problem) -> float:
-    """Times as long, of few channels."""
+def narrow_factor(problem: Problem) -> float:
+    """Return the factor for few channels."""
     return THIN_X if problem.C < 32 else THIN_Y if problem.M <= 32 else 1.0
 
 
 class Cut(NamedTuple):
-    """A box of pixels, whether the rows of all images are one axis, whether a stride divides a row of x; and the
-    line."""
+    """The shape of boxes, whether the rows of all images are `merged`, whether the stride divides W, and the line."""
 
     box: tuple[int, int, int]
     merged: bool
-    whole: bool
+    divisible: bool
     line: box_line.Line
 
 
 def cut(problem: Problem) -> Cut:
-    """How the gradient is cut; of several tiles by the one of least time."""
-    tiles_ = problem.tiles("conv_box_grad_weight", M=problem.M, N=problem.C, T=len(problem.at.v.taps))
-    made = [_cut(problem, tile) for tile in tiles_]
-    return min(made, key=lambda at: box_line.microseconds(at.line)) if problem.paced else made[0]
+    """Return the decomposition with the fastest tile."""
+    tiles = problem.tiles("conv_box_grad_weight", M=problem.M, N=problem.C, T=len(problem.at.v.taps))
+    options = [_cut(problem, tile) for tile in tiles]
+    return min(options, key=lambda at: box_line.microseconds(at.line)) if problem.paced else options[0]
 
 
 def _cut(problem: Problem, tile: launch.Tile) -> Cut:
     h, v, N, (H, W) = problem.at.h, problem.at.v, problem.N, problem.read
-    whole = W % v.in_step == 0
-    taps = tile["TAPS"] if whole and len(v.taps) % tile["TAPS"] == 0 else 1
-    merged = whole and h.count * h.in_step == H
+    divisible = W % v.in_step == 0
+    taps = tile["TAPS"] if divisible and len(v.taps) % tile["TAPS"] == 0 else 1
+    merged = divisible and h.count * h.in_step == H
     sizes = (N, h.count, v.count)
-    box, boxes = _boxes(sizes, tile["BLOCK_K"])
+    box, boxes = _box_shape(sizes, tile["BLOCK_K"])
     if merged:
-        other = _boxes((1, N * h.count, v.count), tile["BLOCK_K"], tall=True)
+        other = _box_shape((1, N * h.count, v.count), tile["BLOCK_K"], tall=True)
         merged = other[1] <= boxes
         box, boxes = other if merged else (box, boxes)
-    return Cut(box, merged, whole, box_line.in_line(problem, tile, boxes, problem.taps, taps))
+    return Cut(box, merged, divisible, box_line.in_line(problem, tile, boxes, problem.taps, taps))
 
 
-def _boxes(sizes: tuple[int, int, int], pixels: int, tall: bool = False) -> tuple[tuple[int, int, int], int]:
-    """The shape of boxes of so many pixels, and their number; tall ones have two columns in place of four.
+def _box_shape(sizes: tuple[int, int, int], pixels: int, tall: bool = False) -> tuple[tuple[int, int, int], int]:
+    """Return the shape and number of boxes of `pixels` pixels; tall ones have two columns in place of four.
 
     512->512 at 28x28, 21 images, 131 us in place of 136; 512->1024 2x2 stride 2 at 56x56, 55 images, 271 for 310.
     """
@@ -248,27 +246,27 @@ def prepare(problem: Problem) -> Prepared:
     (H, W), (QH, QW) = problem.read, problem.written
     N, M, groups, at = problem.N, problem.M, problem.groups, cut(problem)
     line, box = at.line, at.box
-    firsts = (walk.in_start + max(0, -(walk.in_start // walk.in_step)) * walk.in_step for walk in (h, v))
+    firsts = (phase.in_start + max(0, -(phase.in_start // phase.in_step)) * phase.in_step for phase in (h, v))
     scalars = (
         line.boxes, N, H, W, QH, QW, M, groups, h.in_start, v.in_start, *firsts, reciprocal(QH), line.each,
         box_line.PAUSE,
     )  # fmt: skip
     meta = {
         **problem.taps_read, **problem.constants, **dependent_launch.options(target=problem.target), **line.blocks,
-        "MERGED": at.merged, "WHOLE": at.whole, "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2],
+        "MERGED": at.merged, "WHOLE": at.divisible, "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2],
         "PART": problem.part, "num_warps": line.tile.num_warps, "num_stages": line.tile.num_stages,
     }  # fmt: skip
     block = line.tile["BLOCK_N"]
     product = launch.Prepared(
         conv_box_grad_weight_kernel, (line.programs,), scalars, meta,
-        (None, _box(problem, at.merged, box, min(block, problem.part or block))),
+        (None, _descriptor(problem, at.merged, box, min(block, problem.part or block))),
     )  # fmt: skip
-    added = box_line.sum_of(problem, problem.taps, line)
-    return Prepared(product, (line.slots, math.prod(problem.shape)), added, problem.shape)
+    total_sum = box_line.prepare_slot_sum(problem, problem.taps, line)
+    return Prepared(product, (line.slots, math.prod(problem.shape)), total_sum, problem.shape)
 
 
-def _box(problem: Problem, merged: bool, box: tuple[int, int, int], channels: int) -> Box:
-    """Boxes of x, of so many channels."""
+def _descriptor(problem: Problem, merged: bool, box: tuple[int, int, int], channels: int) -> Box:
+    """Return the descriptor of x for blocks of `channels` channels."""
     h, v, N, (H, W) = problem.at.h.in_step, problem.at.v.in_step, problem.N, problem.read
     width = problem.groups * problem.C
     sizes, pitch = (N, launch.cdiv(H, h)), H * W * width
@@ -289,7 +287,7 @@ def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
 
 
 def reads_concat_pair(problem: Problem) -> bool:
-    """Whether a tile's channels are of one half, or all of both; a stride has its axes in the box."""
+    """Return whether a tile's channels are of one half, or all of both; requires a stride of 1 (at most five axes)."""
     block = cut(problem).line.tile["BLOCK_N"]
-    whole = problem.part % block == 0 or 2 * problem.part == block
-    return problem.groups == 1 and problem.at.h.in_step == problem.at.v.in_step == 1 and whole
+    one_half = problem.part % block == 0 or 2 * problem.part == block
+    return problem.groups == 1 and problem.at.h.in_step == problem.at.v.in_step == 1 and one_half

@@ -1,11 +1,11 @@
-"""What the forms of a convolution cost, in microseconds, with the constants of a device (`runtime.estimates`).
+"""Estimated times of the forms, in microseconds, with the constants of a device (`runtime.cost_model`).
 
     time = launches * launch + bytes / copy + factor * products / rate, products in whole waves of the multiprocessors
 
 Measured (`benchmarks/results/nvidia-h200.json`) and estimated, in us, float16: 3x3 64@56 70 / 63, 128@28 47 / 51,
 256@14 43 / 45, 512@7 44 / 42, 256@56 370 / 367; 5x5 32->64 135 / 141, 1->32 127 / 123; 7x7 12->24 967 / 1044, 1->12
-546 / 403; transposed 512->256@4 130 / 153, 256->128@8 156 / 160, 128->64@16 211 / 167, 64->3@32 95 / 80. Where forms
-were never measured side by side, a factor keeps the choice of the last sweeps (`benchmarks/notes.md`), and says so.
+546 / 403; transposed 512->256@4 130 / 153, 256->128@8 156 / 160, 128->64@16 211 / 167, 64->3@32 95 / 80. For forms
+never measured together, a factor keeps the choice of the last sweeps (`benchmarks/notes.md`), and says so.
 """
 
 from __future__ import annotations
@@ -13,99 +13,100 @@ from __future__ import annotations
 import math
 
 from minidl.kernels.conv.geometry import Axis
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, WALK, Problem
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, PHASE, TRANSPOSED, Problem
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 
-# Images that fill the rows of a tile, and of a step of the gradient of the weight, where half of them is still good.
+# Images that fill the rows of a tile, or a step of the weight gradient, for which half as many are sufficient.
 RUN = 64
 HALF_RUN = RUN // 2
-# From so many bytes of an image on, its runs lie in too many pages of memory. 256@56, 64 images: the gradient of the
-# weight took 1.23 times as long, the forward 1.03 times as long as boxes, which cost 1.1 elsewhere.
+# Images of this many bytes or more spread a run over too many pages of memory. 256@56, 64 images: the weight gradient
+# took 1.23 times as long, the forward 1.03 times as long as `box`, which is 1.1 times slower elsewhere.
 LARGE = 2**20
-# The same of runs of many images on, measured as weight gradients: 2048->256 at 33x33 (4.4 MB) 145 images 1.6 times the
-# estimate, 15 images 1.0; 416->88 at 90x90 (3.4 MB) 481 images 2.8 times; 1024->512 at 32x32 (2 MB) 1.1.
+# The same for long runs, measured as weight gradients: 2048->256 at 33x33 (4.4 MB) 145 images 1.6 times the estimate,
+# 15 images 1.0; 416->88 at 90x90 (3.4 MB) 481 images 2.8 times; 1024->512 at 32x32 (2 MB) 1.1.
 VAST = 3 * 2**20
-# Of fewer images a run is all but empty. 128->32 at 14x14: of 1 and 5 images 2.9 times the estimate, of 26 1.4.
+# With fewer images a run is mostly empty. 128->32 at 14x14: 1 and 5 images took 2.9 times the estimate, 26 1.4.
 FEWEST = 16
-# Of a pixel of so few bytes reading takes longer: 32->64 5x5 0.172 ms, of which 0.04 are bytes, for products of 0.083.
+# Pixels of at most this many bytes read slowly: 32->64 5x5 0.172 ms, of which 0.04 are bytes, for products of 0.083.
 NARROW = 64
-# Values of a pixel that the pixel-tiled form counts at least; with fewer it would seem to pool in less time than others
-# take with a pool apart, and it took several times as long.
+# Minimum values per pixel in estimates of `pixel`; otherwise it would seem faster with a pool than other forms and a
+# separate pool, whereas it took several times as long.
 LEAST_VALUES = 128
-# Columns of a product that are computed in any case: 64->32 channels took as long as 64->64.
+# Minimum columns of a product: 64->32 channels took as long as 64->64.
 LEAST_COLUMNS = 64
-BOTH = 0.02  # of the shorter of the two that a launch does at the same time
-# Values of a band that are made in a microsecond. 208->1874 3x3, 90 images of 4x4: 9.4 million, 117 us in place of 18.
+BOTH = 0.02  # share of the shorter of memory and product time that does not overlap
+# Values of a band that are computed per microsecond. 208->1874 3x3, 90 images of 4x4: 9.4 million, 117 us for 18.
 BAND = 1e5
-# Of float8 on sm_90, by form: products in the time of one of 16 bits. 256 images, H100, boxes / runs / product: 3x3
-# 128->128 at 28x28 64 / 71, 256->256 at 14x14 56 / 59, 512->512 at 7x7 68 / 57 (fewer taps); 1x1 1024->256 at 14x14
-# 37 / - / 37, 256->1024 50 / - / 53.
+# float8 products in the time of one 16-bit product on sm_90, by form. us with 256 images, H100, box / batch / product:
+# 3x3 128->128 at 28x28 64 / 71, 256->256 at 14x14 56 / 59, 512->512 at 7x7 68 / 57 (fewer taps); 1x1 1024->256 at
+# 14x14 37 / - / 37, 256->1024 50 / - / 53.
 FLOAT8 = {"batch": 1.5, "box": 1.8, "product": 1.5}
 
 
 def outputs(problem: Problem) -> int:
-    """Pixels that are computed, of all images."""
+    """Return the number of output pixels of all images."""
     if problem.direction == TRANSPOSED:
         return problem.N * problem.geometry.h.size * problem.geometry.w.size
     return problem.N * problem.at.h.count * problem.at.v.count
 
 
 def taps(problem: Problem) -> float:
-    """Of one output pixel, in the mean."""
+    """Return the mean number of taps of an output pixel."""
     if problem.direction == TRANSPOSED:
         both = [(axis.size, axis.backward()) for axis in (problem.geometry.h, problem.geometry.w)]
-        return math.prod(sum(walk.count * walk.reached for walk in walks) / size for size, walks in both)
+        return math.prod(sum(phase.count * phase.reached for phase in phases) / size for size, phases in both)
     return problem.taps
 
 
 def taps_inside(problem: Problem) -> float:
-    """Of one output pixel, in the mean, of those whose input is inside; of a walk back all."""
+    """Return the mean number of taps of an output pixel with an input inside the image; for a PHASE all taps."""
     axes = problem.geometry.h, problem.geometry.w
-    if problem.direction == WALK:
+    if problem.direction == PHASE:
         return problem.taps
     back = problem.direction == TRANSPOSED
     return math.prod(sum(axis.inside()) / (axis.size if back else axis.output) for axis in axes)
 
 
 def columns(problem: Problem) -> int:
-    """Output channels of a group that are computed."""
+    """Return the output channels of a group that a tile computes."""
     return max(problem.M, LEAST_COLUMNS)
 
 
 def dense(problem: Problem, channels: int | None = None) -> float:
-    """Products of all taps and outputs, with the columns that are computed in any case."""
+    """Return the products of all taps and outputs, with at least LEAST_COLUMNS columns."""
     return outputs(problem) * problem.groups * taps(problem) * (channels or problem.C) * columns(problem)
 
 
 def reading(problem: Problem) -> float:
-    """What the products of runs or boxes of pixels cost for reading pixels of few bytes, of 16 bits or more."""
+    """Return the factor for `batch` and `box` to read pixels of few bytes (16-bit values or wider)."""
     narrow = selection.of(problem.target).images.narrow if problem.dtype.itemsize > 1 else 1.0
     return narrow if problem.C * problem.groups * problem.dtype.itemsize <= NARROW else 1.0
 
 
 def pages(problem: Problem) -> float:
-    """What the products of runs of images cost for reading them where they lie far apart."""
+    """Return the factor for `batch` to read images of LARGE bytes or more."""
     return selection.of(problem.target).images.pages if problem.image_bytes >= LARGE else 1.0
 
 
 def odd_rows(problem: Problem) -> bool:
-    """Whether no 16 bytes divide the rows of results, which are then stored value by value."""
+    """Return whether rows of the result are not aligned to 16 bytes and so stored value by value."""
     return problem.groups * problem.M * problem.result.itemsize % 16 > 0
 
 
-def far_apart(problem: Problem, in_parts: bool = False) -> float:
-    """The same of the gradient of the weight, where it reads runs in equal parts or shares; or those of parts of an
-    image: 128->64 at 256x256 (16.8 MB), 126 images, 4.9 ms, and in boxes by what 10 images take 3.3."""
+def page_factor(problem: Problem, in_parts: bool = False) -> float:
+    """Return the factor of VAST images for batch-tiled weight gradients; `in_parts`: of parts of images.
+
+    128->64 at 256x256 (16.8 MB), 126 images: 4.9 ms, with `box` 3.3, extrapolated from 10 images."""
     if problem.image_bytes < VAST or problem.images < RUN:
         return 1.0
     return 1.6 if in_parts else 1.8
 
 
-def of_run(problem: Problem, images: int, least: int = RUN) -> float:
-    """What runs of so many images cost beside long ones, and what their last tile computes in vain.
+def run_factor(problem: Problem, images: int, least: int = RUN) -> float:
+    """Return the factor for short runs of images, or for the empty rows of the last tile.
 
-    8 images took 2.0 to 6.5 times as long as in boxes, 64@56 to 512@7.
+    8 images took 2.0 to 6.5 times as long as with `box`, 64@56 to 512@7.
     """
     if images < least:
         return selection.of(problem.target).images.short_run
@@ -114,8 +115,9 @@ def of_run(problem: Problem, images: int, least: int = RUN) -> float:
 
 
 def microseconds(problem: Problem, form: str, products: float, programs: float = 1) -> float:
-    """Of one launch with so many products, each a multiplication and an addition; those of `prepare`d weights begin
-    before the last one ends and are not counted. The interpreter runs `programs` one after another."""
+    """Return the microseconds of one launch with `products` multiply-adds; in the interpreter `programs` run serially.
+
+    Launches that prepare weights overlap the previous launch and are not counted."""
     device = selection.of(problem.target)
     factor = device.forms[form]
     if problem.dtype.itemsize == 1:
@@ -130,8 +132,9 @@ def microseconds(problem: Problem, form: str, products: float, programs: float =
 
 
 def at_least(problem: Problem, time: float, size: int | None = None) -> float:
-    """A launch that takes so many us, or as long as memory does for `size` bytes (those of the problem), of which tiles
-    reach a part. Of two that memory bounds the one with less to do is estimated lower."""
+    """Return `time`, but at least the time of moving `size` bytes (default: the problem's).
+
+    A share of the shorter time is added, so that of two memory-bound launches the one with less work is cheaper."""
     device = selection.of(problem.target)
     size = moved(problem) if size is None else size
     memory = device.launch + size / (device.reached * device.copy)
@@ -139,21 +142,22 @@ def at_least(problem: Problem, time: float, size: int | None = None) -> float:
 
 
 def relative(problem: Problem, form: str) -> float:
-    """What a form costs beside another one, or in a case beside the usual one."""
+    """Return the factor of a form relative to another form or to its usual case."""
     return selection.of(problem.target).relative[form]
 
 
-def beside_tiles(problem: Problem, form: str, time: float, launches: float = 1) -> float:
-    """An estimate of `microseconds` that stands beside those of tiles whose pace is known; of others, as it is."""
+def tile_time(problem: Problem, form: str, time: float, launches: float = 1) -> float:
+    """Return an estimate of `microseconds` calibrated to those of measured tiles; unchanged if not `paced`."""
     if not problem.paced:
         return time
     times, more = selection.of(problem.target).whole[form]
     return times * time + more * launches
 
 
-def of_each_channel(problem: Problem, form: str, products: float, rounds: float) -> float:
-    """Of sums that each channel has of its own, on float32 units, while memory moves. The interpreter takes as long for
-    each of the `rounds` as for a program of another form, and the weights are another launch."""
+def channel_sums_time(problem: Problem, form: str, products: float, rounds: float) -> float:
+    """Return the microseconds of per-channel sums on float32 units, overlapped with memory.
+
+    In the interpreter each of the `rounds` takes as long as a program of another form, plus a launch for weights."""
     device = selection.of(problem.target)
     factor = device.forms[form]
     if problem.target == "interpreted":
@@ -162,48 +166,48 @@ def of_each_channel(problem: Problem, form: str, products: float, rounds: float)
 
 
 def moved(problem: Problem) -> int:
-    """Bytes of images that are read and written; a walk back reads all of x and writes a part."""
+    """Return the bytes of images that are read and written; a PHASE reads all of x and writes a part of y."""
     H, W = problem.read
     if problem.direction in (FORWARD, GRAD_WEIGHT):
-        H, W = _needed(problem.geometry.h), _needed(problem.geometry.w)
+        H, W = _read_size(problem.geometry.h), _read_size(problem.geometry.w)
     written = outputs(problem) // (4 if problem.pool else 1) * (1 + problem.preactivation)
     row = problem.pitches[0] if problem.pitches else W * problem.C
     read = problem.N * H * row * problem.dtype.itemsize
     return problem.groups * (read + written * problem.M * problem.result.itemsize)
 
 
-def _needed(axis: Axis) -> int:
-    """Of an axis, the inputs that some output reads; a stride may pass over the others."""
+def _read_size(axis: Axis) -> int:
+    """Return the number of inputs of an axis that some output reads; a stride may skip others."""
     return min(axis.size, axis.output * min(axis.kernel, axis.stride)) if axis.dilation == 1 else axis.size
 
 
-def of_band(problem: Problem, values: int) -> float:
-    """Making so many values of a band of weights; its launch is not counted."""
+def band_time(problem: Problem, values: int) -> float:
+    """Return the microseconds of computing `values` of a band of weights, without its launch."""
     return values / BAND if problem.paced else 0.0
 
 
-def of_pool(problem: Problem) -> float:
-    """A 2x2 pool after the convolution: reads what it has written, and writes a quarter."""
+def pool_time(problem: Problem) -> float:
+    """Return the microseconds of a separate 2x2 pool, which reads the output and writes a quarter of it."""
     device = selection.of(problem.target)
     if problem.target == "interpreted":
         rate = device.products[_name(problem)] if problem.dtype.itemsize != 4 else device.products["ieee"]
         return device.forms["pool"] * (2 * device.launch + 2 * dense(problem) / rate)
-    # It begins before the last program has ended.
+    # Its launch overlaps the convolution's last programs.
     moved_ = outputs(problem) * problem.groups * problem.M * problem.dtype.itemsize
     return device.launch / 2 + device.forms["pool"] * moved_ / device.copy
 
 
-def of_sum(problem: Problem, apart: bool = False) -> float:
-    """Reading what is added to the outputs; apart they are read and written once more, in a launch."""
+def sum_time(problem: Problem, separate: bool = False) -> float:
+    """Return the microseconds of reading the added tensor; a `separate` launch also reads and writes the outputs."""
     if not problem.added:
         return 0.0
     device = selection.of(problem.target)
     moved_ = outputs(problem) * problem.groups * problem.M * problem.result.itemsize
-    return (3 * moved_ / device.copy + device.launch / 2) if apart else moved_ / device.copy
+    return (3 * moved_ / device.copy + device.launch / 2) if separate else moved_ / device.copy
 
 
-def of_join(problem: Problem) -> float:
-    """Joining halves of x in memory of their own: each is read and written."""
+def join_time(problem: Problem) -> float:
+    """Return the microseconds of concatenating a `ConcatPair`."""
     device = selection.of(problem.target)
     return device.launch + 2 * problem.N * problem.image_bytes / device.copy
 

@@ -1,13 +1,13 @@
-"""The boxed form of volumes: a tile of the GEMM is a box of voxels, of one volume or of several.
+"""The "cube" form of 3-D convolutions: an implicit GEMM whose column tiles are boxes of voxels, read by descriptors.
 
-As `boxed`, with an axis more: the inputs of TILE_N x TILE_D x TILE_H x TILE_W neighbouring outputs at one tap and a
-block of channels are one box of the tensor [N, D, H, W, channels], read through a tensor descriptor (TMA on sm_90),
-with zeros outside of the volume. Depth is an outer loop over taps around those of a slice, in the sum of one tile.
+As in `boxed`, with one more axis: for one tap and a block of channels, the inputs of TILE_N x TILE_D x TILE_H x TILE_W
+neighbouring outputs are one descriptor block of x [N, D, H, W, channels] (TMA on sm_90), with zeros outside the volume.
+Taps in depth are the outer loop of a tile.
 
-All walks back are one launch, of which a program finds its own (STRIDE_*), and weights that lie as channels-last ones
-do are read in place (TURN). With a stride forward (STRIDED) a tile is of one slice, and slices of sizes that the stride
-divides are seen as [H / stride, stride, W / stride, stride * channels]: what a tap reads lies side by side there, too.
-A slice outside is read beyond the end.
+All backward phases are one launch, in which a program determines its phase (STRIDE_*); channels-last weights are read
+in place (TURN). With a forward stride (STRIDED), which must divide H and W, a tile lies in one slice, and slices are
+viewed as [H / stride, stride, W / stride, stride * channels], where the inputs of a tap are contiguous. Slices outside
+are read beyond the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, tile_throughput, voxels
-from minidl.kernels.conv.depthwise import walk_back
+from minidl.kernels.conv.depthwise import phase_of
 from minidl.kernels.conv.epilogue import finish
 from minidl.kernels.conv.geometry import NOWHERE
 from minidl.kernels.conv.voxels import Cubes
@@ -28,18 +28,18 @@ from minidl.runtime.cost_model import selection
 from minidl.runtime.descriptors import Box
 
 FAMILY = "conv_box"
-MOST_OF_WALKS = 64 * 128  # outputs of a tile, where a program finds its own walk back
+MOST_IN_PHASES = 64 * 128  # maximum outputs of a tile, in launches of several phases
 AHEAD = tl.constexpr(voxels.AHEAD)
 FAR_AWAY = tl.constexpr(NOWHERE)
 
 
 @triton.jit
-def taps_of_walk(
+def taps_of_phase(
     i, pad,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PERIOD: tl.constexpr, INVERSE: tl.constexpr, DILATION: tl.constexpr,
 ):  # fmt: skip
-    """(first tap, where it reads, how many) of walk i back; without any, one that reads far outside."""
-    first, start, _ = walk_back(i, 0, pad, KERNEL, STRIDE, PERIOD, INVERSE, DILATION)
+    """Return (first tap, its input, number of taps) of backward phase i; without taps, one that reads far outside."""
+    first, start, _ = phase_of(i, 0, pad, KERNEL, STRIDE, PERIOD, INVERSE, DILATION)
     none = first >= KERNEL
     first = tl.where(none, 0, first)
     return first, tl.where(none, FAR_AWAY, start), tl.where(none, 1, (KERNEL - first + PERIOD - 1) // PERIOD)
@@ -61,8 +61,8 @@ def conv_cube_tile(
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
     TILE_N: tl.constexpr, TILE_D: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M channels of a box of outputs. The weights are the left operand, as in `boxed`: [GROUPS * M, taps, C],
-    with TURN [GROUPS * C, taps, M]. JD, JH, JW: taps of the kernel; one of several walks has a part, PERIOD apart."""
+    """Compute BLOCK_M channels of a box of outputs. The weights are the left operand, as in `boxed`: [GROUPS * M, taps,
+    C], with TURN [GROUPS * C, taps, M]. JD, JH, JW: taps of the kernel, in several phases a subset, PERIOD apart."""
     VOXELS: tl.constexpr = TILE_N * TILE_D * TILE_H * TILE_W
     BLOCKS: tl.constexpr = (C + BLOCK_K - 1) // BLOCK_K
     WALKS: tl.constexpr = STRIDE_D * STRIDE_H * STRIDE_W
@@ -77,16 +77,16 @@ def conv_cube_tile(
     taps_h = JH
     taps_w = JW
     o_w = 0 * i_tile
-    # From one tap to the next in a row of the weights.
+    # Distance between taps in a row of the weights.
     row_w = M if TURN else BLOCKS * BLOCK_K if GROUPS == 1 else C
     if WALKS > 1:
         i_w = i_tile % STRIDE_W
         i_h = i_tile // STRIDE_W % STRIDE_H
         i_d = i_tile // (STRIDE_W * STRIDE_H) % STRIDE_D
         i_tile = i_tile // WALKS
-        first_d, in_d, taps_d = taps_of_walk(i_d, in_d, JD, STRIDE_D, PERIOD_D, INVERSE_D, DILATION_D)
-        first_h, in_h, taps_h = taps_of_walk(i_h, in_h, JH, STRIDE_H, PERIOD_H, INVERSE_H, DILATION_H)
-        first_w, in_w, taps_w = taps_of_walk(i_w, in_w, JW, STRIDE_W, PERIOD_W, INVERSE_W, DILATION_W)
+        first_d, in_d, taps_d = taps_of_phase(i_d, in_d, JD, STRIDE_D, PERIOD_D, INVERSE_D, DILATION_D)
+        first_h, in_h, taps_h = taps_of_phase(i_h, in_h, JH, STRIDE_H, PERIOD_H, INVERSE_H, DILATION_H)
+        first_w, in_w, taps_w = taps_of_phase(i_w, in_w, JW, STRIDE_W, PERIOD_W, INVERSE_W, DILATION_W)
         o_w = ((first_d * JH + first_h) * JW + first_w) * row_w
     m = i_tile % tiles_m * BLOCK_M
     i_group = i_tile // tiles_m % GROUPS
@@ -111,7 +111,7 @@ def conv_cube_tile(
         b_w = d_w.load([c, o_w]).T if TURN else d_w.load([i_group * M + m, o_w])  # [BLOCK_M, BLOCK_K]
         if STRIDED:
             i_slice = tl.where((x_d >= 0) & (x_d < D), n * D + x_d, N * D)
-            # Divided so that what is below 0 is rounded down.
+            # Division that rounds negative values down.
             h = (x_h + AHEAD * IN_STEP_H) // IN_STEP_H - AHEAD
             w = (x_w + AHEAD * IN_STEP_W) // IN_STEP_W - AHEAD
             o_c = c + (x_w - w * IN_STEP_W) * (GROUPS * C)
@@ -120,7 +120,7 @@ def conv_cube_tile(
             b_x = d_x.load([n, x_d, x_h, x_w, c])
         b_x = tl.reshape(b_x, (VOXELS, BLOCK_K)).T  # [BLOCK_K, VOXELS]
         b_acc = tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
-        # All taps of a block of channels, then the next block, as in `boxed`.
+        # Taps are the inner loop, as in `boxed`.
         j_w += 1
         row = j_w == taps_w
         x_w += IN_TAP_W - tl.where(row, taps_w * IN_TAP_W, 0)
@@ -176,7 +176,7 @@ def conv_cube_kernel(
     TILE_N: tl.constexpr, TILE_D: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
     PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    """One tile per program where PER_PROCESSOR is 0, else that many programs per multiprocessor walk over all tiles."""
+    """Run one tile per program if PER_PROCESSOR is 0, else that many persistent programs per multiprocessor."""
     if PER_PROCESSOR == 0:
         conv_cube_tile(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
@@ -201,75 +201,75 @@ def conv_cube_kernel(
 
 
 def able(cubes: Cubes) -> bool:
-    """Whether strides, channels, dtype and device suit it. Weights are copied where they do not lie in order.
+    """Return whether strides, channels, dtype and device are supported; weights are reordered if necessary.
 
-    A block of channels that is not full ends in zeros; with a stride along W those places are the next voxel's.
+    A partial block of channels is padded with zeros, except with a stride along W, where the next voxel follows.
     """
     problem = cubes.problem
-    filled = problem.groups == 1 and problem.C > voxels.LEAST_BLOCK and cubes.strides[2] == 1
-    whole = problem.C % voxels.LEAST_BLOCK == 0 or filled
+    padded = problem.groups == 1 and problem.C > voxels.LEAST_BLOCK and cubes.strides[2] == 1
+    multiple = problem.C % voxels.LEAST_BLOCK == 0 or padded
     row = cubes.taps * (problem.M if cubes.turn else voxels.width(problem, voxels.LEAST_BLOCK))
-    return whole and problem.M > 0 and voxels.in_boxes(cubes) and problem.boxes(row)
+    return multiple and problem.M > 0 and voxels.in_boxes(cubes) and problem.boxes(row)
 
 
 def estimate(cubes: Cubes) -> float:
-    """As that of `boxed`."""
+    """Estimate microseconds, as `boxed` does."""
     problem, tile = cubes.problem, _tile(cubes)
     if problem.paced:
         return costs.at_least(problem, microseconds(cubes, tile), voxels.moved(cubes))
     device = selection.of(problem.target)
-    boxes = voxels.number(cubes.counts, voxels.shape_of(cubes, tile["BLOCK_N"]))
-    products = boxes * tile["BLOCK_N"] * cubes.number * problem.groups * cubes.each * problem.C
+    boxes = voxels.count_boxes(cubes.counts, voxels.box_shape(cubes, tile["BLOCK_N"]))
+    products = boxes * tile["BLOCK_N"] * cubes.phase_count * problem.groups * cubes.each * problem.C
     products *= costs.columns(problem)
     rate = device.products[problem.precision if problem.dtype.itemsize == 4 else str(problem.dtype)[6:]]
     return device.launch + device.forms["box"] * 2 * products / rate
 
 
 def microseconds(cubes: Cubes, tile: launch.Tile) -> float:
-    """Where tiles' times are known."""
-    problem, known = cubes.problem, selection.of(tile_throughput.TARGET)
+    """Return the microseconds of a `paced` problem with a tile."""
+    problem, device = cubes.problem, selection.of(tile_throughput.TARGET)
     block = voxels.block_of(problem, tile)
-    tiles = voxels.number(cubes.counts, voxels.shape_of(cubes, tile["BLOCK_N"])) * launch.cdiv(
+    tiles = voxels.count_boxes(cubes.counts, voxels.box_shape(cubes, tile["BLOCK_N"])) * launch.cdiv(
         problem.M, tile["BLOCK_M"]
     )
-    tiles *= problem.groups * cubes.number
-    steps = tile_throughput.steps(cubes.each * voxels.width(problem, block) / block, block, known.steps.apart_boxes)
-    tempo = tile_throughput.of_boxed(tile, problem.groups * problem.C)
-    return tile_throughput.microseconds(tiles, steps, tempo, problem.processors, "box")
+    tiles *= problem.groups * cubes.phase_count
+    steps = tile_throughput.steps(cubes.each * voxels.width(problem, block) / block, block, device.steps.apart_boxes)
+    pace = tile_throughput.of_boxed(tile, problem.groups * problem.C)
+    return tile_throughput.microseconds(tiles, steps, pace, problem.processors, "box")
 
 
 @launch.cached
 def prepare(cubes: Cubes) -> launch.Prepared:
-    """The launch, on x, w [groups * M, taps, C], bias, scale, y and z."""
+    """Prepare the launch, which takes x, w [groups * M, taps, C], bias, scale, y and z."""
     problem, N = cubes.problem, cubes.volumes
     M, C, groups = problem.M, problem.C, problem.groups
     tile = _tile(cubes)
     options = tile.options
-    box = voxels.shape_of(cubes, tile["BLOCK_N"])
+    box = voxels.box_shape(cubes, tile["BLOCK_N"])
     del options["BLOCK_N"]
     options["BLOCK_K"] = block = voxels.block_of(problem, tile)
-    tiles = voxels.number(cubes.counts, box) * launch.cdiv(M, tile["BLOCK_M"]) * groups * cubes.number
-    # As in `boxed`: programs that walk over one tile begin later.
-    walking = tile["PER_PROCESSOR"] * problem.processors
-    if tiles <= walking:
-        walking = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
-    programs = walking or tiles
+    tiles = voxels.count_boxes(cubes.counts, box) * launch.cdiv(M, tile["BLOCK_M"]) * groups * cubes.phase_count
+    # Persistent programs with one tile each start later, as in `boxed`.
+    persistent = tile["PER_PROCESSOR"] * problem.processors
+    if tiles <= persistent:
+        persistent = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
+    programs = persistent or tiles
     scalars = (
         N, cubes.read[0], *cubes.counts[1:], *cubes.written, M, groups, *voxels.starts(cubes), tiles, programs,
     )  # fmt: skip
     meta = {
         **voxels.taps_read(cubes, box), **problem.constants, **problem.flags("POOL"), **options, "TURN": cubes.turn,
-        **voxels.walks_of(cubes),
+        **voxels.phase_constants(cubes),
     }  # fmt: skip
-    of_weights = Box.of_rows(groups * M, cubes.taps * voxels.width(problem, block), (tile["BLOCK_M"], block))
+    w_descriptor = Box.of_rows(groups * M, cubes.taps * voxels.width(problem, block), (tile["BLOCK_M"], block))
     if cubes.turn:
-        of_weights = Box.of_rows(groups * C, cubes.taps * M, (block, tile["BLOCK_M"]))
-    boxes = voxels.box_of(cubes, box, block), of_weights
-    return launch.Prepared(conv_cube_kernel, (programs,), scalars, meta, boxes)
+        w_descriptor = Box.of_rows(groups * C, cubes.taps * M, (block, tile["BLOCK_M"]))
+    descriptors = voxels.box_of(cubes, box, block), w_descriptor
+    return launch.Prepared(conv_cube_kernel, (programs,), scalars, meta, descriptors)
 
 
 def weights(w: torch.Tensor, cubes: Cubes) -> torch.Tensor:
-    """Those of a convolution, [groups * M, C, Q, R, S], as the launch reads them."""
+    """Return the weights [groups * M, C, Q, R, S] of a convolution in the order that the launch reads."""
     problem = cubes.problem
     if cubes.turn:
         return w.permute(0, 2, 3, 4, 1)
@@ -287,15 +287,15 @@ def weights(w: torch.Tensor, cubes: Cubes) -> torch.Tensor:
 
 def _tile(cubes: Cubes) -> launch.Tile:
     problem = cubes.problem
-    whole = problem.C & -problem.C
-    K = problem.C if whole < voxels.LEAST_BLOCK and problem.groups == 1 else whole
+    divisor = problem.C & -problem.C
+    K = problem.C if divisor < voxels.LEAST_BLOCK and problem.groups == 1 else divisor
     tiles = problem.tiles(FAMILY, M=problem.M, N=math.prod(cubes.counts), K=K)
-    if cubes.number > 1:
-        # Programs that go from one walk to another take twice as long: 64->128 at 16x56x56 back 120 us, else 67.
-        alone = {"PER_PROCESSOR": 0, "PIECES": 1, "FLATTEN": 0}
+    if cubes.phase_count > 1:
+        # Persistent programs that change phases are slow: 64->128 at 16x56x56 backward 120 us, else 67.
+        one_tile = {"PER_PROCESSOR": 0, "PIECES": 1, "FLATTEN": 0}
         tiles = tuple(
-            launch.Tile({**tile.sizes, **alone}, tile.num_warps, tile.num_stages)
+            launch.Tile({**tile.sizes, **one_tile}, tile.num_warps, tile.num_stages)
             for tile in tiles
-            if tile["BLOCK_M"] * tile["BLOCK_N"] <= MOST_OF_WALKS or len(tiles) == 1
+            if tile["BLOCK_M"] * tile["BLOCK_N"] <= MOST_IN_PHASES or len(tiles) == 1
         )
     return min(tiles, key=lambda tile: microseconds(cubes, tile)) if len(tiles) > 1 else tiles[0]

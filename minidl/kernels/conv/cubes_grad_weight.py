@@ -1,11 +1,11 @@
-"""The weight gradient of volumes in boxes of voxels: the K of the GEMM is a box, of one volume or of several.
+"""The weight gradient of volumes in the "cube" form: the K of the GEMM is a box of voxels of one or several volumes.
 
     dw[m, j, c] = sum over voxels of dy[n, q, m] x[n, at(q, j), c]
 
-As `boxed_grad_weight`, with an axis more, and with strides as `cubes` reads them: several taps of a row share the
-output's gradient, the left operand, and all boxes of all tiles stand in a line, of which every program takes as many.
-Zeros outside are multiplied with the output's gradient, and boxes beyond the outputs with x: one that is not finite
-makes NaN of taps that do not read it. Without strides the two sides may be exchanged, as in `mirrored`.
+As in `boxed_grad_weight`, with one more axis, and with strides as in `cubes`: several taps of a row share dy, the left
+operand, and the boxes of all tiles form a sequence, divided equally among programs. Zeros outside are multiplied by dy,
+and zeros beyond the outputs by x, so a non-finite value gives NaN for taps that do not read it. With a stride of 1 x
+and dy may be exchanged, as in `mirrored`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minidl.kernels.conv import box_line, boxed_grad_weight, costs, mirrored, vo
 from minidl.kernels.conv.cubes import AHEAD
 from minidl.kernels.conv.even_parts import Prepared, slots_of, step_at
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import MANY
+from minidl.kernels.conv.problem import INT32_LIMIT
 from minidl.kernels.conv.voxels import Cubes
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
@@ -41,7 +41,7 @@ def conv_cube_grad_weight_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAPS: tl.constexpr,
     TILE_N: tl.constexpr, TILE_D: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
-    """partial [slots, groups * M, JD * JH * JW * C]: what program_id's Q steps add to the tiles that they are in."""
+    """Write partial [slots, groups * M, JD * JH * JW * C]: the sums of this program's Q steps, per tile."""
     wait(EARLY)
     VOXELS: tl.constexpr = TILE_N * TILE_D * TILE_H * TILE_W
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
@@ -50,7 +50,7 @@ def conv_cube_grad_weight_kernel(
     tiles_w = tl.cdiv(QW, TILE_W)
     tiles_h = tl.cdiv(QH, TILE_H)
     tiles_d = tl.cdiv(QD, TILE_D)
-    # The voxels of a box, and where they lie from its first one.
+    # The voxels of a box, and their offsets from the first one.
     o_v = tl.arange(0, VOXELS)
     v_n = o_v // (TILE_D * TILE_H * TILE_W)
     v_d = o_v // (TILE_H * TILE_W) % TILE_D
@@ -71,7 +71,7 @@ def conv_cube_grad_weight_kernel(
         tap_h = in_h + j // JW % JH * IN_TAP_H
         tap_w = in_w + j % JW * IN_TAP_W
         o_c = i_group * C + c
-        # Divided so that what is below 0 is rounded down.
+        # Division that rounds negative values down.
         x_h = (tap_h + AHEAD * IN_STEP_H) // IN_STEP_H - AHEAD
         phase = tap_h - x_h * IN_STEP_H
         r_m = m + tl.arange(0, BLOCK_M)
@@ -91,7 +91,7 @@ def conv_cube_grad_weight_kernel(
             q_d = row % tiles_d * TILE_D
             n = row // tiles_d * TILE_N
             m_dy = (n + v_n < N) & (q_d + v_d < QD) & (q_h + v_h < QH) & (q_w + v_w < QW)
-            # As far from one another as in the first box: 32 bits.
+            # Offsets within a box need 32 bits only.
             p_box = p_dy + (((tl.cast(n, tl.int64) * QD + q_d) * QH + q_h) * QW + q_w) * (GROUPS * M) + i_group * M
             b_dy = tl.load(
                 p_box + o_dy[:, None] + r_m[None, :], mask=m_dy[:, None] & (r_m < M)[None, :], other=0.0
@@ -121,67 +121,68 @@ def conv_cube_grad_weight_kernel(
 
 
 def able(cubes_: Cubes) -> bool:
-    """Whether strides, channels, dtype and device suit it."""
+    """Return whether strides, channels, dtype and device are supported."""
     problem = cubes_.problem
     size = problem.dtype.itemsize
     return (
         (size == 2 or problem.target == "interpreted")
         and problem.M > 0 and problem.C * size % 16 == 0 == problem.M * size % 16 and voxels.in_boxes(cubes_)
-        and _counted(_cut(cubes_), cubes_) < MANY
+        and _counted(_cut(cubes_), cubes_) < INT32_LIMIT
     )  # fmt: skip
 
 
 def _counted(at: _Cut, cubes_: Cubes) -> int:
-    """What 32 bits must count: slices, values of a box, and steps."""
+    """Return the maximum of what 32 bits must count: slices, values of a box, and steps."""
     reach = at.box[0] * math.prod(cubes_.counts[1:])
     slices = cubes_.volumes * max(cubes_.counts[1], cubes_.read[0])
     return max(reach * cubes_.problem.groups * cubes_.problem.M, at.line.total, slices)
 
 
 def estimate(cubes_: Cubes) -> float:
-    """As that of `boxed_grad_weight`."""
+    """Estimate microseconds, as `boxed_grad_weight` does."""
     if cubes_.problem.paced:
-        return min(_microseconds(cubes_), _of_mirror(cubes_))
+        return min(_microseconds(cubes_), _mirror_time(cubes_))
     line = _cut(cubes_).line
     return selection.of(cubes_.problem.target).launch * (line.tiles + line.programs)
 
 
 def _microseconds(cubes_: Cubes) -> float:
     problem = cubes_.problem
-    time = boxed_grad_weight.thin(problem) * box_line.microseconds(_cut(cubes_).line)
+    time = boxed_grad_weight.narrow_factor(problem) * box_line.microseconds(_cut(cubes_).line)
     return costs.at_least(problem, time, voxels.moved(cubes_))
 
 
-def _of_mirror(cubes_: Cubes) -> float:
-    """Of the mirror image; infinite where there is none."""
-    if not _turns(cubes_):
+def _mirror_time(cubes_: Cubes) -> float:
+    """Return the microseconds of the mirrored problem; infinite if there is none."""
+    if not _can_mirror(cubes_):
         return math.inf
-    return _microseconds(_mirror(cubes_)) * mirrored.MARGIN + mirrored.of_turn(cubes_.problem, cubes_.taps)
+    return _microseconds(_mirror(cubes_)) * mirrored.MARGIN + mirrored.transpose_time(cubes_.problem, cubes_.taps)
 
 
 def _mirrors(cubes_: Cubes) -> bool:
-    """Whether the mirror image is taken."""
-    return cubes_.problem.paced and _of_mirror(cubes_) < _microseconds(cubes_)
+    """Return whether the mirrored problem is faster."""
+    return cubes_.problem.paced and _mirror_time(cubes_) < _microseconds(cubes_)
 
 
-def _turns(cubes_: Cubes) -> bool:
-    """Whether there is a mirror image, which suits as well."""
+def _can_mirror(cubes_: Cubes) -> bool:
+    """Return whether the mirrored problem is supported."""
     return cubes_.problem.paced and max(cubes_.strides) == 1 and able(_mirror(cubes_))
 
 
 def _mirror(cubes_: Cubes) -> Cubes:
-    """x and the output's gradient exchanged; taps are in reverse. The stride of an axis with one output is none."""
+    """Return the launch with x and dy exchanged and taps reversed. An axis with one output counts as stride 1."""
     problem = cubes_.problem._replace(C=cubes_.problem.M, M=cubes_.problem.C)
-    walks = [
-        dataclasses.replace(walk, count=size, in_step=1, in_start=-walk.in_start - (len(walk.taps) - 1) * walk.in_tap)
-        for walk, size in zip(cubes_.walks, cubes_.read, strict=True)
+    phases = [
+        dataclasses.replace(
+            phase, count=size, in_step=1, in_start=-phase.in_start - (len(phase.taps) - 1) * phase.in_tap
+        )
+        for phase, size in zip(cubes_.phases, cubes_.read, strict=True)
     ]
-    return cubes_._replace(problem=problem, walks=tuple(walks), read=cubes_.written, written=cubes_.read)
+    return cubes_._replace(problem=problem, phases=tuple(phases), read=cubes_.written, written=cubes_.read)
 
 
 class Weights(NamedTuple):
-    """The launches; what turns the result where it is of the mirror image; the shape of the gradient, [groups * M, D,
-    H, W, C]."""
+    """The launches, the copy that transposes a mirrored result, and the shape [groups * M, D, H, W, C] of dw."""
 
     sums: Prepared
     turn: Copy | None
@@ -190,13 +191,13 @@ class Weights(NamedTuple):
 
 @launch.cached
 def prepare(cubes_: Cubes) -> Weights:
-    """The launches, on dy and x."""
+    """Prepare the launches, which take dy and x."""
     problem = cubes_.problem
     turn = None
-    taps = tuple(len(walk.taps) for walk in cubes_.walks)
+    taps = tuple(len(phase.taps) for phase in cubes_.phases)
     shape = problem.groups * problem.M, *taps, problem.C
     if _mirrors(cubes_):
-        turn = mirrored.turn(problem, cubes_.taps)
+        turn = mirrored.transpose(problem, cubes_.taps)
         cubes_ = _mirror(cubes_)
     return Weights(_sums(cubes_), turn, shape)
 
@@ -204,40 +205,40 @@ def prepare(cubes_: Cubes) -> Weights:
 def _sums(cubes_: Cubes) -> Prepared:
     problem, (N, QD, QH, QW), at = cubes_.problem, cubes_.counts, _cut(cubes_)
     line = at.line
-    starts = (walk.in_start for walk in cubes_.walks)
+    starts = (phase.in_start for phase in cubes_.phases)
     scalars = (line.boxes, N, cubes_.read[0], QD, QH, QW, problem.M, problem.groups, *starts, line.each, box_line.PAUSE)
     meta = {
         **voxels.taps_read(cubes_, at.box), **problem.constants,
         **dependent_launch.options(target=problem.target), **line.blocks,
         "num_warps": line.tile.num_warps, "num_stages": line.tile.num_stages,
     }  # fmt: skip
-    of_boxes = (None, voxels.box_of(cubes_, at.box, line.tile["BLOCK_N"]))
-    made = launch.Prepared(conv_cube_grad_weight_kernel, (line.programs,), scalars, meta, of_boxes)
-    added = box_line.sum_of(problem, cubes_.taps, line)
+    descriptors = (None, voxels.box_of(cubes_, at.box, line.tile["BLOCK_N"]))
+    product = launch.Prepared(conv_cube_grad_weight_kernel, (line.programs,), scalars, meta, descriptors)
+    slot_sum = box_line.prepare_slot_sum(problem, cubes_.taps, line)
     shape = problem.groups * problem.M, cubes_.taps, problem.C
-    return Prepared(made, (line.slots, math.prod(shape)), added, shape)
+    return Prepared(product, (line.slots, math.prod(shape)), slot_sum, shape)
 
 
 class _Cut(NamedTuple):
-    """A box of voxels, and the line of all boxes."""
+    """The shape of boxes of voxels, and the line of all boxes."""
 
     box: tuple[int, ...]
     line: box_line.Line
 
 
 def _cut(cubes_: Cubes) -> _Cut:
-    """How the gradient is cut; of several tiles by the one of least time."""
-    problem, row = cubes_.problem, len(cubes_.walks[2].taps)
-    made = []
+    """Return the decomposition with the fastest tile."""
+    problem, row = cubes_.problem, len(cubes_.phases[2].taps)
+    options = []
     for tile in problem.tiles(FAMILY, M=problem.M, N=problem.C, T=row):
-        box = voxels.shape_of(cubes_, tile["BLOCK_K"])
+        box = voxels.box_shape(cubes_, tile["BLOCK_K"])
         together = tile["TAPS"] if row % tile["TAPS"] == 0 else 1
-        boxes = voxels.number(cubes_.counts, box)
-        made.append(_Cut(box, box_line.in_line(problem, tile, boxes, cubes_.taps, together)))
-    return min(made, key=lambda at: box_line.microseconds(at.line)) if problem.paced else made[0]
+        boxes = voxels.count_boxes(cubes_.counts, box)
+        options.append(_Cut(box, box_line.in_line(problem, tile, boxes, cubes_.taps, together)))
+    return min(options, key=lambda at: box_line.microseconds(at.line)) if problem.paced else options[0]
 
 
 def run(prepared: Weights, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """The gradient [groups * M, C, Q, R, S] of x and dy, [N, D, H, W, channels]."""
-    found = prepared.sums.run(dy, x) if prepared.turn is None else prepared.turn.of(prepared.sums.run(x, dy))
-    return found.view(prepared.shape).movedim(-1, 1)
+    """Return the gradient [groups * M, C, Q, R, S] from x and dy, [N, D, H, W, channels]."""
+    dw = prepared.sums.run(dy, x) if prepared.turn is None else prepared.turn.of(prepared.sums.run(x, dy))
+    return dw.view(prepared.shape).movedim(-1, 1)

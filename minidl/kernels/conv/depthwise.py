@@ -1,16 +1,16 @@
-"""The depthwise form: each output channel reads a channel or a few of its own, so no tensor cores; bound by memory.
+"""The "depthwise" form: an output channel reads one or a few input channels; without tensor cores, memory-bound.
 
     y[n, q, o] = act(scale[o] * sum over taps j, c < C of x[n, at(q, j), o // M * C + c] w[j, c, o] + bias[o])
 
-    x  [N, H, W, groups * C]     w  the convolution's own in any strides, or ordered as [R, S, C, groups * M]
+    x  [N, H, W, groups * C]     w  the convolution's weights in any strides, or reordered to [R, S, C, groups * M]
     y  [N, OH, OW, groups * M]   bias, scale  [groups * M]
 
-A row of outputs of all images is cut into vectors of VEC channels, whatever the number of channels is, and a program
-takes BLOCK_K of them in BLOCK_R rows. For one column of taps it loads each row of inputs once, for all the rows of
-outputs that read it: the compiler merges the loads, whose text is the same (3x3, four rows: 18 loads in place of 36). A
-load for each tap makes the first cache's instructions the bound.
+A row of outputs of all images is split into vectors of VEC channels, and a program computes BLOCK_K vectors in BLOCK_R
+rows. For one column of taps it loads each row of inputs once for all rows of outputs that read it: the compiler merges
+loads with identical expressions (3x3, four rows: 18 loads in place of 36). With one load per tap, L1 instructions would
+be the bottleneck.
 
-All walks of a transposed convolution are one launch, with as many taps as the longest of them.
+All phases of a transposed convolution are one launch, in which every phase has the taps of the longest one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import costs, narrow, spread
+from minidl.kernels.conv import costs, depthwise_weights, narrow
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import FORWARD, MANY, TRANSPOSED, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -31,17 +31,18 @@ from minidl.runtime.dependent_launch import wait
 NAME = "depthwise"
 DIRECTIONS = FORWARD, TRANSPOSED
 FAMILIES = (narrow.FAMILY, "conv_turn")
-# Channels that an output reads, which are unrolled.
+# Input channels per output, whose loop is unrolled.
 MOST_CHANNELS = 4
 
 
 @triton.jit
-def walk_back(
+def phase_of(
     i, size, pad,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PERIOD: tl.constexpr, INVERSE: tl.constexpr, DILATION: tl.constexpr,
 ):  # fmt: skip
-    """(first tap, KERNEL if there is none; the input that it reads at q = 0; outputs) of walk i; the next taps are
-    PERIOD apart: output i + q STRIDE reads by tap r input (i + q STRIDE + pad - r DILATION) / STRIDE, if whole."""
+    """Return (first tap, KERNEL if there is none; its input at q = 0; number of outputs) of backward phase i.
+
+    Taps are PERIOD apart; output i + q STRIDE reads input (i + q STRIDE + pad - r DILATION) / STRIDE at tap r."""
     COMMON: tl.constexpr = STRIDE // PERIOD
     left = (i + pad) % STRIDE
     first = left // COMMON * INVERSE % PERIOD
@@ -65,15 +66,15 @@ def conv_depthwise_kernel(
     EARLY: tl.constexpr, ACC: tl.constexpr, UNROLL: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Rows of at most QH x QW outputs for each walk; `total` vectors of VEC channels in a row of all images.
+    """Compute at most QH x QW outputs per phase; a row of all images has `total` vectors of VEC channels.
 
-    Images are slices of volumes where there are taps in depth, JD: QD outputs of D slices, written to OD.
+    With JD taps in depth, images are slices of volumes: QD outputs of D slices, written to OD slices.
     """
     wait(EARLY)
     JH: tl.constexpr = (KERNEL_H + PERIOD_H - 1) // PERIOD_H
     JW: tl.constexpr = (KERNEL_W + PERIOD_W - 1) // PERIOD_W
     PARTS: tl.constexpr = (JH + ROWS - 1) // ROWS
-    # Rows of taps that every part and every walk has.
+    # Rows of taps that every part and every phase has.
     SURE: tl.constexpr = JH - (PARTS - 1) * ROWS - (1 if KERNEL_H % PERIOD_H != 0 else 0)
     IN_STEP_H: tl.constexpr = 1 if BACK else STRIDE_H
     IN_STEP_W: tl.constexpr = 1 if BACK else STRIDE_W
@@ -98,8 +99,8 @@ def conv_depthwise_kernel(
         n = n // QD * D + x_d
     q_w = o_p % QW
     if BACK:
-        tap_h, in_h, rows = walk_back(i_h, OH, pad_h, KERNEL_H, STRIDE_H, PERIOD_H, INVERSE_H, DILATION_H)
-        tap_w, in_w, columns = walk_back(i_w, OW, pad_w, KERNEL_W, STRIDE_W, PERIOD_W, INVERSE_W, DILATION_W)
+        tap_h, in_h, rows = phase_of(i_h, OH, pad_h, KERNEL_H, STRIDE_H, PERIOD_H, INVERSE_H, DILATION_H)
+        tap_w, in_w, columns = phase_of(i_w, OW, pad_w, KERNEL_W, STRIDE_W, PERIOD_W, INVERSE_W, DILATION_W)
         m_y = (o_k < total) & (q_w < columns)
         m_k = m_y & (tap_h < KERNEL_H) & (tap_w < KERNEL_W)
     else:
@@ -163,7 +164,7 @@ def conv_depthwise_kernel(
                     o_tap = (h * W + s * IN_TAP_W) * CHANNELS + c
                     b_x = tl.load(p_d + o_tap, mask=(m_x & (h >= 0) & (h < H))[:, None], other=0.0)  # [BLOCK_K, VEC]
                     if r >= SURE:
-                        # A mask of its own would keep the load from being merged.
+                        # A separate mask would prevent the compiler from merging the load.
                         b_x = tl.where(tap_h + (first_r + r) * PERIOD_H < KERNEL_H, b_x, 0.0)
                     b_sum += b_x.to(ACC) * b_ws[r]
                 b_next += (b_sum,)
@@ -189,93 +190,93 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def fits(problem: Problem) -> bool | Unsupported:
-    """Whether groups are as narrow and numbers as small as the kernels of this form need it."""
+    """Return whether groups are narrow enough, and sizes small enough, for the depthwise kernels."""
     (H, W), (OH, OW) = problem.read, problem.written
     h, v, _ = problem.geometry
     if problem.groups == 1 or problem.C > MOST_CHANNELS:
         return Unsupported(f"more than {MOST_CHANNELS} channels to a sum, or one group")
-    reach = (v.kernel - 1) * v.dilation  # beside the image, from where a tap inside is counted
+    reach = (v.kernel - 1) * v.dilation  # offsets start this far outside the image
     images = max((H * W + reach) * problem.C, OH * OW * problem.M) * problem.groups
     weights = h.kernel * v.kernel * problem.C * problem.groups * problem.M
     row = problem.N * max(W, OW) * problem.groups * problem.M
-    if max(images, weights, row) >= MANY:
-        return Unsupported("images or weights of more values than 32 bits count")
+    if max(images, weights, row) >= INT32_LIMIT:
+        return Unsupported("images or weights with more values than 32 bits count")
     return True
 
 
 def estimate(problem: Problem) -> float:
-    found = narrow.cut(problem)
+    cut = narrow.cut(problem)
     if problem.paced:
-        return _paced(problem, found)
-    each = math.prod(axis.kernel / (axis.stride if problem.direction == TRANSPOSED else 1) for axis in found.axes)
-    products = costs.outputs(problem) * problem.groups * problem.M * problem.C * each
-    rounds = found.grid * found.rows * math.prod(found.taps) * problem.C
-    return costs.of_each_channel(problem, NAME, products, rounds)
+        return _paced(problem, cut)
+    taps = math.prod(axis.kernel / (axis.stride if problem.direction == TRANSPOSED else 1) for axis in cut.axes)
+    products = costs.outputs(problem) * problem.groups * problem.M * problem.C * taps
+    rounds = cut.grid * cut.rows * math.prod(cut.taps) * problem.C
+    return costs.channel_sums_time(problem, NAME, products, rounds)
 
 
-def _paced(problem: Problem, found: narrow.Cut) -> float:
-    """Of 351 drawn layers on H100s and H200s it is off by a factor of 1.23 in the geometric mean.
+def _paced(problem: Problem, cut: narrow.Cut) -> float:
+    """Estimate microseconds; off by a factor of 1.23 in the geometric mean of 351 drawn layers on H100s and H200s.
 
-    A warp loads each row of x once for the rows of outputs that meet it, and products' weights where they lie.
+    A warp loads each row of x once for all rows of outputs that read it, and weights in place.
     """
-    known, (down, across) = selection.of(problem.target).channels, found.taps
+    times, (down, across) = selection.of(problem.target).channels, cut.taps
     stride = 1 if problem.direction == TRANSPOSED else problem.geometry.h.stride
-    rows = min(found.rows * down, (found.rows - 1) * stride + down)
-    read = rows * (1 if problem.M == problem.C == 1 else found.vec)
-    loads = across * problem.C * (read + down * (found.vec if found.direct else 1))
-    products = across * problem.C * down * found.rows * found.vec
-    warps = launch.cdiv(found.tile["BLOCK_K"], 32)
-    program = known.program + warps * (known.load * (loads + found.rows) + known.product * products)
-    memory = known.memory * costs.moved(problem) / selection.of(problem.target).copy
-    time = known.launch + max(memory, found.grid * program / problem.processors) + known.wait * loads
-    return time + (0.0 if found.direct else known.ordered)
+    rows = min(cut.rows * down, (cut.rows - 1) * stride + down)
+    read = rows * (1 if problem.M == problem.C == 1 else cut.vec)
+    loads = across * problem.C * (read + down * (cut.vec if cut.direct else 1))
+    products = across * problem.C * down * cut.rows * cut.vec
+    warps = launch.cdiv(cut.tile["BLOCK_K"], 32)
+    program = times.program + warps * (times.load * (loads + cut.rows) + times.product * products)
+    memory_time = times.memory * costs.moved(problem) / selection.of(problem.target).copy
+    time = times.launch + max(memory_time, cut.grid * program / problem.processors) + times.wait * loads
+    return time + (0.0 if cut.direct else times.ordered)
 
 
 def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Product:
-    """The launch; with a depth, the images are the slices of volumes that outputs of a walk are."""
-    found, out = narrow.cut(problem), problem.groups * problem.M
-    whole = problem if depth is None else depth.seen(problem)
-    strides = spread.strides(whole)
+    """Prepare the launch; with a depth, images are the output slices of one phase of volumes."""
+    cut, out = narrow.cut(problem), problem.groups * problem.M
+    in_depth = problem if depth is None else depth.with_depth(problem)
+    strides = depthwise_weights.strides(in_depth)
     weights = None
-    if not found.direct:
-        weights = spread.prepare(whole, strides)
+    if not cut.direct:
+        weights = depthwise_weights.prepare(in_depth, strides)
         _, S, C, width = weights.shape
         strides = 1, 1, width, S * C * width, C * width
-    of_depth: tuple[int, ...] = (0, 0, 0, 0, 0)
-    unroll = found.unroll
+    depth_sizes: tuple[int, ...] = (0, 0, 0, 0, 0)
+    unroll = cut.unroll
     first_q = s_q = 0
     if depth is not None:
-        if found.rows * math.prod(found.taps) * found.vec > narrow.MOST_PRODUCTS // 2:
+        if cut.rows * math.prod(cut.taps) * cut.vec > narrow.MOST_PRODUCTS // 2:
             unroll = 1  # 24 channels at 16x16x16 back: 84 bytes of spills
-        walk, slice_ = depth.walk, problem.geometry.h.kernel * strides[3]
-        of_depth = depth.size, walk.count, depth.written, walk.in_start, walk.out_start
-        first_q, s_q = walk.taps[0] * slice_, walk.tap_step * slice_
-    options = found.tile.options
+        phase, slice_ = depth.phase, problem.geometry.h.kernel * strides[3]
+        depth_sizes = depth.size, phase.count, depth.written, phase.in_start, phase.out_start
+        first_q, s_q = phase.taps[0] * slice_, phase.tap_step * slice_
+    options = cut.tile.options
     del options["VEC"]
     meta = {
-        "C": problem.C, "M": problem.M, "BACK": problem.direction == TRANSPOSED, "SPREAD": not found.direct,
+        "C": problem.C, "M": problem.M, "BACK": problem.direction == TRANSPOSED, "SPREAD": not cut.direct,
         "ACC": launch.acc(problem.dtype),
-        **dependent_launch.options(found.grid, problem.target), **problem.flags("POOL"),
-        "UNROLL": unroll, "ROWS": found.step,
-        **options, "VEC": found.vec, "BLOCK_R": found.rows,
+        **dependent_launch.options(cut.grid, problem.target), **problem.flags("POOL"),
+        "UNROLL": unroll, "ROWS": cut.step,
+        **options, "VEC": cut.vec, "BLOCK_R": cut.rows,
         **(narrow.NO_DEPTH if depth is None else depth.constants),
     }  # fmt: skip
-    for name, axis, walks, period in zip("HW", found.axes, found.walks, found.periods, strict=True):
-        # On the way back taps first, first + period, ... solve tap * dilation = remainder (mod stride).
+    for name, axis, phases, period in zip("HW", cut.axes, cut.phases, cut.periods, strict=True):
+        # Backward, taps first, first + period, ... solve tap * dilation = remainder (mod stride).
         inverse = pow(axis.dilation // math.gcd(axis.stride, axis.dilation), -1, period)
         constants = {
-            "WALKS": walks, "KERNEL": axis.kernel, "STRIDE": axis.stride, "PERIOD": period, "INVERSE": inverse,
+            "WALKS": phases, "KERNEL": axis.kernel, "STRIDE": axis.stride, "PERIOD": period, "INVERSE": inverse,
             "DILATION": axis.dilation,
         }  # fmt: skip
         meta |= {f"{key}_{name}": value for key, value in constants.items()}
-    vectors = out // found.vec
-    down, across = found.first
+    vectors = out // cut.vec
+    down, across = cut.first
     scalars = (
-        problem.N * found.count[1] * vectors, vectors, *found.count, *found.read, *found.written,
-        *(axis.padding for axis in found.axes), *of_depth, first_q + down * strides[3] + across * strides[4],
+        problem.N * cut.count[1] * vectors, vectors, *cut.count, *cut.read, *cut.written,
+        *(axis.padding for axis in cut.axes), *depth_sizes, first_q + down * strides[3] + across * strides[4],
         *strides[:3], s_q, *strides[3:],
     )  # fmt: skip
-    return Product(weights, launch.Prepared(conv_depthwise_kernel, (found.grid,), scalars, meta))
+    return Product(weights, launch.Prepared(conv_depthwise_kernel, (cut.grid,), scalars, meta))
 
 
 def run(prepared: Product, t: Tensors) -> None:

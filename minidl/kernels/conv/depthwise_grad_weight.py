@@ -1,11 +1,11 @@
-"""The weight gradient in the depthwise form: an input channel has M outputs, or an output channel C inputs.
+"""The weight gradient in the "depthwise" form: an input channel has M outputs, or an output channel C inputs.
 
     dw[o, j, c] = sum over images and pixels q of dy[n, q, o] x[n, at(q, j), i],    i = o // M * C + c
 
-A program walks over a share of the tiles (BLOCK_R rows of BLOCK_P sets of COLUMNS pixels, of all images, and BLOCK_C
-channels) with a sum for each tap of TAPS columns. A tile goes down the rows of x: each value of x is loaded once for
-all the taps and pixels of a set that it belongs to. Rows that are left over are tiles of their own. The pixels of a
-tile are added at the end, the shares after that, both in a fixed order.
+A program loops over a share of the tiles (BLOCK_R rows of BLOCK_P sets of COLUMNS pixels, of all images, and BLOCK_C
+channels) with an accumulator for each tap of TAPS columns. Within a tile it proceeds down the rows of x and loads each
+value of x once for all taps and pixels of a set. Remaining rows are separate tiles. The pixels of a tile, then the
+shares, are added at the end in a fixed order.
 """
 
 import math
@@ -23,7 +23,7 @@ from minidl.runtime.dependent_launch import wait
 NAME = "depthwise"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = (narrow_grad_weight.FAMILY,)
-MOST_SHARES = 64  # that are added at a time
+MOST_SHARES = 64  # shares added at a time
 
 
 @triton.jit
@@ -35,9 +35,9 @@ def add_tile(
     FULL: tl.constexpr, FIRST: tl.constexpr, END: tl.constexpr,
     JH: tl.constexpr, TAPS: tl.constexpr, BLOCK_R: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The sums with the products of rows i_row to i_row + BLOCK_R, all of which there are.
+    """Return the sums plus the products of rows i_row to i_row + BLOCK_R, which must exist.
 
-    The rows of x that these read are UNIT_H apart: row b and tap r meet at number b STEP_H + r TAP_H; columns alike.
+    The rows of x are UNIT_H apart: output row b and tap r read row b STEP_H + r TAP_H; columns are analogous.
     """
     n = (o_p // (QW // COLUMNS)).to(tl.int64)
     q_w = o_p % (QW // COLUMNS) * COLUMNS
@@ -56,7 +56,7 @@ def add_tile(
     if not FULL:
         m_dy = m_dy & m_c[None, :]
         m_x = m_x & m_c[None, :]
-    # One comparison for a row and a column: below 0 is very large, as what no output reads.
+    # One unsigned comparison for row and column: negative columns become very large.
     o_ws = ()
     for v in tl.static_range((COLUMNS - 1) * STEP_W + (TAPS - 1) * TAP_W + 1):
         o_ws += (tl.where(m_x, (x_w + v * UNIT_W)[:, None], -1).to(tl.uint32, bitcast=True),)
@@ -102,7 +102,7 @@ def conv_depthwise_grad_weight_kernel(
     FIRST: tl.constexpr, END: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """partial [shares, OUT, (JD *) JH * JW, C]: the sums over one share of the tiles, and of the REST of the rows."""
+    """Write partial [shares, OUT, (JD *) JH * JW, C]: the sums over a share of the tiles and of the REST rows."""
     wait(EARLY)
     PAIRS = vectors * VEC
     CHANNELS = PAIRS // M
@@ -123,7 +123,7 @@ def conv_depthwise_grad_weight_kernel(
     i_c = i_part % tiles_c * BLOCK_C
     o_c = i_c + tl.arange(0, BLOCK_C)
     if FULL:
-        # The last block is whole, too: its first channels are those of another one, which stores them.
+        # The last block is full, too: it overlaps the previous one, which stores the shared channels.
         o_c = tl.where(i_c + BLOCK_C > PAIRS, PAIRS - BLOCK_C, i_c) + tl.arange(0, BLOCK_C)
     m_c = o_c < PAIRS
     o_in = o_c
@@ -134,7 +134,7 @@ def conv_depthwise_grad_weight_kernel(
         o_out = o_c // C
     in_w += i_s * IN_TAP_W
     in_h += i_r * IN_TAP_H
-    # Taps that find no input inside have no tiles.
+    # Taps without any input inside the image have no tiles.
     inside = (in_h + (QH - 1) * IN_STEP_H + (ROWS - 1) * IN_TAP_H >= 0) & (in_h < H)
     tiles = tl.where(inside, tiles, 0)
     rest = tl.where(inside, rest, 0)
@@ -174,7 +174,7 @@ def conv_depthwise_grad_weight_kernel(
 def conv_depthwise_sum_kernel(
     p_partial, p_dw, shares, total, EARLY: tl.constexpr, ACC: tl.constexpr, SHARES: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """dw [total] = the sum of partial [shares, total]: SHARES at a time, added to one another at the end."""
+    """Write dw [total], the sum of partial [shares, total]: SHARES accumulators, added at the end."""
     wait(EARLY)
     o_n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     o_s = tl.arange(0, SHARES)
@@ -198,45 +198,45 @@ def estimate(problem: Problem) -> float:
 
 
 def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Shares:
-    """The launches; with a depth, the images are slices of volumes."""
+    """Prepare the launches; with a depth, images are slices of volumes."""
     h, v = problem.at.h, problem.at.v
-    (H, W), (QH, QW) = narrow.joined(problem, problem.geometry[:2])
-    found = narrow_grad_weight.cut(problem)
-    shape, of_depth, constants = problem.shape, (0, 0, 0), {"JD": 0, "IN_STEP_D": 0, "IN_TAP_D": 0}
+    (H, W), (QH, QW) = narrow.image_sizes(problem, problem.geometry[:2])
+    cut = narrow_grad_weight.cut(problem)
+    shape, depth_sizes, constants = problem.shape, (0, 0, 0), {"JD": 0, "IN_STEP_D": 0, "IN_TAP_D": 0}
     if depth is not None:
-        found = found._replace(parts=found.parts * depth.kernel)
+        cut = cut._replace(parts=cut.parts * depth.kernel)
         shape = shape[0], depth.kernel, *shape[1:]
-        of_depth = depth.size, depth.walk.count, depth.walk.in_start
+        depth_sizes = depth.size, depth.phase.count, depth.phase.in_start
         constants = {name: depth.constants[name] for name in constants}
-    tile, (down, across), rows, columns, parts, tiles, rest = found
+    tile, (down, across), rows, columns, parts, tiles, rest = cut
     options = tile.options
     del options["SUMS"], options["BLOCK_W"], options["PER_PROCESSOR"]
     outputs = options.pop("OUTPUTS")
-    share, shares = found.in_shares(problem.processors)
+    share, shares = cut.in_shares(problem.processors)
     pairs = problem.groups * problem.M * problem.C
     vec = narrow.vector(pairs, problem)
     scalars = (
-        problem.N * (QW // columns), H, W, QH, QW, pairs // vec, h.in_start, v.in_start, *of_depth, tiles, share, rest,
-        launch.cdiv(rest, shares),
+        problem.N * (QW // columns), H, W, QH, QW, pairs // vec, h.in_start, v.in_start, *depth_sizes, tiles, share,
+        rest, launch.cdiv(rest, shares),
     )  # fmt: skip
     meta = {
         **problem.taps_read, "M": problem.M, "ACC": launch.acc(problem.dtype), "REST": QH % rows, "VEC": vec,
         **dependent_launch.options(parts * shares, problem.target), **options, **constants,
-        **narrow.met_constants("H", problem.geometry.h, rows, down),
-        **narrow.met_constants("W", problem.geometry.w, columns, across),
+        **narrow.overlap_constants("H", problem.geometry.h, rows, down),
+        **narrow.overlap_constants("W", problem.geometry.w, columns, across),
         "ROWS": down, "TAPS": across, "BLOCK_R": rows, "COLUMNS": columns, "FULL": pairs >= tile["BLOCK_C"],
     }  # fmt: skip
-    made = launch.Prepared(conv_depthwise_grad_weight_kernel, (parts, shares), scalars, meta)
+    product = launch.Prepared(conv_depthwise_grad_weight_kernel, (parts, shares), scalars, meta)
     first, end = narrow.always_inside(problem.geometry.w, W, QW, columns, across)
     meta |= {"FIRST": first, "END": end}
     total = math.prod(shape)
     grid = launch.cdiv(total, outputs)
     blocks = {"SHARES": min(MOST_SHARES, triton.next_power_of_2(shares)), "OUTPUTS": outputs}
-    joined = launch.Prepared(
+    shares_sum = launch.Prepared(
         conv_depthwise_sum_kernel, (grid,), (shares, total),
         {"ACC": launch.acc(problem.dtype), **dependent_launch.options(grid, problem.target), **blocks, "num_warps": 4},
     )  # fmt: skip
-    return Shares(made, shares, shape, joined)
+    return Shares(product, shares, shape, shares_sum)
 
 
 def run(prepared: Shares, t: Tensors) -> torch.Tensor:

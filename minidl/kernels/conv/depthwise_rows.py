@@ -1,11 +1,11 @@
-"""The depthwise form down the rows: all weights in registers, a value of x loaded once for the outputs it belongs to.
+"""The "depthwise" form by rows: all weights are in registers, and each value of x is loaded once for all its outputs.
 
     y[n, q, o] = act(scale[o] * sum over taps j of x[n, at(q, j), o] w[j, o] + bias[o])
 
-One channel to a group and output, as `depthwise` has it, with all taps of VEC channels in registers: a program goes
-down the rows of x, for BLOCK_R rows of BLOCK_K sets of COLUMNS outputs, and stores a row when its last tap is added.
-Rows of x are loaded AHEAD of their use, for no load is moved before a store. There is no stride and no dilation, and
-the way back is the same, with the taps in reverse.
+For groups of one channel and one output, with all taps of VEC channels in registers: a program proceeds down the rows
+of x, for BLOCK_R rows of BLOCK_K sets of COLUMNS outputs, and stores a row after its last tap. Rows of x are loaded
+AHEAD of their use, as the compiler moves no load before a store. Stride and dilation are 1; the transposed direction is
+the same with reversed taps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import costs, depthwise, narrow, spread
+from minidl.kernels.conv import costs, depthwise, depthwise_weights, narrow
 from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import FORWARD, TRANSPOSED, Problem, Tensors, Unsupported
@@ -24,12 +24,12 @@ from minidl.runtime.dependent_launch import wait
 NAME = "depthwise"
 DIRECTIONS = FORWARD, TRANSPOSED
 FAMILIES = ("conv_turn",)
-MOST_TAPS = 25  # whose weights registers hold
-# Outputs from which it was measured, on an H100: 168 channels 5x5 at 128x128, 102 images, 598 us forward and back
+MOST_TAPS = 25  # maximum taps with weights in registers
+# Minimum outputs that were measured, on an H100: 168 channels 5x5 at 128x128, 102 images, 598 us forward and backward
 # (`depthwise` 704 and 868), 144 channels 3x3 at 56x56, 128 images, 86 (99).
 LEAST = 2**25
-BESIDE = 0.85
-# Rows, columns of a set, sets of a program; vectors for as many taps at most. 5x5 with 4 rows or 2 columns 710 to 734
+RELATIVE_TIME = 0.85
+# Rows, columns of a set, sets of a program; maximum vector by number of taps. 5x5 with 4 rows or 2 columns 710 to 734
 # us, 3x3 92 and 96.
 ROWS, COLUMNS, SETS = 8, 4, 128
 VECTORS = {9: 4, MOST_TAPS: 2}
@@ -45,7 +45,7 @@ def conv_depthwise_rows_kernel(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Row b of a tile and tap r meet at number b + r of the rows of x that the tile reads."""
+    """Compute BLOCK_R rows of outputs; row b of a tile and tap r read row b + r of the tile's inputs."""
     wait(EARLY)
     ROWS: tl.constexpr = BLOCK_R + KERNEL_H - 1
     WIDE: tl.constexpr = COLUMNS + KERNEL_W - 1
@@ -118,30 +118,30 @@ def able(problem: Problem) -> bool | Unsupported:
     if problem.pool:
         return Unsupported("a pool")
     if problem.M != 1 or problem.C != 1:
-        return Unsupported("several channels to a group")
+        return Unsupported("groups of several channels")
     h, v = problem.geometry[:2]
     # Rows and columns between taps would be unrolled: 3x3 with a dilation of 6 spills 2.4 KB.
     if max(h.stride, v.stride, h.dilation, v.dilation) > 1 or h.kernel * v.kernel > MOST_TAPS:
         return Unsupported(f"a stride, a dilation, or more than {MOST_TAPS} taps")
     if problem.target != "interpreted" and (problem.dtype.itemsize != 2 or problem.target != "sm_90"):
-        return Unsupported("not measured but with 16 bits on sm_90")
+        return Unsupported("measured only with 16 bits on sm_90")
     return depthwise.fits(problem)
 
 
 def estimate(problem: Problem) -> float:
-    """Beside that of `depthwise`."""
+    """Estimate microseconds relative to `depthwise`."""
     large = costs.outputs(problem) * problem.groups >= LEAST and problem.written[1] % COLUMNS == 0
-    return depthwise.estimate(problem) * (BESIDE if large and problem.paced else 2.0)
+    return depthwise.estimate(problem) * (RELATIVE_TIME if large and problem.paced else 2.0)
 
 
 def axes_of(problem: Problem) -> tuple[Axis, Axis]:
-    """Those of the convolution; of a way back those of the same, which pads by what the kernel reaches beyond."""
-    found = problem.geometry[:2]
+    """Return the axes of the convolution, or of the equivalent convolution of a transposed one."""
+    axes = problem.geometry[:2]
     if problem.direction == TRANSPOSED:
-        found = tuple(
-            axis._replace(size=axis.output, output=axis.size, padding=axis.kernel - 1 - axis.padding) for axis in found
+        axes = tuple(
+            axis._replace(size=axis.output, output=axis.size, padding=axis.kernel - 1 - axis.padding) for axis in axes
         )
-    return found
+    return axes
 
 
 def prepare(problem: Problem) -> Product:
@@ -153,7 +153,7 @@ def prepare(problem: Problem) -> Product:
     columns = max(n for n in range(1, COLUMNS + 1) if QW % n == 0)
     vec = narrow.vector(out, problem, max(vec for taps, vec in VECTORS.items() if h.kernel * v.kernel <= taps))
     block = 64 * SETS if interpreted else SETS
-    weights = spread.prepare(problem, spread.strides(problem))
+    weights = depthwise_weights.prepare(problem, depthwise_weights.strides(problem))
     _, S, _, width = weights.shape
     s_r, s_s = S * width, width
     first = 0

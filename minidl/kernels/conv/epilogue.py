@@ -1,4 +1,4 @@
-"""After the sum of a convolution: scale, bias, activation, and the 2x2 pool, as device functions that kernels share."""
+"""Epilogues of convolutions as shared device functions: scale, bias, activation and 2x2 pool."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ POOLS = {None: 0, "max": 1, "avg": 2}
 
 
 def repeated(x: torch.Tensor | None, times: int = 2) -> torch.Tensor | None:
-    """A vector [M] of an epilogue as [times * M], for neighbouring pixels that count as one; None stays None."""
-    # Of one value a reshape alone would be a view of stride 0.
+    """Return a vector [M] repeated to [times * M], for adjacent pixels that count as one; None stays None."""
+    # For a single value, reshape alone would return a view of stride 0.
     return None if x is None else x.expand(times, -1).reshape(-1).contiguous()
 
 
@@ -25,7 +25,7 @@ def repeated(x: torch.Tensor | None, times: int = 2) -> torch.Tensor | None:
 def affine(
     b_acc, p_bias, p_scale, m, M, i_group, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr
 ):  # fmt: skip
-    """scale * b_acc + bias for a block [rows, channels from m on of M in a group]."""
+    """Return scale * b_acc + bias for a block [rows, channels from m on] of a group of M channels."""
     o_m = m + tl.arange(0, b_acc.shape[1])
     if HAS_SCALE:
         b_acc *= tl.load(p_scale + i_group * M + o_m, mask=o_m < M, other=0.0).to(b_acc.dtype)[None, :]
@@ -40,9 +40,9 @@ def finish(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue of a block [rows, channels from m on], for the pixels o_row of y seen as [pixels, GROUPS * M].
+    """Apply the epilogue to a block [rows, channels from m on] and store it at pixels o_row of y [pixels, GROUPS * M].
 
-    In PIECES (a power of two) of channels one after another, which need less shared memory and fewer registers.
+    PIECES (a power of two) of the channels are stored serially, with less shared memory and fewer registers.
     """
     if PIECES == 1:
         b_acc = affine(b_acc, p_bias, p_scale, m, M, i_group, HAS_BIAS, HAS_SCALE)
@@ -65,7 +65,7 @@ def finish(
 
 @triton.jit
 def pool_four(b_0, b_1, b_2, b_3, POOL: tl.constexpr):
-    """The maximum (NaN if one is NaN) or the mean of the upper two and the lower two of each window."""
+    """Return the maximum (NaN if one is NaN) or the mean of the upper two and the lower two values of a window."""
     if POOL == MAX_POOL:
         top = tl.maximum(b_0, b_1, propagate_nan=tl.PropagateNan.ALL)
         bottom = tl.maximum(b_2, b_3, propagate_nan=tl.PropagateNan.ALL)
@@ -76,7 +76,7 @@ def pool_four(b_0, b_1, b_2, b_3, POOL: tl.constexpr):
 
 @triton.jit
 def pool_last(b_x, POOL: tl.constexpr):
-    """The last two axes, of size 2 each, pooled."""
+    """Pool the last two axes, of size 2 each."""
     b_left, b_right = tl.split(b_x)
     b_0, b_2 = tl.split(b_left)
     b_1, b_3 = tl.split(b_right)
@@ -85,6 +85,6 @@ def pool_last(b_x, POOL: tl.constexpr):
 
 @triton.jit
 def pool_quads(b_x, POOL: tl.constexpr):
-    """Every four rows [4 R, N] pooled to one [R, N]."""
+    """Pool every four rows of [4 R, N] to one row of [R, N]."""
     b_x = tl.reshape(b_x, (b_x.shape[0] // 4, 2, 2, b_x.shape[1]))
     return pool_last(tl.permute(b_x, (0, 3, 1, 2)), POOL)

@@ -1,10 +1,9 @@
-"""The batch-tiled weight gradient in equal parts: every program takes as many steps, of one tile or of some.
+"""The batch-tiled weight gradient in equal parts: every program runs the same number of steps, in one or more tiles.
 
-All steps of all tiles stand in a line, tile after tile; a program takes the next Q of them. So a tile is summed by some
-programs, its slots, and what they found is added in order of the slots. A program that is at its step t reads near the
-share t / Q of the pixels of whatever tile it is in, so that all programs read one neighbourhood at a time: of the steps
-of a tile those that its slots do at the same t are neighbours. To end a tile and begin another takes time, too: a tile
-has a PAUSE at its head, steps of the line in which nothing is done.
+The steps of all tiles form a sequence, tile after tile, of which a program runs Q consecutive ones. Several programs,
+its slots, sum a tile; their partial sums are added in order of the slots. At its step t every program reads near the
+fraction t / Q of its tile's pixels, so that all programs read one neighbourhood at a time: the steps of a tile that its
+slots run at the same t are adjacent. Changing tiles takes time, too, so each tile starts with a PAUSE of idle steps.
 """
 
 from typing import NamedTuple
@@ -26,9 +25,9 @@ NAME = "batch"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_batch_grad_weight",)
 
-SLOTS = 16  # of a tile: more would be added one after another for long
-# A program with a tile's head does so many steps fewer; it is in two tiles, or alone at the head of one. On an H200 512
-# channels at 7x7, 128 images: 0.979 of cuDNN with 0, 1.003 with 3, 1.008 with 4 and 5, 1.015 with 6, 0.95 with 8.
+SLOTS = 16  # maximum slots of a tile, which are added serially
+# Idle steps of a program that starts a tile. On an H200 512 channels at 7x7, 128 images: 0.979 of cuDNN with 0, 1.003
+# with 3, 1.008 with 4 and 5, 1.015 with 6, 0.95 with 8.
 PAUSE = tl.constexpr(6)
 
 
@@ -38,9 +37,9 @@ def steps_of(
     JW: tl.constexpr, IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr,
     IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
 ):  # fmt: skip
-    """(first row, rows, first column, columns, steps) of the outputs that read tap j inside; one step where none do.
+    """Return (first row, rows, first column, columns, steps) of the outputs whose tap j is inside the image.
 
-    The steps are those of a tile in the line, PAUSE among them.
+    The steps are those of a tile, including PAUSE; at least one.
     """
     q_h, rows = inside(in_h + j // JW * IN_TAP_H, H, IN_STEP_H, QH)
     q_w, columns = inside(in_w + j % JW * IN_TAP_W, W, IN_STEP_W, QW)
@@ -53,12 +52,12 @@ def tile_at(
     J: tl.constexpr, JW: tl.constexpr, IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr,
     IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
 ):  # fmt: skip
-    """(tap, number among the tap's tiles, first step) of the tile that a step of the line is in."""
+    """Return (tap, index among the tap's tiles, first step) of the tile that contains a step of the sequence."""
     tap = 0
     first = 0
     end = 0
     each = 1
-    for j in tl.static_range(J):  # side by side: one tap after another takes 0.5 us
+    for j in tl.static_range(J):  # unrolled: a loop over taps takes 0.5 us
         _, _, _, _, steps = steps_of(
             j, runs, H, W, QH, QW, in_h, in_w, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W
         )  # fmt: skip
@@ -79,7 +78,7 @@ def conv_even_grad_weight_kernel(
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """partial [slots, groups * M, J * C]: what program_id's Q steps add to the tiles that they are in."""
+    """Write partial [slots, groups * M, J * C]: the sums of this program's Q steps, for each tile they are in."""
     wait(EARLY)
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     J: tl.constexpr = JH * JW
@@ -96,7 +95,7 @@ def conv_even_grad_weight_kernel(
         q_h, rows, q_w, columns, steps = steps_of(
             j, runs, H, W, QH, QW, in_h, in_w, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W
         )  # fmt: skip
-        nothing = rows * columns == 0  # a step outside then: its boxes are zeros
+        nothing = rows * columns == 0  # then one step outside, which reads zeros
         places = tl.maximum(rows * columns, 1)
         columns = tl.maximum(columns, 1)
         c = i_tile % tiles_c * BLOCK_N
@@ -141,7 +140,7 @@ def conv_even_sum_kernel(
     EARLY: tl.constexpr, MOST: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """total [groups * M, J * C]: ROWS rows of a tile, the sums of its slots (at most MOST) in their order."""
+    """Write total [groups * M, J * C]: for ROWS rows of a tile, the sum of its slots (at most MOST) in order."""
     wait(EARLY)
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     PIECES: tl.constexpr = BLOCK_M // ROWS
@@ -173,15 +172,15 @@ def conv_even_sum_kernel(
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    found = batch_grad_weight.able(problem)
-    if not found:
-        return found
+    supported = batch_grad_weight.able(problem)
+    if not supported:
+        return supported
     tile = tile_of(problem)
-    # Without tensor cores the registers would not hold it.
-    one = not (tile["TAPS"] == 3 == len(problem.at.v.taps)) and parts_of(problem) == 1
+    # Without tensor cores the accumulators would not fit into registers.
+    single_tap = not (tile["TAPS"] == 3 == len(problem.at.v.taps)) and parts_of(problem) == 1
     return (
         (tile["EVEN"] == 1 or Unsupported("a tile without EVEN in the table"))
-        and (one or Unsupported("several taps in a tile, or images in parts"))
+        and (single_tap or Unsupported("several taps in a tile, or images in parts"))
         and (
             (problem.dtype, problem.precision) != (torch.float32, "ieee") or Unsupported("float32 without tensor cores")
         )
@@ -190,21 +189,21 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    """512@7: 0.97 of cuDNN, in shares 0.89."""
+    """Estimate microseconds; 512@7: 0.97 of cuDNN, in shares 0.89."""
     if problem.paced:
         parts, tile = _parts(problem), tile_of(problem)
-        steps = costs.far_apart(problem) * tile_throughput.steps(parts.each, tile["BLOCK_K"])
-        tempo = tile_throughput.of_grad_weight(tile, 1)
-        # A program ends a tile and may begin another: of so many tiles sums are written and added.
+        steps = costs.page_factor(problem) * tile_throughput.steps(parts.each, tile["BLOCK_K"])
+        pace = tile_throughput.of_grad_weight(tile, 1)
+        # A program ends one tile and may start another: both partial sums are written and added.
         written = launch.cdiv(parts.total, parts.each) + parts.tiles * problem.taps
         values = tile["BLOCK_M"] * tile["BLOCK_N"]
-        time = tile_throughput.known().rounds["even"] + steps * tempo.step + tile_throughput.of_shares(written, values)
+        time = tile_throughput.rates().rounds["even"] + steps * pace.step + tile_throughput.of_shares(written, values)
         return costs.at_least(problem, time)
     return costs.relative(problem, "even") * batch_grad_weight.estimate(problem)
 
 
 class Parts(NamedTuple):
-    """tiles of a tap; steps of all tiles in line, of which a program takes `each`; slots that a tile has at most."""
+    """Tiles of a tap, the steps of all tiles (`total`), steps of `each` program, and maximum slots of a tile."""
 
     tiles: int
     total: int
@@ -224,7 +223,7 @@ def _parts(problem: Problem) -> Parts:
 
 
 class Prepared(NamedTuple):
-    """The product, the sum of its slots, and the shapes of their results."""
+    """The product, the launch that adds its slots, and the shapes of both results."""
 
     launch: launch.Prepared
     partial: tuple[int, ...]
@@ -240,24 +239,24 @@ def prepare(problem: Problem) -> Prepared:
     parts = _parts(problem)
     blocks = {name: tile[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")}
     sizes = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, parts.each)
-    walks = {
+    shared = {
         **problem.taps_read, **dependent_launch.options(target=problem.target), **blocks,
     }  # fmt: skip
     warps = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     rows = max(1, min(2048 // tile["BLOCK_N"], tile["BLOCK_M"]))
-    boxes = (
+    descriptors = (
         Box.of_rows(N, QH * QW * groups * M, (tile["BLOCK_K"], tile["BLOCK_M"])),
         Box.of_rows(N, H * W * groups * C, (tile["BLOCK_K"], tile["BLOCK_N"])),
     )
     return Prepared(
         launch.Prepared(
             conv_even_grad_weight_kernel, (launch.cdiv(parts.total, parts.each),), (*sizes, parts.total),
-            {**walks, **problem.constants, **warps}, boxes,
+            {**shared, **problem.constants, **warps}, descriptors,
         ),
         (parts.slots, groups * M, taps * C),
         launch.Prepared(
             conv_even_sum_kernel, (taps * parts.tiles * tile["BLOCK_M"] // rows,), sizes,
-            {**walks, "MOST": parts.slots, "ROWS": rows},
+            {**shared, "MOST": parts.slots, "ROWS": rows},
         ),
         problem.shape,
     )  # fmt: skip
@@ -266,6 +265,6 @@ def prepare(problem: Problem) -> Prepared:
 def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
     partial = torch.empty(prepared.partial, dtype=launch.acc_torch(t.x.dtype), device=t.x.device)
     prepared.launch.run(t.w, t.x, partial)
-    found = torch.empty(prepared.shape, dtype=t.x.dtype, device=t.x.device)
-    prepared.sum.run(partial, found)
-    return found
+    dw = torch.empty(prepared.shape, dtype=t.x.dtype, device=t.x.device)
+    prepared.sum.run(partial, dw)
+    return dw

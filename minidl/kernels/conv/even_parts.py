@@ -1,8 +1,8 @@
-"""Tiles in equal parts: all their steps stand in a line, of which every program takes as many.
+"""Weight gradients in equal parts: the steps of all tiles form a sequence that is divided equally among programs.
 
-A tile has `boxes` steps, and a PAUSE at its head, steps of the line in which nothing is done: to end a tile and begin
-another takes time, too. It is summed by some programs, its slots, and what they found is added in order of the slots.
-A program that is at its step t reads near the share t / Q of a tile's steps, whatever tile it is in.
+A tile has `boxes` steps after a PAUSE of idle steps, for the time of changing tiles. Several programs, its slots, sum a
+tile; their partial sums are added in order of the slots. At its step t a program reads near the fraction t / Q of its
+tile's steps.
 """
 
 from typing import NamedTuple
@@ -17,14 +17,14 @@ from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import ConcatPair
 
 TOGETHER = tl.constexpr(4)  # slots whose sums are read at once
-VALUES = 2048  # that a program adds
+VALUES = 2048  # values that a program adds
 
 
 @triton.jit
 def slots_of(first, steps, Q):
-    """(first program, number of programs, its step at the tile's first, the last one's step at the tile's end).
+    """Return (first program, number of programs, its step at the tile's start, the last one's step at the tile's end).
 
-    The tile's first step and steps are here those after its pause.
+    `first` and `steps` are the tile's, without its pause.
     """
     before = first // Q
     last = (first + steps - 1) // Q
@@ -33,9 +33,9 @@ def slots_of(first, steps, Q):
 
 @triton.jit
 def step_at(t, slot, slots, opening, closing):
-    """Which of a tile's steps a slot does at its step t, of slots as `slots_of` has them.
+    """Return the step of the tile that a slot runs at its step t, given the result of `slots_of`.
 
-    Steps that slots do before t, then those of earlier slots at t: the first slot has begun, or not yet.
+    It is the number of steps that all slots run before t, plus those of earlier slots at t.
     """
     k = tl.maximum(t - opening, 0) + tl.maximum(slots - 2, 0) * t + tl.where(slots > 1, tl.minimum(t, closing), 0)
     return k + slot - tl.where((t < opening) & (slot > 0), 1, 0)
@@ -47,7 +47,7 @@ def conv_even_parts_sum_kernel(
     C: tl.constexpr, J: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """total [groups * M, J * C]: ROWS rows of a tile, the sums of its slots in their order."""
+    """Write total [groups * M, J * C]: for ROWS rows of a tile, the sum of its slots in order."""
     wait(EARLY)
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     PIECES: tl.constexpr = BLOCK_M // ROWS
@@ -70,7 +70,7 @@ def conv_even_parts_sum_kernel(
 
 
 class Prepared(NamedTuple):
-    """The product, the sum of its slots or None where it is the result, and the shapes of both."""
+    """The product, the launch that adds its slots (None for a single slot), and the shapes of both results."""
 
     launch: launch.Prepared
     partial: tuple[int, int]
@@ -78,23 +78,22 @@ class Prepared(NamedTuple):
     shape: tuple[int, ...]
 
     def run(self, dy: torch.Tensor, x: torch.Tensor | ConcatPair, *turned: int) -> torch.Tensor:
-        """The gradient."""
+        """Return the gradient."""
         dtype = dy.dtype if self.sum is None else launch.acc_torch(dy.dtype)
         partial = torch.empty(self.partial, dtype=dtype, device=dy.device)
         self.launch.run(dy, x, partial, *turned)
         if self.sum is None:
             return partial.view(self.shape)
-        found = torch.empty(self.shape, dtype=dy.dtype, device=dy.device)
-        self.sum.run(partial, found)
-        return found
+        dw = torch.empty(self.shape, dtype=dy.dtype, device=dy.device)
+        self.sum.run(partial, dw)
+        return dw
 
 
 def prepare_sum(
     problem: Problem, taps: int, tiles: int, boxes: int, each: int, pause: int, blocks: dict[str, int]
 ) -> launch.Prepared:
-    """The sum of the slots of so many tiles, of BLOCK_M x BLOCK_N channels and TAPS of the taps; a program takes
-    `each`."""
-    # Of few values a program adds few, that there are enough programs.
+    """Prepare the sum of the slots of `tiles` tiles; a program of the product runs `each` steps."""
+    # A program adds fewer values if there are few, so that there are enough programs.
     total = problem.groups * problem.M * taps * problem.C
     values = min(VALUES, max(VALUES // 16, launch.cdiv(total, 8 * problem.processors)))
     rows = max(1, min((1 << values.bit_length() - 1) // blocks["BLOCK_N"], blocks["BLOCK_M"]))

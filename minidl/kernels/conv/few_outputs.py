@@ -1,20 +1,20 @@
-"""The form for few output channels of a transposed convolution, as the last layer of a generator has them.
+"""The "few" form, for few output channels of a transposed convolution, as in the last layer of a generator.
 
-With a stride of 2 an output of 3 channels gets its terms from a quarter of the taps: four walks of small products, each
-of which reads all of x and writes a quarter of every row. Here a cell is the stride x stride outputs that begin at one
-place, and one column of the product is a group of GH x GW neighbouring cells. Its inputs are the window of
-(GH + RH - 1) x (GW + RW - 1) pixels that any of its outputs gets a share of, so that
+With a stride of 2 an output of 3 channels uses a quarter of the taps: four phases of small products, each of which
+reads all of x and writes a quarter of every row. Here a cell is a block of stride x stride outputs, and one column of
+the product is a group of GH x GW adjacent cells. It reads the window of (GH + RH - 1) x (GW + RW - 1) pixels that
+contribute to any of its outputs, so that
 
     y[n, group, (a, b, m)] = sum over pixels d of the window, channels c of band[(a, b, m), (d, c)] x[n, group + d, c]
     band[(a, b, m), (d, c)] = w[c, m, r, s] with r = a + padding - (low + d_h) stride, s alike,  0 beyond the filter
 
-It multiplies zeros, on matrix units that would be idle; in exchange x is read once for all the outputs of a cell, and
-the outputs are whole pieces of rows. A pixel d of the windows of neighbouring groups is a box of x seen as
-[N, H / GH, GH, W / GW, GW * C], read through a tensor descriptor, with zeros outside the image. An input that is not
-finite makes outputs NaN in every group whose window it is in.
+It multiplies zeros on matrix units that would be idle otherwise; in exchange x is read once for all outputs of a cell,
+and outputs are contiguous in rows. Pixel d of the windows of neighbouring groups is a descriptor block of x viewed as
+[N, H / GH, GH, W / GW, GW * C], with zeros outside the image. A non-finite input makes outputs NaN in every group whose
+window it is in.
 
-The band is the left operand and the boxes the right one, so the block of results is [outputs of a group, groups].
-(A left operand that is a reshaped box is computed wrongly by Triton 3.6.)
+The band is the left operand, so the accumulator is [outputs of a group, groups]. (Triton 3.6 miscomputes a left operand
+that is a reshaped descriptor block.)
 """
 
 import functools
@@ -36,16 +36,16 @@ NAME = "few"
 DIRECTIONS = (TRANSPOSED,)
 FAMILIES = ("conv_few", "conv_band")
 
-# Output channels from which on a tile of the other forms is filled.
+# Maximum output channels; other forms are faster with more.
 MOST = 4
-# Outputs of a group at most, and so of a cell.
+# Maximum outputs of a group.
 LARGEST = 64
-NARROWEST = 16  # rows of a band
+NARROWEST = 16  # minimum rows of a band
 
-# Of more channels. 3x3 384->4 at 142x93, 145 images: 3.0 ms.
+# More input channels have a separate factor. 3x3 384->4 at 142x93, 145 images: 3.0 ms.
 MANY_CHANNELS = 128
-# Waits of a launch, and of a block that comes out of the cache, beside those for memory: 61 launches of 1 to 36 blocks.
-BEGUN, CACHED = 2.2, 0.17
+# Latencies per launch and per cached block, besides memory: 61 launches of 1 to 36 blocks.
+LAUNCH_WAITS, BLOCK_WAITS = 2.2, 0.17
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def conv_few_band_kernel(
     STEP_H: tl.constexpr, STEP_W: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WINDOW_W: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """band [NP, K] of w: row (a, b, m) for output (a, b) of a group of ROWS x COLUMNS, column (d_h, d_w, c)."""
+    """Write band [NP, K] of w: row (a, b, m) for output (a, b) of a group of ROWS x COLUMNS, column (d_h, d_w, c)."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     output = o // K
     k = o % K
@@ -79,9 +79,9 @@ def conv_few_kernel(
     ACC: tl.constexpr, PRECISION: tl.constexpr, NP: tl.constexpr, BLOCK_K: tl.constexpr,
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
-    """A box of TILE_N x TILE_H x TILE_W groups of ROWS x COLUMNS outputs.
+    """Compute a box of TILE_N x TILE_H x TILE_W groups of ROWS x COLUMNS outputs.
 
-    The window of group (0, 0) begins LOW pixels into the group FIRST.
+    The window of group (0, 0) starts LOW pixels into the group FIRST.
     """
     GROUPS: tl.constexpr = TILE_N * TILE_H * TILE_W
     g_w = tl.program_id(0) % tiles_w * TILE_W
@@ -128,23 +128,23 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    found = _groups(problem)
-    cells = found.number[0] * found.number[1]
-    time = costs.microseconds(problem, NAME, problem.N * cells * found.NP * found.K)
+    groups = _groups(problem)
+    cells = groups.number[0] * groups.number[1]
+    time = costs.microseconds(problem, NAME, problem.N * cells * groups.NP * groups.K)
     if not problem.paced:
         return time
-    if found.NP == NARROWEST:
+    if groups.NP == NARROWEST:
         # 3x3 1->64 at 572x572: 1.6 times as long with 1, 3, 11 and 41 images.
         time *= costs.relative(problem, "few, narrow")
-    # A program waits for each block of its K, with many channels for memory: 872->1 of one image took 90 us.
-    blocks = launch.cdiv(found.K, 64)
+    # A program waits for each block of K, with many channels on memory: 872->1 of one image took 90 us.
+    blocks = launch.cdiv(groups.K, 64)
     if problem.C > MANY_CHANNELS:
-        return costs.beside_tiles(problem, NAME, costs.relative(problem, "few, many channels") * time, blocks)
-    return costs.beside_tiles(problem, NAME, time, BEGUN + blocks * CACHED)
+        return costs.tile_time(problem, NAME, costs.relative(problem, "few, many channels") * time, blocks)
+    return costs.tile_time(problem, NAME, time, LAUNCH_WAITS + blocks * BLOCK_WAITS)
 
 
 class Groups(NamedTuple):
-    """Groups of GH x GW cells, of which an image has `number` down and across; the band is [NP, K]."""
+    """Groups of GH x GW cells, `number` down and across an image; the band is [NP, K]."""
 
     GH: int
     GW: int
@@ -159,10 +159,10 @@ def _groups(problem: Problem) -> Groups:
     cells = -(-h.size // h.stride), -(-v.size // v.stride)
     reach = window(h)[1], window(v)[1]
     GH, GW = group((h.output, v.output), reach, cells, LARGEST // (problem.M * h.stride * v.stride))
-    of_group = GH + reach[0] - 1, GW + reach[1] - 1
+    window_size = GH + reach[0] - 1, GW + reach[1] - 1
     NP = max(NARROWEST, triton.next_power_of_2(GH * h.stride * GW * v.stride * problem.M))
     number = -(-cells[0] // GH), -(-cells[1] // GW)
-    return Groups(GH, GW, of_group, number, NP, of_group[0] * of_group[1] * problem.C)
+    return Groups(GH, GW, window_size, number, NP, window_size[0] * window_size[1] * problem.C)
 
 
 def prepare(problem: Problem) -> Product:
@@ -176,7 +176,7 @@ def prepare(problem: Problem) -> Product:
     options["BLOCK_K"] = block_k = min(tile["BLOCK_K"], C & -C)
     GH, GW, (window_h, window_w), number, NP, K = _groups(problem)
     low_h, low_w = window(h)[0], window(v)[0]
-    of_group = {"ROWS": GH * h.stride, "COLUMNS": GW * v.stride, "WINDOW_W": window_w}
+    group_constants = {"ROWS": GH * h.stride, "COLUMNS": GW * v.stride, "WINDOW_W": window_w}
     block = problem.tile("conv_band", floor=1, total=NP * K)
     make = launch.Prepared(
         conv_few_band_kernel, (launch.cdiv(NP * K, block["BLOCK"]),),
@@ -184,12 +184,12 @@ def prepare(problem: Problem) -> Product:
             NP * K, K, C, M, h.kernel, v.kernel, *problem.strides, h.padding - low_h * h.stride,
             v.padding - low_w * v.stride,
         ),
-        {"STEP_H": h.stride, "STEP_W": v.stride, **of_group, **block.options},
+        {"STEP_H": h.stride, "STEP_W": v.stride, **group_constants, **block.options},
     )  # fmt: skip
     box = shape_of_box(N, *number, groups)
     tiles = [launch.cdiv(size, extent) for size, extent in zip((N, *number), box, strict=True)]
     meta = {
-        "C": C, "M": M, "GH": GH, "GW": GW, "WINDOW_H": window_h, **of_group,
+        "C": C, "M": M, "GH": GH, "GW": GW, "WINDOW_H": window_h, **group_constants,
         "FIRST_H": low_h // GH, "FIRST_W": low_w // GW, "LOW_H": low_h % GH, "LOW_W": low_w % GW,
         "NP": NP, "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], **problem.constants, **problem.flags("POOL"),
         **options,
@@ -209,16 +209,16 @@ def run(prepared: Product, t: Tensors) -> None:
 
 
 def window(axis: Axis) -> tuple[int, int]:
-    """(low, reach): a cell q of outputs gets shares of the `reach` inputs from q + low on, and of no others."""
+    """Return (low, reach): a cell q of outputs depends on exactly the `reach` inputs from q + low on."""
     low = -((axis.kernel - 1 - axis.padding) // axis.stride)
     return low, (axis.stride - 1 + axis.padding) // axis.stride - low + 1
 
 
 @functools.lru_cache(maxsize=4096)
 def group(size: tuple[int, int], reach: tuple[int, int], cells: tuple[int, int], most: int) -> tuple[int, int]:
-    """(rows, columns) of at most `most` cells that make a group, for inputs of `size`: the fewest inputs read per cell.
+    """Return (rows, columns) of a group of at most `most` cells with the fewest inputs read per cell.
 
-    Powers of two of which inputs are a multiple. Of equals the one with fewest groups, and of those the widest.
+    Both are powers of two that divide `size`, the inputs. Ties prefer fewer groups, then the widest.
     """
     best: tuple[tuple[float, int, int], tuple[int, int]] | None = None
     powers = [1, 2, 4, 8, 16]

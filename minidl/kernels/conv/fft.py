@@ -1,12 +1,12 @@
-"""The FFT form, for large kernels: a convolution is a product per frequency.
+"""The "fft" form, for large kernels and on request only: a convolution is a product per frequency.
 
     y = F^-1( sum over c of F(x_c) conj(F(w_c)) )      on tiles of T x T points, T = 16 or 32
 
-Tiles overlap (overlap-save): a tile's first T - R + 1 rows and columns are outputs, the others have wrapped round and
-are dropped. Filters that leave too few outputs are cut into blocks of T/2 x T/2 taps. The output tile at (i, j) then
+Tiles overlap (overlap-save): a tile's first T - R + 1 rows and columns are outputs; the others wrap around and are
+dropped. Filters that leave too few outputs are split into blocks of T/2 x T/2 taps. The output tile at (i, j) then
 adds, for the block (a, b), the input tile at (i + a, j + b), so one set of input tiles serves all blocks.
 
-Spectra, and the kernels that make and multiply them, are in `spectra`.
+The kernels that compute and multiply spectra are in `spectra`.
 
 Everything inside is float32. Of an FFT of n points the error is a few log2(n) units of roundoff times the norm (Higham,
 Accuracy and Stability of Numerical Algorithms, 2nd ed., theorem 24.2); these products with the matrix G of `spectra`,
@@ -16,8 +16,8 @@ far below. A convolution then is off by at most
     ((1 + e)^2 (1 + sqrt(2) d) (1 + sqrt(10) g(K + 4)) - 1) * sum over c of ||x_c|| ||w_c||_1
 
 per tile in the 2-norm, where g(n) = n u / (1 - n u), d = (1 + g(T + 1))^2 (1 + u) - 1, K is the number of products
-added, and e = (1 + sqrt(T) g(T + 1))^2 (1 + u) - 1. It is a bound of the norm: a small output among large ones has
-the error of the large ones, and a value that is not finite spoils its tile.
+added, and e = (1 + sqrt(T) g(T + 1))^2 (1 + u) - 1. This bounds the norm: a small output among large ones has the error
+of the large ones, and a non-finite value makes its tile invalid.
 """
 
 import functools
@@ -43,13 +43,13 @@ FAMILIES = ("conv_fft", "conv_fft_product")
 
 POINTS = (16, 32)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Spectra of so many bytes are held at once; more images go in several passes.
+# Maximum bytes of spectra in memory at once; more images take several passes.
 WORKSPACE = 2**30
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One axis in tiles: `tiles` of them give `step` outputs each, from `blocks` blocks of at most `taps` taps."""
+    """One axis in tiles: `tiles` tiles of `step` outputs each, from `blocks` blocks of at most `taps` taps."""
 
     step: int
     taps: int
@@ -58,13 +58,13 @@ class Cut:
 
     @property
     def inputs(self) -> int:
-        """The number of input tiles."""
+        """Return the number of input tiles."""
         return self.tiles + self.blocks - 1
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Tiles of points x points, cut down (h) and across (w)."""
+    """Tiles of points x points, vertically (h) and horizontally (w)."""
 
     points: int
     h: Cut
@@ -72,22 +72,22 @@ class Cuts:
 
 
 def cuts(outputs: int, kernel: int, points: int) -> list[Cut]:
-    """The ways to cut an axis: the whole filter in every tile, or blocks of half a tile."""
-    found = []
+    """Return the possible cuts of an axis: the complete filter in every tile, or blocks of half a tile."""
+    options = []
     if kernel <= points // 2 or points - kernel >= points // 4:
         step = points - kernel + 1
-        found.append(Cut(step, kernel, 1, launch.cdiv(outputs, step)))
+        options.append(Cut(step, kernel, 1, launch.cdiv(outputs, step)))
     if kernel > points // 2:
         step = points // 2
-        found.append(Cut(step, step, launch.cdiv(kernel, step), launch.cdiv(outputs, step)))
-    return found
+        options.append(Cut(step, step, launch.cdiv(kernel, step), launch.cdiv(outputs, step)))
+    return options
 
 
 @functools.lru_cache(maxsize=4096)
 def cheapest(outputs: tuple[int, int], kernel: tuple[int, int], C: int, M: int, points: int | None = None) -> Cuts:
-    """The cheapest cut of a convolution of C to M channels; of `points`, if given.
+    """Return the cheapest cut of a convolution of C to M channels, optionally with tiles of `points`.
 
-    Moving a number of a spectrum to memory and back costs as much as 32 complex products.
+    Moving a value of a spectrum to memory and back costs as much as 32 complex products.
     """
     best = None
     for size in (points,) if points else POINTS:
@@ -103,9 +103,9 @@ def cheapest(outputs: tuple[int, int], kernel: tuple[int, int], C: int, M: int, 
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    """Whether the walks read neighbours, by neighbours."""
+    """Return whether the problem is supported: requested, with a stride and dilation of 1."""
     h, v = problem.at.h, problem.at.v
-    plain = all(walk.in_step == walk.in_tap == walk.out_step == 1 for walk in (h, v))
+    plain = all(phase.in_step == phase.in_tap == phase.out_step == 1 for phase in (h, v))
     return (
         (problem.form == NAME or Unsupported("used on request only: its error bound is one of norms"))
         and (plain or Unsupported("a stride or dilation"))
@@ -116,7 +116,7 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    """Three real products for a complex one, and 32 for each number of a spectrum."""
+    """Estimate microseconds with three real products per complex one, and 32 for each value of a spectrum."""
     cut = _cut(problem)
     moved = cut.h.inputs * cut.w.inputs * problem.C + cut.h.tiles * cut.w.tiles * problem.M
     products = cut.h.tiles * cut.w.tiles * problem.M * problem.C * cut.h.blocks * cut.w.blocks
@@ -129,7 +129,7 @@ def _cut(problem: Problem, points: int | None = None) -> Cuts:
 
 
 class Pass(NamedTuple):
-    """Some images: the launches over their tiles, and the shapes of the spectra of x and of y."""
+    """A range of images: the launches over their tiles, and the shapes of the spectra of x and y."""
 
     first: int
     images: int
@@ -151,9 +151,9 @@ class Prepared(NamedTuple):
 
 
 def prepare(problem: Problem, points: int | None = None) -> Prepared:
-    """On tiles of 16 or 32 points, `points`; None takes the cheaper. Raises ValueError for others."""
+    """Prepare the launches on tiles of 16 or 32 `points`, None for the cheaper. Raises ValueError for other values."""
     if points not in (None, *POINTS):
-        raise ValueError(f"fft: got tiles of {points} points; there are {POINTS}")
+        raise ValueError(f"fft: got tiles of {points} points, expected one of {POINTS}")
     N, C, M = problem.N, problem.C, problem.M
     h, v = problem.at.h, problem.at.v
     cut = _cut(problem, points)
@@ -208,8 +208,9 @@ def _transform(
     problem: Problem, cut: Cuts, sizes: tuple[int, ...], tiles: tuple[int, int], taps: tuple[int, int],
     start: tuple[int, int],
 ) -> launch.Prepared:  # fmt: skip
-    """To the spectra [2, F, tiles, N, C] of tiles of images of `sizes` [N, H, W, C]: `taps` points of each, the first
-    at `start`."""
+    """Return the launch that transforms tiles of images of `sizes` [N, H, W, C] to spectra [2, F, tiles, N, C].
+
+    Each tile has `taps` points; the first one starts at `start`."""
     N, H, W, C = sizes
     tile = _tile(problem, N * C, cut.points)
     grid = math.prod(tiles) * launch.cdiv(N * C, tile["BLOCK_V"] // cut.points**2)
@@ -219,5 +220,5 @@ def _transform(
 
 
 def _tile(problem: Problem, lines: int, points: int) -> launch.Tile:
-    """BLOCK_V values: whole tiles of points x points."""
+    """Return the tile with BLOCK_V values: a multiple of points x points."""
     return problem.tile("conv_fft", floor=points**2, V=lines * points**2)

@@ -1,12 +1,12 @@
-"""Where the pixels of a convolution find their inputs.
+"""Index arithmetic of convolutions: which inputs each output reads, forward and backward.
 
-Along one axis, output o of a convolution with kernel size R reads input o * stride - padding + r * dilation with weight
-r = 0 .. R - 1, as far as that input exists (Dumoulin and Visin, A guide to convolution arithmetic, arXiv 1603.07285).
+Along one axis, output o of a convolution with kernel size R reads input o * stride - padding + r * dilation at tap
+r = 0 .. R - 1 if that input exists (Dumoulin and Visin, A guide to convolution arithmetic, arXiv 1603.07285).
 
-The gradient of the input turns that round. Input i got a share from output o by tap r where i + padding - r * dilation
-= o * stride. For inputs with the same remainder (i + padding) mod stride the taps that have a solution are the same,
-and from one such input to the next o grows by 1: each remainder is a convolution with stride 1 over the output's
-gradient, with a part of the taps in reverse. So everything here is a list of `Walk`s, and a kernel knows only them.
+The gradient of the input inverts this mapping: input i contributes to output o at tap r if i + padding - r * dilation
+= o * stride. Inputs with the same remainder (i + padding) mod stride use the same taps, and o grows by 1 from one such
+input to the next. So each remainder is a convolution with stride 1 over the output's gradient, with a subset of the
+taps in reverse order. It is called a `Phase`; the forward convolution has a single phase. Kernels handle only phases.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import NamedTuple
 
 import torch
 
-# An input index that no image has: a walk without taps reads there, and gets zeros.
+# An input index outside every image: a phase without taps reads zeros there.
 NOWHERE = -(2**30)
 
 
 @dataclass(frozen=True)
-class Walk:
+class Phase:
     """Outputs out_start + q * out_step for q < count; tap j < len(taps) of q reads in_start + q * in_step + j * in_tap.
 
-    `taps` names the weights in the order of j.
+    `taps` lists the indices of the weights in the order of j.
     """
 
     out_start: int
@@ -41,17 +41,17 @@ class Walk:
 
     @property
     def reached(self) -> int:
-        """How many taps there are; none where no output has an input."""
+        """Return the number of taps, 0 if no output has an input."""
         return 0 if self.in_start == NOWHERE else len(self.taps)
 
     @property
     def tap_step(self) -> int:
-        """From the weight of one tap to that of the next."""
+        """Return the distance in the kernel from one tap to the next."""
         return self.taps[1] - self.taps[0] if len(self.taps) > 1 else 0
 
     @property
-    def rising(self) -> Walk:
-        """The same with its taps in the order of the weights."""
+    def rising(self) -> Phase:
+        """Return the phase with its taps in ascending order."""
         if len(self.taps) == 1:
             return self
         start = self.in_start + (len(self.taps) - 1) * self.in_tap
@@ -59,7 +59,7 @@ class Walk:
 
 
 class Axis(NamedTuple):
-    """One axis of a convolution: sizes of input, kernel and output, and how they meet; padding at the low end."""
+    """One axis of a convolution: sizes of input, kernel and output, stride, padding at the low end, and dilation."""
 
     size: int
     kernel: int
@@ -70,53 +70,53 @@ class Axis(NamedTuple):
 
     @staticmethod
     def of(op: str, name: str, size: int, kernel: int, stride: int, padding: tuple[int, int], dilation: int) -> Axis:
-        """That of an input padded at the low and the high end. Raises ValueError where the kernel does not fit."""
+        """Return the axis of an input with (low, high) padding. Raises ValueError if the kernel does not fit."""
         low, high = padding
         reach = dilation * (kernel - 1) + 1
         room = size + low + high - reach
         if room < 0:
             raise ValueError(
-                f"{op}: the kernel's {name} {reach} (dilation included) is above that of the padded input, "
+                f"{op}: the kernel's {name} {reach} (dilation included) is larger than that of the padded input, "
                 f"{size + low + high}; pad more, or use a smaller kernel"
             )
         return Axis(size, kernel, room // stride + 1, stride, low, dilation)
 
-    def forward(self) -> Walk:
-        """The walk from outputs to inputs."""
-        return Walk(0, 1, self.output, -self.padding, self.stride, self.dilation, tuple(range(self.kernel)))
+    def forward(self) -> Phase:
+        """Return the phase from outputs to inputs."""
+        return Phase(0, 1, self.output, -self.padding, self.stride, self.dilation, tuple(range(self.kernel)))
 
     def inside(self) -> list[int]:
-        """For every tap the number of outputs whose input it finds inside."""
+        """Return, for each tap, the number of outputs whose input lies inside the image."""
         starts = [tap * self.dilation - self.padding for tap in range(self.kernel)]
         return [sum(0 <= start + o * self.stride < self.size for o in range(self.output)) for start in starts]
 
-    def backward(self) -> list[Walk]:
-        """The walks from inputs to outputs, one for each remainder that an input has."""
+    def backward(self) -> list[Phase]:
+        """Return the phases from inputs to outputs, one per remainder of an input."""
         return _backward(self)
 
 
 @functools.lru_cache(maxsize=4096)
-def _backward(axis: Axis) -> list[Walk]:
+def _backward(axis: Axis) -> list[Phase]:
     common = math.gcd(axis.stride, axis.dilation)
     period = axis.stride // common
-    walks = []
+    phases = []
     for first in range(min(axis.stride, axis.size)):
         count = -(-(axis.size - first) // axis.stride)
         remainder = (first + axis.padding) % axis.stride
         taps = [r for r in range(axis.kernel) if (r * axis.dilation - remainder) % axis.stride == 0]
         if not taps:
-            walks.append(Walk(first, axis.stride, count, NOWHERE, 0, 1, (0,)))
+            phases.append(Phase(first, axis.stride, count, NOWHERE, 0, 1, (0,)))
             continue
         assert all(b - a == period for a, b in itertools.pairwise(taps))
         start = (first + axis.padding - taps[-1] * axis.dilation) // axis.stride
-        walks.append(
-            Walk(first, axis.stride, count, start, 1, axis.dilation // common, tuple(reversed(taps)))
+        phases.append(
+            Phase(first, axis.stride, count, start, 1, axis.dilation // common, tuple(reversed(taps)))
         )  # fmt: skip
-    return walks
+    return phases
 
 
 class Geometry(NamedTuple):
-    """A 2-D convolution: both axes, and the number of groups that the channels are cut into."""
+    """A 2-D convolution: both axes and the number of channel groups."""
 
     h: Axis
     w: Axis
@@ -131,9 +131,9 @@ class Geometry(NamedTuple):
         dilation: tuple[int, int],
         groups: int = 1,
     ) -> Geometry:
-        """The geometry for an input of `size`; padding is ((top, bottom), (left, right)).
+        """Return the geometry for an input of `size`; padding is ((top, bottom), (left, right)).
 
-        Raises ValueError where the kernel does not fit into the padded input.
+        Raises ValueError if the kernel does not fit into the padded input.
         """
         axes = [
             Axis.of("conv2d", name, size[i], kernel[i], stride[i], padding[i], dilation[i])
@@ -143,7 +143,7 @@ class Geometry(NamedTuple):
 
 
 class Volume(NamedTuple):
-    """A 3-D convolution: the axis of depth, and those of the slices."""
+    """A 3-D convolution: the depth axis, and the geometry of the slices."""
 
     d: Axis
     plane: Geometry
@@ -158,12 +158,12 @@ class Volume(NamedTuple):
 
     @property
     def flat(self) -> bool:
-        """Whether each pixel of a slice reads the same pixel of others."""
+        """Return whether each pixel reads only the same pixel of other slices (a kernel of Q x 1 x 1)."""
         return all((a.kernel, a.stride, a.padding) == (1, 1, 0) and a.size == a.output for a in self.axes[1:])
 
     @property
     def dense(self) -> Volume | None:
-        """The convolution of the voxels alone that one of 1 x 1 x 1 with strides reads; None for others."""
+        """Return the stride-1 convolution over the voxels that a strided 1 x 1 x 1 kernel reads; None for others."""
         one = all((axis.kernel, axis.padding) == (1, 0) for axis in self.axes)
         if not one or all(axis.stride == 1 for axis in self.axes):
             return None
@@ -171,12 +171,12 @@ class Volume(NamedTuple):
         return Volume(d, Geometry(h, w, self.groups))
 
     def read_by(self, x: torch.Tensor) -> torch.Tensor:
-        """The voxels of x [N, C, D, H, W] that `dense` reads: a view."""
+        """Return a view of the voxels of x [N, C, D, H, W] that `dense` reads."""
         d, h, w = (axis.stride for axis in self.axes)
         return x[:, :, ::d, ::h, ::w]
 
     @property
     def columns(self) -> Geometry:
-        """The convolution of images [D, H * W] that a flat one is."""
+        """Return the equivalent convolution of images [D, H * W], for a `flat` volume."""
         pixels = self.plane.h.size * self.plane.w.size
         return Geometry(self.d, Axis(pixels, 1, pixels, 1, 0, 1), self.plane.groups)

@@ -1,14 +1,14 @@
-"""Two walks back as one, for some output channels: with a stride of 2 neighbouring columns of the output share a tile.
+"""The "merge" form: with a stride of 2, two phases of a transposed convolution share a tile, for few output channels.
 
-Both columns of a pair read inputs from one window, so the pair counts as one pixel of twice the channels, with a stride
-of 1 along the row:
+Two adjacent output columns read inputs from one window, so the pair counts as one pixel of twice the channels, with a
+stride of 1 along the row:
 
     y[n, oh, q, (p, m)] = sum over c, r, l of x[n, ih(oh, r), q + low + l, c] w[c, m, r, s(p, l)]
-    s(p, l) = p + padding - 2 (low + l), and no weight where that is outside the filter
+    s(p, l) = p + padding - 2 (low + l); the weight is 0 if that is outside the filter
 
-With few output channels most of what a tile reads are inputs, and these are read once for both columns, in exchange for
-products with the zeros between: 5 taps in a row become 3 of twice the outputs (1,000 images, 128 to 64 channels, 16x16
-to 32x32, 5x5). `batch_back` does the rest. An input that is not finite makes all outputs NaN whose window it is in.
+With few output channels a tile mostly reads inputs; here both columns share them, in exchange for products with zeros:
+5 taps in a row become 3 with twice the outputs (1,000 images, 128 to 64 channels, 16x16 to 32x32, 5x5). `batch_back`
+computes the product. A non-finite input makes all outputs NaN whose window it is in.
 """
 
 import torch
@@ -27,7 +27,7 @@ NAME = "merge"
 DIRECTIONS = (TRANSPOSED,)
 FAMILIES = ("conv_back", "conv_batch_narrow", "conv_band")
 
-MOST = 64  # output channels: two columns of them fill a tile
+MOST = 64  # maximum output channels; two columns then fill a tile
 
 
 @triton.jit
@@ -36,10 +36,10 @@ def conv_merge_kernel(
     C: tl.constexpr, R: tl.constexpr, S: tl.constexpr, REACH: tl.constexpr, TURN: tl.constexpr, EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """merged [2 * M, R, REACH, C] of w [C, M, R, S], or to TURN [C, R, REACH, 2 * M]; `last` is s(0, REACH - 1), where
-    low + REACH - 1 is the padding of the merged axis.
+    """Write merged [2 * M, R, REACH, C] of w [C, M, R, S], with TURN [C, R, REACH, 2 * M].
 
-    Taps along the row stand in the order of a filter: the last one reads the first input of the window.
+    `last` is s(0, REACH - 1); low + REACH - 1 is the padding of the merged axis. Taps along the row are in the order of
+    a filter: the last one reads the first input of the window.
     """
     wait(EARLY)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -70,27 +70,27 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    """Of the walks one by one, times the products: their inputs are read once.
+    """Estimate microseconds by those of `batch_back`, times the additional products; inputs are read once.
 
     1,000 images, 128 to 64 channels, 5x5, float16: 0.215 ms in place of 0.235, with 1.2 times the products. With more
-    channels two columns are two tiles, and nothing is read once. Where a product is three it was slower: generators in
-    float32 3.80 ms in place of 3.59, with the same 1.2.
+    channels two columns are two tiles, without shared reads. Split-precision products are slower: generators in float32
+    3.80 ms in place of 3.59, with the same 1.2.
     """
-    more = 2 * pairs_of(problem.geometry.w).kernel / problem.geometry.w.kernel
+    products = 2 * pairs_of(problem.geometry.w).kernel / problem.geometry.w.kernel
     split = problem.dtype == torch.float32 and problem.precision != "tf32" and problem.target != "interpreted"
     gains = problem.M <= MOST and not split
     gain = costs.relative(problem, NAME) if gains else 1.0
     # 960->1816 2x2: 7 million values of a band, 76 us.
     band = 2 * problem.M * problem.geometry.h.kernel * pairs_of(problem.geometry.w).kernel * problem.C
-    made = 0.0 if gains else costs.of_band(problem, band)
-    return max(gain * more, 0.9 if gains else 1.05) * batch_back.estimate(problem) + made
+    extra = 0.0 if gains else costs.band_time(problem, band)
+    return max(gain * products, 0.9 if gains else 1.05) * batch_back.estimate(problem) + extra
 
 
 def prepare(problem: Problem) -> Product:
     C, M, (h, axis, _) = problem.C, problem.M, problem.geometry
     R, S = h.kernel, axis.kernel
     v = pairs_of(axis)
-    # Tensor cores read 16-bit operands either way round, float32 along K only.
+    # Tensor cores read 16-bit operands in either order, float32 along K only.
     turn = problem.dtype.itemsize == 2 and M % 4 == 0
     shape = (C, R, v.kernel, 2 * M) if turn else (2 * M, R, v.kernel, C)
     total = 2 * M * R * v.kernel * C
@@ -100,9 +100,9 @@ def prepare(problem: Problem) -> Product:
         "C": C, "R": R, "S": S, "REACH": v.kernel, "TURN": turn,
         **dependent_launch.options(target=problem.target), **tile.options,
     }  # fmt: skip
-    # As if the weights lay so: in rows of channels that are read in place, or to be read as they are.
-    lie = (R * v.kernel * 2 * M, 1, v.kernel * 2 * M, 2 * M) if turn else ()
-    pairs = problem._replace(geometry=Geometry(h, v), M=2 * M, strides=lie, w_aligned=True)
+    # The strides of the merged weights, which are read in place.
+    strides = (R * v.kernel * 2 * M, 1, v.kernel * 2 * M, 2 * M) if turn else ()
+    pairs = problem._replace(geometry=Geometry(h, v), M=2 * M, strides=strides, w_aligned=True)
     merge = launch.Prepared(conv_merge_kernel, (launch.cdiv(total, tile["BLOCK"]),), scalars, meta)
     return Product(Copy(shape, merge), batch_back.prepare(pairs).launch)
 
@@ -112,13 +112,13 @@ def run(prepared: Product, t: Tensors) -> None:
 
 
 def _row(problem: Problem) -> int:
-    """Values of a row of the merged weights."""
+    """Return the number of values in a row of the merged weights."""
     return problem.geometry.h.kernel * pairs_of(problem.geometry.w).kernel * problem.C
 
 
 def pairs_of(v: Axis) -> Axis:
-    """The axis of pairs, whose filter is the window that a pair reads."""
-    walks = [walk for walk in v.backward() if walk.in_step]
-    low = min(walk.in_start for walk in walks)
-    high = max(walk.in_start + len(walk.taps) for walk in walks)
+    """Return the axis of pairs, whose filter is the window that a pair reads."""
+    phases = [phase for phase in v.backward() if phase.in_step]
+    low = min(phase.in_start for phase in phases)
+    high = max(phase.in_start + len(phase.taps) for phase in phases)
     return Axis(v.size // 2, high - low, v.output, 1, high - 1, 1)

@@ -1,13 +1,13 @@
-"""The weight gradient of a convolution as that of its mirror image: x and the output's gradient exchanged.
+"""The "mirror" rewrite: the weight gradient with x and dy exchanged.
 
     dw[m, j, c] = sum over pixels of dy[n, q, m] x[n, q + j, c] = sum over pixels of x[n, p, c] dy[n, p - j, m]
 
-Without strides this is the gradient of the weight of a convolution with the taps in reverse, of M channels to C. A form
-makes tiles of so many rows and columns that one order leaves them empty and the other does not: 128->256 channels are
-tiles of 128x128, and exchanged of 128x256; 128->64 fill half the rows of a tile, exchanged all.
+With a stride of 1 this is the weight gradient of a convolution with reversed taps, of M channels to C. One of the two
+orders may fill tiles better: 128->256 channels use tiles of 128x128, exchanged 128x256; 128->64 fill half the rows of a
+tile, exchanged all of them.
 
-What is then computed is a problem with a plan of its own (`plan`), whose result is turned. What a form says of an input
-that is not finite is here true of the output's gradient, and the other way round.
+The mirrored problem has its own plan (`plan`), whose result is transposed. Statements of forms about non-finite inputs
+apply to dy instead, and vice versa.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl.kernels.conv.geometry import Axis
+from minidl.kernels.conv.phase_weights import conv_turn_kernel
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import GRAD_WEIGHT, Problem, Unsupported
-from minidl.kernels.conv.turned import conv_turn_kernel
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 
 NAME = "mirror"
-LEAST = 32  # channels, on both sides
-MARGIN = 1.05  # estimates are 0.9 to 1.1 of most measured times
+LEAST = 32  # minimum channels, C and M
+MARGIN = 1.05  # estimates are 0.9 to 1.1 times most measured times
 
 
 class Mirroring(NamedTuple):
-    """What turns the gradient of the mirror image."""
+    """The copy that transposes the gradient of the mirrored problem."""
 
-    turn: Copy
+    transpose: Copy
 
     def run(
         self, _: Problem, part: Any, x: torch.Tensor, dy: torch.Tensor, *nothing: None
     ) -> tuple[torch.Tensor, None]:
-        """(The gradient, None), by the plan `part` of the mirror image."""
+        """Return (gradient, None) by the plan `part` of the mirrored problem."""
         assert not any(nothing)
-        return self.turn.of(part.run(dy, x)[0]), None
+        return self.transpose.of(part.run(dy, x)[0]), None
 
 
-def exchanged(problem: Problem) -> Problem | Unsupported:
-    """The problem of the mirror image."""
+def rewrite(problem: Problem) -> Problem | Unsupported:
+    """Return the mirrored problem."""
     if problem.direction != GRAD_WEIGHT:
-        return Unsupported("no gradient of the weight")
+        return Unsupported("not a gradient of the weight")
     if problem.mirrored:
         return Unsupported("a mirror image already")
     if not problem.paced and problem.form != NAME:
-        return Unsupported("tiles whose time is not known")
+        return Unsupported("a target without measured tiles")
     h, v, _ = problem.geometry
     if h.stride * v.stride > 1 or h.kernel * v.kernel == 1:
         return Unsupported("strides, or one tap")
@@ -69,28 +69,27 @@ def _exchanged(axis: Axis) -> Axis:
 
 
 def cost(problem: Problem, _: Problem, time: float) -> float:
-    """Microseconds of turning the result, and a margin of the other's time."""
-    return (MARGIN - 1) * time + of_turn(problem, problem.taps)
+    """Return the microseconds of transposing the result, and a margin of the mirrored problem's time."""
+    return (MARGIN - 1) * time + transpose_time(problem, problem.taps)
 
 
-def of_turn(problem: Problem, taps: int) -> float:
-    """Microseconds of turning a gradient of so many taps."""
+def transpose_time(problem: Problem, taps: int) -> float:
+    """Return the microseconds of transposing a gradient with `taps` taps."""
     device = selection.of(problem.target)
     values = problem.groups * problem.M * problem.C * taps
     return device.launch + 2 * values * problem.dtype.itemsize / device.copy
 
 
 def prepare(problem: Problem, _: Problem) -> Mirroring:
-    """What turns the result."""
-    return Mirroring(turn(problem, problem.taps, problem.shape))
+    """Return the copy that transposes the result."""
+    return Mirroring(transpose(problem, problem.taps, problem.shape))
 
 
-def turn(problem: Problem, taps: int, shape: tuple[int, ...] | None = None) -> Copy:
-    """From the gradient [groups * C, taps in reverse, M] of the mirror image to that of the problem, [groups * M, taps,
-    C]."""
+def transpose(problem: Problem, taps: int, shape: tuple[int, ...] | None = None) -> Copy:
+    """Return the copy from the mirrored gradient [groups * C, reversed taps, M] to [groups * M, taps, C]."""
     C, M, groups = problem.C, problem.M, problem.groups
     tile = problem.tile("conv_turn", floor=1, M=M, N=C)
     grid = launch.cdiv(C, tile["BLOCK_N"]) * launch.cdiv(M, tile["BLOCK_M"]) * taps * groups
     scalars = (C, M, taps * M, 1, 0, M, 0, 0, taps - 1, -1)
-    made = launch.Prepared(conv_turn_kernel, (grid,), scalars, {"JH": 1, "JW": taps, **tile.options})
-    return Copy(shape or (groups * M, taps, C), made)
+    launch_ = launch.Prepared(conv_turn_kernel, (grid,), scalars, {"JH": 1, "JW": taps, **tile.options})
+    return Copy(shape or (groups * M, taps, C), launch_)

@@ -1,28 +1,28 @@
-"""The boxed form with two neighbouring pixels as one output of twice the channels, for few channels and large images.
+"""The "pair" form on boxes: two adjacent pixels are one output of twice the channels, for few channels, large images.
 
-With 64 channels half of a tile of outputs is empty, and each input is read once for every tap. Seen as a pair, outputs
-2q and 2q + 1 need S + 1 columns of inputs, each once: their weights are a band [2 M, R, S + 1, C], with a column of
-zeros for each of the two. So a tile is full, and S + 1 inputs are read for a pair in place of 2 S, at the price of
-(S + 1) / S times the products. The columns of a box of pairs lie two apart: x is seen as [N, H, W / 2, 2, C], and a
-column is one of the two halves, read through a tensor descriptor, with zeros outside the image. `boxed` does the rest.
+With 64 channels half of a tile is empty, and each input is read once per tap. As a pair, outputs 2q and 2q + 1 read
+S + 1 columns of inputs once: their weights are a band [2 M, R, S + 1, C], with a column of zeros for each of the two.
+So tiles are full, and a pair reads S + 1 inputs in place of 2 S, at the cost of (S + 1) / S times the products. The
+columns of a box of pairs are two apart: x is viewed as [N, H, W / 2, 2, C], read through a tensor descriptor with zeros
+outside the image. `boxed` computes the product.
 
 64->64 3x3 on an H100: 0.187 ms in place of 0.224 at 256x256, 16 images; 72 us in place of 81 at 56x56, 128 images.
 """
 
 from minidl.kernels.conv import bands, boxed, costs
 from minidl.kernels.conv.epilogue import repeated
-from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, WALK, Problem, Tensors, Unsupported, Walks
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, PHASE, Phases, Problem, Tensors, Unsupported
 from minidl.runtime.cost_model import selection
 
 NAME = "pair"
 ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box", "conv_band")
-# Channels of the output with which a tile is full.
+# Maximum output channels; two pixels then fill a tile.
 MOST = 64
-FAR = 1000
+UNMEASURED = 1000  # factor that excludes the form from automatic choice
 
 
 def able(problem: Problem) -> bool | Unsupported:
@@ -43,17 +43,17 @@ def able(problem: Problem) -> bool | Unsupported:
 def estimate(problem: Problem) -> float:
     pairs = _pairs(problem)
     band = 2 * problem.M * len(problem.at.h.taps) * (len(problem.at.v.taps) + 1) * problem.C
-    made = costs.of_band(problem, band) + selection.of(problem.target).launch
+    extra = costs.band_time(problem, band) + selection.of(problem.target).launch
     if problem.paced:
-        return costs.at_least(problem, boxed.microseconds(pairs)) + made
-    # Where tiles' times are not known it has no measured place, and is taken where it is asked for.
-    return FAR * boxed.estimate(pairs) + made
+        return costs.at_least(problem, boxed.microseconds(pairs)) + extra
+    # Without measured tiles the form is used on request only.
+    return UNMEASURED * boxed.estimate(pairs) + extra
 
 
 def prepare(problem: Problem) -> Product:
     reach = (len(problem.at.v.taps) + 1) * problem.C
-    made = bands.prepare(problem, 2, reach, 2 * problem.M, turned=True)
-    return Product(made, boxed.prepare(_pairs(problem), pairs=True))
+    band = bands.prepare(problem, 2, reach, 2 * problem.M, transposed=True)
+    return Product(band, boxed.prepare(_pairs(problem), pairs=True))
 
 
 def reads_concat_pair(problem: Problem) -> bool:
@@ -66,7 +66,7 @@ def run(prepared: Product, t: Tensors) -> None:
 
 
 def _pairs(problem: Problem) -> Problem:
-    """The outputs as pairs of twice the channels; the inputs are single pixels."""
+    """Return the problem whose outputs are pairs of twice the channels; its inputs are single pixels."""
     h, v, read, (OH, OW) = problem.at
-    across = Walk(0, 1, v.count // 2, v.in_start, 1, 1, tuple(range(len(v.taps) + 1)))
-    return problem._replace(direction=WALK, M=2 * problem.M, strides=(), walks=Walks(h, across, read, (OH, OW // 2)))
+    across = Phase(0, 1, v.count // 2, v.in_start, 1, 1, tuple(range(len(v.taps) + 1)))
+    return problem._replace(direction=PHASE, M=2 * problem.M, strides=(), phases=Phases(h, across, read, (OH, OW // 2)))

@@ -1,11 +1,10 @@
-"""A way back from patches side by side as one matrix product: kernel and stride are the same, and nothing is padded.
+"""The "product" form of a transposed convolution with adjacent patches: kernel = stride, without padding.
 
     y [patches, R * S * M] = act(scale x [patches, C] w [C, R * S * M] + bias)
 
-Every output is of one patch, so each patch is a row of the product and the weights are read as they lie. Its R rows of
-S pixels are written where they belong in the image: a row of the product and a column each have an offset of their own.
-Walk by walk there would be R * S launches of one tap each: 16x16 patches of 768 channels, 205 images of 224x224, took
-8.1 ms so on an H100.
+Each patch is a row of the product, and the weights are read in place. The R rows of S pixels of a patch are stored at
+their positions in the image, as the sum of an offset per row and one per column of the product. One launch per phase
+would need R * S launches of one tap: 16x16 patches of 768 channels, 205 images of 224x224, took 8.1 ms on an H100.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import triton.language as tl
 
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs
-from minidl.kernels.conv.problem import MANY, NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import INT32_LIMIT, NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.kernels.gemm import choice, launches
 from minidl.kernels.gemm.tiled import halves, tile_position
 from minidl.runtime import dependent_launch, launch
@@ -26,7 +25,7 @@ from minidl.runtime.descriptors import Box
 NAME = "product"
 DIRECTIONS = (TRANSPOSED,)
 FAMILIES = ("gemm",)
-# Of a row of a patch that is written. 2x2 53->8, 130 images of 121x121, rows of 32 bytes: 1.5 ms, sums of taps 0.54.
+# Minimum bytes of a patch's row. 2x2 53->8, 130 images of 121x121, rows of 32 bytes: 1.5 ms, sums of taps 0.54.
 LEAST_ROW = 64
 
 
@@ -37,7 +36,7 @@ def finish_patches(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue of a block [patches, columns from n on] in PIECES; `below`: from a row of pixels to the next."""
+    """Store a block [patches, columns from n on] with its epilogue, in PIECES; `below`: distance of rows of pixels."""
     if PIECES == 1:
         o_n = n + tl.arange(0, b_acc.shape[1])
         if HAS_SCALE:
@@ -70,7 +69,7 @@ def conv_patches_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """x [patches, K], QW patches in a row of the image, and w [K, N] with R rows of WIDTH values, pixels of M."""
+    """Multiply x [patches, K], QW patches in a row of the image, by w [K, N], R rows of WIDTH values each."""
     wait(EARLY)
     tiles = tl.cdiv(patches, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
@@ -92,24 +91,24 @@ def conv_patches_kernel(
 
 def able(problem: Problem) -> bool | Unsupported:
     h, v, groups = problem.geometry
-    side_by_side = all(
+    adjacent = all(
         axis.kernel == axis.stride and axis.padding == 0 and axis.dilation == 1
         and axis.size == axis.output * axis.kernel for axis in (h, v)
     )  # fmt: skip
     return (
         (problem.pool is None or Unsupported("a pool"))
         and (groups == 1 or Unsupported("more than one group"))
-        and ((side_by_side and h.stride * v.stride > 1) or Unsupported("patches that are not side by side"))
-        and (0 < _patches(problem) * h.kernel < MANY or Unsupported("no patches, or more than 32 bits count"))
-        and (v.size * max(problem.C, problem.M) * h.kernel < MANY or Unsupported("too many rows for 32 bits"))
+        and ((adjacent and h.stride * v.stride > 1) or Unsupported("patches that are not adjacent"))
+        and (0 < _patches(problem) * h.kernel < INT32_LIMIT or Unsupported("no patches, or more than 32 bits count"))
+        and (v.size * max(problem.C, problem.M) * h.kernel < INT32_LIMIT or Unsupported("too many rows for 32 bits"))
         and (min(problem.C, problem.M) > 0 or Unsupported("no channels"))
-        and (_as_they_lie(problem) or Unsupported("weights that do not lie in rows of channels"))
-        and (_row(problem) % 16 == 0 or Unsupported("rows of a patch that no 16 bytes divide"))
+        and (_in_order(problem) or Unsupported("weights that are not contiguous along the channels"))
+        and (_row(problem) % 16 == 0 or Unsupported("rows of a patch that are not a multiple of 16 bytes"))
         and (_row(problem) >= LEAST_ROW or problem.form == NAME or Unsupported("rows of a patch below 64 bytes"))
         and ((problem.boxes(problem.C, problem.aligned) and problem.boxes(_columns(problem), problem.w_aligned))
              or NO_BOXES)
         and (problem.dtype != torch.float32 or problem.target == "interpreted" or problem.precision == "ieee"
-             or Unsupported("float32 that does not lie along the rows, for tensor cores"))
+             or Unsupported("float32 that tensor cores cannot read along the rows"))
     )  # fmt: skip
 
 
@@ -117,7 +116,7 @@ def estimate(problem: Problem) -> float:
     tile, shape = _choice(problem)
     if problem.paced:
         time = choice.microseconds(FAMILIES[0], shape, tile, 1, problem.processors, problem.target)
-        return costs.beside_tiles(problem, NAME, time)
+        return costs.tile_time(problem, NAME, time)
     programs = launches.tiles_of(shape.M, shape.N, tile) * (1 + launch.cdiv(shape.K, tile["BLOCK_K"])) / 2
     return costs.microseconds(problem, NAME, costs.dense(problem), programs)
 
@@ -131,12 +130,12 @@ def prepare(problem: Problem) -> launch.Prepared:
         "WIDTH": v.kernel * problem.M, **problem.constants, **problem.flags("POOL"),
         **dependent_launch.options(target=problem.target), **tile.options,
     }  # fmt: skip
-    boxes = (
+    descriptors = (
         Box.of_rows(patches, K, (tile["BLOCK_M"], tile["BLOCK_K"])),
         Box.of_rows(K, N, (tile["BLOCK_K"], tile["BLOCK_N"])),
     )
     scalars = (patches, N, K, problem.M, v.output, h.kernel, programs)
-    return launch.Prepared(conv_patches_kernel, (programs,), scalars, meta, boxes)
+    return launch.Prepared(conv_patches_kernel, (programs,), scalars, meta, descriptors)
 
 
 def run(prepared: launch.Prepared, t: Tensors) -> None:
@@ -149,7 +148,7 @@ def _patches(problem: Problem) -> int:
 
 
 def _row(problem: Problem) -> int:
-    """Bytes of a row of a patch."""
+    """Return the bytes of a row of a patch."""
     return problem.geometry.w.kernel * problem.M * problem.dtype.itemsize
 
 
@@ -158,18 +157,18 @@ def _columns(problem: Problem) -> int:
     return h.kernel * v.kernel * problem.M
 
 
-def _as_they_lie(problem: Problem) -> bool:
-    """Whether the weights are [C, R, S, M] in memory, one after another."""
+def _in_order(problem: Problem) -> bool:
+    """Return whether the weights are contiguous as [C, R, S, M]."""
     h, v, _ = problem.geometry
     sizes, M = (problem.C, problem.M, h.kernel, v.kernel), problem.M
-    wanted = h.kernel * v.kernel * M, 1, v.kernel * M, M
+    expected = h.kernel * v.kernel * M, 1, v.kernel * M, M
     return len(problem.strides) == 4 and all(
-        size == 1 or have == want for size, have, want in zip(sizes, problem.strides, wanted, strict=True)
+        size == 1 or stride == value for size, stride, value in zip(sizes, problem.strides, expected, strict=True)
     )
 
 
 def _choice(problem: Problem) -> tuple[launch.Tile, choice.Shape]:
-    """The tile, and the product."""
+    """Return the tile and the shape of the product."""
     shape = choice.Shape(_patches(problem._replace(N=problem.images)), _columns(problem), problem.C)
     tile, _, _ = choice.choose(
         FAMILIES[0], problem.dtype, problem.precision, shape, 1, problem.target, problem.processors, tail=False

@@ -1,6 +1,6 @@
-"""All walks back of a strided convolution in the pixel-tiled form, in one launch, as `batch_back` has them.
+"""All backward phases of a strided convolution in the pixel-tiled form, in one launch, as in `batch_back`.
 
-One after another, the walks of a stride of 4 were 16 launches. Inputs that no tap reaches are a walk without steps.
+In separate launches a stride of 4 would need 16. Inputs that no tap reaches form phases without steps.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, pixel_choice, tile_throughput, turned
-from minidl.kernels.conv.batch_back import walk_back, walk_of
+from minidl.kernels.conv import costs, phase_weights, pixel_choice, tile_throughput
+from minidl.kernels.conv.batch_back import phase_at, phase_of
 from minidl.kernels.conv.pixel_tiled import conv_pixel_tile
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import MANY, TRANSPOSED, WALK, Problem, Tensors, Unsupported, walks_back
+from minidl.kernels.conv.problem import INT32_LIMIT, PHASE, TRANSPOSED, Problem, Tensors, Unsupported, backward_phases
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
 NAME = pixel_choice.NAME
 DIRECTIONS = (TRANSPOSED,)
 FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
-# Walks that are counted in the kernel.
+# Maximum number of phases, which the kernel enumerates.
 MOST = 16
 
 
@@ -35,14 +35,14 @@ def conv_pixel_back_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_REST: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """One tile, of the walk that its number falls into; those with most taps are the first."""
+    """Compute one tile of the phase that its index falls into; phases with most taps come first."""
     wait(EARLY)
     i_tile = tl.program_id(0)
-    rho, before = walk_of(
+    rho, before = phase_at(
         i_tile, N, tl.cdiv(M, BLOCK_N) * GROUPS, OH, OW, R, S, PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, BLOCK_M
     )  # fmt: skip
-    out_h, rows, in_h, taps_h = walk_back(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
-    out_w, columns, in_w, taps_w = walk_back(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
+    out_h, rows, in_h, taps_h = phase_of(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
+    out_w, columns, in_w, taps_w = phase_of(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
     last = (rho // STRIDE_W + (taps_h - 1) * STRIDE_H) * S + rho % STRIDE_W + (taps_w - 1) * STRIDE_W
     # One axis may have taps where the other has none.
     taps_h = tl.where(taps_w > 0, taps_h, 0)
@@ -62,35 +62,35 @@ def able(problem: Problem) -> bool | Unsupported:
     return (
         (h.stride * v.stride > 1 or Unsupported("a stride of 1"))
         and (h.dilation == v.dilation == 1 or Unsupported("a dilation"))
-        and (h.stride * v.stride <= MOST or Unsupported("more than 16 walks"))
+        and (h.stride * v.stride <= MOST or Unsupported("more than 16 phases"))
         and (max(h.kernel, v.kernel) < pixel_choice.BITS or Unsupported("more taps than there are bits"))
-        and (_most(problem) < MANY or Unsupported("more values than 32 bits count"))
+        and (_values(problem) < INT32_LIMIT or Unsupported("more values than 32 bits count"))
     )  # fmt: skip
 
 
 def estimate(problem: Problem) -> float:
-    """That of the walk with most taps in its tile, for the mean number of taps."""
-    walk = _longest(problem)
-    at = pixel_choice.chosen(walk)._replace(C=problem.C)  # no row of taps counts as one here
+    """Estimate microseconds by the tile of the phase with most taps, for the mean number of taps."""
+    phase = _longest(problem)
+    at = pixel_choice.chosen(phase)._replace(C=problem.C)  # undoes a merged row of taps
     if not problem.paced:
         return costs.microseconds(
-            problem, NAME, costs.outputs(problem) * pixel_choice.products(walk) * costs.taps(problem) / walk.taps,
-            pixel_choice.programs(walk),
+            problem, NAME, costs.outputs(problem) * pixel_choice.products(phase) * costs.taps(problem) / phase.taps,
+            pixel_choice.programs(phase),
         )  # fmt: skip
     steps, kind = pixel_choice.steps_of(problem, at, costs.taps(problem))
-    longest, _ = pixel_choice.steps_of(problem, at, walk.taps)
-    tempo = tile_throughput.of(at.tile)
-    # Tiles of walks without taps only store: 1x1 stride 2, 256->512 back to 56x56, 27 images, 27 us.
+    longest, _ = pixel_choice.steps_of(problem, at, phase.taps)
+    pace = tile_throughput.of(at.tile)
+    # Tiles of phases without taps only store: 1x1 stride 2, 256->512 backward to 56x56, 27 images, 27 us.
     with_taps, empty = (_tiles(problem, at.tile, taps) for taps in (True, False))
     time = 0.0
     if with_taps:
-        each = steps * (with_taps + empty) / with_taps
-        time = tile_throughput.microseconds(with_taps, each, tempo, problem.processors, kind)
-    if with_taps + empty > tempo.slots * problem.processors:
-        time += tile_throughput.microseconds(empty, 0.0, tempo, problem.processors, kind)
+        steps_per_tile = steps * (with_taps + empty) / with_taps
+        time = tile_throughput.microseconds(with_taps, steps_per_tile, pace, problem.processors, kind)
+    if with_taps + empty > pace.slots * problem.processors:
+        time += tile_throughput.microseconds(empty, 0.0, pace, problem.processors, kind)
     # 3x3 stride 2, 512->512 at 7x7, 2 images: one round, as long as its tiles of four taps, 14 us.
-    time = max(time, tile_throughput.microseconds(1, longest, tempo, problem.processors, kind))
-    return costs.at_least(problem, time + (0.0 if problem.in_place else tile_throughput.known().turn))
+    time = max(time, tile_throughput.microseconds(1, longest, pace, problem.processors, kind))
+    return costs.at_least(problem, time + (0.0 if problem.in_place else tile_throughput.rates().turn))
 
 
 def prepare(problem: Problem) -> Product:
@@ -99,9 +99,9 @@ def prepare(problem: Problem) -> Product:
     M = problem.M
     time = estimate(problem._replace(N=problem.images))
     turn = problem.in_place and not pixel_choice.turns(problem, time)
-    walk = _longest(problem)
-    at = pixel_choice.chosen(walk)._replace(C=problem.C)
-    most_h, most_w = len(walk.at.h.taps), len(walk.at.v.taps)
+    phase = _longest(problem)
+    at = pixel_choice.chosen(phase)._replace(C=problem.C)
+    most_h, most_w = len(phase.at.h.taps), len(phase.at.v.taps)
     scalars = (problem.N, H, W, h.size, v.size, h.kernel, v.kernel)
     meta = {
         "GROUPS": groups, "M": M, "CHANNELS": groups * problem.C, "C": problem.C, "W_TAPS": h.kernel * v.kernel,
@@ -113,7 +113,7 @@ def prepare(problem: Problem) -> Product:
         **pixel_choice.options(problem, at),
     }  # fmt: skip
     return Product(
-        None if turn else turned.prepare(problem, h.forward(), v.forward()),
+        None if turn else phase_weights.prepare(problem, h.forward(), v.forward()),
         launch.Prepared(conv_pixel_back_kernel, (_tiles(problem, at.tile),), scalars, meta),
     )
 
@@ -122,22 +122,22 @@ def run(prepared: Product, t: Tensors) -> None:
     prepared.run(t)
 
 
-def _most(problem: Problem) -> int:
-    """Values of the larger tensor, with what is read beside it."""
+def _values(problem: Problem) -> int:
+    """Return the values of the larger tensor, including offsets outside it."""
     (H, W), (OH, OW) = problem.read, problem.written
-    beside = problem.geometry.h.kernel * (W + problem.geometry.w.kernel)
-    return problem.groups * max((problem.N * H * W + beside) * problem.C, problem.N * OH * OW * problem.M)
+    reach = problem.geometry.h.kernel * (W + problem.geometry.w.kernel)
+    return problem.groups * max((problem.N * H * W + reach) * problem.C, problem.N * OH * OW * problem.M)
 
 
 def _longest(problem: Problem) -> Problem:
-    """The walk with most taps, of weights that lie in a row of them."""
-    walks = max(walks_back(problem.geometry), key=lambda at: len(at.h.taps) * len(at.v.taps))
-    return problem._replace(direction=WALK, walks=walks, strides=())
+    """Return the problem of the phase with most taps, with reordered weights."""
+    phases = max(backward_phases(problem.geometry), key=lambda at: len(at.h.taps) * len(at.v.taps))
+    return problem._replace(direction=PHASE, phases=phases, strides=())
 
 
 def _tiles(problem: Problem, tile: launch.Tile, taps: bool | None = None) -> int:
-    """Of all walks, or of those that have taps or have none."""
+    """Return the number of tiles of all phases, or of those with or without taps."""
     across = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups
-    walks = [at for at in walks_back(problem.geometry) if taps in (None, at.h.reached * at.v.reached > 0)]
-    counts = [at.h.count * at.v.count for at in walks]
+    phases = [at for at in backward_phases(problem.geometry) if taps in (None, at.h.reached * at.v.reached > 0)]
+    counts = [at.h.count * at.v.count for at in phases]
     return across * sum(launch.cdiv(problem.N * count, tile["BLOCK_M"]) for count in counts)

@@ -1,10 +1,9 @@
-"""The weight gradient in the pixel-tiled form, for every shape.
+"""The weight gradient in the "pixel" form, for every shape.
 
     dw[m, j, c] = sum over pixels of dy[n, q, m] x[n, at(q, j), c]
 
-The pixels are the K of the GEMM, whose tiles are found as in `pixel_tiled`. A program sums TAPS taps of a block of
-channels over its share of the pixels: they have one block of dy and one count of pixels. The partial sums of the shares
-are added in a fixed order.
+The pixels are the K of the GEMM, addressed as in `pixel_tiled`. A program sums TAPS taps of a block of channels over
+its share of the pixels; they share a block of dy and the pixel indices. Partial sums are added in a fixed order.
 """
 
 import math
@@ -17,7 +16,7 @@ import triton.language as tl
 from minidl.kernels.conv import costs, pixel_choice, tile_throughput
 from minidl.kernels.conv.pixel_steps import pixel
 from minidl.kernels.conv.prepared import Shares
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, Problem, Tensors, Unsupported, all_inside
+from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.division import divided, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -26,7 +25,7 @@ NAME = "pixel"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_grad_weight",)
 LEAST = 4
-FEW = 32  # rows of a tile that computes without wgmma
+FEW = 32  # maximum rows of a tile without wgmma
 
 
 @triton.jit(do_not_specialize=["QH", "QW"])
@@ -38,7 +37,7 @@ def conv_pixel_grad_weight_kernel(
     EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TAPS: tl.constexpr,
 ):  # fmt: skip
-    """partial [shares, groups * M, J * C]: the sum over one share of the pixels. BLOCK_N channels, BLOCK_K pixels.
+    """Write partial [shares, groups * M, J * C]: the sum over a share of the pixels, BLOCK_N channels, BLOCK_K pixels.
 
     WIDE, LONG, FLAT, INSIDE: as in `pixel_tiled`.
     """
@@ -126,7 +125,7 @@ def estimate(problem: Problem) -> float:
     if problem.paced:
         time = chosen(problem).microseconds
         # 3x3 in 32 groups of 32 channels at 7x7, 21 to 230 images: 1.4 to 2.1 times as long.
-        if pixel_choice.of_narrow_groups(problem):
+        if pixel_choice.has_narrow_groups(problem):
             time *= costs.relative(problem, "weight, pixel, groups")
         return costs.at_least(problem, time)
     return costs.microseconds(
@@ -135,8 +134,8 @@ def estimate(problem: Problem) -> float:
 
 
 class Chosen(NamedTuple):
-    """A tile with TAPS taps, the channels and columns of taps it is for, whether these are one axis; tiles of the
-    gradient, and the pixels of a share and how many there are."""
+    """The tile, its TAPS, channels and columns of taps and whether these are one axis (`joined`), the number of tiles,
+    the pixels of a share, and the number of shares."""
 
     tile: launch.Tile
     TAPS: int
@@ -150,18 +149,18 @@ class Chosen(NamedTuple):
 
 
 def chosen(problem: Problem) -> Chosen:
-    """How the gradient is cut."""
+    """Return the decomposition of the gradient."""
     C, JW = pixel_choice.run_of_taps(problem)
     taps = len(problem.at.h.taps) * JW
     joined = pixel_choice.flat(C, taps)
     pixels = problem.N * problem.at.h.count * problem.at.v.count
     N = taps * C if joined else C
-    # Of rows that no 8 bytes divide three taps at once spill, of odd ones 2 KB: 33->9 in 8 groups, 12 images of 11x11,
-    # 304 us.
+    # Three taps at once spill with rows not aligned to 8 bytes, 2 KB with odd ones: 33->9 in 8 groups, 12 images of
+    # 11x11, 304 us.
     row = C * problem.dtype.itemsize
-    one = joined or row % 4 > 0 or (row % 8 > 0 and problem.M <= FEW)
-    tile = problem.tile("conv_grad_weight", M=problem.M, N=N, K=pixels, T=1 if one else taps)
-    TAPS = 1 if one else min(tile["TAPS"], taps)
+    one_tap = joined or row % 4 > 0 or (row % 8 > 0 and problem.M <= FEW)
+    tile = problem.tile("conv_grad_weight", M=problem.M, N=N, K=pixels, T=1 if one_tap else taps)
+    TAPS = 1 if one_tap else min(tile["TAPS"], taps)
     if TAPS == 3 and taps % 3 and taps % 2 == 0:
         TAPS = 2
     tiles = launch.cdiv(N, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
@@ -169,30 +168,29 @@ def chosen(problem: Problem) -> Chosen:
     block = tile["BLOCK_K"]
     blocks = launch.cdiv(pixels, block)
     if not problem.paced:
-        # Of programs of eight warps one runs on a multiprocessor.
+        # Only one program of eight warps runs on a multiprocessor.
         programs = problem.processors * (1 if tile.num_warps == 8 else 2)
-        wanted = max(1, min(programs // max(tiles, 1), blocks // LEAST))
-        return Chosen(tile, TAPS, C, JW, joined, tiles, *_whole(blocks, block, wanted), 0.0)
-    # Of few channels not much is read.
-    of_dy = tile_throughput.narrow(problem.M, 2) * min(problem.M, tile["BLOCK_M"])
-    of_x = tile_throughput.narrow(C, 2) * min(C, tile["BLOCK_N"]) * TAPS
-    narrow = max(1.0, (of_dy + of_x) / (tile["BLOCK_M"] + tile["BLOCK_N"] * TAPS))
+        target = max(1, min(programs // max(tiles, 1), blocks // LEAST))
+        return Chosen(tile, TAPS, C, JW, joined, tiles, *_shares(blocks, block, target), 0.0)
+    # Narrow rows take longer, but few channels are read.
+    dy_time = tile_throughput.narrow(problem.M, 2) * min(problem.M, tile["BLOCK_M"])
+    x_time = tile_throughput.narrow(C, 2) * min(C, tile["BLOCK_N"]) * TAPS
+    narrow = max(1.0, (dy_time + x_time) / (tile["BLOCK_M"] + tile["BLOCK_N"] * TAPS))
     values = problem.groups * problem.M * problem.taps * problem.C
-    found = tile_throughput.in_shares(
+    split = tile_throughput.in_shares(
         tiles, blocks, block, tile_throughput.of_grad_weight(tile, TAPS), problem.processors, values,
-        _of_patches(problem, tile, C, N) if joined else narrow, LEAST,
+        _patch_factor(problem, tile, C, N) if joined else narrow, LEAST,
         "flat" if joined else "weight",
     )  # fmt: skip
-    return Chosen(tile, TAPS, C, JW, joined, tiles, *_whole(blocks, block, found.count), found.microseconds)
+    return Chosen(tile, TAPS, C, JW, joined, tiles, *_shares(blocks, block, split.count), split.microseconds)
 
 
-def _of_patches(problem: Problem, tile: launch.Tile, C: int, values: int) -> float:
-    """Times as long as channels side by side take, of patches of so many values, whose places are found one by one.
+def _patch_factor(problem: Problem, tile: launch.Tile, C: int, values: int) -> float:
+    """Return the factor for patches of `values` values, addressed one by one, relative to contiguous channels.
 
-    168 drawn layers of H100s and H200s: 0.3 times as long in 16 columns. Of 3 channels 11x11 stride 4 at 224x224, 257
-    images, 982 us.
+    168 drawn layers on H100s and H200s: 0.3 with 16 columns. 3 channels, 11x11 stride 4 at 224x224, 257 images: 982 us.
     """
-    times = tile_throughput.known().flat_weight * math.sqrt(tile["BLOCK_N"] / 128) * (tile["BLOCK_M"] / 128) ** 0.25
+    times = tile_throughput.rates().flat_weight * math.sqrt(tile["BLOCK_N"] / 128) * (tile["BLOCK_M"] / 128) ** 0.25
     if C * problem.dtype.itemsize % 8 == 0:
         return times * costs.relative(problem, "weight, pixel, eights")
     if values > tile["BLOCK_N"] >= 128:
@@ -208,24 +206,24 @@ def prepare(problem: Problem) -> Shares:
     image = h.count * v.count
     pixels = problem.N * image
     scalars = (
-        pixels, H, W, h.count, v.count, h.in_start, v.in_start, reciprocal(min(image, MANY)), reciprocal(v.count),
-        at.share,
+        pixels, H, W, h.count, v.count, h.in_start, v.in_start, reciprocal(min(image, INT32_LIMIT)),
+        reciprocal(v.count), at.share,
     )  # fmt: skip
     meta = {
         **problem.taps_read, "C": at.C, "JW": at.JW, "CHANNELS": groups * problem.C, "M": M, "GROUPS": groups,
-        "WIDE": pixel_choice.wide(problem) or pixels * groups * M >= MANY, "LONG": image >= MANY, "FLAT": at.joined,
-        "INSIDE": all_inside(h, H) and all_inside(v, W),
+        "WIDE": pixel_choice.wide(problem) or pixels * groups * M >= INT32_LIMIT, "LONG": image >= INT32_LIMIT,
+        "FLAT": at.joined, "INSIDE": all_inside(h, H) and all_inside(v, W),
         **problem.constants, **dependent_launch.options(target=problem.target), **at.tile.options, "TAPS": at.TAPS,
     }  # fmt: skip
-    made = launch.Prepared(conv_pixel_grad_weight_kernel, (at.tiles, at.shares), scalars, meta)
-    return Shares(made, at.shares, problem.shape)
+    product = launch.Prepared(conv_pixel_grad_weight_kernel, (at.tiles, at.shares), scalars, meta)
+    return Shares(product, at.shares, problem.shape)
 
 
 def run(prepared: Shares, t: Tensors) -> torch.Tensor:
     return prepared.run(t.w, t.x)
 
 
-def _whole(blocks: int, block: int, wanted: int) -> tuple[int, int]:
-    """(length of a share in whole blocks, number of shares) of about so many shares."""
-    share = max(1, launch.cdiv(blocks, wanted))
+def _shares(blocks: int, block: int, count: int) -> tuple[int, int]:
+    """Return (pixels of a share, a multiple of `block`; number of shares), for about `count` shares."""
+    share = max(1, launch.cdiv(blocks, count))
     return share * block, max(1, launch.cdiv(blocks, share))

@@ -1,4 +1,4 @@
-"""The pixels of a tile in the pixel-tiled form, and the steps that add products of their inputs."""
+"""Device functions of the pixel-tiled form: pixel indices of a tile, and the steps along K."""
 
 import triton
 import triton.language as tl
@@ -6,9 +6,9 @@ import triton.language as tl
 
 @triton.jit
 def pixel(i_first, BLOCK: tl.constexpr, QH, QW, POOL: tl.constexpr, LONG: tl.constexpr):
-    """Image and place of `BLOCK` pixels from number i_first; with POOL the four of a 2x2 window stand together.
+    """Return the image, row and column of `BLOCK` pixels from i_first on.
 
-    LONG: an image has more pixels than 32 bits count.
+    POOL: the four pixels of a 2x2 window are adjacent. LONG: an image has more pixels than 32 bits count.
     """
     if LONG:
         QH = QH.to(tl.int64)
@@ -32,7 +32,7 @@ def pixel(i_first, BLOCK: tl.constexpr, QH, QW, POOL: tl.constexpr, LONG: tl.con
 
 @triton.jit
 def inside_bits(o_first, size, STEP: tl.constexpr, COUNT: tl.constexpr):
-    """Bit j of each: whether o_first + j * STEP is in [0, size)."""
+    """Return masks whose bit j says whether o_first + j * STEP is in [0, size)."""
     bits = (o_first * 0).to(tl.int32)
     for j in tl.static_range(COUNT):
         o = o_first + j * STEP
@@ -49,7 +49,7 @@ def add_blocks(
     INSIDE: tl.constexpr, MARKED: tl.constexpr, TURN: tl.constexpr, TAPS_INNER: tl.constexpr, PRECISION: tl.constexpr,
     START: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """b_acc with blocks i_start to i_end of the products: BLOCKS of each tap, from channel START on."""
+    """Return b_acc plus the products of blocks i_start to i_end: BLOCKS per tap, from channel START on."""
     EVEN: tl.constexpr = START + BLOCKS * BLOCK_K <= C
     for i in range(i_start, i_end):
         if TAPS_INNER:
@@ -92,7 +92,7 @@ def add_flat(
     CHANNELS: tl.constexpr, C: tl.constexpr, M: tl.constexpr, W_TAPS: tl.constexpr,
     IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr, TURN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """b_acc with block i of taps and channels as one axis, of `depth` values."""
+    """Return b_acc plus the products of block i, with taps and channels as one axis of `depth` values."""
     o_k = i * BLOCK_K + tl.arange(0, BLOCK_K)
     j = o_k // C
     t_h = j // JW * IN_TAP_H

@@ -1,14 +1,14 @@
-"""The pixel-tiled form: an implicit GEMM whose rows are pixels of any image, for every shape (small batches included).
+"""The "pixel" form: an implicit GEMM whose rows are output pixels of all images; supports every shape.
 
     y[n, q, m] = act(scale[m] * sum over taps j and channels c of x[n, at(q, j), c] w[m, j, c] + bias[m])
 
-x  [N, H, W, groups * C]     w  [groups * M, J, C], J = JH * JW taps; read in place on a way back
+x  [N, H, W, groups * C]     w  [groups * M, J, C], J = JH * JW taps; backward weights may be read in place
 y  [N, OH, OW, groups * M]   bias, scale  [groups * M]
 
-`at` is given by two walks (geometry.py). Nothing is unrolled in memory: the rows' addresses are computed once, with a
-bit for each tap that is inside the image, and each tap adds one number to all of them. With few channels a tap would
-leave most of a block of K empty: then taps and channels together are walked as one axis (FLAT), at the price of index
-arithmetic per element. Where tiles are few, taps and channels are cut into shares, which are added in a fixed order.
+Two phases define `at` (geometry.py). Patches are never written to memory: the row addresses are computed once, with a
+bit per tap that says whether its input is inside the image, and each tap adds one offset to all of them. With few
+channels, where one tap would leave most of a K block empty, taps and channels form a single axis (FLAT), at the cost of
+index arithmetic per element. If there are few tiles, K is split into shares that are added in a fixed order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minidl.kernels.activation import activate
 from minidl.kernels.conv import pixel_choice
 from minidl.kernels.conv.epilogue import affine, finish, pool_quads
 from minidl.kernels.conv.pixel_steps import add_blocks, add_flat, inside_bits, pixel
-from minidl.kernels.conv.problem import CORRELATIONS, MANY, Problem, Tensors, Unsupported, all_inside
+from minidl.kernels.conv.problem import CORRELATIONS, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.gemm import launches
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -50,17 +50,16 @@ def conv_pixel_tile(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_REST: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the outputs of a pair of walks with JH x JW taps, MOST_H x MOST_W at most.
+    """Compute one tile of the outputs of a pair of phases with JH x JW taps, at most MOST_H x MOST_W.
 
-    INSIDE: every tap of every output is. MARKED: whether taps are inside is kept in bits. EMPTY: there may be no taps;
-    where the compiler is told that there are some, ptxas keeps matrix instructions in flight. WIDE: some tensor has
-    more values than 32 bits count. Channels that fill no BLOCK_K are added in blocks of BLOCK_REST, after all others.
-    The weights [GROUPS * M, W_TAPS, C] or, to TURN, [GROUPS * C, W_TAPS, M] have those of the first tap at w_start.
-    depth: JH * JW * C. Where the compiler knows it, a loop of few blocks divides o_k in pairs of 16 bits, which ptxas
-    12.8 gets wrong: 5x5 7->104, transposed (128x64x64, 4 warps, 3 stages), had 4 of 175 products of other pixels on an
-    H200. FEW: all tiles have the taps of MOST_H x MOST_W, and one block of them is no loop.
-
-    With SPLIT shares y is [SPLIT, pixels, GROUPS * M], of partial sums.
+    w       [GROUPS * M, W_TAPS, C], with TURN [GROUPS * C, W_TAPS, M]; the first tap is at w_start
+    y       with SPLIT > 1 the partial sums [SPLIT, pixels, GROUPS * M]
+    depth   JH * JW * C, a run-time value: as a constant, ptxas 12.8 miscompiles the division of o_k (5x5 7->104,
+            transposed, 128x64x64, 4 warps, 3 stages: 4 of 175 products used other pixels on an H200)
+    INSIDE  every tap of every output is inside the image     MARKED  masks are bits per tap
+    EMPTY   there may be no taps; otherwise ptxas keeps matrix instructions in flight
+    WIDE    a tensor has more values than 32 bits count       FEW     all tiles have MOST_H x MOST_W taps
+    Channels beyond a multiple of BLOCK_K are added last, in blocks of BLOCK_REST.
     """
     tiles_n = tl.cdiv(M, BLOCK_N)
     i_group = i_tile // tiles_n % GROUPS
@@ -85,8 +84,8 @@ def conv_pixel_tile(
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
     if FLAT:
         if FEW and SPLIT == 1 and MOST_H * MOST_W * C <= BLOCK_K:
-            # Places of taps are constants: 9 instructions a value in place of 40. Two blocks and more spill so: the
-            # loads of the next one come before the products of this one.
+            # Tap offsets are constants: 9 instructions per value in place of 40. Two or more blocks would spill, as
+            # loads of the next block precede the products of this one.
             b_acc = add_flat(
                 b_acc, 0, p_x, p_w, o_x, m_row, x_h, x_w, o_w, m_m, H, W, JW, MOST_H * MOST_W * C, w_start,
                 w_tap_h, w_tap_w, CHANNELS, C, M, W_TAPS, IN_TAP_H, IN_TAP_W, TURN, PRECISION, BLOCK_K,
@@ -148,7 +147,7 @@ def conv_pixel_tile(
         )  # fmt: skip
 
 
-# Triton 3.6 computed wrong addresses where QW was known to be 1 (128x128x64, 8 warps, dilation 2).
+# Triton 3.6 computes wrong addresses if QW is specialised to 1 (128x128x64, 8 warps, dilation 2).
 @triton.jit(do_not_specialize=["QH", "QW"])
 def conv_pixel_kernel(
     p_x, p_w, p_bias, p_scale, p_y, p_z,
@@ -175,7 +174,7 @@ def conv_pixel_kernel(
 
 
 class Prepared(NamedTuple):
-    """A launch; where it makes shares, their shape [shares, values] and the launch that adds them."""
+    """A launch; if it computes shares, their shape [shares, values] and the launch that adds them."""
 
     launch: launch.Prepared
     partial: tuple[int, int]
@@ -197,34 +196,35 @@ def prepare(problem: Problem) -> Prepared:
     at, turn = pixel_choice.chosen(problem), problem.in_place
     tile, C, JW, split = at.tile, at.C, at.JW, at.split
     JH = len(h.taps)
-    at_first, taps = (0, JW, 1), JH * JW
+    first_tap, taps = (0, JW, 1), JH * JW
     if turn:
         S = problem.geometry.w.kernel
-        at_first, taps = (h.taps[0] * S + v.taps[0], h.tap_step * S, v.tap_step), problem.geometry.h.kernel * S
+        first_tap, taps = (h.taps[0] * S + v.taps[0], h.tap_step * S, v.tap_step), problem.geometry.h.kernel * S
     pixels = problem.N * pixel_choice.image(problem)
     across = launch.cdiv(M, tile["BLOCK_N"]) * groups
     grid = launch.cdiv(pixels, tile["BLOCK_M"]) * across
     total = pixels * groups * M
     scalars = (
         pixels, H, W, h.count, v.count, OH, OW, h.in_start, v.in_start, h.out_start, v.out_start,
-        *at_first, total, JH * JW * C,
+        *first_tap, total, JH * JW * C,
     )  # fmt: skip
     flags = {**problem.flags(), "SPLIT": split}
     meta = {
         **problem.taps_read, "C": C, "JW": JW, "CHANNELS": groups * problem.C, "M": M, "GROUPS": groups,
         "W_TAPS": taps, "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step,
-        "WIDE": pixel_choice.wide(problem), "LONG": h.count * v.count >= MANY, "FLAT": pixel_choice.flat(C, JH * JW),
-        "INSIDE": all_inside(h, H) and all_inside(v, W), "MARKED": max(JH, JW) <= pixel_choice.BITS, "TURN": turn,
+        "WIDE": pixel_choice.wide(problem), "LONG": h.count * v.count >= INT32_LIMIT,
+        "FLAT": pixel_choice.flat(C, JH * JW), "INSIDE": all_inside(h, H) and all_inside(v, W),
+        "MARKED": max(JH, JW) <= pixel_choice.BITS, "TURN": turn,
         "TAPS_INNER": pixel_choice.taps_inner(problem),
         **problem.constants, **({**launches.bare(flags), "HAS_SCALE": False} if split > 1 else flags),
         **dependent_launch.options(target=problem.target), **pixel_choice.options(problem, at),
     }  # fmt: skip
-    made = launch.Prepared(conv_pixel_kernel, (grid, split), scalars, meta)
+    product = launch.Prepared(conv_pixel_kernel, (grid, split), scalars, meta)
     if split == 1:
-        return Prepared(made, (1, total), None)
+        return Prepared(product, (1, total), None)
     flags = {**problem.flags("POOL"), "SPLIT": split, "ACC": launch.acc(problem.dtype)}
-    added = launches.summed(problem.dtype, groups * M, total, flags, problem.target, problem.batch_invariant)
-    return Prepared(made, (split, total), added)
+    total_sum = launches.summed(problem.dtype, groups * M, total, flags, problem.target, problem.batch_invariant)
+    return Prepared(product, (split, total), total_sum)
 
 
 def run(prepared: Prepared, t: Tensors) -> None:

@@ -1,4 +1,4 @@
-"""What forms prepare: launches, on weights that another launch has made first, or on shares of a sum."""
+"""Prepared launches of forms: a product with reordered weights, or a sum in shares."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from minidl.runtime import launch
 
 
 class Copy(NamedTuple):
-    """Weights or images in another order, or with zeros between: the shape of the result, and what makes it."""
+    """A launch that copies weights or images into another order, or with zeros in between, and the result's shape."""
 
     shape: tuple[int, ...]
     launch: launch.Prepared
 
     def of(self, w: torch.Tensor) -> torch.Tensor:
-        """That of w, contiguous."""
+        """Return the contiguous copy of w."""
         out = torch.empty(self.shape, dtype=w.dtype, device=w.device)
         self.launch.run(w, out)
         return out
 
 
 class Product(NamedTuple):
-    """A launch that reads such weights, or the convolution's own where `weights` is None."""
+    """A launch that reads copied weights, or the convolution's own if `weights` is None."""
 
     weights: Copy | None
     launch: launch.Prepared
 
     def run(self, t: Tensors) -> None:
-        """Write y, and z where there is one."""
+        """Write y, and z if there is one."""
         w = t.w if self.weights is None else self.weights.of(t.w)
         self.launch.run(t.x, w, t.bias, t.scale, t.y, t.z)
 
 
 class Shares(NamedTuple):
-    """A launch that sums a gradient of this shape in `count` shares, and one that adds these; None for that of gemm."""
+    """A launch that sums a gradient of `shape` in `count` shares, and one that adds these (None: that of `gemm`)."""
 
     launch: launch.Prepared
     count: int
@@ -46,7 +46,7 @@ class Shares(NamedTuple):
     sum: launch.Prepared | None = None
 
     def run(self, dy: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        """The gradient: the partial sums of the shares, added in a fixed order; of one share written as it is."""
+        """Return the gradient: the partial sums of all shares, added in a fixed order."""
         dtype = dy.dtype if self.count == 1 else launch.acc_torch(dy.dtype)
         partial = torch.empty(self.count, math.prod(self.shape), dtype=dtype, device=dy.device)
         self.launch.run(dy, *others, partial)

@@ -1,54 +1,55 @@
-"""Volumes in the depthwise form: the slices that outputs of a walk in depth are, as images, and a loop over the slices
-that they read. Nothing is copied but weights. A way back with a stride in depth is a launch for each walk."""
+"""Volumes in the depthwise form: the output slices of a phase in depth are images, with a loop over input slices.
+
+Only weights are copied. A transposed convolution with a stride in depth is one launch per phase."""
 
 from __future__ import annotations
 
 import torch
 
 from minidl.kernels.conv import depthwise, depthwise_grad_weight
-from minidl.kernels.conv.geometry import Axis, Volume, Walk
+from minidl.kernels.conv.geometry import Axis, Phase, Volume
 from minidl.kernels.conv.narrow import Depth
 from minidl.kernels.conv.prepared import Product, Shares
 from minidl.kernels.conv.problem import TRANSPOSED, Problem, Tensors
-from minidl.kernels.conv.stacks import as_they_are
+from minidl.kernels.conv.stacks import is_identity
 from minidl.runtime import launch
 
 
-def _needed(volume: Volume) -> bool:
-    """Whether outputs read several slices, or others than that of their own place."""
-    return not volume.flat and not as_they_are(volume.d.forward(), volume.d.size)
+def _reads_several(volume: Volume) -> bool:
+    """Return whether output q reads several slices, or another slice than q."""
+    return not volume.flat and not is_identity(volume.d.forward(), volume.d.size)
 
 
-def _images(problem: Problem, N: int, d: Axis, walk: Walk) -> Problem:
-    """Of the slices of a walk's outputs as images."""
+def _images(problem: Problem, N: int, d: Axis, phase: Phase) -> Problem:
+    """Return the problem whose images are the output slices of a phase."""
     at, back = problem.geometry, problem.direction == TRANSPOSED
-    found = problem._replace(N=N * walk.count)
+    images = problem._replace(N=N * phase.count)
     if back:
         C, rows = problem.M, d.kernel * at.h.kernel
-        found = found._replace(strides=(rows * at.w.kernel * C, 1, at.w.kernel * C, C))
-    return found
+        images = images._replace(strides=(rows * at.w.kernel * C, 1, at.w.kernel * C, C))
+    return images
 
 
 @launch.cached
 def prepare(problem: Problem, N: int, volume: Volume) -> tuple[Product, ...]:
-    """The launches in the depthwise form, one for each walk in depth; none where that is not able."""
+    """Return the depthwise launches, one per phase in depth; () if unsupported."""
     d, back = volume.d, problem.direction == TRANSPOSED
-    if not _needed(volume):
+    if not _reads_several(volume):
         return ()
-    walks = [walk.rising for walk in d.backward()] if back else [d.forward()]
+    phases = [phase.rising for phase in d.backward()] if back else [d.forward()]
     size, written = (d.output, d.size) if back else (d.size, d.output)
-    made = [(_images(problem, N, d, walk), Depth(size, written, walk, d.kernel)) for walk in walks]
-    if not all(depthwise.able(each) for each, _ in made):
+    images = [(_images(problem, N, d, phase), Depth(size, written, phase, d.kernel)) for phase in phases]
+    if not all(depthwise.able(each) for each, _ in images):
         return ()
-    return tuple(depthwise.prepare(each, depth) for each, depth in made)
+    return tuple(depthwise.prepare(each, depth) for each, depth in images)
 
 
 @launch.cached
 def grad_weight(problem: Problem, N: int, volume: Volume) -> Shares | None:
-    """The launches of the gradient of the weight in the depthwise form; None where that is not able."""
+    """Return the depthwise launches of the weight gradient; None if unsupported."""
     d = volume.d
     images = _images(problem, N, d, d.forward())
-    if not _needed(volume) or not depthwise_grad_weight.able(images):
+    if not _reads_several(volume) or not depthwise_grad_weight.able(images):
         return None
     return depthwise_grad_weight.prepare(images, Depth(d.size, d.output, d.forward(), d.kernel))
 

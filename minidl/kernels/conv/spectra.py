@@ -1,4 +1,4 @@
-"""The spectra of real tiles as the FFT form has them, of T x T numbers: made, multiplied, and turned back.
+"""Spectra of real tiles of T x T values for the FFT form: the transform, the product and the inverse transform.
 
 A tile X [T, T] is transformed by two products with a T x T matrix, V = G X G^T, whose rows are
 
@@ -6,14 +6,14 @@ A tile X [T, T] is transformed by two products with a T x T matrix, V = G X G^T,
     row T/2           cos(pi h)
     row T/2 + k       sin(2 pi k h / T), 0 < k < T/2
 
-Real input has the symmetry F(-k, -l) = conj F(k, l), so that T * T real numbers hold all: V has them, as products cc,
-cs, sc, ss of a cosine or sine down and one across. Out of them come A - i B at the frequencies (k, l) and (k, -l),
+For real input F(-k, -l) = conj F(k, l), so T * T real values suffice: V has them, as products cc, cs, sc, ss of a
+vertical and a horizontal cosine or sine. They give A - i B at the frequencies (k, l) and (k, -l),
 
     A = cc -+ ss,   B = cs +- sc      for 0 < k, l < T/2.
 
 For k = 0 (or l = 0) the four are A and B at 0 and at T/2: cc, cs and sc, ss (or cc, sc and cs, ss). At k = l = 0 they
-are four frequencies that are real. So a spectrum is T * T / 2 pairs (A, B), complex numbers but for two pairs of reals,
-and per pair the sum over channels is a matrix product [tiles, C] x [C, M], complex as three real ones.
+are four real frequencies. So a spectrum is T * T / 2 pairs (A, B), complex numbers except for two pairs of reals. For
+each pair the sum over channels is a complex matrix product [tiles, C] x [C, M], computed as three real ones.
 """
 
 import triton
@@ -24,11 +24,11 @@ from minidl.kernels.activation import activate
 
 @triton.jit
 def conv_fft_matrix_kernel(p_g, T: tl.constexpr):
-    """g [T, T], each entry rounded once: a Taylor series in float64, of an angle within a quarter of a turn."""
+    """Write g [T, T], each entry rounded once: a float64 Taylor series of an angle in the first quadrant."""
     o_row = tl.arange(0, T)[:, None]
     o_point = tl.arange(0, T)[None, :]
     k = tl.where(o_row > T // 2, o_row - T // 2, o_row)
-    # In parts of a turn, T to a turn; a sine is the cosine a quarter of a turn before.
+    # In units of 1 / T of a full turn; a sine is a cosine shifted by a quarter turn.
     angle = (k * o_point + tl.where(o_row > T // 2, T - T // 4, 0)) % T
     t = (angle % (T // 4)).to(tl.float64) * (6.283185307179586 / T)
     b_cos = t * 0.0 + 1.0
@@ -48,7 +48,7 @@ def conv_fft_kernel(
     p_x, p_g, p_f, lines, H, W, C, in_h, in_w, step_h, step_w, taps_h, taps_w, tiles_w, size,
     T: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """f [2 (A, B), T * T / 2, tiles, lines]: the spectra of one tile of a block of lines; a line is an image's channel.
+    """Write f [2 (A, B), T * T / 2, tiles, lines]: the spectra of a tile for a block of lines, channels of images.
 
     x [N, H, W, C]; the tile (i, j) starts at (in_h + i step_h, in_w + j step_w), and has taps_h x taps_w points.
     """
@@ -97,7 +97,7 @@ def conv_fft_product_kernel(
     p_x, p_w, p_y, rows, N, M, C, tiles_w, tiles_w_x, rows_x, blocks_w, taps,
     F: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """y [2, F, rows, M] = x [2, F, rows_x, C] conj(w [2, F, taps, M, C]): one pair (A, B) of one block per program.
+    """Write y [2, F, rows, M] = x [2, F, rows_x, C] conj(w [2, F, taps, M, C]): one pair (A, B) of a block per program.
 
     Rows are (tile down, tile across, image). With x = A - iB and w = A' - iB', three products give the complex one:
     A A', B B' and (A + B)(A' - B').
@@ -108,7 +108,7 @@ def conv_fft_product_kernel(
     o_row = tl.program_id(0) // tiles_n % tiles_m * BLOCK_M + tl.arange(0, BLOCK_M)
     o_m = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     i_tile = o_row // N
-    # Within one frequency 32 bits are enough: the spectrum has at least 128 times as many numbers.
+    # Within one frequency 32 bits suffice: the spectrum has at least 128 times as many values.
     o_x = ((i_tile // tiles_w * tiles_w_x + i_tile % tiles_w) * N + o_row % N) * C
     p_xa = p_x + f * rows_x * C
     p_xb = p_x + (f + F) * rows_x * C
@@ -132,7 +132,7 @@ def conv_fft_product_kernel(
         b_aa = tl.dot(b_xa, b_wa, b_aa, input_precision=PRECISION)
         b_bb = tl.dot(b_xb, b_wb, b_bb, input_precision=PRECISION)
         b_both = tl.dot(b_xa + b_xb, b_wa - b_wb, b_both, input_precision=PRECISION)
-    # The first pair of each half: two frequencies that are real.
+    # The first pair of each half consists of two real frequencies.
     real = (f == 0) | (f == F // 2)
     m_y = (o_row < rows)[:, None] & (o_m < M)[None, :]
     o_y = (f * rows + o_row) * M
@@ -147,7 +147,7 @@ def conv_fft_inverse_kernel(
     T: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
     SAVE_Z: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """y [N, QH, QW, M] of f [2, T * T / 2, tiles, lines]: the first step_h x step_w points of one tile of some lines.
+    """Write y [N, QH, QW, M] from f [2, T * T / 2, tiles, lines]: the first step_h x step_w points of a tile.
 
     X = D^T V D with D = G, but for the weights of its rows: 1/T for the cosines of 0 and T/2, 2/T for the others.
     """

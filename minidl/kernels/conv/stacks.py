@@ -1,4 +1,4 @@
-"""Slices of volumes side by side as channels: what each output of a walk in depth reads, as one image."""
+"""Stacks: for each output of a phase in depth, the slices that it reads as the channels of one image."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import MANY
+from minidl.kernels.conv.problem import INT32_LIMIT
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -21,7 +21,7 @@ def conv_stack_kernel(
     C: tl.constexpr, J: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """to [N, count, pixels, GROUPS, J, C] = x [N, D, pixels, GROUPS, C] at depth in_start + q in_step + j in_tap."""
+    """Write to [N, count, pixels, GROUPS, J, C] from x [N, D, pixels, GROUPS, C] at in_start + q in_step + j in_tap."""
     wait(EARLY)
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     i_first = tl.program_id(0) // tiles_c * BLOCK_M
@@ -41,24 +41,24 @@ def conv_stack_kernel(
     tl.store(p_to + (o_row * C)[:, None] + o_c[None, :], b_x, mask=(o_row < rows)[:, None] & m_c[None, :])
 
 
-def stacked(x: torch.Tensor, walk: Walk, groups: int) -> torch.Tensor:
-    """[N * count, H, W, groups * taps * C] of x [N, D, H, W, groups * C]: what each output of the walk reads in depth.
+def stack_slices(x: torch.Tensor, phase: Phase, groups: int) -> torch.Tensor:
+    """Return [N * count, H, W, groups * taps * C]: the slices of x [N, D, H, W, groups * C] that each output reads.
 
-    Zeros where that is outside. A view where every output reads the slice of its own place.
+    Slices outside are zeros. The result is a view if `is_identity`.
     """
     N, D, H, W, channels = x.shape
-    J = len(walk.taps)
-    if as_they_are(walk, D):
+    J = len(phase.taps)
+    if is_identity(phase, D):
         return x.flatten(0, 1)
-    shape = N * walk.count, H, W, channels * J
-    return _stacking(shape, D, walk, groups, x.dtype, launch.target()).of(x)
+    shape = N * phase.count, H, W, channels * J
+    return _stacking(shape, D, phase, groups, x.dtype, launch.target()).of(x)
 
 
 @launch.cached
 def _stacking(
-    shape: tuple[int, int, int, int], D: int, walk: Walk, groups: int, dtype: torch.dtype, target: str
+    shape: tuple[int, int, int, int], D: int, phase: Phase, groups: int, dtype: torch.dtype, target: str
 ) -> Copy:
-    J = len(walk.taps)
+    J = len(phase.taps)
     C = shape[3] // (J * groups)
     rows = math.prod(shape[:3]) * groups * J
     tile = launch.tile("conv_fill", dtype, floor=1, target_=target, M=rows, N=C)
@@ -67,15 +67,16 @@ def _stacking(
     options["BLOCK_N"] = min(options["BLOCK_N"], 1 << max(0, C - 1).bit_length())
     options["BLOCK_M"] = block // options["BLOCK_N"]
     grid = launch.cdiv(rows, options["BLOCK_M"]) * launch.cdiv(C, options["BLOCK_N"])
-    volumes = shape[0] // max(walk.count, 1)
-    largest = max(math.prod(shape), volumes * (D + abs(walk.in_start)) * shape[1] * shape[2] * groups * C)
-    scalars = rows, D, shape[1] * shape[2], walk.count, walk.in_start, walk.in_step, walk.in_tap
+    volumes = shape[0] // max(phase.count, 1)
+    largest = max(math.prod(shape), volumes * (D + abs(phase.in_start)) * shape[1] * shape[2] * groups * C)
+    scalars = rows, D, shape[1] * shape[2], phase.count, phase.in_start, phase.in_step, phase.in_tap
     meta = {
-        "C": C, "J": J, "GROUPS": groups, "WIDE": largest >= MANY, **dependent_launch.options(grid, target), **options,
+        "C": C, "J": J, "GROUPS": groups, "WIDE": largest >= INT32_LIMIT,
+        **dependent_launch.options(grid, target), **options,
     }  # fmt: skip
     return Copy(shape, launch.Prepared(conv_stack_kernel, (grid,), scalars, meta))
 
 
-def as_they_are(walk: Walk, D: int) -> bool:
-    """Whether every output reads the slice of its own place."""
-    return (len(walk.taps), walk.in_start, walk.in_step, walk.count) == (1, 0, 1, D)
+def is_identity(phase: Phase, D: int) -> bool:
+    """Return whether output q reads slice q alone."""
+    return (len(phase.taps), phase.in_start, phase.in_step, phase.count) == (1, 0, 1, D)

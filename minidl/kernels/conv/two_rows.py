@@ -1,11 +1,11 @@
-"""The banded form for one channel with two rows of outputs in a group, the whole band held in shared memory.
+"""The "banded" form for one channel with two rows of outputs per group and the complete band in shared memory.
 
-G neighbouring outputs and the G below them need R + stride rows of `reach` values, which are one K, and with 7x7 taps
-and G = 10 these are 128: 6.4 values for an output in place of the 11.2 of one row. 10,000 pictures of 72x72 to 12
-channels take 0.54 ms on an H200 in place of 0.70. The band is two of `bands_of`, the second `stride` rows lower.
+G neighbouring outputs and the G below them need R + stride rows of `reach` values, which form one K. With 7x7 taps and
+G = 10 these are 128: 6.4 values per output in place of 11.2 with one row. 10,000 pictures of 72x72 to 12 channels take
+0.54 ms on an H200 in place of 0.70. The band holds that of `bands` twice, the second one `stride` rows lower.
 
-A tile is DOWN pairs of rows, from one image into the next, each with GP groups, a power of two of which the last may be
-beyond the row. So of all the rows of a tile only the first needs a division to be found.
+A tile is DOWN pairs of rows, continuing into the next image, each with GP groups; GP is a power of two, and the last
+groups may be beyond the row. So only the first row of a tile needs a division.
 """
 
 import functools
@@ -27,14 +27,14 @@ NAME = "banded"
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_two_rows", "conv_band")
 
-MOST_K = 128  # values of a group: a band of 2 * 128 columns then takes 64 KiB, and two programs a multiprocessor
-MOST_GROUPS = 64  # of a row: a tile has all of them
+MOST_K = 128  # values of a group: a band of 2 * 128 columns takes 64 KiB, so two programs fit on a multiprocessor
+MOST_GROUPS = 64  # in a row: a tile has all of them
 MOST_DOWN = 2**13  # pairs of rows in a tile
 
 
 @triton.jit
 def place_of(i_tile, pairs, QH: tl.constexpr, GP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """(first image, images from it, pair of rows in that) of each row of a tile; beyond the last pair that again."""
+    """Return (first image, images from it, pair of rows in that) of each row of a tile; the last pair repeats."""
     DOWN: tl.constexpr = BLOCK_M // GP
     PAIRS: tl.constexpr = (QH + 1) // 2
     first = (tl.full((), 0, tl.int64) + i_tile) * DOWN
@@ -54,8 +54,8 @@ def values_of(
     W: tl.constexpr, IN_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr, PADDED_H: tl.constexpr,
     KP: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """What the groups of a tile read [BLOCK_M, KP]: R + STEP_H rows of REACH values."""
-    # The last group may reach beyond the image's row.
+    """Return the inputs of a tile's groups [BLOCK_M, KP]: R + STEP_H rows of REACH values."""
+    # The last group may exceed the image row.
     INSIDE: tl.constexpr = IN_W >= 0 and IN_W + (GROUPS - 1) * G * STEP_W + REACH <= W
     n_first, images, pair = place_of(i_tile, pairs, QH, GP, BLOCK_M)
     g = tl.arange(0, BLOCK_M) % GP
@@ -70,7 +70,7 @@ def values_of(
         h = x_h[:, None] + r[None, :]
         m_x = m_x & (h >= 0) & (h < H)
     if QH % 2 == 1:
-        # The last pair has one row: what another would read may be NaN.
+        # The last pair has one row; inputs of a second one may be NaN.
         m_x = m_x & ((pair * 2 + 1 < QH)[:, None] | (r < R)[None, :])
     if not INSIDE:
         at = start[:, None] + o_reach[None, :]
@@ -90,7 +90,7 @@ def conv_two_rows_kernel(
     POOL: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
     KP: tl.constexpr, NP: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """NP columns for each of the two rows. AHEAD: the values of the next tile are read while one is multiplied."""
+    """Compute NP columns for each of the two rows. AHEAD: prefetches the inputs of the next tile."""
     wait(EARLY)
     o_k = tl.arange(0, KP)[:, None]
     o_column = tl.arange(0, 2 * NP)[None, :]
@@ -129,30 +129,30 @@ def conv_two_rows_kernel(
 
 @functools.lru_cache(maxsize=4096)
 def group(M: int, R: int, S: int, step_h: int, step_w: int, width: int) -> tuple[int, int, int, int] | None:
-    """(G, reach, KP, NP): pixels of a row in a group, values it reads of a row, rows of the band and half its columns.
+    """Return (G, reach, KP, NP): pixels and values read per row of a group, rows and half the columns of the band.
 
-    The cheapest per row is taken; None where that costs more than groups of one row, or where no group has two pixels.
-    Costs are those of tiles on an H200, in 4.5 ns of a multiprocessor: 80 + KP + 4/3 NP here, 200 + 11 R for each of
-    two with one row; a third more with groups that may begin at any value. Groups beyond the row cost two thirds.
+    They have the lowest cost per row; None if groups of one row are cheaper, or no group has two pixels. Costs are of
+    tiles on an H200, in units of 4.5 ns of a multiprocessor: 80 + KP + 4/3 NP here, 200 + 11 R for each of two with one
+    row; a third more if groups may start at any value. Groups beyond the row cost two thirds.
     """
     one = bands.band(1, M, S, step_w, width, False)
     best, least = None, math.inf
     if one is not None:
-        least = (400 + 22 * R) * launch.cdiv(width, one[0]) * _crooked(one[0] * step_w)
+        least = (400 + 22 * R) * launch.cdiv(width, one[0]) * _alignment_factor(one[0] * step_w)
     for NP in (16, 32, 64, 128):
         for G in range(2, min(NP // M, width) + 1):
             reach = (G - 1) * step_w + S
             KP = max(16, triton.next_power_of_2((R + step_h) * reach))
             groups = launch.cdiv(width, G)
             padded_groups = triton.next_power_of_2(groups)
-            cost = (80 + KP + 4 / 3 * NP) * (groups + 2 * padded_groups) / 3 * _crooked(G * step_w)
+            cost = (80 + KP + 4 / 3 * NP) * (groups + 2 * padded_groups) / 3 * _alignment_factor(G * step_w)
             if cost < least and KP <= MOST_K and padded_groups <= MOST_GROUPS:
                 best, least = (G, reach, KP, NP), cost
     return best
 
 
-def _crooked(step: int) -> float:
-    """What groups cost more that begin `step` values apart, where these are not read two at a time."""
+def _alignment_factor(step: int) -> float:
+    """Return the cost factor of groups `step` values apart; odd ones cannot be read two values at a time."""
     return 4 / 3 if step % 2 else 1.0
 
 
@@ -161,26 +161,26 @@ def able(problem: Problem) -> bool | Unsupported:
     return (
         banded.able(problem)
         and (problem.C == problem.at.h.in_tap == 1 < problem.at.h.count or Unsupported("channels, dilation or one row"))
-        and (not in_registers or Unsupported("a band that would be held in registers"))
+        and (not in_registers or Unsupported("a band that would need registers"))
         and ((problem.pool is None and not problem.preactivation and not problem.scale)
              or Unsupported("an epilogue with more than bias and activation, too large for the registers"))
         and (problem.at.h.in_step <= len(problem.at.h.taps) or Unsupported("a stride above the kernel height"))
-        # 10,000 pictures of 28x28, 5x5 to 32 channels: 0.126 ms there, here 0.132.
-        and (not held.whole(problem) or _reaches_out(problem) or Unsupported("whole groups, faster in `held`"))
+        # 10,000 pictures of 28x28, 5x5 to 32 channels: `held` 0.126 ms, here 0.132.
+        and (not held.fills_tiles(problem) or _reaches_out(problem) or Unsupported("full groups, faster in `held`"))
         and (_counted(problem) or Unsupported("images too large for 32-bit offsets"))
-        and (_found(problem) is not None or Unsupported("groups of one row are estimated to cost less"))
+        and (_group(problem) is not None or Unsupported("groups of one row are estimated to cost less"))
     )  # fmt: skip
 
 
 def estimate(problem: Problem) -> float:
-    """1->12 7x7: 0.54 ms in place of 0.70."""
+    """Estimate microseconds relative to `banded`; 1->12 7x7: 0.54 ms in place of 0.70."""
     return costs.relative(problem, "two rows") * banded.estimate(problem)
 
 
 def prepare(problem: Problem) -> Product:
     h, v = problem.at.h, problem.at.v
     H, W = problem.read
-    G, reach, KP, NP = _found(problem)
+    G, reach, KP, NP = _group(problem)
     inside = not _reaches_out(problem) and h.count % 2 == 0
     groups = launch.cdiv(v.count, G)
     pairs_of_image = launch.cdiv(h.count, 2)
@@ -193,7 +193,7 @@ def prepare(problem: Problem) -> Product:
     meta = {
         "QH": h.count, "QW": v.count, "G": G, "GROUPS": groups, "GP": GP, "M": problem.M, "R": len(h.taps),
         "REACH": reach, "W": W, "IN_W": v.in_start, "STEP_H": h.in_step, "STEP_W": v.in_step, "PADDED_H": not inside,
-        # Masks and GELU take registers.
+        # Masks and GELU need the registers of a prefetch.
         "AHEAD": inside and activation.parse(problem.act)[0] in activation.FROM_OUTPUT,
         "KP": KP, "NP": NP, **problem.constants, **dependent_launch.options(target=problem.target), **problem.flags(),
         "BLOCK_M": block, "num_warps": tile.num_warps,
@@ -209,15 +209,15 @@ def run(prepared: Product, t: Tensors) -> None:
 
 
 def _counted(problem: Problem) -> bool:
-    """Whether 32 bits count the values from a tile's first image to its last."""
+    """Return whether 32 bits count the values from a tile's first image to its last."""
     return problem.read[0] * problem.read[1] * (2 + 2 * MOST_DOWN // problem.at.h.count) < 2**31
 
 
 def _reaches_out(problem: Problem) -> bool:
-    """Whether a tap of some output lies outside the picture."""
+    """Return whether a tap of some output lies outside the image."""
     return padded(problem.at.h, problem.read[0]) or padded(problem.at.v, problem.read[1])
 
 
-def _found(problem: Problem) -> tuple[int, int, int, int] | None:
+def _group(problem: Problem) -> tuple[int, int, int, int] | None:
     h, v = problem.at.h, problem.at.v
     return group(problem.M, len(h.taps), len(v.taps), h.in_step, v.in_step, v.count)

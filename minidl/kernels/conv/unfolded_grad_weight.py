@@ -1,17 +1,16 @@
-"""The weight gradient as one product: taps and channels side by side are its columns, the pixels its K.
+"""The "unfolded" weight gradient: one product whose columns are taps and channels, and whose K are the pixels.
 
     dw[m, (j, c)] = sum over pixels of dy[n, q, m] x[n, at(q, j), c]
 
-A tile has BLOCK_N columns, in units of neighbouring channels of one tap: of 64 channels 256 columns are four taps. As
-in `pixel_grad_weight` nothing is unrolled in memory, but there a tile of 64 channels multiplies each tap apart, and a
-tensor core reads as much from shared memory as it multiplies: 64 columns of 16 bits take all that shared memory gives,
-256 take 0.6 of it.
+A tile has BLOCK_N columns, in units of adjacent channels of one tap: with 64 channels 256 columns are four taps. As in
+`pixel_grad_weight` patches are never written to memory, but that form multiplies the taps of 64 channels separately,
+which is bound by shared memory: 64 columns of 16 bits use all of its bandwidth, 256 use 0.6 of it.
 
-SWAPPED: with a stride of 1 the pixels may be those of x, and the taps the output's gradient's: where this has few
-channels, of which a tile's rows would be empty, and 9 of them are cheaper to read than 9 of x.
+SWAPPED: with a stride of 1 the pixels may be those of x and the taps those of dy. This helps if dy has few channels,
+which would leave rows of a tile empty and are cheaper to read for each of 9 taps.
 
-Whole rounds of tiles are summed by one program each and written as they are; those left over are cut into shares, so
-that they are a round, too. What these found is added in the order of the shares.
+Complete rounds of tiles are summed by one program per tile and written directly. The remaining tiles are split into
+shares, so that they fill a round, too; the shares are added in order.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, pixel_grad_weight, tile_throughput
-from minidl.kernels.conv.problem import GRAD_WEIGHT, MANY, Problem, Tensors, Unsupported, all_inside
+from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.division import divided, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -36,12 +35,12 @@ LEAST = 4  # blocks of a share
 ROWS = 64  # that a tensor core multiplies at least
 FEWEST = 16  # channels, on both sides
 TOGETHER = tl.constexpr(16)  # shares that are read at once
-VALUES = 512  # that a program adds
-ADDING = 3.0  # us of a launch, and of TOGETHER shares that are added
-INSIDE = 0.88  # of a step, where nothing is compared
-NARROW = 1.2  # of a step, of pieces of fewer than 32 channels: 11->12 11x11, filled to 16, 1.0 to 1.1 us for 0.85
-MARGIN = 1.08  # the estimates are 0.86 to 1.2 of 70 measured times, and others' are no better
-UNSURE = 1.15  # groups and strides: estimates of 8 to 16 us were 0.86 to 0.89 of what they took
+VALUES = 512  # values that a program adds
+ADDING = 3.0  # us of a launch, and of adding TOGETHER shares
+INSIDE = 0.88  # factor on a step without masks
+NARROW = 1.2  # factor on a step with fewer than 32 channels: 11->12 11x11, padded to 16, 1.0 to 1.1 us for 0.85
+MARGIN = 1.08  # the estimates are 0.86 to 1.2 of 70 measured times, and those of other forms are no better
+UNSURE = 1.15  # factor for groups and strides: estimates of 8 to 16 us were 0.86 to 0.89 of the measured times
 
 
 @triton.jit
@@ -49,7 +48,7 @@ def tile_at(
     i_tile, GROUPS: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
     UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """(group, first row, taps and channels of the columns, which may be none)."""
+    """Return (group, first row, tap and channel of each column, possibly out of range)."""
     UNITS: tl.constexpr = (C + UNIT - 1) // UNIT
     tiles_n: tl.constexpr = (J * UNITS * UNIT + BLOCK_N - 1) // BLOCK_N
     o = tl.arange(0, BLOCK_N)
@@ -59,10 +58,10 @@ def tile_at(
 
 
 @triton.jit
-def places(
+def positions(
     i_group, o_m, j, o_c, M: tl.constexpr, C: tl.constexpr, J: tl.constexpr, SWAPPED: tl.constexpr
 ):  # fmt: skip
-    """Where a tile's values are in dw [groups * M, J, C], or SWAPPED [groups * C, J, M]; and which of them are."""
+    """Return offsets and mask of a tile's values in dw [groups * M, J, C], or SWAPPED [groups * C, J, M]."""
     mask = (o_m < M)[:, None] & ((j < J) & (o_c < C))[None, :]
     if SWAPPED:
         return ((i_group * C + o_c) * J + j)[None, :] * M + o_m[:, None], mask
@@ -78,9 +77,9 @@ def conv_unfolded_grad_weight_kernel(
     INSIDE: tl.constexpr, SWAPPED: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
     UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The first `whole` programs each sum a tile; of the `rest`, each a share of the pixels.
+    """Sum a tile in each of the first `whole` programs; in others a share of the pixels of the `rest` tiles.
 
-    partial [shares, rest, BLOCK_M, BLOCK_N]    INSIDE: every tap of every pixel is
+    partial [shares, rest, BLOCK_M, BLOCK_N]    INSIDE: every tap of every pixel is inside the image
     """
     wait(EARLY)
     i_rest = tl.program_id(0) - whole
@@ -119,7 +118,7 @@ def conv_unfolded_grad_weight_kernel(
         b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_K, BLOCK_N]
         b_acc = tl.dot(b_dy.T, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
     if is_whole:
-        o_w, m_w = places(i_group, o_m, j, o_c, M, C, JH * JW, SWAPPED)
+        o_w, m_w = positions(i_group, o_m, j, o_c, M, C, JH * JW, SWAPPED)
         tl.store(p_dw + o_w, b_acc.to(p_dw.dtype.element_ty), mask=m_w)
     else:
         p_partial += tl.cast(i_rest, tl.int64) * (BLOCK_M * BLOCK_N)
@@ -133,7 +132,7 @@ def conv_unfolded_sum_kernel(
     GROUPS: tl.constexpr, M: tl.constexpr, C: tl.constexpr, J: tl.constexpr, SWAPPED: tl.constexpr,
     EARLY: tl.constexpr, ROWS: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of a tile of the rest: the sum of its shares in their order."""
+    """Add the shares of ROWS rows of a remaining tile, in order."""
     wait(EARLY)
     PIECES: tl.constexpr = BLOCK_M // ROWS
     i_rest = tl.program_id(0) // PIECES
@@ -148,7 +147,7 @@ def conv_unfolded_sum_kernel(
             p_partial += step
             m_share = tl.full(o.shape, 1, tl.int1) & (i_first + i < shares)
             b_total += tl.load(p_partial + o, mask=m_share, other=0.0)
-    o_w, m_w = places(i_group, m + row + tl.arange(0, ROWS), j, o_c, M, C, J, SWAPPED)
+    o_w, m_w = positions(i_group, m + row + tl.arange(0, ROWS), j, o_c, M, C, J, SWAPPED)
     tl.store(p_dw + o_w, b_total.to(p_dw.dtype.element_ty), mask=m_w)
 
 
@@ -156,17 +155,17 @@ def able(problem: Problem) -> bool | Unsupported:
     values = max(_side(problem, problem.read, problem.C), _side(problem, problem.written, problem.M))
     return (
         (problem.paced or problem.target == "interpreted" or Unsupported("not 16 bits on sm_90"))
-        and (problem.taps > 1 or Unsupported("one tap, of which there are products"))
+        and (problem.taps > 1 or Unsupported("one tap, which `product` computes"))
         and (min(problem.C, problem.M) >= FEWEST or Unsupported(f"fewer than {FEWEST} channels of a group"))
         and (all(channels * problem.dtype.itemsize % 16 == 0 for channels in (problem.C, problem.M))
              or Unsupported("channels of a group whose bytes are not a multiple of 16"))
-        and (0 < values < MANY or Unsupported("no pixels, or more values than 32 bits count"))
-        and (math.prod(problem.shape) < MANY or Unsupported("more weights than 32 bits count"))
+        and (0 < values < INT32_LIMIT or Unsupported("no pixels, or more values than 32 bits count"))
+        and (math.prod(problem.shape) < INT32_LIMIT or Unsupported("more weights than 32 bits count"))
     )  # fmt: skip
 
 
 def _side(problem: Problem, size: tuple[int, int], channels: int) -> int:
-    """Values of one side, with those beside it where a tap would be."""
+    """Return the values of x or dy, including offsets of taps outside it."""
     h, v = problem.geometry.h, problem.geometry.w
     reach = (h.kernel * h.dilation + 1) * (size[1] + v.kernel * v.dilation)
     return (problem.N * size[0] * size[1] + reach) * problem.groups * channels if problem.N else 0
@@ -180,8 +179,9 @@ def estimate(problem: Problem) -> float:
 
 
 class Chosen(NamedTuple):
-    """A tile, whether the sides are swapped, the rows and the channels of columns, neighbouring channels of a unit and
-    pixels; tiles, of which the first `whole` are not cut; shares of the others, and the pixels of one."""
+    """The decomposition: M rows, C channels of columns, adjacent channels of a `unit`, and the number of pixels.
+
+    Of all `tiles` the first `whole` are not split; each of the others has `shares` of `share` pixels."""
 
     tile: launch.Tile
     swapped: bool
@@ -197,23 +197,23 @@ class Chosen(NamedTuple):
 
 
 def chosen(problem: Problem) -> Chosen:
-    """How the gradient is cut: of all tiles, and of both sides where the stride is 1, by the least time."""
-    found = []
+    """Return the fastest decomposition over all tiles, and with a stride of 1 both orders of x and dy."""
+    options = []
     for swapped, M, C, image in sides(problem):
         pixels = problem.N * image
         columns = problem.taps * launch.cdiv(C, FEWEST) * FEWEST
         tiles = problem.tiles(FAMILIES[0], M=max(M, ROWS), N=max(columns, ROWS), K=pixels)
-        found += [_cut(problem, tile, swapped, M, C, pixels) for tile in tiles]
-    return min(found, key=lambda at: at.microseconds)
+        options += [_cut(problem, tile, swapped, M, C, pixels) for tile in tiles]
+    return min(options, key=lambda at: at.microseconds)
 
 
 def sides(problem: Problem) -> list[tuple[bool, int, int, int]]:
-    """Whether sides are swapped, the rows and the channels of columns, and the pixels of an image."""
+    """Return the possible (swapped, rows, channels of columns, pixels of an image)."""
     h, v = problem.at.h, problem.at.v
-    found = [(False, problem.M, problem.C, h.count * v.count)]
+    options = [(False, problem.M, problem.C, h.count * v.count)]
     if h.in_step == v.in_step == 1:
-        found.append((True, problem.C, problem.M, math.prod(problem.read)))
-    return found
+        options.append((True, problem.C, problem.M, math.prod(problem.read)))
+    return options
 
 
 def _cut(problem: Problem, tile: launch.Tile, swapped: bool, M: int, C: int, pixels: int) -> Chosen:
@@ -234,31 +234,31 @@ def _inside(problem: Problem) -> bool:
 
 
 def _split(problem: Problem, tile: launch.Tile, tiles: int, blocks: int, factor: float) -> tuple[int, int, float]:
-    """(tiles that are not cut, shares of the others, us)."""
+    """Return (tiles that are not split, shares of the others, us)."""
     most = max(1, blocks // LEAST)
     if not problem.paced:
         count = max(1, min(2 * problem.processors // max(tiles, 1), most))
         return (tiles, 1, 0.0) if count == 1 else (0, count, 0.0)
     slots, step = tile_throughput.of_unfolded(tile)
-    device, fixed = problem.processors * slots, tile_throughput.known().rounds["unfolded"]
+    device, fixed = problem.processors * slots, tile_throughput.rates().rounds["unfolded"]
 
     def rounds(programs: int, blocks: int) -> float:
         return launch.cdiv(programs, device) * (fixed + factor * tile_throughput.steps(blocks, tile["BLOCK_K"]) * step)
 
-    found = [(tiles, 1, rounds(tiles, blocks))]
+    options = [(tiles, 1, rounds(tiles, blocks))]
     for whole in {0, tiles // device * device} - {tiles}:
         rest = tiles - whole
-        for wanted in {min(most, n * device // rest) for n in range(1, tile_throughput.MOST_ROUNDS)} - {0, 1}:
-            share = launch.cdiv(blocks, wanted)
+        for target in {min(most, n * device // rest) for n in range(1, tile_throughput.MOST_ROUNDS)} - {0, 1}:
+            share = launch.cdiv(blocks, target)
             count = launch.cdiv(blocks, share)
             time = rounds(whole, blocks) + rounds(rest * count, share)
             time += tile_throughput.of_shares(count, rest * tile["BLOCK_M"] * tile["BLOCK_N"])
-            found.append((whole, count, time + ADDING * (1 + launch.cdiv(count - 1, TOGETHER.value)) / 2))
-    return min(found, key=lambda at: (at[2], at[1]))
+            options.append((whole, count, time + ADDING * (1 + launch.cdiv(count - 1, TOGETHER.value)) / 2))
+    return min(options, key=lambda at: (at[2], at[1]))
 
 
 class Prepared(NamedTuple):
-    """The product, the shape of the partial sums, the launch that adds them or None, and the gradient's shape."""
+    """The product, the shape of partial sums, the launch that adds them or None, and the gradient's shape."""
 
     product: launch.Prepared
     partial: tuple[int, ...]
@@ -270,11 +270,11 @@ class Prepared(NamedTuple):
 def prepare(problem: Problem) -> Prepared:
     h, v, groups, at = problem.at.h, problem.at.v, problem.groups, chosen(problem)
     (H, W), (QH, QW) = (problem.written, problem.read) if at.swapped else (problem.read, problem.written)
-    way = -1 if at.swapped else 1
-    starts, taps = (way * h.in_start, way * v.in_start), (way * h.in_tap, way * v.in_tap)
+    sign = -1 if at.swapped else 1
+    starts, taps = (sign * h.in_start, sign * v.in_start), (sign * h.in_tap, sign * v.in_tap)
     rest = at.tiles - at.whole
     blocks = {"UNIT": at.unit, "BLOCK_M": at.tile["BLOCK_M"], "BLOCK_N": at.tile["BLOCK_N"]}
-    alike = {
+    shared = {
         "GROUPS": groups,
         "M": at.M,
         "C": at.C,
@@ -283,17 +283,17 @@ def prepare(problem: Problem) -> Prepared:
     }
     scalars = at.pixels, H, W, QH, QW, *starts, reciprocal(QH * QW), reciprocal(QW), at.whole, max(rest, 1), at.share
     meta = {
-        **problem.taps_read, **problem.constants, **alike, "IN_TAP_H": taps[0], "IN_TAP_W": taps[1],
+        **problem.taps_read, **problem.constants, **shared, "IN_TAP_H": taps[0], "IN_TAP_W": taps[1],
         "INSIDE": not at.swapped and _inside(problem), **at.tile.options, **blocks,
     }  # fmt: skip
     product = launch.Prepared(conv_unfolded_grad_weight_kernel, (at.whole + rest * at.shares,), scalars, meta)
     rows = max(1, min(VALUES // blocks["BLOCK_N"], blocks["BLOCK_M"]))
-    added = launch.Prepared(
+    total_sum = launch.Prepared(
         conv_unfolded_sum_kernel, (rest * blocks["BLOCK_M"] // rows,), (at.whole, max(rest, 1), at.shares),
-        {**alike, **blocks, "J": problem.taps, "ROWS": rows},
+        {**shared, **blocks, "J": problem.taps, "ROWS": rows},
     )  # fmt: skip
     partial = at.shares, rest, blocks["BLOCK_M"], blocks["BLOCK_N"]
-    return Prepared(product, partial, added if rest else None, problem.shape, at.swapped)
+    return Prepared(product, partial, total_sum if rest else None, problem.shape, at.swapped)
 
 
 def run(prepared: Prepared, t: Tensors) -> torch.Tensor:

@@ -1,14 +1,13 @@
-"""A convolution of few channels with strides as one of many without: for the first layers of networks of pictures.
+"""The "unshuffle" rewrite: a strided convolution of few channels as one of many channels with a stride of 1.
 
-The values of a stride are put side by side, as `torch.nn.PixelUnshuffle` does: x [N, H, W, C] becomes [N, H', W', V] of
-V = stride * stride * channels values, 16 of 3 channels and strides of 2, with zeros where padding was. What an output
-reads of one such row is then one run of memory, S' V values, and that of its neighbour begins V values later. So it is
-a convolution of R' x 1 over S' V channels in pixels that overlap, in boxes, whose descriptor takes such rows as they
-lie. 7x7 of 3 channels with strides of 2 is 4 rows of 64 values for 147 products of an output; bands read 7 rows, value
-by value.
+For the first layers of image networks. As in `torch.nn.PixelUnshuffle`, x [N, H, W, C] becomes [N, H', W', V] with
+V = stride * stride * channels values (16 for 3 channels and strides of 2) and zeros for padding. An output then reads
+S' V contiguous values of a row, and its neighbour starts V values later. This is an R' x 1 convolution over S' V
+channels with overlapping pixels, which a tensor descriptor reads in place. 7x7 of 3 channels with strides of 2 reads 4
+rows of 64 values for 147 products of an output; `banded` reads 7 rows, value by value.
 
-What is then computed is a problem with a plan of its own (`plan`). An input that is not finite makes NaN of outputs
-whose window, filled up to whole strides, reaches it.
+The new problem has its own plan (`plan`). A non-finite input makes outputs NaN whose window, padded to whole strides,
+reaches it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from minidl.runtime.dependent_launch import wait
 
 NAME = "unshuffle"
 FAMILIES = ("conv_unshuffle",)
-LEAST, MOST = 8, 64  # values of a place: 16 bytes at least
-ROW, LONGEST = 32, 256  # values that an output reads of a row: boxes have blocks of 32
+LEAST, MOST = 8, 64  # values of an unshuffled pixel: at least 16 bytes
+ROW, LONGEST = 32, 256  # values that an output reads per row: descriptor blocks have 32
 
 
 @triton.jit
@@ -38,9 +37,9 @@ def conv_unshuffle_kernel(
     C: tl.constexpr, FILLED: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr, V: tl.constexpr,
     EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """to [.., PH, PW, V] from x [.., H, W, C], of which `before` rows and columns of zeros come first.
+    """Write to [.., PH, PW, V] from x [.., H, W, C] with before_h, before_w rows and columns of zeros in front.
 
-    A place has STEP_H x STEP_W pixels of C channels filled up to FILLED, and zeros up to V.
+    An unshuffled pixel has STEP_H x STEP_W pixels of C channels padded to FILLED, and zeros up to V.
     """
     wait(EARLY)
     o_p = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -66,12 +65,12 @@ class Unshuffling(NamedTuple):
     def run(
         self, problem: Problem, part: Any, x: torch.Tensor, w: torch.Tensor, *vectors: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(y, z) by the plan `part` of the problem that was made; vectors: bias, scale, and what is added."""
+        """Return (y, z) by the plan `part` of the new problem; vectors: bias, scale, and the added tensor."""
         return part.run(self.x.of(x), self.w.of(w), *vectors)
 
 
 class _Side(NamedTuple):
-    """One axis: rows of zeros before the image and before the weights, strides of a kernel, and those read of x."""
+    """One axis: zeros before the image and before the weights, strides per kernel, and unshuffled pixels of x."""
 
     before: int
     before_weights: int
@@ -79,39 +78,39 @@ class _Side(NamedTuple):
     places: int
 
 
-def apart(problem: Problem) -> Problem | Unsupported:
-    """The problem of many channels."""
+def rewrite(problem: Problem) -> Problem | Unsupported:
+    """Return the problem with many channels."""
     h, v, groups = problem.geometry
     if problem.direction != FORWARD or problem.pool or problem.pitches:
-        return Unsupported("a way back, a pool, or a problem that was made so")
+        return Unsupported("not forward, a pool, or an unshuffled problem")
     if not problem.paced and problem.form != NAME:
-        return Unsupported("the time of tiles unknown")
+        return Unsupported("a target without measured tiles")
     if groups > 1 or max(h.dilation, v.dilation) > 1:
         return Unsupported("groups or a dilation")
-    V, row = _values(problem)
+    V, row = _row_values(problem)
     if V > MOST or row > LONGEST:
-        return Unsupported("more values than a box has of a row")
+        return Unsupported("more values per row than a descriptor block has")
     down, across = _side(h), _side(v)
-    made = Axis(down.places, down.taps, h.output, 1, 0, 1), Axis(v.output, 1, v.output, 1, 0, 1)
+    axes = Axis(down.places, down.taps, h.output, 1, 0, 1), Axis(v.output, 1, v.output, 1, 0, 1)
     return problem._replace(
-        C=row, geometry=Geometry(*made, 1), form=None, aligned=True, w_aligned=True,
+        C=row, geometry=Geometry(*axes, 1), form=None, aligned=True, w_aligned=True,
         pitches=(_columns(v, across, row // V) * V, V),
     )  # fmt: skip
 
 
-def cost(problem: Problem, made: Problem) -> float:
-    """Microseconds of the copies; that of the weights begins before the last one ends."""
+def cost(problem: Problem, other: Problem) -> float:
+    """Return the microseconds of the copies; that of the weights overlaps the previous launch."""
     device = selection.of(problem.target)
-    (H, W), pitch = problem.read, made.pitches[0]
-    values = problem.N * (H * W * problem.C + made.read[0] * pitch)
+    (H, W), pitch = problem.read, other.pitches[0]
+    values = problem.N * (H * W * problem.C + other.read[0] * pitch)
     return 2 * device.launch + values * problem.dtype.itemsize / (device.reached * device.copy)
 
 
-def prepare(problem: Problem, made: Problem) -> Unshuffling:
-    """The copies for the problem that was made."""
+def prepare(problem: Problem, other: Problem) -> Unshuffling:
+    """Return the copies for the new problem."""
     (h, v, _), (H, W) = problem.geometry, problem.read
-    down, across, (V, row) = _side(h), _side(v), _values(problem)
-    columns = made.pitches[0] // V
+    down, across, (V, row) = _side(h), _side(v), _row_values(problem)
+    columns = other.pitches[0] // V
     return Unshuffling(
         _copy(problem, (problem.N, down.places, columns, V), H, W, down.before, across.before),
         _copy(
@@ -128,7 +127,7 @@ def _copy(problem: Problem, shape: tuple[int, ...], H: int, W: int, before_h: in
     tile = problem.tile("conv_unshuffle", floor=1, M=places, N=V)
     grid = launch.cdiv(places, tile["BLOCK_M"])
     meta = {
-        "C": problem.C, "FILLED": _filled(problem), "STEP_H": h.stride, "STEP_W": v.stride, "V": V,
+        "C": problem.C, "FILLED": _padded_channels(problem), "STEP_H": h.stride, "STEP_W": v.stride, "V": V,
         **dependent_launch.options(grid, problem.target), **tile.options,
     }  # fmt: skip
     scalars = (places, PH, PW, H, W, before_h, before_w)
@@ -136,7 +135,7 @@ def _copy(problem: Problem, shape: tuple[int, ...], H: int, W: int, before_h: in
 
 
 def _side(axis: Axis) -> _Side:
-    """Whole strides of zeros are before the image; what of them is no padding is before the weights."""
+    """Return the axis with whole strides of zeros before the image; their excess over padding precedes the weights."""
     before = launch.cdiv(axis.padding, axis.stride) * axis.stride
     more = before - axis.padding
     taps = launch.cdiv(axis.kernel + more, axis.stride)
@@ -144,17 +143,17 @@ def _side(axis: Axis) -> _Side:
 
 
 def _columns(axis: Axis, side: _Side, taps: int) -> int:
-    """Places of a row, so that the last output's `taps`, filled up to a block, end in it."""
+    """Return the unshuffled pixels of a row; it contains the last output's `taps`, padded to a block."""
     return axis.output + max(taps, side.taps) - 1
 
 
-def _filled(problem: Problem) -> int:
-    """Channels, filled up to a power of two."""
+def _padded_channels(problem: Problem) -> int:
+    """Return the channels, padded to a power of two."""
     return triton.next_power_of_2(problem.C)
 
 
-def _values(problem: Problem) -> tuple[int, int]:
-    """Those of a place, and those that an output reads of a row of places."""
+def _row_values(problem: Problem) -> tuple[int, int]:
+    """Return the values of an unshuffled pixel, and those that an output reads per row."""
     h, v, _ = problem.geometry
-    V = max(LEAST, triton.next_power_of_2(h.stride * v.stride * _filled(problem)))
+    V = max(LEAST, triton.next_power_of_2(h.stride * v.stride * _padded_channels(problem)))
     return V, max(ROW, triton.next_power_of_2(_side(v).taps) * V)

@@ -1,4 +1,4 @@
-"""How volumes are cut into boxes of voxels, and where these find what they read."""
+"""The decomposition of volumes into boxes of voxels, and the addressing of their inputs."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import NamedTuple
 
 import torch
 
-from minidl.kernels.conv.geometry import Axis, Walk
+from minidl.kernels.conv.geometry import Axis, Phase
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
 from minidl.runtime.descriptors import Box
 
-# Beyond what padding and taps reach before an image, in strides.
+# Strides added before a division, more than padding and taps reach before an image, so that it rounds down.
 AHEAD = 2**16
-LEAST_BLOCK = 32  # channels of a step
+LEAST_BLOCK = 32  # minimum channels of a step
 
 
 class Cubes(NamedTuple):
-    """One launch: walks down to the size `written` from `read`, [D, H, W] each; the rest as a problem has it.
+    """One launch from volumes of size `read` to volumes of size `written`, [D, H, W] each.
 
-    problem  of images that are the slices; only its channels, dtype, epilogue and device count
-    walks    one along each axis; back the longest of each, with the most outputs
-    back     the axes of the convolution, whose walks back these all are; None forward
-    turn     whether weights are read in place, [groups * C, taps, M]
+    problem  supplies channels, dtype, epilogue and device (its images are slices)
+    phases   one per axis; backward the longest one of each axis, with the largest count
+    back     the axes of the convolution if the launch computes all backward phases; None forward
+    turn     whether weights are read in place, as [groups * C, taps, M]
     """
 
     problem: Problem
     volumes: int
-    walks: tuple[Walk, ...]
+    phases: tuple[Phase, ...]
     read: tuple[int, ...]
     written: tuple[int, ...]
     back: tuple[Axis, ...] | None = None
@@ -38,74 +38,74 @@ class Cubes(NamedTuple):
 
     @property
     def taps(self) -> int:
-        """Of the kernel."""
+        """Return the number of taps of the kernel."""
         if self.back is not None:
             return math.prod(axis.kernel for axis in self.back)
-        return math.prod(len(walk.taps) for walk in self.walks)
+        return math.prod(len(phase.taps) for phase in self.phases)
 
     @property
     def each(self) -> float:
-        """Taps of an output, in the mean over walks."""
+        """Return the mean number of taps of an output over all phases."""
         if self.back is None:
             return self.taps
         return math.prod(axis.kernel / axis.stride for axis in self.back)
 
     @property
-    def number(self) -> int:
-        """Of walks."""
+    def phase_count(self) -> int:
+        """Return the number of phases."""
         return 1 if self.back is None else math.prod(axis.stride for axis in self.back)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Of outputs, of which one alone has none."""
-        return tuple(walk.in_step if walk.count > 1 else 1 for walk in self.walks)
+        """Return the stride per axis, 1 for an axis with a single output."""
+        return tuple(phase.in_step if phase.count > 1 else 1 for phase in self.phases)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        return (self.volumes, *(walk.count for walk in self.walks))
+        return (self.volumes, *(phase.count for phase in self.phases))
 
 
 def forward(problem: Problem, volumes: int, axes: tuple[Axis, ...]) -> Cubes:
-    """Of a convolution."""
+    """Return the launch of a convolution."""
     sizes = tuple(axis.size for axis in axes), tuple(axis.output for axis in axes)
     return Cubes(problem, volumes, tuple(axis.forward() for axis in axes), *sizes)
 
 
 def backward(problem: Problem, volumes: int, axes: tuple[Axis, ...], turn: bool) -> Cubes:
-    """Of the gradient of its input."""
+    """Return the launch of the gradient of its input."""
     sizes = tuple(axis.output for axis in axes), tuple(axis.size for axis in axes)
-    walks = (max(axis.backward(), key=lambda walk: walk.in_step * len(walk.taps)) for axis in axes)
+    phases = (max(axis.backward(), key=lambda phase: phase.in_step * len(phase.taps)) for axis in axes)
     longest = (
-        dataclasses.replace(walk.rising, count=launch.cdiv(axis.size, axis.stride))
-        for walk, axis in zip(walks, axes, strict=True)
+        dataclasses.replace(phase.rising, count=launch.cdiv(axis.size, axis.stride))
+        for phase, axis in zip(phases, axes, strict=True)
     )
     return Cubes(problem, volumes, tuple(longest), *sizes, axes, turn)
 
 
 def in_boxes(cubes: Cubes) -> bool:
-    """Whether what a tap reads is boxes of x."""
+    """Return whether the inputs of a tap are blocks of a descriptor of x."""
     problem = cubes.problem
     return (
         problem.C > 0 and math.prod(cubes.counts) > 0
         and problem.boxes(problem.groups * problem.C, problem.aligned)
-        and all(walk.in_step > 0 for walk in cubes.walks)
+        and all(phase.in_step > 0 for phase in cubes.phases)
         and all(
-            step == 1 or (size % step == 0 and abs(walk.in_start) < step * AHEAD)
-            for step, size, walk in list(zip(cubes.strides, cubes.read, cubes.walks, strict=True))[1:]
+            step == 1 or (size % step == 0 and abs(phase.in_start) < step * AHEAD)
+            for step, size, phase in list(zip(cubes.strides, cubes.read, cubes.phases, strict=True))[1:]
         )
     )  # fmt: skip
 
 
 def starts(cubes: Cubes) -> tuple[int, ...]:
-    """Where the first tap of the first output reads, or of walks back the padding."""
-    if cubes.number > 1:
+    """Return the input of the first output's first tap per axis; for several backward phases the padding."""
+    if cubes.phase_count > 1:
         return tuple(axis.padding for axis in cubes.back or ())
-    return tuple(walk.in_start for walk in cubes.walks)
+    return tuple(phase.in_start for phase in cubes.phases)
 
 
-def walks_of(cubes: Cubes) -> dict[str, int]:
-    """The constants by which a program finds its walk back."""
-    found = {}
+def phase_constants(cubes: Cubes) -> dict[str, int]:
+    """Return the constants by which a program determines its backward phase."""
+    result = {}
     for i, name in enumerate("DHW"):
         stride, dilation = (1, 1) if cubes.back is None else (cubes.back[i].stride, cubes.back[i].dilation)
         common = math.gcd(stride, dilation)
@@ -113,21 +113,21 @@ def walks_of(cubes: Cubes) -> dict[str, int]:
             "STRIDE": stride, "PERIOD": stride // common,
             "INVERSE": pow(dilation // common, -1, stride // common), "DILATION": dilation,
         }  # fmt: skip
-        found |= {f"{key}_{name}": value for key, value in constants.items()}
-    return found
+        result |= {f"{key}_{name}": value for key, value in constants.items()}
+    return result
 
 
 def taps_read(cubes: Cubes, box: tuple[int, ...]) -> dict[str, int | bool]:
-    """The constants by which a kernel finds the inputs of a box of outputs."""
-    found: dict[str, int | bool] = {"C": cubes.problem.C, "STRIDED": max(cubes.strides) > 1}
-    kernel = (len(walk.taps) for walk in cubes.walks) if cubes.back is None else (axis.kernel for axis in cubes.back)
-    for name, walk, step, taps in zip("DHW", cubes.walks, cubes.strides, kernel, strict=True):
-        found |= {f"J{name}": taps, f"IN_STEP_{name}": step, f"IN_TAP_{name}": walk.in_tap}
-    return found | dict(zip(("TILE_N", "TILE_D", "TILE_H", "TILE_W"), box, strict=True))
+    """Return the constants by which a kernel addresses the inputs of a box of outputs."""
+    result: dict[str, int | bool] = {"C": cubes.problem.C, "STRIDED": max(cubes.strides) > 1}
+    kernel = (len(phase.taps) for phase in cubes.phases) if cubes.back is None else (axis.kernel for axis in cubes.back)
+    for name, phase, step, taps in zip("DHW", cubes.phases, cubes.strides, kernel, strict=True):
+        result |= {f"J{name}": taps, f"IN_STEP_{name}": step, f"IN_TAP_{name}": phase.in_tap}
+    return result | dict(zip(("TILE_N", "TILE_D", "TILE_H", "TILE_W"), box, strict=True))
 
 
 def box_of(cubes: Cubes, box: tuple[int, ...], channels: int) -> Box:
-    """Boxes of x, of so many channels."""
+    """Return the descriptor of x for blocks of `channels` channels."""
     N, (D, H, W), width = cubes.volumes, cubes.read, cubes.problem.groups * cubes.problem.C
     sizes: tuple[int, ...] = (N, D, H, W, width)
     if max(cubes.strides) > 1:
@@ -136,53 +136,53 @@ def box_of(cubes: Cubes, box: tuple[int, ...], channels: int) -> Box:
     return Box(sizes, [math.prod(sizes[i + 1 :]) for i in range(5)], [*box, channels])
 
 
-def shape_of(cubes: Cubes, voxels: int) -> tuple[int, ...]:
-    """Of the boxes of so many voxels that cover the outputs."""
-    return shape_of_cube(cubes.counts, voxels, max(cubes.strides) > 1)
+def box_shape(cubes: Cubes, voxels: int) -> tuple[int, ...]:
+    """Return the shape of boxes of `voxels` voxels that cover the outputs."""
+    return cube_shape(cubes.counts, voxels, max(cubes.strides) > 1)
 
 
 def moved(cubes: Cubes) -> int:
-    """Bytes that are read and written."""
+    """Return the bytes that are read and written."""
     problem = cubes.problem
     values = cubes.volumes * math.prod(cubes.read) * problem.C + math.prod(cubes.counts) * problem.M
     return values * problem.groups * problem.dtype.itemsize
 
 
-def number(sizes: tuple[int, ...], box: tuple[int, ...]) -> int:
-    """Of boxes that cover so many outputs."""
+def count_boxes(sizes: tuple[int, ...], box: tuple[int, ...]) -> int:
+    """Return the number of boxes that cover outputs of `sizes`."""
     return math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
 
 
-def shape_of_cube(sizes: tuple[int, ...], voxels: int, one_slice: bool = False) -> tuple[int, ...]:
-    """Volumes, slices, rows and columns, powers of two of product `voxels`, whose boxes cover `sizes` with least waste.
+def cube_shape(sizes: tuple[int, ...], voxels: int, one_slice: bool = False) -> tuple[int, ...]:
+    """Return (volumes, slices, rows, columns): powers of two with product `voxels` whose boxes cover `sizes` best.
 
-    Of equals the one of fewest volumes, and of those the nearest to a cube.
+    Ties prefer fewer volumes, then the shape nearest to a cube.
     """
     sides = [2**i for i in range(9) if 2**i <= voxels]  # a side of a box is 256 at most
-    whole = [
+    shapes = [
         (voxels // math.prod(inner), *inner)
         for inner in itertools.product(sides, repeat=3)
         if math.prod(inner) <= voxels <= (1 if one_slice else 256) * math.prod(inner)
         and (inner[0] == 1 or not one_slice)
     ]
-    return min(whole, key=lambda box: (number(sizes, box), box[0], max(box)))
+    return min(shapes, key=lambda box: (count_boxes(sizes, box), box[0], max(box)))
 
 
 def width(problem: Problem, block: int) -> int:
-    """Channels of a tap in a row of weights that are not read in place."""
+    """Return the padded channels of a tap in a row of weights that are not read in place."""
     return launch.cdiv(problem.C, block) * block
 
 
 def block_of(problem: Problem, tile: launch.Tile) -> int:
-    """Channels of a step: they end where a group's end, or beyond the last one where zeros are read."""
-    whole, largest = min(tile["BLOCK_K"], problem.C & -problem.C), tile["BLOCK_K"]
-    if whole >= LEAST_BLOCK or problem.groups > 1:
-        return whole
+    """Return the channels of a step: a divisor of a group's channels, or a block padded with zeros."""
+    divisor, largest = min(tile["BLOCK_K"], problem.C & -problem.C), tile["BLOCK_K"]
+    if divisor >= LEAST_BLOCK or problem.groups > 1:
+        return divisor
     return min((largest, max(LEAST_BLOCK, largest // 2)), key=lambda block: (width(problem, block), -block))
 
 
-def lie(w: torch.Tensor, groups: int) -> bool:
-    """Whether the weights of a way back can be read in place: tensor cores take 16 bits either way round."""
-    either = w.dtype.itemsize == 2 or launch.INTERPRETED
+def weights_in_place(w: torch.Tensor, groups: int) -> bool:
+    """Return whether backward weights can be read in place: tensor cores read 16-bit operands in either order."""
+    any_order = w.dtype.itemsize == 2 or launch.INTERPRETED
     ordered = w.is_contiguous(memory_format=torch.channels_last_3d)
-    return ordered and either and w.shape[1] % 8 == 0 and w.data_ptr() % 16 == 0
+    return ordered and any_order and w.shape[1] % 8 == 0 and w.data_ptr() % 16 == 0

@@ -1,4 +1,4 @@
-"""The weights of the depthwise form in the order in which it reads them: channels of one tap side by side."""
+"""The weights of the depthwise form, reordered so that the channels of one tap are contiguous."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def conv_spread_kernel(
     p_w, p_spread, M, OUT, WIDTH, S, rows, s_g, s_m, s_c, s_r, s_s,
     C: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """spread[r * S + s, c, g * M + m] = w of group g, output m, channel c and tap r, s; rows of WIDTH values."""
+    """Write spread[r * S + s, c, g * M + m] = w of group g, output m, channel c and tap r, s; rows of WIDTH values."""
     wait(EARLY)
     tiles_o = tl.cdiv(OUT, BLOCK_N)
     o_o = tl.program_id(0) % tiles_o * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -30,16 +30,16 @@ def conv_spread_kernel(
 
 
 def strides(problem: Problem) -> tuple[int, ...]:
-    """Of the convolution's own weights, by group, output and channel of a group, row and column of taps."""
+    """Return the strides of the convolution's weights: group, output and input channel, row and column of taps."""
     if problem.direction == FORWARD:  # [groups * M, R, S, C]
         R, S, C = problem.geometry.h.kernel, problem.geometry.w.kernel, problem.C
         return problem.M * R * S * C, R * S * C, 1, S * C, C
-    of_read, of_written, *of_taps = problem.strides  # [groups * C, M, R, S]
-    return problem.C * of_read, of_written, of_read, *of_taps
+    input_stride, output_stride, *tap_strides = problem.strides  # [groups * C, M, R, S]
+    return problem.C * input_stride, output_stride, input_stride, *tap_strides
 
 
 def prepare(problem: Problem, of: tuple[int, ...]) -> Copy:
-    """The weights [R, S, C, groups * M], in rows of a multiple of 16 values, out of those with strides `of`."""
+    """Return the copy to [R, S, C, groups * M], in rows of a multiple of 16 values, from weights with strides `of`."""
     R, S, C, out = problem.geometry.h.kernel, problem.geometry.w.kernel, problem.C, problem.groups * problem.M
     width = 16 * launch.cdiv(out, 16)
     tile = problem.tile("conv_turn", floor=1, M=R * S * C, N=out)

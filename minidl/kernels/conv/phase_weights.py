@@ -1,11 +1,11 @@
-"""The weights of a walk back: the chosen taps, with the channels of input and output exchanged."""
+"""The weights of a backward phase: its taps, with input and output channels exchanged."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv.geometry import Walk
+from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
@@ -16,7 +16,7 @@ def conv_turn_kernel(
     p_w, p_turned, M, C, s_m, s_c, s_r, s_s, first_r, step_r, first_s, step_s,
     JH: tl.constexpr, JW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """turned[g * C + c, j, m] = w[g * M + m, c, taps of j]: one group, tap and block of channels per program."""
+    """Write turned[g * C + c, j, m] = w[g * M + m, c, tap j]: one group, tap and block of channels per program."""
     tiles_m = tl.cdiv(M, BLOCK_N)
     tiles_c = tl.cdiv(C, BLOCK_M)
     o_m = tl.program_id(0) % tiles_m * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -32,9 +32,9 @@ def conv_turn_kernel(
     tl.store(p_turned + o_row[:, None] + o_m[None, :], b_w, mask=m_cm)
 
 
-def prepare(problem: Problem, h: Walk, v: Walk) -> Copy:
-    """The weights [groups * C, JH, JW, M] of two walks back, out of w [groups * M, C, R, S] in any strides."""
-    # What the way back writes the convolution has read.
+def prepare(problem: Problem, h: Phase, v: Phase) -> Copy:
+    """Return the copy from w [groups * M, C, R, S] in any strides to [groups * C, JH, JW, M] for phases h and v."""
+    # A backward problem writes the channels that the convolution reads.
     M, C, JH, JW = problem.C, problem.M, len(h.taps), len(v.taps)
     tile = problem.tile("conv_turn", floor=1, M=C, N=M)
     grid = launch.cdiv(M, tile["BLOCK_N"]) * launch.cdiv(C, tile["BLOCK_M"]) * JH * JW * problem.groups
