@@ -113,7 +113,7 @@ def hands_on(problem: Problem) -> int:
 def prepare(problem: Problem) -> Prepared:
     M, N, K = _sizes(problem)
     tile, split = _choice(problem)
-    split = launches.filled(launch.cdiv(K, tile["BLOCK_K"]), split)
+    split = launches.non_empty(launch.cdiv(K, tile["BLOCK_K"]), split)
     # x lies along K; so do the weights, but for those of a way back that are read in place.
     turned = (True, False) if problem.direction == GRAD_WEIGHT else (False, not problem.in_place)
     made = launches.prepare(
