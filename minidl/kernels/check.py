@@ -82,7 +82,7 @@ def sizes(op: str, values: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def axis(op: str, dim: int, rank: int) -> int:
-    """Return `dim` as a non-negative axis. Raises IndexError outside [-rank, rank), TypeError unless it is an integer."""
+    """Return `dim` as a non-negative axis. Raises IndexError outside [-rank, rank), TypeError for other types."""
     if isinstance(dim, bool):
         raise TypeError(f"{op}: dim is {dim}, expected a whole number")
     dim = whole(op, "dim", dim)

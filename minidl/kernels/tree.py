@@ -103,13 +103,13 @@ def sum_rows(
     n = x.shape[1]
     if y is None:
         y = torch.empty(n, dtype=x.dtype, device=x.device)
-    segmented = y.dim() == 2
+    gaps = y.dim() == 2
     options = {**launch.tile("elementwise", x.dtype, N=n).options}
     if not launch.INTERPRETED:
         options["BLOCK_N"] = min(options["BLOCK_N"], BLOCK)
     launch.run(
-        tree_kernel, (launch.cdiv(n, options["BLOCK_N"]),), x, weight, y, n, x.stride(0), y.shape[1] if segmented else n,
-        y.stride(0) if segmented else 0, SIZE=size, PRESENT=sum(1 << start for start in starts),
-        HAS_WEIGHT=weight is not None, CUT=segmented, ACC=launch.acc(x.dtype), enable_fp_fusion=False, **options,
+        tree_kernel, (launch.cdiv(n, options["BLOCK_N"]),), x, weight, y, n, x.stride(0), y.shape[1] if gaps else n,
+        y.stride(0) if gaps else 0, SIZE=size, PRESENT=sum(1 << start for start in starts),
+        HAS_WEIGHT=weight is not None, CUT=gaps, ACC=launch.acc(x.dtype), enable_fp_fusion=False, **options,
     )  # fmt: skip
     return y

@@ -255,7 +255,7 @@ def _in_rows(x: torch.Tensor) -> torch.Tensor:
         return x
     stored, transposed = _stored(x)
     assert stored is not None
-    return rows.copied(stored).t() if transposed else rows.copied(stored)
+    return rows.aligned_copy(stored).t() if transposed else rows.aligned_copy(stored)
 
 
 def _can_copy(x: torch.Tensor) -> bool:
