@@ -43,7 +43,7 @@ def test_any_row_is_in_order(data, device):
         patch.setattr(sorting, "LONG", data.draw(st.sampled_from([2, 2**30])))
         patch.setattr(selected, "PART", 64)
         patch.setattr(ranked, "PART", 64)
-        patch.setattr(ranked, "WALK", 0)
+        patch.setattr(ranked, "MOST_BLOCKS", 0)
         y, found = reduce.sort(x, descending)
         best, where = reduce.leading(x, k, -1, descending)
     assert torch.equal(found.cpu(), at)

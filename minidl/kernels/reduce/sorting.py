@@ -18,7 +18,7 @@ from minidl.runtime import launch
 PIECE = 128
 LONG = 2**30  # from this size on, positions take 64 bits
 # Elements of a program; a piece is compared with STEP elements at a time.
-LANES, JOIN_LANES = (16384, 16384) if launch.INTERPRETED else (256, 512)
+LANES, JOINED = (16384, 16384) if launch.INTERPRETED else (256, 512)
 STEP = 8
 
 
@@ -101,12 +101,12 @@ def sort(x: torch.Tensor, descending: bool, origins: torch.Tensor | None = None)
         BLOCK_R=block, STEP=STEP, num_warps=4,
     )  # fmt: skip
     bits = block.bit_length() - 1
-    blocks = launch.cdiv(R, JOIN_LANES)
+    blocks = launch.cdiv(R, JOINED)
     while 2**bits < R:
         source, target = target, results(2 ** (bits + 1) >= R)
         launch.run(
             join_kernel, (K * blocks,), *source, *target, R, blocks, bits, **types,
-            PLACE=tl.int64 if R >= LONG else tl.int32, BLOCK=JOIN_LANES, num_warps=4,
+            PLACE=tl.int64 if R >= LONG else tl.int32, BLOCK=JOINED, num_warps=4,
         )  # fmt: skip
         bits += 1
     return y, positions
