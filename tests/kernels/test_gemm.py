@@ -559,7 +559,7 @@ def test_small_products_of_thin_operands_are_thin(kernels):
     ("arguments", "error", "message"),
     [
         (lambda: (matrix(2, 3), matrix(4, 5)), ValueError, r"\[2, 3\] and \[4, 5\] do not match: a has 3 columns"),
-        (lambda: (matrix(2, 2, 3), matrix(3, 3, 5)), ValueError, "batches equal"),
+        (lambda: (matrix(2, 2, 3), matrix(3, 3, 5)), ValueError, "batch sizes must be equal"),
         (lambda: (matrix(3), matrix(3)), ValueError, "expected two matrices or two batches"),
         (lambda: (matrix(2, 3), matrix(3, 4), matrix(3)), ValueError, r"bias has shape \[3\], expected \[4\]"),
         (lambda: (matrix(2, 3), matrix(3, 4), matrix(8)[::2]), ValueError, "contiguous"),
