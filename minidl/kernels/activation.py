@@ -106,7 +106,7 @@ def log1p(e):
 
 @triton.jit
 def expm1(z):
-    """Return e^z - 1 for z <= 0, as 2 t / (1 - t) with t = tanh(z / 2); off by 24 units in the last place in float32."""
+    """Return e^z - 1 for z <= 0: 2 t / (1 - t) with t = tanh(z / 2), off by 24 units in the last place in float32."""
     t = tanh(0.5 * z)
     return 2.0 * t * reciprocal(1.0 - t)
 
