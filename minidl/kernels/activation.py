@@ -9,13 +9,12 @@
     hardsigmoid min(max(z + 3, 0), 6) / 6
 
 Phi is the normal distribution function. GELU: Hendrycks and Gimpel, arXiv 1606.08415. SiLU: Elfwing et al.,
-arXiv 1702.03118. ELU: Clevert et al., arXiv 1511.07289. Mish: Misra, arXiv 1908.08681. All propagate NaN, and take
+arXiv 1702.03118. ELU: Clevert et al., arXiv 1511.07289. Mish: Misra, arXiv 1908.08681. All propagate NaN and accept
 blocks of float32 or float64 of any shape.
 
-An activation is applied while memory is read and written, which leaves it some 20 instructions per float16 number. A
-compiled division takes 8 instructions, `tl.exp` 5 and `tl.erf` 28, but `tl.exp2` and `tl.rsqrt` one each. So
-exponentials are computed as powers of two, and 1/d as the square of 1/sqrt(d). Each is off by at most 3 units in the
-last place.
+Memory traffic hides some 20 instructions per float16 number. A compiled division takes 8 instructions, `tl.exp` 5 and
+`tl.erf` 28, but `tl.exp2` and `tl.rsqrt` one each. So exponentials are computed as powers of two, and 1/d as the square
+of 1/sqrt(d). Each is off by at most 3 units in the last place.
 """
 
 import triton
@@ -23,26 +22,26 @@ import triton.language as tl
 
 NAMES = ("relu", "leaky_relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "relu6")
 RARE = ("elu", "softplus", "mish", "hardswish", "hardsigmoid")
-# As plain numbers, which the host compares and hashes in C.
+# Plain integers, which the host compares and hashes faster than constexpr.
 CODES = {name: code for code, name in enumerate((None, *NAMES, *RARE))}
 NONE, RELU, LEAKY_RELU, SIGMOID, TANH, GELU, GELU_TANH, SILU, RELU6, ELU, SOFTPLUS, MISH, HARDSWISH, HARDSIGMOID = map(
     tl.constexpr, CODES.values()
 )
-# The derivative of these follows from the output alone, so nothing else needs keeping for the gradient.
+# Activations whose derivative follows from the output, so the gradient needs only the output.
 FROM_OUTPUT = (None, "relu", "leaky_relu", "sigmoid", "tanh", "relu6")
-FROM_INPUT_IN_TORCH = ("leaky_relu", "relu6")  # whose result torch lets change in place before the way back
+FROM_INPUT_IN_TORCH = ("leaky_relu", "relu6")  # torch allows in-place changes of their output before backward
 NEGATIVE_SLOPE = 0.01
-# What SLOPE is where none is given.
+# Default slopes.
 SLOPES = {"leaky_relu": NEGATIVE_SLOPE, "elu": 1.0, "softplus": 1.0}
 
 Activation = str | tuple[str, float] | None
 
 
 def parse(act: Activation) -> tuple[str | None, float]:
-    """(name, slope) of an activation given as a name, None, or (name, slope) of one of SLOPES.
+    """Return (name, slope) of an activation, which is a name, None, or (name, slope) for a name in SLOPES.
 
-    Raises ValueError for an unknown name, a slope for anything else, or a slope that is not positive; that of elu,
-    torch's alpha, may be any number.
+    Raises ValueError for an unknown name, a slope for another activation, or a slope that is not positive; the slope of
+    elu, torch's alpha, may be any number.
     """
     name, slope = act if isinstance(act, tuple) else (act, SLOPES.get(act or "", NEGATIVE_SLOPE))
     if name not in CODES:
@@ -56,29 +55,29 @@ def parse(act: Activation) -> tuple[str | None, float]:
 
 @triton.jit
 def exponential(x):
-    """exp(x), off by |x| + 4 units in the last place."""
+    """Return exp(x), off by at most |x| + 4 units in the last place."""
     return tl.exp2(x * 1.4426950408889634)
 
 
 @triton.jit
 def reciprocal(d):
-    """1 / d for d >= 1."""
+    """Return 1 / d for d >= 1."""
     r = tl.rsqrt(d)
     return r * r
 
 
 @triton.jit
 def sigmoid(z):
-    """1 / (1 + exp(-z)); an exponential that overflows gives 0, as it should."""
+    """Return 1 / (1 + exp(-z)); an exponential that overflows gives the correct 0."""
     return reciprocal(1.0 + exponential(-z))
 
 
 @triton.jit
 def tanh(z):
-    """tanh(z), off by 16 units in the last place in float32, by 8 units of 1 in float64.
+    """Return tanh(z), off by 16 units in the last place in float32, by 8 units of 1 in float64.
 
-    1 - 2 / (1 + exp(2|z|)) with the sign of z. Near 0 that cancels, so below 0.5 float32 takes z + z^3 p(z^2), where p
-    is fitted to an error of a quarter of a unit.
+    The formula is 1 - 2 / (1 + exp(2|z|)) with the sign of z. It cancels near 0, so for |z| < 0.5 float32 uses
+    z + z^3 p(z^2), with p fitted to an error of a quarter of a unit.
     """
     t = 1.0 - 2.0 * reciprocal(1.0 + exponential(2.0 * tl.abs(z)))
     t = tl.where(z < 0.0, -t, t)
@@ -93,9 +92,9 @@ def tanh(z):
 
 @triton.jit
 def log1p(e):
-    """log(1 + e) for -1/2 <= e <= 1, to a few units in the last place.
+    """Return log(1 + e) for -1/2 <= e <= 1, to a few units in the last place.
 
-    It is 2 artanh(e / (2 + e)), whose series has terms of one sign with ratios of at most 1/9.
+    It equals 2 artanh(e / (2 + e)), whose series has terms of one sign with ratios of at most 1/9.
     """
     TERMS: tl.constexpr = 17 if e.dtype == tl.float64 else 8
     z = e / (2.0 + e)
@@ -107,14 +106,14 @@ def log1p(e):
 
 @triton.jit
 def expm1(z):
-    """e^z - 1 for z <= 0, as 2 t / (1 - t) with t = tanh(z / 2); off by 24 units in the last place in float32."""
+    """Return e^z - 1 for z <= 0: 2 t / (1 - t) with t = tanh(z / 2), off by 24 units in the last place in float32."""
     t = tanh(0.5 * z)
     return 2.0 * t * reciprocal(1.0 - t)
 
 
 @triton.jit
 def mish_parts(z):
-    """d, p and m of z, with tanh(log(1 + e^z)) = p / d and 1 less that m / d, all of one sign and none overflowing."""
+    """Return d, p and m with tanh(log(1 + e^z)) = p / d = 1 - m / d; all have one sign and none overflows."""
     e = exponential(tl.abs(z) * -1.0)
     p = tl.where(z < 0.0, e * (e + 2.0), 1.0 + 2.0 * e)
     m = tl.where(z < 0.0, e * 0.0 + 2.0, 2.0 * e * e)
@@ -123,7 +122,7 @@ def mish_parts(z):
 
 @triton.jit
 def tanh_grad(z):
-    """1 - tanh(z)^2 = 4 e / (1 + e)^2 with e = exp(-2|z|), which does not cancel for large z."""
+    """Return 1 - tanh(z)^2 = 4 e / (1 + e)^2 with e = exp(-2|z|), which does not cancel for large z."""
     e = exponential(-2.0 * tl.abs(z))
     r = reciprocal(1.0 + e)
     return 4.0 * e * r * r
@@ -131,11 +130,11 @@ def tanh_grad(z):
 
 @triton.jit
 def normal_cdf(z):
-    """Phi(z), off by 16 + 2 z^2 units in the last place in float32, also where it is small.
+    """Return Phi(z), off by 16 + 2 z^2 units in the last place in float32, also for small values.
 
-    Below 0 it is exp(-z^2/2) t P(t) with t = 1 / (1 + 0.305 |z|) and a P of degree 7, fitted to a relative error of
-    2^-23 for |z| up to 14 (the form is Hastings', Approximations for Digital Computers, 1955); above, 1 less that.
-    float64 takes (1 + erf(z / sqrt 2)) / 2, whose error below 0 is a unit of 1.
+    For z < 0 it is exp(-z^2/2) t P(t) with t = 1 / (1 + 0.305 |z|) and P of degree 7, fitted to a relative error of
+    2^-23 for |z| up to 14 (form: Hastings, Approximations for Digital Computers, 1955), else 1 minus that for -z.
+    float64 uses (1 + erf(z / sqrt 2)) / 2, whose error for z < 0 is a unit of 1.
     """
     if z.dtype == tl.float32:
         t = reciprocal(1.0 + 0.305 * tl.abs(z))
@@ -154,7 +153,7 @@ def normal_cdf(z):
 
 @triton.jit
 def activate(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
-    """act(z)."""
+    """Return act(z)."""
     if ACT == RELU:
         return tl.where(z <= 0.0, 0.0, z)
     elif ACT == LEAKY_RELU:
@@ -191,8 +190,8 @@ def activate(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
 
 @triton.jit
 def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
-    """act'(z). At 0, relu, leaky_relu and elu take the left derivative, as torch does; relu6 has 0 at 0 and at 6. Of
-    pieces, NaN is in the one that torch's comparisons choose."""
+    """Return act'(z). At 0, relu, leaky_relu and elu have the left derivative, as in torch; relu6 has 0 at 0 and at 6.
+    In piecewise functions, NaN selects the same piece as in torch."""
     if ACT == RELU:
         return tl.where(z <= 0.0, 0.0, 1.0).to(z.dtype)
     elif ACT == LEAKY_RELU:
@@ -207,7 +206,7 @@ def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
         w = z * (1.5957691216057308 + 0.0713548162726002 * z * z)
         s = sigmoid(w)
         bend = s * sigmoid(-w) * z
-        # Where z z overflows, bend is 0.
+        # If z z overflows, bend is 0.
         bend = tl.where(bend == 0.0, 0.0, bend * (1.5957691216057308 + 0.2140644488178007 * z * z))
         return s + bend
     elif ACT == SILU:
@@ -234,7 +233,7 @@ def activate_grad(z, ACT: tl.constexpr, SLOPE: tl.constexpr):
 
 @triton.jit
 def activate_grad_from_output(y, ACT: tl.constexpr, SLOPE: tl.constexpr):
-    """act'(z) for y = act(z), for the activations in FROM_OUTPUT."""
+    """Return act'(z) for y = act(z), for the activations in FROM_OUTPUT."""
     if ACT == SIGMOID:
         return y * (1.0 - y)
     elif ACT == TANH:

@@ -4,9 +4,9 @@
     b         [N], or none
     dx = dy act'(x + b)            db = sum over rows of dx, in a fixed order
 
-For the gradient x and b are kept and x + b is recomputed, which costs no memory traffic. After a product with a fused
-epilogue, the output y = act(z) is kept if act' follows from it, else z: `from_output` says which. Each program of the
-gradient loops over a band of rows, so that db has few partial sums.
+The gradient saves x and b and recomputes x + b, without extra memory traffic. After a product with a fused epilogue,
+the output y = act(z) is saved if act' follows from it (`from_output`), else z. Each program of the gradient loops over
+a band of rows, so that db has few partial sums.
 """
 
 import math
@@ -46,7 +46,7 @@ def bias_act_grad_kernel(
     WANT_X: tl.constexpr, WANT_BIAS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx, and the sums of its columns over each band of rows: partial[bands, N]."""
+    """Write dx, and the sums of its columns over each band of rows: partial [bands, N]."""
     wait(EARLY)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_n = o_n < N
@@ -110,11 +110,11 @@ def bias_act_grad(
     want_x: bool = True,
     want_bias: bool = True,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(dx, db) for y = act(x + b), of which only those wanted are computed.
+    """Return (dx, db) for y = act(x + b), None for each that is not wanted.
 
-    dy, x [..., N]; b [N], or None where x is already x + b. With `from_output`, x is y itself and b None; act must be
-    one of `activation.FROM_OUTPUT`. dx has x's shape; it is dy itself where there is no activation, but a contiguous
-    copy, made as its columns are summed, where rows of dy lie apart and both are wanted. db [N].
+    dy, x [..., N]; b [N], or None if x is already x + b. With `from_output`, x is y, b is None and act must be in
+    `activation.FROM_OUTPUT`. dx has x's shape. Without an activation dx is dy, or a contiguous copy (from the same
+    launch as db) if dy is not contiguous and both are wanted. db [N].
     Raises ValueError for shapes that differ, an unknown activation, or one whose derivative needs its input.
     """
     name, slope = activation.parse(act)
@@ -149,14 +149,14 @@ def bias_act_grad(
 
 
 def depth(rows: int, columns: int, dtype: torch.dtype) -> int:
-    """The longest chain of additions that a term of db goes through."""
+    """Return the longest chain of additions of a term of db."""
     tile = launch.tile("bias_act_grad", dtype, M=rows, N=columns)
     band = reduce.band(rows, launch.cdiv(columns, tile["BLOCK_N"]), tile["BLOCK_M"])
     return min(max(rows - 1, 0), band // tile["BLOCK_M"] + tile["BLOCK_M"] + launch.cdiv(rows, band))
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x [..., N] as [M, N] with contiguous rows: a view where that is possible."""
+    """Return x [..., N] as [M, N] with contiguous rows, a view if possible."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 

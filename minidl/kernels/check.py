@@ -1,4 +1,4 @@
-"""Checks shared by launchers; their errors state the value, what was expected, and what to do."""
+"""Argument checks shared by launchers; an error states the value, the expected value, and a remedy."""
 
 import operator
 from collections.abc import Iterable, Sequence
@@ -11,18 +11,18 @@ Pair = int | Sequence[int]
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SEVERAL = {1: "a sequence of one", 2: "a pair of them", 3: "three of them"}
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-MOST = 2**30  # of sizes, strides, paddings and dilations: kernels take them as int32
+MOST = 2**30  # limit of sizes, strides, paddings and dilations: kernels take them as int32
 
 
 def floating(op: str, **tensors: torch.Tensor | None) -> None:
-    """Raise TypeError unless every tensor that is given is float16, bfloat16, float32 or float64."""
+    """Raise TypeError unless every tensor that is not None is float16, bfloat16, float32 or float64."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype not in FLOATING:
             raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected a floating type; convert it with .to()")
 
 
-class Placed(Protocol):
-    """What has a dtype and a device."""
+class HasDtypeAndDevice(Protocol):
+    """An object with a dtype and a device."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -31,8 +31,8 @@ class Placed(Protocol):
     def device(self) -> torch.device: ...
 
 
-def same(op: str, **tensors: Placed | None) -> None:
-    """Raise TypeError unless all tensors that are given have one dtype, ValueError unless they are on one device."""
+def same(op: str, **tensors: HasDtypeAndDevice | None) -> None:
+    """Raise TypeError unless all tensors that are not None have one dtype, ValueError unless they share a device."""
     (first_name, first), *rest = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
     for name, tensor in rest:
         if tensor.dtype != first.dtype:
@@ -46,44 +46,43 @@ def same(op: str, **tensors: Placed | None) -> None:
 
 
 def whole(op: str, name: str, value: Any, least: int | None = None) -> int:
-    """A whole number, also of numpy or in a tensor. Raises TypeError for anything else, ValueError below `least`."""
+    """Return an integer, also from NumPy or a tensor. Raises TypeError for other types, ValueError below `least`."""
     try:
-        found = operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"{op}: {name} is {value!r}, expected a whole number") from None
-    if least is not None and found < least:
-        raise ValueError(f"{op}: {name} is {found}, expected {least} or more")
-    return found
+    if least is not None and number < least:
+        raise ValueError(f"{op}: {name} is {number}, expected {least} or more")
+    return number
 
 
 def several(op: str, name: str, value: Any) -> tuple[int, ...]:
-    """Whole numbers, of which one may stand alone. Raises TypeError for anything else, also True and False."""
-    if any(isinstance(each, bool) for each in (value if isinstance(value, list | tuple) else (value,))):
+    """Return a tuple of integers from a sequence or a single one. Raises TypeError for other values and bools."""
+    if any(isinstance(item, bool) for item in (value if isinstance(value, list | tuple) else (value,))):
         raise TypeError(f"{op}: {name} is {value!r}, expected whole numbers")
     if not isinstance(value, list | tuple):
         try:
             return (operator.index(value),)
         except TypeError:
             value = value if isinstance(value, Iterable) else (value,)
-    return tuple([whole(op, name, each) for each in value])
+    return tuple([whole(op, name, item) for item in value])
 
 
-def unpacked(op: str, name: str, given: tuple[Any, ...]) -> tuple[int, ...]:
-    """Whole numbers that a function was given one by one, or as one sequence. Raises as `several`."""
-    return several(op, name, given[0] if len(given) == 1 else given)
+def unpacked(op: str, name: str, values: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return a tuple of integers from *args that are integers or one sequence. Raises as `several`."""
+    return several(op, name, values[0] if len(values) == 1 else values)
 
 
-def sizes(op: str, given: tuple[Any, ...]) -> tuple[int, ...]:
-    """`unpacked` sizes of a tensor. Raises ValueError for one below 0, too."""
-    found = unpacked(op, "size", given)
-    if any(size < 0 for size in found):
-        raise ValueError(f"{op}: size is {list(found)}, expected sizes from 0")
-    return found
+def sizes(op: str, values: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the `unpacked` sizes of a tensor. Raises ValueError also for a size below 0."""
+    sizes_ = unpacked(op, "size", values)
+    if any(size < 0 for size in sizes_):
+        raise ValueError(f"{op}: size is {list(sizes_)}, expected sizes from 0")
+    return sizes_
 
 
 def axis(op: str, dim: int, rank: int) -> int:
-    """`dim` counted from the front. Raises IndexError when it is outside [-rank, rank), TypeError for what is no whole
-    number."""
+    """Return `dim` as a non-negative axis. Raises IndexError outside [-rank, rank), TypeError for other types."""
     if isinstance(dim, bool):
         raise TypeError(f"{op}: dim is {dim}, expected a whole number")
     dim = whole(op, "dim", dim)
@@ -93,35 +92,35 @@ def axis(op: str, dim: int, rank: int) -> int:
 
 
 def axes(op: str, dims: Any, rank: int, name: str = "dim") -> tuple[int, ...]:
-    """`several` dimensions, each as `axis` has it."""
+    """Return a tuple of dimensions, each checked by `axis`."""
     return tuple([axis(op, dim, rank) for dim in several(op, name, dims)])
 
 
 def pair(op: str, name: str, value: Pair, least: int) -> tuple[int, int]:
-    """(height, width), as `numbers` has them."""
+    """Return (height, width), checked by `numbers`."""
     height, width = numbers(op, name, value, least, 2)
     return height, width
 
 
 def numbers(op: str, name: str, value: Pair, least: int, count: int) -> tuple[int, ...]:
-    """A whole number for each of `count` axes; one, or a sequence of one, counts for all, as in torch.
+    """Return an integer for each of `count` axes; a single integer or a sequence of one applies to all, as in torch.
 
-    Raises TypeError for anything else, ValueError for numbers that are not from `least` to MOST.
+    Raises TypeError for other values, ValueError for numbers outside [least, MOST].
     """
     try:
         values = several(op, name, value)
     except TypeError:
         values = ()
-    whole = len(values) in (1, count)
-    if not whole or not all(least <= v <= MOST for v in values):
+    right_count = len(values) in (1, count)
+    if not right_count or not all(least <= v <= MOST for v in values):
         text = f"{op}: {name} is {value!r}, expected a whole number from {least} to {MOST}, or {SEVERAL[count]}"
-        raise ValueError(text) if whole else TypeError(text)
+        raise ValueError(text) if right_count else TypeError(text)
     return values if len(values) == count else values * count
 
 
 def memory_order(tensor: torch.Tensor) -> torch.memory_format | None:
-    """torch.contiguous_format, torch.channels_last or torch.channels_last_3d, whichever the tensor is dense in; for
-    [N, C, L] in the order [N, L, C], which has no name, torch.preserve_format; None for other strides."""
+    """Return the memory format in which the tensor is dense: torch.contiguous_format, channels_last, channels_last_3d,
+    or preserve_format for [N, C, L] with memory order [N, L, C], which has no name; None for other strides."""
     if tensor.is_contiguous():
         return torch.contiguous_format
     if tensor.dim() == 3:

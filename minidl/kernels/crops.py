@@ -1,14 +1,14 @@
-"""Parts of pictures as a batch: cut out, resized without aliasing, mirrored and standardised in one pass.
+"""Batches of image crops: crop, resize with antialiasing, mirror and standardise in one pass.
 
     y[b, i, j, c] = (sum_u sum_v p_i(u) q_j(v) x[index[b], u, v, c] / (sum_u p_i(u) sum_v q_j(v)) - mean[c]) / std[c]
     p_i(u) = max(0, 1 - |u + 1/2 - top - (i + 1/2) s| / max(s, 1)),  s = rows of the part / h, for rows u of the part
-    q_j(v) likewise for columns, with w - 1 - j in place of j where the part is mirrored
+    q_j(v) likewise for columns, with w - 1 - j in place of j if the part is mirrored
 
-as torch resizes a crop with mode="bilinear", antialias=True: a triangle as wide as the distance of the places it is
-taken at, or as two pixels where the part is made larger.
+as torch resizes a crop with mode="bilinear", antialias=True: a triangle filter whose half-width is the sampling step,
+or one pixel if the part is enlarged.
 
     x          [N, H, W, C]  uint8, the whole data set on the device
-    index      [B]           int64: which pictures
+    index      [B]           int64: picture of each crop
     parts      [B, 5]        int32: top, left, rows (at most H), columns (at most W), mirrored (0 or 1)
     mean, std  [C]           float32
     y          [B, h, w, C]  floating
@@ -24,7 +24,7 @@ from minidl.runtime import launch
 
 @triton.jit
 def triangle(b_pixel, b_centre, b_reach, b_first, b_count):
-    """Weight of pixels of a part for a place, 0 outside of the part."""
+    """Return the filter weights of pixels around b_centre, 0 outside the part."""
     b_weight = 1.0 - tl.abs(b_pixel.to(tl.float32) + 0.5 - b_centre) / b_reach
     inside = (b_pixel >= b_first) & (b_pixel < b_first + b_count)
     return tl.where(inside, tl.maximum(b_weight, 0.0), 0.0)
@@ -35,7 +35,7 @@ def crop_kernel(
     p_x, p_index, p_parts, p_y, p_mean, p_std, rows, H, W, C, h, w,
     TAPS_H: tl.constexpr, TAPS_W: tl.constexpr, REPLICATE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Rows are those of the batch, one after another; columns are the w C values of a row."""
+    """Write a tile of y as a matrix: rows are the pixel rows of the batch, columns the w C values of a row."""
     columns = w * C
     tiles_n = tl.cdiv(columns, BLOCK_N)
     o_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -100,7 +100,7 @@ def crop(
     dtype: torch.dtype,
     replicate: bool = False,
 ) -> torch.Tensor:
-    """Parts of the pictures `index` of x as network input [B, C, h, w] of `size` (h, w), in channels-last memory.
+    """Return parts of the pictures `index` of x as network input [B, C, h, w] of `size` (h, w), channels-last.
 
     Shapes and dtypes as above, on one device; indices must lie in [0, N). Raises TypeError for pixels that are not
     uint8, ValueError for shapes that do not fit.

@@ -1,4 +1,4 @@
-"""Whole numbers divided by one that the host knows: by a product, in place of the many instructions of a division."""
+"""Integer division by a divisor that the host knows: a multiplication instead of a slow division."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import triton.language as tl
 
 
 @triton.jit
-def divided(n, size, by, INDEX: tl.constexpr):
-    """n // size for n from 0 to below 2^31, by the product with `reciprocal(size)`."""
+def fast_divide(n, size, by, INDEX: tl.constexpr):
+    """Return n // size for 0 <= n < 2^31, by the product with `reciprocal(size)`."""
     if tl.int64 == INDEX:
         return n // size
     else:
@@ -21,7 +21,7 @@ def divided(n, size, by, INDEX: tl.constexpr):
 
 @functools.lru_cache(maxsize=1024)
 def reciprocal(size: int) -> int:
-    """2^(31 + k) / size rounded up, k the bits of size - 1; and above its 32 bits k + 1, so that it always takes 64.
+    """Return 2^(31 + k) / size rounded up, k the bits of size - 1, with k + 1 in the upper 32 bits: always 64 bits.
 
     floor(n m / 2^(31 + k)) is then n // size for 0 <= n < 2^31 (Granlund and Montgomery, PLDI 1994).
     """

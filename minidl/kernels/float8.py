@@ -4,9 +4,9 @@
     float8_e5m2    5 and 2, the upper byte of a float16: to 57344, steps of 2^-16 below 2^-14, NaN and infinity
 
 The scale is the power of two that brings the largest finite |x| to at most the largest value and above half of it, so
-scaling is exact and all errors are those of rounding, to the nearest and to even: 2^-4 (2^-3) of x, or half a step.
-What a given scale takes beyond the largest value becomes the largest value; infinity stays infinity or, where there is
-none, becomes NaN. Codes are computed in integers, the same on every device.
+scaling is exact and all errors come from rounding to nearest even: 2^-4 (2^-3) of x, or half a step. With a scale from
+the caller, larger values saturate; infinity stays infinity or, in a format without it, becomes NaN. Codes are computed
+with integers, so they are the same on every device.
 
 Source: Micikevicius et al., FP8 formats for deep learning, arXiv 2209.05433.
 """
@@ -29,13 +29,13 @@ PARTS = 1024  # of the maximum, at most
 
 @triton.jit
 def encode(b_x, E5: tl.constexpr):
-    """The codes, uint8, of float32 values."""
+    """Return the codes, uint8, of float32 values."""
     FRACTION: tl.constexpr = 2 if E5 else 3
     BIAS: tl.constexpr = 15 if E5 else 7
     LARGEST: tl.constexpr = 0x7B if E5 else 0x7E
     INFINITY: tl.constexpr = 0x7C if E5 else 0x7F
     SHIFT: tl.constexpr = 23 - FRACTION
-    # Of 2^k whose last bit is a step of the numbers below the smallest normal one: an addition rounds to it.
+    # A power of two whose last bit is the step of subnormal numbers: adding it rounds to that step.
     STEP: tl.constexpr = 2.0 ** (24 - BIAS - FRACTION)
     STEP_BITS: tl.constexpr = (127 + 24 - BIAS - FRACTION) << 23
     b_bits = b_x.to(tl.int32, bitcast=True)
@@ -51,7 +51,7 @@ def encode(b_x, E5: tl.constexpr):
 
 @triton.jit
 def decode(b_code, E5: tl.constexpr):
-    """The float16 values of codes, uint8: exact."""
+    """Return the exact float16 values of codes, uint8."""
     b_code = b_code.to(tl.int16)
     if E5:
         return (b_code << 8).to(tl.float16, bitcast=True)
@@ -62,7 +62,7 @@ def decode(b_code, E5: tl.constexpr):
 
 @triton.jit
 def product(b_a, b_b, b_acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """b_acc + b_a b_b for blocks [M, K] and [K, N] of any type; of float8 as PRECISION says, see `launch.float8`."""
+    """Return b_acc + b_a b_b for blocks [M, K] and [K, N] of any type; for float8 PRECISION as in `launch.float8`."""
     MOST: tl.constexpr = min(b_a.shape[1], 128)
     if PRECISION == "float8":
         return tl.dot(b_a, b_b, b_acc, max_num_imprecise_acc=MOST, out_dtype=ACC)
@@ -78,7 +78,7 @@ def product(b_a, b_b, b_acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def stored(b_x, TYPE: tl.constexpr):
-    """b_x rounded to the type in which it is stored: of any width, float8 as `encode` rounds."""
+    """Return b_x rounded to TYPE, float8 by `encode`."""
     E5: tl.constexpr = tl.float8e5 == TYPE
     if E5 or tl.float8e4nv == TYPE:
         return encode(b_x.to(tl.float32), E5).to(TYPE, bitcast=True)
@@ -88,12 +88,12 @@ def stored(b_x, TYPE: tl.constexpr):
 
 @triton.jit
 def float8_largest_kernel(p_x, p_parts, total, BLOCK_N: tl.constexpr):
-    """p_parts[i] = the largest finite |x| of the blocks that program i of all takes in turn."""
+    """p_parts[i] = the largest finite |x| of the blocks of program i (every num_programs-th one)."""
     b_most = tl.zeros((BLOCK_N,), dtype=tl.int32)
     for i in range(tl.program_id(0).to(tl.int64) * BLOCK_N, total, tl.num_programs(0) * BLOCK_N):
         o = i + tl.arange(0, BLOCK_N)
         b_x = tl.load(p_x + o, mask=o < total, other=0.0).to(tl.float32)  # [BLOCK_N]
-        # Numbers without sign are in the order of their bits.
+        # Non-negative floats have the order of their bits.
         b_abs = b_x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
         b_most = tl.maximum(b_most, tl.where(b_abs < 0x7F800000, b_abs, 0))
     tl.store(p_parts + tl.program_id(0), tl.max(b_most, axis=0))
@@ -104,7 +104,7 @@ def float8_cast_kernel(
     p_x, p_parts, p_scale, p_y, total, parts,
     GIVEN: tl.constexpr, E5: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The codes of x / scale; the scale is GIVEN, or found from the parts of the maximum and stored."""
+    """Write the codes of x / scale; the scale is GIVEN, or computed from the partial maxima and stored."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < total
     b_x = tl.load(p_x + o, mask=m, other=0.0).to(tl.float32)  # [BLOCK_N]
@@ -157,9 +157,9 @@ def float8_scale_kernel(
 def quantize(
     x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values, scale): x [any shape] in float8, in x's memory order, and the float32 scale [] with x = scale * values.
+    """Return (values, scale): x in float8, in x's memory order, and the float32 scale [] with x = scale * values.
 
-    scale  a positive float32 of one value to use in place of the one found from x
+    scale  a positive float32 tensor of one value that replaces the scale computed from x
     Raises TypeError for dtypes, ValueError for a scale that is not one float32 on x's device.
     """
     if dtype not in DTYPES:
@@ -170,24 +170,24 @@ def quantize(
         check_scale("quantize", "scale", scale, x)
     x = _dense(x)
     values = torch.empty_like(x, dtype=dtype)
-    total, found = x.numel(), scale
+    total, chosen = x.numel(), scale
     block = launch.tile("float8", x.dtype, N=total)["BLOCK_N"]
     parts = None
-    if found is None:
-        found = torch.empty((), dtype=torch.float32, device=x.device)
+    if chosen is None:
+        chosen = torch.empty((), dtype=torch.float32, device=x.device)
         programs = max(1, min(launch.cdiv(total, block), PARTS, 4 * launch.processors()))
         parts = torch.empty(programs, dtype=torch.int32, device=x.device)
         launch.run(float8_largest_kernel, (programs,), x, parts, total, **_options(x.dtype, total))
     launch.run(
-        float8_cast_kernel, (max(1, launch.cdiv(total, block)),), x, parts, found, values.view(torch.uint8), total,
+        float8_cast_kernel, (max(1, launch.cdiv(total, block)),), x, parts, chosen, values.view(torch.uint8), total,
         0 if parts is None else parts.numel(),
         GIVEN=scale is not None, E5=dtype == torch.float8_e5m2, PARTS=PARTS, **_options(x.dtype, total),
     )  # fmt: skip
-    return values, found
+    return values, chosen
 
 
 def dequantize(values: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """scale * values in `dtype`, in the memory order of `values`; without a scale the values.
+    """Return scale * values in `dtype`, in the memory order of `values`; scale None means 1.
 
     Raises TypeError for dtypes, ValueError for a scale that is not one float32 on the device of `values`.
     """
@@ -211,9 +211,9 @@ def epilogue(
     a: torch.Tensor, b: torch.Tensor, columns: int, factor: torch.Tensor | None = None,
     bias: torch.Tensor | None = None, result: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """The float32 factors [columns] of a product of values with scales a and b, times `factor` [columns], and its bias.
+    """Return the float32 factors [columns] of a product of values with scales a and b, and its bias.
 
-    Where the result has a scale, both are divided by it.
+    The factors are a b, times `factor` [columns] if it is not None. A scale of the result divides factors and bias.
     """
     y = torch.empty(columns, dtype=torch.float32, device=a.device)
     bias = None if bias is None else bias.contiguous()
@@ -228,7 +228,7 @@ def epilogue(
 
 
 def check_values(op: str, **tensors: torch.Tensor) -> None:
-    """Raise TypeError unless every tensor is of float8."""
+    """Raise TypeError unless every tensor has a float8 dtype."""
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected float8; use quantize(...)")

@@ -1,10 +1,10 @@
-"""Batches of pictures: chosen, moved, mirrored and standardised in one pass.
+"""Batches of pictures: gather, shift, mirror and standardise in one pass.
 
     y[b, h, w, c] = (x[index[b], h', w', c] - mean[c]) / std[c]
     h' = h - dy[b]        w' = w - dx[b], or W - 1 - (w - dx[b]) where flip[b]
 
     x          [N, H, W, C]  uint8, the whole data set on the device
-    index      [B]           int64: which pictures
+    index      [B]           int64: pictures of the batch
     moves      [B, 3]        int32: dy, dx, flip (0 or 1), or none
     mean, std  [C]           float32
     y          [B, H, W, C]  floating
@@ -23,7 +23,7 @@ def pick_kernel(
     p_x, p_index, p_moves, p_y, p_mean, p_std, rows, H, W, C,
     MOVED: tl.constexpr, REPLICATE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Rows are those of the pictures, one after another; columns are the W C values of a row."""
+    """Write a tile of y as a matrix: rows are the pixel rows of the batch, columns the W C values of a row."""
     columns = W * C
     tiles_n = tl.cdiv(columns, BLOCK_N)
     o_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -66,7 +66,7 @@ def pick(
     dtype: torch.dtype,
     replicate: bool = False,
 ) -> torch.Tensor:
-    """The pictures `index` of x as network input [B, C, H, W] of `dtype`, in channels-last memory.
+    """Return the pictures `index` of x as network input [B, C, H, W] of `dtype`, channels-last.
 
     Shapes and dtypes as above, on one device; indices must lie in [0, N). Raises TypeError for pixels that are not
     uint8, ValueError for shapes that do not fit.

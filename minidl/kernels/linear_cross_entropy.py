@@ -1,8 +1,9 @@
-"""Cross-entropy of logits x w^T + bias that are never all there: rows are taken a chunk at a time.
+"""Cross-entropy of logits x w^T + bias, computed for chunks of rows so that the logits never all exist in memory.
 
-A chunk's logits are a matrix product; one launch makes their losses and puts their gradient in their place, of which
-two more products make those of x and w. So memory for logits is bounded, and the backward pass only scales: as Hsu et
-al., Liger Kernel, arXiv 2410.10989. The gradient of w is added up over chunks in the accumulate type.
+The logits of a chunk are a matrix product. One launch computes their losses and overwrites them with their gradient,
+and two more products compute the gradients of x and w. So memory for logits is bounded, and the backward pass only
+scales (Hsu et al., Liger Kernel, arXiv 2410.10989). The gradient of w is accumulated over chunks in the accumulation
+dtype.
 
     x [R, K]     w [N, K]     bias [N]     targets and weights as in `cross_entropy`, of logits [R, N]
 """
@@ -21,16 +22,16 @@ from minidl.kernels.gemm import gemm
 from minidl.kernels.loss import add_up
 from minidl.runtime import launch
 
-# Logits at once: 512 MB in 16 bits. Fewer rows at a time would be slower: each chunk reads and writes the sum of dw, 8
+# Most logits of a chunk: 512 MB in 16 bits. Smaller chunks would be slower: each one reads and writes the sum of dw, 8
 # bytes for each of N K values, which takes as long as the chunk's products at some 250 rows (H200, 16 bits).
 MOST = 2**28
-LEAST = 1024  # rows at a time, however many classes there are
+LEAST = 1024  # least rows of a chunk, for any number of classes
 
 
-class Made(NamedTuple):
-    """The loss, and the gradients that were wanted of x, w and bias, which `scaled` completes.
+class LossAndGrads(NamedTuple):
+    """The loss, and the wanted gradients of x, w and bias, which `scaled` completes.
 
-    divisor  what remains to be divided out of them, see `cross_entropy.CrossEntropy`
+    divisor  the gradients must still be divided by it, see `cross_entropy.CrossEntropy`
     """
 
     loss: torch.Tensor
@@ -51,11 +52,11 @@ def linear_cross_entropy(
     wanted: Sequence[bool],
     dy: torch.Tensor | None = None,
     wide: bool = False,
-) -> Made:
-    """The loss, in x's dtype or `wide` in that of sums, and the gradients of x, w and bias that are wanted.
+) -> LossAndGrads:
+    """Return the loss, in x's dtype or with `wide` in the accumulation dtype, and the `wanted` gradients of x, w, bias.
 
-    dy [R]: that of each row's loss, which gradients of a reduction "none" need.
-    Raises as `cross_entropy_parts` for logits of x's rows and w's, and ValueError for shapes that do not fit.
+    dy [R] is the gradient of each row's loss, which gradients with the reduction "none" need.
+    Raises as `cross_entropy_parts` for logits [R, N], and ValueError for shapes that do not fit.
     """
     _check(x, w, bias)
     R, N = len(x), len(w)
@@ -64,7 +65,7 @@ def linear_cross_entropy(
     )
     acc, with_grad = launch.acc_torch(x.dtype), any(wanted)
     each, mean = reduction == "none", reduction == "mean"
-    later = mean and with_grad and x.dtype == torch.float16
+    defer = mean and with_grad and x.dtype == torch.float16
     target, weight = target.contiguous(), None if weight is None else weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     sums, count = None, 1
@@ -79,17 +80,17 @@ def linear_cross_entropy(
     for first in range(0, max(R, 1), step):
         rows, end = x[first : first + step], first + step
         z = gemm(rows, w.t(), bias)
-        divisors = (sums, count) if mean and with_grad and not later else (None, 1)
-        how = weight, ignore_index, smoothing, divisors, out if each else None, with_grad
-        losses.append(entropy.in_place(z, target[first:end], *how))
+        divisors = (sums, count) if mean and with_grad and not defer else (None, 1)
+        options = weight, ignore_index, smoothing, divisors, out if each else None, with_grad
+        losses.append(entropy.in_place(z, target[first:end], *options))
         if dy is not None:
             entropy.cross_entropy_grad_(z, dy[first:end])
         if wanted[0]:
             dxs.append(gemm(z, w))
         if wanted[1]:
-            totals[0] = _product(totals[0], z.t(), rows, later or step < R)
+            totals[0] = _product(totals[0], z.t(), rows, defer or step < R)
         if wanted[2]:
-            totals[1] = _added(totals[1], reduce.sum_rows(z, acc))
+            totals[1] = _accumulate(totals[1], reduce.sum_rows(z, acc))
     parts = torch.cat(losses) if len(losses) > 1 else losses[0]
     loss, divisor = parts, None
     if not each:
@@ -97,33 +98,33 @@ def linear_cross_entropy(
         divisor = torch.empty((), dtype=acc, device=x.device) if mean else None
         add_up(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
     grads = [torch.cat(dxs) if len(dxs) > 1 else dxs[0]] if dxs else []
-    grads += [total if later else total.to(x.dtype) for total in totals if total is not None]
-    return Made(loss, grads, divisor if later else None)
+    grads += [total if defer else total.to(x.dtype) for total in totals if total is not None]
+    return LossAndGrads(loss, grads, divisor if defer else None)
 
 
 def rows_at_once(R: int, N: int) -> int:
-    """The rows of a chunk, of R with N classes."""
+    """Return the rows of a chunk, for R rows of N classes."""
     return max(1, min(R, max(LEAST, MOST // N)))
 
 
 def scaled(
     grad: torch.Tensor, dy: torch.Tensor | None, divisor: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """A gradient of `Made` times dy, one number on the device or None for 1; its memory is used."""
+    """Multiply a gradient of `LossAndGrads` by dy (one number on the device, None means 1) in place, and return it."""
     if dy is not None or divisor is not None:
         entropy.cross_entropy_grad_(grad, dy, divisor)
     return grad.to(dtype)
 
 
 def _product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, wide: bool) -> torch.Tensor:
-    """total + a @ b, in total's memory; float32 has a form that computes some tiles twice, and cannot add in place."""
+    """Return total + a @ b in total's memory; a float32 form computes some tiles twice and cannot add in place."""
     if total is None or a.dtype.itemsize > 2:
-        return _added(total, gemm(a, b, wide=wide))
+        return _accumulate(total, gemm(a, b, wide=wide))
     return gemm(a, b, onto=total)
 
 
-def _added(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
-    return more if total is None else elementwise.add(total, more, out=total)
+def _accumulate(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
+    return term if total is None else elementwise.add(total, term, out=total)
 
 
 def _check(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:

@@ -1,13 +1,13 @@
-"""Rows of a table looked up by index, and the gradient of the table.
+"""Embedding: look up rows of a table by index, and the gradient of the table.
 
     y[b] = w[i_b]                     dw[v] = sum of dy[b] over all b with i_b = v, in the order of b
 
     i int64 or int32 [B], w [V, H]  ->  y [B, H]
 
-The gradient needs the positions of each index side by side. They are sorted by index, four bits at a time from the
-lowest: blocks count their digits, one program makes them places, and blocks put their positions there, in their order
-(Knuth, The Art of Computer Programming 3, 5.2.5). So equal indices keep the order of their positions, sums have one
-order, and no sum needs an atomic operation. Then the first position of each index adds all of them, BLOCK_M at a time.
+The gradient needs the positions of equal indices next to each other. A radix sort of four bits per pass orders them:
+blocks count their digits, one program computes prefix sums, and blocks write their positions in order (Knuth, The Art
+of Computer Programming 3, 5.2.5). The sort is stable, so sums have a fixed order without atomic operations. Then the
+program at the first position of each index adds all of its rows, BLOCK_M at a time.
 """
 
 import torch
@@ -18,7 +18,7 @@ from minidl.kernels import check
 from minidl.runtime import launch
 
 DIGITS = tl.constexpr(16)
-# Positions that a program sorts: their digits are a block of [KEYS, DIGITS].
+# Keys per program; their digits are a block [KEYS, DIGITS].
 KEYS = 16384 if launch.INTERPRETED else 1024
 SORTING = {"BLOCK": KEYS, "num_warps": 8}
 
@@ -27,7 +27,7 @@ SORTING = {"BLOCK": KEYS, "num_warps": 8}
 def gather_kernel(
     p_i, p_w, p_y, p_wrong, B, V, H, s_w, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """BLOCK_N columns of BLOCK_M rows; NaN for an index that is none, which p_wrong is told."""
+    """Write BLOCK_N columns of BLOCK_M rows; NaN for an index out of range, which p_wrong counts."""
     o_b = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     b_i = tl.load(p_i + o_b, mask=o_b < B, other=0).to(tl.int64)  # [BLOCK_M]
@@ -41,7 +41,7 @@ def gather_kernel(
 
 @triton.jit
 def digits(p_key, B, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """A block's keys, their digits, and which digit each has [BLOCK, DIGITS]."""
+    """Return a block's offsets, keys, digits, and the one-hot digits [BLOCK, DIGITS]."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b_key = tl.load(p_key + o, mask=o < B, other=0)  # [BLOCK]
     b_digit = ((b_key >> SHIFT) & (DIGITS - 1)).to(tl.int32)
@@ -51,14 +51,14 @@ def digits(p_key, B, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def digit_counts_kernel(p_key, p_count, B, blocks, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """How often a block has each digit, at [DIGITS, blocks]."""
+    """Write how often a block has each digit, at [DIGITS, blocks]."""
     _, _, _, b_has = digits(p_key, B, SHIFT, BLOCK)
     tl.store(p_count + tl.arange(0, DIGITS) * blocks + tl.program_id(0), tl.sum(b_has, axis=0))
 
 
 @triton.jit
 def digit_places_kernel(p_count, n, BLOCK: tl.constexpr):
-    """Counts replaced by the sums of those before them."""
+    """Replace counts by their exclusive prefix sums."""
     before = 0
     for start in range(0, n, BLOCK):
         o = start + tl.arange(0, BLOCK)
@@ -71,22 +71,22 @@ def digit_places_kernel(p_count, n, BLOCK: tl.constexpr):
 def digit_sort_kernel(
     p_key, p_at, p_place, p_sorted, p_order, B, blocks, SHIFT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Keys and their positions at their places by one digit; positions are 0, 1, ... where p_at is None."""
+    """Write keys and their positions in the order of one digit; positions are 0, 1, ... if p_at is None."""
     o, b_key, b_digit, b_has = digits(p_key, B, SHIFT, BLOCK)
     b_rank = tl.sum(tl.cumsum(b_has, axis=0) * b_has, axis=1) - 1
-    b_to = b_rank + tl.load(p_place + b_digit * blocks + tl.program_id(0), mask=o < B, other=0)
+    b_index = b_rank + tl.load(p_place + b_digit * blocks + tl.program_id(0), mask=o < B, other=0)
     b_at = o.to(tl.int32)
     if p_at is not None:
         b_at = tl.load(p_at + o, mask=o < B, other=0)
-    tl.store(p_sorted + b_to, b_key, mask=o < B)
-    tl.store(p_order + b_to, b_at, mask=o < B)
+    tl.store(p_sorted + b_index, b_key, mask=o < B)
+    tl.store(p_order + b_index, b_at, mask=o < B)
 
 
 @triton.jit
 def scatter_sum_kernel(
     p_key, p_order, p_dy, p_dw, B, V, H, s_dy, padding, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """The sum of dy over the positions of an index, if this program's is the first of them."""
+    """Write the sum of dy over the positions of an index, if this program has the first of them."""
     k = tl.program_id(0).to(tl.int64)
     key = tl.load(p_key + k)
     first = k == 0
@@ -109,10 +109,10 @@ def scatter_sum_kernel(
 
 
 def embedding(index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """weight[index], in weight's dtype: index of any shape, weight [V, H] -> [*, H].
+    """Return weight[index], in weight's dtype: index of any shape, weight [V, H] -> [*, H].
 
-    Raises TypeError for dtypes, ValueError for a weight that is no matrix, and on the CPU IndexError for an index out
-    of range; on a GPU, where looking would wait for the device, its row is NaN.
+    Raises TypeError for dtypes, ValueError for a weight that is not a matrix, and on the CPU IndexError for an index
+    out of range; on a GPU, where the check would wait for the device, its row is NaN.
     """
     check.floating("embedding", weight=weight)
     if index.dtype not in (torch.int64, torch.int32):
@@ -140,7 +140,7 @@ def embedding(index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def embedding_grad(dy: torch.Tensor, index: torch.Tensor, V: int, padding: int = -1) -> torch.Tensor:
-    """dweight [V, H] from dy [*, H]; the row `padding` stays 0."""
+    """Return dweight [V, H] from dy [*, H]; the row `padding` stays 0."""
     H, B = dy.shape[-1], index.numel()
     dw = torch.zeros(V, H, dtype=dy.dtype, device=dy.device)
     if B == 0 or H == 0:
@@ -157,7 +157,7 @@ def embedding_grad(dy: torch.Tensor, index: torch.Tensor, V: int, padding: int =
 
 
 def sort(keys: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys [B] from 0 to below `limit` in rising order, and their positions (int32), equal ones in their order."""
+    """Return keys [B] in [0, limit) in ascending stable order, and their positions (int32)."""
     B = keys.numel()
     keys = keys.contiguous()
     order = None
@@ -166,8 +166,10 @@ def sort(keys: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
     for shift in range(0, max(limit - 1, 1).bit_length(), 4):
         launch.run(digit_counts_kernel, (blocks,), keys, count, B, blocks, SHIFT=shift, **SORTING)
         launch.run(digit_places_kernel, (1,), count, DIGITS.value * blocks, **SORTING)
-        sorted_, placed = torch.empty_like(keys), torch.empty(B, dtype=torch.int32, device=keys.device)
-        launch.run(digit_sort_kernel, (blocks,), keys, order, count, sorted_, placed, B, blocks, SHIFT=shift, **SORTING)
-        keys, order = sorted_, placed
+        sorted_, positions = torch.empty_like(keys), torch.empty(B, dtype=torch.int32, device=keys.device)
+        launch.run(
+            digit_sort_kernel, (blocks,), keys, order, count, sorted_, positions, B, blocks, SHIFT=shift, **SORTING
+        )
+        keys, order = sorted_, positions
     assert order is not None
     return keys, order

@@ -11,8 +11,8 @@ Binary cross-entropy of logits with w and the weight v of positives:
     w ((1 - t) x + (1 + (v - 1) t) log(1 + exp(-x))) = w (|x| h + (1 + (v - 1) t) log1p(exp(-|x|))),
     h = 1 - t for x >= 0, v t for x < 0:      no exponential overflows and no large numbers cancel
 
-One kernel each way has them all, by the constant KIND. Sums are made of partial sums, one per program, added in order
-by one more program. The loss of rows is in `cross_entropy`.
+One forward and one backward kernel compute all of them, selected by the constant KIND. Each program writes a partial
+sum, and one more program adds them in order. Losses of rows are in `cross_entropy`.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ from minidl.runtime.dependent_launch import wait
 
 REDUCTIONS = ("mean", "sum", "none")
 SQUARED, LOGITS, ABSOLUTE, SMOOTH, HUBER, BINARY, DIVERGENCE, LOG_DIVERGENCE = map(tl.constexpr, range(8))
-# The most programs that sum the weights of cross-entropy's targets: each later program adds up their sums.
+# The most programs that sum the weights of cross-entropy's targets: every loss program adds their sums.
 SHARES = tl.constexpr(256)
 
 
 @triton.jit
 def share_sum(p_sum, count, ACC: tl.constexpr):
-    """The sum of at most SHARES numbers."""
+    """Return the sum of at most SHARES numbers."""
     o = tl.arange(0, SHARES)
     return tl.sum(tl.load(p_sum + o, mask=o < count, other=0.0).to(ACC), axis=0)
 
@@ -44,7 +44,7 @@ def share_sum(p_sum, count, ACC: tl.constexpr):
 def total_kernel(
     p_part, p_sum, p_loss, p_divisor, parts, count, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """The sum of the parts over `count`, or over the sum of `count` numbers at p_sum, which is kept in p_divisor."""
+    """Write the sum of the parts over `count`, or over the sum of `count` numbers at p_sum, stored to p_divisor."""
     wait(EARLY)
     b_total = tl.zeros((BLOCK_N,), ACC)
     for n in range(0, parts, BLOCK_N):
@@ -62,7 +62,7 @@ def total_kernel(
 
 @triton.jit
 def load_or_one(p, o, m, ACC: tl.constexpr):
-    """A run of an operand, ones where there is none."""
+    """Load a block of an operand, or ones if it is None."""
     if p is None:
         return tl.full(o.shape, 1.0, ACC)
     else:
@@ -70,20 +70,20 @@ def load_or_one(p, o, m, ACC: tl.constexpr):
 
 
 @triton.jit
-def exact(NUMBER: tl.constexpr, like):
-    """A number as a block like another: a comparison takes a Python number as a float32."""
+def constant_like(NUMBER: tl.constexpr, like):
+    """Return a number as a block with the shape and dtype of `like`: comparisons treat Python numbers as float32."""
     return tl.full(like.shape, NUMBER, like.dtype)
 
 
 @triton.jit
 def log_at_least(b_log):
-    """A logarithm, but -100 below that; NaN stays NaN."""
+    """Return a logarithm clamped to at least -100; NaN stays NaN."""
     return tl.where(b_log < -100.0, -100.0, b_log)
 
 
 @triton.jit
 def both_logs(b_x):
-    """log x and log(1 - x), of at least -100. Where 1 - x is exact, it is taken; else the series of log1p."""
+    """Return log x and log(1 - x), at least -100: by 1 - x if it is exact, else by the series of log1p."""
     b_small = tl.where(b_x > 0.5, 0.5, b_x)
     b_rest = tl.where(b_x > 0.5, tl.log(1.0 - b_x), log1p(b_small * -1.0))
     # A negative x has a logarithm of 1 - x, but is no probability.
@@ -92,17 +92,17 @@ def both_logs(b_x):
 
 @triton.jit
 def element_loss(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexpr):
-    """The loss of each element; b_w and b_v are read by the binary ones."""
+    """Return the loss of each element; only binary losses use b_w and b_v."""
     if KIND == SQUARED:
         return (b_x - b_t) * (b_x - b_t)
     elif KIND == ABSOLUTE:
         return tl.abs(b_x - b_t)
     elif KIND == SMOOTH:
         b_d = tl.abs(b_x - b_t)
-        return tl.where(b_d < exact(BETA, b_d), b_d * (b_d / BETA) * 0.5, b_d - 0.5 * BETA)
+        return tl.where(b_d < constant_like(BETA, b_d), b_d * (b_d / BETA) * 0.5, b_d - 0.5 * BETA)
     elif KIND == HUBER:
         b_d = tl.abs(b_x - b_t)
-        return tl.where(b_d <= exact(BETA, b_d), b_d * b_d * 0.5, (b_d - 0.5 * BETA) * BETA)
+        return tl.where(b_d <= constant_like(BETA, b_d), b_d * b_d * 0.5, (b_d - 0.5 * BETA) * BETA)
     elif KIND == BINARY:
         b_log, b_rest = both_logs(b_x)
         return b_w * ((b_t - 1.0) * b_rest - b_t * b_log)
@@ -118,7 +118,7 @@ def element_loss(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexpr):
 
 @triton.jit
 def element_loss_grads(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexpr):
-    """The derivatives of `element_loss` by x and by t."""
+    """Return the derivatives of `element_loss` by x and by t."""
     if KIND == BINARY:
         b_log, b_rest = both_logs(b_x)
         b_size = b_x * (1.0 - b_x)
@@ -146,9 +146,9 @@ def element_loss_grads(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexp
         elif KIND == ABSOLUTE:
             b_dx = b_sign
         elif KIND == SMOOTH:
-            b_dx = tl.where(tl.abs(b_d) >= exact(BETA, b_d), b_sign, b_d / BETA)  # NaN stays NaN
+            b_dx = tl.where(tl.abs(b_d) >= constant_like(BETA, b_d), b_sign, b_d / BETA)  # NaN stays NaN
         else:
-            b_dx = tl.where(tl.abs(b_d) > exact(BETA, b_d), b_sign * BETA, b_d)
+            b_dx = tl.where(tl.abs(b_d) > constant_like(BETA, b_d), b_sign * BETA, b_d)
         return b_dx, b_dx * -1.0
 
 
@@ -157,7 +157,7 @@ def element_loss_kernel(
     p_x, p_t, p_w, p_v, p_loss, n,
     KIND: tl.constexpr, BETA: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A loss of each element, or summed over the program's run."""
+    """Write the loss of each element, or the sum over the program's block."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     b_x = tl.load(p_x + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
@@ -174,7 +174,7 @@ def element_loss_grad_kernel(
     p_dy, p_x, p_t, p_w, p_v, p_dx, p_dt, n, count,
     KIND: tl.constexpr, BETA: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx and dt (either may be None) from dy of each element, or the one dy of a sum over `count`, 1 if it is None."""
+    """Write dx and dt (either may be None) from dy of each element, or from one dy (None means 1) over `count`."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     b_x = tl.load(p_x + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
@@ -192,7 +192,7 @@ def element_loss_grad_kernel(
         tl.store(p_dt + o, (b_dy * b_dt).to(p_dt.dtype.element_ty), mask=m)
 
 
-# The number of each loss, by its operation's name.
+# The KIND of each operation.
 KINDS = {
     "mse_loss": SQUARED, "l1_loss": ABSOLUTE, "smooth_l1_loss": SMOOTH, "huber_loss": HUBER,
     "binary_cross_entropy": BINARY, "binary_cross_entropy_with_logits": LOGITS, "kl_div": DIVERGENCE,
@@ -200,7 +200,7 @@ KINDS = {
 
 
 class Loss(NamedTuple):
-    """A loss of elements: its operation's name, its reduction, beta or delta, and whether targets are logarithms."""
+    """An element-wise loss: operation name, reduction, beta or delta, and whether targets are logarithms."""
 
     op: str
     reduction: str = "mean"
@@ -209,18 +209,18 @@ class Loss(NamedTuple):
 
     @property
     def each(self) -> bool:
-        """Whether the loss of each element is kept."""
+        """Whether the result has the loss of each element."""
         return self.reduction == "none"
 
     def count(self, x: torch.Tensor) -> int:
-        """What the sum is divided by."""
+        """Return the divisor of the sum."""
         if self.reduction == "batchmean":
             return x.shape[0] if x.dim() else 1
         return x.numel() if self.reduction == "mean" else 1
 
     @property
     def constants(self) -> dict[str, int | float]:
-        """KIND and BETA, where it is read. A smooth L1 with beta 0 is the absolute error."""
+        """KIND and BETA (1 for losses without it). Smooth L1 with beta 0 is the absolute error."""
         kind = LOG_DIVERGENCE if self.log_target else KINDS[self.op]
         if kind == SMOOTH and self.beta == 0:
             kind = ABSOLUTE
@@ -234,13 +234,13 @@ def elements_loss(
     weight: torch.Tensor | None = None,
     pos_weight: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The loss of each element of x, their mean, or their sum, in x's dtype; target has x's shape.
+    """Return the loss of each element of x, their mean, or their sum, in x's dtype; target has x's shape.
 
-    Binary losses take `weight`, a factor for each element; that of logits `pos_weight`, a factor for the target's part.
-    Both broadcast to x's shape. Raises TypeError for dtypes, ValueError for shapes, devices or options that do not fit.
+    `weight` is a factor per element of binary losses, `pos_weight` a factor of the positive part with logits. Both
+    broadcast to x's shape. Raises TypeError for dtypes, ValueError for shapes, devices or options that do not fit.
     """
     _check(how, x, target, weight=weight, pos_weight=pos_weight)
-    operands = _spread(x, target, weight, pos_weight)
+    operands = _expand(x, target, weight, pos_weight)
     n = x.numel()
     loss = torch.empty(x.shape if how.each else (), dtype=x.dtype, device=x.device)
     tile = launch.tile("loss", x.dtype, N=n)
@@ -264,8 +264,8 @@ def elements_loss_grad(
     pos_weight: torch.Tensor | None = None,
     needs: Sequence[bool] = (True, True),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dtarget) of `elements_loss`, None for what is not needed; dy has the loss's shape, None stands for 1."""
-    operands = _spread(x, target, weight, pos_weight)
+    """Return (dx, dtarget) of `elements_loss`, None if not needed; dy has the loss's shape, None means 1."""
+    operands = _expand(x, target, weight, pos_weight)
     dx, dt = (torch.empty(x.shape, dtype=x.dtype, device=x.device) if need else None for need in needs)
     n = x.numel()
     tile = launch.tile("loss", x.dtype, N=n)
@@ -295,13 +295,13 @@ def add_up(parts, loss, sums, count, divisor):
     )
 
 
-def _spread(x, *operands):
-    """All operands with x's elements in order; None stays None."""
+def _expand(x, *operands):
+    """Return all operands expanded to x's shape and contiguous; None stays None."""
     return x.contiguous(), *(None if t is None else t.expand(x.shape).contiguous() for t in operands)
 
 
 def check_reduction(op, reduction):
-    """Raises ValueError for a reduction that is none of REDUCTIONS."""
+    """Raise ValueError unless the reduction is one of REDUCTIONS."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"{op}: unknown reduction {reduction!r}; known: {', '.join(REDUCTIONS)}")
 

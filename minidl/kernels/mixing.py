@@ -1,4 +1,4 @@
-"""Pictures mixed with others of their batch, and their targets (mixup: Zhang et al., arXiv 1710.09412; cutmix: Yun et
+"""Mix pictures with others of their batch, and their targets (mixup: Zhang et al., arXiv 1710.09412; cutmix: Yun et
 al., arXiv 1905.04899).
 
     y[b, h, w]  = x[partner[b], h, w]                                      within the box of b
@@ -7,9 +7,9 @@ al., arXiv 1905.04899).
 
     x        [B, H, W, C]  floating
     partner  [B]           int64, in [0, B)
-    share    [B]           float32, from 0 to 1; 1 where a box is all that is mixed
-    box      [B, 4]        int32: top, left, and the first row and column after it
-    part     [B]           float32: how much of the target is the picture's own
+    share    [B]           float32, from 0 to 1; 1 to mix only inside the box
+    box      [B, 4]        int32: top, left, bottom, right (exclusive)
+    part     [B]           float32: weight of the picture's label in the target
     labels   [B]           int64
 """
 
@@ -24,7 +24,7 @@ from minidl.runtime import launch
 def mix_kernel(
     p_x, p_partner, p_share, p_box, p_y, rows, H, W, C, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Rows are those of the pictures, one after another; columns are the W C values of a row."""
+    """Write a tile of y as a matrix: rows are the pixel rows of the batch, columns the W C values of a row."""
     columns = W * C
     tiles_n = tl.cdiv(columns, BLOCK_N)
     o_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -67,7 +67,7 @@ def targets_kernel(
 
 
 def mix(x: torch.Tensor, partner: torch.Tensor, share: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
-    """Mixed pictures [B, C, H, W] in channels-last memory, from such a tensor in any memory.
+    """Return mixed pictures [B, C, H, W], channels-last, from x of the same shape and any memory layout.
 
     Computed in float32. Raises TypeError for pictures that are not floating, ValueError for shapes that do not fit.
     """
@@ -92,7 +92,7 @@ def mix(x: torch.Tensor, partner: torch.Tensor, share: torch.Tensor, box: torch.
 
 
 def mix_targets(labels: torch.Tensor, partner: torch.Tensor, part: torch.Tensor, classes: int) -> torch.Tensor:
-    """The targets of mixed pictures, probabilities float32 [B, classes]. Raises ValueError for shapes that differ."""
+    """Return the targets of mixed pictures, float32 probabilities [B, classes]. Raises ValueError for wrong shapes."""
     if labels.dim() != 1 or not labels.shape == partner.shape == part.shape:
         raise ValueError(
             f"mix_targets: labels have shape {list(labels.shape)}, partner {list(partner.shape)}, part "

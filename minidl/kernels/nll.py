@@ -1,11 +1,11 @@
-"""The negative log-likelihood of classes, from logarithms of probabilities.
+"""The negative log-likelihood loss, from log-probabilities.
 
-    loss = -w_t x_t of a row x with the class t         dx_t = -w_t dy, all else 0
+    loss = -w_t x_t of a row x with the class t         dx_t = -w_t dy, 0 elsewhere
 
     x   [R, N], [N] or [R, N, ...], any strides         t   [R], [] or [R, ...] int64, int32 or uint8
 
-Only the chosen element of each row is read. The mean divides by the sum of w_t over the rows that are not ignored, as
-that of `cross_entropy` does, and targets that are no class are treated as there.
+Only the target element of each row is read. The mean divides by the sum of w_t over the rows that are not ignored, as
+in `cross_entropy`, which also describes the handling of classes out of range.
 """
 
 import torch
@@ -20,8 +20,8 @@ from minidl.runtime import launch
 
 
 @triton.jit
-def chosen(o_m, b_t, INNER, s_outer, s_class, s_inner):
-    """Where the element of class t of row o_m lies in [outer, N, INNER]."""
+def target_offset(o_m, b_t, INNER, s_outer, s_class, s_inner):
+    """Return the memory offset of class b_t of row o_m in [outer, N, INNER]."""
     o_outer = o_m // INNER
     return o_outer * s_outer + b_t * s_class + (o_m - o_outer * INNER) * s_inner
 
@@ -31,10 +31,10 @@ def nll_kernel(
     p_x, p_t, p_w, p_loss, R, N, INNER, s_outer, s_class, s_inner, ignore_index,
     WEIGHTED: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The loss of each row, or summed over the program's rows."""
+    """Write the loss of each row, or the sum over the program's rows."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     b_t, b_w, m_kept, m_class = row_targets(p_t, p_w, o_m, o_m < R, N, ignore_index, False, WEIGHTED, ACC)
-    o_x = chosen(o_m, b_t, INNER, s_outer, s_class, s_inner)
+    o_x = target_offset(o_m, b_t, INNER, s_outer, s_class, s_inner)
     b_x = tl.load(p_x + o_x, mask=m_kept & m_class, other=0.0).to(ACC)  # [BLOCK_N]
     b_loss = tl.where(m_kept & (m_class == 0), float("nan"), b_x * b_w * -1.0)
     if EACH:
@@ -48,7 +48,7 @@ def nll_grad_kernel(
     p_dy, p_t, p_w, p_divisor, p_dx, R, N, INNER, s_outer, s_class, s_inner, ignore_index,
     WEIGHTED: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """-w_t dy at each row's class, in memory that is 0; dy one value, 1 if it is None, or one for each row."""
+    """Write -w_t dy at each row's class to zeroed memory; dy is one value (None means 1) or one for each row."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     b_t, b_w, m_kept, m_class = row_targets(p_t, p_w, o_m, o_m < R, N, ignore_index, False, WEIGHTED, ACC)
     if EACH:
@@ -61,7 +61,7 @@ def nll_grad_kernel(
         if p_divisor is not None:
             b_dy = b_dy / tl.load(p_divisor)
     b_dx = b_w * b_dy * -1.0
-    o_x = chosen(o_m, b_t, INNER, s_outer, s_class, s_inner)
+    o_x = target_offset(o_m, b_t, INNER, s_outer, s_class, s_inner)
     tl.store(p_dx + o_x, b_dx.to(p_dx.dtype.element_ty), mask=m_kept & m_class)
 
 
@@ -72,7 +72,7 @@ def nll_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The loss of each row, their mean, or their sum, in x's dtype, and the divisor of a mean (one number) or None.
+    """Return the loss of each row, their mean, or their sum, in x's dtype, and the divisor of a mean or None.
 
     Arguments and errors as `cross_entropy`, for targets that are classes.
     """
@@ -107,7 +107,7 @@ def nll_loss_grad(
     ignore_index: int,
     divisor: torch.Tensor | None,
 ) -> torch.Tensor:
-    """dx of `nll_loss`, which lies as x does, from dy in the loss's shape (None for 1) and the divisor that it gave."""
+    """Return dx of `nll_loss` in x's memory layout, from dy in the loss's shape (None means 1) and its divisor."""
     last = memory_layout.channels_last(x)
     shape = x.movedim(1, -1).shape if last else x.shape
     dx = torch.zeros(shape, dtype=x.dtype, device=x.device)
@@ -125,5 +125,5 @@ def nll_loss_grad(
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x as [outer, N, inner]: a view where strides allow."""
+    """Return x as [outer, N, inner], a view if strides allow."""
     return x.view(1, -1, 1) if x.dim() == 1 else x.reshape(*x.shape[:2], x.shape[2:].numel())

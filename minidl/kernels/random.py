@@ -1,7 +1,7 @@
 """Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror and Shaw, SC 2011), keyed by a seed.
 
 A counter of 128 bits gives four words of 32 bits. Its low half counts the groups of elements of a tensor, its high
-half is the number of the stream; so an element's value depends on (seed, stream, index in the flattened tensor) alone:
+half is the number of the stream; so an element's value depends only on (seed, stream, index in the flattened tensor),
 not on tiles, strides or the machine.
 
     words      element e has word e % 4 of group e // 4; in float64 words 2 (e % 2) and the next of group e // 2
@@ -11,7 +11,7 @@ not on tiles, strides or the machine.
     randint    low + floor(word (high - low) / 2^32)
     dropout    x / (1 - p) where word >= p 2^32, else 0; the gradient is dropout of dy with the same seed and stream
 
-A tensor may be the part of a larger one that begins at its element `first`: it has the values that it has there.
+A tensor may be a slice of a larger one from its element `first` on; it then has the values of that slice.
 The stream number may be on the device (`DeviceStream`), so that a captured launch draws new numbers at every replay.
 
 float16 and bfloat16 values are the float32 ones rounded. Sums are not contracted with products, so uniform numbers
@@ -43,7 +43,7 @@ class DeviceStream:
 
 @triton.jit
 def halves(p_key, seed_low, seed_high, stream_low, stream_high, HAS_KEY: tl.constexpr):
-    """Seed and stream in halves as given; with a key its seed, and its stream plus the given one."""
+    """Return seed and stream in 32-bit halves: the arguments, or with a key its seed, and its stream plus stream."""
     if HAS_KEY:
         seed = tl.load(p_key)
         stream = tl.load(p_key + 1) + (stream_high.to(tl.int64) << 32)
@@ -148,9 +148,9 @@ def fill_kernel(
     p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, first, offset, factor,
     HAS_KEY: tl.constexpr, LEAD: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """y = offset + factor * random: for INTEGER two integers, else the bits of two float64.
+    """y = offset + factor * random; these are integers for INTEGER, else the bits of float64.
 
-    y is a larger tensor's part from its element 4 first + LEAD on.
+    y is a slice of a larger tensor from its element 4 first + LEAD on.
     """
     seed_low, seed_high, stream_low, stream_high = halves(
         p_key, seed_low, seed_high, stream_low, stream_high, HAS_KEY
@@ -190,7 +190,7 @@ def fill_kernel(
 
 @triton.jit
 def normal_rows_kernel(p_y, p_seeds, rows, columns, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Each row of y: standard normal numbers of its seed, as `fill_kernel` gives them."""
+    """Write rows of y: standard normal numbers of the row's seed, with the values of `fill_kernel`."""
     o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     j = tl.program_id(1).to(tl.int64)
     seed = tl.load(p_seeds + o_r, mask=o_r < rows, other=0)
@@ -214,8 +214,8 @@ def dropout_kernel(
 ):  # fmt: skip
     """y = scale * x where the element's word is at least the threshold (its bits as int32), else 0.
 
-    Words are numbered as the elements of a contiguous tensor, also LAST, where x and y [N, C, P] lie as [N, P, C];
-    x is a larger tensor's part from its element 4 first + LEAD on.
+    Words are numbered as the elements of a contiguous tensor, also with LAST, where x and y [N, C, P] have the memory
+    order [N, P, C]; x is a slice of a larger tensor from its element 4 first + LEAD on.
     """
     seed_low, seed_high, stream_low, stream_high = halves(
         p_key, seed_low, seed_high, stream_low, stream_high, HAS_KEY
@@ -242,7 +242,7 @@ def uniform(
     shape: Sequence[int], low: float, high: float, seed: int, stream: int | DeviceStream = 0,
     dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", first: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """A new tensor of numbers spread evenly over [low, high); rounding may reach high.
+    """Return a new tensor of uniformly distributed numbers in [low, high); rounding may reach high.
 
     Raises TypeError for an integer dtype, ValueError for bounds out of order or a seed or stream out of [0, 2^63).
     """
@@ -262,7 +262,7 @@ def normal(
     shape: Sequence[int], mean: float, std: float, seed: int, stream: int | DeviceStream = 0,
     dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", first: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """A new tensor of normally distributed numbers.
+    """Return a new tensor of normally distributed numbers.
 
     Raises TypeError for an integer dtype, ValueError for a negative std or a seed or stream out of [0, 2^63).
     """
@@ -279,7 +279,7 @@ def normal_(
 
 
 def normal_rows(seeds: Sequence[int], columns: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """float32 [seeds, columns]: each row is `normal((columns,), 0.0, 1.0, seed)`, whatever other rows there are.
+    """Return float32 [seeds, columns]: each row is `normal((columns,), 0.0, 1.0, seed)`, independent of other rows.
 
     Raises ValueError for a seed out of [0, 2^63).
     """
@@ -306,7 +306,7 @@ def randint(
     device: torch.device | str = "cpu",
     first: int = 0,
 ) -> torch.Tensor:
-    """A new int64 tensor of integers from low to below high, each as likely to within (high - low) / 2^32.
+    """Return a new int64 tensor of integers in [low, high), of equal probability to within (high - low) / 2^32.
 
     Raises ValueError unless low < high <= low + 2^31, or for a seed or stream out of [0, 2^63).
     """
@@ -317,9 +317,9 @@ def randint(
 
 
 def dropout(x: torch.Tensor, p: float, seed: int, stream: int | DeviceStream = 0, first: int = 0) -> torch.Tensor:
-    """x / (1 - p), but 0 for a share p of the elements: a new tensor, channels-last if x is. Dropped NaN are 0 too.
+    """Return x / (1 - p) with a fraction p of the elements (also NaN) set to 0, channels-last if x is.
 
-    Which elements are kept depends on their places in x's shape alone, not in memory. The gradient is
+    The choice depends only on an element's index in x, not on the memory layout. The gradient is
     `dropout(dy, p, seed, stream, first)`. Raises TypeError for an integer tensor, ValueError for p outside [0, 1] or a
     seed or stream out of [0, 2^63).
     """
@@ -362,7 +362,7 @@ def _fill(op, t, seed, stream, first, kind, offset, factor):
 
 
 def _key(op, seed, stream):
-    """Arguments of the kernels: the key on the device or None, then seed and stream in halves."""
+    """Return arguments of the kernels: the key on the device or None, then seed and stream in halves."""
     key = None
     if isinstance(stream, DeviceStream):
         key, seed, stream = stream.key, 0, stream.offset
@@ -373,10 +373,10 @@ def _key(op, seed, stream):
 
 
 def _halves(value):
-    """The lower and upper 32 bits of a 64-bit integer, as int32: one signature for every seed."""
+    """Return the lower and upper 32 bits of a 64-bit integer, as int32: one signature for every seed."""
     return struct.unpack("<ii", struct.pack("<q", value))
 
 
 def _bits(value):
-    """The bits of a float64 as an integer."""
+    """Return the bits of a float64 as an integer."""
     return struct.unpack("<q", struct.pack("<d", value))[0]

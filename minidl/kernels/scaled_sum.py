@@ -1,16 +1,16 @@
-"""A residual in one pass over memory: x scaled by channel and by example, added to another tensor, and its gradients.
+"""A residual in one pass over memory: scale x per channel and per example, add another tensor; and its gradients.
 
     y[m, n]     = added[m, n] + x[m, n] scale[n] factor[m // R]
     dx[m, n]    = dy[m, n] factor[m // R] scale[n]
     dscale[n]   = sum over m of x[m, n] dy[m, n] factor[m // R], in a fixed order          dadded = dy
 
-    x, added, dy  [..., N]  float16 | bfloat16 | float32 | float64, each its own; rows contiguous (else copied)
+    x, added, dy  [..., N]  float16 | bfloat16 | float32 | float64, may differ; rows contiguous (else copied)
     scale         [N]       floating
     factor        [F]       floating, or none: M = F R rows; 0 or 1 / (1 - p) for an example of stochastic depth
 
-Products are rounded in the order of torch's separate kernels, in the accumulator's type of the dtypes' promotion: with
-all in that type y and dx have torch's bits. Each program of the gradient loops over a band of rows, so that dscale has
-few partial sums. Tiles are those of `bias_act`, which reads and writes alike.
+Products are rounded in the order of torch's separate kernels, in the accumulation dtype of the promoted dtype: if all
+inputs have that dtype, y and dx have torch's bits. Each program of the gradient loops over a band of rows, so that
+dscale has few partial sums. The tiles are those of `bias_act`, which has the same memory accesses.
 """
 
 import math
@@ -51,7 +51,7 @@ def scaled_sum_grad_kernel(
     HAS_FACTOR: tl.constexpr, WANT_X: tl.constexpr, WANT_SCALE: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx, and what each band of rows adds to dscale: partial[bands, N]."""
+    """Write dx, and the sum of each band of rows for dscale: partial [bands, N]."""
     wait(EARLY)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_n = o_n < N
@@ -78,7 +78,7 @@ def scaled_sum_grad_kernel(
 
 @replayed
 def scaled_sum(x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None, added: torch.Tensor) -> torch.Tensor:
-    """added + x * scale * factor, in x's shape, contiguous, in the dtype that torch promotes all to.
+    """Return added + x * scale * factor, in x's shape, contiguous, in torch's promoted dtype.
 
     x, added [..., N], scale [N], factor [F] for F equal runs of rows, or None; dtypes may differ.
     Raises ValueError for shapes or devices that do not fit, TypeError for dtypes that are not floating.
@@ -109,7 +109,7 @@ def scaled_sum_grad(
     want_x: bool = True,
     want_scale: bool = True,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dscale) for y = added + x * scale * factor, of which only those wanted are computed.
+    """Return (dx, dscale) for y = added + x * scale * factor, None for each that is not wanted.
 
     dy, x [..., N], the others as in `scaled_sum`. dx is contiguous in x's dtype, dscale [N] in scale's.
     Raises ValueError for shapes or devices that do not fit, TypeError for dtypes that are not floating.
@@ -137,7 +137,7 @@ def scaled_sum_grad(
 
 
 def promoted(*tensors: torch.Tensor | None) -> torch.dtype:
-    """What torch promotes tensors of one or more dimensions to."""
+    """Return the dtype to which torch promotes tensors of one or more dimensions."""
     (dtype, *others) = (t.dtype for t in tensors if t is not None)
     for other in others:
         dtype = torch.promote_types(dtype, other)
@@ -145,21 +145,21 @@ def promoted(*tensors: torch.Tensor | None) -> torch.dtype:
 
 
 def _run(rows: int, factor: torch.Tensor | None) -> int:
-    """How many rows have a factor in common."""
+    """Return how many rows share a factor."""
     return 1 if factor is None else max(rows // max(len(factor), 1), 1)
 
 
 def _check(op: str, x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None, **other: torch.Tensor) -> None:
     check.floating(op, x=x, scale=scale, factor=factor, **other)
-    ((name, alike),) = other.items()
-    if alike.shape != x.shape or x.dim() == 0 or scale.shape != x.shape[-1:]:
+    ((name, second),) = other.items()
+    if second.shape != x.shape or x.dim() == 0 or scale.shape != x.shape[-1:]:
         raise ValueError(
-            f"{op}: x has shape {list(x.shape)}, {name} {list(alike.shape)}, scale {list(scale.shape)}; expected "
+            f"{op}: x has shape {list(x.shape)}, {name} {list(second.shape)}, scale {list(scale.shape)}; expected "
             "[..., N] of both and [N]"
         )
     rows = math.prod(x.shape[:-1])
     if factor is not None and (factor.dim() != 1 or (rows and (len(factor) == 0 or rows % len(factor)))):
         raise ValueError(f"{op}: factor has shape {list(factor.shape)}, expected [F] with F a divisor of {rows} rows")
-    for each, tensor in (("scale", scale), ("factor", factor), (name, alike)):
+    for label, tensor in (("scale", scale), ("factor", factor), (name, second)):
         if tensor is not None and tensor.device != x.device:
-            raise ValueError(f"{op}: {each} is on {tensor.device} and x is on {x.device}; move one of them with .to()")
+            raise ValueError(f"{op}: {label} is on {tensor.device} and x is on {x.device}; move one of them with .to()")

@@ -1,11 +1,11 @@
-"""Running sums along a dimension: y[.., r, ..] = x[.., 0, ..] + ... + x[.., r, ..], or from the other end.
+"""Cumulative sums along a dimension: y[.., r, ..] = x[.., 0, ..] + ... + x[.., r, ..], or from the other end.
 
-    x, y  [A, R, B], contiguous; the gradient of a running sum is the running sum of dy from the other end
+    x, y  [A, R, B], contiguous; the gradient of a cumulative sum is the cumulative sum of dy from the other end
 
-A program takes BLOCK_M of the A B rows and walks along R, BLOCK_N at a time, with the sum so far. Where rows are few
-and long, programs take shares of R: one launch sums each share, another makes running sums of these, and a third walks
-along each share from where it begins. The order of the additions depends on the tile and the number of processors
-alone. Sums are in float32 (float64 for float64) and rounded as they are stored.
+A program takes BLOCK_M of the A B rows and loops over R, BLOCK_N at a time, with the sum so far. If rows are few and
+long, programs take shares of R: one launch sums each share, another computes cumulative sums of these, and a third
+scans each share from its offset. The order of additions depends only on the tile and the number of multiprocessors.
+Sums are in float32 (float64 for float64) and rounded when stored.
 """
 
 import math
@@ -18,14 +18,13 @@ from minidl.kernels import check
 from minidl.kernels.reduce.layout import shares_of
 from minidl.runtime import launch
 
-# The fewest blocks of a row that is shared out: a program walks over one in 0.5 us on an H200, and two more launches
-# take some 5 us.
+# The fewest blocks of a row that is split into shares: a block takes 0.5 us on an H200, two more launches some 5 us.
 LONG = 16
 
 
 @triton.jit
-def places(K, R, B, BLOCK_M: tl.constexpr):
-    """A program's rows [BLOCK_M, 1]: which there are, and where they begin: row k at k // B * R * B + k % B."""
+def row_offsets(K, R, B, BLOCK_M: tl.constexpr):
+    """Return a program's rows [BLOCK_M, 1], their mask, and their offsets: row k begins at k // B * R * B + k % B."""
     o_k = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     return o_k[:, None], (o_k < K)[:, None], ((o_k // B) * R * B + o_k % B)[:, None]
 
@@ -35,8 +34,8 @@ def share_sums_kernel(
     p_x, p_sum, K, R, B, share, shares, REVERSE: tl.constexpr, ACC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The sums of shares of rows, [K, shares], counted from the end with REVERSE."""
-    o_k, m_k, o_row = places(K, R, B, BLOCK_M)
+    """Write the sums of shares of rows, [K, shares], counted from the end with REVERSE."""
+    o_k, m_k, o_row = row_offsets(K, R, B, BLOCK_M)
     begin = tl.program_id(1).to(tl.int64) * share
     b_sum = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     for start in range(begin, tl.minimum(begin + share, R), BLOCK_N):
@@ -51,8 +50,8 @@ def cumsum_kernel(
     p_x, p_y, p_before, K, R, B, share, shares, REVERSE: tl.constexpr, ACC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M rows, or a share of them from p_before [K, shares], the running sums of their shares."""
-    o_k, m_k, o_row = places(K, R, B, BLOCK_M)
+    """Scan BLOCK_M rows, or a share of each, from p_before [K, shares], the cumulative sums of the shares."""
+    o_k, m_k, o_row = row_offsets(K, R, B, BLOCK_M)
     begin, end = 0, R
     b_sum = tl.zeros((BLOCK_M, 1), ACC)
     if p_before is not None:
@@ -67,13 +66,13 @@ def cumsum_kernel(
         b_x = tl.load(p_x + o, mask=m, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
         b_y = tl.cumsum(b_x, axis=1) + b_sum
         tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=m)
-        # Its last column: a sum of b_x, added up here, fails in a pass of Triton 3.6 and 3.7 (OptimizeThreadLocality).
+        # The last column; accumulating sums of b_x here fails in a pass of Triton 3.6 and 3.7 (OptimizeThreadLocality).
         last = tl.arange(0, BLOCK_N)[None, :] == BLOCK_N - 1
         b_sum = tl.sum(tl.where(last, b_y, 0.0), axis=1)[:, None]
 
 
-def shared(K: int, R: int, dtype: torch.dtype) -> tuple[launch.Tile, int, int]:
-    """The tile of K rows of R, how much of a row a program takes, and how many take one."""
+def partition(K: int, R: int, dtype: torch.dtype) -> tuple[launch.Tile, int, int]:
+    """Return the tile for K rows of R, the elements of a share, and the shares per row."""
     tile = launch.tile("elementwise_tile", dtype, M=K, N=R)
     blocks, programs = launch.cdiv(R, tile["BLOCK_N"]), launch.cdiv(K, tile["BLOCK_M"])
     few = blocks >= LONG and programs <= launch.processors()
@@ -82,33 +81,33 @@ def shared(K: int, R: int, dtype: torch.dtype) -> tuple[launch.Tile, int, int]:
 
 
 def depth(K: int, R: int, dtype: torch.dtype) -> int:
-    """The most additions that any element goes through: those of a block, those of blocks, and both of the shares."""
-    tile, share, shares = shared(K, R, dtype)
-    walk = min(tile["BLOCK_N"], R) + launch.cdiv(share, tile["BLOCK_N"])
-    return walk if shares == 1 else 2 * walk + depth(K, shares, launch.acc_torch(dtype))
+    """Return the longest chain of additions of an element: in a block, over blocks, and both over the shares."""
+    tile, share, shares = partition(K, R, dtype)
+    pass_length = min(tile["BLOCK_N"], R) + launch.cdiv(share, tile["BLOCK_N"])
+    return pass_length if shares == 1 else 2 * pass_length + depth(K, shares, launch.acc_torch(dtype))
 
 
 def cumsum(x: torch.Tensor, dim: int, reverse: bool = False) -> torch.Tensor:
-    """The running sums of a floating tensor along `dim`, from its end with `reverse`; contiguous.
+    """Return the cumulative sums of a floating tensor along `dim`, from its end with `reverse`; contiguous.
 
     Raises TypeError for integers, IndexError for a dimension out of range.
     """
     check.floating("cumsum", input=x)
-    at = check.axis("cumsum", dim, max(x.dim(), 1))
+    axis = check.axis("cumsum", dim, max(x.dim(), 1))
     x = x.contiguous()
     y = torch.empty_like(x)
     if x.numel() == 0:
         return y
-    R = x.shape[at] if x.dim() else 1
-    B = math.prod(x.shape[at + 1 :])
+    R = x.shape[axis] if x.dim() else 1
+    B = math.prod(x.shape[axis + 1 :])
     K = x.numel() // R
-    tile, share, shares = shared(K, R, x.dtype)
+    tile, share, shares = partition(K, R, x.dtype)
     grid = launch.cdiv(K, tile["BLOCK_M"]), shares
-    how = {"REVERSE": reverse, "ACC": launch.acc(x.dtype), **tile.options}
+    constants = {"REVERSE": reverse, "ACC": launch.acc(x.dtype), **tile.options}
     before = None
     if shares > 1:
         sums = torch.empty(K, shares, dtype=launch.acc_torch(x.dtype), device=x.device)
-        launch.run(share_sums_kernel, grid, x, sums, K, R, B, share, shares, **how)
+        launch.run(share_sums_kernel, grid, x, sums, K, R, B, share, shares, **constants)
         before = cumsum(sums, 1)
-    launch.run(cumsum_kernel, grid, x, y, before, K, R, B, share, shares, **how)
+    launch.run(cumsum_kernel, grid, x, y, before, K, R, B, share, shares, **constants)
     return y

@@ -1,22 +1,22 @@
-"""Sparse times dense: act(S D + bias) for a sparse matrix S in rows (CSR), and the gradient of D as rows.
+"""Sparse times dense: act(S D + bias) for a sparse matrix S in CSR format, and the gradient of D as rows.
 
     y[i] = act(sum over e in [crow[i], crow[i+1]) of val[e] * dense[col[e]] + bias)
 
     crow int32 [B + 1], col int32 [nnz], val [nnz], dense [V, H], bias [H]  ->  y [B, H]
     float16 | bfloat16 | float32 | float64, accumulated in float32 (float64 for float64)
 
-With u running over the columns that S touches, the gradient of D for a gradient g of S D is, in row u, the sum of
-t_val[e] * g[t_col[e]]: the same product with the transposed matrix, and only for the rows seen. Entries are added in
-a fixed order, so results are reproducible. Values of S are data: they have no gradient.
+For a gradient g of S D, row u of the gradient of D is the sum of t_val[e] * g[t_col[e]], for the columns u that occur
+in S: the same product with the transposed matrix, only for these rows. Entries are added in a fixed order, so results
+are reproducible. Values of S are data: they have no gradient.
 
-Rows differ widely: a common word is in every document, most words are in one. `order` lists rows by falling length.
-The longest are taken few at a time, many entries side by side; the others many at a time with few entries. After rank
-nnz / SHORT no row can have more than SHORT entries, which tells the two apart. Both lie in one launch, the long rows
-first, so that they run beside the many short ones. Lanes past the end of a row read zeros on both sides: an infinite
-weight is only multiplied where its row names it.
+Row lengths differ widely: a common word is in every document, most words are in one. `order` lists rows by descending
+length. A program takes few long rows with many entries in parallel, or many short rows with few. After rank nnz / SHORT
+no row has more than SHORT entries, which separates the two. Both run in one launch, long rows first, so that they
+overlap with the many short ones. Lanes past the end of a row read zeros on both sides, so an infinite weight is
+multiplied only for rows that contain its column.
 
-The kernel reads nnz from the end of crow: `col` and `val` may have room for more entries, and `order` may name rows
-without any, so that a CUDA graph with one grid takes batches of different sizes. Neither changes a bit of the others.
+The kernel reads nnz from the end of crow: `col` and `val` may have unused capacity, and `order` may list rows without
+entries, so that a CUDA graph with one grid takes batches of different sizes. Neither changes the results.
 """
 
 from typing import Literal, overload
@@ -39,7 +39,7 @@ def rows_product(
     HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, ACC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N columns of the BLOCK_M rows at ranks from `first` on, BLOCK_J entries of each at a time."""
+    """Compute BLOCK_N columns of the BLOCK_M rows at ranks from `first` on, BLOCK_J entries of each at a time."""
     o_rank = first + tl.arange(0, BLOCK_M)
     m_m = o_rank < rows
     o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -60,7 +60,7 @@ def rows_product(
         p_rows = p_dense + b_col.to(tl.int64) * s_dense
         b_dense = tl.load(p_rows[:, :, None] + o_jn, mask=m_j[:, :, None] & m_jn, other=0.0)  # [.., BLOCK_J, BLOCK_N]
         b_sum += b_val[:, :, None] * b_dense.to(ACC)
-    # Entries BLOCK_J apart share a lane; the lanes are added once, at the end.
+    # Lane j accumulates entries j, j + BLOCK_J, ...; the lanes are added once, at the end.
     b_acc = tl.sum(b_sum, axis=1)
     m_mn = m_m[:, None] & m_n[None, :]
     o_mn = b_row.to(tl.int64)[:, None] * N + o_n[None, :]
@@ -71,7 +71,7 @@ def rows_product(
     tl.store(p_y + o_mn, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_mn)
 
 
-# The number of rows changes from batch to batch: the kernel is not compiled again for 1 or for multiples of 16.
+# The number of rows changes between batches, so the kernel is not specialised for 1 or multiples of 16.
 @triton.jit(do_not_specialize=["rows"])
 def csr_matmul_kernel(
     p_crow, p_col, p_val, p_order, p_dense, p_bias, p_y, p_z, rows, s_dense, N,
@@ -120,12 +120,12 @@ def csr_matmul(
     act: Activation = None,
     preactivation: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """act(S dense + bias), and also z = S dense + bias when `preactivation` is set.
+    """Return act(S dense + bias), and also z = S dense + bias if `preactivation` is set.
 
-    crow int32 [B + 1] from 0, col int32 [nnz] with values in [0, V), val [nnz], order int32 [B] (rows by falling number
-    of entries), dense [V, H] of any strides, bias [H]; val, dense and bias of one floating dtype, all on one
-    device. Returns [B, H] (and z alike), contiguous. A row without entries gives act(bias). Columns are not checked
-    here: a `CSR` checks them when it is made.
+    crow int32 [B + 1] from 0, col int32 [nnz] with values in [0, V), val [nnz], order int32 [B] (rows by descending
+    number of entries), dense [V, H] with any strides, bias [H]; val, dense and bias have one floating dtype, and all
+    are on one device. The result (and z) is [B, H], contiguous. A row without entries gives act(bias). `CSR.from_torch`
+    checks the columns; this function does not.
     Raises ValueError for shapes that do not fit or index tensors that are not int32, TypeError for dtypes.
     """
     _check(crow, col, val, order, dense, bias)
@@ -147,9 +147,9 @@ def csr_matmul(
     return (y, z) if z is not None else y
 
 
-def _most_tiles(rows: int, room: int, tile: launch.Tile) -> int:
-    """Tiles of rows for up to `room` entries. The fewer rows are long, the fewer tiles, or the more: by their sizes."""
-    most = launch.cdiv(min(rows, room // SHORT.value), tile["BLOCK_M_LONG"])
+def _most_tiles(rows: int, capacity: int, tile: launch.Tile) -> int:
+    """Return the most tiles of rows for up to `capacity` entries: with as many long rows as possible, or with none."""
+    most = launch.cdiv(min(rows, capacity // SHORT.value), tile["BLOCK_M_LONG"])
     short = max(0, rows - most * tile["BLOCK_M_LONG"])
     return max(most + launch.cdiv(short, tile["BLOCK_M"]), launch.cdiv(rows, tile["BLOCK_M"]))
 

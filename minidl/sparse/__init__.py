@@ -1,1 +1,1 @@
-"""Sparse matrices and gradients: `csr` holds matrices by rows, `rows` gradients that touch few rows."""
+"""Sparse matrices and gradients: `csr` has matrices in CSR format, `rows` gradients of few rows."""

@@ -1,16 +1,16 @@
-"""A sparse batch: the matrix by rows, and its transpose by the columns it touches.
+"""A sparse batch in CSR format: the matrix by rows, and its transpose by the columns that have entries.
 
-The gradient of a sparse layer is the forward kernel on the transposed matrix, so both orders travel together:
+The gradient of a sparse layer is the forward kernel on the transposed matrix, so a batch stores both orders:
 
     forward      row i has columns col[crow[i]:crow[i+1]] with values val[...]
     transposed   column rows[u] has documents t_col[t_crow[u]:t_crow[u+1]], ascending, with values t_val[...]
 
-`order` and `t_order` list rows and touched columns by falling number of non-zeros (ties by index), so that the rows
-of one tile have like lengths. Index tensors are int32. Making the transposed half is bookkeeping of integers at
-batch-making time, outside forward and backward.
+`order` and `t_order` list rows and touched columns by descending number of entries (ties by index), so that the rows
+of a tile have similar lengths. Index tensors are int32. The transposed half is integer bookkeeping when a batch is
+built, outside forward and backward.
 
-A batch may have room for more entries and columns than it has (`pad`): batches of different sizes then have tensors of
-one size, as a CUDA graph wants them. Room changes no result.
+A batch may have capacity for more entries and columns than it uses (`pad`): batches of different sizes then have
+tensors of one size, as a CUDA graph needs. Unused capacity changes no result.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ VALUES = ("val", "t_val")
 
 @dataclass(frozen=True, eq=False)
 class CSR:
-    """A sparse matrix [B, V] with nnz stored values, U of its columns touched.
+    """A sparse matrix [B, V] with nnz stored values in U of its columns.
 
     crow int32 [B+1], col int32 [nnz], val [nnz], order int32 [B]; rows int32 [U] ascending, t_crow int32 [U+1],
-    t_col int32 [nnz], t_val [nnz], t_order int32 [U]. All on one device. With room, col, val, t_col and t_val end with
-    entries that nothing reads, and rows with -1, each a column without entries.
+    t_col int32 [nnz], t_val [nnz], t_order int32 [U]. All on one device. With unused capacity, col, val, t_col and
+    t_val end with entries that nothing reads, and rows with -1, each a column without entries.
 
-    `packed` are the two buffers, of indices and of values, that the tensors are views of, where they are.
+    `packed` are the two buffers, of indices and of values, of which the tensors are views (or None).
     """
 
     shape: tuple[int, int]
@@ -51,14 +51,14 @@ class CSR:
 
     @classmethod
     def from_torch(cls, crow: torch.Tensor, col: torch.Tensor, val: torch.Tensor, shape: tuple[int, int]) -> CSR:
-        """The CSR of integer tensors crow [B+1] and col [nnz] and values val [nnz], with its transposed half.
+        """Build a CSR from integer tensors crow [B+1] and col [nnz] and values val [nnz], with its transposed half.
 
-        Raises ValueError when the parts do not describe a matrix of that shape.
+        Raises ValueError if the tensors do not describe a matrix of that shape.
         """
         crow, col = _check(crow, col, val, shape)
         counts = (crow[1:] - crow[:-1]).to(torch.int64)
         document = torch.repeat_interleave(torch.arange(shape[0], dtype=torch.int32, device=crow.device), counts)
-        # Stable, so within a column the documents stay ascending and sums have a fixed order.
+        # A stable sort keeps documents ascending within a column, so that sums have a fixed order.
         sorted_col, by_column = torch.sort(col, stable=True)
         rows, t_counts = torch.unique_consecutive(sorted_col, return_counts=True)
         t_crow = torch.zeros(len(rows) + 1, dtype=torch.int32, device=crow.device)
@@ -78,7 +78,7 @@ class CSR:
 
     @property
     def nnz(self) -> int:
-        """Number of values that there is room for: of stored ones, unless there is more room."""
+        """The capacity in values: the number of stored values, plus unused capacity from `pad`."""
         return self.col.numel()
 
     @property
@@ -90,7 +90,7 @@ class CSR:
         return self.val.device
 
     def astype(self, dtype: torch.dtype) -> CSR:
-        """The same matrix with values of another floating dtype; the index tensors are shared."""
+        """Return the matrix with values of another floating dtype; it shares the index tensors."""
         if not dtype.is_floating_point:
             raise ValueError(f"values must be floating, got {dtype}")
         if dtype == self.val.dtype:
@@ -98,9 +98,9 @@ class CSR:
         return replace(self, val=self.val.to(dtype), t_val=self.t_val.to(dtype), packed=None)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CSR:
-        """The same matrix on a device: two copies, one of all indices and one of all values.
+        """Return the matrix on a device, with two copies: one of all indices and one of all values.
 
-        `non_blocking` lets a copy to a GPU run beside the CPU; the packed host memory is then pinned.
+        With `non_blocking` a copy to a GPU is asynchronous, from pinned host memory.
         """
         device = torch.device(device)
         if device == self.val.device or (device.type == self.val.device.type and device.index is None):
@@ -112,13 +112,13 @@ class CSR:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """How long each of the tensors is, by name. Batches with the same shape and sizes can be copied."""
+        """The length of each tensor, by name. `copy_` needs the same shape and sizes."""
         return {name: part.numel() for name, part in self._parts().items()}
 
     def pad(self, nnz: int, touched: int, pinned: bool = False) -> CSR:
-        """The same matrix with room for `nnz` entries and `touched` columns, packed, in `pinned` memory if wanted.
+        """Return the matrix with capacity for `nnz` entries and `touched` columns, packed, optionally in pinned memory.
 
-        Raises ValueError when it has more.
+        Raises ValueError if it has more entries or columns.
         """
         used = len(self.rows)
         if self.nnz > nnz or used > touched:
@@ -134,31 +134,31 @@ class CSR:
         return padded
 
     def clone(self) -> CSR:
-        """The same matrix in memory of its own, packed."""
+        """Return a packed copy of the matrix."""
         indices, values = self._buffers() or _pack(self._parts(), self.sizes, False)
         return unpack(self.shape, (indices.clone(), values.clone()), self.sizes)
 
     def copy_(self, source: CSR) -> CSR:
-        """Copy in a matrix of the same shape and sizes: two copies where both are packed.
+        """Copy a matrix of the same shape and sizes into this one, with two copies if both are packed.
 
-        Raises ValueError for another.
+        Raises ValueError for another shape or sizes.
         """
         if (source.shape, source.sizes) != (self.shape, self.sizes):
             raise ValueError(
                 f"a CSR of {source.shape} and {source.sizes} cannot be copied to {self.shape}, {self.sizes}"
             )
-        mine, others = self._buffers(), source._buffers()
-        if mine is not None and others is not None:
-            for own, given in zip(mine, others, strict=True):
-                own.copy_(given)
+        buffers, source_buffers = self._buffers(), source._buffers()
+        if buffers is not None and source_buffers is not None:
+            for target, source_buffer in zip(buffers, source_buffers, strict=True):
+                target.copy_(source_buffer)
         else:
             parts = source._parts()
-            for name, own in self._parts().items():
-                own.copy_(parts[name])
+            for name, target in self._parts().items():
+                target.copy_(parts[name])
         return self
 
     def _buffers(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """`packed`, where all of it are these tensors: `dataclasses.replace` may have exchanged some."""
+        """Return `packed` if all tensors are still its views: `dataclasses.replace` may have exchanged some."""
         if self.packed is None:
             return None
         for buffer, names in zip(self.packed, (INDICES, VALUES), strict=True):
@@ -168,8 +168,8 @@ class CSR:
                 return None
             for name in names:
                 part = getattr(self, name)
-                where = part.untyped_storage().data_ptr(), part.storage_offset() - first
-                if where != (memory, starts[name]) or not part.is_contiguous():
+                actual = part.untyped_storage().data_ptr(), part.storage_offset() - first
+                if actual != (memory, starts[name]) or not part.is_contiguous():
                     return None
         return self.packed
 
@@ -177,7 +177,7 @@ class CSR:
         return {name: getattr(self, name) for name in (*INDICES, *VALUES)}
 
     def to_dense(self) -> torch.Tensor:
-        """[B, V] dense, for tests and small tables; values stored twice at one place are added."""
+        """Return the dense matrix [B, V], for tests and small tables; duplicate entries are added."""
         dense = torch.zeros(self.shape, dtype=self.val.dtype, device=self.val.device)
         counts = (self.crow[1:] - self.crow[:-1]).to(torch.int64)
         document = torch.repeat_interleave(torch.arange(self.shape[0], device=self.crow.device), counts)
@@ -192,7 +192,7 @@ class CSR:
 def _check(
     crow: torch.Tensor, col: torch.Tensor, val: torch.Tensor, shape: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """crow and col as contiguous int32. Raises ValueError."""
+    """Return crow and col as contiguous int32. Raises ValueError for an invalid matrix."""
     B, V = shape
     if not (0 <= B <= _INT32_MAX and 0 <= V <= _INT32_MAX and col.numel() <= _INT32_MAX):
         raise ValueError(f"a CSR has at most 2^31 - 1 rows, columns and values, got shape {tuple(shape)}")
@@ -210,7 +210,7 @@ def _check(
     if int(crow[0]) != 0 or int(crow[-1]) != len(col):
         raise ValueError(f"crow runs from {int(crow[0])} to {int(crow[-1])}, expected from 0 to {len(col)}")
     if bool((crow[1:] < crow[:-1]).any()):
-        raise ValueError("crow falls somewhere; row starts must not decrease")
+        raise ValueError("crow decreases; row starts must not decrease")
     if len(col):
         low, high = (int(bound) for bound in torch.aminmax(col))
         if low < 0 or high >= V:
@@ -219,14 +219,14 @@ def _check(
 
 
 def _by_falling_count(counts: torch.Tensor) -> torch.Tensor:
-    """int32 indices by falling count, ties by index."""
+    """Return int32 indices by descending count, ties by index."""
     return torch.sort(counts, descending=True, stable=True).indices.to(torch.int32)
 
 
 def _pack(
     parts: Mapping[str, torch.Tensor], sizes: Mapping[str, int], pinned: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two buffers, one of the indices and one of the values, in which each part has room for its size."""
+    """Return two buffers, of the indices and of the values, with space for the size of each part."""
     indices, values = (
         torch.zeros(
             places(names, sizes, parts[names[0]].element_size())[1],
@@ -242,7 +242,7 @@ def _pack(
 
 
 def unpack(shape: tuple[int, int], packed: tuple[torch.Tensor, torch.Tensor], sizes: Mapping[str, int]) -> CSR:
-    """The matrix whose parts are views of two buffers."""
+    """Return the matrix whose tensors are views of two buffers."""
     parts: dict[str, torch.Tensor] = {}
     for names, buffer in zip((INDICES, VALUES), packed, strict=True):
         starts, _ = places(names, sizes, buffer.element_size())
@@ -251,10 +251,10 @@ def unpack(shape: tuple[int, int], packed: tuple[torch.Tensor, torch.Tensor], si
 
 
 def places(names: Sequence[str], sizes: Mapping[str, int], itemsize: int) -> tuple[dict[str, int], int]:
-    """Where each part begins in a buffer of values of `itemsize` bytes, and where the last one ends.
+    """Return the start of each part in a buffer of values of `itemsize` bytes, and the end of the last one.
 
-    Each starts at a multiple of 16 bytes, as if allocated alone: Triton compiles another variant for pointers that
-    do not.
+    Each part starts at a multiple of 16 bytes, like an allocation: Triton compiles another variant for unaligned
+    pointers.
     """
     step = 16 // itemsize
     starts, end = {}, 0

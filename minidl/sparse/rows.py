@@ -1,4 +1,4 @@
-"""A gradient that touches few rows of a matrix."""
+"""A gradient with few non-zero rows of a matrix."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 @dataclass(frozen=True)
 class RowGrad:
-    """The gradient of a matrix [R, H] that is zero outside the rows it names.
+    """The gradient of a matrix [R, H] that is zero outside the listed rows.
 
-    rows    int32 [U], distinct, each in [0, R); or -1, any number of times: room that was not needed
-    values  [U, H], the gradient of those rows; 0 where a row is -1
+    rows    int32 [U], distinct, each in [0, R); or -1, any number of times, for unused capacity
+    values  [U, H], the gradient of these rows; 0 where a row is -1
     """
 
     rows: torch.Tensor
@@ -29,14 +29,14 @@ class RowGrad:
         return self.values.device
 
     def dense(self) -> torch.Tensor:
-        """The whole gradient [R, H], with zeros in the other rows; the same tensor at every call."""
+        """Return the dense gradient [R, H], with zeros in the other rows; every call returns the same tensor."""
         if not self._shown:
-            # One row more, which -1 names.
+            # One extra row, for the index -1.
             full = torch.zeros(self.shape[0] + 1, self.shape[1], dtype=self.values.dtype, device=self.values.device)
             self._shown.append(full.index_put_((self.rows.long(),), self.values)[: self.shape[0]])
         return self._shown[0]
 
     def changed(self) -> bool:
-        """Whether the tensor that `dense` gave was changed in place since: then it is the gradient."""
-        # Filled with zeros it had version 0, and 1 with the rows.
+        """Return whether the tensor from `dense` was changed in place; it then is the gradient."""
+        # `dense` creates it with version 0, and writes the rows with version 1.
         return bool(self._shown) and self._shown[0]._version > 1

@@ -408,7 +408,7 @@ def test_what_is_not_finite_has_no_parts(bad, where, kernels):
 def test_what_lies_past_the_end_is_not_taken_for_numbers(shape):
     """Or a finite product would be computed twice."""
     wild = torch.zeros(1, dtype=torch.int32, device=default_device())
-    parts._cut(matrix(*shape), wild)
+    parts._split_parts(matrix(*shape), wild)
     assert wild.item() == 0
 
 
@@ -558,8 +558,8 @@ def test_small_products_of_thin_operands_are_thin(kernels):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (lambda: (matrix(2, 3), matrix(4, 5)), ValueError, r"\[2, 3\] and \[4, 5\] do not fit: the columns of a \(3\)"),
-        (lambda: (matrix(2, 2, 3), matrix(3, 3, 5)), ValueError, "batches equal"),
+        (lambda: (matrix(2, 3), matrix(4, 5)), ValueError, r"\[2, 3\] and \[4, 5\] do not match: a has 3 columns"),
+        (lambda: (matrix(2, 2, 3), matrix(3, 3, 5)), ValueError, "batch sizes must be equal"),
         (lambda: (matrix(3), matrix(3)), ValueError, "expected two matrices or two batches"),
         (lambda: (matrix(2, 3), matrix(3, 4), matrix(3)), ValueError, r"bias has shape \[3\], expected \[4\]"),
         (lambda: (matrix(2, 3), matrix(3, 4), matrix(8)[::2]), ValueError, "contiguous"),
@@ -582,7 +582,7 @@ def test_forms_that_cannot_be():
         gemm.gemm(half.float(), half.float(), form="parts", precision="ieee")
     with pytest.raises(ValueError, match="the thin form needs two 2-D operands"):
         gemm.gemm(matrix(2, 4, 4), matrix(2, 4, 4), form="thin")
-    with pytest.raises(ValueError, match="unknown form 'fast'; known: tma, parts, pointer, thin"):
+    with pytest.raises(ValueError, match="unknown form 'fast'; expected one of tma, parts, pointer, thin"):
         gemm.gemm(half, half, form="fast")
     with pytest.raises(ValueError, match="the parts form needs two 2-D operands"):
         gemm.gemm(matrix(2, 16, 16), matrix(2, 16, 16), form="parts")

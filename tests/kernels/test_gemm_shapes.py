@@ -102,7 +102,7 @@ def test_vectors_far_apart():
     x = integers(16, 1, seed=1)
     assert torch.equal(gemm.gemm(a, x, form="vector"), exact(a, x, a.dtype))
     assert torch.equal(gemm.gemm(x[:2].t(), a, form="vector"), exact(x[:2].t(), a, a.dtype))
-    copied = rows.copied(a[:, :5])
+    copied = rows.aligned_copy(a[:, :5])
     assert torch.equal(copied, a[:, :5])
 
 
@@ -124,7 +124,7 @@ def test_a_copy_has_rows_that_begin_at_16_bytes():
         x = lying(integers(*shape, dtype=dtype), gap=1, shift=3)
         for tile in (None, launch.Tile({"BLOCK_M": 2, "BLOCK_K": 16}, 4, 1)):
             with launch.force(**({"gemm_rows": tile} if tile else {})), GuardedAllocations():
-                y = rows.copied(x)
+                y = rows.aligned_copy(x)
             assert torch.equal(y, x)
             assert y.stride(0) * y.element_size() % 16 == 0
             filled = y.as_strided((len(y), y.stride(0)), (y.stride(0), 1))
@@ -135,7 +135,7 @@ def test_a_copy_has_rows_that_begin_at_16_bytes():
 def inside_kernel(
     p_y, M, N, A: tl.constexpr, B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr
 ):  # fmt: skip
-    low_m, low_n, m, n = tiled.inside(tl.program_id(0), M, N, A, B, BLOCK_M, BLOCK_N, 2, UNIT)
+    low_m, low_n, m, n = tiled.clamped_tile(tl.program_id(0), M, N, A, B, BLOCK_M, BLOCK_N, 2, UNIT)
     p_y += tl.program_id(0) * 4
     tl.store(p_y, low_m)
     tl.store(p_y + 1, low_n)

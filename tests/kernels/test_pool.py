@@ -264,7 +264,7 @@ def test_what_is_known_of_windows_beforehand(seed):
     )
     taps = [tap for window in rows for tap in window], [tap for window in columns for tap in window]
     assert at.inside == all(0 <= tap < size[a] for a in (0, 1) for tap in taps[a])
-    if at.apart:
+    if at.disjoint:
         assert all(len(set(found)) == len(found) for found in taps)
         assert all(b * s - p >= n for b, s, p, n in zip(at.blocks, at.stride, at.padding, size, strict=True))
         assert all(b >= o for b, o in zip(at.blocks, at.output, strict=True))

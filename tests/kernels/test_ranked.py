@@ -43,7 +43,7 @@ def test_any_row_is_in_order(data, device):
         patch.setattr(sorting, "LONG", data.draw(st.sampled_from([2, 2**30])))
         patch.setattr(selected, "PART", 64)
         patch.setattr(ranked, "PART", 64)
-        patch.setattr(ranked, "WALK", 0)
+        patch.setattr(ranked, "MOST_BLOCKS", 0)
         y, found = reduce.sort(x, descending)
         best, where = reduce.leading(x, k, -1, descending)
     assert torch.equal(found.cpu(), at)
@@ -77,7 +77,7 @@ def test_long_rows_take_few_launches(k):
 def test_running_sums_of_one_row_are_shared_out(device):
     x = torch.randint(-8, 9, (1, 3001), device=device).float()
     with launch.force(elementwise_tile=launch.Tile({"BLOCK_M": 2, "BLOCK_N": 16})):
-        assert scan.shared(1, 3001, x.dtype)[2] > 1
+        assert scan.partition(1, 3001, x.dtype)[2] > 1
         assert scan.depth(1, 3001, x.dtype) < 3001
         assert torch.equal(scan.cumsum(x, 1).cpu(), x.cpu().cumsum(1))
         assert torch.equal(scan.cumsum(x, 1, reverse=True).cpu(), x.cpu().flip(1).cumsum(1).flip(1))

@@ -15,9 +15,9 @@ COLUMNS = Taps(3, (((0, 1.0),), ((1, 0.5), (2, 0.5)), (), ((2, 1.0),)))
 
 
 def expected(x, fill):
-    y = torch.full((*x.shape[:2], len(ROWS.of), len(COLUMNS.of)), fill)
-    for i, rows in enumerate(ROWS.of):
-        for j, columns in enumerate(COLUMNS.of):
+    y = torch.full((*x.shape[:2], len(ROWS.shares), len(COLUMNS.shares)), fill)
+    for i, rows in enumerate(ROWS.shares):
+        for j, columns in enumerate(COLUMNS.shares):
             if rows and columns:
                 y[:, :, i, j] = sum(r * c * x[:, :, u, v] for u, r in rows for v, c in columns)
     return y

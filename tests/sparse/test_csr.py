@@ -147,7 +147,7 @@ def test_a_batch_is_copied_to_the_memory_of_another(packed):
         ([0, 2], [0, 1], (2, 3), "crow has 2 entries, expected 3 for 2 rows"),
         ([0, 1, 1], [0, 1], (2, 3), "crow runs from 0 to 1, expected from 0 to 2"),
         ([1, 1, 2], [0, 1], (2, 3), "crow runs from 1 to 2"),
-        ([0, 3, 2], [0, 1], (2, 3), "crow falls"),
+        ([0, 3, 2], [0, 1], (2, 3), "crow decreases"),
         ([0, 1, 2], [0, 3], (2, 3), "columns 0 to 3, expected 0 to 2"),
         ([0, 1, 2], [-1, 2], (2, 3), "columns -1 to 2"),
         ([0, 1, 2], [0, 1], (2, 2**31), "at most"),

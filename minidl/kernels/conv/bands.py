@@ -13,7 +13,7 @@ from minidl.kernels.conv.epilogue import pool_last
 from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import Problem
-from minidl.kernels.gemm.tiled import beside
+from minidl.kernels.gemm.tiled import save_or_add
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -120,7 +120,7 @@ def store_groups(
         limit = tl.minimum(G, QW - g * G) * M
         m_y = m_row[:, None] & (o_column[None, :] < limit[:, None])
         o_y = o_y[:, None] + o_column[None, :]
-        b_y = activate(beside(b_acc, p_z, o_y, m_y, SAVE_Z), ACT, SLOPE)
+        b_y = activate(save_or_add(b_acc, p_z, o_y, m_y, SAVE_Z), ACT, SLOPE)
         tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=m_y)
 
 

@@ -24,7 +24,7 @@ from minidl.kernels.conv import batch_tiled, costs, tile_throughput
 from minidl.kernels.conv.epilogue import affine, finish
 from minidl.kernels.conv.pixel_boxes import concat_pair_box, images_box, pairs_box, shape_of_box, stores_boxes
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, Problem, Tensors, Unsupported, taps_of
-from minidl.kernels.gemm.tiled import halves
+from minidl.kernels.gemm.tiled import split_columns
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 
@@ -58,7 +58,7 @@ def finish_box(
         b_y = float8.stored(activate(b_acc, ACT, SLOPE), d_y.dtype)
         d_y.store([n, h, w, m], tl.reshape(b_y, (TILE_N, TILE_H, TILE_W, WIDTH)))
     else:
-        b_left, b_right = halves(b_acc)
+        b_left, b_right = split_columns(b_acc)
         finish_box(
             b_left, d_y, p_bias, p_scale, n, h, w, m, M,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, PIECES // 2, TILE_N, TILE_H, TILE_W,

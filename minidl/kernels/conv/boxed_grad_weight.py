@@ -29,7 +29,7 @@ from minidl.kernels.conv.even_parts import Prepared, slots_of, step_at
 from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.pixel_boxes import shape_of_box
 from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, NO_BOXES, Problem, Tensors, Unsupported
-from minidl.kernels.division import divided, reciprocal
+from minidl.kernels.division import fast_divide, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
@@ -105,7 +105,7 @@ def conv_box_grad_weight_kernel(
             q_h = i // tiles_w * TILE_H
             if MERGED:
                 o_h = q_h + p_h
-                o_n = divided(o_h, QH, by_rows, tl.int32)
+                o_n = fast_divide(o_h, QH, by_rows, tl.int32)
                 o_h -= o_n * QH
             else:
                 q_h = i // tiles_w % tiles_h * TILE_H

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from minidl.kernels.activation import activate
 from minidl.kernels.float8 import stored
-from minidl.kernels.gemm.tiled import beside, halves
+from minidl.kernels.gemm.tiled import save_or_add, split_columns
 
 MAX_POOL = tl.constexpr(1)
 AVERAGE_POOL = tl.constexpr(2)
@@ -49,10 +49,10 @@ def finish(
         o_m = m + tl.arange(0, b_acc.shape[1])
         m_y = m_row[:, None] & (o_m < M)[None, :]
         o_y = (o_row * (GROUPS * M))[:, None] + (i_group * M + o_m)[None, :]
-        b_acc = beside(b_acc, p_z, o_y, m_y, SAVE_Z)
+        b_acc = save_or_add(b_acc, p_z, o_y, m_y, SAVE_Z)
         tl.store(p_y + o_y, stored(activate(b_acc, ACT, SLOPE), p_y.dtype.element_ty), mask=m_y)
     else:
-        b_left, b_right = halves(b_acc)
+        b_left, b_right = split_columns(b_acc)
         finish(
             b_left, p_bias, p_scale, p_y, p_z, o_row, m_row, m, M, i_group, GROUPS,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,

@@ -15,7 +15,7 @@ from minidl.kernels.conv.epilogue import affine, pool_four, repeated
 from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, PHASE, Phases, Problem, Tensors, Unsupported, all_inside
-from minidl.kernels.gemm.tiled import halves
+from minidl.kernels.gemm.tiled import split_columns
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -61,8 +61,8 @@ def conv_paired_pool_kernel(
         b_down = tl.dot(b_x, b_w, b_down, input_precision=PRECISION, out_dtype=ACC)
     b_up = affine(b_up, p_bias, p_scale, 0, 2 * M, 0, HAS_BIAS, HAS_SCALE)
     b_down = affine(b_down, p_bias, p_scale, 0, 2 * M, 0, HAS_BIAS, HAS_SCALE)
-    b_0, b_1 = halves(activate(b_up, ACT, SLOPE))
-    b_2, b_3 = halves(activate(b_down, ACT, SLOPE))
+    b_0, b_1 = split_columns(activate(b_up, ACT, SLOPE))
+    b_2, b_3 = split_columns(activate(b_down, ACT, SLOPE))
     b_y = pool_four(b_0, b_1, b_2, b_3, POOL)
     o_n = n + tl.arange(0, BLOCK_M)
     o_m = tl.arange(0, NP // 2)

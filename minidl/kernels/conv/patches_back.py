@@ -17,7 +17,7 @@ from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.problem import INT32_LIMIT, NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.kernels.gemm import choice, launches
-from minidl.kernels.gemm.tiled import halves, tile_position
+from minidl.kernels.gemm.tiled import split_columns, tile_position
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
@@ -49,7 +49,7 @@ def finish_patches(
             tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
         tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
     else:
-        b_left, b_right = halves(b_acc)
+        b_left, b_right = split_columns(b_acc)
         finish_patches(
             b_left, p_bias, p_scale, p_y, p_z, o_row, m_row, n, N, M, below, WIDTH,
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,

@@ -17,7 +17,7 @@ from minidl.kernels.conv import costs, pixel_choice, tile_throughput
 from minidl.kernels.conv.pixel_steps import pixel
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
-from minidl.kernels.division import divided, reciprocal
+from minidl.kernels.division import fast_divide, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -75,9 +75,9 @@ def conv_pixel_grad_weight_kernel(
             n, q_h, q_w = pixel(i_first, BLOCK_K, QH, QW, False, LONG)
         else:
             o = i_first + tl.arange(0, BLOCK_K)
-            n = divided(o, QH * QW, by_image, tl.int32)
+            n = fast_divide(o, QH * QW, by_image, tl.int32)
             o -= n * (QH * QW)
-            q_h = divided(o, QW, by_row, tl.int32)
+            q_h = fast_divide(o, QW, by_row, tl.int32)
             q_w = o - q_h * QW
         m_row = i_first + tl.arange(0, BLOCK_K) < end
         o_row = i_first + tl.arange(0, BLOCK_K)

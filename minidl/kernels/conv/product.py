@@ -123,7 +123,7 @@ def statistics_bands(problem: Problem) -> int:
 def prepare(problem: Problem) -> Prepared:
     M, N, K = _sizes(problem)
     tile, split = _choice(problem)
-    split = launches.filled(launch.cdiv(K, tile["BLOCK_K"]), split)
+    split = launches.non_empty(launch.cdiv(K, tile["BLOCK_K"]), split)
     # x is contiguous along K; so are the weights, unless backward weights are read in place.
     transposed = (True, False) if problem.direction == GRAD_WEIGHT else (False, not problem.in_place)
     matrix_product = launches.prepare(

@@ -23,7 +23,7 @@ from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs, product, tile_throughput
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, TRANSPOSED, Problem, Unsupported
-from minidl.kernels.gemm.tiled import beside
+from minidl.kernels.gemm.tiled import save_or_add
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -75,7 +75,7 @@ def conv_tap_sum_kernel(
         b_acc *= tl.load(p_scale + m, mask=m_y, other=0.0).to(ACC)
     if HAS_BIAS:
         b_acc += tl.load(p_bias + m, mask=m_y, other=0.0).to(ACC)
-    b_acc = beside(b_acc, p_beside, o, m_y, SAVE_Z)
+    b_acc = save_or_add(b_acc, p_beside, o, m_y, SAVE_Z)
     tl.store(p_y + o, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
 
 

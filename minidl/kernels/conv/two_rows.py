@@ -19,7 +19,7 @@ from minidl.kernels.conv import banded, bands, costs, held
 from minidl.kernels.conv.bands import padded, store_groups
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, Problem, Tensors, Unsupported
-from minidl.kernels.gemm.tiled import halves
+from minidl.kernels.gemm.tiled import split_columns
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -111,7 +111,7 @@ def conv_two_rows_kernel(
         )  # fmt: skip
         if not AHEAD:
             b_x = b_read
-        b_upper, b_lower = halves(tl.dot(b_x, b_band, input_precision=PRECISION, out_dtype=ACC))
+        b_upper, b_lower = split_columns(tl.dot(b_x, b_band, input_precision=PRECISION, out_dtype=ACC))
         n_first, images, pair = place_of(i_tile, pairs, QH, GP, BLOCK_M)
         n = n_first + images
         m_row = ((tl.full((), 0, tl.int64) + i_tile) * (BLOCK_M // GP) + down < pairs) & (g < GROUPS)

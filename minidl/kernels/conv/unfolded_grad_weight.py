@@ -24,7 +24,7 @@ import triton.language as tl
 
 from minidl.kernels.conv import costs, pixel_grad_weight, tile_throughput
 from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
-from minidl.kernels.division import divided, reciprocal
+from minidl.kernels.division import fast_divide, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -101,9 +101,9 @@ def conv_unfolded_grad_weight_kernel(
     for i_first in range(first, end, BLOCK_K):
         o_row = i_first + tl.arange(0, BLOCK_K)
         m_row = o_row < end
-        n = divided(o_row, QH * QW, by_image, tl.int32)
+        n = fast_divide(o_row, QH * QW, by_image, tl.int32)
         o = o_row - n * (QH * QW)
-        q_h = divided(o, QW, by_row, tl.int32)
+        q_h = fast_divide(o, QW, by_row, tl.int32)
         x_h = in_h + q_h * IN_STEP_H
         x_w = in_w + (o - q_h * QW) * IN_STEP_W
         o_x = ((n * H + x_h) * W + x_w) * (GROUPS * C)

@@ -1,6 +1,6 @@
 """Cross-entropy of logits, and its gradient from the same launch.
 
-For logits x with shares q of the classes (N of them) in each row:
+For logits x of N classes, with target shares q in each row:
 
     loss = sum_c q_c (log s - z_c)      dx_c = (sum q) exp(z_c) / s - q_c      z = x - max x,  s = sum exp(z)
     class t, weights w, smoothing e:    q_c = (1 - e) w_t [c = t] + e w_c / N
@@ -9,10 +9,10 @@ For logits x with shares q of the classes (N of them) in each row:
     x   [R, N], [N] or [R, N, ...], any strides        t   [R], [] or [R, ...] integers, or p of x's shape
 
 The mean divides by the sum of w_t over the rows that are not ignored (by the number of rows for probabilities), as
-torch.nn.functional.cross_entropy does. A program takes BLOCK_M rows, reads rows that fit BLOCK_N once and walks longer
-ones twice. Ignored rows give 0 whatever they hold. A class out of range is reported on the CPU; on a GPU, where looking
-would wait for the device, its row becomes NaN. Sums are made as in `loss`. The divisor of a mean is that of all rows: a
-launch finds it before, or for few rows each program for itself, in one order, so that all find the same bits.
+torch.nn.functional.cross_entropy does. A program takes BLOCK_M rows, reads rows that fit BLOCK_N once and longer ones
+twice. Ignored rows give 0 for any logits. A class out of range is an error on the CPU; on a GPU, where the check would
+wait for the device, its row becomes NaN. Sums are computed as in `loss`. The divisor of a mean depends on all rows: an
+extra launch computes it, or for few rows each program does, in one order, so that all get the same bits.
 """
 
 from typing import NamedTuple
@@ -23,19 +23,19 @@ from minidl.kernels import memory_layout
 from minidl.kernels.cross_entropy.kernels import cross_entropy_kernel, cross_entropy_loop_kernel, scale_kernel
 from minidl.kernels.cross_entropy.targets import check_arguments, target_weights
 from minidl.kernels.loss import add_up
-from minidl.kernels.softmax.rows import ended, in_shape, lanes, levels, row_strides, rows_of, vectors
+from minidl.kernels.softmax.rows import in_shape, lanes, levels, loop_alignment, row_strides, rows_of, vectors
 from minidl.runtime import dependent_launch, launch
 
-# Programs sum the weights of all targets in place of a launch (2.1 us on an H200) if together they read at most this
-# many targets (2 MB). On the CPU the launch is needed in any case, to look for invalid targets.
+# Programs sum the weights of all targets themselves, which saves a launch (2.1 us on an H200), if together they read at
+# most this many targets (2 MB). The CPU always needs the launch, to check the targets.
 READS = 0 if launch.INTERPRETED else 2**18
 
 
 class CrossEntropy(NamedTuple):
-    """A cross-entropy and, when wanted, the gradient of its logits, which lies as they do or is contiguous.
+    """A cross-entropy and the gradient of its logits (or None), in the memory layout of the logits or contiguous.
 
-    `divisor` (one number on the device, or None) remains to be divided out of the gradient: in float16 the gradient of
-    a mean over many rows would vanish before a scaled loss could lift it.
+    The gradient must still be divided by `divisor` (one number on the device), if it is not None: in float16 the
+    gradient of a mean over many rows would underflow before loss scaling is applied.
     """
 
     loss: torch.Tensor
@@ -52,7 +52,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     with_grad: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The cross-entropy, and with `with_grad` the pair of it and its gradient in x. See `cross_entropy_parts`."""
+    """Return the cross-entropy, and with `with_grad` also its gradient in x. See `cross_entropy_parts`."""
     loss, grad, divisor = cross_entropy_parts(
         x, target, weight, ignore_index, reduction, label_smoothing, with_grad=with_grad
     )
@@ -70,68 +70,68 @@ def cross_entropy_parts(
     label_smoothing: float = 0.0,
     with_grad: bool = False,
 ) -> CrossEntropy:
-    """Cross-entropy of logits x [N], [R, N] or [R, N, ...] with classes or probabilities.
+    """Return the cross-entropy of logits x [N], [R, N] or [R, N, ...] with classes or probabilities.
 
-    target        classes: int64, int32 or uint8, x's shape without dimension 1 (without any for [N]), or
+    target        classes: int64, int32 or uint8, x's shape without dimension 1 (a scalar for [N]), or
                   probabilities: x's shape and dtype
     weight        [N] in x's dtype: a factor for each class
-    ignore_index  a class value whose rows count nothing
+    ignore_index  the class value of ignored rows
     reduction     "mean", "sum", or "none" for the loss of each row, in x's dtype
     Raises TypeError for dtypes, ValueError for shapes, options or devices that do not fit, and IndexError on the CPU
-    for a target that is no class (on a GPU its row becomes NaN).
+    for a class out of range (on a GPU its row becomes NaN).
     """
     soft = check_arguments(x, target, weight, ignore_index, reduction, label_smoothing)
     if memory_layout.channels_last(x):
-        whole = x.movedim(1, -1)
-        flat = whole.reshape(-1, x.shape[1])
-        found = cross_entropy_parts(
+        last = x.movedim(1, -1)
+        flat = last.reshape(-1, x.shape[1])
+        parts_ = cross_entropy_parts(
             flat, target.movedim(1, -1).reshape(flat.shape) if soft else target.reshape(-1), weight, ignore_index,
             reduction, label_smoothing, with_grad,
         )  # fmt: skip
-        grad = None if found.grad is None else found.grad.view(whole.shape).movedim(-1, 1)
+        grad = None if parts_.grad is None else parts_.grad.view(last.shape).movedim(-1, 1)
         return CrossEntropy(
-            found.loss.view(whole.shape[:-1]) if reduction == "none" else found.loss, grad, found.divisor
+            parts_.loss.view(last.shape[:-1]) if reduction == "none" else parts_.loss, grad, parts_.divisor
         )
     axis = min(1, x.dim() - 1)
-    (rows, *shares_), tile, fits = rows_of(
+    (rows, *probabilities), tile, fits = rows_of(
         "cross_entropy", "cross_entropy_loop", axis, *((x, target) if soft else (x,))
     )
     outer, N, inner = rows.shape
     R, acc, device = outer * inner, launch.acc_torch(x.dtype), x.device
-    target = (shares_[0] if soft else target).contiguous()
+    target = (probabilities[0] if soft else target).contiguous()
     weight = None if weight is None else weight.contiguous()
     each, mean = reduction == "none", reduction == "mean"
     loss = torch.empty(x.shape[:axis] + x.shape[axis + 1 :] if each else (), dtype=x.dtype, device=device)
-    # Its strides are those of probabilities, also where it is not wanted.
+    # The kernel takes the strides of probabilities from grad, even without a gradient.
     grad = torch.empty(rows.shape, dtype=x.dtype, device=device if with_grad else "meta")
     defer = mean and with_grad and x.dtype == torch.float16
     programs = launch.cdiv(R, tile["BLOCK_M"])
-    alone = mean and not soft and fits and 0 < programs * R <= READS
+    own_divisor = mean and not soft and fits and 0 < programs * R <= READS
     sums, count = None, 1
     if soft and mean:
         sums = torch.full((1,), R, dtype=acc, device=device)
-    elif not soft and (launch.INTERPRETED or (mean and not alone)):
+    elif not soft and (launch.INTERPRETED or (mean and not own_divisor)):
         sums, count = target_weights("cross_entropy", target, weight, R, N, ignore_index, acc, x.dtype)
-    if alone:
+    if own_divisor:
         sums, count = torch.empty(1, dtype=acc, device=device), 1
-    # An only program needs no launch after it to add up.
-    only = fits and programs == 1 and not each and (alone or not mean)
-    parts = loss if each or only else torch.empty(programs, dtype=acc, device=device)
+    # With a single program no second launch has to add partial sums.
+    single = fits and programs == 1 and not each and (own_divisor or not mean)
+    parts = loss if each or single else torch.empty(programs, dtype=acc, device=device)
     meta = {"SMOOTHING": float(label_smoothing), "SOFT": soft, "EACH": each, "DIVIDE": mean and not defer}
     _launch(
         rows, target, weight, sums, parts, grad, (ignore_index, count), with_grad, tile,
-        {"ALONE": alone, "ONLY": only} if fits else None, meta,
+        {"ALONE": own_divisor, "ONLY": single} if fits else None, meta,
     )  # fmt: skip
-    found = in_shape(grad, x.shape, axis) if with_grad else None
-    if each or only:
-        return CrossEntropy(loss, found, sums.view(()) if defer else None)
+    parts_ = in_shape(grad, x.shape, axis) if with_grad else None
+    if each or single:
+        return CrossEntropy(loss, parts_, sums.view(()) if defer else None)
     divisor = torch.empty((), dtype=acc, device=device) if mean else None
     add_up(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
-    return CrossEntropy(loss, found, divisor if defer else None)
+    return CrossEntropy(loss, parts_, divisor if defer else None)
 
 
 def _launch(rows, target, weight, sums, parts, grad, numbers, with_grad, tile, fits, meta):
-    """The kernel for rows of their length: with the flags `fits`, or in a loop where these are None."""
+    """Launch the kernel for rows that fit a block, with the flags `fits`, or the loop kernel if these are None."""
     outer, N, inner = rows.shape
     R = outer * inner
     programs = launch.cdiv(R, tile["BLOCK_M"])
@@ -145,7 +145,7 @@ def _launch(rows, target, weight, sums, parts, grad, numbers, with_grad, tile, f
             **dependent_launch.options(), **meta,
         )  # fmt: skip
         return
-    align, with_ends = ended(align, rows, grad)
+    align, with_ends = loop_alignment(align, rows, grad)
     launch.run(
         cross_entropy_loop_kernel, (programs,), *pointers, R, N, rows.stride(0), *numbers, ALIGN=align, ENDS=with_ends,
         **meta,
@@ -162,30 +162,30 @@ def in_place(
     each: torch.dtype | None,
     with_grad: bool,
 ) -> torch.Tensor:
-    """The loss of each row of x [R, N], contiguous, in the dtype `each`, or without one partial sums of them.
+    """Return the loss of each row of contiguous x [R, N] in the dtype `each`, or partial sums if it is None.
 
-    x becomes its gradient `with_grad`, divided by the sum of the parts of `divisors` if there are some. Arguments are
-    checked before.
+    With `with_grad` the gradient overwrites x, divided by the sum of the parts in `divisors` if there are any. The
+    caller checks the arguments.
     """
     (rows, *_), tile, fits = rows_of("cross_entropy", "cross_entropy_loop", 1, x)
     count = len(x) if each else launch.cdiv(len(x), tile["BLOCK_M"])
     parts = torch.empty(count, dtype=each or launch.acc_torch(x.dtype), device=x.device)
-    sums, shares_ = divisors
+    sums, divisor_parts = divisors
     meta = {
         "SMOOTHING": float(smoothing), "SOFT": target.dtype.is_floating_point, "EACH": each is not None,
         "DIVIDE": sums is not None,
     }  # fmt: skip
     flags = {"ALONE": False, "ONLY": False} if fits else None
-    _launch(rows, target, weight, sums, parts, rows, (ignore_index, shares_), with_grad, tile, flags, meta)
+    _launch(rows, target, weight, sums, parts, rows, (ignore_index, divisor_parts), with_grad, tile, flags, meta)
     return parts
 
 
 def cross_entropy_grad_(
     grad: torch.Tensor, dy: torch.Tensor | None, divisor: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Multiply the gradient that `cross_entropy_parts` gave by dy / divisor, in place, and return it.
+    """Multiply the gradient from `cross_entropy_parts` by dy / divisor, in place, and return it.
 
-    dy is one number on the device, or the gradient of each row's loss; None stands for 1.
+    dy is one number on the device, or the gradient of each row's loss; None means 1.
     """
     each = dy is not None and dy.dim() > 0
     if memory_layout.channels_last(grad):

@@ -1,4 +1,4 @@
-"""The targets of a cross-entropy: what they may be, and the sum of their weights."""
+"""The targets of a cross-entropy: checks, and the sum of their weights."""
 
 import torch
 import triton.language as tl
@@ -10,7 +10,7 @@ from minidl.runtime import dependent_launch, launch
 
 
 def target_weights(op, target, weight, R, N, ignore_index, acc, dtype):
-    """Partial sums of the targets' weights and their number. On the CPU, refuses targets that are no class."""
+    """Return partial sums of the targets' weights and their number. Raises IndexError on the CPU for a wrong class."""
     tile = launch.tile("loss", dtype, N=R)
     programs = max(1, min(SHARES.value, launch.cdiv(R, tile["BLOCK_N"])))
     sums = torch.empty(programs, dtype=acc, device=target.device)
@@ -31,7 +31,7 @@ def target_weights(op, target, weight, R, N, ignore_index, acc, dtype):
 
 
 def check_arguments(x, target, weight, ignore_index, reduction, label_smoothing, op="cross_entropy"):
-    """Whether the targets are probabilities. Raises as `cross_entropy_parts`."""
+    """Return whether the targets are probabilities. Raises as `cross_entropy_parts`."""
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"{op}: label_smoothing is {label_smoothing}, expected a number from 0 to 1")
     soft = target.dtype.is_floating_point
@@ -48,7 +48,7 @@ def check_arguments(x, target, weight, ignore_index, reduction, label_smoothing,
 
 
 def check_classes(op, x, target, weight, reduction, or_else="", soft=False):
-    """Raises TypeError or ValueError unless x, weight and, unless `soft`, the target's classes fit each other."""
+    """Raise TypeError or ValueError unless x, weight and, unless `soft`, the target's classes fit each other."""
     check.floating(op, input=x)
     check_reduction(op, reduction)
     if x.dim() == 0:

@@ -1,7 +1,7 @@
-"""The kernels of element-wise arithmetic and their launchers.
+"""The kernels of element-wise arithmetic and their launcher.
 
-The host merges neighbouring dimensions where the strides of every operand allow it. The common case becomes one
-contiguous run, all others a grid of two-dimensional tiles.
+The launcher merges adjacent dimensions if the strides of every operand allow it. Operands that become one contiguous
+range use `flat_kernel`, all others `tile_kernel`, with a grid of two-dimensional tiles.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ MAX_OUTER = 4
 
 @triton.jit
 def load_run(p, o, m, SCALAR: tl.constexpr, ACC: tl.constexpr):
-    """A run of an operand, or its one value."""
+    """Load a contiguous block of an operand, or its single value."""
     if SCALAR:
         return tl.load(p).to(ACC)
     else:
@@ -43,7 +43,7 @@ def flat_kernel(
     OP: tl.constexpr, OPERANDS: tl.constexpr, SCALARS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
     ACC: tl.constexpr, ACC_A: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """N elements in order; bit i of SCALARS says that operand i is a single value."""
+    """Compute N contiguous elements; bit i of SCALARS says that operand i is a single value."""
     start = tl.program_id(0).to(tl.int64) * BLOCK_N
     o = tl.arange(0, BLOCK_N)
     m = o < tl.minimum(N - start, BLOCK_N).to(tl.int32)
@@ -66,7 +66,7 @@ def tile_kernel(
     OP: tl.constexpr, OPERANDS: tl.constexpr, OUTER: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
     ACC: tl.constexpr, ACC_A: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of an [M, N] plane, for each position of up to four outer dimensions [D0, D1, D2, D3]."""
+    """Compute a tile of an [M, N] plane, at one index of up to four outer dimensions [D0, D1, D2, D3]."""
     i_m = tl.program_id(0) % tl.cdiv(M, BLOCK_M)
     rest = tl.program_id(0) // tl.cdiv(M, BLOCK_M)
     i_n = rest % tl.cdiv(N, BLOCK_N)
@@ -110,11 +110,11 @@ def compute(
     like: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """f of up to three operands of one dtype, that of the first tensor; numbers take the type computed in.
+    """Return f of up to three operands of one dtype, that of the first tensor; numbers take the accumulation dtype.
 
-    With `condition`, a torch.bool tensor stands before them. With `wide`, tensors of the accumulate type may be among
-    them. The result lies in memory as `like` does, or by the rule of `order`; or it is written to `out`, which may be
-    an operand itself. Raises ValueError where `out` has another shape or dtype.
+    With `condition`, the first operand is a torch.bool tensor. With `wide`, tensors may have the accumulation dtype.
+    The result has the memory layout of `like`, or follows `memory_layout`; or it is written to `out`, which may be an
+    operand. Raises ValueError if `out` has another shape or dtype.
     """
     number = op.value
     first = _first_tensor(name, operands[1:] if condition else operands)
@@ -125,7 +125,7 @@ def compute(
         if isinstance(x, torch.Tensor):
             _check(name, x, first, condition and i == 0, wide)
     tensors = [
-        x if isinstance(x, torch.Tensor) else _filled(name, x, dtype, device, number in CHOICES) for x in operands
+        x if isinstance(x, torch.Tensor) else _as_scalar(name, x, dtype, device, number in CHOICES) for x in operands
     ]
     shape = broadcast(name, [x.shape for x in tensors])
     kind = torch.bool if comparison else dtype
@@ -156,22 +156,22 @@ def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, fl
     if total == 0:
         return
     padding = [tensors[0]] * (3 - len(tensors))
-    if all(x.numel() == 1 or _in_a_run(x, y) for x in tensors):
+    if all(x.numel() == 1 or _is_contiguous_like(x, y) for x in tensors):
         tile = launch.tile("elementwise", dtype, N=total)
-        # One element in all is a run of length 1, so that no result is a scalar.
+        # A single element counts as a range of length 1, so that a result is never a scalar.
         scalars = sum((x.numel() == 1 < total) << i for i, x in enumerate(tensors))
         grid = (launch.cdiv(total, tile["BLOCK_N"]),)
         launch.run(flat_kernel, grid, *tensors, *padding, y, total, SCALARS=scalars, **flags, **tile.options)
         return
-    # Dimensions in the order of memory, so that the last one is a run of the result.
+    # Dimensions in memory order, so that the result is contiguous along the last one.
     dims = sorted(range(y.dim()), key=y.stride, reverse=True)
-    in_order = [[steps[dim] for dim in dims] for steps in (*(_strides(x, y.shape) for x in tensors), y.stride())]
-    sizes, strides = collapse([y.shape[dim] for dim in dims], in_order)
+    ordered = [[steps[dim] for dim in dims] for steps in (*(_strides(x, y.shape) for x in tensors), y.stride())]
+    sizes, strides = collapse([y.shape[dim] for dim in dims], ordered)
     if len(sizes) > MAX_OUTER + 2:
-        whole = [x if x.numel() == 1 else torch.empty_like(y, dtype=x.dtype).copy_(x) for x in tensors]
-        _launch(whole, y, dtype, flags)
+        copies = [x if x.numel() == 1 else torch.empty_like(y, dtype=x.dtype).copy_(x) for x in tensors]
+        _launch(copies, y, dtype, flags)
         return
-    # The plane is the innermost dimension and the largest other one: programs do not loop, so a large plane is best.
+    # The plane is the innermost and the largest other dimension: programs do not loop, so a large plane is best.
     others = sorted(range(len(sizes) - 1), key=lambda i: sizes[i])
     outer, plane = sorted(others[:-1]), [*others[-1:], len(sizes) - 1]
     extents = [1] * (2 - len(plane)) + [sizes[i] for i in plane]
@@ -190,15 +190,15 @@ def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, fl
     )  # fmt: skip
 
 
-def _in_a_run(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether the elements of x lie one after another in y's order; y is dense."""
+def _is_contiguous_like(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether x has the memory layout of y, which is dense."""
     return x.numel() == y.numel() and (
         (x.stride() == y.stride() and x.shape == y.shape) or (x.is_contiguous() and y.is_contiguous())
     )
 
 
 def broadcast(name: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The shape that all shapes broadcast to. Raises ValueError where they do not."""
+    """Return the shape that all shapes broadcast to. Raises ValueError if they do not."""
     first = tuple(shapes[0])
     if all(tuple(shape) == first for shape in shapes):
         return first
@@ -215,11 +215,11 @@ def broadcast(name: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """Sizes and each operand's strides, without dimensions of size 1 and with neighbours merged where all allow it."""
-    kept = [i for i, size in enumerate(shape) if size != 1] or list(range(len(shape)))[-1:]
+    """Return sizes and strides of each operand without size-1 dimensions and with neighbours merged if possible."""
+    axes = [i for i, size in enumerate(shape) if size != 1] or list(range(len(shape)))[-1:]
     sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in strides]
-    for i in kept:
+    for i in axes:
         if sizes and all(m[-1] == s[i] * shape[i] for m, s in zip(merged, strides, strict=True)):
             sizes[-1] *= shape[i]
             for m, s in zip(merged, strides, strict=True):
@@ -232,7 +232,7 @@ def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[li
 
 
 def _strides(x: torch.Tensor, shape: Sequence[int]) -> list[int]:
-    """Strides of x broadcast to `shape`: 0 along what is repeated."""
+    """Return the strides of x broadcast to `shape`: 0 along repeated dimensions."""
     missing = len(shape) - x.dim()
     return [0] * missing + [0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True)]
 
@@ -245,7 +245,7 @@ def _first_tensor(name: str, operands: Sequence[Operand]) -> torch.Tensor:
 
 
 def _acc(name: str, dtype: torch.dtype, integers: bool, comparison: bool) -> tl.dtype:
-    """The type to compute in. Raises TypeError for a dtype that the operation does not take."""
+    """Return the type to compute in. Raises TypeError for a dtype that the operation does not support."""
     if dtype.is_floating_point and dtype in check.FLOATING:
         return launch.acc(dtype)
     if integers and dtype in _INTEGERS:
@@ -265,16 +265,16 @@ def _check(name: str, x: torch.Tensor, first: torch.Tensor, condition: bool, wid
         raise ValueError(f"{name}: got operands on {first.device} and {x.device}; move one of them with .to()")
 
 
-def _filled(
+def _as_scalar(
     name: str, value: float | int | bool, dtype: torch.dtype, device: torch.device, narrow: bool
 ) -> torch.Tensor:
-    """A number as a tensor: in the type computed in, so that it is not rounded to a narrower one, unless `narrow`."""
+    """Return a number as a 0-d tensor in the accumulation dtype, to avoid rounding, or in `dtype` if `narrow`."""
     if not isinstance(value, int | float):
         raise TypeError(f"{name}: got {type(value).__name__}, expected a tensor or a number; use minidl.as_tensor(...)")
     if not dtype.is_floating_point and isinstance(value, float):
         raise TypeError(f"{name}: got a {dtype} tensor and the number {value}; convert the tensor to a floating type")
     if dtype == torch.bool:
-        # Of numbers other than 0 and 1 only the order matters.
+        # Comparisons with bool need only the order of other numbers.
         return torch.full((), max(-1, min(2, value)), dtype=torch.int8, device=device)
     kind = launch.acc_torch(dtype) if dtype.is_floating_point and not narrow else dtype
     if not dtype.is_floating_point and not torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max:

@@ -1,10 +1,10 @@
-"""The functions of one, two and three operands that `compute` calls by their numbers, on the device."""
+"""The device functions of one, two and three operands, which the kernels of `compute` select by number (OP)."""
 
 import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate, activate_grad, activate_grad_from_output, log1p
-from minidl.kernels.elementwise.whole import floor_quotient, left_over, modulo, nearest, truncated
+from minidl.kernels.elementwise.whole import floor_quotient, floor_remainder, remainder_of, round_half_even, truncate
 
 # One operand.
 NEG, ABS, EXP, LOG, SQRT, SQUARE, RECIPROCAL, SIGN, ACTIVATE = map(tl.constexpr, range(1, 10))
@@ -15,7 +15,7 @@ ADD_ACTIVATE = tl.constexpr(33)
 PRELU, PRELU_GRAD_B = map(tl.constexpr, (34, 46))
 EQ, NE, LT, LE, GT, GE = map(tl.constexpr, range(27, 33))
 DIV_TRUNC, DIV_FLOOR, FMOD, REMAINDER = map(tl.constexpr, range(100, 104))
-# dy and what the operation kept.
+# Gradients: dy and the saved value.
 ABS_GRAD, SQRT_GRAD, SQUARE_GRAD, RECIPROCAL_GRAD, ACTIVATE_GRAD = map(tl.constexpr, range(40, 45))
 ACTIVATE_GRAD_FROM_OUTPUT = tl.constexpr(45)
 SIN_GRAD, COS_GRAD, LOG1P_GRAD, EXPM1_GRAD, ERF_GRAD, LOG2_GRAD = map(tl.constexpr, range(110, 116))
@@ -26,9 +26,9 @@ ADD_SCALED = tl.constexpr(71)
 PRELU_GRAD_A, PASS_GT, PASS_LT, MAX_GRAD = map(tl.constexpr, range(72, 76))
 FMOD_GRAD_B, REMAINDER_GRAD_B = map(tl.constexpr, (120, 121))
 
-# As plain numbers, which the host compares in C.
+# Plain integers, which the host compares faster than constexpr.
 COMPARISONS = frozenset(op.value for op in (EQ, NE, LT, LE, GT, GE))
-# They choose among their operands, or leave what remains of one: a number has to be one that the tensor's type has.
+# The result is an operand or a remainder of one, so a number operand must be rounded to the tensor's dtype first.
 _PASSING = (PASS_GE, PASS_LE, PASS_GT, PASS_LT)
 CHOICES = COMPARISONS | {
     op.value for op in (MAXIMUM, MINIMUM, CLAMP, MAXIMUM_GRAD, MINIMUM_GRAD, *_PASSING, FMOD, REMAINDER)
@@ -37,7 +37,7 @@ CHOICES = COMPARISONS | {
 
 @triton.jit
 def divide(a, b):
-    """a / b, correctly rounded also in float32 (a compiled `/` is off by up to 2 units in the last place)."""
+    """Return a / b, correctly rounded also in float32 (a compiled `/` is off by up to 2 units in the last place)."""
     if a.dtype == tl.float32:
         return tl.div_rn(a, b)
     else:
@@ -45,8 +45,8 @@ def divide(a, b):
 
 
 @triton.jit
-def root(x):
-    """sqrt(x), correctly rounded."""
+def square_root(x):
+    """Return sqrt(x), correctly rounded."""
     if x.dtype == tl.float32:
         return tl.sqrt_rn(x)
     else:
@@ -55,7 +55,7 @@ def root(x):
 
 @triton.jit
 def exponential(x):
-    """exp(x), off by 5 units in the last place in float32, also where x is large.
+    """Return exp(x), off by at most 5 units in the last place in float32, also for large x.
 
     x = n ln 2 + r with |r| <= ln(2)/2 (Cody and Waite: ln 2 in two parts, so that n times the first is exact), then
     exp(r) times 2^n in two exact steps. A compiled `tl.exp` alone is off by |x| units.
@@ -75,21 +75,21 @@ def exponential(x):
 
 @triton.jit
 def power(a, b):
-    """a to the power b in float64 as exp(b log|a|), with the signs and exceptions of C's pow."""
+    """Return a to the power b in float64 as exp(b log|a|), with the signs and exceptions of C's pow."""
     a = a.to(tl.float64)
     b = b.to(tl.float64)
     size = tl.exp(b * tl.log(tl.abs(a)))
     half = b * 0.5
-    whole = tl.floor(b) == b
-    odd = whole & (tl.floor(half) != half)
-    size = tl.where((a.to(tl.int64, bitcast=True) < 0) & odd, size * -1.0, size)  # -0 too
-    size = tl.where((a < 0.0) & (a > float("-inf")) & (whole == 0), float("nan"), size)
+    is_integer = tl.floor(b) == b
+    is_odd = is_integer & (tl.floor(half) != half)
+    size = tl.where((a.to(tl.int64, bitcast=True) < 0) & is_odd, size * -1.0, size)  # -0 too
+    size = tl.where((a < 0.0) & (a > float("-inf")) & (is_integer == 0), float("nan"), size)
     return tl.where((b == 0.0) | (a == 1.0) | ((a == -1.0) & (tl.abs(b) == float("inf"))), 1.0, size)
 
 
 @triton.jit
-def exponential_less_1(x):
-    """e^x - 1, off by 16 units in the last place: below 1/2 by the series, whose terms fall by a half each."""
+def exp_minus_1(x):
+    """Return e^x - 1, off by at most 16 units in the last place: for |x| < 1/2 by the power series."""
     TERMS: tl.constexpr = 17 if x.dtype == tl.float64 else 9
     near = tl.where(tl.abs(x) < 0.5, x, 0.0)
     series = tl.full(x.shape, 1.0, x.dtype)
@@ -99,8 +99,8 @@ def exponential_less_1(x):
 
 
 @triton.jit
-def logarithm_of_1_more(x):
-    """log(1 + x), near 0 by the series."""
+def log_1_plus(x):
+    """Return log(1 + x), for |x| < 1/2 by the series."""
     near = tl.abs(x) < 0.5
     return tl.where(near, log1p(tl.where(near, x, 0.0)), tl.log(1.0 + x))
 
@@ -119,7 +119,7 @@ def function_of_1(a, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
     elif OP == LOG:
         return tl.log(a)
     elif OP == SQRT:
-        return root(a)
+        return square_root(a)
     elif OP == SQUARE:
         return a * a
     elif OP == RECIPROCAL:
@@ -133,17 +133,17 @@ def function_of_1(a, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
     elif OP == CEIL:
         return tl.ceil(a)
     elif OP == TRUNC:
-        return truncated(a)
+        return truncate(a)
     elif OP == ROUND:
-        return nearest(a)
+        return round_half_even(a)
     elif OP == SIN:
         return tl.sin(a)
     elif OP == COS:
         return tl.cos(a)
     elif OP == LOG1P:
-        return logarithm_of_1_more(a)
+        return log_1_plus(a)
     elif OP == EXPM1:
-        return exponential_less_1(a)
+        return exp_minus_1(a)
     elif OP == ERF:
         return tl.erf(a)
     elif OP == LOG2:
@@ -197,13 +197,13 @@ def function_of_2(a, b, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr
     elif OP == ACTIVATE_GRAD:
         return a * activate_grad(b, ACT, SLOPE)
     elif OP == DIV_TRUNC:
-        return truncated(divide(a, b))
+        return truncate(divide(a, b))
     elif OP == DIV_FLOOR:
         return floor_quotient(a, b).to(a.dtype)
     elif OP == FMOD:
-        return left_over(a, b).to(a.dtype)
+        return remainder_of(a, b).to(a.dtype)
     elif OP == REMAINDER:
-        return modulo(a, b).to(a.dtype)
+        return floor_remainder(a, b).to(a.dtype)
     elif OP == SIN_GRAD:
         return a * tl.cos(b)
     elif OP == COS_GRAD:
@@ -252,7 +252,7 @@ def function_of_3(a, b, c, OP: tl.constexpr):
     elif OP == PRELU_GRAD_A:
         return tl.where(b > 0, a, a * c)
     elif OP == FMOD_GRAD_B:
-        return a * (truncated(divide(b, c)) * -1.0)
+        return a * (truncate(divide(b, c)) * -1.0)
     elif OP == REMAINDER_GRAD_B:
         return a * (floor_quotient(b, c) * -1.0).to(a.dtype)
     elif OP == NORM_GRAD:

@@ -1,17 +1,21 @@
-"""Matrix products C = act(A B + bias), tiled: four transpositions, batches, split-K, by boxes, parts or pointers.
+"""Tiled matrix products C = act(A B + bias), with transposed operands, batches and split-K.
 
     A  [M, K] or [batch, M, K]     B  [K, N] or [batch, K, N]     bias  [N]     C  [M, N] or [batch, M, N]
     float16 | bfloat16 | float32 | float64, accumulated in float32 (float64 for float64)
 
-All forms but `thin` and `vector` walk tiles in groups of GROUP_M tile rows, so that programs running together share
-rows and columns in L2. The persistent form loads boxes through tensor descriptors (TMA on sm_90; zeros outside the
-matrix), one program per multiprocessor; it wants 16-byte aligned rows. Large operands of 16 bits are copied to such
-rows (`rows`); large float32 products cut their operands into tf32 parts first. The
-pointer form takes any strides and batches. Small products of thin operands have a form without tensor cores, `thin`,
-and so has a matrix times a vector. Tile and shares of 16-bit products follow from an estimate, see `choice`.
-Split-K gives each share of K its own partial product; they are added in a fixed order, so results do not depend on
-scheduling. Where tiles do not fill the last round of programs, `tail` has shares of these tiles alone.
-A transposed operand is read in place: the block is loaded as it is stored and turned on its way to the tensor cores.
+Start with the kernels in `tiled`. Programs visit tiles in groups of GROUP_M tile rows, so that concurrent programs
+share rows and columns in L2 (not in `thin` and `vector`). The forms:
+
+    tma      persistent, loads boxes through tensor descriptors (TMA on sm_90); needs 16-byte aligned rows
+    copied   copies 16-bit operands to aligned rows first (`rows`), then runs as tma
+    parts    splits float32 operands into tf32 parts first
+    tail     applies split-K only to the tiles of the last, incomplete round of programs
+    pointer  accepts any strides and batches
+    thin, vector   use no tensor cores; for small thin products and for a matrix times a vector
+
+`choice` estimates the best tile and split of 16-bit products. Split-K writes one partial product for each share of K
+and adds them in a fixed order, so results do not depend on scheduling. A transposed operand is read in place: its block
+is loaded as stored and transposed in the kernel.
 """
 
 from typing import Literal, overload
@@ -30,7 +34,7 @@ FAMILIES = {
     "tma": "gemm", "parts": "gemm_parts", "pointer": "gemm_pointer", "thin": "gemm_thin", "vector": "gemm_vector",
     "copied": "gemm", "tail": "gemm",
 }  # fmt: skip
-# For smaller operands, cutting them into parts takes longer than it saves.
+# Splitting smaller operands into parts takes longer than it saves.
 LEAST_PARTS = 1024
 
 
@@ -76,27 +80,26 @@ def gemm(
     wide: bool = False,
     onto: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """act(a @ b + bias), and also z = a @ b + bias when `preactivation` is set.
+    """Return act(a @ b + bias), and also z = a @ b + bias if `preactivation` is set.
 
-    a [M, K] or [batch, M, K], b [K, N] or [batch, K, N], any strides; bias [N] contiguous; one dtype and device.
-    Returns [M, N] or [batch, M, N] (and z alike), contiguous, in the inputs' dtype, or `wide` in the one that they are
-    accumulated in; to `onto`, such a result, z is added in place. K = 0 gives act(bias).
+    a [M, K] or [batch, M, K], b [K, N] or [batch, K, N], any strides; bias [N], contiguous; one dtype and device.
+    The result (and z) is [M, N] or [batch, M, N], contiguous, in the inputs' dtype, or in the accumulation dtype if
+    `wide` is set. z is added in place to `onto`, an earlier result. K = 0 gives act(bias).
     `form` ("tma", "tail" for 16 bits, "parts" for float32, "pointer", "copied", "thin" or "vector"), `split` and
-    `precision` override the choice made from the shape; the thin form and that of vectors have the accuracy of "ieee"
-    in each precision.
-    Raises ValueError for shapes that do not match or a form the operands do not allow, TypeError for dtypes.
+    `precision` override the choice made from the shape; "thin" and "vector" always have the accuracy of "ieee".
+    Raises ValueError for shapes that do not match or a form that the operands do not allow, TypeError for dtypes.
     """
     batched = _check(a, b, bias)
     name, slope = activation.parse(act)
     precision = precision or launch.precision(a.dtype)
     batch = a.shape[0] if batched else 1
     if a.shape[-1] == 0:
-        # A column and a row of zeros: the kernels promise the compiler that K has a block.
+        # The kernels tell the compiler that K has at least one block, so add a column and a row of zeros.
         a = a.new_zeros(()).expand(*a.shape[:-1], 1)
         b = b.new_zeros(()).expand(*b.shape[:-2], 1, b.shape[-1])
     form = _form(a, b, precision, form)
     if form == "vector" and onto is not None:
-        form = "pointer"  # the vector form adds nothing to its result
+        form = "pointer"  # the vector form cannot add to `onto`
     if form == "copied":
         a, b, form = _in_rows(a), _in_rows(b), "tma"
     copies = form in ("tma", "pointer") and a.dtype == torch.float32 and precision != "ieee"
@@ -121,10 +124,11 @@ def gemm(
         "ACC": launch.acc(a.dtype),
     }
     if in_tail:
-        d_a, d_b, turned = _boxes(a, b, tile)
+        d_a, d_b, transposed = _boxes(a, b, tile)
         del flags["SPLIT"]
-        made = tail.prepare(M, N, a.shape[1], turned, tile, split, a.dtype, precision, flags, launch.processors())
-        made.run(d_a, d_b, bias, None, c, z)
+        shape = M, N, a.shape[1]
+        product = tail.prepare(*shape, transposed, tile, split, a.dtype, precision, flags, launch.processors())
+        product.run(d_a, d_b, bias, None, c, z)
     elif split == 1:
         _product(form, a, b, bias, c, z, tile, tiles, precision, flags)
     else:
@@ -135,7 +139,7 @@ def gemm(
 
 
 def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The sum [n] over the first axis of partial [shares, n], contiguous, in a fixed order, rounded once to `dtype`."""
+    """Return the sum [n] of contiguous partial [shares, n] over its first axis, in a fixed order, as `dtype`."""
     shares, n = partial.shape
     if shares == 1 and partial.dtype == dtype:
         return partial[0]
@@ -149,7 +153,7 @@ def sum_shares(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) -> str:
-    """The given form, or the best one for the operands. Raises ValueError if the operands do not allow it."""
+    """Return `form`, or the best one if it is None. Raises ValueError if the operands do not allow it."""
     if form is None and vector.suits(a, b):
         return "vector"
     if form is None and thin.suits(a, b):
@@ -165,13 +169,15 @@ def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) ->
         compiled = a.dtype == torch.float32 and precision == "tf32x3" and not launch.INTERPRETED
         return "parts" if compiled and min(*a.shape, *b.shape) >= LEAST_PARTS else "tma"
     if form not in FAMILIES:
-        raise ValueError(f"gemm: unknown form {form!r}; known: {', '.join(FAMILIES)}")
+        raise ValueError(f"gemm: unknown form {form!r}; expected one of {', '.join(FAMILIES)}")
     if form in ("thin", "vector") and a.dim() != 2:
         raise ValueError(f"gemm: the {form} form needs two 2-D operands")
     if form == "vector" and 1 not in (a.shape[0], b.shape[1]):
         raise ValueError(f"gemm: the vector form needs one row or one column, got {a.shape[0]} and {b.shape[1]}")
     if form == "copied" and not (flat and _can_copy(a) and _can_copy(b)):
-        raise ValueError("gemm: the copied form needs two 2-D operands, not float64, with a contiguous axis, and boxes")
+        raise ValueError(
+            "gemm: the copied form needs two 2-D operands, not float64, with a contiguous axis, and tensor descriptors"
+        )
     if form in ("tma", "tail", "parts") and not boxed:
         raise ValueError(
             f"gemm: the {form} form needs two 2-D operands, not float64, with 16-byte aligned rows, "
@@ -187,7 +193,7 @@ def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) ->
 def _tile(
     form: str, a: torch.Tensor, b: torch.Tensor, batch: int, precision: str, split: int | None
 ) -> tuple[launch.Tile, int, int, bool]:  # fmt: skip
-    """The tile, how many of them there are, the shares of K, and whether only the last round's tiles have shares."""
+    """Return the tile, the number of tiles, the shares of K, and whether only the last round's tiles have shares."""
     (M, K), N = a.shape[-2:], b.shape[-1]
     if form == "vector":
         return *vector.tile(a, b, split), False
@@ -202,7 +208,7 @@ def _tile(
         True if form == "tail" else None if a.dtype.itemsize == 2 else False,
     )  # fmt: skip
     tiles = launches.tiles_of(M, N, tile) * batch
-    if in_tail and tiles % launch.processors() == 0:  # as asked for, but no tile is left over
+    if in_tail and tiles % launch.processors() == 0:  # every round is full
         return tile, tiles, 1, False
     return tile, tiles, split, in_tail
 
@@ -220,8 +226,8 @@ def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
         tile = launch.tile("gemm", a.dtype, floor=16, precision=precision, M=M, N=N, K=K)
         programs = launch.processors()
     if form != "pointer":
-        d_a, d_b, turned = _boxes(a, b, tile)
-        launches.by_boxes(M, N, K, turned, programs, tile, precision, flags).run(d_a, d_b, bias, None, c, z, wild)
+        d_a, d_b, transposed = _boxes(a, b, tile)
+        launches.by_boxes(M, N, K, transposed, programs, tile, precision, flags).run(d_a, d_b, bias, None, c, z, wild)
         return
     s_ab = a.stride(0) if a.dim() == 3 else 0
     s_bb = b.stride(0) if b.dim() == 3 else 0
@@ -233,10 +239,10 @@ def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
 
 
 def _along_k(x: torch.Tensor, nearest: bool) -> torch.Tensor:
-    """x with a contiguous last axis, copied if necessary; a copied matrix is rounded to tf32 if `nearest`.
+    """Return x with a contiguous last axis, copied if necessary; a copied matrix is rounded to tf32 if `nearest`.
 
-    The tf32 matrix instructions read shared memory along K only, and turning a block on its way there costs far more
-    than a copy of the operand: at 8192 in tf32 12.6 ms where both need it, 2.7 ms where none does (H200).
+    The tf32 matrix instructions read shared memory along K only, and transposing each block in the kernel costs far
+    more than copying the operand: at 8192 in tf32 12.6 ms if both need it, 2.7 ms if neither does (H200).
     """
     if x.dim() == 2:
         return parts.along_k(x, nearest)
@@ -244,12 +250,12 @@ def _along_k(x: torch.Tensor, nearest: bool) -> torch.Tensor:
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:
-    """x, or a copy that has a box if it has none."""
+    """Return x if a tensor descriptor can read it, else a copy with aligned rows."""
     if _has_box(x):
         return x
     stored, transposed = _stored(x)
     assert stored is not None
-    return rows.copied(stored).t() if transposed else rows.copied(stored)
+    return rows.aligned_copy(stored).t() if transposed else rows.aligned_copy(stored)
 
 
 def _can_copy(x: torch.Tensor) -> bool:
@@ -257,7 +263,7 @@ def _can_copy(x: torch.Tensor) -> bool:
 
 
 def _copies_pay(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether to copy what has no box. Of float32 that was not measured."""
+    """Whether copying operands without a box takes less time than pointers. Not measured for float32."""
     if a.dtype.itemsize != 2 or not (_can_copy(a) and _can_copy(b)):
         return False
     copied = sum(x.numel() for x in (a, b) if not _has_box(x))
@@ -265,7 +271,7 @@ def _copies_pay(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _shape(a: torch.Tensor, b: torch.Tensor, by_pointers: bool) -> choice.Shape:
-    """What the estimate counts of a product."""
+    """Return the sizes from which `choice` estimates the time."""
     (M, K), N = a.shape[-2:], b.shape[-1]
     units = launches.at_once(M, K, *a.stride()[-2:]), launches.at_once(N, K, *b.stride()[:-3:-1]), launches.unit(N)
     batch = a.shape[0] if a.dim() == 3 else 1
@@ -273,7 +279,7 @@ def _shape(a: torch.Tensor, b: torch.Tensor, by_pointers: bool) -> choice.Shape:
 
 
 def _has_box(x: torch.Tensor) -> bool:
-    """Whether x can be read in boxes: one axis contiguous, the other with rows 16-byte aligned."""
+    """Whether a tensor descriptor can read x: one axis is contiguous and rows along it are 16-byte aligned."""
     if x.dtype == torch.float64 or x.data_ptr() % 16:
         return False
     stored = _stored(x)[0]
@@ -281,7 +287,7 @@ def _has_box(x: torch.Tensor) -> bool:
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor | None, bool]:
-    """x or x transposed, whichever has contiguous rows (None if neither has), and whether it is transposed."""
+    """Return x or x.t(), whichever has contiguous rows (None if neither has), and whether it is transposed."""
     if x.stride(1) == 1 and (x.stride(0) != 1 or x.shape[0] == 1 or x.shape[1] == 1):
         return x, False
     if x.stride(0) == 1:
@@ -292,7 +298,7 @@ def _stored(x: torch.Tensor) -> tuple[torch.Tensor | None, bool]:
 def _boxes(
     a: torch.Tensor, b: torch.Tensor, tile: launch.Tile
 ) -> tuple[TensorDescriptor, TensorDescriptor, tuple[bool, bool]]:  # fmt: skip
-    """Those of both operands, and which of them are transposed."""
+    """Return the tensor descriptors of both operands, and which of them are transposed."""
     d_a, a_transposed = _box(a, tile["BLOCK_M"], tile["BLOCK_K"])
     d_b, b_transposed = _box(b, tile["BLOCK_K"], tile["BLOCK_N"])
     return d_a, d_b, (a_transposed, b_transposed)
@@ -306,15 +312,15 @@ def _box(x: torch.Tensor, block_0: int, block_1: int) -> tuple[TensorDescriptor,
 
 
 def _check(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether the product is batched. Raises for operands that do not match."""
+    """Return whether the product is batched. Raises ValueError or TypeError for operands that do not match."""
     check.floating("gemm", a=a)
     check.same("gemm", a=a, b=b, bias=bias)
     if a.dim() not in (2, 3) or a.dim() != b.dim():
         raise ValueError(f"gemm: got shapes {list(a.shape)} and {list(b.shape)}, expected two matrices or two batches")
     if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise ValueError(
-            f"gemm: shapes {list(a.shape)} and {list(b.shape)} do not fit: "
-            f"the columns of a ({a.shape[-1]}) must be the rows of b ({b.shape[-2]}), and batches equal"
+            f"gemm: shapes {list(a.shape)} and {list(b.shape)} do not match: "
+            f"a has {a.shape[-1]} columns and b {b.shape[-2]} rows; these and the batch sizes must be equal"
         )
     if bias is not None and (bias.shape != b.shape[-1:] or not bias.is_contiguous()):
         raise ValueError(f"gemm: bias has shape {list(bias.shape)}, expected [{b.shape[-1]}], contiguous")

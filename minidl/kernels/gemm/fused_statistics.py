@@ -1,16 +1,15 @@
-"""Statistics of a result for the batch norm after it, from the tiles of the product that makes it.
+"""Compute the statistics of a following batch norm in the epilogue of the product.
 
     s [bands, 2, N]      mean of each column of a band of rows, and the sum of squared distances from that mean
 
-A band is the rows of one tile, so all bands have as many. Statistics are of the numbers that are stored, rounded, and
-squares are taken of distances: no cancellation where means are large. `norm.statistics` joins them, in order.
+A band is the rows of one tile, so all bands have the same size. The statistics describe the stored (rounded) numbers,
+and squares are of distances from the mean, so large means cause no cancellation. `norm.statistics` joins them in order.
 
-A thread has a few rows of many columns in the accumulator of tensor cores, and sums over rows there are 3 shuffles for
-each column and sum: of 256x128 in eight warps 216 a thread. Neighbouring rows are split apart first, for which the
-compiler moves the block, in 16 bits, to a layout with a row and four columns for each thread of a warp: sums within a
-thread, one exchange between warps, 24 shuffles. Whole kernel, sm_90: 1872 instructions without spills, of shuffles 2256
-and spills, 920 with no statistics. 128x128 in four warps and three stages takes 114,712 bytes of shared memory, 8 KB
-more than without, and 255 registers: two programs still fit a multiprocessor.
+In the accumulator layout of tensor cores a thread has a few rows of many columns, and a sum over rows needs 3 shuffles
+per column: 216 per thread for 256x128 in eight warps. Splitting even and odd rows first makes the compiler move the
+block, in 16 bits, to a layout with one row and four columns per thread: 24 shuffles. Kernel on sm_90: 1872 instructions
+without spills; 2256 with spills if shuffled; 920 without statistics. 128x128 in four warps and three stages takes
+114,712 bytes of shared memory (8 KB more) and 255 registers: two programs still fit a multiprocessor.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Columns of a tile: those of 128x256 would move through 64 KB, which four stages of boxes do not leave.
+# Most columns of a tile: the layout change of 128x256 needs 64 KB, which four stages of boxes do not leave.
 WIDEST = 128
 
 
 @triton.jit
-def hand_on(b_acc, p_bias, p_s, i_band, n, N, low_n, HAS_BIAS: tl.constexpr, TYPE: tl.constexpr):
-    """Write the statistics of a block [rows, columns from n on of N], none of whose rows is beyond the result, to band
-    i_band of s [bands, 2, N]. Columns before `low_n` another tile writes.
+def store_statistics(b_acc, p_bias, p_s, i_band, n, N, low_n, HAS_BIAS: tl.constexpr, TYPE: tl.constexpr):
+    """Write the statistics of a block, columns from n on of N, to band i_band of s [bands, 2, N].
 
-    Returns what is to be stored, with its bias and rounded: registers hold only that.
+    All rows of the block must be inside the result; another tile writes columns before `low_n`. Returns the block with
+    its bias, rounded, so that registers hold only one copy.
     """
     ROWS: tl.constexpr = b_acc.shape[0]
     o_n = n + tl.arange(0, b_acc.shape[1])

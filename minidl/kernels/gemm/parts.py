@@ -1,12 +1,12 @@
-"""float32 products as three products of tf32 parts; the operands are cut into parts beforehand.
+"""float32 products as three tf32 products, of operands that are split into tf32 parts beforehand.
 
 x = hi + lo, hi and lo with 10 fraction bits each; A B = hi hi + hi lo + lo hi, without lo lo (2^-22 of |A| |B|). The
-parts are written once, along K, which is how the tf32 matrix instructions read shared memory; cutting each block on its
-way to them (`tf32x3` of `tl.dot`) takes longer than the products (H200, 4096^3: 1.94 ms).
+parts are written once, contiguous along K, as the tf32 matrix instructions read shared memory; splitting each block in
+the product kernel (`tf32x3` of `tl.dot`) takes longer than the products (H200, 4096^3: 1.94 ms).
 
-An infinity times a lo of zero would give NaN. So operands with infinities or NaN are left to the kernel that cuts each
-block on the way: a flag on the device tells each of the two kernels whether to run. In both, a sum beyond the largest
-float32 may be NaN in place of infinite.
+An infinity times a lo of zero would give NaN. If operands contain infinities or NaN, a flag on the device (p_wild)
+stops this kernel, and the kernel that splits each block itself runs instead. In both, a sum beyond the largest float32
+may be NaN instead of infinite.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ FRACTION = tl.constexpr(-0x2000)  # all bits but the last 13
 
 @triton.jit
 def nearest_tf32(b_x):
-    """The nearest number with 10 fraction bits; where that would be infinite, the largest."""
+    """Return the nearest number with 10 fraction bits; if that is infinite, x without its last 13 bits."""
     bits = b_x.to(tl.int32, bitcast=True)
     near = (bits + 0x1000) & FRACTION
     near = tl.where((near & EXPONENT) == EXPONENT, bits & FRACTION, near)
@@ -34,8 +34,8 @@ def nearest_tf32(b_x):
 
 
 @triton.jit
-def read(p_x, ROWS, K, s_row, s_k, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Rows, columns and mask of this program's block of x [ROWS, K], and the block."""
+def load_block(p_x, ROWS, K, s_row, s_k, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Load this program's block of x [ROWS, K]; return its row and column offsets, mask and values."""
     tiles_k = tl.cdiv(K, BLOCK_K)
     o_m = (tl.program_id(0) // tiles_k).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_k = tl.program_id(0) % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
@@ -49,9 +49,9 @@ def along_k_kernel(
     p_x, p_y, ROWS, K, s_row, s_k, width,
     NEAREST: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """y [ROWS, width] = x [ROWS, K], K its last axis in memory; with NEAREST rounded to tf32."""
+    """Copy x [ROWS, K] to y [ROWS, width], contiguous along K; rounded to tf32 with NEAREST."""
     wait(EARLY)
-    o_m, o_k, m_mk, b_x = read(p_x, ROWS, K, s_row, s_k, BLOCK_M, BLOCK_K)
+    o_m, o_k, m_mk, b_x = load_block(p_x, ROWS, K, s_row, s_k, BLOCK_M, BLOCK_K)
     if NEAREST:
         wild = (b_x.to(tl.int32, bitcast=True) & EXPONENT) == EXPONENT
         b_x = tl.where(wild, b_x, nearest_tf32(b_x))
@@ -63,9 +63,9 @@ def parts_kernel(
     p_x, p_parts, p_wild, ROWS, K, s_row, s_k, s_part, width,
     EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """parts [2, ROWS, width]: hi and lo of x [ROWS, K]; sets *wild to 1 if x has infinities or NaN."""
+    """Write parts [2, ROWS, width], hi and lo of x [ROWS, K]; set *p_wild to 1 if x has infinities or NaN."""
     wait(EARLY)
-    o_m, o_k, m_mk, b_x = read(p_x, ROWS, K, s_row, s_k, BLOCK_M, BLOCK_K)
+    o_m, o_k, m_mk, b_x = load_block(p_x, ROWS, K, s_row, s_k, BLOCK_M, BLOCK_K)
     wild = tl.max(((b_x.to(tl.int32, bitcast=True) & EXPONENT) == EXPONENT).to(tl.int32))
     tl.atomic_max(p_wild, wild, mask=wild > 0)
     b_hi = nearest_tf32(b_x)
@@ -82,7 +82,7 @@ def gemm_parts_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """As `tiled.gemm_tma_kernel` of parts [M, K] and [N, K], where no number is wild."""
+    """Do as `tiled.gemm_tma_kernel` with parts [M, K] and [N, K], if all numbers are finite."""
     wait(EARLY)
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
@@ -102,7 +102,7 @@ def gemm_parts_kernel(
             b_a_lo = d_a_lo.load([m, k])
             b_b_hi = d_b_hi.load([n, k])
             b_ab = tl.dot(b_a_lo, b_b_hi.T, b_ab, input_precision="tf32", out_dtype=ACC)
-            # The matrix units cut what they add up, towards zero: summed there, 4096 terms are off by 3e-5 of the norm.
+            # Tensor cores truncate their sums: accumulated there, 4096 terms are off by 3e-5 of the norm.
             b_acc += tl.dot(b_a_hi, b_b_hi.T, b_ab, input_precision="tf32", out_dtype=ACC)
         epilogue(
             b_acc, p_bias, None, p_c + i_split.to(tl.int64) * s_split, p_z, m, n, M, N,
@@ -114,11 +114,11 @@ def product(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor, z: torch.Tensor | None,
     tile: launch.Tile, programs: int, flags: dict[str, object],
 ) -> torch.Tensor:  # fmt: skip
-    """c (or its shares) = a @ b if all numbers are finite; a [M, K], b [K, N], any strides. Returns the flag."""
+    """Write c (or its shares) = a @ b if all numbers are finite; return the flag. a [M, K], b [K, N], any strides."""
     (M, K), N = a.shape, b.shape[1]
     wild = torch.zeros(1, dtype=torch.int32, device=a.device)
-    boxes_a = _boxes(_cut(a, wild), K, tile["BLOCK_M"], tile["BLOCK_K"])
-    boxes_b = _boxes(_cut(b.t(), wild), K, tile["BLOCK_N"], tile["BLOCK_K"])
+    boxes_a = _boxes(_split_parts(a, wild), K, tile["BLOCK_M"], tile["BLOCK_K"])
+    boxes_b = _boxes(_split_parts(b.t(), wild), K, tile["BLOCK_N"], tile["BLOCK_K"])
     launch.run(
         gemm_parts_kernel, (programs,), *boxes_a, *boxes_b, bias, c, z, wild, M, N, K,
         c.numel() // int(flags["SPLIT"]), programs, **flags, **dependent_launch.options(), **tile.options,
@@ -127,27 +127,26 @@ def product(
 
 
 def along_k(x: torch.Tensor, nearest: bool = False) -> torch.Tensor:
-    """x [rows, K], copied so that a row's values are neighbours and rows begin at 16 bytes, where they do not.
+    """Return x [rows, K] if it is contiguous along K, else a copy that is, with 16-byte aligned rows.
 
-    A copy is rounded to tf32 where `nearest` is set. The matrix units would cut the same bits off, with twice the
-    error.
+    With `nearest` the copy is rounded to tf32. Tensor cores would truncate the same bits, with twice the error.
     """
     if x.stride(1) == 1 or 0 in x.shape:
         return x
-    y, grid, options = _room(x)
+    y, grid, options = _allocate(x)
     launch.run(along_k_kernel, grid, x, y, *x.shape, *x.stride(), y.shape[1], NEAREST=nearest, **options)
     return y[:, : x.shape[1]]
 
 
-def _cut(x: torch.Tensor, wild: torch.Tensor) -> torch.Tensor:
-    """The parts [2, rows, K and some more] of x [rows, K]."""
-    parts, grid, options = _room(x, 2)
+def _split_parts(x: torch.Tensor, wild: torch.Tensor) -> torch.Tensor:
+    """Return the parts [2, rows, K and padding] of x [rows, K]."""
+    parts, grid, options = _allocate(x, 2)
     launch.run(parts_kernel, grid, x, parts, wild, *x.shape, *x.stride(), *parts.stride()[:2], **options)
     return parts
 
 
-def _room(x: torch.Tensor, *copies: int) -> tuple[torch.Tensor, tuple[int], dict[str, Any]]:
-    """Memory [*copies, rows, K or a little more] for copies of x [rows, K], and grid and options of what fills it."""
+def _allocate(x: torch.Tensor, *copies: int) -> tuple[torch.Tensor, tuple[int], dict[str, Any]]:
+    """Return memory [*copies, rows, K and padding] for copies of x [rows, K], and the kernel's grid and options."""
     rows, K = x.shape
     y = torch.empty(*copies, rows, launch.cdiv(K, 4) * 4, dtype=x.dtype, device=x.device)  # rows begin at 16 bytes
     tile = launch.tile("gemm_cut", x.dtype, M=rows, K=K)

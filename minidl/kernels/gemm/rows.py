@@ -1,9 +1,9 @@
-"""Copies of operands that no box can be read of, in rows that begin at a multiple of 16 bytes.
+"""Copy operands that tensor descriptors cannot read to rows that begin at a multiple of 16 bytes.
 
-    x  [rows, columns], rows any number of values apart     y  [rows, columns], of 16 or 32 bits
+    x  [rows, columns], any row stride     y  [rows, columns], of 16 or 32 bits
 
-Threads read a row as wide as its beginning allows and write 16 bytes each. A copy takes 1 us more than reading and
-writing its bytes: 196x5575x1488 took 34 us through pointers, 30 from boxes of two copies (H100).
+Threads read as many bytes at once as the alignment of a row allows and write 16. A copy takes 1 us more than reading
+and writing its bytes: 196x5575x1488 took 34 us through pointers, 30 us with two copies and boxes (H100).
 """
 
 import torch
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.gemm import launches
-from minidl.kernels.gemm.tiled import known
+from minidl.kernels.gemm.tiled import as_multiple
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -21,9 +21,9 @@ def gemm_rows_kernel(
     p_x, p_y, ROWS, COLUMNS, s_row, width,
     UNIT: tl.constexpr, AT_ONCE: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """UNIT: of which COLUMNS and s_row are multiples. Zeros fill the rows of y up to `width`, a multiple of AT_ONCE."""
+    """Copy x to y. UNIT divides COLUMNS and s_row; zeros fill the rows of y up to `width`, a multiple of AT_ONCE."""
     wait(EARLY)
-    COLUMNS, s_row, width = known(COLUMNS, UNIT), known(s_row, UNIT), known(width, AT_ONCE)
+    COLUMNS, s_row, width = as_multiple(COLUMNS, UNIT), as_multiple(s_row, UNIT), as_multiple(width, AT_ONCE)
     tiles = tl.cdiv(width, BLOCK_K)
     o_m = (tl.program_id(0) // tiles).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_k = tl.program_id(0) % tiles * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
@@ -31,8 +31,8 @@ def gemm_rows_kernel(
     tl.store(p_y + o_m * width + o_k, b_x, mask=(o_m < ROWS) & (o_k < width))
 
 
-def copied(x: torch.Tensor) -> torch.Tensor:
-    """A copy of x [rows, columns], whose columns are neighbours in memory."""
+def aligned_copy(x: torch.Tensor) -> torch.Tensor:
+    """Return an aligned copy of x [rows, columns], which must have contiguous columns."""
     (rows, columns), at_once = x.shape, 16 // x.element_size()
     width = at_once * launch.cdiv(columns, at_once)
     y = torch.empty(rows, width, dtype=x.dtype, device=x.device)

@@ -1,11 +1,11 @@
-"""Small products of which an extent is at most 16: float32 multiply-adds in blocks of three axes, no tensor cores.
+"""Small matrix products with M, N or K of at most 16: multiply-adds on 3-D blocks, without tensor cores.
 
 Tensor cores need extents of 16 or more, boxes need aligned rows, and tf32 needs both operands contiguous along K. Here
 operands are read in place: c[m, n] = sum over k of a[m, k] b[k, n], in blocks [BLOCK_K, BLOCK_M, BLOCK_N] of products.
 
-K is the first axis, so that the compiler gives neighbouring threads neighbouring results and each thread its own part
-of K: sums are then taken within threads and at the end once between warps. 1024x4x128 needs 2 shuffles that way, 26
-with K between M and N, 162 with K last.
+K is the first axis of a block, so that the compiler gives neighbouring threads neighbouring results and each thread a
+part of K: threads sum on their own, and warps exchange sums once at the end. 1024x4x128 needs 2 shuffles, 26 with K
+between M and N, 162 with K last.
 """
 
 import torch
@@ -17,18 +17,18 @@ from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
 THIN = 16
-# As many multiply-adds are 0.13 us of an H200 at its peak, in float32 and without tensor cores.
+# An H200 takes 0.13 us for this many float32 multiply-adds at its peak, without tensor cores.
 MOST_PRODUCTS = 2**22
-# Of 16 bits: 605x488x10 took 5.6 us, 2.5 with tensor cores, and 320x1376x2 2.1 us (H100).
+# 16 bits: 605x488x10 took 5.6 us, 2.5 with tensor cores, and 320x1376x2 2.1 us (H100).
 MOST_PRODUCTS_16 = 1_000_000
 
 
 def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether this form suits a [M, K] @ b [K, N]: thin, and so small that launches take longer than arithmetic.
 
-    In float32 the other forms copy operands that do not lie along K: on an H200 4 to 5 us each before a product of 5 to
-    11 us (1024x4x128 and its gradients). float16 and bfloat16 are copied by none and fill the matrix units from 16 on.
-    float64 is left to the matrix units, too, and the interpreter is quicker with a product than with blocks like these.
+    In float32 the other forms copy operands that are not contiguous along K: 4 to 5 us each on an H200, before a
+    product of 5 to 11 us (1024x4x128 and its gradients). 16-bit operands are never copied and fill tensor cores from
+    16 on. float64 uses tensor cores, too, and the interpreter is faster with `tl.dot` than with 3-D blocks.
     """
     if launch.INTERPRETED or a.dim() != 2 or a.dtype == torch.float64:
         return False
@@ -60,7 +60,7 @@ def gemm_thin_kernel(
     p_a += o_k.to(tl.int64)[:, None] * s_ak + o_m.to(tl.int64)[None, :] * s_am
     p_b += o_k.to(tl.int64)[:, None] * s_bk + o_n.to(tl.int64)[None, :] * s_bn
     b_acc = tl.zeros((BLOCK_K, BLOCK_M, BLOCK_N), dtype=ACC)
-    # Loads that feed no tl.dot are only sent ahead where the loop itself says how many stages there are.
+    # Triton pipelines loads that feed no tl.dot only if the loop itself sets num_stages.
     for k in tl.range(start, end, BLOCK_K, num_stages=STAGES):
         m_k = (k + tl.arange(0, BLOCK_K)) < end
         b_a = tl.load(p_a, mask=m_k[:, None] & (o_m < M)[None, :], other=0.0).to(ACC)  # [BLOCK_K, BLOCK_M]
@@ -76,7 +76,7 @@ def product(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor, z: torch.Tensor | None,
     tile: launch.Tile, tiles: int, flags: dict[str, object],
 ) -> None:  # fmt: skip
-    """c (or its shares) = a @ b with the epilogue of `flags`, a [M, K] and b [K, N] of any strides."""
+    """Write c (or its shares) = a @ b with the epilogue of `flags`; a [M, K] and b [K, N] have any strides."""
     (M, K), N, split = a.shape, b.shape[1], int(flags["SPLIT"])
     launch.run(
         gemm_thin_kernel, (tiles, split), a, b, bias, c, z, M, N, K, *a.stride(), *b.stride(), c.numel() // split,

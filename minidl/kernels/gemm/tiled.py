@@ -1,22 +1,22 @@
-"""The kernels of matrix products: one loop over K through pointers, one through boxes, and the sum of shares of K."""
+"""The kernels of tiled matrix products: a loop over K by pointers, one by boxes (TMA), and the split-K sum."""
 
 import triton
 import triton.language as tl
 
 from minidl.kernels import float8
 from minidl.kernels.activation import activate
-from minidl.kernels.gemm.fused_statistics import hand_on
+from minidl.kernels.gemm.fused_statistics import store_statistics
 from minidl.runtime.dependent_launch import wait
 
-# What a tensor beside the result is for: SAVE_Z of an epilogue, 0 without one. It is like the result, or STATISTICS.
-KEPT = tl.constexpr(1)
+# SAVE_Z of an epilogue: 0 for no p_z; z is SAVED to p_z or ADDED from it (like the result); or p_z gets STATISTICS.
+SAVED = tl.constexpr(1)
 ADDED = tl.constexpr(2)
 STATISTICS = tl.constexpr(3)
 
 
 @triton.jit
 def tile_position(i_tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Row and column of the i-th tile, walking columns within groups of GROUP_M tile rows."""
+    """Return row and column of the i-th tile, column by column within groups of GROUP_M tile rows."""
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     group = i_tile // (GROUP_M * tiles_n)
@@ -27,16 +27,16 @@ def tile_position(i_tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GR
 
 
 @triton.jit
-def halves(b_x):
-    """The left and the right half of the columns."""
+def split_columns(b_x):
+    """Return the left and the right half of the columns."""
     b_x = tl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2))
     return tl.split(tl.permute(b_x, (0, 2, 1)))
 
 
 @triton.jit
-def beside(b_z, p_z, o_z, m_z, SAVE_Z: tl.constexpr):
-    """The value before the activation: it is KEPT in p_z, or what stands there is ADDED to it."""
-    if SAVE_Z == KEPT:
+def save_or_add(b_z, p_z, o_z, m_z, SAVE_Z: tl.constexpr):
+    """Return the value before the activation: b_z, SAVED to p_z, or with the value of p_z ADDED."""
+    if SAVE_Z == SAVED:
         tl.store(p_z + o_z, b_z.to(p_z.dtype.element_ty), mask=m_z)
     if SAVE_Z == ADDED:
         b_z += tl.load(p_z + o_z, mask=m_z, other=0.0).to(b_z.dtype)
@@ -49,8 +49,8 @@ def finish(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     low_m=0, low_n=0,
 ):  # fmt: skip
-    """The activation of z = scale A B + bias, kept or added to (`beside`), is stored; the block's corner is at (m, n).
-    What is before row `low_m` or column `low_n` another tile stores."""
+    """Store act(z) of the block at (m, n), z = scale A B + bias with `save_or_add`.
+    Another tile stores rows before `low_m` and columns before `low_n`."""
     o_m = m + tl.arange(0, b_acc.shape[0])
     o_n = n + tl.arange(0, b_acc.shape[1])
     m_mn = ((o_m >= low_m) & (o_m < M))[:, None] & ((o_n >= low_n) & (o_n < N))[None, :]
@@ -59,7 +59,7 @@ def finish(
         b_acc *= tl.load(p_scale + o_n, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
     if HAS_BIAS:
         b_acc += tl.load(p_bias + o_n, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
-    b_acc = beside(b_acc, p_z, o_mn, m_mn, SAVE_Z)
+    b_acc = save_or_add(b_acc, p_z, o_mn, m_mn, SAVE_Z)
     tl.store(p_c + o_mn, float8.stored(activate(b_acc, ACT, SLOPE), p_c.dtype.element_ty), mask=m_mn)
 
 
@@ -69,12 +69,12 @@ def epilogue(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     PIECES: tl.constexpr, low_m=0, low_n=0,
 ):  # fmt: skip
-    """`finish` in 1, 2 or 4 pieces of columns one after another, which need less shared memory and fewer registers.
+    """Run `finish` on 1, 2 or 4 groups of columns in sequence, to need less shared memory and fewer registers.
 
-    Where STATISTICS are handed on, nothing but a bias follows the sum."""
+    With STATISTICS the epilogue has a bias at most."""
     WIDTH: tl.constexpr = b_acc.shape[1] // PIECES
     if SAVE_Z == STATISTICS:
-        b_y = hand_on(b_acc, p_bias, p_z, m // b_acc.shape[0], n, N, low_n, HAS_BIAS, p_c.dtype.element_ty)
+        b_y = store_statistics(b_acc, p_bias, p_z, m // b_acc.shape[0], n, N, low_n, HAS_BIAS, p_c.dtype.element_ty)
         epilogue(b_y, None, None, p_c, None, m, n, M, N, False, False, 0, 0.0, 0, PIECES, low_m, low_n)
     elif PIECES == 1:
         finish(
@@ -82,7 +82,7 @@ def epilogue(
             HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,
         )  # fmt: skip
     else:
-        b_left, b_right = halves(b_acc)
+        b_left, b_right = split_columns(b_acc)
         if PIECES == 2:
             finish(
                 b_left, p_bias, p_scale, p_c, p_z, m, n, M, N,
@@ -93,8 +93,8 @@ def epilogue(
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,
             )  # fmt: skip
         else:
-            b_0, b_1 = halves(b_left)
-            b_2, b_3 = halves(b_right)
+            b_0, b_1 = split_columns(b_left)
+            b_2, b_3 = split_columns(b_right)
             finish(
                 b_0, p_bias, p_scale, p_c, p_z, m, n, M, N,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,
@@ -114,22 +114,21 @@ def epilogue(
 
 
 @triton.jit
-def known(x, UNIT: tl.constexpr):
-    """x, a multiple of UNIT, and now the compiler knows it: what it reads and writes at once is as wide."""
+def as_multiple(x, UNIT: tl.constexpr):
+    """Return x, a multiple of UNIT, in a form that tells the compiler so: it can then use accesses of UNIT values."""
     return x // UNIT * UNIT
 
 
 @triton.jit
-def inside(
+def clamped_tile(
     i_tile, M, N, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, UNIT_N: tl.constexpr,
 ):  # fmt: skip
-    """(row, column) of the i-th tile, and those of its block: the last block of an axis ends where the axis ends.
+    """Return (row, column) of the i-th tile and of its block, which is moved back to end where the matrix ends.
 
-    Boxes that reach beyond it are slow: 76x4096x4096 took 24 us with 52 of 128 rows beyond, 16 without (H100). Along
-    the rows of b in memory a block begins at a multiple of 16 values, and along those of a where its tile does: A^T B
-    of 646x542x9752, copied to rows of 648 and 544 values and read from column 518 of one and 414 of the other, ended in
-    an illegal instruction.
+    Boxes that reach beyond the end are slow: 76x4096x4096 took 24 us with 52 of 128 rows beyond, 16 without (H100). On
+    a contiguous axis of b a block begins at a multiple of 16 values, on one of a at its tile: A^T B of 646x542x9752,
+    copied to rows of 648 and 544 values and read from columns 518 and 414, caused an illegal instruction.
     """
     ALONG_N: tl.constexpr = 1 if B_TRANSPOSED else 16
     i_m, i_n = tile_position(i_tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
@@ -139,7 +138,7 @@ def inside(
     if not A_TRANSPOSED:
         m = tl.minimum(low_m, tl.maximum(M - BLOCK_M, 0))
     n = tl.minimum(low_n, tl.maximum(tl.cdiv(N, ALONG_N) * ALONG_N - BLOCK_N, 0))
-    return low_m, low_n, m, known(n, UNIT_N)
+    return low_m, low_n, m, as_multiple(n, UNIT_N)
 
 
 @triton.jit
@@ -151,14 +150,15 @@ def gemm_pointer_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """UNITS of M, N and K, of which they are multiples, and of the four strides.
+    """Write a tile of c, or of a share, by pointers. UNITS are divisors of M, N, K and the four strides.
 
-    Values of fewer than 4 bytes cannot be copied to shared memory while others are multiplied. With AHEAD they wait in
-    registers: the next block is read before this one is multiplied.
+    Accesses of less than 4 bytes cannot use asynchronous copies to shared memory. With AHEAD the next block is loaded
+    into registers before this one is multiplied.
     """
     wait(EARLY)
-    M, N, K, s_split = known(M, UNITS[0]), known(N, UNITS[1]), known(K, UNITS[2]), known(s_split, UNITS[1])
-    s_am, s_ak, s_bk, s_bn = known(s_am, UNITS[3]), known(s_ak, UNITS[4]), known(s_bk, UNITS[5]), known(s_bn, UNITS[6])
+    M, N, K = as_multiple(M, UNITS[0]), as_multiple(N, UNITS[1]), as_multiple(K, UNITS[2])
+    s_split, s_am, s_ak = as_multiple(s_split, UNITS[1]), as_multiple(s_am, UNITS[3]), as_multiple(s_ak, UNITS[4])
+    s_bk, s_bn = as_multiple(s_bk, UNITS[5]), as_multiple(s_bn, UNITS[6])
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     i_batch = (tl.program_id(0) // tiles).to(tl.int64)
     i_split = tl.program_id(1)
@@ -172,7 +172,7 @@ def gemm_pointer_kernel(
     p_a += i_batch * s_ab + o_m.to(tl.int64)[:, None] * s_am + o_k.to(tl.int64)[None, :] * s_ak
     p_b += i_batch * s_bb + o_k.to(tl.int64)[:, None] * s_bk + o_n.to(tl.int64)[None, :] * s_bn
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    tl.assume(start < end)  # or ptxas serialises the matrix instructions, for the sake of a loop that does not run
+    tl.assume(start < end)  # otherwise ptxas serialises the matrix instructions in case the loop does not run
     if AHEAD:
         m_k = o_k < end
         b_a = tl.load(p_a, mask=(o_m < M)[:, None] & m_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
@@ -212,22 +212,23 @@ def gemm_tma_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """With EARLY programs start while the launch before this one ends, and wait for it here, before they read."""
+    """Write tiles of c, or of shares, by boxes; persistent. With EARLY (dependent launch) programs start while the
+    previous kernel ends, and wait for it here."""
     wait(EARLY)
-    N, s_split = known(N, UNIT_N), known(s_split, UNIT_N)
+    N, s_split = as_multiple(N, UNIT_N), as_multiple(s_split, UNIT_N)
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
     tl.assume(share > 0)
     work = tiles * SPLIT
     if p_wild is not None:
-        work = tl.where(tl.load(p_wild) == 0, 0, work)  # `parts` has done it
+        work = tl.where(tl.load(p_wild) == 0, 0, work)  # gemm_parts_kernel wrote c
     for i_work in tl.range(tl.program_id(0), work, PROGRAMS, flatten=FLATTEN):
         i_split = i_work // tiles
-        low_m, low_n, m, n = inside(
+        low_m, low_n, m, n = clamped_tile(
             i_work % tiles, M, N, A_TRANSPOSED, B_TRANSPOSED, BLOCK_M, BLOCK_N, GROUP_M, UNIT_N
         )  # fmt: skip
         b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-        # Every share walks the same number of blocks: past the end of K the boxes are zeros.
+        # Every share has the same number of blocks: past the end of K the boxes are zeros.
         for i_k in range(share):
             k = (i_split * share + i_k) * BLOCK_K
             if A_TRANSPOSED:
@@ -252,8 +253,8 @@ def gemm_sum_kernel(
     SPLIT: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the SPLIT partial products, then the epilogue; p_partial [SPLIT, total]. They are added in order or, for few
-    values, BLOCK_S at a time, and these at the end: so many loads that do not wait for one another."""
+    """Add the SPLIT partial products p_partial [SPLIT, total], then apply the epilogue. Shares are added in order or,
+    for few values, BLOCK_S at a time so that more loads run in parallel, with a final sum over these."""
     wait(EARLY)
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = o < total
@@ -276,5 +277,5 @@ def gemm_sum_kernel(
         b_acc *= tl.load(p_scale + o % N, mask=m, other=0.0).to(ACC)
     if HAS_BIAS:
         b_acc += tl.load(p_bias + o % N, mask=m, other=0.0).to(ACC)
-    b_acc = beside(b_acc, p_z, o, m, SAVE_Z)
+    b_acc = save_or_add(b_acc, p_z, o, m, SAVE_Z)
     tl.store(p_c + o, float8.stored(activate(b_acc, ACT, SLOPE), p_c.dtype.element_ty), mask=m)

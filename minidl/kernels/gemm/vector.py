@@ -1,10 +1,10 @@
-"""A matrix times a vector, y = act(A x + bias), and a row times a matrix, which is the same of the transpose.
+"""Multiply a matrix by a vector, y = act(A x + bias). A row times a matrix is the same product of the transpose.
 
     A  [M, K], any strides     x  [K]     y  [M]
 
-Each value of A is read once and used once, so the time is that of reading A: there is nothing for tensor cores to do.
-Blocks [BLOCK_M, BLOCK_K] of A are multiplied by a piece of x and added up in place; each row is summed at the end.
-Neighbouring threads read neighbouring values, along K or along M, as A lies.
+Each value of A is read and used once, so reading A bounds the time and tensor cores do not help. A program multiplies
+blocks [BLOCK_M, BLOCK_K] of A by a block of x, accumulates the products in registers and sums each row at the end.
+Neighbouring threads read neighbouring values along the contiguous axis of A.
 """
 
 from typing import Any
@@ -15,13 +15,13 @@ import triton.language as tl
 
 from minidl.kernels.activation import activate
 from minidl.kernels.gemm import launches
-from minidl.kernels.gemm.tiled import known
+from minidl.kernels.gemm.tiled import as_multiple
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
-# Of fewer values a row is summed as well by `thin`.
+# Smallest K; `thin` is as fast for shorter rows.
 LEAST = 256
-# For each multiprocessor: fewer do not ask for enough at once.
+# Programs per multiprocessor; fewer do not keep enough loads in flight.
 PROGRAMS = 4
 
 
@@ -31,9 +31,10 @@ def gemm_vector_kernel(
     HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, UNITS: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """UNITS of M, K and the strides of A, of which they are multiples."""
+    """Write y, or one share of it. UNITS are divisors of M, K and the strides of A."""
     wait(EARLY)
-    M, K, s_am, s_ak = known(M, UNITS[0]), known(K, UNITS[1]), known(s_am, UNITS[2]), known(s_ak, UNITS[3])
+    M, K = as_multiple(M, UNITS[0]), as_multiple(K, UNITS[1])
+    s_am, s_ak = as_multiple(s_am, UNITS[2]), as_multiple(s_ak, UNITS[3])
     i_split = tl.program_id(1)
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
@@ -43,7 +44,7 @@ def gemm_vector_kernel(
     p_a += o_m[:, None] * s_am + o_k.to(tl.int64)[None, :] * s_ak
     p_x += o_k.to(tl.int64) * s_x
     b_acc = tl.zeros((BLOCK_M, BLOCK_K), dtype=ACC)
-    # Loads that feed no tl.dot are only sent ahead where the loop itself says how many stages there are.
+    # Triton pipelines loads that feed no tl.dot only if the loop itself sets num_stages.
     for k in tl.range(start, end, BLOCK_K, num_stages=STAGES):
         m_k = (k + tl.arange(0, BLOCK_K)) < end
         b_x = tl.load(p_x, mask=m_k, other=0.0).to(ACC)  # [BLOCK_K]
@@ -62,9 +63,9 @@ def gemm_vector_kernel(
 
 
 def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a @ b is a matrix times a vector, or a row times a matrix, that is compiled for 16 or 32 bits.
+    """Whether a @ b is a matrix times a vector (or the reverse), is compiled, and has 16 or 32 bits.
 
-    The interpreter is quicker with a product, and float64 has tensor cores.
+    The interpreter is faster with `tl.dot`, and float64 has tensor cores.
     """
     if launch.INTERPRETED or a.dim() != 2 or a.dtype == torch.float64:
         return False
@@ -72,19 +73,19 @@ def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def tile(a: torch.Tensor, b: torch.Tensor, split: int | None) -> tuple[launch.Tile, int, int]:
-    """The tile, how many of them there are, and the shares of K: enough of both to keep memory busy."""
+    """Return the tile, the number of tiles, and the shares of K: enough programs to keep memory busy."""
     matrix = a if b.shape[1] == 1 else b.t()
     M, K = matrix.shape
-    found = launch.tile("gemm_vector", a.dtype, M=M, K=K, STEP=matrix.stride(1) if K > 1 else 1)
-    tiles = launch.cdiv(M, found["BLOCK_M"])
-    return found, tiles, launches.shares_of(tiles, K, found, PROGRAMS * launch.processors(), split, least=1)
+    tile_ = launch.tile("gemm_vector", a.dtype, M=M, K=K, STEP=matrix.stride(1) if K > 1 else 1)
+    tiles = launch.cdiv(M, tile_["BLOCK_M"])
+    return tile_, tiles, launches.shares_of(tiles, K, tile_, PROGRAMS * launch.processors(), split, least=1)
 
 
 def product(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor, z: torch.Tensor | None,
     tile: launch.Tile, tiles: int, flags: dict[str, Any],
 ) -> None:  # fmt: skip
-    """c (or its shares) = a @ b with the epilogue of `flags`, where b has one column or a one row; any strides."""
+    """Write c (or its shares) = a @ b with the epilogue of `flags`; b has one column or a has one row; any strides."""
     matrix, x, s_bias = (a, b[:, 0], 0) if b.shape[1] == 1 else (b.t(), a[0], 1)
     (M, K), split = matrix.shape, flags["SPLIT"]
     units = tuple(map(launches.unit, (M, K, *matrix.stride())))

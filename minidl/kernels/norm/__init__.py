@@ -9,15 +9,16 @@
     dz = dy act'(z)         dbias = sum dz                 dweight = sum dz n,  n = (x - mean) rstd
     dx = weight rstd (dz - (dbias + n dweight) / M)        with running statistics  dx = weight rstd dz
 
-Ioffe and Szegedy, arXiv 1502.03167. Memory is channels-last inside, a matrix [M, C]. Each program sums a band of rows
-of BLOCK_C channels, so that few channels fill a GPU as well; a second launch joins the bands in order.
+Ioffe and Szegedy, arXiv 1502.03167. The kernels use channels-last memory, a matrix [M, C]. Each program reduces a band
+of rows of BLOCK_C channels, so that few channels fill a GPU as well; a second launch joins the bands in order.
 
-Statistics do not cancel where the mean is large: values are taken relative to the channel's first, and each lane of a
-band updates its mean and its sum of squared distances from the mean value by value (Welford, Technometrics 4(3),
-1962); lanes and then bands are joined, in float64, by sum_i [M2_i + n_i (mean_i - mean)^2] (Chan, Golub and LeVeque,
-The American Statistician 37(3), 1983), and so are the shards of a batch. A convolution may hand on those of its
-tiles (`gemm.fused_statistics`): then x is not read for them. For the gradient x is kept with mean and rstd, and z is
-computed again.
+Statistics stay accurate for large means: the kernels subtract the channel's first value, and each lane of a band
+updates its mean and its sum of squared distances from the mean value by value (Welford, Technometrics 4(3), 1962).
+Lanes, then bands, are joined in float64 by sum_i [M2_i + n_i (mean_i - mean)^2] (Chan, Golub and LeVeque, The American
+Statistician 37(3), 1983), and so are the shards of a batch. A convolution can supply the statistics of its tiles
+(`gemm.fused_statistics`); then x is not read for them. The gradient saves x, mean and rstd, and recomputes z.
+
+Read `statistics`, `values` and `gradient`; `alone` does all in one launch for few values, `fold` is for inference.
 """
 
 from minidl.kernels.norm.gradient import normalise_grad

@@ -1,9 +1,9 @@
 """Batch norm in training and its gradient, each in one launch, for few values per channel.
 
-Formulas and memory are those of `norm`. A program holds all values of BLOCK_C channels, [STEPS, BLOCK_M, BLOCK_C] of
-which a thread has those of a lane one after another. So nothing waits for other launches, of which `norm` has three
-forward and three back: at 2 us each they are most of the time up to a few thousand rows. With all values at hand the
-mean is known before distances from it are squared. Lanes are joined in float64.
+Formulas and memory layout are as in `norm`. A program holds all values of BLOCK_C channels, [STEPS, BLOCK_M, BLOCK_C],
+in registers, with the steps of a lane in one thread. This saves launches, of which `norm` needs three forward and three
+backward: at 2 us each they dominate up to a few thousand rows. The mean is computed before distances from it are
+squared. Lanes are joined in float64.
 """
 
 from __future__ import annotations
@@ -14,38 +14,48 @@ import triton.language as tl
 
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation, activate
-from minidl.kernels.norm.gradient import back
-from minidl.kernels.norm.rows import alone_tile, apart, apart_rows, channel, dense, lying, options, rows_of, shaped
-from minidl.kernels.norm.statistics import Buffers, Statistics, copy_back, count_batch, running, settle
-from minidl.kernels.reduce import again, whole
+from minidl.kernels.norm.gradient import shifted_and_dz
+from minidl.kernels.norm.rows import (
+    alone_tile,
+    channel,
+    dense,
+    options,
+    row_stride,
+    rows_of,
+    shaped,
+    spacing,
+    strided_rows,
+)
+from minidl.kernels.norm.statistics import Buffers, Statistics, copy_back, count_batch, load_running, store_statistics
+from minidl.kernels.reduce import as_multiple, opaque
 from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed
 
-# The most values per channel. On an H100, forward and back: 1024 channels of 784 take 14 us, in bands 18, 16 of 1000
-# take 7 and 9, but 128 of 2000 16 and 15, 104 of 3481 22 and 18, 5 of 3150 19 and 9.
+# The most values per channel. Forward and backward in us, one launch and bands: 1024 channels of 784 14 and 18, 16 of
+# 1000 7 and 9, but 128 of 2000 16 and 15, 104 of 3481 22 and 18, 5 of 3150 19 and 9 (H100).
 MOST = 1024
 
 
 @triton.jit
-def place(
+def channel_block(
     M, C, s_x, ALIGN: tl.constexpr, APART: tl.constexpr, STEPS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Channels of this program [BLOCK_C] with their mask; offsets of all their values, also in x, and their mask."""
+    """Return this program's channels [BLOCK_C] and their mask; offsets of all their values in y and x, and the mask."""
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     o_m = (tl.arange(0, STEPS) * BLOCK_M)[:, None] + tl.arange(0, BLOCK_M)[None, :]  # [STEPS, BLOCK_M]
     o_mc = (o_m * C)[:, :, None] + o_c[None, None, :]
     o_x = o_mc
     if APART:
-        o_x = (o_m.to(tl.int64) * apart(s_x, C, ALIGN, APART))[:, :, None] + o_c[None, None, :]
+        o_x = (o_m.to(tl.int64) * row_stride(s_x, C, ALIGN, APART))[:, :, None] + o_c[None, None, :]
     return o_c, m_c, o_mc, o_x, (o_m < M)[:, :, None] & m_c[None, None, :]
 
 
 @triton.jit
-def joined(b_x):
-    """The sum [BLOCK_C] of all values of channels [STEPS, BLOCK_M, BLOCK_C], in float64."""
+def channel_sum(b_x):
+    """Return the sum [BLOCK_C] of all values of channels [STEPS, BLOCK_M, BLOCK_C], in float64."""
     return tl.sum(tl.sum(b_x, axis=0).to(tl.float64), axis=0)
 
 
@@ -57,22 +67,22 @@ def batch_norm_alone_kernel(
     APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr,
     STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Statistics of BLOCK_C channels, the running ones moved towards them, and y."""
+    """Write statistics of BLOCK_C channels and y, and update the running statistics."""
     wait(EARLY)
-    C = whole(C, ALIGN)
-    o_c, m_c, o_mc, o_x, m_mc = place(M, C, s_x, ALIGN, APART, STEPS, BLOCK_M, BLOCK_C)
-    b_kept = tl.load(p_x + o_x, mask=m_mc, other=0)  # [STEPS, BLOCK_M, BLOCK_C]
+    C = as_multiple(C, ALIGN)
+    o_c, m_c, o_mc, o_x, m_mc = channel_block(M, C, s_x, ALIGN, APART, STEPS, BLOCK_M, BLOCK_C)
+    b_in = tl.load(p_x + o_x, mask=m_mc, other=0)  # [STEPS, BLOCK_M, BLOCK_C]
     b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(ACC)  # [BLOCK_C]
-    b_old_mean, b_old_var = running(p_running_mean, p_running_var, o_c, m_c, RUNNING)
-    b_mean = joined(tl.where(m_mc, b_kept.to(ACC) - b_first[None, None, :], 0.0)) / M
-    b_kept = again(b_kept, OPAQUE)
-    b_apart = b_kept.to(ACC) - b_first[None, None, :] - b_mean.to(ACC)[None, None, :]
-    b_apart = tl.where(m_mc, b_apart, 0.0)
-    b_m2 = joined(b_apart * b_apart)
+    b_old_mean, b_old_var = load_running(p_running_mean, p_running_var, o_c, m_c, RUNNING)
+    b_mean = channel_sum(tl.where(m_mc, b_in.to(ACC) - b_first[None, None, :], 0.0)) / M
+    b_in = opaque(b_in, OPAQUE)
+    b_delta = b_in.to(ACC) - b_first[None, None, :] - b_mean.to(ACC)[None, None, :]
+    b_delta = tl.where(m_mc, b_delta, 0.0)
+    b_m2 = channel_sum(b_delta * b_delta)
     b_mean += b_first.to(tl.float64)
     b_count = tl.full((BLOCK_C,), 0.0, tl.float64) + M
     b_share = tl.full((BLOCK_C,), MOMENTUM, tl.float64)
-    b_rstd = settle(
+    b_rstd = store_statistics(
         b_mean, b_m2, b_count, b_share, b_old_mean, b_old_var, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c,
         EPS, RUNNING,
     )  # fmt: skip
@@ -80,7 +90,7 @@ def batch_norm_alone_kernel(
         count_batch(p_tracked, tl.program_id(0) == 0)
     b_scale = (b_rstd.to(ACC)[None, :] * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC))[None, :, :]
     b_bias = channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)[None, :, :]
-    b_x = again(b_kept, OPAQUE).to(ACC)
+    b_x = opaque(b_in, OPAQUE).to(ACC)
     b_y = activate((b_x - b_mean.to(ACC)[None, None, :]) * b_scale + b_bias, ACT, SLOPE)
     tl.store(p_y + o_mc, b_y.to(p_y.dtype.element_ty), mask=m_mc)
 
@@ -92,20 +102,20 @@ def batch_norm_grad_alone_kernel(
     APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr,
     STEPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dweight, dbias and dx of BLOCK_C channels, with `so_far` added to dx."""
+    """Write dweight, dbias and dx of BLOCK_C channels; `so_far` is added to dx."""
     wait(EARLY)
-    C = whole(C, ALIGN)
-    o_c, m_c, o_mc, o_x, m_mc = place(M, C, s_x, ALIGN, APART, STEPS, BLOCK_M, BLOCK_C)
+    C = as_multiple(C, ALIGN)
+    o_c, m_c, o_mc, o_x, m_mc = channel_block(M, C, s_x, ALIGN, APART, STEPS, BLOCK_M, BLOCK_C)
     b_mean = channel(p_mean, o_c, m_c, True, 0.0, ACC)[None, :, :]
     b_rstd = channel(p_rstd, o_c, m_c, True, 0.0, ACC)
     b_scale = (b_rstd * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC))[None, :, :]
     b_bias = channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)[None, :, :]
-    b_kept = tl.load(p_x + o_x, mask=m_mc, other=0)  # [STEPS, BLOCK_M, BLOCK_C]
+    b_in = tl.load(p_x + o_x, mask=m_mc, other=0)  # [STEPS, BLOCK_M, BLOCK_C]
     b_dy = tl.load(p_dy + o_mc, mask=m_mc, other=0)  # [STEPS, BLOCK_M, BLOCK_C]
-    b_x, b_dz = back(b_kept, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
-    b_sum = joined(b_dz).to(ACC)[None, :]
+    b_x, b_dz = shifted_and_dz(b_in, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
+    b_sum = channel_sum(b_dz).to(ACC)[None, :]
     # A row past the end has dz = 0, but the mean may not be finite.
-    b_sum_n = joined(b_dz * tl.where(m_mc, b_x, 0.0)).to(ACC)[None, :] * b_rstd
+    b_sum_n = channel_sum(b_dz * tl.where(m_mc, b_x, 0.0)).to(ACC)[None, :] * b_rstd
     if p_dweight is not None:
         tl.store((p_dweight + o_c)[None, :], b_sum_n.to(p_dweight.dtype.element_ty), mask=m_c[None, :])
     if p_dbias is not None:
@@ -113,8 +123,8 @@ def batch_norm_grad_alone_kernel(
     b_share = 1.0 / (tl.full((1, BLOCK_C), 0.0, ACC) + M)
     b_sum = (b_sum * b_share)[None, :, :]
     b_sum_n = (b_sum_n * b_share * b_rstd)[None, :, :]
-    b_kept, b_dy = again(b_kept, OPAQUE), again(b_dy, OPAQUE)
-    b_x, b_dz = back(b_kept, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
+    b_in, b_dy = opaque(b_in, OPAQUE), opaque(b_dy, OPAQUE)
+    b_x, b_dz = shifted_and_dz(b_in, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
     b_dx = (b_dz - (b_sum + b_x * b_sum_n)) * b_scale
     if p_so_far is not None:
         o_m = (tl.arange(0, STEPS) * BLOCK_M)[:, None] + tl.arange(0, BLOCK_M)[None, :]  # [STEPS, BLOCK_M]
@@ -129,7 +139,7 @@ def fits(x: torch.Tensor) -> bool:
 
 
 def _tile(M: int, C: int, dtype: torch.dtype) -> tuple[launch.Tile, dict[str, int]]:
-    """The tile, and options of a launch that holds M values."""
+    """Return the tile, and the constants of a launch that holds M values."""
     tile = alone_tile(M, C, dtype)
     steps = triton.next_power_of_2(launch.cdiv(M, tile["BLOCK_M"]))
     return tile, {"STEPS": steps, "OPAQUE": dtype.itemsize == 2 and not launch.INTERPRETED, **tile.options}
@@ -145,23 +155,23 @@ def normalised(
     eps: float,
     act: Activation,
 ) -> tuple[torch.Tensor, Statistics]:
-    """What `norm.normalise` makes of x [N, C, ...] with the statistics of `norm.batch_statistics`, and these."""
+    """Return `norm.normalise` of x [N, C, ...] with its `norm.batch_statistics`, and these statistics."""
     name, slope = activation.parse(act)
-    rows = apart_rows(x)
+    rows = strided_rows(x)
     M, C = rows.shape
-    tile, held = _tile(M, C, x.dtype)
+    tile, constants = _tile(M, C, x.dtype)
     y = rows.new_empty(M, C)
-    found = Statistics(*(torch.empty(C, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2)))
+    statistics = Statistics(*(torch.empty(C, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2)))
     old, batches = ((None, None), None) if buffers is None else (buffers[:2], buffers.batches)
-    moved = [dense(buffer) for buffer in old]
+    updated = [dense(buffer) for buffer in old]
     launch.run(
-        batch_norm_alone_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, y, *found, dense(weight), dense(bias),
-        *moved, batches, M, C, rows.stride(0), EPS=float(eps), MOMENTUM=float(momentum), RUNNING=buffers is not None,
+        batch_norm_alone_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows, y, *statistics, dense(weight), dense(bias),
+        *updated, batches, M, C, rows.stride(0), EPS=float(eps), MOMENTUM=float(momentum), RUNNING=buffers is not None,
         TRACKED=batches is not None, HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **lying(rows), **options(rows), **held,
+        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **spacing(rows), **options(rows), **constants,
     )  # fmt: skip
-    copy_back(old, moved)
-    return shaped(y, x.shape), found
+    copy_back(old, updated)
+    return shaped(y, x.shape), statistics
 
 
 @replayed
@@ -174,19 +184,19 @@ def normalised_grad(
     act: Activation,
     so_far: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dweight, dbias) of `norm.normalise_grad` in training, the last two where there is a weight or a bias."""
+    """Return (dx, dweight, dbias) as `norm.normalise_grad` in training; None for a missing weight or bias."""
     name, slope = activation.parse(act)
-    rows_dy, rows, rows_so_far = rows_of(dy), apart_rows(x), None if so_far is None else apart_rows(so_far)
+    rows_dy, rows, rows_so_far = rows_of(dy), strided_rows(x), None if so_far is None else strided_rows(so_far)
     M, C = rows.shape
-    tile, held = _tile(M, C, x.dtype)
+    tile, constants = _tile(M, C, x.dtype)
     dx = rows.new_empty(M, C)
     dweight, dbias = (
-        None if given is None else torch.empty(C, dtype=given.dtype, device=x.device) for given in (weight, bias)
+        None if vector is None else torch.empty(C, dtype=vector.dtype, device=x.device) for vector in (weight, bias)
     )
     launch.run(
         batch_norm_grad_alone_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), rows_dy, rows, rows_so_far, dx, dweight,
         dbias, *with_, dense(weight), dense(bias), M, C, rows.stride(0),
         0 if rows_so_far is None else rows_so_far.stride(0), HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **lying(rows), **options(rows), **held,
+        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **spacing(rows), **options(rows), **constants,
     )  # fmt: skip
     return shaped(dx, x.shape), dweight, dbias

@@ -1,9 +1,9 @@
-"""Batch norm with running statistics as a scale and a shift of each channel.
+"""Batch norm with running statistics, folded to a scale and a shift of each channel for inference.
 
     scale = weight / sqrt(var + eps)        shift = bias + (conv_bias - mean) scale
 
-With them the epilogue of a convolution is its batch norm as well: act(scale conv(x, w) + shift). All vectors are [C];
-conv_bias is the convolution's own. Computed in float64, which costs nothing for a few numbers, and rounded once.
+The epilogue of a convolution then includes the batch norm: act(scale conv(x, w) + shift). All vectors are [C];
+conv_bias is the bias of the convolution. Computed in float64, at no cost for so few numbers, and rounded once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def running_statistics(mean: torch.Tensor, var: torch.Tensor, eps: float, dtype:
 
 @replayed
 def running_rstd(var: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return 1 / sqrt(var + eps) [C] for x of `dtype`, in the dtype that it is accumulated in."""
+    """Return 1 / sqrt(var + eps) [C] for x of `dtype`, in the accumulation dtype."""
     rstd = torch.empty(var.shape, dtype=launch.acc_torch(dtype), device=var.device)
     _fold(rstd, None, var, var, None, None, None, eps)
     return rstd
@@ -68,10 +68,10 @@ def fold(
     *,
     wide: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(scale, shift), both [M], such that scale * conv(x, conv_weight) + shift is the batch norm of the convolution.
+    """Return (scale, shift), both [M], so that scale * conv(x, conv_weight) + shift is the batch norm of the conv.
 
-    conv_weight [M, ...], all others [M] or None where that is allowed. Results have conv_weight's dtype, or with `wide`
-    the one that it is accumulated in: a shift of mean / sqrt(var + eps) may be above all float16 numbers.
+    conv_weight [M, ...], the others [M] or, if optional, None. Results have conv_weight's dtype, or with `wide` the
+    accumulation dtype: a shift of mean / sqrt(var + eps) may exceed float16.
     Raises ValueError for other lengths, TypeError for integers.
     """
     check_vectors(
@@ -95,11 +95,11 @@ def _fold(
     eps: float,
 ) -> None:
     C = len(mean)
-    # Not cut to C: one kernel serves all batch norms of a network, alone and together.
+    # The tile does not depend on C: one compiled kernel serves all batch norms of a network.
     tile = launch.tile("norm_fold", scale.dtype)
-    given = [None if t is None else t.contiguous() for t in (mean, var, weight, bias, conv_bias)]
+    vectors = [None if t is None else t.contiguous() for t in (mean, var, weight, bias, conv_bias)]
     launch.run(
-        batch_norm_fold_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), *given, scale, shift, C,
+        batch_norm_fold_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), *vectors, scale, shift, C,
         EPS=float(eps), HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
         HAS_CONV_BIAS=conv_bias is not None, SHIFT=shift is not None, **dependent_launch.options(), **tile.options,
     )  # fmt: skip

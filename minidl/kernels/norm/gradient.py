@@ -1,4 +1,4 @@
-"""The gradient of batch norm: sums over bands of rows, which a reduction joins, and dx from them."""
+"""The gradient of batch norm: sums over bands of rows, a reduction over the bands, and dx from the sums."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import triton.language as tl
 from minidl.kernels import activation, elementwise, reduce
 from minidl.kernels.activation import NONE, RELU, Activation, activate_grad, activate_grad_from_output
 from minidl.kernels.norm.rows import (
-    apart,
-    apart_rows,
-    backwards,
     channel,
     dense,
     in_bands,
     in_rows,
-    lying,
     options,
+    reverse_tile,
+    row_stride,
     rows_of,
     shaped,
+    spacing,
+    strided_rows,
 )  # fmt: skip
 from minidl.kernels.norm.statistics import Statistics
-from minidl.kernels.reduce import whole
+from minidl.kernels.reduce import as_multiple
 from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed
 
 
 @triton.jit
-def through(b_dy, b_z, m, ACT: tl.constexpr, SLOPE: tl.constexpr):
-    """dy act'(z), and 0 outside the mask, where act' of the bias alone may not be finite."""
+def activation_grad(b_dy, b_z, m, ACT: tl.constexpr, SLOPE: tl.constexpr):
+    """Return dy act'(z), and 0 outside the mask, where act' of the bias may not be finite."""
     if ACT == RELU:
         return tl.where(b_z <= 0.0, 0.0, b_dy)
     else:
@@ -38,14 +38,14 @@ def through(b_dy, b_z, m, ACT: tl.constexpr, SLOPE: tl.constexpr):
 
 
 @triton.jit
-def back(
+def shifted_and_dz(
     b_x, b_dy, b_mean, b_scale, b_bias, m_mc, ACT: tl.constexpr, SLOPE: tl.constexpr, ACC: tl.constexpr
 ):  # fmt: skip
-    """x - mean and dz of a block."""
+    """Return x - mean and dz of a block."""
     b_x = b_x.to(ACC) - b_mean
     b_dz = b_dy.to(ACC)
     if ACT != NONE:
-        b_dz = through(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
+        b_dz = activation_grad(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
     return b_x, b_dz
 
 
@@ -55,13 +55,13 @@ def batch_norm_sums_kernel(
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, APART: tl.constexpr,
     ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The sums of dz and of dz n over each band of rows: [bands, 2, C].
+    """Write the sums of dz and of dz n over each band of rows: [bands, 2, C].
 
-    dy may be in two parts, and is written to p_dz in one. Where y is given, act' follows from it and dz is written
-    there. What is written is rounded before it is summed, as other launches would have it.
+    dy may have two terms, p_dy and p_more; their sum is written to p_dz. If y is not None, act' is computed from it
+    and dz is written to p_dz. Values are rounded as stored before they are summed, so other launches see the same.
     """
     wait(EARLY)
-    C = whole(C, ALIGN)
+    C = as_multiple(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     start = tl.program_id(1).to(tl.int64) * band
@@ -76,7 +76,7 @@ def batch_norm_sums_kernel(
         o_m = start + m + tl.arange(0, BLOCK_M)
         m_mc = (o_m < end)[:, None] & m_c[None, :]
         o_mc = (o_m * C)[:, None] + o_c[None, :]
-        o_x = (o_m * apart(s_x, C, ALIGN, APART))[:, None] + o_c[None, :]
+        o_x = (o_m * row_stride(s_x, C, ALIGN, APART))[:, None] + o_c[None, :]
         b_x = tl.load(p_x + o_x, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
         b_dy = tl.load(p_dy + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
         if p_more is not None:
@@ -88,9 +88,9 @@ def batch_norm_sums_kernel(
         if p_dz is not None:
             tl.store(p_dz + o_mc, b_dy, mask=m_mc)
         if p_y is not None:
-            b_x, b_dz = back(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, NONE, SLOPE, ACC)
+            b_x, b_dz = shifted_and_dz(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, NONE, SLOPE, ACC)
         else:
-            b_x, b_dz = back(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
+            b_x, b_dz = shifted_and_dz(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, ACT, SLOPE, ACC)
         b_dbias += b_dz
         # A row past the end has dz = 0, but the mean may not be finite.
         b_dweight += b_dz * tl.where(m_mc, b_x, 0.0)
@@ -108,21 +108,21 @@ def batch_norm_grad_kernel(
     APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dx, in training from the sums [2, C] over all rows, with `so_far` added; copies the sums to dweight and dbias."""
+    """Write dx, in training from the sums [2, C] over all rows, plus `so_far`; copy the sums to dweight and dbias."""
     wait(EARLY)
-    C = whole(C, ALIGN)
-    o_m, o_c, m_c, m_mc = backwards(M, C, BLOCK_M, BLOCK_C)
+    C = as_multiple(C, ALIGN)
+    o_m, o_c, m_c, m_mc = reverse_tile(M, C, BLOCK_M, BLOCK_C)
     b_rstd = channel(p_rstd, o_c, m_c, True, 0.0, ACC)
     b_scale = b_rstd * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
     o_mc = (o_m * C)[:, None] + o_c[None, :]
     b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
     if TRAINING or ACT != NONE:
-        o_x = (o_m * apart(s_x, C, ALIGN, APART))[:, None] + o_c[None, :]
+        o_x = (o_m * row_stride(s_x, C, ALIGN, APART))[:, None] + o_c[None, :]
         b_x = tl.load(p_x + o_x, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
         b_x -= channel(p_mean, o_c, m_c, True, 0.0, ACC)
     if ACT != NONE:
         b_bias = channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
-        b_dz = through(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
+        b_dz = activation_grad(b_dz, b_x * b_scale + b_bias, m_mc, ACT, SLOPE)
     if TRAINING:
         b_share = 1.0 / (tl.full((1, BLOCK_C), 0.0, ACC) + M)
         b_dbias = channel(p_sums, o_c, m_c, True, 0.0, ACC) * b_share
@@ -158,39 +158,39 @@ def normalise_grad(
     want_x: bool = True,
     want_affine: bool = True,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
-    """(dx, dweight, dbias, dz), of which the first three are computed where they are wanted.
+    """Return (dx, dweight, dbias, dz); `want_x` and `want_affine` select the first three.
 
     In `training` the statistics depend on x, so dx includes the gradient through them. dweight and dbias have the
-    dtypes of weight and bias. dy + `more` is the gradient where that is given. Where something was added before the
-    activation, which is one of `activation.FROM_OUTPUT` then, y is the result, and dz the gradient of what was added;
-    else dz is dy. `so_far`, like x, is added to dx before that is rounded. Where the sums [2, C] of dz and of dz n are
-    given, dx alone is made from them.
+    dtypes of weight and bias. The gradient of the output is dy, or dy + `more`. For a forward pass with a tensor added
+    before the activation (one of `activation.FROM_OUTPUT`), pass its result y; dz is then the gradient of that tensor,
+    else dz is dy. `so_far`, like x, is added to dx before rounding. With `sums` [2, C] of dz and of dz n, only dx is
+    computed.
     """
     name, slope = activation.parse(act)
-    summed = want_affine or (training and want_x and sums is None)
+    needs_sums = want_affine or (training and want_x and sums is None)
     dz = dy
-    if more is not None and not (summed and in_rows(dy) and in_rows(more)):
+    if more is not None and not (needs_sums and in_rows(dy) and in_rows(more)):
         dy = dz = elementwise.add(dy, more)
         more = None
-    if y is not None and not summed:
+    if y is not None and not needs_sums:
         dz, name, y = elementwise.act_grad(dy, y, act, from_output=True), None, None
-    rows_dy, rows = rows_of(dz), apart_rows(x)
+    rows_dy, rows = rows_of(dz), strided_rows(x)
     M, C = rows.shape
     vectors = *with_, dense(weight), dense(bias)
     meta = {
         "HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "ACT": activation.CODES[name], "SLOPE": slope,
-        "ACC": launch.acc(x.dtype), **lying(rows), **options(rows),
+        "ACC": launch.acc(x.dtype), **spacing(rows), **options(rows),
     }  # fmt: skip
     dx = None
     dweight, dbias = (
-        torch.empty(C, dtype=launch.acc_torch(x.dtype) if given is None else given.dtype, device=x.device)
-        if want_affine else None for given in (weight, bias)
+        torch.empty(C, dtype=launch.acc_torch(x.dtype) if extra is None else extra.dtype, device=x.device)
+        if want_affine else None for extra in (weight, bias)
     )  # fmt: skip
-    if summed:
+    if needs_sums:
         tile, band = in_bands("norm_sums", M, C, x.dtype)
         bands = launch.cdiv(M, band)
         partial = torch.empty(bands, 2, C, dtype=launch.acc_torch(x.dtype), device=x.device)
-        rows_more, rows_y = (None if given is None else rows_of(given) for given in (more, y))
+        rows_more, rows_y = (None if extra is None else rows_of(extra) for extra in (more, y))
         rows_dz = None if more is None and y is None else rows.new_empty(M, C)
         launch.run(
             batch_norm_sums_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows_dy, rows_more, rows, rows_y, rows_dz,
@@ -204,7 +204,7 @@ def normalise_grad(
     if want_x:
         tile = launch.tile("norm_grad", x.dtype, M=M, C=C)
         dx = rows.new_empty(M, C)
-        rows_so_far = None if so_far is None else apart_rows(so_far)
+        rows_so_far = None if so_far is None else strided_rows(so_far)
         grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(C, tile["BLOCK_C"]),)
         launch.run(
             batch_norm_grad_kernel, grid, rows_dy, rows, rows_so_far, dx, sums, dweight, dbias, *vectors, M, C,

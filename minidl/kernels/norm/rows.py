@@ -1,4 +1,4 @@
-"""How batch norm sees images: rows of channels in bands, values per channel; checks of its arguments."""
+"""Shared parts of batch norm: images as rows of channels, bands of rows, values per channel, and argument checks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import check, reduce
-from minidl.kernels.reduce import whole
+from minidl.kernels.reduce import as_multiple
 from minidl.runtime import dependent_launch, launch
 
 
 @triton.jit
-def channel(p, o_c, m_c, GIVEN: tl.constexpr, ELSE: tl.constexpr, ACC: tl.constexpr):
-    """A row [1, BLOCK_C] of values per channel, ELSE where there are none."""
-    if GIVEN:
+def channel(p, o_c, m_c, PRESENT: tl.constexpr, DEFAULT: tl.constexpr, ACC: tl.constexpr):
+    """Load a row [1, BLOCK_C] of values per channel, or fill it with DEFAULT if there are none."""
+    if PRESENT:
         return tl.load(p + o_c, mask=m_c, other=0).to(ACC)[None, :]
     else:
-        return tl.full((1, o_c.shape[0]), ELSE, ACC)
+        return tl.full((1, o_c.shape[0]), DEFAULT, ACC)
 
 
 @triton.jit
-def backwards(M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Rows and channels of a tile, and their masks.
+def reverse_tile(M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Return rows and channels of a tile, and their masks.
 
-    Tiles are numbered from the last one: what the sums read at the end is read first, while the cache has it.
+    Tiles are numbered from the last one: it reads the rows that the sums read last, while they are in the cache.
     """
     tiles_c = tl.cdiv(C, BLOCK_C)
     i_tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -38,10 +38,10 @@ def backwards(M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
 
 
 @triton.jit
-def apart(s_x, C, ALIGN: tl.constexpr, APART: tl.constexpr):
-    """The distance of rows of x: C, unless they are of some channels of a wider tensor."""
+def row_stride(s_x, C, ALIGN: tl.constexpr, APART: tl.constexpr):
+    """Return the row stride of x: C, unless x is a slice of channels of a wider tensor (APART)."""
     if APART:
-        return whole(s_x, ALIGN)
+        return as_multiple(s_x, ALIGN)
     else:
         return C
 
@@ -51,13 +51,13 @@ def dense(vector: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
-    """x [N, C, ...] as a contiguous [M, C]: a view where x is channels-last, else a copy."""
-    return apart_rows(x).contiguous()
+    """Return x [N, C, ...] as a contiguous [M, C]: a view if x is channels-last, else a copy."""
+    return strided_rows(x).contiguous()
 
 
-def apart_rows(x: torch.Tensor) -> torch.Tensor:
-    """x [N, C, ...] as [M, C] with contiguous rows, at any distance: a view where x is channels-last or channels of
-    such a tensor, else a copy."""
+def strided_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return x [N, C, ...] as [M, C] with contiguous rows and any row stride: a view if x is channels-last or a slice
+    of channels of such a tensor, else a copy."""
     last = x.permute(0, *range(2, x.dim()), 1)
     rows = last.reshape(last.shape[:-1].numel(), x.shape[1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
@@ -74,36 +74,36 @@ def shaped(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def options(rows: torch.Tensor) -> dict[str, Any]:
-    """ALIGN, how many channels of rows [M, C] a load may take at once, up to 16 bytes, and EARLY."""
+    """Return ALIGN, the channels of rows [M, C] per vector load, up to 16 bytes, and EARLY."""
     return {
         "ALIGN": math.gcd(rows.shape[1], rows.stride(0), 16 // rows.element_size()) or 1,
         **dependent_launch.options(),
     }
 
 
-def lying(rows: torch.Tensor) -> dict[str, bool]:
-    """APART, whether rows [M, C] lie further apart than one after another."""
+def spacing(rows: torch.Tensor) -> dict[str, bool]:
+    """Return APART, whether there are gaps between rows [M, C]."""
     return {"APART": rows.stride(0) != rows.shape[1]}
 
 
 def in_bands(family: str, M: int, C: int, dtype: torch.dtype) -> tuple[launch.Tile, int]:
-    """The tile, and the rows of a band."""
+    """Return the tile, and the rows of a band."""
     tile = launch.tile(family, dtype, M=M, C=C)
     return tile, reduce.band(M, launch.cdiv(C, tile["BLOCK_C"]), tile["BLOCK_M"])
 
 
 def alone_tile(M: int, C: int, dtype: torch.dtype) -> launch.Tile:
-    """The tile of one launch for M values of each of C channels. P is the largest power of two that divides C."""
+    """Return the tile of one launch for M values of each of C channels. P is the largest power of 2 that divides C."""
     return launch.tile("norm_alone", dtype, M=M, C=C, P=C & -C)
 
 
 def bands(M: int, C: int, dtype: torch.dtype, family: str) -> int:
-    """How many bands of rows there are."""
+    """Return the number of bands of rows."""
     return launch.cdiv(M, in_bands(family, M, C, dtype)[1])
 
 
 def depth(M: int, C: int, dtype: torch.dtype, family: str) -> int:
-    """The longest chain of additions of a band: "norm_stats" or "norm_sums", or the same in one launch.
+    """Return the longest chain of additions of a band in "norm_stats" or "norm_sums", or in one launch if longer.
 
     Lanes are joined in float64.
     """
@@ -122,7 +122,7 @@ def check_arguments(
     training: bool,
     eps: float,
 ) -> None:
-    """Raise ValueError or TypeError for arguments of a batch norm that do not fit together."""
+    """Raise ValueError or TypeError for batch norm arguments that do not fit together."""
     check.floating("batch_norm", x=x)
     if x.dim() < 2:
         raise ValueError(f"batch_norm: input has shape {list(x.shape)}, expected [N, C] or [N, C, ...]")
@@ -133,7 +133,7 @@ def check_arguments(
     if (running_mean is None) != (running_var is None):
         raise ValueError("batch_norm: got one of running_mean and running_var, expected both or none")
     if not training and running_mean is None:
-        raise ValueError("batch_norm: expected running_mean and running_var to be given when training=False")
+        raise ValueError("batch_norm: running_mean and running_var are None, expected tensors with training=False")
     if training and x.numel() <= x.shape[1] and x.shape[1]:
         raise ValueError(
             f"batch_norm: expected more than 1 value per channel when training, got input size {list(x.shape)}; "
@@ -144,7 +144,7 @@ def check_arguments(
 
 
 def check_vectors(op: str, what: str, x: torch.Tensor, C: int, eps: float, **vectors: torch.Tensor | None) -> None:
-    """Raise TypeError or ValueError, with the name of the operation, for what its kernels do not take."""
+    """Raise TypeError or ValueError, naming the operation, for arguments that its kernels do not accept."""
     check.floating(op, x=x)
     if not eps >= 0:
         raise ValueError(f"{op}: eps is {eps}, expected 0 or more")

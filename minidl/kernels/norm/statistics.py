@@ -1,4 +1,4 @@
-"""Mean and deviation of each channel of a batch: bands of rows, and a second launch that joins them."""
+"""Mean and rstd of each channel of a batch: one launch for bands of rows, and a second one that joins them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.norm.rows import apart, apart_rows, dense, in_bands, lying, options
-from minidl.kernels.reduce import whole
+from minidl.kernels.norm.rows import dense, in_bands, options, row_stride, spacing, strided_rows
+from minidl.kernels.reduce import as_multiple
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed
@@ -18,7 +18,7 @@ from minidl.runtime.launch_cache.replay import replayed
 
 @triton.jit
 def count_batch(p_tracked, first):
-    """One batch more, counted by the first program."""
+    """Increase the batch counter, in the first program."""
     tl.store(p_tracked, tl.load(p_tracked, mask=first, other=0) + 1, mask=first)
 
 
@@ -28,10 +28,10 @@ def batch_norm_stats_kernel(
     TRACKED: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Mean (less the first row) and sum of squared distances from it of each band, [bands, C]; counts the batch."""
+    """Write mean (minus the first row) and sum of squared distances from it per band, [bands, C]; count the batch."""
     wait(EARLY)
-    C = whole(C, ALIGN)
-    s_x = apart(s_x, C, ALIGN, APART)
+    C = as_multiple(C, ALIGN)
+    s_x = row_stride(s_x, C, ALIGN, APART)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     start = tl.program_id(1).to(tl.int64) * band
@@ -50,13 +50,13 @@ def batch_norm_stats_kernel(
         b_delta = tl.where(m_mc, b_x - b_mean, 0.0)
         b_mean += b_delta * (1.0 / b_count)
         b_m2 += b_delta * (b_x - b_mean)
-    # How many rows each lane has had.
+    # The number of rows of each lane.
     o_m = tl.arange(0, BLOCK_M)
     b_n = tl.maximum((rows - o_m + (BLOCK_M - 1)) // BLOCK_M, 0).to(ACC)[:, None]  # [BLOCK_M, 1]
     b_all = (tl.sum((b_n * b_mean).to(tl.float64), axis=0) / rows.to(tl.float64)).to(ACC)  # [BLOCK_C]
-    # A lane without rows has the count 0, but the square of what it is apart may not be finite.
-    b_apart = tl.where(b_n > 0.0, b_mean - b_all[None, :], 0.0)
-    b_m2 = tl.sum((b_m2 + b_n * (b_apart * b_apart)).to(tl.float64), axis=0)
+    # A lane without rows has count 0, but its squared distance may not be finite.
+    b_delta = tl.where(b_n > 0.0, b_mean - b_all[None, :], 0.0)
+    b_m2 = tl.sum((b_m2 + b_n * (b_delta * b_delta)).to(tl.float64), axis=0)
     o_y = tl.program_id(1).to(tl.int64) * C + o_c
     tl.store(p_mean + o_y, b_all, mask=m_c)
     tl.store(p_m2 + o_y, b_m2.to(ACC), mask=m_c)
@@ -65,8 +65,8 @@ def batch_norm_stats_kernel(
 
 
 @triton.jit
-def running(p_running_mean, p_running_var, o_c, m_c, RUNNING: tl.constexpr):
-    """The running statistics so far, in float64, or zeros: read long before they are moved, as waiting takes a us."""
+def load_running(p_running_mean, p_running_var, o_c, m_c, RUNNING: tl.constexpr):
+    """Load the running statistics in float64, or zeros: long before they are updated, as waiting takes a us."""
     b_mean = tl.zeros((o_c.shape[0],), dtype=tl.float64)
     b_var = b_mean
     if RUNNING:
@@ -76,11 +76,11 @@ def running(p_running_mean, p_running_var, o_c, m_c, RUNNING: tl.constexpr):
 
 
 @triton.jit
-def settle(
+def store_statistics(
     b_mean, b_m2, b_count, b_share, b_old_mean, b_old_var, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c,
     EPS: tl.constexpr, RUNNING: tl.constexpr,
 ):  # fmt: skip
-    """Write mean and rstd (without EPS the variance), and move the running statistics by a share towards them; all
+    """Store mean and rstd (without EPS the variance), and move the running statistics by b_share towards them; all
     [BLOCK_C] in float64."""
     b_rstd = b_m2 / b_count
     if EPS is not None:
@@ -96,15 +96,15 @@ def settle(
 
 
 @triton.jit
-def of_bands(p, o_b, bands, across, o_c, m_c):
-    """A number of each band and channel, with its mask; bands lie so far apart."""
+def load_bands(p, o_b, bands, across, o_c, m_c):
+    """Load a value of each band and channel, with its mask; `across` is the stride of bands."""
     m_bc = (o_b < bands)[:, None] & m_c[None, :]
     return tl.load(p + (o_b * across)[:, None] + o_c[None, :], mask=m_bc, other=0), m_bc  # [BLOCK_B, BLOCK_C]
 
 
 @triton.jit
-def values_of(p_share, M, o_b, bands, band):
-    """How many of the M values each band has, [BLOCK_B, 1]: `band`, the last one what is left; or a share of them."""
+def band_sizes(p_share, M, o_b, bands, band):
+    """Return the number of values of each band, [BLOCK_B, 1]: `band`, fewer for the last one; or a share of M."""
     if p_share is not None:
         return tl.load(p_share + o_b, mask=o_b < bands, other=0)[:, None] * M
     else:
@@ -117,14 +117,14 @@ def batch_norm_join_kernel(
     EPS: tl.constexpr, MOMENTUM: tl.constexpr, RUNNING: tl.constexpr, CUMULATIVE: tl.constexpr,
     HELD: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """mean and rstd of each channel from its bands, in float64, and the running statistics moved towards them.
+    """Join the bands to mean and rstd of each channel, in float64, and update the running statistics.
 
-    Means are less the first row of x where that is given. With shares the bands are shards: a row of means, then
-    variances in place of m2s.
-    With HELD a block has all bands, and everything is read at once: the time goes into waiting for memory.
+    The means are relative to the first row of x, unless x is None. With p_share the bands are shards: a row of means,
+    then variances instead of m2s. With HELD one block has all bands and loads everything at once, since memory latency
+    dominates.
     """
     wait(EARLY)
-    C = whole(C, ALIGN)
+    C = as_multiple(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     o_b = tl.arange(0, BLOCK_B).to(tl.int64)
@@ -132,40 +132,40 @@ def batch_norm_join_kernel(
     if p_share is not None:
         across = 2 * C
     if HELD:
-        b_held, m_bc = of_bands(p_means, o_b, bands, across, o_c, m_c)
-        b_held_m2, m_bc = of_bands(p_m2s, o_b, bands, across, o_c, m_c)
+        b_means, m_bc = load_bands(p_means, o_b, bands, across, o_c, m_c)
+        b_m2s, m_bc = load_bands(p_m2s, o_b, bands, across, o_c, m_c)
     b_first = tl.zeros((BLOCK_C,), dtype=tl.float64)
     if p_x is not None:
         b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
-    b_old_mean, b_old_var = running(p_running_mean, p_running_var, o_c, m_c, RUNNING)
+    b_old_mean, b_old_var = load_running(p_running_mean, p_running_var, o_c, m_c, RUNNING)
     b_share = tl.full((BLOCK_C,), MOMENTUM, tl.float64)
     if RUNNING and CUMULATIVE:
         b_share = 1.0 / (tl.full((BLOCK_C,), 0.0, tl.float64) + tl.load(p_tracked))
     b_count = tl.full((BLOCK_C,), 0.0, tl.float64) + M
     if HELD:
-        b_n = values_of(p_share, M, o_b, bands, band)
+        b_n = band_sizes(p_share, M, o_b, bands, band)
         if p_share is not None:
-            b_held_m2 *= b_n
-        b_all = tl.sum(b_n * b_held.to(tl.float64), axis=0) / b_count  # [BLOCK_C]
-        b_apart = b_held.to(tl.float64) - b_all[None, :]
-        b_sum = tl.where(m_bc, b_held_m2.to(tl.float64) + b_n * (b_apart * b_apart), 0.0)
+            b_m2s *= b_n
+        b_all = tl.sum(b_n * b_means.to(tl.float64), axis=0) / b_count  # [BLOCK_C]
+        b_delta = b_means.to(tl.float64) - b_all[None, :]
+        b_sum = tl.where(m_bc, b_m2s.to(tl.float64) + b_n * (b_delta * b_delta), 0.0)
     else:
         b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
         for i in range(0, bands, BLOCK_B):
-            b_n = values_of(p_share, M, i + o_b, bands, band)
-            b_mean, m_bc = of_bands(p_means, i + o_b, bands, across, o_c, m_c)
+            b_n = band_sizes(p_share, M, i + o_b, bands, band)
+            b_mean, m_bc = load_bands(p_means, i + o_b, bands, across, o_c, m_c)
             b_sum += b_n * b_mean.to(tl.float64)
         b_all = tl.sum(b_sum, axis=0) / b_count  # [BLOCK_C]
         b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
         for i in range(0, bands, BLOCK_B):
-            b_n = values_of(p_share, M, i + o_b, bands, band)
-            b_mean, m_bc = of_bands(p_means, i + o_b, bands, across, o_c, m_c)
-            b_m2, m_bc = of_bands(p_m2s, i + o_b, bands, across, o_c, m_c)
+            b_n = band_sizes(p_share, M, i + o_b, bands, band)
+            b_mean, m_bc = load_bands(p_means, i + o_b, bands, across, o_c, m_c)
+            b_m2, m_bc = load_bands(p_m2s, i + o_b, bands, across, o_c, m_c)
             if p_share is not None:
                 b_m2 *= b_n
-            b_apart = b_mean.to(tl.float64) - b_all[None, :]
-            b_sum += tl.where(m_bc, b_m2.to(tl.float64) + b_n * (b_apart * b_apart), 0.0)
-    settle(
+            b_delta = b_mean.to(tl.float64) - b_all[None, :]
+            b_sum += tl.where(m_bc, b_m2.to(tl.float64) + b_n * (b_delta * b_delta), 0.0)
+    store_statistics(
         b_all + b_first, tl.sum(b_sum, axis=0), b_count, b_share, b_old_mean, b_old_var, p_mean, p_rstd,
         p_running_mean, p_running_var, o_c, m_c, EPS, RUNNING,
     )  # fmt: skip
@@ -176,34 +176,35 @@ def batch_norm_handed_kernel(
     p_s, p_mean, p_m2, p_tracked, C, band, bands,
     TRACKED: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Every BLOCK_B bands of s [bands, 2, C] (`gemm.fused_statistics`) as one, [., C] in float64; counts the batch."""
+    """Join every BLOCK_B bands of s [bands, 2, C] (`gemm.fused_statistics`) into one, [., C] in float64; count the
+    batch."""
     wait(EARLY)
-    C = whole(C, ALIGN)
+    C = as_multiple(C, ALIGN)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     o_b = tl.program_id(1).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
-    b_mean, m_bc = of_bands(p_s, 2 * o_b, 2 * bands, C, o_c, m_c)
-    b_m2, m_bc = of_bands(p_s + C, 2 * o_b, 2 * bands, C, o_c, m_c)
+    b_mean, m_bc = load_bands(p_s, 2 * o_b, 2 * bands, C, o_c, m_c)
+    b_m2, m_bc = load_bands(p_s + C, 2 * o_b, 2 * bands, C, o_c, m_c)
     b_mean = b_mean.to(tl.float64)
-    joined = tl.minimum(bands - tl.program_id(1) * BLOCK_B, BLOCK_B)
-    b_all = tl.sum(b_mean, axis=0) / joined.to(tl.float64)  # [BLOCK_C]
-    b_apart = tl.where(m_bc, b_mean - b_all[None, :], 0.0)
+    count = tl.minimum(bands - tl.program_id(1) * BLOCK_B, BLOCK_B)
+    b_all = tl.sum(b_mean, axis=0) / count.to(tl.float64)  # [BLOCK_C]
+    b_delta = tl.where(m_bc, b_mean - b_all[None, :], 0.0)
     o_y = tl.program_id(1).to(tl.int64) * C + o_c
     tl.store(p_mean + o_y, b_all, mask=m_c)
-    tl.store(p_m2 + o_y, tl.sum(b_m2.to(tl.float64) + band * (b_apart * b_apart), axis=0), mask=m_c)
+    tl.store(p_m2 + o_y, tl.sum(b_m2.to(tl.float64) + band * (b_delta * b_delta), axis=0), mask=m_c)
     if TRACKED:
         count_batch(p_tracked, (tl.program_id(0) == 0) & (tl.program_id(1) == 0))
 
 
 class Statistics(NamedTuple):
-    """What a channel is normalised with: mean and rstd [C], in the accumulate type."""
+    """The mean and rstd [C] of each channel, in the accumulation dtype."""
 
     mean: torch.Tensor
     rstd: torch.Tensor
 
 
 class Buffers(NamedTuple):
-    """running_mean and running_var [C], and batches [] int64 counted so far (or None): all changed in training."""
+    """running_mean and running_var [C], and the batch counter [] int64 (or None); training updates all in place."""
 
     mean: torch.Tensor
     var: torch.Tensor
@@ -215,25 +216,25 @@ def batch_statistics(
     x: torch.Tensor, eps: float | None, momentum: float | None, buffers: Buffers | None,
     fused_statistics: torch.Tensor | None = None,
 ) -> Statistics:  # fmt: skip
-    """Statistics of x [N, C, ...], with the running ones moved towards them by `momentum`; x is not read where what
-    made it has `fused_statistics` on those of its tiles [bands, 2, C], which are joined.
+    """Return the statistics of x [N, C, ...], and move the running ones towards them by `momentum`.
 
-    With momentum None they become the mean over all batches, of which buffers.batches is the count; it is increased by
-    1 if given. Running statistics may have any strides. With eps None it is mean and variance, in float64, for
-    `join_shards`, and the running statistics stay as they are.
+    fused_statistics  [bands, 2, C] from the kernel that wrote x: then x is not read
+    momentum          None makes the running statistics the mean over all batches, counted by buffers.batches, which
+                      increases by 1 unless it is None. Running statistics may have any strides.
+    eps               None returns mean and variance, in float64, for `join_shards`, and updates nothing
     """
-    rows = apart_rows(x)
+    rows = strided_rows(x)
     M, C = rows.shape
     acc = launch.acc_torch(x.dtype)
     batches = None if buffers is None else buffers.batches
-    counted = {"TRACKED": batches is not None, **options(rows)}
+    constants = {"TRACKED": batches is not None, **options(rows)}
     if fused_statistics is None:
         tile, band = in_bands("norm_stats", M, C, x.dtype)
         bands = launch.cdiv(M, band)
         means, m2s = (torch.empty(bands, C, dtype=acc, device=x.device) for _ in range(2))
         launch.run(
             batch_norm_stats_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows, means, m2s, batches, M, C,
-            rows.stride(0), band, ACC=launch.acc(x.dtype), **lying(rows), **counted, **tile.options,
+            rows.stride(0), band, ACC=launch.acc(x.dtype), **spacing(rows), **constants, **tile.options,
         )  # fmt: skip
     else:
         tile = launch.tile("norm_handed", x.dtype, C=C)
@@ -242,10 +243,10 @@ def batch_statistics(
         means, m2s = (torch.empty(bands, C, dtype=torch.float64, device=x.device) for _ in range(2))
         launch.run(
             batch_norm_handed_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), fused_statistics, means, m2s, batches,
-            C, M // len(fused_statistics), len(fused_statistics), **counted, **tile.options,
+            C, M // len(fused_statistics), len(fused_statistics), **constants, **tile.options,
         )  # fmt: skip
-    first, moved = rows if fused_statistics is None else None, None if eps is None else buffers
-    return _join(first, None, means, m2s, M, band, x.dtype, eps, momentum, moved, options(rows))
+    first, updated = rows if fused_statistics is None else None, None if eps is None else buffers
+    return _join(first, None, means, m2s, M, band, x.dtype, eps, momentum, updated, options(rows))
 
 
 @replayed
@@ -253,40 +254,41 @@ def join_shards(
     rows: torch.Tensor, shares: torch.Tensor, M: int, dtype: torch.dtype, eps: float, momentum: float | None,
     buffers: Buffers | None,
 ) -> Statistics:  # fmt: skip
-    """Statistics of a batch of `dtype` with M values per channel, from the means and variances of its shards.
+    """Return statistics of a batch of `dtype` with M values per channel, from the means and variances of its shards.
 
-    rows [shards, 2C] and shares [shards], how much of the batch each shard is, are float64. All else is as of
-    `batch_statistics`, but the batch has been counted.
+    rows [shards, 2C] and shares [shards], the fraction of the batch in each shard, are float64. The rest is as in
+    `batch_statistics`, but the batch is already counted.
     """
     means, variances = rows.view(len(rows), 2, -1).unbind(1)
-    how = {"ALIGN": 1, **dependent_launch.options()}
-    return _join(None, shares, means, variances, M, 0, dtype, eps, momentum, buffers, how)
+    constants = {"ALIGN": 1, **dependent_launch.options()}
+    return _join(None, shares, means, variances, M, 0, dtype, eps, momentum, buffers, constants)
 
 
 def _join(
     first: torch.Tensor | None, shares: torch.Tensor | None, means: torch.Tensor, m2s: torch.Tensor, M: int, band: int,
-    dtype: torch.dtype, eps: float | None, momentum: float | None, buffers: Buffers | None, how: dict[str, Any],
+    dtype: torch.dtype, eps: float | None, momentum: float | None, buffers: Buffers | None, constants: dict[str, Any],
 ) -> Statistics:  # fmt: skip
-    """The second launch: from bands of `band` values, or of shares."""
+    """Launch the join, of bands of `band` values or of shares."""
     bands, C = means.shape
-    kept = torch.float64 if eps is None else launch.acc_torch(dtype)
-    found = Statistics(*(torch.empty(C, dtype=kept, device=means.device) for _ in range(2)))
+    result_dtype = torch.float64 if eps is None else launch.acc_torch(dtype)
+    statistics = Statistics(*(torch.empty(C, dtype=result_dtype, device=means.device) for _ in range(2)))
     tile = launch.tile("norm_join", dtype, B=bands, C=C)
     old, batches = ((None, None), None) if buffers is None else (buffers[:2], buffers.batches)
-    # The kernel reads and writes C numbers in a row.
-    moved = [dense(buffer) for buffer in old]
+    # The kernel reads and writes contiguous buffers.
+    updated = [dense(buffer) for buffer in old]
     launch.run(
-        batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), first, shares, means, m2s, *found, *moved, batches,
-        M, C, band, bands,
+        batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), first, shares, means, m2s, *statistics, *updated,
+        batches, M, C, band, bands,
         EPS=None if eps is None else float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
-        RUNNING=buffers is not None, CUMULATIVE=momentum is None, HELD=bands <= tile["BLOCK_B"], **how, **tile.options,
+        RUNNING=buffers is not None, CUMULATIVE=momentum is None, HELD=bands <= tile["BLOCK_B"], **constants,
+        **tile.options,
     )  # fmt: skip
-    copy_back(old, moved)
-    return found
+    copy_back(old, updated)
+    return statistics
 
 
-def copy_back(running: Sequence[torch.Tensor | None], moved: Sequence[torch.Tensor | None]) -> None:
-    """Copy running statistics to where they are kept, where the kernel moved a copy that is dense."""
-    for buffer, new in zip(running, moved, strict=True):
+def copy_back(running: Sequence[torch.Tensor | None], updated: Sequence[torch.Tensor | None]) -> None:
+    """Copy updated statistics back to running buffers that are not contiguous."""
+    for buffer, new in zip(running, updated, strict=True):
         if buffer is not None and new is not None and new is not buffer:
             buffer.copy_(new)

@@ -1,4 +1,4 @@
-"""Values normalised with the statistics of their channels, and the activation of them."""
+"""Normalise values with the statistics of their channels, and apply the activation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ import triton.language as tl
 
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation, activate
-from minidl.kernels.norm.rows import apart, apart_rows, backwards, channel, dense, lying, options, rows_of, shaped
+from minidl.kernels.norm.rows import (
+    channel,
+    dense,
+    options,
+    reverse_tile,
+    row_stride,
+    rows_of,
+    shaped,
+    spacing,
+    strided_rows,
+)
 from minidl.kernels.norm.statistics import Statistics
-from minidl.kernels.reduce import whole
+from minidl.kernels.reduce import as_multiple
 from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed
@@ -24,12 +34,12 @@ def batch_norm_kernel(
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
-    C = whole(C, ALIGN)
-    o_m, o_c, m_c, m_mc = backwards(M, C, BLOCK_M, BLOCK_C)
+    C = as_multiple(C, ALIGN)
+    o_m, o_c, m_c, m_mc = reverse_tile(M, C, BLOCK_M, BLOCK_C)
     b_mean = channel(p_mean, o_c, m_c, True, 0.0, ACC)
     b_scale = channel(p_rstd, o_c, m_c, True, 0.0, ACC) * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
     o_mc = (o_m * C)[:, None] + o_c[None, :]
-    o_x = (o_m * apart(s_x, C, ALIGN, APART))[:, None] + o_c[None, :]
+    o_x = (o_m * row_stride(s_x, C, ALIGN, APART))[:, None] + o_c[None, :]
     b_z = tl.load(p_x + o_x, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
     b_z = (b_z - b_mean) * b_scale + channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
     if p_added is not None:
@@ -46,16 +56,16 @@ def normalise(
     act: Activation,
     added: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """act((x - mean) rstd weight + bias + added), in x's shape and dtype, channels-last.
+    """Return act((x - mean) rstd weight + bias + added), in x's shape and dtype, channels-last.
 
-    Raises ValueError for what is added of another shape or device.
+    Raises ValueError if `added` has another shape or device.
     """
     if added is not None and (added.shape != x.shape or added.device != x.device):
         raise ValueError(
             f"batch_norm: added is {list(added.shape)} on {added.device}, expected {list(x.shape)} on {x.device}"
         )
     name, slope = activation.parse(act)
-    rows = apart_rows(x)
+    rows = strided_rows(x)
     M, C = rows.shape
     y = rows.new_empty(M, C)
     tile = launch.tile("norm", x.dtype, M=M, C=C)
@@ -64,6 +74,6 @@ def normalise(
         batch_norm_kernel, grid, rows, None if added is None else rows_of(added), y, *with_, dense(weight),
         dense(bias), M, C, rows.stride(0),
         HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope,
-        ACC=launch.acc(x.dtype), **lying(rows), **options(rows), **tile.options,
+        ACC=launch.acc(x.dtype), **spacing(rows), **options(rows), **tile.options,
     )  # fmt: skip
     return shaped(y, x.shape)

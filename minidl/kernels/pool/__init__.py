@@ -3,16 +3,15 @@
     x, dx  [N, C, H, W]        y, dy  [N, C, OH, OW]
     y[n, c, oh, ow] = max or mean over r, s of x[n, c, oh * stride - padding + r * dilation, ...]
 
-Shapes are torch's, memory is channels-last inside as in `conv`: x is used as it is in `torch.channels_last` and copied
-once otherwise, and results are channels-last. A block of
-BLOCK_P pixels by BLOCK_C channels loops over the window.
+Shapes are as in torch. Memory is channels-last as in `conv`: x is copied unless it is in `torch.channels_last`, and
+results are channels-last. A block of BLOCK_P pixels by BLOCK_C channels loops over the window.
 
-Padding counts as -inf for a maximum, and as 0 for a mean, which divides by the size of the window with the padding
-inside its reach (`count_include_pad`), without it, or by `divisor_override`. An adaptive mean takes for output o of O
-the inputs floor(o I / O) up to ceil((o + 1) I / O).
+Padding counts as -inf for a maximum and as 0 for a mean. A mean divides by the window size with padding
+(`count_include_pad`) or without it, or by `divisor_override`. An adaptive window for output o of O has the inputs from
+floor(o I / O) up to ceil((o + 1) I / O), exclusive.
 
-Results do not depend on scheduling: in a gradient, each pixel adds up its windows in order; where windows do not
-overlap, each window writes its own pixels.
+Results do not depend on scheduling: in a gradient, each pixel adds its windows in order; if windows do not overlap,
+each window writes its pixels.
 """
 
 import torch
@@ -29,7 +28,7 @@ __all__ = [
 
 
 def checked(op: str, x: torch.Tensor) -> tuple[int, int]:
-    """(H, W) of an image tensor. Raises TypeError unless it is floating, ValueError unless it is [N, C, H, W]."""
+    """Return (H, W) of an image tensor. Raises TypeError unless floating, ValueError unless it is [N, C, H, W]."""
     check.floating(op, x=x)
     if x.dim() != 4:
         raise ValueError(f"{op}: input has shape {list(x.shape)}, expected [N, C, H, W]; add dimensions with unsqueeze")

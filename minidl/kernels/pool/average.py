@@ -1,4 +1,4 @@
-"""The means of windows, also of adaptive ones, and their gradient."""
+"""Average pooling, also adaptive, and its gradient."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import triton.language as tl
 from minidl.kernels import reduce
 from minidl.kernels.pool import problem
 from minidl.kernels.pool.geometry import Windows
-from minidl.kernels.pool.problem import SIZES, inside, places, window
+from minidl.kernels.pool.problem import SIZES, in_image, output_index, window
 from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed
 
 
 @triton.jit
-def share(h0, h1, w0, w1, H, W, DIVISOR: tl.constexpr, PADDED: tl.constexpr, ACC: tl.constexpr):
-    """One over what the sum of a window is divided by; finite also where there is no such window."""
+def inverse_divisor(h0, h1, w0, w1, H, W, DIVISOR: tl.constexpr, PADDED: tl.constexpr, ACC: tl.constexpr):
+    """Return 1 / divisor of a window; finite also outside the valid windows."""
     if DIVISOR != 0:
         return tl.full(h0.shape, 1.0, ACC) / DIVISOR
     elif PADDED:
@@ -38,14 +38,14 @@ def avg_pool_kernel(
     UNROLL: tl.constexpr, INDEX: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sums of windows of at most R x S pixels over their divisor. INSIDE: every window lies in the image."""
+    """Write means of windows of at most R x S pixels. INSIDE: every window lies in the image."""
     wait(EARLY)
     C = C_V * VEC
     line = tl.cast(W, tl.int64) * C
-    o_p, o_n, o_h, o_w, o_c, m_p, m_c = places(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
+    o_p, o_n, o_h, o_w, o_c, m_p, m_c = output_index(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
     h0, h1 = window(o_h, H, OH, pad_h, R, STRIDE_H, ADAPTIVE)
     w0, w1 = window(o_w, W, OW, pad_w, S, STRIDE_W, ADAPTIVE)
-    b_share = share(h0, h1, w0, w1, H, W, DIVISOR, PADDED, ACC)
+    b_share = inverse_divisor(h0, h1, w0, w1, H, W, DIVISOR, PADDED, ACC)
     h1 = tl.where(m_p, tl.minimum(h1, H), 0)
     w1 = tl.minimum(w1, W)
     p_first = (p_x + ((o_n * H + h0) * W + w0) * C)[:, None] + o_c[None, :]
@@ -53,7 +53,7 @@ def avg_pool_kernel(
     for t in tl.range(0, R * S, loop_unroll_factor=UNROLL):
         h = h0 + t // S
         w = w0 + t % S
-        m_t = m_p if INSIDE else inside(h, w, h1, w1)
+        m_t = m_p if INSIDE else in_image(h, w, h1, w1)
         p_t = p_first + ((t // S) * line + (t % S) * C)
         b_y += tl.load(p_t, mask=m_t[:, None] & m_c[None, :], other=0).to(ACC)  # [BLOCK_P, BLOCK_C]
     o_y = (o_p.to(tl.int64) * C)[:, None] + o_c[None, :]
@@ -68,11 +68,11 @@ def avg_pool_grad_kernel(
     UNROLL: tl.constexpr, INDEX: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dx of pixels: each adds its share of the NEAR_H x NEAR_W windows that may hold it."""
+    """Write dx of pixels: each adds its share of the NEAR_H x NEAR_W windows that may contain it."""
     wait(EARLY)
     C = C_V * VEC
     line = tl.cast(OW, tl.int64) * C
-    o_p, o_n, o_h, o_w, o_c, m_p, m_c = places(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
+    o_p, o_n, o_h, o_w, o_c, m_p, m_c = output_index(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
     if ADAPTIVE:
         # Pixel i is in the windows from floor(i O / I) on: the same rule with the sizes exchanged.
         first_h = (o_h * OH) // H
@@ -87,8 +87,8 @@ def avg_pool_grad_kernel(
         ow = first_w + j % NEAR_W
         h0, h1 = window(oh, H, OH, pad_h, R, STRIDE_H, ADAPTIVE)
         w0, w1 = window(ow, W, OW, pad_w, S, STRIDE_W, ADAPTIVE)
-        m_t = m_p & inside(oh, ow, OH, OW) & (h0 <= o_h) & (o_h < h1) & (w0 <= o_w) & (o_w < w1)
-        b_share = share(h0, h1, w0, w1, H, W, DIVISOR, PADDED, ACC)
+        m_t = m_p & in_image(oh, ow, OH, OW) & (h0 <= o_h) & (o_h < h1) & (w0 <= o_w) & (o_w < w1)
+        b_share = inverse_divisor(h0, h1, w0, w1, H, W, DIVISOR, PADDED, ACC)
         p_t = p_first + ((j // NEAR_W) * line + (j % NEAR_W) * C)
         b_dy = tl.load(p_t, mask=m_t[:, None] & m_c[None, :], other=0).to(ACC)  # [BLOCK_P, BLOCK_C]
         b_dx += b_dy * b_share[:, None]
@@ -104,22 +104,22 @@ def avg_pool_spread_kernel(
     UNROLL: tl.constexpr, INDEX: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dx where no pixel is in two windows: each window writes the STRIDE_H x STRIDE_W pixels that begin with it."""
+    """Write dx for disjoint windows: each window writes the STRIDE_H x STRIDE_W pixels from its first one."""
     wait(EARLY)
     C = C_V * VEC
     line = tl.cast(W, tl.int64) * C
-    _, o_n, o_h, o_w, o_c, m_p, m_c = places(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
+    _, o_n, o_h, o_w, o_c, m_p, m_c = output_index(P, C, rows, columns, by_h, by_w, INDEX, BLOCK_P, BLOCK_C)
     m_y = m_p if EXACT else m_p & (o_h < OH) & (o_w < OW)
     o_y = (((o_n * OH + o_h) * OW + o_w) * C)[:, None] + o_c[None, :]
     b_dy = tl.load(p_dy + o_y, mask=m_y[:, None] & m_c[None, :], other=0).to(ACC)  # [BLOCK_P, BLOCK_C]
     h0, h1 = window(o_h, H, OH, pad_h, R, STRIDE_H, ADAPTIVE)
     w0, w1 = window(o_w, W, OW, pad_w, S, STRIDE_W, ADAPTIVE)
-    b_dy = (b_dy * share(h0, h1, w0, w1, H, W, DIVISOR, PADDED, ACC)[:, None]).to(p_dx.dtype.element_ty)
+    b_dy = (b_dy * inverse_divisor(h0, h1, w0, w1, H, W, DIVISOR, PADDED, ACC)[:, None]).to(p_dx.dtype.element_ty)
     p_first = (p_dx + ((o_n * H + h0) * W + w0) * C)[:, None] + o_c[None, :]
     for j in tl.range(0, STRIDE_H * STRIDE_W, loop_unroll_factor=UNROLL):
         r = j // STRIDE_W
         s = j % STRIDE_W
-        m_t = m_p if EXACT else inside(h0 + r, w0 + s, H, W) & m_p
+        m_t = m_p if EXACT else in_image(h0 + r, w0 + s, H, W) & m_p
         b_dx = b_dy
         if STRIDE_H > R or STRIDE_W > S:
             b_dx = tl.where((r < R) & (s < S), b_dy, 0.0).to(p_dx.dtype.element_ty)
@@ -129,24 +129,24 @@ def avg_pool_spread_kernel(
 
 @replayed
 def avg_pool2d(x: torch.Tensor, at: Windows) -> torch.Tensor:
-    """The means of windows, also of adaptive ones: x [N, C, H, W] -> [N, C, OH, OW].
+    """Return the means of windows, also adaptive: x [N, C, H, W] -> [N, C, OH, OW].
 
-    One adaptive window over the whole image is a reduction, which shares it out among programs.
+    A single adaptive window is a reduction, which splits the image over several programs.
     """
     if at.adaptive and at.output == (1, 1):
         return reduce.mean(problem.last(x), (1, 2), keepdim=True).permute(0, 3, 1, 2)
     y = problem.empty(x, at.output)
     grid, sizes, meta = problem.plan("pool", y, at, at.output, at.kernel[0] * at.kernel[1])
-    launch.run(avg_pool_kernel, grid, problem.last(x), y, *sizes, INSIDE=at.inside, **_mean_of(at), **meta)
+    launch.run(avg_pool_kernel, grid, problem.last(x), y, *sizes, INSIDE=at.inside, **_constants(at), **meta)
     return y.permute(0, 3, 1, 2)
 
 
 @replayed
 def avg_pool2d_grad(dy: torch.Tensor, at: Windows) -> torch.Tensor:
-    """dx [N, C, H, W] from dy [N, C, OH, OW]."""
-    return problem.grad(avg_pool_spread_kernel, avg_pool_grad_kernel, at, dy, **_mean_of(at))
+    """Return dx [N, C, H, W] from dy [N, C, OH, OW]."""
+    return problem.grad(avg_pool_spread_kernel, avg_pool_grad_kernel, at, dy, **_constants(at))
 
 
-def _mean_of(at: Windows) -> dict[str, Any]:
+def _constants(at: Windows) -> dict[str, Any]:
     divisor = at.divisor or (at.kernel[0] * at.kernel[1] if at.full else 0)
     return {"ADAPTIVE": at.adaptive, "DIVISOR": divisor, "PADDED": at.padded}

@@ -1,4 +1,4 @@
-"""The windows of a pooling operation: positions, divisors, and what follows from them before a launch."""
+"""The windows of a pooling operation: positions, divisors, and properties that select kernels and constants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minidl.runtime import launch
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of one pooling over images of H x W, as torch's arguments give them; all pairs are (height, width).
+    """The windows of one pooling over images of H x W, from torch's arguments; all pairs are (height, width).
 
     size      of the image             output    of the result
     divisor   the divisor of every window; 0 for the window's size (with its padding if `padded`)
@@ -30,7 +30,7 @@ class Windows:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """How many pixels a window spans, dilation included."""
+        """The extent of a window in pixels, including dilation."""
         (R, S), (d_h, d_w) = self.kernel, self.dilation
         return (R - 1) * d_h + 1, (S - 1) * d_w + 1
 
@@ -46,12 +46,12 @@ class Windows:
         return self.inside or (self.padded and self._within(padded))
 
     def _within(self, end: tuple[int, int]) -> bool:
-        """Whether no window reaches beyond pixel `end`."""
+        """Return whether no window reaches beyond pixel `end`."""
         along = zip(self.output, self.stride, self.padding, self.reach, end, strict=True)
         return not self.adaptive and all((o - 1) * s - p + r <= e for o, s, p, r, e in along)
 
     @property
-    def apart(self) -> bool:
+    def disjoint(self) -> bool:
         """Whether windows do not overlap: then each pixel belongs to one of `blocks`."""
         return not self.adaptive and self.reach[0] <= self.stride[0] and self.reach[1] <= self.stride[1]
 
@@ -64,12 +64,12 @@ class Windows:
     @property
     def exact(self) -> bool:
         """Whether the blocks cover exactly the image and each belongs to a window."""
-        filled = all(o * s == size for o, s, size in zip(self.output, self.stride, self.size, strict=True))
-        return self.padding == (0, 0) and filled
+        covered = all(o * s == size for o, s, size in zip(self.output, self.stride, self.size, strict=True))
+        return self.padding == (0, 0) and covered
 
     @property
     def near(self) -> tuple[int, int]:
-        """How many windows along each axis may hold one pixel."""
+        """The most windows along each axis that contain one pixel."""
         if self.adaptive:
             return largest_window(self.output[0], self.size[0]), largest_window(self.output[1], self.size[1])
         return launch.cdiv(self.reach[0], self.stride[0]), launch.cdiv(self.reach[1], self.stride[1])
@@ -86,10 +86,10 @@ def windows(
     divisor: int | None = None,
     padded: bool = True,
 ) -> Windows:
-    """The windows of torch's arguments. stride is kernel_size where it is None.
+    """Return the windows for torch's arguments. stride None means kernel_size.
 
-    With ceil_mode a last window may reach beyond the padding, as long as it starts before the padding behind the image.
-    Raises ValueError where padding is above half of the kernel, or a window does not fit.
+    With ceil_mode the last window may reach beyond the padding if it starts before the padding after the image.
+    Raises ValueError if padding is above half of the kernel, or a window does not fit.
     """
     kernel = pair(op, "kernel_size", kernel_size, 1)
     step = kernel if stride is None or (isinstance(stride, tuple) and not stride) else pair(op, "stride", stride, 1)
@@ -104,8 +104,8 @@ def windows(
                 f"{op}: padding {pad[axis]} is above half of the kernel's {name} {kernel[axis]}; "
                 f"use at most {kernel[axis] // 2}"
             )
-        room = size[axis] + 2 * pad[axis] - reach
-        count = (room + (step[axis] - 1 if ceil_mode else 0)) // step[axis] + 1
+        free = size[axis] + 2 * pad[axis] - reach
+        count = (free + (step[axis] - 1 if ceil_mode else 0)) // step[axis] + 1
         if ceil_mode and (count - 1) * step[axis] >= size[axis] + pad[axis]:
             count -= 1
         if count < 1 or size[axis] < 1:
@@ -114,18 +114,18 @@ def windows(
                 f"{pad[axis]}; use a smaller kernel or a larger image"
             )
         output.append(count)
-        # Beyond the image there is no second window, however far: gradients walk the pixels of a whole step.
+        # Gradients loop over the pixels of a stride, so cap it: beyond the image there is no second window.
         steps.append(min(step[axis], max(reach, size[axis] + pad[axis])))
     return Windows(size, (output[0], output[1]), kernel, (steps[0], steps[1]), pad, dil, divisor or 0, padded)
 
 
 def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[int | None, int | None]) -> Windows:
-    """The windows of an adaptive mean; None in output_size keeps the image's. Raises ValueError for an empty image."""
+    """Return adaptive windows; None in output_size means the image's size. Raises ValueError for an empty image."""
     sizes = tuple(output_size) if isinstance(output_size, list | tuple) else (output_size, output_size)
     if len(sizes) != 2:
         raise TypeError(f"{op}: output_size is {output_size!r}, expected an integer or a pair")
-    kept = tuple(size[axis] if value is None else value for axis, value in enumerate(sizes))
-    output = pair(op, "output_size", kept if None in sizes else output_size, 0)
+    filled_in = tuple(size[axis] if value is None else value for axis, value in enumerate(sizes))
+    output = pair(op, "output_size", filled_in if None in sizes else output_size, 0)
     if 0 in size:
         raise ValueError(f"{op}: the image is {size[0]} x {size[1]}, expected a height and width of 1 or more")
     kernel = largest_window(size[0], output[0]), largest_window(size[1], output[1])
@@ -134,5 +134,5 @@ def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[in
 
 @functools.lru_cache(maxsize=1024)
 def largest_window(size: int, outputs: int) -> int:
-    """The largest of `outputs` adaptive windows over `size` inputs."""
+    """Return the largest of `outputs` adaptive windows over `size` inputs."""
     return max((-(-(o + 1) * size // outputs) - o * size // outputs for o in range(outputs)), default=1)

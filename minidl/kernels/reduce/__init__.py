@@ -1,16 +1,18 @@
-"""Reductions over any axes: sum, mean, 2-norm, maximum and minimum, their positions, and the k largest elements.
+"""Reductions over any axes: sum, mean, 2-norm, maximum, minimum, their positions, sorting, and the k largest elements.
 
     x   any shape and strides          y   x's shape without the reduced axes (or with size 1 there)
 
-x is seen as a matrix [K, R], kept index by reduced index, each of at most two levels of strides: the sums over N, H
-and W of an [N, C, H, W] tensor need no copy. Other layouts are copied first. A program holds BLOCK_K x BLOCK_R lanes,
-walks its share of R, and joins its lanes at the end; where K gives too few programs, R is shared out and a second
-launch joins the shares in order. Up to 2^18 numbers, columns are summed in one launch, in narrow strips that hold all
-rows in a few blocks. Results do not depend on scheduling. `depth` is the longest chain of additions, for error bounds.
+The kernels view x as a matrix [K, R], output index by reduced index (`layout`). Each index has at most two strides, so
+sums over N, H and W of an [N, C, H, W] tensor need no copy; other layouts are copied first. A program accumulates
+BLOCK_K x BLOCK_R lanes over its share of R and reduces the lanes at the end. If K gives too few programs, R is split
+into shares, and a second launch joins them in order. Up to 2^18 numbers, columns are summed in one launch, in narrow
+strips. Results do not depend on scheduling. `depth` is the longest chain of additions, for error bounds.
 
-Floating sums are accumulated in float32 (float64 for float64). Norms are accumulated in float64, in which the squares
-of narrower types neither overflow nor vanish. Sums of integers and bools are int64. As in torch, the sum of nothing
-is 0 and its mean NaN, NaN wins a maximum, and `argmax` gives the first of equal positions.
+Floating sums are accumulated in float32 (float64 for float64). Norms are accumulated in float64, in which squares
+of narrower types neither overflow nor underflow. Sums of integers and bools are int64. As in torch, an empty sum is 0,
+an empty mean is NaN, a maximum propagates NaN, and `argmax` returns the first of equal positions.
+
+Read `layout` and `sums` first, then `positions`; `ranked`, `selected` and `sorting` are for top-k and sort.
 """
 
 import math
@@ -21,42 +23,42 @@ import triton.language as tl
 
 from minidl.kernels import check
 from minidl.kernels.reduce import positions, sums
-from minidl.kernels.reduce.layout import again, offsets, seen, whole
+from minidl.kernels.reduce.layout import as_matrix, as_multiple, offsets, opaque
 from minidl.kernels.reduce.positions import spread
 from minidl.kernels.reduce.ranked import leading
 from minidl.kernels.reduce.sorting import sort
-from minidl.kernels.reduce.sums import AS_IT_IS, EQUAL, MAX, MIN, OVER_COUNT, ROOT, SQUARES, SUM, depth
+from minidl.kernels.reduce.sums import EQUAL, MAX, MIN, OVER_COUNT, ROOT, SQUARES, SUM, UNCHANGED, depth
 from minidl.runtime import launch
 from minidl.runtime.launch_cache.replay import replayed
 
 __all__ = [
-    "again", "amax", "amin", "argmax", "argmin", "band", "count_equal", "depth", "extreme", "kept_shape", "leading",
-    "mean", "norm", "offsets", "sort", "spread", "sum", "sum_rows", "sum_to", "whole",
+    "amax", "amin", "argmax", "argmin", "as_multiple", "band", "count_equal", "depth", "extreme", "kept_shape",
+    "leading", "mean", "norm", "offsets", "opaque", "sort", "spread", "sum", "sum_rows", "sum_to",
 ]  # fmt: skip
 
 
 @replayed
 def sum(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """The sum over `dims` (all when None), in x's dtype; int64 for integers and bools. An empty sum is 0."""
+    """Return the sum over `dims` (all if None), in x's dtype; int64 for integers and bools. An empty sum is 0."""
     return _reduced("sum", x, dims, keepdim)
 
 
 @replayed
 def mean(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """The mean over `dims` (all when None) of a floating tensor. An empty mean is NaN."""
+    """Return the mean over `dims` (all if None) of a floating tensor. An empty mean is NaN."""
     check.floating("mean", x=x)
     return _reduced("mean", x, dims, keepdim, finish=OVER_COUNT)
 
 
 def norm(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """sqrt(sum of x^2) over `dims` (all when None) of a floating tensor."""
+    """Return sqrt(sum of x^2) over `dims` (all if None) of a floating tensor."""
     check.floating("norm", x=x)
     return _reduced("norm", x, dims, keepdim, op=SQUARES, finish=ROOT)
 
 
 @replayed
 def sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """x summed down to `shape`: the gradient of a broadcast from `shape` to x's shape."""
+    """Return x summed to `shape`: the gradient of a broadcast from `shape` to x's shape."""
     shape = tuple(shape)
     if tuple(x.shape) == shape:
         return x
@@ -68,14 +70,14 @@ def sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 @replayed
 def sum_rows(x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The sum of the rows of x [M, N], added in a fixed order, as [N] in `out_dtype` (default x's)."""
+    """Return the sum of the rows of x [M, N], added in a fixed order, as [N] in `out_dtype` (default: x's dtype)."""
     y = torch.empty(x.shape[1:], dtype=out_dtype or x.dtype, device=x.device)
     return _sum(x, (0,), y)
 
 
 def count_equal(x: torch.Tensor, y: torch.Tensor, dims: Sequence[int] | int | None = None) -> torch.Tensor:
-    """How many elements of x along `dims` equal y, which has size 1 there: as y's shape, in the accumulate type. NaN
-    equals NaN."""
+    """Count the elements of x along `dims` that equal y, which has size 1 there; NaN equals NaN. Returns y's shape in
+    the accumulation dtype."""
     axes = _axes("count_equal", dims, x.dim())
     counts = torch.empty(y.shape, dtype=launch.acc_torch(x.dtype), device=x.device)
     return _sum(x, axes, counts, op=EQUAL, m=y.contiguous())
@@ -83,20 +85,20 @@ def count_equal(x: torch.Tensor, y: torch.Tensor, dims: Sequence[int] | int | No
 
 @replayed
 def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """The maximum over `dims` (all when None); NaN where any element is NaN.
+    """Return the maximum over `dims` (all if None); NaN if any element is NaN.
 
-    Raises ValueError where there are no elements.
+    Raises ValueError if a reduced dimension is empty.
     """
-    return _most("amax", x, dims, keepdim, MAX)
+    return _extremum("amax", x, dims, keepdim, MAX)
 
 
 @replayed
 def amin(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """The minimum over `dims`, as `amax`."""
-    return _most("amin", x, dims, keepdim, MIN)
+    """Return the minimum over `dims`, as `amax`."""
+    return _extremum("amin", x, dims, keepdim, MIN)
 
 
-def _most(
+def _extremum(
     name: str, x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, op: tl.constexpr
 ) -> torch.Tensor:
     axes = _axes(name, dims, x.dim())
@@ -106,25 +108,25 @@ def _most(
 
 
 def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """The first position of the maximum along `dim`, or in x flattened, as int64; the first NaN where there is one.
+    """Return the first position of the maximum (or NaN) along `dim`, or in x flattened if it is None, as int64.
 
-    Raises ValueError where there are no elements.
+    Raises ValueError if a reduced dimension is empty.
     """
     return _positions("argmax", x, dim, keepdim, False, False)[1]
 
 
 def argmin(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """The first position of the minimum, as `argmax`."""
+    """Return the first position of the minimum, as `argmax`."""
     return _positions("argmin", x, dim, keepdim, True, False)[1]
 
 
 def extreme(
     x: torch.Tensor, dim: int, keepdim: bool = False, smallest: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The maximum along `dim`, or the minimum, and its first position, in one launch."""
-    y, found = _positions("min" if smallest else "max", x, dim, keepdim, smallest, True)
+    """Return the maximum along `dim`, or the minimum, and its first position, from one launch."""
+    y, positions = _positions("min" if smallest else "max", x, dim, keepdim, smallest, True)
     assert y is not None
-    return y, found
+    return y, positions
 
 
 def _positions(
@@ -133,21 +135,21 @@ def _positions(
     axes = _axes(name, dim, x.dim())
     _not_empty(name, x, axes)
     shape = _shape(x, axes, keepdim)
-    found = torch.empty(shape, dtype=torch.int64, device=x.device)
+    result = torch.empty(shape, dtype=torch.int64, device=x.device)
     y = torch.empty(shape, dtype=x.dtype, device=x.device) if values else None
-    if found.numel() == x.numel():
-        return None if y is None else y.copy_(x.reshape(shape)), found.zero_()
-    positions.fill(seen(x, axes), found, y, smallest)
-    return y, found
+    if result.numel() == x.numel():
+        return None if y is None else y.copy_(x.reshape(shape)), result.zero_()
+    positions.fill(as_matrix(x, axes), result, y, smallest)
+    return y, result
 
 
 def kept_shape(x: torch.Tensor, dims: Sequence[int] | int | None) -> list[int]:
-    """x's shape with size 1 in place of `dims` (all when None)."""
+    """Return x's shape with size 1 in `dims` (all if None)."""
     return _shape(x, _axes("kept_shape", dims, x.dim()), keepdim=True)
 
 
 def band(rows: int, tiles: int, block: int) -> int:
-    """Rows per program of `tiles` columns: whole blocks, so that there are at most 8 programs per multiprocessor."""
+    """Return the rows per program, a multiple of `block`, for at most 8 programs per multiprocessor."""
     bands = max(1, 8 * launch.processors() // max(tiles, 1))
     return max(1, launch.cdiv(launch.cdiv(rows, block), bands)) * block
 
@@ -165,15 +167,15 @@ def _sum(
     axes: Sequence[int],
     y: torch.Tensor,
     op: tl.constexpr = SUM,
-    finish: tl.constexpr = AS_IT_IS,
+    finish: tl.constexpr = UNCHANGED,
     m: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Fill y, contiguous in the order of the kept axes, and return it."""
+    """Fill y, contiguous in the order of the output axes, and return it."""
     if x.numel() == 0:
         return y.fill_(math.nan if finish == OVER_COUNT else 0)
     if y.numel() == x.numel() and op in (SUM, MAX, MIN):
         return y.copy_(x.reshape(y.shape))
-    sums.fill(seen(x, axes), y, op, finish, m)
+    sums.fill(as_matrix(x, axes), y, op, finish, m)
     return y
 
 
@@ -182,11 +184,11 @@ def _sum_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def _axes(name: str, dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
-    """The axes to reduce, counted from the front and in order. Raises IndexError, or ValueError for one named twice."""
+    """Return the sorted non-negative axes to reduce. Raises IndexError, or ValueError for a repeated one."""
     listed = () if dims is None else check.several(name, "dim", dims)
-    if not listed:  # no dimensions are all of them, as in torch
+    if not listed:  # an empty list means all dimensions, as in torch
         return tuple(range(rank))
-    # torch lets a scalar have a dimension 0.
+    # As in torch, a scalar accepts dimension 0.
     axes = tuple(sorted(check.axes(name, listed, max(rank, 1))))
     if len(set(axes)) != len(axes):
         raise ValueError(f"{name}: dims {list(listed)} name a dimension twice")
@@ -199,7 +201,7 @@ def _shape(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> list[int]:
 
 def _not_empty(name: str, x: torch.Tensor, axes: Sequence[int]) -> None:
     if any(x.shape[i] == 0 for i in axes):
-        wanted = "minimum" if "min" in name else "maximum"
+        result = "minimum" if "min" in name else "maximum"
         raise ValueError(
-            f"{name}: no {wanted} along dims {list(axes)} of a tensor of shape {list(x.shape)}: it is empty there"
+            f"{name}: no {result} along dims {list(axes)} of a tensor of shape {list(x.shape)}: it is empty there"
         )

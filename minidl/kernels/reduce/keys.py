@@ -1,4 +1,4 @@
-"""Values as integers in their order, for what sorts or ranks them."""
+"""Integer keys with the order of values, for sorting and ranking."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def key(b_x, LARGEST: tl.constexpr, KEY: tl.constexpr):
-    """Integers in the order of the values, or in the opposite one; NaN above all of them, and -0 equal to 0."""
+    """Return integers in the order of the values, or the opposite one; NaN is above all values, and -0 equals 0."""
     if b_x.dtype.is_floating():
         b_f = b_x.to(tl.float64 if tl.int64 == KEY else tl.float32)
         b_f = tl.where(b_f == 0, 0.0, b_f)
@@ -22,5 +22,5 @@ def key(b_x, LARGEST: tl.constexpr, KEY: tl.constexpr):
 
 
 def key_type(dtype: torch.dtype) -> Any:
-    """KEY of a dtype."""
+    """Return the KEY type of a dtype."""
     return tl.int64 if dtype == torch.float64 or not dtype.is_floating_point else tl.int32

@@ -1,6 +1,6 @@
-"""The positions of maxima or minima, with their values where they are wanted, and the way back to them.
+"""Positions of maxima or minima (argmax, argmin), optionally with the values, and the scatter of their gradients.
 
-A minimum is the maximum of what is turned around: -x, or ~x for integers, which none of them leaves.
+A minimum is the maximum in the reverse order: of -x, or of ~x for integers, which cannot overflow.
 """
 
 from collections.abc import Sequence
@@ -10,26 +10,35 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import memory_layout
-from minidl.kernels.reduce.layout import LOWEST_INTEGER, Seen, block, kept, lowest, seen, turned, whole
+from minidl.kernels.reduce.layout import (
+    LOWEST_INTEGER,
+    MatrixView,
+    as_matrix,
+    as_multiple,
+    lowest,
+    output_block,
+    reduced_pointers,
+    reverse_order,
+)
 from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 
-MANY = 2**31  # of a share: positions in it take 64 bits from here on
+MANY = 2**31  # from this share size on, positions take 64 bits
 NOWHERE, FARTHER = tl.constexpr(2**31 - 1), tl.constexpr(2**62)
 
 
 @triton.jit
-def better(b_v, b_at, p_x, mask, r, SMALLEST: tl.constexpr, ACC: tl.constexpr):
-    """The larger of each lane's value and the next, or its first NaN, and where the block began that had it."""
+def update_maximum(b_v, b_at, p_x, mask, r, SMALLEST: tl.constexpr, ACC: tl.constexpr):
+    """Return the larger of each lane's value and the next one, or its first NaN, and the start of the block with it."""
     if ACC.is_floating():
         b_x = tl.load(p_x, mask=mask, other=float("inf") if SMALLEST else float("-inf")).to(ACC)
     else:
         b_x = tl.load(p_x, mask=mask, other=0).to(ACC)
-    b_x = turned(b_x, SMALLEST)
+    b_x = reverse_order(b_x, SMALLEST)
     if not ACC.is_floating():
         b_x = tl.where(mask, b_x, LOWEST_INTEGER)
-    found = (b_x > b_v) | ((b_x != b_x) & (b_v == b_v))
-    return tl.where(found, b_x, b_v), tl.where(found, tl.cast(r, b_at.dtype), b_at)
+    larger = (b_x > b_v) | ((b_x != b_x) & (b_v == b_v))
+    return tl.where(larger, b_x, b_v), tl.where(larger, tl.cast(r, b_at.dtype), b_at)
 
 
 @triton.jit
@@ -39,13 +48,13 @@ def argmax_kernel(
     R_LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
     LONG: tl.constexpr, BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
 ):  # fmt: skip
-    """j[i, k1, k2] = the first r where x[k1, r, k2] is largest over share i of r; that maximum in y, if there is a y.
+    """j[i, k1, k2] = the first r with the largest x[k1, r, k2] in share i of r; y is the maximum, unless it is None.
 
     With SHARES, x holds the maxima of shares, and i [shares, K] their positions. Positions in a share have 32 bits
-    unless it is LONG: 64 take twice the registers. Loads are those of `reduce_kernel`.
+    unless it is LONG: 64 take twice the registers. Loads are as in `reduce_kernel`.
     """
     wait(EARLY)
-    p_x, o_k, m_k = kept(p_x, K1, K2, s_k1, s_k2, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+    p_x, o_k, m_k = output_block(p_x, K1, K2, s_k1, s_k2, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
     start = tl.program_id(1).to(tl.int64) * share
     rows = tl.minimum(share, R - start)
     b_v = lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC)
@@ -53,14 +62,14 @@ def argmax_kernel(
     o_r = tl.arange(0, BLOCK_R)
     last = rows // BLOCK_R * BLOCK_R
     for r in range(0, last, BLOCK_R):
-        p_r = block(p_x, start + r + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
-        b_v, b_at = better(b_v, b_at, p_r, m_k, r, SMALLEST, ACC)
+        p_r = reduced_pointers(p_x, start + r + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+        b_v, b_at = update_maximum(b_v, b_at, p_r, m_k, r, SMALLEST, ACC)
     if last < rows:
-        p_r = block(p_x, start + last + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
-        end = whole(R, ALIGN) if EVEN else R
+        p_r = reduced_pointers(p_x, start + last + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+        end = as_multiple(R, ALIGN) if EVEN else R
         m_r = m_k & (start + last + o_r < end)[:, None, None]
-        b_v, b_at = better(b_v, b_at, p_r, m_r, last, SMALLEST, ACC)
-    # A maximum over lanes may drop NaN or keep it, so NaN is looked for by itself.
+        b_v, b_at = update_maximum(b_v, b_at, p_r, m_r, last, SMALLEST, ACC)
+    # tl.max over lanes may drop or propagate NaN, so NaN is detected separately.
     missing = b_v != b_v
     b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_K1, BLOCK_K2]
     b_top = tl.max(tl.where(missing, lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC), b_v), axis=0)
@@ -74,27 +83,27 @@ def argmax_kernel(
     o_y = tl.program_id(1).to(tl.int64) * K1 * K2 + o_k
     tl.store(p_j + o_y, b_j, mask=m_k)
     if p_y is not None:
-        b_top = turned(b_top, SMALLEST)
+        b_top = reverse_order(b_top, SMALLEST)
         if ACC.is_floating():
             b_top = tl.where(b_missing, float("nan"), b_top)
         tl.store(p_y + o_y, b_top.to(p_y.dtype.element_ty)[None, :, :], mask=m_k)
 
 
-def fill(x: Seen, positions: torch.Tensor, values: torch.Tensor | None = None, smallest: bool = False) -> None:
-    """Fill the positions, and the maxima or minima, all contiguous in the order of the kept axes."""
+def fill(x: MatrixView, positions: torch.Tensor, values: torch.Tensor | None = None, smallest: bool = False) -> None:
+    """Fill the positions and the maxima or minima, all contiguous in the order of the output axes."""
     _run(x, positions, values, smallest, None, None)
 
 
 def _run(
-    x: Seen,
+    x: MatrixView,
     positions: torch.Tensor,
     values: torch.Tensor | None,
     smallest: bool,
     of_shares: torch.Tensor | None,
     shares: int | None,
 ) -> None:
-    """`of_shares` are the positions of the maxima of shares in x [shares, K], taken in one share."""
-    at = x.cut(shares)
+    """Launch the kernel; `of_shares` are the positions of the maxima of shares x [shares, K], joined in one share."""
+    at = x.partition(shares)
     top, first = values, positions
     if at.shares > 1:
         top = torch.empty(at.shares, x.K, dtype=x.x.dtype, device=x.x.device)
@@ -105,12 +114,12 @@ def _run(
         ACC=launch.acc(x.x.dtype) if x.x.is_floating_point() else tl.int64, **x.options, **at.options,
     )  # fmt: skip
     if at.shares > 1 and top is not None:
-        _run(seen(top, (0,)), positions, values, smallest, first, 1)
+        _run(as_matrix(top, (0,)), positions, values, smallest, first, 1)
 
 
 @triton.jit
 def spread_kernel(p_y, p_j, p_x, total, K2, J, R, BLOCK_N: tl.constexpr):
-    """x[k1, j[k1, i, k2], k2] = y[k1, i, k2]: `total` elements of y [K1, J, K2] go to their places in x [K1, R, K2]."""
+    """x[k1, j[k1, i, k2], k2] = y[k1, i, k2]: scatter `total` elements of y [K1, J, K2] to x [K1, R, K2]."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < total
     b_j = tl.load(p_j + o, mask=m, other=0)  # [BLOCK_N]
@@ -120,9 +129,9 @@ def spread_kernel(p_y, p_j, p_x, total, K2, J, R, BLOCK_N: tl.constexpr):
 def spread(
     dy: torch.Tensor, positions: torch.Tensor, shape: Sequence[int], dims: Sequence[int], dim: int
 ) -> torch.Tensor:
-    """Zeros of this shape, which lie by `dims` in memory (`order.dims`), but dy at its `positions` along `dim`.
+    """Return zeros of `shape` with dy at its `positions` along `dim`, with the memory order `dims`.
 
-    dy and positions have this shape but for `dim`; no two of an index are the same position.
+    dy and positions have `shape` except along `dim`, where positions must be distinct. See `memory_layout.dims`.
     """
     y, j = (t.permute(*dims).contiguous() for t in (dy, positions))
     dx = torch.zeros([shape[d] for d in dims], dtype=dy.dtype, device=dy.device)

@@ -1,9 +1,9 @@
-"""The k largest or smallest elements along a dimension, in order, with their positions.
+"""The k largest or smallest elements along a dimension, in order, with their positions (top-k).
 
-A program takes BLOCK_K rows and walks over each k times, for the largest element that comes after the one before in
-the order of values and, of equal ones, of positions: so nothing is changed or kept, and R may have any size. Values
-are compared as integers that are ordered as they are, NaN above all. Where one walks for long, parts of rows are shrunk
-by many programs first (`selected`), and what is left is sorted.
+A program takes BLOCK_K rows and makes k passes over each. A pass finds the largest element after the previous one, in
+the order of values and, for equal values, of positions: no state is needed but that element, and R may have any size.
+Values are compared as integers with the same order, NaN above all. If passes would be long, `selected` first reduces
+rows with many programs, and the remaining elements are sorted.
 """
 
 import torch
@@ -12,16 +12,16 @@ import triton.language as tl
 
 from minidl.kernels import check, memory_layout
 from minidl.kernels.reduce.keys import key, key_type
-from minidl.kernels.reduce.layout import LOWEST_INTEGER, box, kept, seen
+from minidl.kernels.reduce.layout import LOWEST_INTEGER, as_matrix, block_sizes, output_block
 from minidl.kernels.reduce.selected import PART, select
 from minidl.kernels.reduce.sorting import sort
 from minidl.runtime import launch
 
 LONG_NOWHERE, NOWHERE = tl.constexpr(2**62), tl.constexpr(2**31 - 1)
-MANY = 2**31 - 2**16  # positions take 64 bits from here on: a block beyond the last one is counted, too
-# The most blocks that a program walks over, at 0.7 to 0.9 us each on an H200, unless FEW walks of programs that fill
-# the device cost less than the counts that settle a key.
-WALK, FEW = 16, 8
+MANY = 2**31 - 2**16  # from this size on, positions take 64 bits, also those of a block beyond the end
+# The most blocks that a program reads, at 0.7 to 0.9 us each on an H200, unless FEW_PASSES passes of programs that fill
+# the device cost less than `selected`.
+MOST_BLOCKS, FEW_PASSES = 16, 8
 
 
 @triton.jit
@@ -30,28 +30,28 @@ def leading_kernel(
     LARGEST: tl.constexpr, LONG: tl.constexpr, KEY: tl.constexpr,
     BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
 ):  # fmt: skip
-    """y[o, i, inner] = element i of a row of x in order, for the J first, and its position in j."""
+    """y[o, i, inner] = element i of a row of x in order, for the first J, and j its position."""
     LOWEST: tl.constexpr = LOWEST_INTEGER if tl.int64 == KEY else -(2**31)
     NONE: tl.constexpr = LONG_NOWHERE if LONG else NOWHERE
-    PLACE: tl.constexpr = tl.int64 if LONG else tl.int32
-    p_x, o_k, m_k = kept(p_x, K1, K2, s_k1, s_k2, False, 1, BLOCK_K1, BLOCK_K2)
+    INDEX: tl.constexpr = tl.int64 if LONG else tl.int32
+    p_x, o_k, m_k = output_block(p_x, K1, K2, s_k1, s_k2, False, 1, BLOCK_K1, BLOCK_K2)
     o_y = o_k // inner * J * inner + o_k % inner  # [1, BLOCK_K1, BLOCK_K2]
-    o_r = tl.arange(0, BLOCK_R).to(PLACE)
-    # What was taken last: nothing yet, which is before everything.
+    o_r = tl.arange(0, BLOCK_R).to(INDEX)
+    # Key and position of the previous element; initially before all elements.
     b_key = tl.full((1, BLOCK_K1, BLOCK_K2), -LOWEST - 1, KEY)
-    b_at = tl.full((1, BLOCK_K1, BLOCK_K2), -1, PLACE)
+    b_at = tl.full((1, BLOCK_K1, BLOCK_K2), -1, INDEX)
     for _ in range(J):
         b_top = tl.full((BLOCK_R, BLOCK_K1, BLOCK_K2), LOWEST, KEY)
-        b_j = tl.full((BLOCK_R, BLOCK_K1, BLOCK_K2), NONE, PLACE)
+        b_j = tl.full((BLOCK_R, BLOCK_K1, BLOCK_K2), NONE, INDEX)
         for r in range(0, R, BLOCK_R):
             b_r = (r + o_r)[:, None, None]
             p_r = p_x + b_r.to(tl.int64) * s_r2
             m_r = m_k & (b_r < R)
             b_i = key(tl.load(p_r, mask=m_r, other=0), LARGEST, KEY)
             after = m_r & ((b_i < b_key) | ((b_i == b_key) & (b_r > b_at)))
-            found = after & ((b_i > b_top) | ((b_i == b_top) & (b_r < b_j)))
-            b_top = tl.where(found, b_i, b_top)
-            b_j = tl.where(found, b_r, b_j)
+            better = after & ((b_i > b_top) | ((b_i == b_top) & (b_r < b_j)))
+            b_top = tl.where(better, b_i, b_top)
+            b_j = tl.where(better, b_r, b_j)
         b_key = tl.max(b_top, axis=0)[None, :, :]
         b_at = tl.min(tl.where(b_top == b_key, b_j, NONE), axis=0)[None, :, :]
         o_x = b_at.to(tl.int64) * s_r2
@@ -61,9 +61,9 @@ def leading_kernel(
 
 
 def leading(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest elements along `dim` (or smallest, NaN last), the first of equal ones first, and their positions.
+    """Return the k largest elements along `dim` (or smallest, NaN last), ties by position, and their positions.
 
-    Both results have x's shape but for k along `dim`; positions are int64. Raises ValueError unless 0 <= k <= x's size
+    Both results have x's shape, with k along `dim`; positions are int64. Raises ValueError unless 0 <= k <= x's size
     there, IndexError for a dimension out of range.
     """
     at, k = check.axis("topk", dim, max(x.dim(), 1)), check.whole("topk", "k", k)
@@ -71,41 +71,41 @@ def leading(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> tup
     if not 0 <= k <= size:
         raise ValueError(f"topk: k is {k}, expected 0 to {size}, the size of dim {dim}")
     if x.dim() == 0:
-        y, found = leading(x.reshape(1), k, 0, largest)
-        return y.reshape(()) if k else y, found.reshape(()) if k else found
+        y, positions = leading(x.reshape(1), k, 0, largest)
+        return y.reshape(()) if k else y, positions.reshape(()) if k else positions
     dims = memory_layout.dims(x)
-    if dims != sorted(dims):  # results lie as x does
-        y, found = leading(x.permute(dims), k, dims.index(at), largest)
-        return y.permute(memory_layout.back(dims)), found.permute(memory_layout.back(dims))
+    if dims != sorted(dims):  # results get x's memory layout
+        y, positions = leading(x.permute(dims), k, dims.index(at), largest)
+        return y.permute(memory_layout.back(dims)), positions.permute(memory_layout.back(dims))
     shape = [*x.shape[:at], k, *x.shape[at + 1 :]]
     y = torch.empty(shape, dtype=x.dtype, device=x.device)
-    found = torch.empty(shape, dtype=torch.int64, device=x.device)
+    positions = torch.empty(shape, dtype=torch.int64, device=x.device)
     if y.numel() == 0:
-        return y, found
-    of = seen(x, (at,))
-    K1, R, K2 = of.boxes
-    tile = launch.tile(of.family, x.dtype, K=of.K, R=R)
-    k1, r, k2 = box(tile, K1, R, K2, of.family == "reduce_columns")
+        return y, positions
+    view = as_matrix(x, (at,))
+    K1, R, K2 = view.sizes
+    tile = launch.tile(view.family, x.dtype, K=view.K, R=R)
+    k1, r, k2 = block_sizes(tile, K1, R, K2, view.family == "reduce_columns")
     programs = launch.cdiv(K1, k1) * launch.cdiv(K2, k2)
-    if k * launch.cdiv(R, r) > WALK and (k > FEW or programs < 4 * launch.processors()):
-        y, found = _shrunk(x.movedim(at, -1), k, largest)
-        return y.movedim(-1, at).contiguous(), found.movedim(-1, at).contiguous()
+    if k * launch.cdiv(R, r) > MOST_BLOCKS and (k > FEW_PASSES or programs < 4 * launch.processors()):
+        y, positions = _by_selection(x.movedim(at, -1), k, largest)
+        return y.movedim(-1, at).contiguous(), positions.movedim(-1, at).contiguous()
     wide = key_type(x.dtype) == tl.int64
     launch.run(
-        leading_kernel, (programs,), of.x, y, found, *of.extents, k, y.shape[at + 1 :].numel(),
+        leading_kernel, (programs,), view.x, y, positions, *view.extents, k, y.shape[at + 1 :].numel(),
         LARGEST=largest, LONG=R >= MANY,
         KEY=key_type(x.dtype), BLOCK_K1=k1, BLOCK_R=r, BLOCK_K2=k2,
         num_warps=8 if wide else min(tile.num_warps, 8), num_stages=tile.num_stages,  # others spill
     )  # fmt: skip
-    return y, found
+    return y, positions
 
 
-def _shrunk(x: torch.Tensor, k: int, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Along the last dimension; all of it is sorted where parts would not shrink by half."""
+def _by_selection(x: torch.Tensor, k: int, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `leading` along the last dimension by selection and sort, or by sort alone if parts keep half or more."""
     rows = x.reshape(-1, x.shape[-1])
     if rows.shape[1] > PART and 2 * k > PART:
-        y, found = (part[:, :k] for part in sort(rows, largest))
+        y, positions = (part[:, :k] for part in sort(rows, largest))
     else:
         values, at = select(rows, k, largest)
-        y, found = sort(values, largest, at)
-    return y.reshape(*x.shape[:-1], k), found.reshape(*x.shape[:-1], k)
+        y, positions = sort(values, largest, at)
+    return y.reshape(*x.shape[:-1], k), positions.reshape(*x.shape[:-1], k)

@@ -1,11 +1,11 @@
-"""Rows in order, with positions: pieces by rank, then pairs of runs joined until a row is one.
+"""Sort rows, with positions: rank small pieces, then merge pairs of sorted runs until a row is one run.
 
     x, y  [K, R], contiguous          positions  int64 [K, R]
 
-Elements are compared as integers that are ordered as they are, NaN above all. A program ranks the PIECE elements of a
-piece by counting those before each. Then launches join pairs of runs: an element's new place is its own in its run and
-the number of those before it in the other, found by halving. Equal elements keep their order, so nothing depends on
-scheduling. Of 32 bits, 2^20 elements take 14 launches, each of which reads and writes everything once.
+Elements are compared as integers with the same order, NaN above all. A program ranks the PIECE elements of a piece by
+counting the elements before each. Then each launch merges pairs of runs: an element's new index is its index in its run
+plus the number of elements before it in the other, by binary search. The sort is stable, so nothing depends on
+scheduling. 2^20 elements of 32 bits take 14 launches, each of which reads and writes everything once.
 """
 
 import torch
@@ -16,8 +16,8 @@ from minidl.kernels.reduce.keys import key, key_type
 from minidl.runtime import launch
 
 PIECE = 128
-LONG = 2**30  # positions take 64 bits from here on
-# Elements of a program: a piece's are compared with STEP at once.
+LONG = 2**30  # from this size on, positions take 64 bits
+# Elements of a program; a piece is compared with STEP elements at a time.
 LANES, JOINED = (16384, 16384) if launch.INTERPRETED else (256, 512)
 STEP = 8
 
@@ -27,7 +27,7 @@ def rank_kernel(
     p_x, p_at, p_y, p_j, K, R, parts, LARGEST: tl.constexpr, KEY: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_K pieces in order, of BLOCK_R elements at most; their positions are 0, 1, ... in the row or at p_at."""
+    """Sort BLOCK_K pieces of at most BLOCK_R elements; positions are 0, 1, ... in the row, or are loaded from p_at."""
     o_k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
     o_part = o_k % parts * BLOCK_R
     o_row = (o_k // parts * R + o_part)[None, :, None]
@@ -55,7 +55,7 @@ def join_kernel(
     p_x, p_at, p_y, p_j, R, blocks, bits, LARGEST: tl.constexpr, KEY: tl.constexpr, PLACE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Pairs of runs of 2^bits elements in order, the last of a row perhaps shorter, as runs of twice as many."""
+    """Merge pairs of sorted runs of 2^bits elements (the last of a row may be shorter) into runs of twice the size."""
     row = (tl.program_id(0) // blocks).to(tl.int64) * R
     o = (tl.program_id(0) % blocks).to(PLACE) * BLOCK + tl.arange(0, BLOCK)
     m = o < R
@@ -63,50 +63,50 @@ def join_kernel(
     b_i = key(b_x, LARGEST, KEY)
     run = o >> bits
     other = (run ^ 1) << bits
-    later = (run & 1) == 1
+    second_run = (run & 1) == 1
     low = tl.zeros((BLOCK,), PLACE)
     high = tl.where(m, tl.minimum(tl.maximum(R - other, 0), (low + 1) << bits), 0)
     for _ in range(bits + 1):
         open_ = low < high
         half = (low + high) >> 1
         b_h = key(tl.load(p_x + row + other + half, mask=open_, other=0), LARGEST, KEY)
-        ahead = open_ & ((b_h > b_i) | (later & (b_h == b_i)))
+        ahead = open_ & ((b_h > b_i) | (second_run & (b_h == b_i)))
         low = tl.where(ahead, half + 1, low)
         high = tl.where(open_ & (ahead == 0), half, high)
-    to = ((run >> 1) << (bits + 1)) + (o - (run << bits)) + low
-    tl.store(p_y + row + to, b_x, mask=m)
-    tl.store(p_j + row + to, tl.load(p_at + row + o, mask=m, other=0).to(p_j.dtype.element_ty), mask=m)
+    o_y = ((run >> 1) << (bits + 1)) + (o - (run << bits)) + low
+    tl.store(p_y + row + o_y, b_x, mask=m)
+    tl.store(p_j + row + o_y, tl.load(p_at + row + o, mask=m, other=0).to(p_j.dtype.element_ty), mask=m)
 
 
-def sort(x: torch.Tensor, descending: bool, at: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [K, R] in order, equal elements in theirs, and their positions, or those `at` tells of them."""
+def sort(x: torch.Tensor, descending: bool, origins: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows [K, R] in stable order, and the positions of their elements (or those of `origins`)."""
     K, R = x.shape
     x = x.contiguous()
-    y, found = torch.empty_like(x), torch.empty(x.shape, dtype=torch.int64, device=x.device)
+    y, positions = torch.empty_like(x), torch.empty(x.shape, dtype=torch.int64, device=x.device)
     if x.numel() == 0:
-        return y, found
-    wide = R >= LONG or at is not None
+        return y, positions
+    wide = R >= LONG or origins is not None
     types = {"LARGEST": descending, "KEY": key_type(x.dtype)}
 
     def results(last: bool) -> tuple[torch.Tensor, torch.Tensor]:
         short = torch.int64 if wide else torch.int32
-        return (y, found) if last else (torch.empty_like(x), torch.empty(x.shape, dtype=short, device=x.device))
+        return (y, positions) if last else (torch.empty_like(x), torch.empty(x.shape, dtype=short, device=x.device))
 
     block = min(PIECE, max(triton.next_power_of_2(R), STEP))
     parts = launch.cdiv(R, block)
     pieces = min(LANES // block, triton.next_power_of_2(K * parts))
-    to = results(parts == 1)
+    target = results(parts == 1)
     launch.run(
-        rank_kernel, (launch.cdiv(K * parts, pieces),), x, at, *to, K, R, parts, **types, BLOCK_K=pieces,
+        rank_kernel, (launch.cdiv(K * parts, pieces),), x, origins, *target, K, R, parts, **types, BLOCK_K=pieces,
         BLOCK_R=block, STEP=STEP, num_warps=4,
     )  # fmt: skip
     bits = block.bit_length() - 1
     blocks = launch.cdiv(R, JOINED)
     while 2**bits < R:
-        of, to = to, results(2 ** (bits + 1) >= R)
+        source, target = target, results(2 ** (bits + 1) >= R)
         launch.run(
-            join_kernel, (K * blocks,), *of, *to, R, blocks, bits, **types,
+            join_kernel, (K * blocks,), *source, *target, R, blocks, bits, **types,
             PLACE=tl.int64 if R >= LONG else tl.int32, BLOCK=JOINED, num_warps=4,
         )  # fmt: skip
         bits += 1
-    return y, found
+    return y, positions

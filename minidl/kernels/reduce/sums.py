@@ -1,20 +1,31 @@
-"""Sums of x, of squares, of what is equal; maxima, minima. Each in one launch or in shares that a second one joins."""
+"""Sums of x, of squares and of equal elements, maxima and minima: in one launch, or in shares and a second launch."""
 
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.reduce.layout import LOWEST_INTEGER, Seen, block, box, kept, lowest, seen, shares_of, turned, whole
+from minidl.kernels.reduce.layout import (
+    LOWEST_INTEGER,
+    MatrixView,
+    as_matrix,
+    as_multiple,
+    block_sizes,
+    lowest,
+    output_block,
+    reduced_pointers,
+    reverse_order,
+    shares_of,
+)
 from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 
 SUM, SQUARES, EQUAL, MAX, MIN = map(tl.constexpr, range(5))
-AS_IT_IS, OVER_COUNT, ROOT = map(tl.constexpr, range(3))
+UNCHANGED, OVER_COUNT, ROOT = map(tl.constexpr, range(3))
 
 
 @triton.jit
-def added(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
-    """b_acc with one more block, of which lanes outside the mask add nothing."""
+def accumulate(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
+    """Return b_acc with one more block; masked lanes have no effect."""
     if OP == MAX and ACC.is_floating():
         b_x = tl.load(p_x, mask=mask, other=float("-inf")).to(ACC)
     elif OP == MIN and ACC.is_floating():
@@ -22,7 +33,7 @@ def added(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
     else:
         b_x = tl.load(p_x, mask=mask, other=0).to(ACC)
     if OP >= MAX:  # or MIN
-        b_x = turned(b_x, OP == MIN)
+        b_x = reverse_order(b_x, OP == MIN)
         if not ACC.is_floating():
             b_x = tl.where(mask, b_x, LOWEST_INTEGER)
         return tl.maximum(b_acc, b_x, propagate_nan=tl.PropagateNan.ALL)
@@ -41,13 +52,13 @@ def reduce_kernel(
     R_LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
     BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
 ):  # fmt: skip
-    """y[i, k1, k2] = sum of f(x[k1, r, k2]) over share i of r: f(x) = x, x^2, or 1 where x equals m[k1, k2]; or the
+    """y[i, k1, k2] = sum of f(x[k1, r, k2]) over share i of r, f(x) = x, x^2, or 1 where x equals m[k1, k2]; or the
     maximum, or the minimum.
 
-    Loads take ALIGN neighbours at once, in the last block of rows only where R is EVEN, a multiple of ALIGN.
+    Loads take ALIGN elements at once; in the last block of R only if R is EVEN (a multiple of ALIGN).
     """
     wait(EARLY)
-    p_x, o_k, m_k = kept(p_x, K1, K2, s_k1, s_k2, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+    p_x, o_k, m_k = output_block(p_x, K1, K2, s_k1, s_k2, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
     start = tl.program_id(1).to(tl.int64) * share
     rows = tl.minimum(share, R - start)
     if OP >= MAX:  # or MIN
@@ -61,18 +72,18 @@ def reduce_kernel(
     o_r = start + tl.arange(0, BLOCK_R)
     last = rows // BLOCK_R * BLOCK_R
     for r in range(0, last, BLOCK_R):
-        p_r = block(p_x, r + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
-        b_acc = added(b_acc, p_r, m_k, b_m, OP, ACC)
+        p_r = reduced_pointers(p_x, r + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+        b_acc = accumulate(b_acc, p_r, m_k, b_m, OP, ACC)
     if last < rows:
-        p_r = block(p_x, last + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
-        end = whole(R, ALIGN) if EVEN else R
-        b_acc = added(b_acc, p_r, m_k & (last + o_r < end)[:, None, None], b_m, OP, ACC)
+        p_r = reduced_pointers(p_x, last + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+        end = as_multiple(R, ALIGN) if EVEN else R
+        b_acc = accumulate(b_acc, p_r, m_k & (last + o_r < end)[:, None, None], b_m, OP, ACC)
     if OP >= MAX:  # or MIN
-        # A maximum over lanes may drop NaN or keep it, so NaN is looked for by itself.
+        # tl.max over lanes may drop or propagate NaN, so NaN is detected separately.
         missing = b_acc != b_acc
         b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_K1, BLOCK_K2]
         b_y = tl.max(tl.where(missing, lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC), b_acc), axis=0)
-        b_y = turned(b_y, OP == MIN)
+        b_y = reverse_order(b_y, OP == MIN)
         if ACC.is_floating():
             b_y = tl.where(b_missing, float("nan"), b_y)
     else:
@@ -86,22 +97,22 @@ def reduce_kernel(
 
 
 def fill(
-    x: Seen,
+    x: MatrixView,
     y: torch.Tensor,
     op: tl.constexpr = SUM,
-    finish: tl.constexpr = AS_IT_IS,
+    finish: tl.constexpr = UNCHANGED,
     m: torch.Tensor | None = None,
 ) -> None:
-    """Fill y, contiguous in the order of the kept axes."""
-    _run(x, y, x.R, op, finish, m, _wide(x.x, op), None)
+    """Fill y, contiguous in the order of the output axes."""
+    _run(x, y, x.R, op, finish, m, _acc_dtype(x.x, op), None)
 
 
-def _wide(x: torch.Tensor, op: tl.constexpr) -> torch.dtype:
-    """What is accumulated."""
+def _acc_dtype(x: torch.Tensor, op: tl.constexpr) -> torch.dtype:
+    """Return the dtype of partial results."""
     if not x.is_floating_point():
         return torch.int64
     if op in (MAX, MIN):
-        # Triton's maximum of bfloat16 is one of float32.
+        # Triton computes maxima of bfloat16 in float32.
         return torch.float32 if x.dtype == torch.bfloat16 else x.dtype
     return torch.float64 if op == SQUARES else launch.acc_torch(x.dtype)
 
@@ -110,42 +121,42 @@ _ACC = {torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.
 
 
 def _run(
-    x: Seen,
+    x: MatrixView,
     y: torch.Tensor,
     count: int,
     op: tl.constexpr,
     finish: tl.constexpr,
     m: torch.Tensor | None,
-    wide: torch.dtype,
+    acc: torch.dtype,
     shares: int | None,
 ) -> None:
-    at = x.cut(shares)
-    partial = y if at.shares == 1 else torch.empty(at.shares, x.K, dtype=wide, device=y.device)
+    at = x.partition(shares)
+    partial = y if at.shares == 1 else torch.empty(at.shares, x.K, dtype=acc, device=y.device)
     launch.run(
         reduce_kernel, at.grid, x.x, m, partial, *x.extents, at.share, count,
-        OP=op, FINISH=finish if at.shares == 1 else AS_IT_IS, ACC=_ACC[wide], **x.options, **at.options,
+        OP=op, FINISH=finish if at.shares == 1 else UNCHANGED, ACC=_ACC[acc], **x.options, **at.options,
     )  # fmt: skip
     if at.shares > 1:
-        _run(seen(partial, (0,)), y, count, op if op in (MAX, MIN) else SUM, finish, None, wide, 1)
+        _run(as_matrix(partial, (0,)), y, count, op if op in (MAX, MIN) else SUM, finish, None, acc, 1)
 
 
 def depth(K: int, R: int, dtype: torch.dtype) -> int:
-    """The longest chain of additions that a term goes through when x of K outputs is summed over R, in any layout.
+    """Return the longest chain of additions of a term when K outputs are summed over R, in any layout.
 
-    A lane takes one term of each block of its share. The lanes of a block are joined as a tree over runs, together at
-    most 64 deep: a thread of a GPU has at most 32 lanes of its own, and NumPy sums a row in pairs of runs of 16;
-    several columns it adds one row after the other (512 equal terms in two are off by 99 units). Then come the shares.
-    Between the fewest and the most of these that K outputs may have, the chain is longest at one end.
+    A lane adds one term of each block of its share. The lanes of a block are added as a tree of at most 64 levels: a
+    GPU thread has at most 32 lanes, and NumPy sums a row pairwise in runs of 16, but several columns row by row (512
+    equal terms in two are off by 99 units). Then the shares are added. The chain is longest for either the fewest or
+    the most shares that K outputs can have.
     """
     longest = 0
     for family in () if R < 2 else ("reduce_rows", "reduce_columns"):
         tile = launch.tile(family, dtype, K=K, R=R)
         along = 1
         while along <= tile["BLOCK_K"]:
-            _, rows, _ = box(tile, max(K // along, 1), R, along, family == "reduce_columns")
-            blocks, joined = launch.cdiv(R, rows), rows if launch.INTERPRETED and K > 1 else min(rows, 64)
+            _, rows, _ = block_sizes(tile, max(K // along, 1), R, along, family == "reduce_columns")
+            blocks, tree_depth = launch.cdiv(R, rows), rows if launch.INTERPRETED and K > 1 else min(rows, 64)
             for programs in (launch.cdiv(K, tile["BLOCK_K"]), 2 * launch.cdiv(K, along)):
                 shares = shares_of(blocks, programs)
-                longest = max(longest, launch.cdiv(blocks, shares) + joined + shares)
+                longest = max(longest, launch.cdiv(blocks, shares) + tree_depth + shares)
             along *= 2
     return min(max(R - 1, 0), longest)

@@ -1,4 +1,4 @@
-"""Rows normalised by their own mean and variance: layer norm, RMS norm, group norm and instance norm.
+"""Normalise rows by their mean and variance: layer norm, RMS norm, group norm and instance norm.
 
     y = (x - mean) rstd w + b               rstd = 1 / sqrt(mean (x - mean)^2 + eps)
     y = x rstd w                            rstd = 1 / sqrt(mean x^2 + eps)                  (RMS)
@@ -6,14 +6,14 @@
     with g = w dy and v = (x - mean) rstd:  dx = rstd (g - mean g - v mean (g v)), dw = sum dy v, db = sum dy
                                             (RMS: without mean g)
 
-Layer norm: x is [images, L], every row one of L numbers, w and b have L of them. Group norm: x is [images, C, S], in
-this order in memory or as [images, S, C]; a row is one of G groups of C / G channels of an image, w and b have C
-numbers. Instance norm has C groups. Sums are in float32 (float64 for float64), in a fixed order.
+Layer norm: x is [images, L] with rows of L numbers; w and b are [L]. Group norm: x is [images, C, S], contiguous or
+channels-last ([images, S, C]); a row is one of G groups of C / G channels of an image, and w and b are [C]. Instance
+norm has C groups. Sums are in float32 (float64 for float64), in a fixed order.
 
-A row that fits BLOCK_N is read once, and so are x and dy on the way back, where a layer norm's programs keep sums for
-dw and db over their rows: partial sums, which one more launch adds. A longer row is walked twice for its mean and its
-variance, and once more for y. Where a channel has several numbers in a row (S > 1), and where rows are long, the sums
-of dy and dy v are made first, those of S by channel, which are dw and db before they are added over images.
+A row that fits BLOCK_N is read once. So are x and dy in the backward pass, where a layer norm's programs accumulate dw
+and db over their rows to partial sums, which one more launch adds. A longer row is read twice for mean and variance,
+and once more for y. If a channel has several numbers in a row (S > 1), or if rows are long, the sums of dy and dy v are
+computed first, for S > 1 per channel; added over images, these are dw and db.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,9 @@ from minidl.runtime.launch_cache.replay import replayed
 
 
 class Rows(NamedTuple):
-    """How a tensor is seen as rows: `groups` rows of L elements in each of `images`, CHANNELS channels of S elements
-    in each; strides of images and groups, and where a row is no one run, those of its runs of RUN elements."""
+    """A tensor as rows: each of `images` has `groups` rows of L elements, of `channels` channels of S elements.
+
+    s_image and s_group are strides; if `spread`, a row consists of runs of `run` elements with the stride s_run."""
 
     images: int
     groups: int
@@ -52,14 +53,14 @@ class Rows(NamedTuple):
 
 
 def layers(x: torch.Tensor, dims: int) -> tuple[torch.Tensor, Rows]:
-    """x, copied unless it is contiguous, with rows along its last `dims` dimensions."""
+    """Return x, contiguous, with rows along its last `dims` dimensions."""
     L = x.shape[x.dim() - dims :].numel()
     images = x.shape[: x.dim() - dims].numel()
     return x.contiguous(), Rows(images, 1, L, 1, L, L, 0, L, max(L, 1), spread=False)
 
 
 def groups(x: torch.Tensor, count: int) -> tuple[torch.Tensor, Rows]:
-    """x [N, C, ...], copied unless it is dense, with the rows of `count` groups of its channels."""
+    """Return x [N, C, ...], copied unless contiguous or channels-last, with the rows of `count` groups of channels."""
     N, C = x.shape[:2]
     S, each = x.shape[2:].numel(), C // count
     if memory_layout.channels_last(x) and S > 1 and C > 1:
@@ -68,7 +69,7 @@ def groups(x: torch.Tensor, count: int) -> tuple[torch.Tensor, Rows]:
 
 
 class Normed(NamedTuple):
-    """A result, and the mean and rstd of its rows in the accumulate type."""
+    """A result, and the mean and rstd of its rows in the accumulation dtype."""
 
     y: torch.Tensor
     mean: torch.Tensor
@@ -80,9 +81,9 @@ def forward(
     x: torch.Tensor, rows: Rows, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, rms: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Normed:  # fmt: skip
-    """The normalised rows of what `layers` or `groups` gave; weight and bias have one number for each channel.
+    """Normalise rows from `layers` or `groups`; weight and bias have one number for each channel.
 
-    They may be of another dtype than x, and so may the result, which has x's without `out_dtype`.
+    They may have another dtype than x. The result has `out_dtype`, or x's dtype if it is None.
     """
     R, L = rows.count, rows.L
     y = torch.empty_like(x, dtype=out_dtype)
@@ -113,17 +114,17 @@ def backward(
     rms: bool = False,
     needs: Sequence[bool] = (True, True, True),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dweight, dbias), None for what is not needed; x as `layers` or `groups` gave it, dy in its shape.
+    """Return (dx, dweight, dbias), None if not needed; x is from `layers` or `groups`, dy has its shape.
 
-    dx has x's dtype, the others the weight's, or x's without one.
+    dx has x's dtype, the others the weight's, or x's without a weight.
     """
     need_x, need_w, need_b = needs
-    of_vectors = x.dtype if weight is None else weight.dtype
+    affine_dtype = x.dtype if weight is None else weight.dtype
     G, L = rows.groups, rows.L
     dx = torch.empty_like(x) if need_x else None
     if x.numel() == 0:
         dw, db = (
-            torch.zeros(G * rows.channels, dtype=of_vectors, device=x.device) if need else None
+            torch.zeros(G * rows.channels, dtype=affine_dtype, device=x.device) if need else None
             for need in (need_w, need_b)
         )
         return dx, dw, db
@@ -138,7 +139,7 @@ def backward(
     dw = db = g = gv = None
     if by_channel:
         g, gv = _sums(dy, x, rows, None, mean, rstd, meta, channels=True)
-        dw, db = (reduce.sum_rows(s, of_vectors) if need else None for s, need in ((gv, need_w), (g, need_b)))
+        dw, db = (reduce.sum_rows(s, affine_dtype) if need else None for s, need in ((gv, need_w), (g, need_b)))
         g, gv = (_over_groups(s, rows, weight) for s in (g, gv))
     elif not fits and need_x:
         g, gv = _sums(dy, x, rows, weight, mean, rstd, meta, channels=False)
@@ -156,12 +157,12 @@ def backward(
             L, rows.S, rows.channels, *rows.strides, per, WHOLE=fits, **meta, **tile.options,
         )  # fmt: skip
     if layer:
-        dw, db = (None if part is None else reduce.sum_rows(part, of_vectors) for part in parts)
+        dw, db = (None if part is None else reduce.sum_rows(part, affine_dtype) for part in parts)
     return dx, dw, db
 
 
 def _sums(dy, x, rows, weight, mean, rstd, meta, channels):
-    """The sums of g and g v of each row, or with `channels` those of dy and dy v of each channel of an image."""
+    """Return the sums of g and g v of each row, or with `channels` of dy and dy v of each channel of an image."""
     R, G, L, strides, per = rows.count, rows.groups, rows.L, rows.strides, 1
     if channels:
         per, L = rows.channels, rows.S
@@ -178,14 +179,14 @@ def _sums(dy, x, rows, weight, mean, rstd, meta, channels):
 
 
 def _over_groups(sums, rows, weight):
-    """Sums over channels [images, C], times their weights, added for each group."""
+    """Add sums per channel [images, C], times their weights, for each group."""
     if weight is not None:
         sums = elementwise.mul(sums, weight.to(sums.dtype))
     return reduce.sum(sums.view(rows.count, rows.channels), 1)
 
 
 def depth(rows: Rows, dtype: torch.dtype) -> int:
-    """The longest chain of additions in a sum over a row, on either way."""
+    """Return the longest chain of additions in a sum over a row, forward or backward."""
     blocks = [launch.tile(family, dtype, N=rows.L)["BLOCK_N"] for family in ("row_norm", "row_norm_grad")]
     within = max(launch.cdiv(rows.L, block) + min(block, block // 16 + 32) for block in blocks)
     return min(rows.L, within) + (rows.channels if rows.S > 1 or rows.groups > 1 else 0)

@@ -1,12 +1,12 @@
-"""The kernels of `row_norm`: rows of one run of memory, or of several."""
+"""The kernels of `row_norm`, for contiguous rows and for rows of several runs."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def places(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD: tl.constexpr):
-    """Where the elements o_n of rows o_m lie. A row is one run, or with SPREAD many of RUN elements, s_run apart."""
+def offsets(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD: tl.constexpr):
+    """Return memory offsets of elements o_n of rows o_m. With SPREAD a row is runs of RUN elements, s_run apart."""
     o_row = (o_m // G) * s_image + (o_m % G) * s_group
     if SPREAD:
         o_n = (o_n // RUN) * s_run + o_n % RUN
@@ -14,8 +14,8 @@ def places(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD: tl.constexpr):
 
 
 @triton.jit
-def of_channel(p, o_m, o_n, m_mn, G, S, RUN, CHANNELS, SPREAD: tl.constexpr, ACC: tl.constexpr):
-    """What p has for the channel of each element [BLOCK_M, BLOCK_N]; a row has CHANNELS of them."""
+def load_per_channel(p, o_m, o_n, m_mn, G, S, RUN, CHANNELS, SPREAD: tl.constexpr, ACC: tl.constexpr):
+    """Load the value of p for the channel of each element [BLOCK_M, BLOCK_N]; a row has CHANNELS channels."""
     if SPREAD:
         o_c = o_n % RUN
     else:
@@ -26,7 +26,7 @@ def of_channel(p, o_m, o_n, m_mn, G, S, RUN, CHANNELS, SPREAD: tl.constexpr, ACC
 
 @triton.jit
 def deviations(b_x, m_mn, L, RMS: tl.constexpr):
-    """(x - mean, mean) of whole rows, 0 beyond them; the mean is 0 with RMS."""
+    """Return (x - mean, mean) of complete rows, 0 beyond their end; the mean is 0 with RMS."""
     if RMS:
         return b_x, tl.sum(b_x, axis=1) * 0.0
     else:
@@ -40,21 +40,21 @@ def row_stats_kernel(
     EPS: tl.constexpr, RMS: tl.constexpr, SPREAD: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Mean and rstd of BLOCK_M rows, walked once for each."""
+    """Write mean and rstd of BLOCK_M rows, with one pass for each."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_m = o_m < R
     b_sum = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     if not RMS:
         for n in range(0, L, BLOCK_N):
             o_n = n + tl.arange(0, BLOCK_N)
-            o_x = places(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD)
+            o_x = offsets(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD)
             b_sum += tl.load(p_x + o_x, mask=m_m[:, None] & (o_n < L)[None, :], other=0.0).to(ACC)
     b_mean = tl.sum(b_sum, axis=1) / L
     b_sum = tl.zeros((BLOCK_M, BLOCK_N), ACC)
     for n in range(0, L, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)
         m_mn = m_m[:, None] & (o_n < L)[None, :]
-        o_x = places(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD)
+        o_x = offsets(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD)
         b_x = tl.load(p_x + o_x, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
         b_d = tl.where(m_mn, b_x - b_mean[:, None], 0.0)
         b_sum += b_d * b_d
@@ -68,12 +68,12 @@ def row_norm_kernel(
     EPS: tl.constexpr, RMS: tl.constexpr, WHOLE: tl.constexpr, SPREAD: tl.constexpr, ACC: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N elements of BLOCK_M rows; with WHOLE these are rows, whose statistics are made and kept."""
+    """Write BLOCK_N elements of BLOCK_M rows; with WHOLE a block has complete rows, and their statistics are stored."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_m = o_m < R
     m_mn = m_m[:, None] & (o_n < L)[None, :]
-    o_x = places(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD)
+    o_x = offsets(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD)
     b_x = tl.load(p_x + o_x, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
     if WHOLE:
         b_d, b_mean = deviations(b_x, m_mn, L, RMS)
@@ -87,9 +87,9 @@ def row_norm_kernel(
         b_rstd = tl.load(p_rstd + o_m, mask=m_m, other=0.0)
     b_y = b_d * b_rstd[:, None]
     if p_w is not None:
-        b_y *= of_channel(p_w, o_m, o_n, m_mn, G, S, RUN, CHANNELS, SPREAD, ACC)
+        b_y *= load_per_channel(p_w, o_m, o_n, m_mn, G, S, RUN, CHANNELS, SPREAD, ACC)
     if p_b is not None:
-        b_y += of_channel(p_b, o_m, o_n, m_mn, G, S, RUN, CHANNELS, SPREAD, ACC)
+        b_y += load_per_channel(p_b, o_m, o_n, m_mn, G, S, RUN, CHANNELS, SPREAD, ACC)
     tl.store(p_y + o_x, b_y.to(p_y.dtype.element_ty), mask=m_mn)
 
 
@@ -98,7 +98,7 @@ def row_sums_kernel(
     p_x, p_dy, p_w, p_mean, p_rstd, p_g, p_gv, R, G, L, PER_STATISTIC, s_image, s_group, s_run, RUN,
     RMS: tl.constexpr, SPREAD: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The sums of g and g v over each row; w has the row's length. PER_STATISTIC rows share a mean and an rstd."""
+    """Write the sums of g and g v over each row; w has the row's length. PER_STATISTIC rows share mean and rstd."""
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_m = o_m < R
     b_rstd = tl.load(p_rstd + o_m // PER_STATISTIC, mask=m_m, other=0.0)
@@ -107,7 +107,7 @@ def row_sums_kernel(
     for n in range(0, L, BLOCK_N):
         o_n = n + tl.arange(0, BLOCK_N)
         m_mn = m_m[:, None] & (o_n < L)[None, :]
-        o_x = places(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD)
+        o_x = offsets(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD)
         b_v = tl.load(p_x + o_x, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
         b_dy = tl.load(p_dy + o_x, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
         if p_w is not None:
@@ -127,9 +127,9 @@ def row_norm_grad_kernel(
     RMS: tl.constexpr, WHOLE: tl.constexpr, SPREAD: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dx of BLOCK_N elements of `per` rows, of one group of as many images; and their parts of dw and db.
+    """Write dx of BLOCK_N elements of `per` rows, one group of `per` images, and their partial sums of dw and db.
 
-    With WHOLE these are whole rows, whose sums of g and g v are made; else they are read.
+    With WHOLE these are complete rows, and the sums of g and g v are computed here; else they are loaded.
     """
     i_share = tl.program_id(0) // G
     i_group = tl.program_id(0) % G
@@ -141,7 +141,7 @@ def row_norm_grad_kernel(
         o_m = o_image * G + i_group
         m_m = o_image < images
         m_mn = m_m[:, None] & (o_n < L)[None, :]
-        o_x = places(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD)
+        o_x = offsets(o_m, o_n, G, s_image, s_group, s_run, RUN, SPREAD)
         b_v = tl.load(p_x + o_x, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
         b_dy = tl.load(p_dy + o_x, mask=m_mn, other=0.0).to(ACC)  # [BLOCK_M, BLOCK_N]
         b_rstd = tl.load(p_rstd + o_m, mask=m_m, other=0.0)[:, None]
@@ -155,7 +155,7 @@ def row_norm_grad_kernel(
         if p_dx is not None:
             b_g = b_dy
             if p_w is not None:
-                b_g *= of_channel(p_w, o_m, o_n, m_mn, G, S, RUN, CHANNELS, SPREAD, ACC)
+                b_g *= load_per_channel(p_w, o_m, o_n, m_mn, G, S, RUN, CHANNELS, SPREAD, ACC)
             if WHOLE:
                 b_mean_gv = tl.sum(b_g * b_v, axis=1) / L
             else:

@@ -1,4 +1,4 @@
-"""Rows of a tensor as programs take them: where elements are, which are loaded at once, and maxima and sums."""
+"""Rows of a tensor for the softmax kernels: addresses, vector widths, tiles, and row maxima and sums."""
 
 import math
 
@@ -7,40 +7,40 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import exponential
-from minidl.kernels.reduce import whole
+from minidl.kernels.reduce import as_multiple
 from minidl.runtime import launch
 
 MINUS_INF = tl.constexpr(float("-inf"))
-# The largest block of elements that are not contiguous.
+# The largest block for strided elements.
 SCATTERED = 1024
-# Longer rows of 16 bits are walked where they begin at no multiple of 16 bytes: 6680x14626 takes 157 us and 395 in one
-# block, 12275x4538 91 and 144 (H100).
+# Longer 16-bit rows that are not 16-byte aligned use the loop kernel: 6680x14626 takes 157 us, 395 in one block;
+# 12275x4538 91 and 144 (H100).
 LONGEST_ODD = {"softmax": 2048}
-# More lanes than any block of rows has.
+# More lanes than any block has.
 WHOLE_ROWS = 2**20
 
 
 @triton.jit
 def row_max(b_x):
-    """The maximum of each row; the order of NaN in it differs between machines, so NaN counts as -inf here."""
+    """Return the maximum of each row, with NaN as -inf because tl.max orders NaN differently between machines."""
     return tl.max(tl.where(b_x == b_x, b_x, MINUS_INF), axis=1)
 
 
 @triton.jit
-def joined_max(b_x):
-    """The maximum of each row of [pieces, rows, lanes], NaN as in `row_max`."""
+def block_max(b_x):
+    """Return the maximum of each row of [pieces, rows, lanes], with NaN as in `row_max`."""
     return tl.max(tl.max(tl.where(b_x == b_x, b_x, MINUS_INF), axis=0), axis=1)
 
 
 @triton.jit
-def joined_sum(b_x):
-    """The sum of each row of [pieces, rows, lanes]."""
+def row_sum(b_x):
+    """Return the sum of each row of [pieces, rows, lanes]."""
     return tl.sum(tl.sum(b_x, axis=0), axis=1)
 
 
 @triton.jit
-def pieces(BLOCK_N: tl.constexpr, LANES: tl.constexpr):
-    """Positions of a row [pieces, 1, lanes]: LANES of them are those of one warp, which so takes rows alone."""
+def columns(BLOCK_N: tl.constexpr, LANES: tl.constexpr):
+    """Return positions in a row [pieces, 1, lanes]; one warp reads LANES of them, so that no row spans two warps."""
     if LANES < BLOCK_N:
         return (tl.arange(0, BLOCK_N // LANES) * LANES)[:, None, None] + tl.arange(0, LANES)[None, None, :]
     else:
@@ -48,11 +48,11 @@ def pieces(BLOCK_N: tl.constexpr, LANES: tl.constexpr):
 
 
 @triton.jit
-def by_rows(p, o, BLOCK_N: tl.constexpr, LANES: tl.constexpr):
-    """Pointers p + o [pieces, rows, lanes], of which warps take rows.
+def row_pointers(p, o, BLOCK_N: tl.constexpr, LANES: tl.constexpr):
+    """Return pointers p + o [pieces, rows, lanes], with warps assigned to rows.
 
-    Triton deals dimensions out to threads by their contiguity, and pieces and rows are alike in that: version 3.6 gave
-    warps pieces, and rows of 197 took 3 times as long.
+    Triton assigns dimensions to threads by contiguity, and pieces and rows tie: Triton 3.6 assigned warps to pieces,
+    and rows of 197 took 3 times as long.
     """
     p += o
     if LANES < BLOCK_N:
@@ -62,13 +62,13 @@ def by_rows(p, o, BLOCK_N: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def shift(b_m):
-    """What to subtract from a row whose maximum so far is b_m: 0 instead of -inf, which would turn x - m into NaN."""
+    """Return the running maximum b_m, with 0 in place of -inf, which would make x - m NaN."""
     return tl.where(b_m == MINUS_INF, 0.0, b_m)
 
 
 @triton.jit
 def online(b_x, b_m, b_s):
-    """(m, s) of rows after one more block of them; lanes beyond a row hold -inf."""
+    """Return (m, s) updated with one more block of the rows; lanes beyond a row hold -inf."""
     b_new = tl.maximum(b_m, row_max(b_x))
     b_shift = shift(b_new)
     b_s = b_s * exponential(b_m - b_shift) + tl.sum(exponential(b_x - b_shift[:, None]), axis=1)
@@ -77,33 +77,33 @@ def online(b_x, b_m, b_s):
 
 @triton.jit
 def ends(o_x, N, ALIGN: tl.constexpr):
-    """The head of rows that begin at o_x, up to the first multiple of ALIGN, and the length of their bodies from there.
+    """Return the lengths of head and body of rows that begin at o_x: the body begins at the first multiple of ALIGN.
 
-    A body has a multiple of ALIGN elements; what is behind it is the tail.
+    A body has a multiple of ALIGN elements; the elements after it are the tail.
     """
     b_head = (ALIGN - o_x % ALIGN) % ALIGN
-    return b_head, whole(N - b_head, ALIGN)
+    return b_head, as_multiple(N - b_head, ALIGN)
 
 
 @triton.jit
 def end_columns(b_head, b_body, N, ALIGN: tl.constexpr):
-    """Positions of head and tail of each row, and which of these lanes [rows, 2 ALIGN] there are."""
+    """Return the positions of head and tail of each row and their mask, both [rows, 2 ALIGN]."""
     o_e = tl.arange(0, 2 * ALIGN)[None, :]
     o_n = o_e + tl.where(o_e < b_head[:, None], 0, b_body[:, None])
     return o_n, o_n < N
 
 
 def rows_of(family: str, loop: str, axis: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], launch.Tile, bool]:
-    """Tensors of one shape as [outer, N, inner] with rows along `axis`, the tile, and whether rows fit it.
+    """Return tensors of one shape as [outer, N, inner] with rows along `axis`, the tile, and whether rows fit it.
 
-    The tile is `family`'s if rows fit it, else `loop`'s. Tensors are views where possible; where contiguous rows are
-    needed, all are copied to [R, N, 1].
+    The tile is from `family` if rows fit it, else from `loop`. Tensors are views if possible; if the kernel needs
+    contiguous rows, all are copied to [R, N, 1].
     """
     shape = tensors[0].shape
     outer, N, inner = shape[:axis].numel(), shape[axis], shape[axis + 1 :].numel()
     rows = [t.reshape(outer, N, inner) for t in tensors]
     tile = launch.tile(family, tensors[0].dtype, M=outer * inner, N=N)
-    fits = held(family, tile, tensors[0].dtype, N, _step(rows))
+    fits = fits_block(family, tile, tensors[0].dtype, N, _step(rows))
     if (not fits or tile["BLOCK_N"] > SCATTERED) and (inner > 1 or any(t.stride(1) != 1 for t in rows)):
         rows = [t.transpose(1, 2).reshape(outer * inner, N, 1).contiguous() for t in rows]
     if not fits:
@@ -111,8 +111,8 @@ def rows_of(family: str, loop: str, axis: int, *tensors: torch.Tensor) -> tuple[
     return rows, tile, fits
 
 
-def held(family: str, tile: launch.Tile, dtype: torch.dtype, N: int, step: int) -> bool:
-    """Whether rows of N elements, `step` apart, are held in a block of the family's tile."""
+def fits_block(family: str, tile: launch.Tile, dtype: torch.dtype, N: int, step: int) -> bool:
+    """Whether rows of N elements with stride `step` fit a block of the family's tile."""
     odd = dtype.itemsize == 2 and (N | step) % 8 != 0 and launch.target() != "interpreted"
     return tile["BLOCK_N"] >= N and not (odd and LONGEST_ODD.get(family, N) < N)
 
@@ -122,14 +122,14 @@ def _step(rows: list[torch.Tensor]) -> int:
 
 
 def loop_tile(family: str, dtype: torch.dtype, rows: int, N: int, step: int) -> launch.Tile:
-    """The tile for walks along rows of N elements, `step` apart. P is the largest power of two that divides both."""
+    """Return the loop tile for rows of N elements with stride `step`. P is the largest power of 2 that divides both."""
     return launch.tile(family, dtype, M=rows, N=N, P=(N | step) & -(N | step))
 
 
 def vectors(*tensors: torch.Tensor) -> int:
-    """How many elements a load may take at once, up to 16 bytes: what divides rows [outer, N, inner] and their strides.
+    """Return the elements per vector load, up to 16 bytes, that divide N and the strides of rows [outer, N, inner].
 
-    1 where neighbours in a row are not neighbours in memory.
+    It is 1 if rows are not contiguous.
     """
     N = tensors[0].shape[1]
     steps = [N, 16 // tensors[0].element_size()]
@@ -143,18 +143,18 @@ def vectors(*tensors: torch.Tensor) -> int:
 
 
 def lanes(align: int, tile: launch.Tile, *tensors: torch.Tensor) -> int:
-    """LANES of rows [outer, N, inner]: what a warp loads at once, so that it has rows of its own.
+    """Return LANES for rows [outer, N, inner]: the elements that one warp loads at once, so that no two share a row.
 
-    All of a row where there are more warps than rows, or where neighbours in a row are not neighbours in memory.
+    It exceeds all rows if there are more warps than rows or rows are not contiguous.
     """
     scattered = any(rows.stride(1) != 1 for rows in tensors)
     return WHOLE_ROWS if launch.INTERPRETED or scattered or tile.num_warps > tile["BLOCK_M"] else 32 * align
 
 
-def ended(align: int, *tensors: torch.Tensor) -> tuple[int, bool]:
-    """(ALIGN, ENDS) of walks along rows [R, N, 1] whose loads take `align` elements at once as they are.
+def loop_alignment(align: int, *tensors: torch.Tensor) -> tuple[int, bool]:
+    """Return (ALIGN, ENDS) of loops over rows [R, N, 1] with vector loads of `align` elements.
 
-    Where it is less than 16 bytes but the same in all tensors, rows are walked from their first multiple of 16 bytes.
+    If these are less than 16 bytes, but all tensors are misaligned alike, loops start at a row's first multiple of 16.
     """
     R, N, _ = tensors[0].shape
     most = 16 // tensors[0].element_size()
@@ -164,18 +164,18 @@ def ended(align: int, *tensors: torch.Tensor) -> tuple[int, bool]:
 
 
 def row_strides(rows: torch.Tensor) -> tuple[int, int, int]:
-    """Strides of rows [outer, N, inner] for `reduce.offsets`: two of the row index, one along the row."""
+    """Return strides of rows [outer, N, inner] for `reduce.offsets`: two of the row index, one along the row."""
     outer, along, inner = rows.stride()
     return outer, inner if rows.shape[2] > 1 else outer, along
 
 
 def levels(rows: torch.Tensor) -> int:
-    """How many strides the row index of rows [outer, N, inner] needs."""
+    """Return how many strides the row index of rows [outer, N, inner] needs."""
     return 2 if rows.shape[0] > 1 and rows.shape[2] > 1 else 1
 
 
 def in_shape(rows: torch.Tensor, shape: torch.Size, axis: int) -> torch.Tensor:
-    """Contiguous rows [outer, N, inner] or [R, N, 1] as a contiguous tensor of `shape`."""
+    """Return contiguous rows [outer, N, inner] or [R, N, 1] as a contiguous tensor of `shape`."""
     if rows.shape[2] == 1:
         rest = shape[:axis].numel(), shape[axis + 1 :].numel(), shape[axis]
         rows = rows.view(rest).transpose(1, 2).contiguous()

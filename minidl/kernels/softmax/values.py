@@ -1,4 +1,4 @@
-"""Softmax and log-softmax of rows that fit a block, and of longer ones."""
+"""Softmax and log-softmax: one kernel for rows that fit a block, one for longer rows."""
 
 import torch
 import triton
@@ -6,22 +6,22 @@ import triton.language as tl
 
 from minidl.kernels import check
 from minidl.kernels.activation import exponential
-from minidl.kernels.reduce import again, offsets, whole
+from minidl.kernels.reduce import as_multiple, offsets, opaque
 from minidl.kernels.softmax.rows import (
     MINUS_INF,
-    by_rows,
+    block_max,
+    columns,
     end_columns,
-    ended,
     ends,
     in_shape,
-    joined_max,
-    joined_sum,
     lanes,
     levels,
+    loop_alignment,
     online,
-    pieces,
     row_max,
+    row_pointers,
     row_strides,
+    row_sum,
     rows_of,
     shift,
     vectors,
@@ -37,30 +37,30 @@ def softmax_kernel(
     LOG: tl.constexpr, LEVELS: tl.constexpr, ALIGN: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
     ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Rows of at most BLOCK_N elements."""
+    """Write y of rows of at most BLOCK_N elements."""
     wait(EARLY)
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    o_n = pieces(BLOCK_N, LANES)
-    m_mn = (o_m < R)[None, :, None] & (o_n < whole(N, ALIGN))
-    p_x += whole(offsets(o_m, INNER, s_x1, s_x2, LEVELS), ALIGN)[None, :, None]
-    p_y += whole(offsets(o_m, INNER, s_y1, s_y2, LEVELS), ALIGN)[None, :, None]
-    p_x = by_rows(p_x, o_n.to(tl.int64) * s_xn, BLOCK_N, LANES)
+    o_n = columns(BLOCK_N, LANES)
+    m_mn = (o_m < R)[None, :, None] & (o_n < as_multiple(N, ALIGN))
+    p_x += as_multiple(offsets(o_m, INNER, s_x1, s_x2, LEVELS), ALIGN)[None, :, None]
+    p_y += as_multiple(offsets(o_m, INNER, s_y1, s_y2, LEVELS), ALIGN)[None, :, None]
+    p_x = row_pointers(p_x, o_n.to(tl.int64) * s_xn, BLOCK_N, LANES)
     b_x = tl.load(p_x, mask=m_mn, other=MINUS_INF)  # [pieces, BLOCK_M, LANES]
-    b_m = joined_max(b_x).to(ACC)  # before the conversion: half of the registers
+    b_m = block_max(b_x).to(ACC)  # before the conversion: half of the registers
     b_z = b_x.to(ACC) - b_m[None, :, None]
     b_e = exponential(b_z)
-    b_s = joined_sum(b_e)
+    b_s = row_sum(b_e)
     if LOG:
         b_y = b_z - tl.log(b_s)[None, :, None]
     else:
         b_y = b_e * (1.0 / b_s)[None, :, None]
-    p_y = by_rows(p_y, o_n.to(tl.int64) * s_yn, BLOCK_N, LANES)
+    p_y = row_pointers(p_y, o_n.to(tl.int64) * s_yn, BLOCK_N, LANES)
     tl.store(p_y, b_y.to(p_y.dtype.element_ty), mask=m_mn)
 
 
 @triton.jit
-def scaled(b_x, b_m, b_s, LOG: tl.constexpr):
-    """y of a block of rows with maxima b_m and sums b_s [rows, 1]."""
+def block_result(b_x, b_m, b_s, LOG: tl.constexpr):
+    """Return y of a block of rows with maxima b_m and sums b_s [rows, 1]."""
     if LOG:
         return (b_x - b_m) - tl.log(b_s)
     else:
@@ -69,9 +69,9 @@ def scaled(b_x, b_m, b_s, LOG: tl.constexpr):
 
 @triton.jit
 def read_block(p_x, o_m, o_n, R, b_body, WHOLE: tl.constexpr, KEEP: tl.constexpr):
-    """Elements o_n of rows from p_x [rows, 1], to stay in the cache (KEEP) or not; -inf outside (WHOLE: none is)."""
+    """Load elements o_n of rows p_x [rows, 1], to stay in the cache with KEEP; -inf outside (WHOLE: no mask)."""
     p_x += o_n[None, :]
-    # Not evict_first, though it is not read again: 2048x131072 takes 0.299 ms, and 0.306 so.
+    # Not evict_first, although this is the last read: 2048x131072 takes 0.299 ms, 0.306 with evict_first.
     EVICTION: tl.constexpr = "evict_last" if KEEP else ""
     if WHOLE:
         return tl.load(p_x, eviction_policy=EVICTION)
@@ -82,7 +82,7 @@ def read_block(p_x, o_m, o_n, R, b_body, WHOLE: tl.constexpr, KEEP: tl.constexpr
 
 @triton.jit
 def write_block(p_y, b_y, o_m, o_n, R, b_body, WHOLE: tl.constexpr):
-    """Write y with a streaming store, which leaves the inputs in the cache."""
+    """Store y with a streaming store, which leaves the inputs in the cache."""
     p_y += o_n[None, :]
     if WHOLE:
         tl.store(p_y, b_y.to(p_y.dtype.element_ty), cache_modifier=".cs")
@@ -97,9 +97,9 @@ def softmax_loop_kernel(
     LOG: tl.constexpr, ACC: tl.constexpr, OPAQUE: tl.constexpr, WHOLE: tl.constexpr, ALIGN: tl.constexpr,
     ENDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_KEPT: tl.constexpr,
 ):  # fmt: skip
-    """Rows of any length, s_x apart and of neighbours. WHOLE: blocks end where the rows and their kept parts end.
+    """Write y of contiguous rows of any length with stride s_x. WHOLE: blocks fill the rows and the kept parts exactly.
 
-    With ENDS, blocks begin at the first multiple of ALIGN in a row; what is before and behind them is read by itself.
+    With ENDS, blocks begin at the first multiple of ALIGN in a row; its head and tail are loaded separately.
     """
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     b_m = tl.full((BLOCK_M,), MINUS_INF, ACC)
@@ -114,9 +114,9 @@ def softmax_loop_kernel(
         p_ends = p_y + o_y[:, None] + o_e
         o_x += b_head
         o_y += b_head
-    N = whole(N, ALIGN)
-    p_x += whole(o_x, ALIGN)[:, None]
-    p_y += whole(o_y, ALIGN)[:, None]
+    N = as_multiple(N, ALIGN)
+    p_x += as_multiple(o_x, ALIGN)[:, None]
+    p_y += as_multiple(o_y, ALIGN)[:, None]
     first = tl.cdiv(tl.maximum(N - BLOCK_KEPT, 0), BLOCK_N) * BLOCK_N
     o_n = tl.arange(0, BLOCK_N)
     for n in range(0, first, BLOCK_N):
@@ -126,21 +126,22 @@ def softmax_loop_kernel(
     b_kept = read_block(p_x, o_m, o_kept, R, b_body, WHOLE, False)  # [BLOCK_M, BLOCK_KEPT]
     b_before, b_m = b_m, tl.maximum(b_m, row_max(b_kept).to(ACC))
     b_shift = shift(b_m)
-    b_kept = again(b_kept, OPAQUE)
+    b_kept = opaque(b_kept, OPAQUE)
     b_s = b_s * exponential(b_before - b_shift) + tl.sum(exponential(b_kept.to(ACC) - b_shift[:, None]), axis=1)
     b_m = b_shift[:, None]
     b_s = b_s[:, None]
-    b_kept = again(b_kept, OPAQUE)
-    write_block(p_y, scaled(b_kept.to(ACC), b_m, b_s, LOG), o_m, o_kept, R, b_body, WHOLE)
+    b_kept = opaque(b_kept, OPAQUE)
+    write_block(p_y, block_result(b_kept.to(ACC), b_m, b_s, LOG), o_m, o_kept, R, b_body, WHOLE)
     for n in range(0, first, BLOCK_N):
         b_x = read_block(p_x, o_m, n + o_n, R, b_body, WHOLE, False).to(ACC)
-        write_block(p_y, scaled(b_x, b_m, b_s, LOG), o_m, n + o_n, R, b_body, WHOLE)
+        write_block(p_y, block_result(b_x, b_m, b_s, LOG), o_m, n + o_n, R, b_body, WHOLE)
     if ENDS:
-        tl.store(p_ends, scaled(b_ends, b_m, b_s, LOG).to(p_y.dtype.element_ty), mask=m_e)
+        tl.store(p_ends, block_result(b_ends, b_m, b_s, LOG).to(p_y.dtype.element_ty), mask=m_e)
 
 
 @replayed
 def forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
+    """Return softmax, or log-softmax with `log`, of x along `dim`; `op` is the name in errors."""
     check.floating(op, x=x)
     axis = check.axis(op, dim, max(x.dim(), 1))
     if x.numel() == 0:
@@ -160,12 +161,12 @@ def forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
             LANES=lanes(align, tile, rows, y), **dependent_launch.options(grid[0]), **meta,
         )  # fmt: skip
     else:
-        opaque = x.element_size() == 2 and not launch.INTERPRETED
+        hide = x.element_size() == 2 and not launch.INTERPRETED
         rest = N - tile["BLOCK_KEPT"]
-        align, with_ends = ended(align, rows, y)
-        whole = not with_ends and R % tile["BLOCK_M"] == 0 and rest >= 0 and rest % tile["BLOCK_N"] == 0
+        align, with_ends = loop_alignment(align, rows, y)
+        full_blocks = not with_ends and R % tile["BLOCK_M"] == 0 and rest >= 0 and rest % tile["BLOCK_N"] == 0
         launch.run(
-            softmax_loop_kernel, grid, rows, y, R, N, rows.stride(0), OPAQUE=opaque, WHOLE=whole, ALIGN=align,
+            softmax_loop_kernel, grid, rows, y, R, N, rows.stride(0), OPAQUE=hide, WHOLE=full_blocks, ALIGN=align,
             ENDS=with_ends, **meta,
         )  # fmt: skip
     return in_shape(y, flat.shape, axis).view(x.shape)

@@ -1,15 +1,14 @@
 """Optimiser updates: SGD, RMSprop, Adagrad, Adam and AdamW for all parameters of a model in one launch.
 
-    g is the gradient times the clip scale, plus weight_decay * p (for AdamW p *= 1 - lr weight_decay instead)
-               and -g in place of it to maximise
+    g is the gradient times the clip scale (-g to maximise), plus weight_decay * p (AdamW: p *= 1 - lr weight_decay)
     SGD        b = momentum b + (1 - dampening) g (at first b = g)
                p -= lr b         (Nesterov: p -= lr (g + momentum b))
     RMSprop    s = alpha s + (1 - alpha) g^2                   d = g / (sqrt(s) + eps)
-               centered: a += (1 - alpha) (g - a), and sqrt(s - a^2) in place of sqrt(s)
+               centered: a += (1 - alpha) (g - a), and sqrt(s - a^2) replaces sqrt(s)
                p -= lr d, with momentum b = momentum b + d     p -= lr b
     Adagrad    s += g^2                                        p -= lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps)
     Adam(W)    m += (1 - beta1) (g - m)    v = beta2 v + (1 - beta2) g^2
-               amsgrad: the largest v so far in place of v
+               amsgrad: the largest v so far replaces v
                p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
     Muon       b += (1 - momentum) (g - b), d = b (Nesterov: g + momentum (b - g)); d = its Newton-Schulz iterations,
@@ -19,17 +18,16 @@ as torch.optim computes them. Duchi et al., JMLR 12 (Adagrad); Hinton, Coursera 
 Ba, arXiv 1412.6980 (Adam); Loshchilov and Hutter, arXiv 1711.05101 (AdamW).
 
 A step is three launches (the first and the last once per dtype):
-    measure    sums of squares of every block of the gradients, in float64: squares of float32 cannot overflow there;
-               meanwhile a program of the first corrects the rates
-    prepare    one program adds the sums in order, finds the norm, the clip scale min(1, max_norm / (norm + 1e-6)) and
-               whether all is finite, and counts the step of every parameter that has a gradient. (If the last program
-               of `measure` did this, both would take 15 us on an H200 in place of 10.5, for one atomic per program.)
-    update     changes parameters and moments, or nothing at all if a gradient has an infinity or NaN (unless not
-               to `skip`)
-Gradients of a scaled loss (float16 would lose the small ones) are divided by the scale, which `prepare` then adapts:
-it halves when a gradient overflows and doubles after GROWTH_INTERVAL finite steps in a row (Micikevicius et
-al., arXiv 1710.03740).
-Nothing is read back by the host, so a CUDA graph can hold a step. Learning rates and all other numbers of a parameter
+    measure    computes the sum of squares of every block of the gradients, in float64, where float32 cannot overflow;
+               one extra program computes the corrected learning rates
+    prepare    one program adds the sums in order, computes the norm, the clip scale min(1, max_norm / (norm + 1e-6)),
+               whether all is finite, and counts the step of every parameter that has a gradient. (In the last program
+               of `measure`, both would take 15 us on an H200 instead of 10.5, for one atomic per program.)
+    update     changes parameters and moments; with `skip`, nothing if a gradient has an infinity or NaN
+Gradients of a scaled loss (needed for small gradients in float16) are divided by the scale, which `prepare` adapts:
+it halves after an overflow and doubles after GROWTH_INTERVAL finite steps in a row (Micikevicius et al., arXiv
+1710.03740).
+The host reads nothing back, so a CUDA graph can contain a step. Learning rates and other hyperparameters of a parameter
 are a row of `hyper` on the device. `kernels` has the kernels, `plans` the lists of memory and blocks that they read.
 """
 
@@ -63,7 +61,7 @@ from minidl.runtime import dependent_launch, launch
 
 __all__ = ["GROWTH_INTERVAL", "HYPER", "LOSS_SCALE", "NORM", "RULES", "SCRATCH", "STATES", "Part", "Rows", "Update"]
 
-# What a rule keeps beside a parameter, in the order of the columns of the table.
+# The states of a rule per parameter, in the order of the columns of the table.
 STATES = {
     "sgd": ("momentum_buffer",),
     "rmsprop": ("square_avg", "momentum_buffer", "grad_avg"),
@@ -72,25 +70,24 @@ STATES = {
     "adamw": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
     "muon": ("momentum_buffer", "direction"),
 }
-# What is no state: it is written in each step.
+# A temporary, rewritten in each step.
 SCRATCH = "direction"
 
 
 class Update:
     """The state of an optimiser on the device, and its launches.
 
-    `params` are floating tensors on one device, contiguous or in torch.channels_last, updated in place; they may be
-    views. States and, for float16 and bfloat16, `masters` are float32 (float64 for float64), one per parameter and in
-    its strides. `hyper` float64 [parameters, NUMBERS], `steps` int64 [parameters], `skipped` int64 [1]: the number of
-    steps skipped for an infinite or NaN gradient, `control` float64 [3]: norm, scale and finiteness of the last
-    gradient. With a `loss_scale`, gradients are those of the loss times `scale[0]`; `scale` is float32 [2], see
-    LOSS_SCALE. After `share_out`, states and masters are parts.
+    `params` are floating tensors on one device, contiguous or channels-last, updated in place; they may be views.
+    States and, for float16 and bfloat16, `masters` are float32 (float64 for float64), one per parameter with its
+    strides. `hyper` is float64 [parameters, NUMBERS], `steps` int64 [parameters], `skipped` int64 [1] (the number of
+    steps skipped for an infinite or NaN gradient), `control` float64 [3] (norm, scale and finiteness of the last
+    gradient). With a `loss_scale`, gradients are of the loss times `scale[0]`; `scale` is float32 [2], see LOSS_SCALE.
+    After `share_out`, states and masters are parts.
 
-    `states` names those to keep out of STATES[rule]; `initial` fills them. What may be changed between steps: `decay`
-    (whether any weight decays), `nesterov`, `dampened`, `maximize`, `third` (use the third state: centered, amsgrad),
-    `skip` (leave out a step that is not finite).
-    Raises ValueError for a parameter of other strides or parameters on two devices, TypeError for one that is not
-    floating.
+    `states` selects from STATES[rule]; `initial` fills them. Attributes that may change between steps: `decay` (whether
+    any weight decays), `nesterov`, `dampened`, `maximize`, `third` (use the third state: centered, amsgrad), `skip`
+    (skip a step that is not finite).
+    Raises ValueError for a parameter with other strides or for two devices, TypeError unless parameters are floating.
     """
 
     def __init__(
@@ -115,7 +112,7 @@ class Update:
         self.states: dict[str, list[torch.Tensor]] = {name: [] for name in states}
         self.masters: list[torch.Tensor | None] = []
         self.newton: tuple[tuple[float, float, float], int, float] = ((3.4445, -4.775, 2.0315), 5, 1e-7)
-        self._batches: list[torch.Tensor] = []  # of Muon: directions by shape
+        self._batches: list[torch.Tensor] = []  # Muon: directions by shape
         self.hyper = torch.zeros(0, NUMBERS.value, dtype=torch.float64, device=self.device)
         self.steps = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.skipped = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -127,19 +124,19 @@ class Update:
         self.add(params)
 
     def add(self, params: Sequence[torch.Tensor]) -> None:
-        """Take more parameters. Graphs that hold an earlier step are of no use afterwards."""
+        """Add parameters. CUDA graphs of an earlier step become invalid."""
         first = len(self.shapes)
         orders = [self._order(index, param) for index, param in enumerate(params, first)]
         self._orders.extend(orders)
         self.shapes.extend((param.shape, param.dtype) for param in params)
-        for kept in self.states.values():
-            kept.extend(self._state(param, order) for param, order in zip(params, orders, strict=True))
+        for tensors in self.states.values():
+            tensors.extend(self._state(param, order) for param, order in zip(params, orders, strict=True))
         if self.rule == "muon":
-            self._batch(first, params)
+            self._batch_directions(first, params)
         self.masters.extend(
             None
             if param.dtype == launch.acc_torch(param.dtype)
-            else self._own(param.to(launch.acc_torch(param.dtype), copy=True, memory_format=order))
+            else self._part_of(param.to(launch.acc_torch(param.dtype), copy=True, memory_format=order))
             for param, order in zip(params, orders, strict=True)
         )
         self.hyper = torch.cat([self.hyper, self.hyper.new_zeros(len(params), NUMBERS.value)])
@@ -147,8 +144,8 @@ class Update:
         self._rates = self.hyper.new_zeros(len(self.shapes), 2)
         self._plan()
 
-    def _batch(self, first: int, params: Sequence[torch.Tensor]) -> None:
-        """Put the directions of matrices of a shape into one tensor, as `orthogonalise` takes them."""
+    def _batch_directions(self, first: int, params: Sequence[torch.Tensor]) -> None:
+        """Allocate the directions of all matrices of a shape in one tensor, for `orthogonalise`."""
         by_shape: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
         for index, param in enumerate(params, first):
             by_shape.setdefault((param.shape, launch.acc_torch(param.dtype)), []).append(index)
@@ -159,12 +156,12 @@ class Update:
                 self.states[SCRATCH][index] = part
 
     def keep(self, name: str, params: Sequence[torch.Tensor]) -> None:
-        """Keep one more state of STATES[rule] beside the parameters, where it is not kept yet."""
+        """Add a state of STATES[rule], unless it exists."""
         if name not in self.states:
             self.states[name] = [self._state(*pair) for pair in zip(params, self._orders, strict=True)]
             self._plan()
             if self.rule == "sgd":
-                self.steps.zero_()  # they tell whether the buffer has begun
+                self.steps.zero_()  # step 0 initialises the buffer
 
     def _order(self, index: int, param: torch.Tensor) -> torch.memory_format:
         check.floating(f"parameter {index}", data=param)
@@ -182,60 +179,61 @@ class Update:
 
     def _state(self, param: torch.Tensor, order: torch.memory_format) -> torch.Tensor:
         dtype = launch.acc_torch(param.dtype)
-        return self._own(torch.full_like(param, self.initial, dtype=dtype, memory_format=order))
+        return self._part_of(torch.full_like(param, self.initial, dtype=dtype, memory_format=order))
 
-    def _own(self, kept: torch.Tensor) -> torch.Tensor:
-        return kept if self.part is None else self.part.of(kept).clone()
+    def _part_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self.part is None else self.part.of(tensor).clone()
 
     def share_out(self, part: Part) -> None:
-        """Keep and update only a part from now on; gradients are whole, and not by rows. Not for Muon, whose iterations
-        take whole matrices. Graphs that hold an earlier step are of no use afterwards."""
+        """Store and update only a part from now on; gradients stay complete and must not be `Rows`. Not for Muon, whose
+        iterations need complete matrices. CUDA graphs of an earlier step become invalid."""
         self.part = part
-        self.states = {name: [self._own(kept) for kept in tensors] for name, tensors in self.states.items()}
-        self.masters = [None if master is None else self._own(master) for master in self.masters]
+        self.states = {name: [self._part_of(tensor) for tensor in tensors] for name, tensors in self.states.items()}
+        self.masters = [None if master is None else self._part_of(master) for master in self.masters]
         self._plan()
 
     def whole(self, index: int | None, kept: torch.Tensor) -> torch.Tensor:
-        """A state or master of a parameter as this lies, on the CPU if it is shared out; what is of none as it is."""
+        """Return a complete state or master with the parameter's layout, on the CPU if it is shared out.
+
+        Tensors that belong to no parameter (index None) are returned unchanged."""
         if self.part is None or index is None:
             return kept
         shape, order = self.shapes[index][0], self._orders[index]
         return self.part.whole(kept, torch.empty(shape, dtype=kept.dtype, device="meta", memory_format=order))
 
     def put(self, index: int | None, kept: torch.Tensor, value: torch.Tensor) -> None:
-        """The other way: copy what `whole` gave, to where it was kept."""
+        """Copy a value from `whole` back to the state `kept`."""
         if self.part is not None and index is not None:
             value = self.part.of(value.contiguous(memory_format=self._orders[index]))
         kept.copy_(value)
 
     def _plan(self) -> None:
         columns = dict(zip(STATES[self.rule], (STATE_0, STATE_1, STATE_2), strict=False))
-        own = {columns[name]: tensors for name, tensors in self.states.items()}
-        self._plans = Plans(own, self.masters, self.device, self.lazy, self.part)
+        by_column = {columns[name]: tensors for name, tensors in self.states.items()}
+        self._plans = Plans(by_column, self.masters, self.device, self.lazy, self.part)
 
     @property
     def kept(self) -> dict[str, list[torch.Tensor]]:
-        """The states that the next step depends on."""
+        """The states that the next step depends on (all but SCRATCH)."""
         return {name: tensors for name, tensors in self.states.items() if name != SCRATCH}
 
     def set(self, name: str, value: float, first: int, end: int) -> None:
-        """Set a number (a key of HYPER) for the parameters from `first` up to `end`, exclusive."""
+        """Set a hyperparameter (a key of HYPER) for the parameters from `first` up to `end`, exclusive."""
         self.hyper[first:end, HYPER[name].value].fill_(value)
 
     def __call__(self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | Rows | None]) -> None:
-        """Update `params`, the tensors this was made for, with gradients of their shapes and dtypes.
+        """Update `params`, the tensors from the constructor, with gradients of their shapes and dtypes.
 
-        A parameter without a gradient (None) is left alone. Raises RuntimeError for a parameter that has changed its
-        shape, strides, dtype or device since.
+        A parameter without a gradient (None) does not change. Raises RuntimeError for a parameter whose shape, strides,
+        dtype or device changed.
         """
-        for index, (param, made_for) in enumerate(zip(params, self.shapes, strict=True)):
-            same = (param.shape, param.dtype) == made_for and param.device == self.device
-            if not same or check.memory_order(param) != self._orders[index]:
+        for index, (param, expected) in enumerate(zip(params, self.shapes, strict=True)):
+            unchanged = (param.shape, param.dtype) == expected and param.device == self.device
+            if not unchanged or check.memory_order(param) != self._orders[index]:
                 raise RuntimeError(
-                    f"parameter {index} was {made_for[1]} {list(made_for[0])} on {self.device} when the optimizer was "
-                    f"made and is {param.dtype} {list(param.shape)} on {param.device}, "
-                    f"with strides {param.stride()}, now: "
-                    "make the optimizer after moving or converting the model"
+                    f"parameter {index} is {param.dtype} {list(param.shape)} on {param.device} with strides "
+                    f"{param.stride()}, but was {expected[1]} {list(expected[0])} on {self.device} when the optimizer "
+                    "was made: make the optimizer after moving or converting the model"
                 )
         grads = [_in_order(grad, param, order) for grad, param, order in zip(grads, params, self._orders, strict=True)]
         if all(grad is None for grad in grads):
@@ -274,14 +272,14 @@ class Update:
                 HAS_MOMENTUM="momentum_buffer" in self.states, NESTEROV=self.nesterov,
                 DAMPENED=self.dampened, MAXIMIZE=self.maximize, THIRD=self.third,
                 HAS_MASTER=dtype != launch.acc_torch(dtype), HAS_ROWS=plan.rows, ACC=launch.acc(dtype),
-                # In blocks of both sizes alike: of a b + c d either product may be contracted with the sum.
+                # Same results in both block sizes: in a b + c d either product might be contracted with the sum.
                 enable_fp_fusion=False, **dependent_launch.options(), **blocks.tile.options,
             )  # fmt: skip
 
     def _memory(
         self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | Rows | None]
     ) -> Iterator[torch.Tensor]:
-        """All memory that an update reads or writes by addresses in its table."""
+        """Yield all memory that an update reads or writes by addresses in its table."""
         yield from params
         for grad in grads:
             if grad is not None:
@@ -293,7 +291,7 @@ class Update:
 def _in_order(
     grad: torch.Tensor | Rows | None, param: torch.Tensor, order: torch.memory_format
 ) -> torch.Tensor | Rows | None:
-    """The gradient in the parameter's memory order, copied if necessary."""
+    """Return the gradient in the parameter's memory order, copied if necessary."""
     if isinstance(grad, Rows):
         return Rows(grad.rows.contiguous(), grad.values.contiguous())
     if grad is None or check.memory_order(grad) == order:

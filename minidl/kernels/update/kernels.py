@@ -1,11 +1,11 @@
-"""The kernels of an update: `measure`, `prepare` and `update`, and the memory that they share.
+"""The kernels of an update, `measure`, `prepare` and `update`, and the layout of their shared memory.
 
-They find it through a table of addresses, one row of COLUMNS int64 per parameter, and a list of blocks. A block is
-BLOCK_R rows (BLOCK_R_SMALL in a small parameter) by BLOCK_C columns; memory without rows is cut into rows of BLOCK_C.
-Where the gradient has few rows of a matrix, `position` tells for each row of the matrix where it stands in the
-gradient. It is written by `measure` and never cleared: an entry holds only if `rows` names that row there (Briggs and
-Torczon, ACM LOPLAS 2, 1993). Rows without a gradient get g = 0, as torch's dense update does; with `lazy` only the rows
-seen change, moments included. A negative entry of `rows` is padding and is left out.
+They read a table of addresses, one row of COLUMNS int64 per parameter, and a list of blocks. A block is BLOCK_R rows
+(BLOCK_R_SMALL in a small parameter) by BLOCK_C columns; other tensors are split into rows of BLOCK_C. For a gradient of
+few rows of a matrix, `position` maps each row of the matrix to its index in the gradient. `measure` writes it and
+nothing clears it: an entry is valid only if `rows` has that row at that index (Briggs and Torczon, ACM LOPLAS 2, 1993).
+Rows without a gradient get g = 0, as in torch's dense update; with `lazy` they do not change, nor do their moments. A
+negative entry of `rows` is padding and is skipped.
 """
 
 import triton
@@ -45,13 +45,13 @@ MOST_SCALE = tl.constexpr(2.0**24)
 # How gradients of few rows are used.
 NO_ROWS, DENSE_MOMENTS, LAZY = map(tl.constexpr, range(3))
 
-# What `prepare` finds out: the places of `control`.
+# Indices of `control`, the results of `prepare`.
 NORM, SCALE, FINITE = map(tl.constexpr, range(3))
 
 
 @triton.jit
-def place(p_slot, i_block, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Rows [BLOCK_R, 1] and columns [1, BLOCK_C] of a block, how many columns there are, its number among them."""
+def block_offsets(p_slot, i_block, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Return rows [BLOCK_R, 1] and columns [1, BLOCK_C] of a block, the row width, and the block's column index."""
     width = tl.load(p_slot + WIDTH)
     width = tl.multiple_of(tl.where(width == 0, BLOCK_C, width), BLOCK_V)
     across = (width + BLOCK_C - 1) // BLOCK_C
@@ -63,7 +63,7 @@ def place(p_slot, i_block, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C
 
 @triton.jit
 def pointer(p_slot, COLUMN: tl.constexpr, like: tl.constexpr, BLOCK_V: tl.constexpr):
-    """The address in a column of the table, as a pointer to values of type `like`."""
+    """Return the address in a column of the table as a pointer to values of type `like`."""
     BYTES: tl.constexpr = 16 if BLOCK_V > 1 else 1
     return tl.multiple_of(tl.load(p_slot + COLUMN).to(tl.pointer_type(like)), BYTES)
 
@@ -73,7 +73,7 @@ def sum_of_squares(
     p_slot, i_block, DTYPE: tl.constexpr, HAS_ROWS: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    o_r, o_c, width, i_c = place(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
+    o_r, o_c, width, i_c = block_offsets(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
     o = o_r * width + o_c
     m = (o < tl.multiple_of(tl.load(p_slot + GRAD_NUMEL), BLOCK_V)) & (o_c < width)
     b_g = tl.load(pointer(p_slot, GRAD, DTYPE, BLOCK_V) + o, mask=m, other=0.0)  # [BLOCK_R, BLOCK_C]
@@ -89,7 +89,7 @@ def sum_of_squares(
 
 @triton.jit
 def next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE: tl.constexpr, BLOCK_P: tl.constexpr):
-    """Corrects the rates for the step that counts if the gradients are finite; if not, nothing reads them."""
+    """Write the corrected rates of the next step; nothing reads them if the gradients are not finite."""
     for i in range(0, count, BLOCK_P):
         o_p = i + tl.arange(0, BLOCK_P)
         m_p = o_p < count
@@ -100,10 +100,10 @@ def next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE: tl.constexpr, BL
         if RULE == ADAGRAD:
             b_rate /= 1.0 + (b_t - 1.0) * tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
         if RULE == SGD:
-            # torch begins with the whole gradient, and takes no dampening without momentum.
-            b_whole = (b_t <= 1.0) | (tl.load(p_numbers + MOMENTUM, mask=m_p, other=0.0) == 0.0)
+            # As in torch, the first step and steps without momentum have no dampening.
+            b_undampened = (b_t <= 1.0) | (tl.load(p_numbers + MOMENTUM, mask=m_p, other=0.0) == 0.0)
             b_dampening = tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
-            tl.store(p_rates + 2 * o_p + 1, tl.where(b_whole, 1.0, 1.0 - b_dampening), mask=m_p)
+            tl.store(p_rates + 2 * o_p + 1, tl.where(b_undampened, 1.0, 1.0 - b_dampening), mask=m_p)
         if RULE == MUON:
             b_adjust = tl.load(p_numbers + ALPHA, mask=m_p, other=0.0)
             tl.store(p_rates + 2 * o_p + 1, b_rate * b_adjust, mask=m_p)
@@ -121,7 +121,7 @@ def measure_kernel(
     EARLY: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """A program for each block, and before them in the FIRST launch of a step one for the rates."""
+    """Write the sum of squares of a block; in the FIRST launch of a step an extra program computes the rates."""
     wait(EARLY)
     DTYPE: tl.constexpr = p_like.dtype.element_ty
     i_list = tl.program_id(0)
@@ -140,7 +140,7 @@ def measure_kernel(
         tl.store(p_partial + i_list, total)
 
 
-# The number of blocks changes from step to step: kernels are not compiled again for multiples of 16 of it.
+# The number of blocks changes between steps, so the kernel is not specialised for multiples of 16.
 @triton.jit(do_not_specialize=["partials"])
 def prepare_kernel(
     p_partial, partials, p_table, p_steps, p_control, p_skipped, p_scale, count,
@@ -154,7 +154,7 @@ def prepare_kernel(
         o = i + tl.arange(0, BLOCK)
         b_total += tl.load(p_partial + o, mask=o < partials, other=0.0)  # [BLOCK]
     norm = tl.sqrt(tl.sum(b_total))
-    # An integer: the interpreter makes floats of a truth value that it spreads over a block.
+    # An integer, because the interpreter converts a bool that it broadcasts to a block to float.
     finite = tl.where(norm < float("inf"), 1, 0)
     if HAS_SCALE:
         loss_scale = tl.load(p_scale + LOSS_SCALE)
@@ -186,16 +186,16 @@ def prepare_kernel(
 
 
 @triton.jit
-def moment(p, m):
-    """A block of a state, [BLOCK_R, BLOCK_C], 0 where masked out.
+def load_state(p, m):
+    """Load a block of a state, [BLOCK_R, BLOCK_C], 0 where masked out.
 
-    No other launch reads states, so they leave the cache before the weights, which the next step begins with.
+    No other launch reads states, so they are evicted from the cache before the weights, which the next step needs.
     """
     return tl.load(p, mask=m, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit
-def keep(p, b, m):
+def store_state(p, b, m):
     tl.store(p, b, mask=m, eviction_policy="evict_first")
 
 
@@ -207,8 +207,8 @@ def update_block(
     HAS_ROWS: tl.constexpr, DTYPE: tl.constexpr, ACC: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    o_r, o_c, width, _ = place(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
-    # Nothing is touched where the gradient is not finite: then no element lies before the end.
+    o_r, o_c, width, _ = block_offsets(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
+    # If the gradient is not finite, the end is 0 and nothing changes.
     end = tl.multiple_of(tl.where(tl.load(p_control + FINITE) != 0.0, tl.load(p_slot + NUMEL), 0), BLOCK_V)
     o_g = o_r
     m_r = o_r >= 0
@@ -239,7 +239,7 @@ def update_block(
     weight_decay = tl.load(p_numbers + WEIGHT_DECAY)
     b_p = tl.load(p_w, mask=m, other=0.0)  # [BLOCK_R, BLOCK_C]
     if HAS_MASTER:
-        # A parameter that was set from outside since is no longer its master, rounded.
+        # A parameter that was changed by the user differs from its rounded master and replaces it.
         b_now = tl.load(p_p, mask=m, other=0.0).to(ACC)
         b_p = tl.where(b_p.to(DTYPE).to(ACC) == b_now, b_p, b_now)
     b_g = tl.load(pointer(p_slot, GRAD, DTYPE, BLOCK_V) + (o_g * width + o_c), mask=m & m_g, other=0.0).to(ACC)
@@ -250,7 +250,7 @@ def update_block(
         if (RULE == ADAMW) | (RULE == MUON_STEP):
             b_p *= (1.0 - lr * weight_decay).to(ACC)
         else:
-            # A group without decay has infinite weights too, of which 0 times as much would be NaN.
+            # Without decay, infinite weights must not become NaN by a product with 0.
             b_g += weight_decay.to(ACC) * tl.where(weight_decay != 0.0, b_p, 0.0)
     eps = tl.load(p_numbers + EPS).to(ACC)
     if RULE == SGD:
@@ -258,10 +258,10 @@ def update_block(
             momentum = tl.load(p_numbers + MOMENTUM).to(ACC)
             p_b = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
             if DAMPENED:
-                b_b = momentum * moment(p_b, m) + tl.load(p_rate + 1).to(ACC) * b_g
+                b_b = momentum * load_state(p_b, m) + tl.load(p_rate + 1).to(ACC) * b_g
             else:
-                b_b = momentum * moment(p_b, m) + b_g
-            keep(p_b, b_b, m)
+                b_b = momentum * load_state(p_b, m) + b_g
+            store_state(p_b, b_b, m)
             if NESTEROV:
                 b_g += momentum * b_b
             else:
@@ -270,33 +270,33 @@ def update_block(
     elif RULE == RMSPROP:
         alpha = tl.load(p_numbers + ALPHA)
         p_s = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
-        b_s = alpha.to(ACC) * moment(p_s, m) + (1.0 - alpha).to(ACC) * (b_g * b_g)
-        keep(p_s, b_s, m)
+        b_s = alpha.to(ACC) * load_state(p_s, m) + (1.0 - alpha).to(ACC) * (b_g * b_g)
+        store_state(p_s, b_s, m)
         if THIRD:  # centered
             p_a = pointer(p_slot, STATE_2, ACC, BLOCK_V) + o
-            b_a = moment(p_a, m)
+            b_a = load_state(p_a, m)
             b_a += (1.0 - alpha).to(ACC) * (b_g - b_a)
-            keep(p_a, b_a, m)
-            # The variance is not negative; its rounding may be.
+            store_state(p_a, b_a, m)
+            # Rounding may make the variance negative.
             b_s -= b_a * b_a
             b_s = tl.where(b_s < 0.0, 0.0, b_s)
         b_d = b_g / (tl.sqrt(b_s) + eps)
         if HAS_MOMENTUM:
             p_b = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
-            b_d += tl.load(p_numbers + MOMENTUM).to(ACC) * moment(p_b, m)
-            keep(p_b, b_d, m)
+            b_d += tl.load(p_numbers + MOMENTUM).to(ACC) * load_state(p_b, m)
+            store_state(p_b, b_d, m)
         b_p -= rate * b_d
     elif RULE == ADAGRAD:
         p_s = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
-        b_s = moment(p_s, m) + b_g * b_g
-        keep(p_s, b_s, m)
+        b_s = load_state(p_s, m) + b_g * b_g
+        store_state(p_s, b_s, m)
         b_p -= rate * (b_g / (tl.sqrt(b_s) + eps))
     elif RULE == MUON:
         momentum = tl.load(p_numbers + MOMENTUM)
         p_b = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
-        b_b = moment(p_b, m)
+        b_b = load_state(p_b, m)
         b_b += (1.0 - momentum).to(ACC) * (b_g - b_b)
-        keep(p_b, b_b, m)
+        store_state(p_b, b_b, m)
         if NESTEROV:
             b_b = b_g + momentum.to(ACC) * (b_b - b_g)
         tl.store(pointer(p_slot, STATE_1, ACC, BLOCK_V) + o, b_b, mask=m)
@@ -307,18 +307,18 @@ def update_block(
         beta1 = tl.load(p_numbers + BETA1)
         beta2 = tl.load(p_numbers + BETA2)
         p_m = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
-        b_m = moment(p_m, m)
-        # From the nearer end: m + (g - m) would keep m's rounding error.
+        b_m = load_state(p_m, m)
+        # Interpolate from the nearer end: m + (g - m) would keep m's rounding error.
         b_d = b_g - b_m
         b_m = tl.where(beta1 > 0.5, b_m + (1.0 - beta1).to(ACC) * b_d, b_g - beta1.to(ACC) * b_d)
-        keep(p_m, b_m, m)
+        store_state(p_m, b_m, m)
         p_v = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
-        b_v = beta2.to(ACC) * moment(p_v, m) + (1.0 - beta2).to(ACC) * (b_g * b_g)
-        keep(p_v, b_v, m)
+        b_v = beta2.to(ACC) * load_state(p_v, m) + (1.0 - beta2).to(ACC) * (b_g * b_g)
+        store_state(p_v, b_v, m)
         if THIRD:  # amsgrad
             p_x = pointer(p_slot, STATE_2, ACC, BLOCK_V) + o
-            b_v = tl.maximum(moment(p_x, m), b_v, propagate_nan=tl.PropagateNan.ALL)
-            keep(p_x, b_v, m)
+            b_v = tl.maximum(load_state(p_x, m), b_v, propagate_nan=tl.PropagateNan.ALL)
+            store_state(p_x, b_v, m)
         b_p -= rate * (b_m / (tl.sqrt(b_v) / tl.load(p_rate + 1).to(ACC) + eps))
     if RULE != MUON:
         tl.store(p_w, b_p, mask=m)
@@ -342,7 +342,7 @@ def update_kernel(
     p_slot = p_table + i_param * COLUMNS
     p_numbers = p_hyper + i_param * NUMBERS
     p_rate = p_rates + i_param * 2
-    # A parameter that is small, or not made of whole vectors of 16 bytes, goes element by element.
+    # Small parameters, and those that are not 16-byte aligned, are accessed element by element.
     if (packed & LARGE) != 0:
         update_block(
             p_slot, i_block, p_numbers, p_rate, p_control, RULE, DECAY, HAS_MOMENTUM, NESTEROV, DAMPENED,

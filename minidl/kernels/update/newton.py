@@ -1,11 +1,11 @@
-"""Newton-Schulz iterations: matrices whose singular values move towards 1, by products alone.
+"""Newton-Schulz iterations: move the singular values of matrices towards 1 with matrix products only.
 
     X = X / max(|X|, eps)                 |X| the root of the sum of squares
-    X = a X + (b G + c G G) X,  G = X X'  a number of times; for more rows than columns X (b G + c G G) with G = X' X
+    X = a X + (b G + c G G) X,  G = X X'  repeated; with more rows than columns X (b G + c G G) with G = X' X
 
-A singular value s becomes a s + b s^3 + c s^5. With (3.4445, -4.7750, 2.0315), steep at 0, five times bring all but the
-smallest between 0.7 and 1.2: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024. torch
-rounds all of it to bfloat16; here it is computed in the type of X.
+A singular value s becomes a s + b s^3 + c s^5. With (3.4445, -4.7750, 2.0315), steep at 0, five iterations bring all
+but the smallest between 0.7 and 1.2: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024.
+torch rounds every step to bfloat16; here all steps have the dtype of X.
 """
 
 import torch
@@ -15,7 +15,7 @@ import triton.language as tl
 from minidl.kernels import gemm, reduce
 from minidl.runtime import launch
 
-# Matrices of so many values fill a GPU each; smaller ones are multiplied as a batch.
+# A matrix of this many values fills a GPU; smaller ones are multiplied as a batch.
 LARGE = 2**18
 
 
@@ -41,7 +41,7 @@ def combine_kernel(p_x, p_y, count, ALPHA: tl.constexpr, BETA: tl.constexpr, BLO
 
 
 def orthogonalise(x: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> None:
-    """Replace each matrix of x [batch, R, C], contiguous float32 or float64, by what `steps` iterations make of it."""
+    """Apply `steps` iterations in place to each matrix of x [batch, R, C], contiguous float32 or float64."""
     batch, R, C = x.shape
     if x.numel() == 0:
         return
@@ -55,14 +55,14 @@ def orthogonalise(x: torch.Tensor, coefficients: tuple[float, float, float], ste
     launch.run(
         scale_kernel, (launch.cdiv(x.numel(), tile["BLOCK_N"]),), x, norms, R * C, x.numel(), EPS=eps, **tile.options
     )
-    # One matrix goes by the forms for two dimensions.
-    found = x[0] if batch == 1 else x
+    # A single matrix uses the forms for 2-D operands.
+    matrices = x[0] if batch == 1 else x
     for _ in range(steps):
-        gram = gemm.gemm(found, found.mT) if R <= C else gemm.gemm(found.mT, found)
+        gram = gemm.gemm(matrices, matrices.mT) if R <= C else gemm.gemm(matrices.mT, matrices)
         power = gemm.gemm(gram, gram)
         _combine(gram, power, b, c)
-        moved = gemm.gemm(power, found) if R <= C else gemm.gemm(found, power)
-        _combine(moved, found, 1.0, a)
+        change = gemm.gemm(power, matrices) if R <= C else gemm.gemm(matrices, power)
+        _combine(change, matrices, 1.0, a)
 
 
 def _combine(x: torch.Tensor, y: torch.Tensor, alpha: float, beta: float) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl import ops
-from minidl.kernels.softmax.rows import held, loop_tile
+from minidl.kernels.softmax.rows import fits_block, loop_tile
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
 from minidl.testing.specs.base import Case, integers, records, refuses, tensors
@@ -30,7 +30,7 @@ from minidl.testing.specs.make import Make
 def row_tile(family: str, rows: int, N: int, dtype: torch.dtype) -> launch.Tile:
     """The tile for rows of N elements: of the kernel for whole rows where they fit it, else of the walk."""
     tile = launch.tile(family, dtype, M=rows, N=N)
-    return tile if held(family, tile, dtype, N, N) else loop_tile(f"{family}_loop", dtype, rows, N, N)
+    return tile if fits_block(family, tile, dtype, N, N) else loop_tile(f"{family}_loop", dtype, rows, N, N)
 
 
 def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]:

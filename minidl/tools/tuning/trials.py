@@ -151,7 +151,7 @@ class Setup:
             shape = gemm._shape(a, b, form == "gemm_pointer")
             for tile in launch.tiles_for(family, DTYPE, floor=16, precision="ieee", target_=self.target, M=M, N=N, K=K):
                 for _, shares, _ in choice._choices(family, shape, tile, self.processors, None, tail=False):
-                    settled = choice._settled(shape, tile, shares, self.processors)
+                    settled = choice._trimmed(shape, tile, shares, self.processors)
                     trial = Trial("gemm", index, "", form, settled, shares)
                     estimates.append((trial, self.microseconds(trial)))
         return estimates
