@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -19,7 +19,7 @@ class Parameter(Tensor):
     def __init__(self, data: Tensor | torch.Tensor, requires_grad: bool = True) -> None:
         super().__init__(data.data if isinstance(data, Tensor) else data, requires_grad)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy without the gradient, as torch does."""
         copied = super().__deepcopy__(memo)
         copied.grad = None

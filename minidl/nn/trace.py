@@ -123,8 +123,8 @@ class Traced(Tensor):
         return self._view_of("transpose", dim0, dim1)
 
     # Not in place: other references do not see the change, which no trace depends on.
-    __iadd__, __isub__, __imul__ = Tensor.__add__, Tensor.__sub__, Tensor.__mul__  # type: ignore[assignment]
-    __itruediv__, __ipow__ = Tensor.__truediv__, Tensor.__pow__  # type: ignore[assignment]
+    __iadd__, __isub__, __imul__ = Tensor.__add__, Tensor.__sub__, Tensor.__mul__  # type: ignore[assignment, misc]
+    __itruediv__, __ipow__ = Tensor.__truediv__, Tensor.__pow__  # type: ignore[assignment, misc]
 
     def _view_of(self, name: str, *args: Any) -> Tensor:
         positions = None

@@ -47,12 +47,12 @@ from minidl.ops.batchnorm import *
 from minidl.ops.bitwise import *
 from minidl.ops.compare import *
 from minidl.ops.conditional import *
+from minidl.ops.contraction import einsum
 from minidl.ops.conv import *
 from minidl.ops.conv_sequence import *
 from minidl.ops.conv_transpose import *
 from minidl.ops.conv_volume import *
 from minidl.ops.double_backward import layers as second_layers  # noqa: F401 (registers second derivatives)
-from minidl.ops.einsum import einsum
 from minidl.ops.elementwise import *
 from minidl.ops.extrema import *
 from minidl.ops.indexing import *

@@ -15,6 +15,8 @@ from minidl.tensors import Tensor
 
 __all__: list[str] = []  # used by operations, none itself
 
+Dim = int | Sequence[int] | None  # one dimension, several, or all
+
 # Types of an argument by its annotation; where a Tensor is expected, a torch tensor passes, too.
 _ALLOWED: dict[str, tuple[type, ...]] = {
     "Tensor": (Tensor, torch.Tensor),

@@ -16,7 +16,7 @@ from minidl.autograd import Function
 from minidl.kernels import check, memory_layout, reduce
 from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import elementwise
-from minidl.ops.reduce import Dim
+from minidl.ops.arguments import Dim
 from minidl.tensors import Tensor
 
 __all__ = ["amax", "amin", "argmax", "argmin", "max", "min", "topk"]

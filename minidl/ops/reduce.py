@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from minidl.autograd import Function
 from minidl.kernels import check, reduce, scan
 from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import compare, conditional, elementwise, extrema, indexing, unary
+from minidl.ops.arguments import Dim
 from minidl.ops.conditional import where
 from minidl.ops.shape import expand, reshape, squeeze, to
 from minidl.tensors import Tensor
@@ -20,8 +21,6 @@ __all__ = [
     "all", "any", "cosine_similarity", "count_nonzero", "cumsum", "logsumexp", "mean", "norm", "normalize", "prod",
     "sum",
 ]  # fmt: skip
-
-Dim = int | Sequence[int] | None
 
 
 class Sum(Function):

@@ -9,7 +9,7 @@ import torch
 
 from minidl.kernels import check
 from minidl.ops import elementwise, powers, reduce
-from minidl.ops.reduce import Dim
+from minidl.ops.arguments import Dim
 from minidl.ops.shape import to
 from minidl.tensors import Tensor
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 
 from minidl.runtime import launch
+from minidl.tensors.core import TensorT
 from minidl.tensors.gradients import TensorGradients
 
-if TYPE_CHECKING:
-    from minidl.tensors.tensor import Tensor
 
-
-class TensorConversions(TensorGradients):
+class TensorConversions(TensorGradients[TensorT]):
     """The part of Tensor that converts it."""
 
     __slots__ = ()
@@ -64,7 +62,7 @@ class TensorConversions(TensorGradients):
         gradient."""
         return _restored, (type(self), self.data, self._requires_grad, self.name)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a leaf with its own memory and gradient. Raises RuntimeError for the result of an operation."""
         if not self.is_leaf:
             raise RuntimeError(
@@ -105,7 +103,7 @@ class TensorConversions(TensorGradients):
         return text[:-1] + note + ")"
 
 
-def _restored(kind: type[Any], data: torch.Tensor, requires_grad: bool, name: str) -> Tensor:
+def _restored(kind: type[Any], data: torch.Tensor, requires_grad: bool, name: str) -> Any:
     """Return a leaf of a class, as it was before it was copied or pickled."""
     tensor = kind(data, requires_grad)
     tensor.name = name

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from minidl import autograd
 from minidl.autograd.graph import Variable
+
+Scalar = int | float | bool
+TensorT = TypeVar("TensorT", bound="TensorCore")  # Tensor, which is composed of its parts
 
 
 class TensorCore(Variable):

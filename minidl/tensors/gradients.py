@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic
 
 import torch
 
@@ -12,14 +12,11 @@ from minidl import autograd
 from minidl.autograd import Function, Grad
 from minidl.autograd.deferred import settle_all
 from minidl.sparse.rows import RowGrad
-from minidl.tensors.core import TensorCore
+from minidl.tensors.core import TensorCore, TensorT
 from minidl.tensors.torch_callers import refuse_callers
 
-if TYPE_CHECKING:
-    from minidl.tensors.tensor import Tensor
 
-
-class TensorGradients(TensorCore):
+class TensorGradients(TensorCore, Generic[TensorT]):
     """The part of Tensor that records, computes and observes gradients."""
 
     __slots__ = ()
@@ -33,7 +30,7 @@ class TensorGradients(TensorCore):
     def requires_grad(self, value: bool) -> None:
         self.requires_grad_(value)
 
-    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+    def requires_grad_(self, requires_grad: bool = True) -> TensorT:
         """Set whether operations on this leaf are recorded.
 
         Raises TypeError for an integer tensor, RuntimeError for the result of an operation.
@@ -53,7 +50,7 @@ class TensorGradients(TensorCore):
         return self._edge_node() is None
 
     @property
-    def grad(self) -> Tensor | None:
+    def grad(self) -> TensorT | None:
         """The gradient accumulated by backward(), as a dense tensor; None before."""
         refuse_callers()
         if self._slope is not None and isinstance(recorded := self._graph_grad(), Function.result_class):
@@ -63,7 +60,7 @@ class TensorGradients(TensorCore):
         return None if self._grad is None else _tensor(self._grad)
 
     @grad.setter
-    def grad(self, value: Tensor | None) -> None:
+    def grad(self, value: TensorT | None) -> None:
         if value is not None and (value.shape != self.shape or value.dtype != self.dtype):
             raise ValueError(
                 f"grad has shape {list(value.shape)} and dtype {value.dtype}, "
@@ -72,7 +69,7 @@ class TensorGradients(TensorCore):
         if value is not None and value.device != self.device:
             raise ValueError(f"grad is on {value.device}, expected {self.device}; move it with .to()")
         self._grad = None if value is None else value.data
-        self._slope = value if value is not None and value.requires_grad else None
+        self._slope = value if value is not None and value._requires_grad else None
 
     @property
     def raw_grad(self) -> Grad | None:
@@ -82,7 +79,7 @@ class TensorGradients(TensorCore):
         return self._grad
 
     def backward(
-        self, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False
+        self, gradient: TensorT | None = None, retain_graph: bool | None = None, create_graph: bool = False
     ) -> None:
         """Add the gradient of this tensor (times `gradient`) to the `grad` of every leaf it depends on.
 
@@ -116,7 +113,7 @@ class TensorGradients(TensorCore):
             with autograd.no_grad():
                 autograd.backward_pass.backward(self, seed, bool(retain_graph))
 
-    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> autograd.RemovableHandle:
+    def register_hook(self, hook: Callable[[TensorT], TensorT | None]) -> autograd.RemovableHandle:
         """Call `hook` with this tensor's gradient during backward; a tensor it returns replaces the gradient.
 
         Returns a handle whose `remove()` removes the hook. Raises RuntimeError when no gradient is recorded here.
@@ -133,7 +130,7 @@ class TensorGradients(TensorCore):
 
         return autograd.RemovableHandle(hooks, on_data)
 
-    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], object]) -> autograd.RemovableHandle:
+    def register_post_accumulate_grad_hook(self, hook: Callable[[TensorT], object]) -> autograd.RemovableHandle:
         """Call `hook` with this leaf during backward, as soon as its `grad` is complete.
 
         Returns a handle whose `remove()` removes the hook. Raises RuntimeError for the result of an operation, or a
@@ -158,6 +155,5 @@ class TensorGradients(TensorCore):
             )
 
 
-def _tensor(data: torch.Tensor) -> Tensor:
-    tensor: Any = Function.result_class(data)
-    return tensor
+def _tensor(data: torch.Tensor) -> Any:
+    return Function.result_class(data)

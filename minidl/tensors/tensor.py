@@ -17,21 +17,23 @@ from minidl.autograd.graph import Variable, set_arithmetic
 from minidl.common import suggestions
 from minidl.kernels import check, elementwise, reduce
 from minidl.tensors.conversions import TensorConversions
+from minidl.tensors.core import Scalar as Scalar
 from minidl.tensors.core import TensorCore
 from minidl.tensors.devices import device_of
 from minidl.tensors.torch_callers import refuse_callers
 
 if TYPE_CHECKING:
     from minidl.tensors.attached import AttachedOperations
-else:
-    AttachedOperations = TensorCore  # minidl.ops attaches the operations to Tensor itself
 
-Scalar = int | float | bool
+    _Operations = AttachedOperations["Tensor"]
+else:
+    _Operations = TensorCore  # minidl.ops attaches the operations to Tensor itself
+
 OPERATIONS: set[str] = set()  # names of `minidl.ops`, which fills it
 _NOTHING = torch.empty(0)  # the memory of a result that is not computed yet
 
 
-class Tensor(TensorConversions, AttachedOperations):
+class Tensor(TensorConversions["Tensor"], _Operations):
     """An n-dimensional array that records the operations on it.
 
     `data` is the torch tensor underneath. With `requires_grad`, operations on it are recorded and
