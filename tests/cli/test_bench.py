@@ -76,7 +76,7 @@ def test_the_rows_asked_for_are_those_shown_drawn_and_counted(command, tmp_path)
     alone.save(few)
     none = command("bench", "gemm", "--show", few)
     assert none.code == 2
-    assert "few.json has none of the rows asked for; the rows in it: cross-entropy" in none.err
+    assert "few.json has none of these rows; it has: cross-entropy" in none.err
 
 
 def test_no_file_is_written_over_another_that_is_named(command, tmp_path):
