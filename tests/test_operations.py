@@ -130,7 +130,7 @@ TESTED_ELSEWHERE = {
     "gemm_thin": "tests/kernels/test_gemm.py",
     "gemm_vector": "tests/kernels/test_gemm_shapes.py",
     "float8": "tests/kernels/test_float8.py",
-    "norm_handed": "tests/kernels/test_handed.py",
+    "norm_handed": "tests/kernels/test_fused_statistics.py",
     "images": "tests/kernels/test_images.py",
     "conv_fft": "tests/kernels/test_conv_fft.py",
     "conv_fft_product": "tests/kernels/test_conv_fft.py",

@@ -165,7 +165,7 @@ def test_another_file_in_its_place(folder, decodings, content):
 
 def test_a_full_disk_is_one_note(folder, decodings, monkeypatch):
     expected = contents(load_images(folder))
-    whole = picture_cache.write_files.whole
+    whole = picture_cache.write_files.atomic
 
     @contextmanager
     def full(path):
@@ -174,7 +174,7 @@ def test_a_full_disk_is_one_note(folder, decodings, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         yield
 
-    monkeypatch.setattr(picture_cache.write_files, "whole", full)
+    monkeypatch.setattr(picture_cache.write_files, "atomic", full)
     found, count, told = decodings.load(folder)
     assert (found, count) == (expected, 1)
     (note,) = told

@@ -312,7 +312,7 @@ SPECS = [
                 (2, 3), (3,), (3,), (4,), training=True,
             ),
             refuses(ValueError, "one of running_mean and running_var", (2, 3), None, (3,), training=True),
-            refuses(ValueError, "running_mean and running_var to be given", (2, 3), None, None, training=False),
+            refuses(ValueError, "running_mean and running_var are None", (2, 3), None, None, training=False),
             refuses(
                 ValueError, r"more than 1 value per channel .* input size \[1, 3\]", (1, 3), (3,), (3,), training=True
             ),
