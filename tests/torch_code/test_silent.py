@@ -188,7 +188,7 @@ class TestInPlace:
     def test_does_not_grow(self):
         with pytest.raises(ValueError, match="does not fit in place"):
             zeros(3).add_(ones(2, 3))
-        with pytest.raises(RuntimeError, match=r"in one place of memory; clone\(\)"):
+        with pytest.raises(RuntimeError, match=r"share one memory address; clone\(\)"):
             Tensor(torch.zeros(1, device=default_device()).expand(3)).add_(1)
 
 
