@@ -120,5 +120,5 @@ def _small(run: Path, what: str) -> tuple[PictureClassifier, models.SmallCNN]:
 
     found = predict.load(run)
     if not isinstance(found, PictureClassifier) or not isinstance(found.model, models.SmallCNN):
-        raise ConfigError(f"{what} is no run of `minidl train images --model small`")
+        raise ConfigError(f"{what} is not a run of `minidl train images --model small`")
     return found, found.model

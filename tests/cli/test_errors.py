@@ -147,7 +147,7 @@ def test_what_cannot_be_compiled_is_told_before_the_work(command, monkeypatch):
     refused(command("doctor", "--compile", "--brief", "new"), "--brief is new, expected compute capabilities")
     refused(command("doctor", "--compile", "none.py"), "none.py is not a file; expected a Python script")
     refused(command("doctor", "--compile", "-m", "no_such"), "there is no module 'no_such'")
-    refused(command("doctor", "--compile", "-m"), "-m takes the name of a module")
+    refused(command("doctor", "--compile", "-m"), "-m requires the name of a module")
     refused(command("doctor", "--compile", __file__, "--arch", "gfx9"), "unknown architecture gfx9; known: 80, 86")
     refused(command("doctor", "--compile", __file__, "--brief", "90"), "--brief applies to minidl's own kernels")
     result = command("doctor", "--compile", "--only", "zzz")
@@ -303,7 +303,7 @@ def test_flags_out_of_range(command, texts, tmp_path):
     refused(train(command, texts, tmp_path / "run", "--dropout", "1.5"), "--dropout is 1.5, expected a number from 0")
     refused(train(command, texts, tmp_path / "run", "--hidden", "big"), "--hidden: 'big' is not a layer size")
     refused(command("train", "text", "--out", tmp_path / "run"), "--data is missing")
-    refused(command("predict", tmp_path, "text", "--file", "x"), "give the use one of them")
+    refused(command("predict", tmp_path, "text", "--file", "x"), "and by --file: use one of them")
 
 
 def test_a_loss_that_explodes_stops_with_advice(command, table, tmp_path):

@@ -202,7 +202,7 @@ def test_a_manifest_names_no_file_elsewhere(command, model, tmp_path):
     ("flags", "message"),
     [
         (("--seeds", "3-1"), "the range 3-1 ends before it begins"),
-        (("--seeds", "x"), "'x' is no seed"),
+        (("--seeds", "x"), "'x' is not a seed"),
         (("--grid", "8"), "expected rows and columns"),
         (("--latents", "none.txt"), "none.txt cannot be read: No such file"),
         (("--model", "fashion"), "--model fashion is neither mnist nor a run"),
@@ -241,7 +241,7 @@ def test_latents_of_another_length(command, model, tmp_path):
 
 def test_models_that_are_none(command, model, tmp_path, text_run):
     out = ("--out", tmp_path / "out")
-    refused(command("generate", "--model", text_run[0], *out), "is a text run, which generates nothing")
+    refused(command("generate", "--model", text_run[0], *out), "is a text run, which cannot generate pictures")
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     refused(
         command("generate", "--model", tmp_path / "junk.safetensors", *out),
@@ -297,9 +297,9 @@ def test_a_run_generates_and_is_evaluated(command, gan_run, judge_run, tmp_path)
 
 
 def test_evaluations_that_cannot_be(command, gan_run, judge_run, text_run, model, tmp_path):
-    refused(command("evaluate", text_run[0], "--samples", 100), "--samples is for generators")
+    refused(command("evaluate", text_run[0], "--samples", 100), "--samples requires a generator")
     refused(command("evaluate", gan_run), "minidl has no evaluator for ")
-    refused(command("evaluate", gan_run, "--evaluator", text_run[0]), "is no run of `minidl train images")
+    refused(command("evaluate", gan_run, "--evaluator", text_run[0]), "is not a run of `minidl train images")
     refused(
         command("evaluate", gan_run, "--evaluator", judge_run, "--samples", 3),
         "--samples is 3, expected a whole number from 100",
@@ -487,7 +487,7 @@ def test_new_pictures_are_not_made_through_a_link(command, pictures_before, tmp_
         out.mkdir()
         again = again[:-1]
     (out / ".new-pictures").symlink_to(other)
-    refused(command(*again), ".new-pictures is not of minidl" if overwrite else "exists and is not empty")
+    refused(command(*again), ".new-pictures was not written by minidl" if overwrite else "exists and is not empty")
     assert {*contents(other).values()} == {b"mine"}
     assert len(contents(other)) == 7
 

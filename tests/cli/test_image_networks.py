@@ -155,7 +155,7 @@ def test_a_file_that_does_not_fit_is_told(command, photos, published, tmp_path, 
         (("--model", "resnet18", "--dropout", "0.5"), "--dropout is for --model small, mobilenet_v2 and vgg16_bn"),
         (("--stem", "full"), "--stem is for torchvision architectures"),
         (("--model", "vgg16_bn", "--stem", "full"), "with --stem full takes pictures from 32 x 32 pixels"),
-        (("--model", "resnet18", "--batch-size", "50"), "of which the last layers of resnet18 have one pixel"),
+        (("--model", "resnet18", "--batch-size", "50"), "the last layers of resnet18 have one pixel"),
     ],
 )
 def test_settings_that_do_not_fit_are_told_before_the_work(command, photos, tmp_path, flags, message):

@@ -11,7 +11,7 @@ MINIDL = f"{sys.executable} -W error -m minidl"
 TRAIN = f"{MINIDL} train text --out run {' '.join(SMALL[:-1])}"
 
 
-GOING_ON = "note: standard output cannot be written (No space left on device); going on\n"
+GOING_ON = "note: standard output cannot be written (No space left on device); the command continues\n"
 
 
 @pytest.fixture

@@ -37,5 +37,5 @@ def test_a_run_inside_of_its_pictures_is_refused(command, tmp_path, flag):
     before = sorted(tmp_path.rglob("*"))
     for out in (inside / "run", inside / "a" / "run", tmp_path / "link" / "run"):
         result = command("train", "images", "--data", data, "--test", test, "--out", out, *SMALL[:2])
-        refused(result, f"is inside of {flag} {inside}: choose a folder outside it")
+        refused(result, f"is inside {flag} {inside}: choose a folder outside it")
     assert sorted(tmp_path.rglob("*")) == before

@@ -220,8 +220,8 @@ def test_a_missing_column_is_named(train, files, houses):
         ),
         (("--test", "gone.csv"), "gone.csv does not exist"),
         (("--test", "/proc"), "/proc is a folder: give a file ending in .csv"),
-        (("--test", "test.csv", "--test-split", "0.3"), "--test is all of the test split: leave out --test-split"),
-        (("--validation", "a.csv", "--val-split", "0.3"), "--validation is all of the validation split: leave out"),
+        (("--test", "test.csv", "--test-split", "0.3"), "--test names the test split: remove --test-split"),
+        (("--validation", "a.csv", "--val-split", "0.3"), "--validation names the validation split: remove"),
         (
             ("--validation", "validation.csv", "--trace", "validation.csv"),
             "--trace validation.csv exists and was not written by --trace",

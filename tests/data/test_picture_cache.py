@@ -169,7 +169,7 @@ def test_a_full_disk_is_one_note(folder, decodings, monkeypatch):
 
     @contextmanager
     def full(path):
-        with whole(path) as file:
+        with atomic(path) as file:
             file.write(b"a part")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         yield

@@ -70,7 +70,7 @@ class Display:
             self.quiet = True
             discard_output()
             if not isinstance(error, BrokenPipeError):
-                console.note(f"standard output cannot be written ({error.strerror}); training continues")
+                console.note(f"standard output cannot be written ({error.strerror}); the command continues")
 
     @contextmanager
     def counted(self, what: str) -> Iterator[Progress]:
