@@ -1412,8 +1412,8 @@ def test_refusals():
     with pytest.raises(ValueError, match="unknown pool"):
         conv.forward(p.x, p.w, p.geometry, pool="min")
     for more, why in (
-        ({"added": p.added, "pool": "max"}, "with a pool or preactivation"),
-        ({"added": p.added, "preactivation": True}, "with a pool or preactivation"),
+        ({"added": p.added, "pool": "max"}, "with pool or preactivation"),
+        ({"added": p.added, "preactivation": True}, "with pool or preactivation"),
         ({"added": p.added[:, 1:]}, r"added has shape \[2, 13, .*expected \[2, 14"),
     ):
         with pytest.raises(ValueError, match=why):
