@@ -62,7 +62,7 @@ def finish(folder: Path, manifest: dict[str, Any]) -> bool:
     """
     if _begun(folder) is None:
         return False
-    with folder_lock.held(folder), write_files.fixed(folder):
+    with folder_lock.lock(folder), write_files.fixed(folder):
         new = _begun(folder)
         if new is not None:
             _exchange(folder, new)
@@ -80,7 +80,7 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any], kept: bool
     Raises ConfigError where another process writes there, or where a new file has the name of one that no earlier
     command made; OSError.
     """
-    with write_files.folder_for(folder), folder_lock.held(folder), write_files.fixed(folder):
+    with write_files.folder_for(folder), folder_lock.lock(folder), write_files.fixed(folder):
         _check_free(folder, _listed(manifest), check(folder, overwrite))
         staged = folder / _STAGED
         if staged.is_symlink() or not _is_begun(staged):

@@ -64,6 +64,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._writer_name = f"writer of {folder}"
         self._lock = threading.Lock()
         # At most two: the newest, and before it the best if that is older.
         self._waiting: list[_Saved] = []
@@ -123,6 +124,16 @@ class Checkpoints:
         self.wait()
         return self._read("best.json")
 
+    @property
+    def exist(self) -> bool:
+        """Whether there is a last state."""
+        return (self.folder / "last.json").exists()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a thread of this process writes a state there: Ctrl-C during `wait` does not stop the writing."""
+        return any(thread.name == self._writer_name for thread in threading.enumerate())
+
     def drop_unnamed(self) -> None:
         """Delete the tensor files that neither JSON file names. Raises DamagedError when one of them cannot be read."""
         named = set()
@@ -135,7 +146,7 @@ class Checkpoints:
 
     def _started(self) -> bool:
         """Start the thread; False if the system cannot start one, so that the caller writes the state."""
-        writer = threading.Thread(target=self._write_all, name=_writer_of(self.folder))
+        writer = threading.Thread(target=self._write_all, name=self._writer_name)
         try:
             writer.start()
         except RuntimeError:
@@ -207,15 +218,6 @@ class Checkpoints:
         if not isinstance(optimizer, dict):
             raise damaged(path, f"optimizer is {cut(repr(content['optimizer']), 60)}, expected its state")
         return Checkpoint(path, file, weights, optimizer, content)
-
-
-def is_writing(folder: Path) -> bool:
-    """Whether a state is being written there: Ctrl-C during `wait` does not stop the writing."""
-    return any(thread.name == _writer_of(folder) for thread in threading.enumerate())
-
-
-def _writer_of(folder: Path) -> str:
-    return f"writer of {folder}"
 
 
 def is_own(name: str) -> bool:

@@ -33,7 +33,7 @@ _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, which need not exist if the one above it does.
 
     Raises ConfigError when another process, or another thread of this one, holds it; OSError when no file can be made.
@@ -43,7 +43,7 @@ def held(folder: Path) -> Iterator[None]:
         opened = _opened(folder)
     except KeyboardInterrupt:
         # The file may have been made.
-        with contextlib.suppress(OSError, ConfigError), held(folder):
+        with contextlib.suppress(OSError, ConfigError), lock(folder):
             pass
         raise
     try:
@@ -61,7 +61,7 @@ def held(folder: Path) -> Iterator[None]:
 
 def check_free(folder: Path) -> None:
     """Raises ConfigError when another process writes to a folder: told before the work."""
-    with contextlib.suppress(OSError), held(folder):
+    with contextlib.suppress(OSError), lock(folder):
         pass
 
 

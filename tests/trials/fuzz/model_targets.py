@@ -27,8 +27,9 @@ from minidl.training.loop.epochs import Trainer
 from minidl.training.loop.gan import GanTrainer
 from minidl.training.prediction import predict
 from minidl.training.process.display import Display
-from minidl.training.run_folder import files, saved_run
+from minidl.training.run_folder import files
 from minidl.training.run_folder.checkpoints import Checkpoints
+from minidl.training.run_folder.folder import RunFolder
 from minidl.training.tasks import TASKS
 from minidl.training.tasks.gan import model_settings, training_pixels
 from minidl.training.tasks.images import PictureFormat
@@ -240,7 +241,7 @@ def checkpoint(folder: Path) -> Target:
     trainers = {}
     with contextlib.chdir(OLD):
         for kind in ("text", "table", "gan"):
-            config = saved_run.saved_settings(saved_run.read_run(Path(f"{kind}-stopped")))
+            config = RunFolder(Path(f"{kind}-stopped")).read().settings()
             dataset = TASKS[kind].load(config)
             shutil.copytree(f"{kind}-stopped", folder / kind)
             state = {"config": config.identity(), "environment": {}}
