@@ -231,9 +231,9 @@ def _trainer(
     if checkpoint is None:
         return trainer, {}
     trainer.restore(checkpoint)
-    again = resumed(checkpoint, state["environment"], trainer.progress.place, display)
+    again = resumed(checkpoint, state["environment"], trainer.progress.text, display)
     trainer.state.update(again)
-    display.note(f"continuing after {trainer.progress.place}")
+    display.note(f"continuing after {trainer.progress.text}")
     return trainer, again
 
 

@@ -80,7 +80,7 @@ def test_a_lock_is_none(tmp_path, kind):
     replace(tmp_path / ".run.lock", kind)
     with (
         soon(),
-        pytest.raises(ConfigError, match=r"is a link|is a folder|is not a lock of minidl"),
+        pytest.raises(ConfigError, match=r"is a link|is a folder|is not a lock file of minidl"),
         folder_lock.lock(tmp_path / "run"),
     ):
         pass

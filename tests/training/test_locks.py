@@ -44,7 +44,7 @@ def other(tmp_path):
 
 
 def test_the_second_is_told_who_holds_it(tmp_path, other):
-    expected = rf"run is being written by process {other.pid} on .* since .* \(-c .*run\); wait until it has ended"
+    expected = rf"run is being written by process {other.pid} on .* since .* \(-c .*run\); wait until it ends"
     with pytest.raises(ConfigError, match=expected), folder_lock.lock(tmp_path / "run"):
         pass
     other.communicate()

@@ -298,7 +298,7 @@ def test_resuming_takes_the_settings_of_the_run(tmp_path):
 def test_resuming_with_other_settings_is_refused(tmp_path):
     started(tmp_path / "run", epochs=3)
     with pytest.raises(
-        ConfigError, match=r"other settings: --epochs is 3 in the run, 5 was given\. Leave these flags out"
+        ConfigError, match=r"other settings: --epochs is 3 in the run, 5 was given\. Remove these flags"
     ):
         train_settings("text", {"out": tmp_path / "run", "resume": True, "epochs": 5})
     with pytest.raises(ConfigError, match="is a text run; continue it with: minidl train text"):

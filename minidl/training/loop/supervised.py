@@ -317,4 +317,4 @@ def saved_perceptron(
     """The perceptron of a finished run with its weights. Raises DamagedError for weights of another one."""
     found = own.weights()
     weights.check_layers((inputs, *config.hidden, outputs), found, own.model)
-    return weights.filled(make(inputs, outputs, config.hidden, config.dropout, device="meta"), found, own.model)
+    return weights.materialize(make(inputs, outputs, config.hidden, config.dropout, device="meta"), found, own.model)
