@@ -50,7 +50,7 @@ def cannot_write(folder: Path, error: OSError) -> str:
 
 
 def run_folder(path: Path) -> Path:
-    """Return the folder of a run, for a link its target. Raises ConfigError for a path without a name or a long name."""
+    """Return the folder of a run, for a link its target. Raises ConfigError for a path with no name or a long one."""
     if path.name in ("", ".."):
         raise ConfigError(f"--out is {str(path)!r}, expected the name of a folder, such as runs/first")
     check_length(path)
