@@ -23,20 +23,16 @@ if TYPE_CHECKING:
 class DrawnOptions(Settings):
     """The options of --drawn."""
 
-    drawn: Annotated[
-        int | None, Field(ge=1, le=1_000_000, description="Measure this many random shapes.")
-    ] = None
+    drawn: Annotated[int | None, Field(ge=1, le=1_000_000, description="Measure this many random shapes.")] = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --drawn: seed of the shapes.")] = 0
     of: Annotated[
         Literal["conv", "conv_transpose", "conv1d", "conv3d", "gemm", "softmax", "norm", "pool", "reduce", "all"],
         Field(description="With --drawn: operation to measure:"),
     ] = "conv"
-    dtype: Annotated[
-        Literal["float16", "bfloat16", "float32"], Field(description="With --drawn: data type:")
-    ] = "float16"
-    from_: Annotated[
-        int, Field(ge=0, le=999_999, description="With --drawn: index of the first shape to measure.")
-    ] = 0
+    dtype: Annotated[Literal["float16", "bfloat16", "float32"], Field(description="With --drawn: data type:")] = (
+        "float16"
+    )
+    from_: Annotated[int, Field(ge=0, le=999_999, description="With --drawn: index of the first shape to measure.")] = 0
     minutes: Annotated[
         float | None,
         Field(

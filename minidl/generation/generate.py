@@ -106,7 +106,7 @@ def _part(
     names = [] if config.format == "npy" else [*map(wanted.file, wanted.names)]
     if place.rank > 0:
         part = sharing.join(staged, place, run, about)
-        block.enter_context(write_files.fixed(config.out))
+        block.enter_context(write_files.pin_folder(config.out))
     else:
         old = sharing.read(staged)
         kept = old is not None and old.about == about

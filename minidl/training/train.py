@@ -75,11 +75,11 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
                 folder.checkpoints.drop_unnamed()
                 for name in folder.restore_documents(experiment.documents):
                     display.note(f"note: {name} was missing or changed and was rewritten from the data")
-                with write_files.fixed(config.out), resumable(config, kind):
+                with write_files.pin_folder(config.out), resumable(config, kind):
                     return _fit(task, config, experiment, run.identity, checkpoint, display)
             identity = folder.start(config, kind, data_sha256, experiment.documents, experiment.model, group.starters)
             begun = True
-            with replacing(config, kind, display), write_files.fixed(config.out), resumable(config, kind):
+            with replacing(config, kind, display), write_files.pin_folder(config.out), resumable(config, kind):
                 return _fit(task, config, experiment, identity, None, display)
     except Exception as error:
         # For work outside of the steps, which `memory.guarded` covers.

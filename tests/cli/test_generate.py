@@ -394,7 +394,7 @@ def contents(folder):
 def test_a_replacement_that_fails_at_any_write_keeps_the_pictures(command, pictures_before, monkeypatch):
     """Each write in turn finds a full disk: the old pictures are there as they were, or the new ones."""
     out, again = pictures_before
-    before, real = contents(out), {name: getattr(write_files, name) for name in ("whole", "write_new")}
+    before, real = contents(out), {name: getattr(write_files, name) for name in ("atomic", "write_new")}
     for last in itertools.count():
         left = iter(range(last))
         for name, write in real.items():

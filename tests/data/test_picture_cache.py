@@ -165,16 +165,16 @@ def test_another_file_in_its_place(folder, decodings, content):
 
 def test_a_full_disk_is_one_note(folder, decodings, monkeypatch):
     expected = contents(load_images(folder))
-    whole = picture_cache.write_files.whole
+    atomic = picture_cache.write_files.atomic
 
     @contextmanager
     def full(path):
-        with whole(path) as file:
+        with atomic(path) as file:
             file.write(b"a part")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         yield
 
-    monkeypatch.setattr(picture_cache.write_files, "whole", full)
+    monkeypatch.setattr(picture_cache.write_files, "atomic", full)
     found, count, told = decodings.load(folder)
     assert (found, count) == (expected, 1)
     (note,) = told

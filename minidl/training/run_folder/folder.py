@@ -141,7 +141,7 @@ class RunFolder:
 
         Raises ConfigError when another process writes to the folder.
         """
-        with folder_lock.lock(self.path), write_files.fixed(self.path):
+        with folder_lock.lock(self.path), write_files.pin_folder(self.path):
             yield
             manifest = Manifest.read(self.path)
             if manifest is not None:

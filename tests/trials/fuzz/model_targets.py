@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
+from minidl.common import write_files
 from minidl.data import DataError
 from minidl.data.files import Records
 from minidl.data.hashing import HashedTfidf
@@ -43,7 +44,7 @@ def sealed(content: bytes) -> bytes:
     with contextlib.suppress(Exception):
         (length,) = struct.unpack("<Q", content[:8])
         header = json.loads(content[8 : 8 + length])
-        header["__metadata__"] = {"sha256": files._checksum(load(content))}
+        header["__metadata__"] = {"sha256": write_files.checksum(load(content))}
         text = json.dumps(header).encode()
         return struct.pack("<Q", len(text)) + text + content[8 + length :]
     return content
