@@ -80,6 +80,6 @@ def _show(recorder: Profile, path: Path | None) -> None:
     if path is None:
         echo("no trace was written; name a file with --trace", error=True)
     elif path.parent.is_dir():
-        with RunFolder(path.parent).adding(path.name) if path.name in TRACES else contextlib.nullcontext():
+        with RunFolder(path.parent).add_files(path.name) if path.name in TRACES else contextlib.nullcontext():
             recorder.save(path)
         echo(one_line(f"trace: {path} (open it in ui.perfetto.dev or chrome://tracing)"), error=True)

@@ -83,7 +83,7 @@ def evaluate(config: EvaluateGan) -> dict[str, Any]:
     }
     folder = Path(config.model)
     if config.model not in BUILT_IN and folder.is_dir():
-        with RunFolder(folder).adding("evaluation.json", "nearest.png"):
+        with RunFolder(folder).add_files("evaluation.json", "nearest.png"):
             files.write_json(folder / "evaluation.json", report)
             write_nearest(folder / "nearest.png", pixels, near, reference.training)
     if config.json_file is not None:

@@ -158,7 +158,7 @@ def test_a_generator_that_cannot_fit_is_refused(command, tmp_path, monkeypatch):
     free(monkeypatch, 2**30)
     result = command("train", "gan", "--data", "digits", "--out", tmp_path / "run", "--width", "1024")
     assert result.code == 1
-    assert re.search(r"take --width \d+ --latent \d+ \(\d+\.\d+ MiB\)\n", result.err), result.err
+    assert re.search(r"use --width \d+ --latent \d+ \(\d+\.\d+ MiB\)\n", result.err), result.err
 
 
 @pytest.mark.slow

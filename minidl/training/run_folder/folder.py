@@ -71,8 +71,8 @@ class RunFolder:
             raise damaged(path, f"data_sha256 is {data_sha256!r}, expected the checksum of the data")
         if not isinstance(documents, dict):
             raise damaged(path, f"documents is {documents!r}, expected checksums by file name")
-        run = run_identity(kind, config, data_sha256)
-        if saved.get(OF_RUN, run) != run:
+        identity = run_identity(kind, config, data_sha256)
+        if saved.get(OF_RUN, identity) != identity:
             raise damaged(path, "its settings are not those of its run")
         report, notes = self._report(), []
         manifest = None if report is None else Manifest.read(self.path)
@@ -85,20 +85,20 @@ class RunFolder:
                 "cannot be detected"
             )
         sums, config = None if manifest is None else manifest.files, {**TASKS[kind].settings.earlier, **config}
-        found = SavedRun(self.path, run, documents, sums, kind, config, data_sha256, report is not None, notes)
-        if not found.is_own(CONFIG, raw):
+        run = SavedRun(self.path, identity, documents, sums, kind, config, data_sha256, report is not None, notes)
+        if not run.is_own(CONFIG, raw):
             raise changed(path)
-        if report is not None and not found.is_own(REPORT, report):
+        if report is not None and not run.is_own(REPORT, report):
             notes.append(f"{self.path / REPORT} was changed after training")
-        return found
+        return run
 
     def read_finished(self) -> SavedRun:
         """Return the run. Raises also ConfigError for an unfinished one, with the command that continues it."""
         run = self.read()
         if not run.finished:
             old = self.previous
-            kept = f" (the run that it is to replace is still in {old})" if (old / REPLACED).is_file() else ""
-            raise ConfigError(f"{self.path} is not finished{kept}; continue it with: {run.resume_command}")
+            state = f" (the run that it is to replace is still in {old})" if (old / REPLACED).is_file() else ""
+            raise ConfigError(f"{self.path} is not finished{state}; continue it with: {run.resume_command}")
         return run
 
     def read_config(self) -> tuple[bytes, dict[str, Any]]:
@@ -136,15 +136,14 @@ class RunFolder:
         return None
 
     @contextmanager
-    def adding(self, *names: str) -> Iterator[None]:
+    def add_files(self, *names: str) -> Iterator[None]:
         """Hold the lock while a command writes these files, then put them into the manifest of a finished run.
 
         Raises ConfigError when another process writes to the folder.
         """
         with folder_lock.lock(self.path), write_files.pin_folder(self.path):
             yield
-            manifest = Manifest.read(self.path)
-            if manifest is not None:
+            if manifest := Manifest.read(self.path):
                 Manifest(manifest.run, {**manifest.files, **self.checksums(names)}).write(self.path)
 
     def checksums(self, names: Iterable[str]) -> dict[str, str]:
@@ -163,7 +162,7 @@ class RunFolder:
         kind = "the folder of checkpoints" if name == FOLDER else "a file"
         raise ConfigError(f"{flag} {self.path / name} is {kind} of the run in {self.path}: give another name")
 
-    def written(self) -> Iterator[str]:
+    def own_files(self) -> Iterator[str]:
         """Yield the names of the files in the folder that minidl wrote, by their names and their content.
 
         The content has the SHA-256 of a document or of an entry in the manifest, or is of a kind that minidl writes.
@@ -190,7 +189,7 @@ class RunFolder:
         # config.json after the others: until then the folder is known as a run; before it the manifest, which lists the
         # run's files. Last the mark: while it exists, the next process deletes the rest of a replaced run.
         last = (MANIFEST, CONFIG)
-        names = [name for name in self.written() if name not in last]
+        names = [name for name in self.own_files() if name not in last]
         for name in (*names, *last, REPLACED):
             if name in names or provenance.is_of_run(self.path / name):
                 write_files.remove(self.path / name)

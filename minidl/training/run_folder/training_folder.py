@@ -40,14 +40,14 @@ class TrainingFolder(RunFolder):
         if not self.is_finished:
             return None
         run = self.read()
-        raw, kept = run.read("report.txt"), None
+        content, note = run.read("report.txt"), None
         with suppress(OSError), folder_lock.lock(self.path):
             self.check_links()
             self.sweep()
-            kept = self.delete_previous()
-        text = files.as_text(raw, self.path / "report.txt")
-        lines = [one_line(line) for line in (*(f"note: {note}" for note in run.notes), str(self.path))]
-        return "\n".join(lines) + f" is already finished:\n\n{text}" + (f"{one_line(kept)}\n" if kept else "")
+            note = self.delete_previous()
+        text = files.as_text(content, self.path / "report.txt")
+        lines = [one_line(line) for line in (*(f"note: {each}" for each in run.notes), str(self.path))]
+        return "\n".join(lines) + f" is already finished:\n\n{text}" + (f"{one_line(note)}\n" if note else "")
 
     def is_started_by(self, starters: Sequence[str]) -> bool:
         """Return whether processes that one of `starters` has started (`workers.starter`) began the run."""
@@ -179,7 +179,7 @@ class TrainingFolder(RunFolder):
     def complete(self, identity: str, report: dict[str, Any], text: str) -> None:
         """Write the report, as JSON and as text, and the manifest of all files: the run is finished."""
         contents = {REPORT: files.json_bytes(report), "report.txt": files.text_bytes(text)}
-        names = [name for name in self.written() if name not in (MANIFEST, *contents)]
+        names = [name for name in self.own_files() if name not in (MANIFEST, *contents)]
         sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
         Manifest(identity, {**self.checksums(names), **sums}).write(self.path)
         files.write_bytes(self.path / "report.txt", contents["report.txt"])
