@@ -45,7 +45,7 @@ def _evaluate_generator(config: Evaluate, given: dict[str, Any], around: Abstrac
     model = str(config.run) if _is_built_in(config.run) else str(config.run.absolute())
     wanted = EvaluateGan(model=model, data=config.data, json_file=config.json_file, **given)
     work = device.prepare(config.device, "minidl.generation.evaluate")
-    environment.fix_threads(environment.wanted_threads())
+    environment.fix_threads(environment.thread_count())
 
     with around:
         echo(work.as_text(work.evaluate(wanted)), end="")

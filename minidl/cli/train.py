@@ -69,7 +69,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
     with contextlib.ExitStack() as alongside:
         gpu = alongside.enter_context(compiler_processes.started(kind, config.device))
         if gpu and processors >= _MANY:  # without a GPU the network has the processors
-            alongside.enter_context(helpers.ready(processors))
+            alongside.enter_context(helpers.start_processes(processors))
         _run(kind, config, profiling)
 
 

@@ -244,9 +244,9 @@ def _prepare(config: Any, checkpoint: Checkpoint | None, convolves: bool) -> dic
     elif convolves and launch.INTERPRETED:
         # Interpreted convolutions are many small products: they gain nothing from a second thread, which waits where
         # other processes run (measured: 1.0 s a step instead of 0.36 s).
-        threads = environment.wanted_threads(1)
+        threads = environment.thread_count(1)
     else:
-        threads = environment.wanted_threads()
+        threads = environment.thread_count()
     environment.fix_threads(threads)
     launch.set_float32_precision("tf32" if config.precision == "tf32" else "tf32x3")
     described = environment.describe(threads)

@@ -173,7 +173,7 @@ class Supervised(Experiment):
         if launch.INTERPRETED or (count := self.config.workers or available()) == 1:
             yield
             return
-        ready = helpers.at_hand()
+        ready = helpers.ready_processes()
         with Workers(min(2, count)) if ready is None else nullcontext(ready) as workers:
             self._scores = self.targets.baselines(self.train, self.validation, workers)
             yield

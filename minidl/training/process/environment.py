@@ -135,7 +135,7 @@ def check_threads() -> None:
             )
 
 
-def wanted_threads(most: int = _USUAL_THREADS) -> int:
+def thread_count(most: int = _USUAL_THREADS) -> int:
     """Return OMP_NUM_THREADS if it is set, else the number of processors of this process, at most `most`."""
     value = os.environ.get("OMP_NUM_THREADS", "").strip()
     return int(value) if _is_count(value) else min(most, len(os.sched_getaffinity(0)))

@@ -19,8 +19,8 @@ _T = TypeVar("_T")
 
 
 @contextlib.contextmanager
-def ready(count: int) -> Iterator[None]:
-    """A context in which `at_hand()` returns up to `count` processes, which import libraries from its start on."""
+def start_processes(count: int) -> Iterator[None]:
+    """A context in which `ready_processes()` returns up to `count` processes; they import libraries from its start."""
     with Workers(min(_PROCESSES, count)) as workers:
         with contextlib.suppress(WorkerError):  # the command does the work itself
             workers.start()
@@ -33,8 +33,8 @@ def ready(count: int) -> Iterator[None]:
             _ready.clear()
 
 
-def at_hand() -> Workers | None:
-    """Return the processes of the current context of `ready`."""
+def ready_processes() -> Workers | None:
+    """Return the processes of the current context of `start_processes`."""
     return _ready[-1] if _ready else None
 
 

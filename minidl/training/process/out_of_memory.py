@@ -42,7 +42,7 @@ class Shortage:
     """Sizes in bytes of an allocation that failed; None if unknown. `what` and `remedy` see `used_for`."""
 
     where: str  # "GPU", "machine", "kernel" or "threads"
-    asked: int | None = None
+    requested: int | None = None
     free: int | None = None
     total: int | None = None
     kind: str = ""  # of a kernel's memory
@@ -51,17 +51,17 @@ class Shortage:
 
     def __str__(self) -> str:
         if self.where == "kernel":
-            return f"a kernel needs {self.asked:,} of {self.kind}, but this GPU has {self.total:,}"
+            return f"a kernel needs {self.requested:,} of {self.kind}, but this GPU has {self.total:,}"
         if self.where == "threads":
             return "no more threads or processes can be started"
         full = "the GPU is out of memory" if self.where == "GPU" else "this machine is out of memory"
-        asked = "an allocation" if self.asked is None else f"{size(self.asked)} were requested"
-        asked += f" for {self.what}" if self.what else ""
-        asked += " failed" if self.asked is None else ""
+        request = "an allocation" if self.requested is None else f"{size(self.requested)} were requested"
+        request += f" for {self.what}" if self.what else ""
+        request += " failed" if self.requested is None else ""
         if self.free is None:
-            return f"{full}: {asked}"
+            return f"{full}: {request}"
         of = "" if self.total is None else f" of {size(self.total)}"
-        return f"{full}: {asked}, {size(self.free)}{of} were free"
+        return f"{full}: {request}, {size(self.free)}{of} were free"
 
 
 @contextlib.contextmanager
@@ -89,14 +89,14 @@ def read(error: BaseException) -> Shortage | None:
     if type(error).__name__ == "InterpreterError" and error.__cause__ is not None:  # Triton's, for an error in a kernel
         error = error.__cause__
     text = str(error)
-    asked = _amount("allocate " + _AMOUNT, text)
+    requested = _amount("allocate " + _AMOUNT, text)
     if type(error).__name__ == "OutOfResources":  # Triton's; the name does not need the import
         required, limit = getattr(error, "required", None), getattr(error, "limit", None)
         return Shortage("kernel", required, None, limit, str(getattr(error, "name", "memory")))
     # torch.OutOfMemoryError, or CUDA's own message for memory that torch's allocator does not manage.
     is_torchs = type(error).__name__ == "OutOfMemoryError"
     if is_torchs or (isinstance(error, RuntimeError) and "CUDA" in text and "out of memory" in text):
-        return Shortage("GPU", asked if is_torchs else None, *_of_device(), "", *about)
+        return Shortage("GPU", requested if is_torchs else None, *_of_device(), "", *about)
     # The errors of minidl contain their own advice.
     is_foreign = not type(error).__module__.startswith("minidl.")
     has_message = is_foreign and isinstance(error, RuntimeError | ImportError | OSError)
@@ -104,7 +104,7 @@ def read(error: BaseException) -> Shortage | None:
     if no_thread and (free is None or free >= _STACK):
         return Shortage("threads")
     if no_thread or (has_message and _FULL.search(text)) or isinstance(error, MemoryError):
-        return Shortage("machine", asked, free, None, "", *about)
+        return Shortage("machine", requested, free, None, "", *about)
     return None
 
 
@@ -193,8 +193,8 @@ def _training(networks: Networks, on_gpu: bool) -> tuple[int, int]:
     parameters = need = 0
     for model, optimizer in networks:
         weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-        own = optimizer.flat_state().values() if optimizer is not None else ()
-        states = sum(value.nbytes for value in own if hasattr(value, "nbytes"))
+        state = optimizer.flat_state().values() if optimizer is not None else ()
+        states = sum(value.nbytes for value in state if hasattr(value, "nbytes"))
         parameters += model.num_parameters()
         need += weights + states + (0 if on_gpu else _CHECKPOINT * (weights + states))
         need += sum(parameter.data.nbytes for parameter in model.parameters()) if optimizer is not None else 0

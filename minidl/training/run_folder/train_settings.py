@@ -16,7 +16,7 @@ from minidl.training.settings.declaration import differences
 from minidl.training.tasks import TASKS
 
 
-def train_settings(kind: str, given: dict[str, Any]) -> Any:
+def train_settings(kind: str, flags: dict[str, Any]) -> Any:
     """Return the settings of a training command from the flags on its command line.
 
     With `resume` all other settings are those of the run. Raises ConfigError for invalid settings, for flags that
@@ -24,9 +24,9 @@ def train_settings(kind: str, given: dict[str, Any]) -> Any:
     """
     task = TASKS[kind]
     session_class = task.settings.of_process()
-    check_different(**{name: given.get(name) for name in DATA})
-    session = {name: given[name] for name in session_class.model_fields if name in given}
-    of_run = {name: value for name, value in given.items() if name not in session}
+    check_different(**{name: flags.get(name) for name in DATA})
+    session = {name: flags[name] for name in session_class.model_fields if name in flags}
+    of_run = {name: value for name, value in flags.items() if name not in session}
     checked = session_class(**session)
     try:
         checked.out.exists()
