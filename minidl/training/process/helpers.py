@@ -25,7 +25,7 @@ def start_processes(count: int) -> Iterator[None]:
         with contextlib.suppress(WorkerError):  # the command does the work itself
             workers.start()
             for _ in range(workers.count):
-                workers.later(imported, Message({"modules": _LIBRARIES}))
+                workers.later(import_libraries, Message({"modules": _LIBRARIES}))
             _ready.append(workers)
         try:
             yield
@@ -38,7 +38,7 @@ def ready_processes() -> Workers | None:
     return _ready[-1] if _ready else None
 
 
-def imported(message: Message) -> Message:
+def import_libraries(message: Message) -> Message:
     """Import the installed modules in a worker, and draw: the first plot takes as long as ten later ones."""
     for module in message.values["modules"]:
         with contextlib.suppress(ImportError):
