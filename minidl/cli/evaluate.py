@@ -12,9 +12,9 @@ from minidl.common.console import echo
 from minidl.errors import ConfigError
 from minidl.generation.config import BUILT_IN, EvaluateGan
 from minidl.training.process import device, environment
-from minidl.training.run_folder import files, saved_run
+from minidl.training.run_folder import files
+from minidl.training.run_folder.folder import RunFolder
 from minidl.training.settings.command import Evaluate
-from minidl.training.tasks import TASKS
 
 
 def _evaluate(given: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ def _evaluate_generator(config: Evaluate, given: dict[str, Any], around: Abstrac
     model = str(config.run) if _is_built_in(config.run) else str(config.run.absolute())
     wanted = EvaluateGan(model=model, data=config.data, json_file=config.json_file, **given)
     work = device.prepare(config.device, "minidl.generation.evaluate")
-    environment.fix_threads(environment.wanted_threads())
+    environment.fix_threads(environment.thread_count())
 
     with around:
         echo(work.as_text(work.evaluate(wanted)), end="")
@@ -55,7 +55,7 @@ def _is_generator(run: Path) -> bool:
     if _is_built_in(run):
         return True
     if files.is_folder(run):
-        return TASKS[saved_run.finished_run(run).kind].generates
+        return RunFolder(run).read_finished().task.generates
     return run.suffix == ".safetensors"
 
 

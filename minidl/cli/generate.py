@@ -38,7 +38,7 @@ def _generate(given: dict[str, Any]) -> None:
         from minidl.runtime import launch
 
         if launch.INTERPRETED:
-            environment.fix_threads(environment.wanted_threads())
+            environment.fix_threads(environment.thread_count())
         with profiled(profiling, config.out / "trace.json"):
             chosen = work.generate(config, count)
     if chosen > 1:

@@ -92,11 +92,11 @@ def _check_outputs(kinds: Mapping[str, Kind], given: Mapping[str, Any]) -> None:
     check_different(**{name: given.get(name) for name in ("out", *kinds)})
     out = given.get("out")
     for name, kind in kinds.items():
-        from minidl.training.run_folder import create
+        from minidl.training.run_folder.folder import RunFolder
 
         path = given[name]
         in_run = kind is TRACE and out is not None and os.path.realpath(path.parent) == os.path.realpath(out)
-        create.check_not_own(flag(name), path, in_run)
+        RunFolder(path.parent).check_not_own(flag(name), path.name, in_run)
         if path.parent.exists() or not in_run:
             check_output(flag(name), path, kind)
 

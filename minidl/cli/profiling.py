@@ -12,7 +12,7 @@ from pydantic import Field
 
 from minidl.common.console import echo, one_line
 from minidl.errors import ConfigError
-from minidl.training.run_folder import create, file_names
+from minidl.training.run_folder.folder import TRACES, RunFolder
 from minidl.training.run_folder.outputs import check_output
 from minidl.training.run_folder.provenance import TRACE
 from minidl.training.settings.declaration import Settings
@@ -80,6 +80,6 @@ def _show(recorder: Profile, path: Path | None) -> None:
     if path is None:
         echo("no trace was written; name a file with --trace", error=True)
     elif path.parent.is_dir():
-        with create.adding(path.parent, path.name) if path.name in file_names.TRACES else contextlib.nullcontext():
+        with RunFolder(path.parent).add_files(path.name) if path.name in TRACES else contextlib.nullcontext():
             recorder.save(path)
         echo(one_line(f"trace: {path} (open it in ui.perfetto.dev or chrome://tracing)"), error=True)

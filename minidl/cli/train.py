@@ -20,7 +20,8 @@ from minidl.data.workers import available
 from minidl.distributed import started, workers
 from minidl.errors import ConfigError
 from minidl.training.process import device, environment, helpers
-from minidl.training.run_folder import create, saved_run
+from minidl.training.run_folder.train_settings import train_settings
+from minidl.training.run_folder.training_folder import TrainingFolder
 from minidl.training.tasks import TASKS
 
 _MANY = 4  # processors; with fewer, more processes only delay the first
@@ -58,8 +59,8 @@ def _train(kind: str, given: dict[str, Any]) -> None:
         stopped = given.get("timeout", started.TIMEOUT) + _LATER
         workers.run(workers.own_command(), count, _RESTARTS, first=True, together=True, stopped=stopped)
         return
-    config = create.settings(kind, given)
-    done = create.finished_report(config)
+    config = train_settings(kind, given)
+    done = TrainingFolder(config.out).finished_report() if config.resume else None
     if done is not None:
         if not config.quiet:
             echo(done, end="")
@@ -68,7 +69,7 @@ def _train(kind: str, given: dict[str, Any]) -> None:
     with contextlib.ExitStack() as alongside:
         gpu = alongside.enter_context(compiler_processes.started(kind, config.device))
         if gpu and processors >= _MANY:  # without a GPU the network has the processors
-            alongside.enter_context(helpers.ready(processors))
+            alongside.enter_context(helpers.start_processes(processors))
         _run(kind, config, profiling)
 
 
@@ -87,12 +88,12 @@ def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, plac
     group.starters = [*filter(None, group.gathered(workers.starter(), "the comparison of the processes"))]
     config = told = None
     if group.leads:
-        if create.is_started_by(given["out"], group.starters):  # they have been started again
+        if TrainingFolder(given["out"]).is_started_by(group.starters):  # they have been started again
             given |= {"resume": True, "overwrite": False}
-        config = create.settings(kind, given)
+        config = train_settings(kind, given)
         if config.shards is None and not (config.resume and (config.out / "config.json").exists()):
             config = config.model_copy(update={"shards": started.USUAL})
-        done = create.finished_report(config)
+        done = TrainingFolder(config.out).finished_report() if config.resume else None
         told = [config.identity(), done is None]
         if done is not None and not config.quiet:
             echo(done, end="")
@@ -115,7 +116,7 @@ def _run(kind: str, config: Any, profiling: Profiling) -> None:
     with timing.timed("read"):
         dataset = task.load(config)
     if config.resume and (config.out / "config.json").exists():
-        saved_run.check_data(saved_run.read_run(config.out), dataset)
+        TrainingFolder(config.out).read().check_data(dataset)
     with timing.timed("import"):
         wait()
         from minidl.training.train import train

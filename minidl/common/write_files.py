@@ -33,32 +33,32 @@ _GONE = "another folder, or a link, is in its place"
 _NO_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.ENOSYS}
 
 Identity = tuple[int, int]  # device and inode of a folder
-_fixed: dict[Path, Identity] = {}
+_pinned: dict[Path, Identity] = {}
 
 
 @contextmanager
-def fixed(folder: Path, expected: Sequence[int] | None = None) -> Iterator[Identity]:
+def pin_folder(folder: Path, expected: Sequence[int] | None = None) -> Iterator[Identity]:
     """A context in which writes into `folder` raise OSError if it is no longer the same folder (default: the present
     one, else the one with identity `expected`), or a subfolder has become a link."""
-    before = _fixed.pop(folder, None)
-    with opened(folder) as handle:
-        _fixed[folder] = (expected[0], expected[1]) if expected else identity(handle)
+    outer = _pinned.pop(folder, None)
+    with open_folder(folder) as handle:
+        _pinned[folder] = (expected[0], expected[1]) if expected else identity(handle)
     try:
-        yield _fixed[folder]
+        yield _pinned[folder]
     finally:
-        del _fixed[folder]
-        if before is not None:
-            _fixed[folder] = before
+        del _pinned[folder]
+        if outer is not None:
+            _pinned[folder] = outer
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[int]:
-    """A context with a file descriptor of a folder. Raises OSError, also if the folder of `fixed` was replaced."""
-    root = next((parent for parent in (folder, *folder.parents) if parent in _fixed), folder)
+def open_folder(folder: Path) -> Iterator[int]:
+    """A context with a file descriptor of a folder. Raises OSError, also if the folder of `pin_folder` was replaced."""
+    root = next((parent for parent in (folder, *folder.parents) if parent in _pinned), folder)
     handle = os.open(root, os.O_PATH | os.O_DIRECTORY)
     try:
         names = folder.relative_to(root).parts
-        if root in _fixed and identity(handle) != _fixed[root]:
+        if root in _pinned and identity(handle) != _pinned[root]:
             raise OSError(errno.ESTALE, _GONE, str(root))
         for name in names:
             outer, handle = handle, os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=handle)
@@ -79,7 +79,7 @@ def identity(handle: int) -> Identity:
 def handle_of(path: Path, flags: int) -> int:
     """Open a file that is not a link in its folder; return its descriptor. Raises OSError with the path."""
     try:
-        with opened(path.parent) as folder:
+        with open_folder(path.parent) as folder:
             return read_files.handle(path, flags | os.O_NOFOLLOW, folder)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
@@ -114,7 +114,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
     # Chosen before the file exists, so that a signal at any time leaves no unknown file.
     temporary = part(path.name)
     try:
-        with opened(path.parent) as folder:
+        with open_folder(path.parent) as folder:
             try:
                 with _new(folder, temporary) as file:
                     yield file
@@ -147,7 +147,7 @@ def write_new(folder: Path, contents: Mapping[str, bytes]) -> None:
 
     Use it for a folder that is not read before all files are complete. All are open at the same time. Raises OSError.
     """
-    with opened(folder) as handle, contextlib.ExitStack() as stack:
+    with open_folder(folder) as handle, contextlib.ExitStack() as stack:
         files = [stack.enter_context(_new(handle, name)) for name in contents]
         for file, content in zip(files, contents.values(), strict=True):
             file.write(content)
@@ -168,7 +168,7 @@ def make_folder(path: Path, parents: bool = False) -> None:
         return
     if parents:
         make_folder(path.parent, parents)
-    with opened(path.parent) as handle:
+    with open_folder(path.parent) as handle:
         try:
             os.mkdir(path.name, dir_fd=handle)
         except OSError as error:
@@ -192,7 +192,7 @@ def folder_for(path: Path) -> Iterator[None]:
 
 def remove(path: Path) -> None:
     """Delete a file if it exists. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError), opened(path.parent) as folder:
+    with contextlib.suppress(FileNotFoundError), open_folder(path.parent) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 

@@ -67,7 +67,7 @@ def write(asked: Message) -> Message:
     """
     values, contents = encode(asked)
     folder = Path(asked.values["folder"])
-    with write_files.fixed(folder, asked.values["identity"]):
+    with write_files.pin_folder(folder, asked.values["identity"]):
         write_files.write_new(folder, dict(zip(values["names"], contents, strict=True)))
     return Message({**values, "sums": [*map(write_files.brief_sum, contents)]})
 

@@ -26,7 +26,9 @@ from minidl.generation.config import BUILT_IN, EvaluateGan
 from minidl.generation.model import Loaded, load
 from minidl.runtime import launch
 from minidl.training.process import environment
-from minidl.training.run_folder import create, files, saved_run
+from minidl.training.run_folder import files
+from minidl.training.run_folder.folder import RunFolder
+from minidl.training.run_folder.saved_run import SavedRun
 from minidl.training.tasks.gan import training_pixels
 
 SAMPLES = 10_000
@@ -54,12 +56,12 @@ def evaluate(config: EvaluateGan) -> dict[str, Any]:
     """
     started = time.perf_counter()
     loaded = load(config.model)
-    saved_run.tell(loaded.notes)
+    loaded.show_notes()
     name = _data(config, loaded.run)
     judge = (
         evaluator.load(evaluator.built_in(name)) if config.evaluator is None else evaluator.from_run(config.evaluator)
     )
-    dataset = data.load_images(name) if config.data or loaded.run is None else saved_run.own_data(loaded.run)
+    dataset = data.load_images(name) if config.data or loaded.run is None else loaded.run.load_data()
     _check(loaded, judge, dataset)
     count = config.samples or (SAMPLES_CPU if launch.INTERPRETED else SAMPLES)
     reference = reference_of(dataset, judge, count)
@@ -81,7 +83,7 @@ def evaluate(config: EvaluateGan) -> dict[str, Any]:
     }
     folder = Path(config.model)
     if config.model not in BUILT_IN and folder.is_dir():
-        with create.adding(folder, "evaluation.json", "nearest.png"):
+        with RunFolder(folder).add_files("evaluation.json", "nearest.png"):
             files.write_json(folder / "evaluation.json", report)
             write_nearest(folder / "nearest.png", pixels, near, reference.training)
     if config.json_file is not None:
@@ -209,7 +211,7 @@ def as_text(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _data(config: EvaluateGan, run: saved_run.SavedRun | None) -> str:
+def _data(config: EvaluateGan, run: SavedRun | None) -> str:
     if config.data is not None:
         return config.data
     if config.model in BUILT_IN:

@@ -13,12 +13,13 @@ from pathlib import Path
 from minidl.common.console import echo
 from minidl.generation import evaluator
 from minidl.models import dcgan
-from minidl.training.run_folder import saved_run
+from minidl.training.run_folder.folder import RunFolder
 from minidl.training.run_folder.outputs import check_output
 from minidl.training.run_folder.provenance import MODEL
+from minidl.training.run_folder.saved_run import SavedRun
 
 
-def command(run: saved_run.SavedRun) -> str:
+def command(run: SavedRun) -> str:
     """The command that makes a run, with every setting that is one of its flags."""
     words = ["minidl", "train", run.kind]
     for name, value in run.config.items():
@@ -43,7 +44,7 @@ def commit() -> str:
 
 def export(kind: str, folder: Path, path: Path, about_commit: str | None = None) -> None:
     """Write the model of a finished run. Raises ConfigError, DamagedError or ValueError for a run of another kind."""
-    run = saved_run.finished_run(folder)
+    run = RunFolder(folder).read_finished()
     made_by = command(run)
     found = commit() if about_commit is None else about_commit
     seed = run.config.get("seed", 0)

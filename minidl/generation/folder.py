@@ -62,7 +62,7 @@ def finish(folder: Path, manifest: dict[str, Any]) -> bool:
     """
     if _begun(folder) is None:
         return False
-    with folder_lock.held(folder), write_files.fixed(folder):
+    with folder_lock.lock(folder), write_files.pin_folder(folder):
         new = _begun(folder)
         if new is not None:
             _exchange(folder, new)
@@ -80,7 +80,7 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any], kept: bool
     Raises ConfigError where another process writes there, or where a new file has the name of one that no earlier
     command made; OSError.
     """
-    with write_files.folder_for(folder), folder_lock.held(folder), write_files.fixed(folder):
+    with write_files.folder_for(folder), folder_lock.lock(folder), write_files.pin_folder(folder):
         _check_free(folder, _listed(manifest), check(folder, overwrite))
         staged = folder / _STAGED
         if staged.is_symlink() or not _is_begun(staged):
@@ -137,7 +137,7 @@ def _exchange(folder: Path, new: dict[str, Any]) -> None:
     names = [name for name in _listed(new) if _NAME.fullmatch(name)]
     left = {path.name for path in staged.iterdir()}
     _check_free(folder, [name for name in names if name in left], old)
-    with write_files.opened(staged) as source, write_files.opened(folder) as target:
+    with write_files.open_folder(staged) as source, write_files.open_folder(folder) as target:
         for name in names:
             if name in left:
                 os.replace(name, name, src_dir_fd=source, dst_dir_fd=target)  # 20,000 take 0.2 s

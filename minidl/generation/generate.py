@@ -20,7 +20,6 @@ from minidl.generation.config import Generate, grid_too_small
 from minidl.generation.model import Loaded, load
 from minidl.training.process import out_of_memory
 from minidl.training.process.display import Display
-from minidl.training.run_folder import saved_run
 from minidl.training.run_folder.outputs import cannot_write
 
 _MEASURED = 0.5  # seconds of making pictures after which --devices auto chooses
@@ -44,7 +43,7 @@ def generate(config: Generate, most: int = 1) -> int:
     loaded = load(config.model, config.precision)
     _check_format(config, loaded)
     if first and not config.quiet:
-        saved_run.tell(loaded.notes)
+        loaded.show_notes()
     names, z_of = _asked(config, loaded)
     wanted, count = writing.Files.of(config, loaded, names), len(names)
     display, started = Display(config.quiet or not first), time.perf_counter()
@@ -107,7 +106,7 @@ def _part(
     names = [] if config.format == "npy" else [*map(wanted.file, wanted.names)]
     if place.rank > 0:
         part = sharing.join(staged, place, run, about)
-        block.enter_context(write_files.fixed(config.out))
+        block.enter_context(write_files.pin_folder(config.out))
     else:
         old = sharing.read(staged)
         kept = old is not None and old.about == about

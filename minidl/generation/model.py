@@ -14,10 +14,10 @@ from minidl.generation import built_in
 from minidl.generation.config import BUILT_IN
 from minidl.models import dcgan
 from minidl.runtime import launch
-from minidl.training.run_folder import files, saved_run
+from minidl.training.run_folder import files
 from minidl.training.run_folder.files import sha256
+from minidl.training.run_folder.folder import RunFolder
 from minidl.training.run_folder.saved_run import SavedRun
-from minidl.training.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Loaded:
     dtype_name: str
     run: SavedRun | None = None
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Those of its run."""
-        return () if self.run is None else self.run.notes
+    def show_notes(self) -> None:
+        """Print the notes on the run of the model, if it has one."""
+        if self.run is not None:
+            self.run.show_notes()
 
 
 def load(model: str, precision: str = "float32") -> Loaded:
@@ -57,14 +57,13 @@ def load(model: str, precision: str = "float32") -> Loaded:
                 f"`minidl train gan --data {model} --out RUN` and give --model RUN"
             )
     elif files.is_folder(source):
-        run = saved_run.finished_run(source)
-        if not TASKS[run.kind].generates:
+        run = RunFolder(source).read_finished()
+        if not run.task.generates:
             raise ConfigError(
-                f"--model {model} is {TASKS[run.kind].run}, which cannot generate pictures; use a run of "
-                "`minidl train gan`"
+                f"--model {model} is {run.task.run}, which cannot generate pictures; use a run of `minidl train gan`"
             )
-        path = run.files.model
-        run.files.weights()
+        path = run.model
+        run.weights()
     elif path.suffix != ".safetensors":
         raise ConfigError(
             f"--model {model[:200]} is neither {one_of(BUILT_IN)} nor a run of `minidl train gan` nor a .safetensors "
@@ -74,7 +73,7 @@ def load(model: str, precision: str = "float32") -> Loaded:
         digest = sha256(path)
         built_in.check(path, digest)
         read = dcgan.load_generator(source)
-        if run is not None and saved_run.finished_run(source).identity != run.identity:
+        if run is not None and RunFolder(source).read_finished().identity != run.identity:
             raise DamagedError(f"{source} was replaced by another run while it was read; run the command again")
     except FileNotFoundError as error:
         raise ConfigError(f"--model {model}: {error.filename or path} is gone; restore it or train again") from None

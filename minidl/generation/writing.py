@@ -152,7 +152,7 @@ class Files:
         here; those of several processes by `finish`."""
         config, shape = self.config, self.shape
         together = max(1, min(_TOGETHER, _TOGETHER_BYTES // math.prod(shape)))
-        with write_files.opened(staged) as handle:
+        with write_files.open_folder(staged) as handle:
             place = {"folder": str(staged), "identity": write_files.identity(handle)}
         shared = {"shape": shape, "kind": self.suffix, "text": _texts(self.facts), **place}
         mine = np.arange(len(self.names)) if part is None else part.mine

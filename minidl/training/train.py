@@ -21,9 +21,10 @@ from minidl.training.process import environment, memory_limit, out_of_memory
 from minidl.training.process.compile_ahead import compile_ahead
 from minidl.training.process.display import Display
 from minidl.training.report import page, plot_processes, report_files
-from minidl.training.run_folder import create, files, manifest
-from minidl.training.run_folder.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
-from minidl.training.run_folder.saved_run import is_finished, read_run, resume_command
+from minidl.training.run_folder import files, manifest
+from minidl.training.run_folder.checkpoints import Checkpoint
+from minidl.training.run_folder.saved_run import resume_command
+from minidl.training.run_folder.training_folder import TrainingFolder
 from minidl.training.settings.command import Session
 from minidl.training.settings.declaration import changed
 from minidl.training.task import Experiment, Task
@@ -45,7 +46,7 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
     """
     group = current()
     task, display = TASKS[kind], Display(config.quiet or not group.leads)
-    begun = False
+    folder, begun = TrainingFolder(config.out), False
     try:
         if config.precision == "bfloat16" and launch.INTERPRETED:
             raise ConfigError(launch.NO_BFLOAT16.replace("use float32", "use --precision float32"))
@@ -64,26 +65,27 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
                 task, config, experiment, identity, last_checkpoint(config, identity) if goes_on else None, display
             )
         # Linux kills a process that takes more than its control group may; compiled kernels have the GPU's memory.
-        with create.writing(config), out_of_memory.within(memory_limit.in_groups() if launch.INTERPRETED else None):
+        limit = memory_limit.in_groups() if launch.INTERPRETED else None
+        with folder.lock(config.resume, config.overwrite), out_of_memory.within(limit):
             begun = config.resume and (config.out / "config.json").exists()
             if begun:
-                create.sweep(config.out)
-                run = read_run(config.out)
+                folder.sweep()
+                run = folder.read()
                 checkpoint = last_checkpoint(config, run.identity)
-                Checkpoints(config.out / FOLDER).drop_unnamed()
-                for name in create.restore_documents(config.out, experiment.documents):
+                folder.checkpoints.drop_unnamed()
+                for name in folder.restore_documents(experiment.documents):
                     display.note(f"note: {name} was missing or changed and was rewritten from the data")
-                with write_files.fixed(config.out), resumable(config, kind):
+                with write_files.pin_folder(config.out), resumable(config, kind):
                     return _fit(task, config, experiment, run.identity, checkpoint, display)
-            identity = create.start(config, kind, data_sha256, experiment.documents, experiment.model, group.starters)
+            identity = folder.start(config, kind, data_sha256, experiment.documents, experiment.model, group.starters)
             begun = True
-            with replacing(config, kind, display), write_files.fixed(config.out), resumable(config, kind):
+            with replacing(config, kind, display), write_files.pin_folder(config.out), resumable(config, kind):
                 return _fit(task, config, experiment, identity, None, display)
     except Exception as error:
         # For work outside of the steps, which `memory.guarded` covers.
         short = out_of_memory.read(error)
         if short is None and isinstance(error, OSError) and _is_of(config.out, error):
-            raise create.cannot_save(config, kind, error, begun) from None
+            raise folder.write_error(kind, error, begun) from None
         if short is None:
             raise
         raise RunError(f"{short}; {out_of_memory.advice(short)}") from None
@@ -100,9 +102,10 @@ def resumable(config: Session, kind: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if is_finished(config.out):
+        folder = TrainingFolder(config.out)
+        if folder.is_finished:
             raise Interrupted(f"interrupted; the run in {one_line(str(config.out))} is complete") from None
-        if not (config.out / FOLDER / "last.json").exists():
+        if not folder.checkpoints.exist:
             raise
         then = resume_command(kind, config.out)
         raise Interrupted(f"interrupted; the last checkpoint is kept. To continue:\n  {then}") from None
@@ -112,22 +115,21 @@ def resumable(config: Session, kind: str) -> Iterator[None]:
 def replacing(config: Session, kind: str, display: Display) -> Iterator[None]:
     """Puts the run that a new one is to replace back, if this fails before its first checkpoint is saved or being
     written."""
-    folder = config.out
+    folder = TrainingFolder(config.out)
     try:
         yield
     except BaseException as error:
         # A checkpoint still being written must not end up in the run that is put back.
-        nothing = not is_writing(folder / FOLDER) and not (folder / FOLDER / "last.json").exists()
-        if nothing and create.abandon(folder):
-            display.note(f"the previous run is back in {folder}")
+        if not folder.checkpoints.is_writing and not folder.checkpoints.exist and folder.restore_previous():
+            display.note(f"the previous run is back in {config.out}")
             if isinstance(error, OSError):
-                raise create.cannot_save(config, kind, error, is_back=True) from None
+                raise folder.write_error(kind, error, is_back=True) from None
         raise
 
 
 def last_checkpoint(config: Session, identity: str) -> Checkpoint | None:
     """The last checkpoint of a run, None before the first. Raises DamagedError, also for one of another run."""
-    checkpoint = Checkpoints(config.out / FOLDER).last()
+    checkpoint = TrainingFolder(config.out).checkpoints.last()
     if checkpoint is None:
         return None
     saved, settings = checkpoint.state.get("config"), config.identity()
@@ -186,10 +188,11 @@ def _fit(
             config.out, report, trainer.progress.history, config.identity(), described, experiment.mistakes(trainer)
         )
     files.write_text(config.out / page.FILE, shown)
-    create.complete(config.out, identity, report, text)
+    folder = TrainingFolder(config.out)
+    folder.complete(identity, report, text)
     display.show("\n" + text)
     display.summary(report_files.summary(report))
-    display.note(*undrawn, experiment.advice(trainer, report), create.finish(config.out), experiment.ending())
+    display.note(*undrawn, experiment.advice(trainer, report), folder.delete_previous(), experiment.ending())
     return report
 
 
@@ -228,9 +231,9 @@ def _trainer(
     if checkpoint is None:
         return trainer, {}
     trainer.restore(checkpoint)
-    again = resumed(checkpoint, state["environment"], trainer.progress.place, display)
+    again = resumed(checkpoint, state["environment"], trainer.progress.text, display)
     trainer.state.update(again)
-    display.note(f"continuing after {trainer.progress.place}")
+    display.note(f"continuing after {trainer.progress.text}")
     return trainer, again
 
 
@@ -241,9 +244,9 @@ def _prepare(config: Any, checkpoint: Checkpoint | None, convolves: bool) -> dic
     elif convolves and launch.INTERPRETED:
         # Interpreted convolutions are many small products: they gain nothing from a second thread, which waits where
         # other processes run (measured: 1.0 s a step instead of 0.36 s).
-        threads = environment.wanted_threads(1)
+        threads = environment.thread_count(1)
     else:
-        threads = environment.wanted_threads()
+        threads = environment.thread_count()
     environment.fix_threads(threads)
     launch.set_float32_precision("tf32" if config.precision == "tf32" else "tf32x3")
     described = environment.describe(threads)

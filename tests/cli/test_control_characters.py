@@ -114,7 +114,7 @@ def test_another_environment_on_resume(command, text_run, tmp_path):
 
 def test_the_lock_of_another_process(command, texts, tmp_path):
     out = tmp_path / "run"
-    with folder_lock.held(out):
+    with folder_lock.lock(out):
         lock = tmp_path / ".run.lock"
         about = {"process": 7, "host": HOSTILE, "since": HOSTILE, "command": HOSTILE}
         lock.write_text(json.dumps(about))

@@ -143,7 +143,7 @@ def without_pyarrow(command, tmp_path):
 
 
 def two_writers(command, tmp_path):
-    with folder_lock.held(tmp_path / "run"):
+    with folder_lock.lock(tmp_path / "run"):
         return command("train", "text", "--data", "docstrings", "--out", "run")
 
 

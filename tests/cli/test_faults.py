@@ -13,7 +13,8 @@ import pytest
 from minidl.common import write_files
 from minidl.errors import RunError
 from minidl.runtime import launch
-from minidl.training.run_folder import create, files
+from minidl.training.run_folder import files
+from minidl.training.run_folder.training_folder import TrainingFolder
 from minidl.training.tasks.table import TrainTable
 from tests.trials import faults, writers
 from tests.trials.failpoints import Failpoints, Fault, PowerCuts, leftovers
@@ -99,7 +100,7 @@ def test_a_folder_that_cannot_be_flushed_keeps_the_run_that_was_there(tmp_path, 
         failed = False
         try:
             with points:
-                create.start(config, "table", "0" * 64, {})
+                TrainingFolder(run).start(config, "table", "0" * 64, {})
         except RunError:
             failed = True
         more = points.struck is not None or at < len(points.points)

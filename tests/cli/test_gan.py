@@ -210,7 +210,7 @@ def test_progress_of_a_gan_comes_back():
     saved = json.loads(json.dumps(progress.__dict__))
     assert GanProgress.from_saved(saved) == progress
     assert progress.means == {"loss_d": 0.5, "loss_g": 1.0, "d_real": 1.5, "d_fake": 2.0}
-    assert progress.place == "epoch 1 and 2 steps"
+    assert progress.text == "epoch 1 and 2 steps"
 
 
 def test_a_damaged_generator_is_told(gan_run, tmp_path):

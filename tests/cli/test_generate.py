@@ -524,6 +524,6 @@ def test_a_picture_of_the_users_is_not_replaced(command, pictures_before):
 def test_two_commands_write_into_one_folder_one_after_the_other(command, pictures_before):
     out, again = pictures_before
     before = contents(out)
-    with folder_lock.held(out):
+    with folder_lock.lock(out):
         refused(command(*again), f"{out} is being written by process {os.getpid()} on")
     assert contents(out) == before

@@ -156,17 +156,17 @@ def test_a_table_whose_names_changed_is_other_data(command, tmp_path, change):
 def test_evaluate_reads_a_run_once(run, table_run, monkeypatch):
     """Between two readings another command may put a run of another kind there."""
     from minidl.training.prediction import predict
-    from minidl.training.run_folder import saved_run
+    from minidl.training.run_folder.folder import RunFolder
     from minidl.training.settings.command import Evaluate
 
-    read, real = [], saved_run.read_config
+    read, real = [], RunFolder.read_config
 
     def replaced(folder):
-        read.append(folder)
+        read.append(folder.path)
         found = real(folder)
         shutil.copy(table_run[0] / "config.json", run / "config.json")
         return found
 
-    monkeypatch.setattr(saved_run, "read_config", replaced)
+    monkeypatch.setattr(RunFolder, "read_config", replaced)
     assert predict.evaluate(Evaluate(run=run))["task"] == "classification"
     assert read == [run]

@@ -17,8 +17,9 @@ from minidl.training import train
 from minidl.training.loop.epochs import Trainer
 from minidl.training.process import environment
 from minidl.training.process.display import Display
-from minidl.training.run_folder import create, files
+from minidl.training.run_folder import files
 from minidl.training.run_folder.checkpoints import Checkpoint, Checkpoints
+from minidl.training.run_folder.training_folder import mark
 from tests.cli.conftest import edited, report, start, unfinished, wait_for
 from tests.trials.same import differences
 
@@ -107,7 +108,7 @@ def test_sigterm_saves_and_the_run_is_not_continued_with_other_settings_or_data(
         ("loop.supervised.outputs", signal.SIGTERM),
         ("report.baselines.Linear", signal.SIGINT),
         ("report.plots.curves", signal.SIGTERM),
-        ("run_folder.create.complete", signal.SIGINT),
+        ("run_folder.training_folder.TrainingFolder.complete", signal.SIGINT),
     ],
 )
 def test_a_signal_after_training_says_how_to_go_on(command, texts, whole, tmp_path, monkeypatch, place, number):
@@ -147,7 +148,7 @@ def test_a_finished_run_that_was_killed_before_the_one_it_replaced_was_gone(comm
     run, aside = tmp_path / "run", tmp_path / "run.previous"
     for folder in (run, aside):
         shutil.copytree(text_run[0], folder)
-    files.write_json(aside / "replaced", create.mark(aside, aside.name))
+    files.write_json(aside / "replaced", mark(aside, aside.name))
     (aside / "notes.txt").write_text("mine")
     done = command("train", "text", "--out", run, "--resume")
     assert done.code == 0, done.err

@@ -81,7 +81,7 @@ def test_a_lock_is_none(tmp_path, kind):
     with (
         soon(),
         pytest.raises(ConfigError, match=r"is a link|is a folder|is not a lock file of minidl"),
-        folder_lock.held(tmp_path / "run"),
+        folder_lock.lock(tmp_path / "run"),
     ):
         pass
 

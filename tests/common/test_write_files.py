@@ -192,7 +192,7 @@ def tree(folder):
 def test_nothing_is_written_where_another_folder_takes_the_place(folders, place, kind, write):
     run, other = folders
     path, before = run.parent / place, tree(other)
-    with write_files.fixed(run):
+    with write_files.pin_folder(run):
         path.rename(run.parent / "moved")
         if kind == "link":
             path.symlink_to(other)
@@ -207,7 +207,7 @@ def test_nothing_is_written_where_another_folder_takes_the_place(folders, place,
 def test_a_folder_of_the_users_that_is_a_link_is_written_to(folders):
     run, other = folders
     (run.parent / "link").symlink_to(other)
-    with write_files.fixed(run.parent / "link"):
+    with write_files.pin_folder(run.parent / "link"):
         write_files.write_bytes(run.parent / "link" / "inside" / "a", b"new")
     assert (other / "inside" / "a").read_text() == "new"
 

@@ -16,7 +16,7 @@ from minidl.data import schema, vectorizer
 from minidl.generation import evaluator
 from minidl.generation import folder as generation
 from minidl.models import dcgan
-from minidl.training.run_folder import checkpoints, saved_run
+from minidl.training.run_folder import checkpoints, folder
 from minidl.training.tasks.images import PictureFormat
 from tests.old.make import ASKED, KINDS, answers, command, features, minidl
 from tests.old.make import pictures as generated
@@ -52,7 +52,7 @@ def agree(found, expected):
 def test_every_version_of_a_format_has_its_folder():
     """The versions that this minidl writes are those of the newest folder: else make one, and keep the old ones."""
     written = {
-        "run": (saved_run.FORMAT, saved_run.VERSION),
+        "run": (folder.FORMAT, folder.VERSION),
         "checkpoint": (checkpoints.FORMAT, checkpoints.VERSION),
         "images": (generation.FORMAT, generation.VERSION),
     }

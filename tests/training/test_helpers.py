@@ -27,7 +27,7 @@ def draw_all(folder):
 def test_plots_are_the_same_wherever_they_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     here = draw_all(tmp_path / "here")
-    with helpers.ready(2):
+    with helpers.start_processes(2):
         there = draw_all(tmp_path / "there")
     assert here.keys() == {"loss.png", "scores.png", "confusion.png", "predictions.png", "mistakes.png", "filters.png"}
     assert here == there
@@ -35,18 +35,18 @@ def test_plots_are_the_same_wherever_they_are_drawn(tmp_path):
 
 def test_plots_are_drawn_here_when_the_processes_are_gone(tmp_path):
     pytest.importorskip("matplotlib")
-    with helpers.ready(2):
-        for process in helpers.at_hand()._processes:
+    with helpers.start_processes(2):
+        for process in helpers.ready_processes()._processes:
             process._popen.kill()
         there = draw_all(tmp_path / "there")
     assert there == draw_all(tmp_path / "here")
 
 
 def test_no_process_outlives_the_block():
-    with helpers.ready(2):
-        processes = [process._popen for process in helpers.at_hand()._processes]
+    with helpers.start_processes(2):
+        processes = [process._popen for process in helpers.ready_processes()._processes]
         assert len(processes) == 2
-    assert helpers.at_hand() is None
+    assert helpers.ready_processes() is None
     assert all(process.poll() is not None for process in processes)
 
 
@@ -55,8 +55,8 @@ def test_processes_that_cannot_be_started_are_done_without(monkeypatch):
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("minidl.data.workers.subprocess.Popen", refused)
-    with helpers.ready(2):
-        assert helpers.at_hand() is None
+    with helpers.start_processes(2):
+        assert helpers.ready_processes() is None
 
 
 def test_what_a_thread_raises_is_raised_by_who_waits():

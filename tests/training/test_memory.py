@@ -54,7 +54,7 @@ def test_the_machine_s_memory(monkeypatch):
         with pytest.raises((MemoryError, RuntimeError)) as caught:
             allocate()
         found = out_of_memory.read(caught.value)
-        assert 0.99 * 4e15 < found.asked < 1.01 * 4e15
+        assert 0.99 * 4e15 < found.requested < 1.01 * 4e15
         assert "this machine is out of memory: 3,6" in str(found)
         assert "TiB were requested, 2.00 GiB were free" in str(found)
     assert str(out_of_memory.read(MemoryError())) == (
@@ -65,7 +65,7 @@ def test_the_machine_s_memory(monkeypatch):
 def test_memory_that_runs_out_inside_an_interpreted_kernel():
     error = InterpreterError("MemoryError((1024, 1024), dtype('float32'))")
     error.__cause__ = MemoryError("Unable to allocate 4.00 MiB for an array with shape (1024, 1024)")
-    assert out_of_memory.read(error).asked == 2**22
+    assert out_of_memory.read(error).requested == 2**22
     assert out_of_memory.read(InterpreterError("something else")) is None
 
 

@@ -7,8 +7,9 @@ import torch
 
 from minidl.training import train
 from minidl.training.process.display import Display
-from minidl.training.run_folder import create, files
+from minidl.training.run_folder import files
 from minidl.training.run_folder.checkpoints import FOLDER, Checkpoints
+from minidl.training.run_folder.training_folder import TrainingFolder
 from minidl.training.tasks.text import TrainText
 
 
@@ -26,13 +27,13 @@ def last(folder):
 def unfinished(tmp_path):
     """The settings by which a run is replaced that has a state after step 7."""
     config = TrainText(data="docstrings", out=tmp_path / "run", overwrite=True)
-    create.start(config, "text", "0" * 64, {})
+    TrainingFolder(config.out).start(config, "text", "0" * 64, {})
     save(config.out, 7).wait()
     return config
 
 
 def replaced(config, fit):
-    create.start(config, "text", "0" * 64, {})
+    TrainingFolder(config.out).start(config, "text", "0" * 64, {})
     with pytest.raises(KeyboardInterrupt), train.replacing(config, "text", Display(True)):
         fit(None)
 

@@ -74,7 +74,7 @@ def test_scores_have_no_more_digits_than_they_mean(name, value, text):
     [(0, 1, "1 step"), (0, 5, "5 steps"), (1, 2, "epoch 1 and 2 steps"), (3, 0, "epoch 3")],
 )
 def test_a_place_in_training(epoch, step, text):
-    assert Progress(epoch=epoch, step=step).place == text
+    assert Progress(epoch=epoch, step=step).text == text
 
 
 LABELS = ["a\nb", "\x1b[31mred"]

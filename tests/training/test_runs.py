@@ -13,27 +13,30 @@ import torch
 from minidl.common import write_files
 from minidl.errors import ConfigError, DamagedError, RunError
 from minidl.training.report import samples
-from minidl.training.run_folder import create, file_names, files, saved_run
+from minidl.training.run_folder import files
 from minidl.training.run_folder.checkpoints import Checkpoints
+from minidl.training.run_folder.folder import TRACES, RunFolder, file_names
+from minidl.training.run_folder.train_settings import train_settings
+from minidl.training.run_folder.training_folder import TrainingFolder, mark
 from minidl.training.tasks.images import TrainImages
 from minidl.training.tasks.text import TrainText
 
 
 def started(folder, **changes):
     config = TrainText(**{"data": "docstrings", "out": folder, **changes})
-    create.check_out(config)
-    create.start(config, "text", "0" * 64, {"labels.json": '{"labels": []}\n'})
+    TrainingFolder(config.out).check_out(config.resume, config.overwrite)
+    TrainingFolder(config.out).start(config, "text", "0" * 64, {"labels.json": '{"labels": []}\n'})
     return config
 
 
 def finished(folder, **changes):
     config = started(folder, **changes)
     complete(folder, config.epochs)
-    create.finish(folder)
+    TrainingFolder(folder).delete_previous()
 
 
 def complete(folder, count):
-    create.complete(folder, saved_run.read_run(folder).identity, {"epochs": count}, "")
+    TrainingFolder(folder).complete(RunFolder(folder).read().identity, {"epochs": count}, "")
 
 
 def epochs(folder):
@@ -42,10 +45,10 @@ def epochs(folder):
 
 def test_a_started_run_can_be_read_and_is_not_finished(tmp_path):
     started(tmp_path / "a" / "run", epochs=3)
-    run = saved_run.read_run(tmp_path / "a" / "run")
+    run = RunFolder(tmp_path / "a" / "run").read()
     assert (run.kind, run.config["epochs"], run.finished) == ("text", 3, False)
     with pytest.raises(ConfigError, match=r"is not finished; continue it with: minidl train text --out .*run --resume"):
-        saved_run.finished_run(tmp_path / "a" / "run")
+        RunFolder(tmp_path / "a" / "run").read_finished()
 
 
 def config_loop(folder):
@@ -69,7 +72,7 @@ def config_loop(folder):
 def test_what_is_no_run_is_told(tmp_path, make, message):
     make(tmp_path / "run")
     with pytest.raises((ConfigError, DamagedError), match=message):
-        saved_run.read_run(tmp_path / "run")
+        RunFolder(tmp_path / "run").read()
 
 
 def test_advice_on_a_folder_that_is_not_empty_is_of_what_is_in_it(tmp_path):
@@ -83,10 +86,9 @@ def test_advice_on_a_folder_that_is_not_empty_is_of_what_is_in_it(tmp_path):
 
 def test_advice_after_a_write_that_failed_is_of_what_is_there(tmp_path):
     full, folder = OSError(28, "No space left on device", str(tmp_path / "run" / "a")), tmp_path / "run"
-    config = TrainText(data="docstrings", out=folder)
 
     def told(**state):
-        return str(create.cannot_save(config, "text", full, **state)).partition("No space left on device")[2]
+        return str(TrainingFolder(folder).write_error("text", full, **state)).partition("No space left on device")[2]
 
     assert told(begun=False) == ". Free some space, then run the command again"
     started(folder)
@@ -123,7 +125,7 @@ def test_a_file_in_the_way_is_told(tmp_path):
 def test_an_empty_folder_is_used(tmp_path):
     (tmp_path / "run").mkdir()
     started(tmp_path / "run")
-    assert saved_run.read_run(tmp_path / "run").kind == "text"
+    assert RunFolder(tmp_path / "run").read().kind == "text"
 
 
 def test_the_replaced_run_stays_until_the_new_one_is_finished(tmp_path):
@@ -132,10 +134,10 @@ def test_the_replaced_run_stays_until_the_new_one_is_finished(tmp_path):
     started(folder, epochs=2, overwrite=True)
     assert epochs(aside) == 1
     with pytest.raises(ConfigError, match=r"not finished \(the run that it is to replace is still in .*run.previous\)"):
-        saved_run.finished_run(folder)
-    assert not saved_run.read_run(folder).finished
+        RunFolder(folder).read_finished()
+    assert not RunFolder(folder).read().finished
     complete(folder, 2)
-    assert create.finish(folder) is None
+    assert TrainingFolder(folder).delete_previous() is None
     assert epochs(folder) == 2
     assert not aside.exists()
 
@@ -158,10 +160,10 @@ def test_a_deletion_that_was_stopped_goes_on(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, "unlink", stopped)
             with contextlib.suppress(KeyboardInterrupt):
-                create.finish(folder)
+                TrainingFolder(folder).delete_previous()
                 break
         assert aside.exists()
-        assert create.finish(folder) is None
+        assert TrainingFolder(folder).delete_previous() is None
         assert not aside.exists()
         assert epochs(folder) == 2
         shutil.rmtree(folder)
@@ -174,7 +176,7 @@ def test_replacing_again_after_a_stop_keeps_the_finished_run(tmp_path):
     started(folder, epochs=2, overwrite=True)
     started(folder, epochs=3, overwrite=True)
     assert epochs(aside) == 1
-    assert saved_run.read_run(folder).config["epochs"] == 3
+    assert RunFolder(folder).read().config["epochs"] == 3
     finished_path = folder / "report.json"
     finished_path.write_text('{"epochs": 3}')
     started(folder, epochs=4, overwrite=True)
@@ -185,10 +187,10 @@ def test_a_replacement_that_failed_at_once_is_undone(tmp_path):
     folder = tmp_path / "run"
     finished(folder, epochs=1)
     started(folder, epochs=2, overwrite=True)
-    assert create.abandon(folder)
+    assert TrainingFolder(folder).restore_previous()
     assert epochs(folder) == 1
     assert not (tmp_path / "run.previous").exists()
-    assert not create.abandon(folder)
+    assert not TrainingFolder(folder).restore_previous()
 
 
 def test_files_of_the_user_in_a_replaced_run_are_kept(tmp_path):
@@ -196,7 +198,7 @@ def test_files_of_the_user_in_a_replaced_run_are_kept(tmp_path):
     finished(folder)
     (folder / "notes.txt").write_text("mine")
     started(folder, overwrite=True)
-    assert "run.previous" in create.finish(folder)
+    assert "run.previous" in TrainingFolder(folder).delete_previous()
     assert (tmp_path / "run.previous" / "notes.txt").read_text() == "mine"
 
 
@@ -211,7 +213,7 @@ def test_files_of_the_user_among_the_checkpoints_are_kept(tmp_path):
         (folder / "checkpoints" / name).write_text('{"__metadata__": "mine"}')
     (folder / "checkpoints" / write_files.part("last.json")).write_text("{")
     started(folder, overwrite=True)
-    assert "run.previous" in create.finish(folder)
+    assert "run.previous" in TrainingFolder(folder).delete_previous()
     assert {path.name for path in (tmp_path / "run.previous" / "checkpoints").iterdir()} == {*names}
 
 
@@ -223,12 +225,12 @@ def test_files_that_only_look_like_those_of_a_run_are_kept(tmp_path, is_finished
     written = {path.name for path in folder.iterdir()}
     for part in ("checkpoints", "samples"):
         (folder / part).mkdir()
-    names = {*file_names.named(), *file_names.TRACES, "samples/epoch-001.png", "checkpoints/best.json"} - written
+    names = {*file_names(), *TRACES, "samples/epoch-001.png", "checkpoints/best.json"} - written
     for name in names:
         (folder / name).write_text("mine")
     started(folder, overwrite=True)
     complete(folder, 2)
-    assert "run.previous" in create.finish(folder)
+    assert "run.previous" in TrainingFolder(folder).delete_previous()
     aside = tmp_path / "run.previous"
     assert {str(path.relative_to(aside)) for path in aside.rglob("*") if path.is_file()} == names
 
@@ -238,7 +240,7 @@ def test_a_file_that_was_changed_in_a_finished_run_is_kept(tmp_path):
     finished(folder)
     (folder / "labels.json").write_text('{"labels": ["mine"]}')
     started(folder, overwrite=True)
-    create.finish(folder)
+    TrainingFolder(folder).delete_previous()
     assert [path.name for path in (tmp_path / "run.previous").iterdir()] == ["labels.json"]
 
 
@@ -246,7 +248,7 @@ def test_a_file_with_the_name_of_the_mark_is_the_users(tmp_path):
     folder = tmp_path / "run"
     finished(folder)
     (folder / "replaced").write_text("mine")
-    create.sweep(folder)
+    TrainingFolder(folder).sweep()
     with pytest.raises(RunError, match="replaced is not part of the run, but --overwrite needs this name"):
         started(folder, overwrite=True)
     assert (folder / "replaced").read_text() == "mine"
@@ -276,7 +278,7 @@ def test_checkpoints_that_lie_elsewhere_are_kept(tmp_path):
     finished(tmp_path / "run")
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
     started(tmp_path / "run", overwrite=True)
-    assert create.finish(tmp_path / "run") is not None
+    assert TrainingFolder(tmp_path / "run").delete_previous() is not None
     assert (tmp_path / "elsewhere" / "last.json").exists()
 
 
@@ -287,9 +289,9 @@ def test_a_folder_that_cannot_be_written_is_told():
 
 def test_resuming_takes_the_settings_of_the_run(tmp_path):
     started(tmp_path / "run", epochs=3, seed=9)
-    config = create.settings("text", {"out": tmp_path / "run", "resume": True, "quiet": True})
+    config = train_settings("text", {"out": tmp_path / "run", "resume": True, "quiet": True})
     assert (config.epochs, config.seed, config.quiet) == (3, 9, True)
-    config = create.settings("text", {"out": tmp_path / "run", "resume": True, "data": "docstrings", "epochs": 3})
+    config = train_settings("text", {"out": tmp_path / "run", "resume": True, "data": "docstrings", "epochs": 3})
     assert config.seed == 9
 
 
@@ -298,24 +300,24 @@ def test_resuming_with_other_settings_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match=r"other settings: --epochs is 3 in the run, 5 was given\. Remove these flags"
     ):
-        create.settings("text", {"out": tmp_path / "run", "resume": True, "epochs": 5})
+        train_settings("text", {"out": tmp_path / "run", "resume": True, "epochs": 5})
     with pytest.raises(ConfigError, match="is a text run; continue it with: minidl train text"):
-        create.settings("table", {"out": tmp_path / "run", "resume": True})
+        train_settings("table", {"out": tmp_path / "run", "resume": True})
 
 
 def test_a_run_of_images_is_named(tmp_path):
-    create.start(TrainImages(data="digits", out=tmp_path / "run"), "images", "0" * 64, {})
+    TrainingFolder(tmp_path / "run").start(TrainImages(data="digits", out=tmp_path / "run"), "images", "0" * 64, {})
     with pytest.raises(ConfigError, match="is an image run; continue it with: minidl train images"):
-        create.settings("text", {"out": tmp_path / "run", "resume": True})
+        train_settings("text", {"out": tmp_path / "run", "resume": True})
 
 
 def test_resuming_nothing_starts_a_run(tmp_path):
-    config = create.settings("text", {"out": tmp_path / "run", "resume": True, "data": "docstrings"})
+    config = train_settings("text", {"out": tmp_path / "run", "resume": True, "data": "docstrings"})
     assert config.data == "docstrings"
     with pytest.raises(
         ConfigError, match=r"--resume: there is no run in .*run; name its folder, or start a run with --data"
     ):
-        create.settings("text", {"out": tmp_path / "run", "resume": True})
+        train_settings("text", {"out": tmp_path / "run", "resume": True})
 
 
 @pytest.mark.parametrize("left", [(), ("config.json",)])
@@ -326,8 +328,8 @@ def test_a_run_that_was_killed_before_it_was_known_as_one_is_started_again(tmp_p
         folder.mkdir()
         for name in left:
             (folder / write_files.part(name)).write_text("{")
-        config = create.settings("text", {"out": folder, "data": "docstrings", **more})
-        create.start(config, "text", "0" * 64, {"labels.json": "{}"})
+        config = train_settings("text", {"out": folder, "data": "docstrings", **more})
+        TrainingFolder(config.out).start(config, "text", "0" * 64, {"labels.json": "{}"})
         assert {path.name for path in folder.iterdir()} == {"config.json", "labels.json"}
         assert not (tmp_path / "run.previous").exists()
         shutil.rmtree(folder)
@@ -354,7 +356,7 @@ def test_unfinished_files_are_swept_from_every_folder_of_a_run(tmp_path):
         (folder / write_files.part("a.json")).write_text("{")
         for name in ("b.part", ".c.part", ".d.0123456789abcdef.part"):
             (folder / name).write_text("mine")
-    create.sweep(tmp_path / "run")
+    TrainingFolder(tmp_path / "run").sweep()
     for folder in folders:
         assert {path.name for path in folder.glob("*.part")} == {"b.part", ".c.part", ".d.0123456789abcdef.part"}
 
@@ -366,9 +368,9 @@ def test_settings_that_make_no_sense_in_a_saved_run_are_damage(tmp_path):
     saved["config"]["epochs"] = "many"
     path.write_text(json.dumps(saved))
     with pytest.raises(DamagedError, match="is damaged"):
-        saved_run.saved_settings(saved_run.read_run(tmp_path / "run"))
+        RunFolder(tmp_path / "run").read().settings()
     with pytest.raises(DamagedError, match="is damaged"):
-        create.settings("text", {"out": tmp_path / "run", "resume": True})
+        train_settings("text", {"out": tmp_path / "run", "resume": True})
 
 
 def test_an_empty_folder_that_could_not_be_deleted_is_in_no_ones_way(tmp_path, monkeypatch):
@@ -377,11 +379,11 @@ def test_an_empty_folder_that_could_not_be_deleted_is_in_no_ones_way(tmp_path, m
     started(folder, epochs=2, overwrite=True)
     with monkeypatch.context() as patch:
         patch.setattr(type(aside), "rmdir", mock.Mock(side_effect=OSError(30, "Read-only file system")))
-        assert create.finish(folder) is None
+        assert TrainingFolder(folder).delete_previous() is None
     assert list(aside.iterdir()) == []
     started(folder, epochs=3, overwrite=True)
-    assert saved_run.read_run(aside).config["epochs"] == 2
-    assert create.finish(folder) is None
+    assert RunFolder(aside).read().config["epochs"] == 2
+    assert TrainingFolder(folder).delete_previous() is None
     assert not aside.exists()
 
 
@@ -390,8 +392,8 @@ def test_a_neighbour_with_the_name_of_a_replaced_run_is_left_alone(tmp_path):
     finished(mine, epochs=7)
     folder = tmp_path / "run"
     finished(folder, epochs=1)
-    assert create.finish(folder) is None
-    assert not create.abandon(folder)
+    assert TrainingFolder(folder).delete_previous() is None
+    assert not TrainingFolder(folder).restore_previous()
     assert epochs(mine) == 7
     with pytest.raises(RunError, match=r"run\.previous exists: move or delete it"):
         started(folder, epochs=2, overwrite=True)
@@ -409,8 +411,8 @@ def test_a_replaced_run_that_was_copied_or_renamed_is_the_users(tmp_path, copied
         (tmp_path / "run.previous").rename(mine)
     keep = tmp_path / "keep"
     finished(keep, epochs=3)
-    assert create.finish(keep) is None
-    assert not create.abandon(keep)
+    assert TrainingFolder(keep).delete_previous() is None
+    assert not TrainingFolder(keep).restore_previous()
     with pytest.raises(RunError, match=r"keep\.previous exists: move or delete it"):
         started(keep, epochs=4, overwrite=True)
     assert (epochs(mine), epochs(keep)) == (1, 3)
@@ -422,8 +424,8 @@ def test_a_link_with_the_name_of_a_replaced_run_is_not_followed(tmp_path):
     started(tmp_path / "run", epochs=2, overwrite=True)
     (tmp_path / "run.previous").rename(tmp_path / "elsewhere")
     (tmp_path / "run.previous").symlink_to("elsewhere")
-    assert not create.abandon(tmp_path / "run")
-    assert create.finish(tmp_path / "run") is None
+    assert not TrainingFolder(tmp_path / "run").restore_previous()
+    assert TrainingFolder(tmp_path / "run").delete_previous() is None
     assert epochs(tmp_path / "elsewhere") == 1
 
 
@@ -461,8 +463,8 @@ def test_a_ctrl_c_while_a_run_is_replaced_puts_it_back(tmp_path, monkeypatch, st
     for owner, name in (
         (Path, "rename"),
         (os, "replace"),
-        (create.files, "flush_folder"),
-        (create.files, "make_folder"),
+        (files, "flush_folder"),
+        (files, "make_folder"),
     ):
         stopped(owner, name)
     with pytest.raises(KeyboardInterrupt):
@@ -475,8 +477,8 @@ def test_a_mark_that_a_killed_process_left_goes_when_its_run_goes_on(tmp_path):
     """Else a run that the user then renames would be deleted."""
     folder = tmp_path / "run"
     started(folder, epochs=1)
-    files.write_json(folder / "replaced", create.mark(folder, "run.previous"))
-    create.sweep(folder)
+    files.write_json(folder / "replaced", mark(folder, "run.previous"))
+    TrainingFolder(folder).sweep()
     assert not (folder / "replaced").exists()
 
 
@@ -493,11 +495,11 @@ def test_a_folder_of_a_run_that_is_a_link_is_refused(tmp_path, name, change):
     complete(folder, 1)
     wanted = config.model_copy(update=change)
     message = rf"run/{name} is a link to .*outside, and minidl writes only inside .*run"
-    with pytest.raises(ConfigError, match=message), create.writing(wanted):
+    with pytest.raises(ConfigError, match=message), TrainingFolder(folder).lock(wanted.resume, wanted.overwrite):
         pytest.fail("nothing may be written")
     if "resume" in change:
         with pytest.raises(ConfigError, match="is a link"):
-            create.finished_report(wanted)
+            TrainingFolder(folder).finished_report()
     assert {path.read_text() for path in outside.iterdir()} == {"mine"}
     assert len(list(outside.iterdir())) == 4
     assert {path.name for path in tmp_path.iterdir()} == {"run", "outside"}
@@ -530,16 +532,20 @@ def test_a_folder_without_a_name_that_can_be_used(name, message):
 def test_the_longest_name(tmp_path):
     folder = tmp_path / ("n" * 240)
     finished(folder, epochs=1)
-    with create.writing(started(folder, epochs=2, overwrite=True).model_copy(update={"resume": True})):
+    started(folder, epochs=2, overwrite=True)
+    with TrainingFolder(folder).lock(resume=True, overwrite=False):
         (folder / "report.json").write_text('{"epochs": 2}')
-        create.finish(folder)
+        TrainingFolder(folder).delete_previous()
     assert {path.name for path in tmp_path.iterdir()} == {folder.name}
 
 
 def test_a_run_that_was_made_in_the_meantime_is_not_overwritten(tmp_path):
     config = TrainText(data="docstrings", out=tmp_path / "run")
-    create.check_out(config)
+    TrainingFolder(config.out).check_out(config.resume, config.overwrite)
     finished(tmp_path / "run", epochs=7)
-    with pytest.raises(ConfigError, match="exists and is not empty"), create.writing(config):
+    with (
+        pytest.raises(ConfigError, match="exists and is not empty"),
+        TrainingFolder(config.out).lock(config.resume, config.overwrite),
+    ):
         pytest.fail("nothing may be written")
     assert epochs(tmp_path / "run") == 7

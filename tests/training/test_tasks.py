@@ -105,7 +105,7 @@ class Majority(Predictor):
     def model(self):
         from minidl.training.run_folder import weights
 
-        return weights.filled(nn.Linear(BITS, 2, device="meta"), self.own.weights(), self.own.model)
+        return weights.materialize(nn.Linear(BITS, 2, device="meta"), self.own.weights(), self.own.model)
 
     def chunks(self, config):
         return inputs.chunks(list(config.inputs))

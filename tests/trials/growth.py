@@ -27,7 +27,7 @@ from minidl.tensors import Tensor, default_device
 from minidl.training.loop.adversaries import Adversaries
 from minidl.training.loop.epochs import Trainer
 from minidl.training.process.display import Display
-from minidl.training.run_folder import saved_run
+from minidl.training.run_folder.folder import RunFolder
 from minidl.training.tasks import TASKS
 from minidl.training.tasks.gan import model_settings
 
@@ -57,7 +57,7 @@ TRACED_STEPS = 30
 def steps(kind: str, captured: bool = False) -> Iterator[None]:
     """One step of training at every `next`, for ever: batches of all epochs one after the other."""
     with contextlib.chdir(OLD):
-        config = saved_run.saved_settings(saved_run.read_run(Path(f"{kind}-stopped")))
+        config = RunFolder(Path(f"{kind}-stopped")).read().settings()
         dataset = TASKS[kind].load(config)
     step: Callable[..., object]
     if kind == "gan":

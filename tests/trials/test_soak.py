@@ -29,7 +29,7 @@ for at, name in ((500, "alpha"), (520, "beta"), (540, "gamma"), (560, "delta")):
         r"\.part is in ",
     ),
     "writes through links": (
-        "create.check_links = lambda folder: None",
+        "TrainingFolder.check_links = lambda self: None",
         """
 m.train(("train", "alpha", "text", "new", Hurt("SIGINT", 500)))
 m.link("alpha", "checkpoints", False)
@@ -47,14 +47,14 @@ m.recover("alpha")
     ),
     "deletes the old run at once": (
         """
-real = create._move_aside
+real = TrainingFolder._move_to_previous
 
-def deleted(folder):
-    real(folder)
-    shutil.rmtree(saved_run.previous(folder))
+def deleted(self):
+    real(self)
+    shutil.rmtree(self.previous)
     return False
 
-create._move_aside = deleted
+TrainingFolder._move_to_previous = deleted
 """,
         """
 m.begin((("text", True), ("", True), ("", True)))
@@ -77,10 +77,10 @@ m.ask(("ask", "alpha", "predict", "", Hurt()))
     "locks nothing": (
         """
 @contextlib.contextmanager
-def held(folder):
+def lock(folder):
     yield
 
-folder_lock.held = held
+folder_lock.lock = lock
 """,
         """
 first = second = ("train", "alpha", "text", "new", Hurt())
@@ -96,7 +96,8 @@ import contextlib, json, os, shutil, subprocess, sys
 from pathlib import Path
 from minidl.common import write_files
 from minidl.optim.base import Optimizer
-from minidl.training.run_folder import create, files, folder_lock, manifest, saved_run
+from minidl.training.run_folder import files, folder_lock, manifest
+from minidl.training.run_folder.training_folder import TrainingFolder
 from tests.trials import child, soak, world
 from tests.trials.hurts import Hurt
 from tests.trials.rules import ViolationError
@@ -145,13 +146,13 @@ def test_each_fault_in_minidl_is_seen(tmp_path):
 def test_a_fault_in_minidl_is_found(tmp_path):
     """By steps that are drawn, as the command tells it."""
     fault = """
-real = create.start
+real = TrainingFolder.start
 
 def start(*values):
     subprocess.Popen(["sleep", "100"])
     return real(*values)
 
-create.start = start
+TrainingFolder.start = start
 soak.main()
 """
     code, said = python(fault, "--minutes", 4, "--processes", 1, "--first", "--folder", tmp_path)

@@ -180,10 +180,10 @@ def _data() -> list[Check]:
 
 
 def _threads() -> Check:
-    from minidl.training.process.environment import wanted_threads
+    from minidl.training.process.environment import thread_count
 
     processors = len(os.sched_getaffinity(0))
-    text = f"{wanted_threads()} for BLAS and torch, {processors} processors"
+    text = f"{thread_count()} for BLAS and torch, {processors} processors"
     setting = os.environ.get("OMP_NUM_THREADS", "")
     if setting.isdecimal() and int(setting) > processors:
         return Check("threads", NOTE, text, f"OMP_NUM_THREADS={setting} is more than this process may use: lower it.")

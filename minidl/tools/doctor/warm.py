@@ -30,7 +30,8 @@ from minidl.tools.doctor.jobs import target_name
 from minidl.training.loop import forward
 from minidl.training.prediction import predict
 from minidl.training.process.display import Display
-from minidl.training.run_folder import create, saved_run
+from minidl.training.run_folder.folder import RunFolder
+from minidl.training.run_folder.train_settings import train_settings
 from minidl.training.settings.command import Evaluate
 from minidl.training.tasks import TASKS
 
@@ -53,7 +54,7 @@ def jobs(names: Sequence[str], arch: int | None) -> Iterator[list[Job]]:
     """
     target = None if arch is None else target_name(arch)
     for name in names:
-        if name not in NAMES and not saved_run.is_finished(Path(name)):
+        if name not in NAMES and not RunFolder(Path(name)).is_finished:
             raise ConfigError(f"{name} is neither one of {', '.join(NAMES)} nor the folder of a finished run")
     for name in names:
         by_key = {}
@@ -73,7 +74,7 @@ def works(name: str, inputs: Sequence[int] = _INPUTS) -> Iterator[Callable[[], o
     elif name == "generate":
         for precision in ("float32", "float16"):
             yield partial(_generate, "mnist", precision)
-    elif TASKS[saved_run.read_run(Path(name)).kind].generates:
+    elif RunFolder(Path(name)).read().task.generates:
         yield partial(_generate, name, "float32")
     else:
         yield partial(_predict, Path(name), inputs)
@@ -83,7 +84,7 @@ def _train(kind: str, source: str, inputs: Sequence[int]) -> None:
     """Run training at default settings, its test, and predictions of its model."""
     task = TASKS[kind]
     with tempfile.TemporaryDirectory() as folder:
-        config = create.settings(kind, {"data": source, "out": Path(folder) / "run", "quiet": True})
+        config = train_settings(kind, {"data": source, "out": Path(folder) / "run", "quiet": True})
         dataset = _LIKE[source]() if source in _LIKE else task.load(config)
         config = task.settled(config, dataset)
         experiment = task.prepare(config, dataset)
@@ -98,7 +99,7 @@ def _train(kind: str, source: str, inputs: Sequence[int]) -> None:
 def _predict(run: Path, inputs: Sequence[int]) -> None:
     """Run `evaluate` and `predict` of a finished run."""
     predictor = predict.load(run)
-    features, _ = predictor.test(saved_run.own_data(saved_run.finished_run(run)), Evaluate(run=run))
+    features, _ = predictor.test(RunFolder(run).read_finished().load_data(), Evaluate(run=run))
     _outputs(predictor.model, features, predictor.targets, inputs)
 
 

@@ -26,7 +26,7 @@ from minidl.training.process.display import Display
 from minidl.training.report import samples
 from minidl.training.run_folder import weights
 from minidl.training.run_folder.checkpoints import Checkpoint
-from minidl.training.run_folder.progress import Place, is_number
+from minidl.training.run_folder.progress import Position, is_number
 
 FIGURES = ("loss_d", "loss_g", "d_real", "d_fake")
 TITLES = {"loss_d": "loss D", "loss_g": "loss G", "d_real": "D(x)", "d_fake": "D(G(z))"}
@@ -34,7 +34,7 @@ REMEDY = "a smaller --lr"
 
 
 @dataclass
-class GanProgress(Place):
+class GanProgress(Position):
     """Where training stands; plain JSON values. `sums` are those of FIGURES in the epoch under way."""
 
     sums: Annotated[list[float], Field(min_length=4, max_length=4)] = field(default_factory=lambda: [0.0] * 4)
@@ -47,7 +47,7 @@ class GanProgress(Place):
 
     @staticmethod
     def is_record(record: dict[str, Any]) -> bool:
-        """See `Place`."""
+        """See `Position`."""
         return record.keys() == {"epoch", "steps", *FIGURES, "seconds"} and all(map(is_number, record.values()))
 
 

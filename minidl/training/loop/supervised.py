@@ -173,7 +173,7 @@ class Supervised(Experiment):
         if launch.INTERPRETED or (count := self.config.workers or available()) == 1:
             yield
             return
-        ready = helpers.at_hand()
+        ready = helpers.ready_processes()
         with Workers(min(2, count)) if ready is None else nullcontext(ready) as workers:
             self._scores = self.targets.baselines(self.train, self.validation, workers)
             yield
@@ -317,4 +317,4 @@ def saved_perceptron(
     """The perceptron of a finished run with its weights. Raises DamagedError for weights of another one."""
     found = own.weights()
     weights.check_layers((inputs, *config.hidden, outputs), found, own.model)
-    return weights.filled(make(inputs, outputs, config.hidden, config.dropout, device="meta"), found, own.model)
+    return weights.materialize(make(inputs, outputs, config.hidden, config.dropout, device="meta"), found, own.model)

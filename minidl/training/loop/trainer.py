@@ -23,7 +23,7 @@ from minidl.tensors import default_device
 from minidl.training.process.display import Display
 from minidl.training.run_folder import files
 from minidl.training.run_folder.checkpoints import FOLDER, Checkpoint, Checkpoints
-from minidl.training.run_folder.progress import Place, restoring
+from minidl.training.run_folder.progress import Position, restoring
 
 MOST_SKIPPED = 20  # consecutive skipped updates: the weights are intact, but nothing is learnt
 _FETCH_SECONDS = 0.5
@@ -72,7 +72,7 @@ class Figures:
         self._fetched = time.monotonic()
         self._skipped_in_a_row = 0
 
-    def fetch(self, progress: Place, always: bool) -> list[list[float]]:
+    def fetch(self, progress: Position, always: bool) -> list[list[float]]:
         """The finite figures of each step, in order, in one transfer that also updates `progress.skipped`.
 
         Empty within half a second of the last transfer, unless `always`. Raises DivergedError after many consecutive
@@ -163,7 +163,7 @@ class BaseTrainer(ABC):
     def rehearse(self) -> None:
         """In a rehearsal, the launches of every kind that training makes. The trainer is useless afterwards."""
 
-    def run(self) -> Place:
+    def run(self) -> Position:
         """Train to the end.
 
         Raises Interrupted after Ctrl-C or SIGTERM, with everything saved; DivergedError when figures or gradients are
@@ -175,7 +175,7 @@ class BaseTrainer(ABC):
                 self._train(interrupts)
         finally:
             self.checkpoints.wait()
-        progress: Place = self.progress
+        progress: Position = self.progress
         return progress
 
     @property
@@ -282,4 +282,4 @@ class BaseTrainer(ABC):
     def _interruption(self) -> Interrupted:
         """The exception to raise after a signal, once everything is saved."""
         self.checkpoints.wait()
-        return Interrupted(f"interrupted after {self.progress.place}; everything is saved. To continue:\n  {self.hint}")
+        return Interrupted(f"interrupted after {self.progress.text}; everything is saved. To continue:\n  {self.hint}")

@@ -18,9 +18,8 @@ from minidl.training.loop.targets import probabilities
 from minidl.training.prediction import inputs
 from minidl.training.prediction.predict import load
 from minidl.training.prediction.terms import logits, values
-from minidl.training.run_folder.saved_run import finished_run
+from minidl.training.run_folder.folder import RunFolder
 from minidl.training.settings.command import Explain
-from minidl.training.tasks import TASKS
 
 _BAR = 24  # characters of the longest
 
@@ -40,7 +39,7 @@ def explain(config: Explain) -> Iterator[tuple[str, list[Spoken]]]:
 
     Raises ConfigError for a run of another kind, DamagedError for missing or invalid files.
     """
-    task = TASKS[finished_run(config.run).kind]
+    task = RunFolder(config.run).read_finished().task
     if not task.has_terms:
         raise ConfigError(f"{config.run} is {task.run}: explain requires a text run")
     classifier = load(config.run)

@@ -15,8 +15,8 @@ from minidl.data.workers import Message, Workers
 from minidl.distributed import workers
 from minidl.errors import ConfigError, DamagedError
 from minidl.training.process.device import prepare, processes
-from minidl.training.run_folder.saved_run import SavedRun, finished_run, saved_settings
-from minidl.training.tasks import TASKS
+from minidl.training.run_folder.folder import RunFolder
+from minidl.training.run_folder.saved_run import SavedRun
 
 
 class Spread:
@@ -77,10 +77,10 @@ def answered(asked: Message) -> Message:
 def _predictor(run: str, identity: str, device: str) -> Any:
     """The run in this process."""
     prepare(device, "minidl.training.loop.forward")
-    saved = finished_run(Path(run))
+    saved = RunFolder(Path(run)).read_finished()
     if saved.identity != identity:
         raise DamagedError(f"{run} was replaced by another run while it was read; run the command again")
-    return TASKS[saved.kind].predictor(saved_settings(saved), saved.files)
+    return saved.predictor()
 
 
 def _packed(features: Any, first: int, end: int, values: dict[str, Any]) -> Message:

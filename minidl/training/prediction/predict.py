@@ -15,7 +15,8 @@ from minidl.training.prediction import inputs
 from minidl.training.prediction.multi_gpu import spread
 from minidl.training.process import helpers, out_of_memory
 from minidl.training.run_folder import files
-from minidl.training.run_folder.saved_run import SavedRun, finished_run, own_data, saved_settings, tell
+from minidl.training.run_folder.folder import RunFolder
+from minidl.training.run_folder.saved_run import SavedRun
 from minidl.training.settings.command import Evaluate, Predict
 from minidl.training.task import Predictor
 from minidl.training.tasks import TASKS
@@ -43,12 +44,12 @@ class Reading:
 
 def load(folder: Path) -> Predictor:
     """A finished run with its model. Raises ConfigError if there is none, DamagedError for missing or invalid files."""
-    run = finished_run(folder)
+    run = RunFolder(folder).read_finished()
     return _with_model(run, lambda: _of_documents(run))
 
 
 def _with_model(run: SavedRun, predictor: Callable[[], Predictor]) -> Predictor:
-    tell(run.notes)
+    run.show_notes()
     found = predictor()
     with _of_run():
         _ = found.targets, found.model
@@ -57,7 +58,7 @@ def _with_model(run: SavedRun, predictor: Callable[[], Predictor]) -> Predictor:
 
 def _of_documents(run: SavedRun) -> Predictor:
     with _of_run():
-        return TASKS[run.kind].predictor(saved_settings(run), run.files)
+        return run.predictor()
 
 
 @contextlib.contextmanager
@@ -82,7 +83,7 @@ def reading(config: Predict) -> Iterator[Reading]:
 
     from minidl.training.prediction import json_lines as lines
 
-    run = finished_run(config.run)
+    run = RunFolder(config.run).read_finished()
     shared = spread(run, config.devices, config.device)
     with Workers(config.workers or available()) as workers, shared.processes:
         if _is_much(config):
@@ -163,7 +164,7 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
     Raises DataError for data that does not fit the run, such as an unknown label.
     """
     # Read once: in the meantime, another command may put another run into the folder.
-    run = finished_run(config.run)
+    run = RunFolder(config.run).read_finished()
     shared, task = spread(run, config.devices, config.device), TASKS[run.kind]
     with shared.processes:
         predictor = _with_model(run, lambda: replace(_of_documents(run), devices=shared))
@@ -172,7 +173,7 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
             if config.data is not None and config.data not in task.data_sets:
                 features, truth, source = predictor.labelled(config)
             else:
-                dataset = own_data(run) if config.data is None else task.read(config.data)
+                dataset = run.load_data() if config.data is None else task.read(config.data)
                 features, truth = predictor.test(dataset, config)
                 source = {"name": config.data or run.config.get("test") or run.config["data"], "part": "test split"}
         source = {**source, "examples": len(truth)}

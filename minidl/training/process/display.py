@@ -1,4 +1,4 @@
-"""What training shows: a progress bar in a terminal, plain lines elsewhere, only the scores when quiet."""
+"""The output of training: a progress bar in a terminal, plain lines elsewhere, only the scores when quiet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from minidl.training.run_folder.outputs import discard_output
 
 
 class Display:
-    """Entered while training runs. `note`, `show` and `epoch` write lines unless it is quiet, `summary` writes
-    one if it is; `step` moves the bar of an epoch.
+    """A context for training. `note`, `show` and `epoch` print lines unless it is quiet, `summary` prints one if it is;
+    `step` moves the bar of an epoch.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -46,19 +46,19 @@ class Display:
             self._bar = None
 
     def note(self, *texts: str | None) -> None:
-        """A line for each that is not None or empty."""
+        """Print a line for each text that is not None or empty."""
         for text in filter(None, texts):
             self.show(console.one_line(text))
 
     def show(self, text: str) -> None:
-        """A text of several lines."""
+        """Print a text of several lines."""
         if self._bar is not None:
             self._bar.console.print(console.escaped(text), markup=False, highlight=False, soft_wrap=True)
         elif not self.quiet:
             self._print(text)
 
     def summary(self, text: str) -> None:
-        """Print the line that stands for everything else when quiet; nothing if the text is empty."""
+        """Print the only line of a quiet run, unless it is empty."""
         if self.quiet and text:
             self._print(console.one_line(text))
 
@@ -66,27 +66,27 @@ class Display:
         try:
             console.echo(text)
         except OSError as error:
-            # The run matters more than what is shown of it.
+            # The run matters more than its output.
             self.quiet = True
             discard_output()
             if not isinstance(error, BrokenPipeError):
                 console.note(f"standard output cannot be written ({error.strerror}); the command continues")
 
     @contextmanager
-    def counted(self, what: str) -> Iterator[Progress]:
-        """A block of work that is counted: it calls what it gets with the number of things done, and of how many."""
+    def counted(self, title: str) -> Iterator[Progress]:
+        """A context with a progress bar; the work calls its value with the number of items done and their total."""
         if self.quiet or self._bar is not None or not sys.stdout.isatty():
             yield lambda done, of: None
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, transient=True) as bar:
             task = bar.add_task("", total=None)
             yield lambda done, of: bar.update(task, completed=done, total=of)
 
     def begin(self, epoch: int, epochs: int, done: int, steps: int) -> None:
-        """An epoch begins, `done` of its steps taken before."""
+        """Start the bar of an epoch, of whose steps `done` were taken before."""
         if self._bar is None:
             return
         if self._task is not None:
@@ -95,7 +95,7 @@ class Display:
         self._task = self._bar.add_task("", total=steps, completed=done, epoch=name, figures="...")
 
     def step(self, done: int, figures: str | None) -> None:
-        """`done` steps of the epoch are taken; `figures` are their means so far, None when they were not looked at."""
+        """Move the bar to `done` steps; `figures` are their means so far, None if they were not fetched."""
         if self._bar is None:
             return
         if figures is None:
@@ -104,5 +104,5 @@ class Display:
             self._bar.update(self._task, completed=done, figures=figures)
 
     def epoch(self, epoch: int, epochs: int, figures: str, seconds: float, star: bool = False) -> None:
-        """One line for a finished epoch; a star marks a validation score above all before."""
+        """Print one line for a finished epoch; a star marks the best validation score so far."""
         self.note(f"epoch {epoch:>{len(str(epochs))}}/{epochs}  {figures}  {seconds:.1f} s{'  *' if star else ''}")

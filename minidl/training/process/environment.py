@@ -1,5 +1,5 @@
-"""What else a result depends on besides settings: versions, device, BLAS and its threads, precision, tile tables and
-estimates.
+"""The environment that a result depends on besides settings: versions, device, BLAS and its threads, precision, tile
+tables and estimates.
 
 It is written to environment.json and every checkpoint; a run continued in another environment shows a warning.
 """
@@ -32,7 +32,7 @@ _USUAL_THREADS = 4
 
 
 def describe(threads: int) -> dict[str, Any]:
-    """The content of environment.json, once `fix_threads` and the precision are set."""
+    """Return the content of environment.json. Call `fix_threads` and set the precision first."""
     from minidl.autograd.deferred import is_fused
     from minidl.runtime import launch
     from minidl.runtime.cost_model import selection
@@ -58,7 +58,7 @@ def describe(threads: int) -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
-    """The entries that differ and can change the last bits of a result: {name: [before, now]}.
+    """Return the entries that differ and can change the last bits of a result: {name: [before, now]}.
 
     Entries missing in `before`, which an older minidl may have written, are left out.
     """
@@ -67,22 +67,22 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]
 
 
 def shown(value: Any) -> str:
-    """A value for display; a checksum is shortened."""
+    """Return a value as text for display; a checksum is shortened."""
     text = "none" if value is None else one_line(str(value))
     return text[:12] if len(text) == 64 and " " not in text else text
 
 
 def processor() -> str:
-    """Model of the CPU and the vector instructions that numpy uses, which affect rounding."""
+    """Return the model of the CPU and the vector instructions that numpy uses, which affect rounding."""
     import numpy as np
 
-    found: dict[str, Any] = np.show_config(mode="dicts") or {}  # type: ignore[assignment]
-    simd = found.get("SIMD Extensions", {})
+    config: dict[str, Any] = np.show_config(mode="dicts") or {}  # type: ignore[assignment]
+    simd = config.get("SIMD Extensions", {})
     return " ".join([_model(), *simd.get("baseline", []), *simd.get("found", [])])
 
 
 def blas() -> str:
-    """Each loaded BLAS with its version, the processor it is tuned for, and its number of threads."""
+    """Return each loaded BLAS with its version, the processor it is tuned for, and its number of threads."""
     from threadpoolctl import threadpool_info
 
     libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
@@ -96,7 +96,7 @@ def blas() -> str:
 
 
 def device_name() -> str:
-    """The name of the device kernels run on, "cpu" where they are interpreted."""
+    """Return the name of the device that kernels run on, "cpu" if they are interpreted."""
     import torch
 
     from minidl.runtime import launch
@@ -105,7 +105,7 @@ def device_name() -> str:
 
 
 def tile_hash() -> str:
-    """SHA-256 over every tile table in use, as tiles determine the order of sums."""
+    """Return the SHA-256 of all tile tables in use, as tiles determine the order of sums."""
     from minidl.runtime import launch, tile_tables
 
     digest = hashlib.sha256()
@@ -115,7 +115,7 @@ def tile_hash() -> str:
 
 
 def code() -> str:
-    """SHA-256 over the sources of minidl, and its version."""
+    """Return the SHA-256 of minidl's sources and version."""
     digest = hashlib.sha256(__version__.encode())
     folder = Path(__file__).parents[2]
     for path in sorted(folder.rglob("*.py")):
@@ -124,29 +124,27 @@ def code() -> str:
 
 
 def check_threads() -> None:
-    """Raises ConfigError for numbers of threads that the libraries cannot take: before they are loaded."""
+    """Raise ConfigError for numbers of threads that the libraries cannot use. Call it before they are loaded."""
     for name in _THREADS:
-        given = os.environ.get(name, "").strip()
+        value = os.environ.get(name, "").strip()
         # OpenMP takes one number for each level of nesting.
-        if given and not all(_is_count(part) for part in given.split(",")):
+        if value and not all(_is_count(part) for part in value.split(",")):
             raise ConfigError(
-                f"{name} is {shorten(given)}, expected a number of threads from 1 to {MOST_THREADS}; set one, or "
+                f"{name} is {shorten(value)}, expected a number of threads from 1 to {MOST_THREADS}; set one, or "
                 "unset it"
             )
 
 
-def wanted_threads(most: int = _USUAL_THREADS) -> int:
-    """OMP_NUM_THREADS if it is set, else the processors this process may use, at most `most`."""
-    given = os.environ.get("OMP_NUM_THREADS", "").strip()
-    if _is_count(given):
-        return int(given)
-    return min(most, len(os.sched_getaffinity(0)))
+def thread_count(most: int = _USUAL_THREADS) -> int:
+    """Return OMP_NUM_THREADS if it is set, else the number of processors of this process, at most `most`."""
+    value = os.environ.get("OMP_NUM_THREADS", "").strip()
+    return int(value) if _is_count(value) else min(most, len(os.sched_getaffinity(0)))
 
 
 def fix_threads(count: int) -> None:
     """Set the number of threads of BLAS, OpenMP and torch: a product's rounding depends on it."""
     import numpy as np
-    import scipy.linalg  # noqa: F401  (loads scipy's own BLAS, so that it is limited as well)
+    import scipy.linalg  # noqa: F401  (loads scipy's BLAS, so that it is limited as well)
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -167,7 +165,7 @@ def _version(package: str) -> str | None:
 
 
 def _model() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     try:
         with Path("/proc/cpuinfo").open() as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
@@ -177,7 +175,7 @@ def _model() -> str:
 
 
 def driver() -> str | None:
-    """The NVIDIA driver's version, where there is one."""
+    """Return the version of the NVIDIA driver, None without one."""
     try:
         with Path("/proc/driver/nvidia/version").open() as file:
             words = file.readline().split()

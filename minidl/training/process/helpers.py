@@ -1,5 +1,5 @@
-"""What a command has done elsewhere meanwhile: imports or readings in a thread, and processes that have imported the
-libraries of baselines and plots when these are needed. torch and each of those libraries take a second or more."""
+"""Work in the background of a command: threads that import or read, and processes that have imported the libraries of
+baselines and plots when they are needed. torch and each of these libraries take a second or more."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _T = TypeVar("_T")
 
 
 @contextlib.contextmanager
-def ready(count: int) -> Iterator[None]:
-    """A block in which `at_hand()` has up to `count` processes; they import libraries from its beginning on."""
+def start_processes(count: int) -> Iterator[None]:
+    """A context in which `ready_processes()` returns up to `count` processes; they import libraries from its start."""
     with Workers(min(_PROCESSES, count)) as workers:
         with contextlib.suppress(WorkerError):  # the command does the work itself
             workers.start()
             for _ in range(workers.count):
-                workers.later(imported, Message({"modules": _LIBRARIES}))
+                workers.later(import_libraries, Message({"modules": _LIBRARIES}))
             _ready.append(workers)
         try:
             yield
@@ -33,17 +33,17 @@ def ready(count: int) -> Iterator[None]:
             _ready.clear()
 
 
-def at_hand() -> Workers | None:
-    """The processes of the block under way."""
+def ready_processes() -> Workers | None:
+    """Return the processes of the current context of `start_processes`."""
     return _ready[-1] if _ready else None
 
 
-def imported(message: Message) -> Message:
-    """A worker's job: import modules, those that are there, and draw: a first plot takes as long as ten later ones."""
+def import_libraries(message: Message) -> Message:
+    """Import the installed modules in a worker, and draw: the first plot takes as long as ten later ones."""
     for module in message.values["modules"]:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    with contextlib.suppress(Exception):  # of the plots themselves it is told
+    with contextlib.suppress(Exception):  # the real plots report errors
         from matplotlib.figure import Figure
 
         figure = Figure(layout="constrained")
@@ -53,15 +53,15 @@ def imported(message: Message) -> Message:
 
 
 def in_thread(work: Callable[[], _T]) -> Callable[[], _T]:
-    """Begin `work` in a thread; a function that waits for its end, and returns or raises what it did."""
-    found: list[_T] = []
-    raised: list[BaseException] = []
+    """Start `work` in a thread; return a function that waits for its end and returns its result or raises its error."""
+    results: list[_T] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            found.append(work())
-        except BaseException as error:  # noqa: BLE001 (raised by who waits)
-            raised.append(error)
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001 (raised by the waiting thread)
+            errors.append(error)
 
     # A daemon: a command that ends early does not wait for an import.
     thread = threading.Thread(target=run, name="meanwhile", daemon=True)
@@ -69,15 +69,15 @@ def in_thread(work: Callable[[], _T]) -> Callable[[], _T]:
 
     def wait() -> _T:
         thread.join()
-        if raised:
-            raise raised[0]
-        return found[0]
+        if errors:
+            raise errors[0]
+        return results[0]
 
     return wait
 
 
 def one_ahead(items: Iterator[_T]) -> Iterator[_T]:
-    """The items, none of them None, each made in a thread while the one before is used; the first from now on."""
+    """Yield the items, none of them None; a thread makes each while the previous one is used, the first from now on."""
 
     def following(wait: Callable[[], _T | None]) -> Iterator[_T]:
         while (item := wait()) is not None:

@@ -1,6 +1,6 @@
-"""How much memory this process may still take: the least of what the machine, control groups and limits leave it.
+"""The memory that this process may still take: the least that the machine, control groups and limits leave.
 
-Memory of a control group that holds unused file pages counts as free, as in the machine's own MemAvailable.
+Inactive file pages of a control group count as free, as in the machine's MemAvailable.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _GROUPS = {  # kind of file system: (limits, use, entry of memory.stat)
 
 
 def free(root: Path = Path("/")) -> int | None:
-    """Bytes that this process can take without swapping, None where nothing says so.
+    """Return the bytes that this process can take without swapping, None if unknown.
 
-    `root` is where /proc and the mount points of control groups are looked for.
+    `root` is the folder that contains /proc and the mount points of control groups.
     """
     return min((max(0, left) for left in (*_machine(root), *_groups(root), *_limits(root))), default=None)
 
 
 def in_groups(root: Path = Path("/")) -> int | None:
-    """Bytes that the process's control groups leave it, None where they have no limit."""
+    """Return the bytes that the control groups leave to this process, None if they have no limit."""
     return min((max(0, left) for left in _groups(root)), default=None)
 
 
 def data(root: Path = Path("/")) -> int:
-    """Bytes of private memory that this process has mapped, as RLIMIT_DATA counts them."""
+    """Return the bytes of private memory that this process has mapped, as RLIMIT_DATA counts them."""
     return next(_kilobytes(root / "proc/self/status", "VmData"), 0)
 
 
@@ -41,7 +41,7 @@ def _machine(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[int]:
-    """What each control group leaves, from the process's own up to the outermost."""
+    """Yield the bytes that each control group leaves, from the innermost to the outermost."""
     paths = [line.split(":", 2) for line in _text(root / "proc/self/cgroup").splitlines()]
     for line in _text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
@@ -52,7 +52,7 @@ def _groups(root: Path) -> Iterator[int]:
         top = root / mount[4].lstrip("/")
         for _, controllers, path in (entry for entry in paths if len(entry) == 3):
             if (kind == "cgroup2") == (controllers == "") and (kind == "cgroup2" or "memory" in controllers.split(",")):
-                # A container sees its own group as the mount's root, though the path may be that outside of it.
+                # A container sees its group as the mount's root, but the path may be the one outside of the container.
                 folder = top / path.removeprefix(mount[3]).lstrip("/")
                 for group in (folder, *folder.parents):
                     yield from _group(group, *_GROUPS[kind])
@@ -62,25 +62,25 @@ def _groups(root: Path) -> Iterator[int]:
 
 def _group(folder: Path, limits: tuple[str, ...], use: str, unused: str) -> Iterator[int]:
     used = _number(_text(folder / use))
-    found = re.search(rf"^{unused} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+    match = re.search(rf"^{unused} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
     for name in limits:
         limit = _number(_text(folder / name))
         if limit is not None and used is not None and limit < _UNLIMITED:
-            yield limit - max(0, used - (int(found[1]) if found else 0))
+            yield limit - max(0, used - (int(match[1]) if match else 0))
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """What the limits of `ulimit -v` and `ulimit -d` leave."""
+    """Yield the bytes that the limits of `ulimit -v` and `ulimit -d` leave."""
     for limit, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
         most = resource.getrlimit(limit)[0]
         if most != resource.RLIM_INFINITY:
-            yield from (most - taken for taken in _kilobytes(root / "proc/self/status", name))
+            yield from (most - used for used in _kilobytes(root / "proc/self/status", name))
 
 
 def _kilobytes(path: Path, name: str) -> Iterator[int]:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", _text(path), re.MULTILINE)
-    if found:
-        yield int(found[1]) * 1024
+    match = re.search(rf"^{name}:\s+(\d+) kB$", _text(path), re.MULTILINE)
+    if match:
+        yield int(match[1]) * 1024
 
 
 def _number(text: str) -> int | None:

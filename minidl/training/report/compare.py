@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from minidl.common.console import cut
 from minidl.training.report import metrics, page, report_files
 from minidl.training.run_folder import files
+from minidl.training.run_folder.folder import RunFolder
+from minidl.training.run_folder.manifest import REPORT
 from minidl.training.run_folder.progress import restoring
-from minidl.training.run_folder.saved_run import REPORT, finished_run, tell
 from minidl.training.settings.command import Compare
 
 _BESIDE = ("majority", "mean", "linear")  # baselines that are told
@@ -28,10 +29,10 @@ def compared(config: Compare) -> list[Compared]:
     """The runs, in their order. Raises ConfigError for a folder that is no finished run, DamagedError."""
     found = []
     for folder in map(Path, config.runs):
-        run = finished_run(folder)
-        tell(run.notes)
+        run = RunFolder(folder).read_finished()
+        run.show_notes()
         metrics_file = folder / "metrics.jsonl"
-        lines = files.as_text(run.files.read(metrics_file.name), metrics_file).splitlines()
+        lines = files.as_text(run.read(metrics_file.name), metrics_file).splitlines()
         history = [files.as_json(line.encode(), metrics_file) for line in lines]
         one = Compared(str(folder), files.read_json(folder / REPORT), run.config, history)
         with restoring(folder / REPORT) as parts:

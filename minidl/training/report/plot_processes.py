@@ -80,7 +80,7 @@ def plot(draw: Callable[..., Files]) -> Callable[..., None]:
 
     @functools.wraps(draw)
     def write_plot(folder: Path, *args: Any) -> None:
-        workers = helpers.at_hand()
+        workers = helpers.ready_processes()
         if not _blocks or workers is None:
             save(folder, _attempt(draw, args))
             return

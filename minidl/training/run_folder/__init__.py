@@ -1,5 +1,6 @@
-"""The folder of a run: its files, and how they are created, locked, checked and read again.
+"""The folder of a run: creating, locking, checking and reading its files.
 
-Read `file_names` and `files` first, then `create`, `saved_run`, `manifest`, `checkpoints` and `progress`; `provenance`
-and `outputs` decide which files may be replaced, `folder_lock` admits one writer, `weights` loads saved weights.
+Read `folder` and `training_folder` first, then `saved_run`, `manifest`, `checkpoints` and `files`. `provenance` and
+`outputs` decide which files may be replaced, `folder_lock` admits one writer, `train_settings` continues a run,
+`progress` and `weights` check the content of checkpoints.
 """

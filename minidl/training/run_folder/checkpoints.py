@@ -1,14 +1,14 @@
 """The state of an unfinished run: weights, optimiser and generator state, position and history.
 
     checkpoints/step-000123.safetensors   weights and optimiser tensors after step 123
-    checkpoints/last.json                 where training goes on: names its tensor file and holds everything else
+    checkpoints/last.json                 the last state: the name of its tensor file and everything else
     checkpoints/best.json                 the same for the best epoch so far
 
 A JSON file is renamed into place once its tensor file is flushed to disk; tensor files that neither JSON file names are
 deleted after that. So whenever the machine stops, `last.json` names a complete state. For the best state so far,
 `best.json` is written first; if the machine stops before `last.json` is written, it is copied from `best.json`.
 
-A state is copied when it is saved and written by a thread while training continues, as flushing takes longer than a
+A state is copied when it is saved, and a thread writes it while training continues, as flushing takes longer than a
 short epoch. If states are saved faster than they are written, those in between are skipped.
 """
 
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minidl.common import write_files
 from minidl.common.console import cut
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT, VERSION = "minidl-checkpoint", 1
-FOLDER = "checkpoints"  # in that of the run
-_TENSOR = "tensor:"
+FOLDER = "checkpoints"  # in the folder of the run
+_TENSOR = "tensor:"  # before the name of a tensor in place of the tensor
 JSON_FILES = ("last.json", "best.json")
 _NAME = re.compile(r"step-\d+\.safetensors")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state read from `path` and `tensors`: `weights`, `optimizer` and `state` as given to `save`."""
+    """A state read from `path` and `tensors`: the arguments `weights`, `optimizer` and `state` of `save`."""
 
     path: Path
     tensors: Path
@@ -49,14 +49,12 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Saved:
+class _State(NamedTuple):
     """A state to be written: tensors on the CPU, and the JSON content without the checksum."""
 
-    name: str
     tensors: dict[str, torch.Tensor]
     content: dict[str, Any]
-    best: bool
+    is_best: bool
 
 
 class Checkpoints:
@@ -64,9 +62,10 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._writer_name = f"writer of {folder}"
         self._lock = threading.Lock()
-        # At most two: the newest, and before it the best if that is older.
-        self._waiting: list[_Saved] = []
+        # At most two: the newest, after the best if that is older.
+        self._waiting: list[_State] = []
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -75,56 +74,60 @@ class Checkpoints:
     ) -> None:
         """Start writing the state after `step` steps as the last one, and if `best` as the best one; see `wait`.
 
-        `optimizer` is a state_dict: nested dicts, lists, tensors and JSON values. Raises OSError when an earlier state
+        `optimizer` is a state_dict: nested dicts, lists, tensors and JSON values. Raises OSError if an earlier state
         could not be written; the checkpoint before that one is intact.
         """
         tensors = {f"weights.{name}": tensor for name, tensor in weights.items()}
         plain = _take_tensors(optimizer, "optimizer", tensors)
         with out_of_memory.used_for("a checkpoint", "a smaller model"):
-            taken = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         name = f"step-{step:06d}.safetensors"
         content = {"format": FORMAT, "version": VERSION, "tensors": name, "sha256": "", **state, "optimizer": plain}
         with self._lock:
             self._raise_failure()
-            kept = [] if best else [saved for saved in self._waiting if saved.best]
-            self._waiting = [*kept, _Saved(name, taken, content, best)]
-            alone = self._writer is None and not self._started()
-        if alone:
+            older = [] if best else [state for state in self._waiting if state.is_best]
+            self._waiting = [*older, _State(copies, content, best)]
+            has_writer = self._writer is not None or self._start_writer()
+        if not has_writer:
             self._write_all()
 
     def wait(self) -> None:
-        """Wait until everything saved is flushed to disk. Raises OSError when it could not be written."""
-        writer = self._writer
-        if writer is not None:
+        """Wait until all saved states are flushed to disk. Raises OSError if one could not be written."""
+        if (writer := self._writer) is not None:
             writer.join()
         with self._lock:
             self._raise_failure()
 
     def last(self) -> Checkpoint | None:
-        """The last state, or None when there is none. Raises DamagedError.
+        """Return the last state, or None if there is none. Raises DamagedError.
 
-        If a process stopped between writing the two files, last.json becomes a copy of best.json. Raises OSError when
-        it cannot be written.
+        If a process stopped between writing the two files, last.json becomes a copy of best.json. Raises OSError if it
+        cannot be written.
         """
         self.wait()
-        last, best = (self._content(name) for name in JSON_FILES)
-
-        def step(content: dict[str, Any]) -> int:
-            return int(content["tensors"].removeprefix("step-").removesuffix(".safetensors"))
-
-        if best is not None and (last is None or step(best) > step(last)):
-            # Check that it is complete before the other is replaced.
-            self._read("best.json")
+        last, best = (-1 if content is None else _step(content) for content in map(self._content, JSON_FILES))
+        if best > last:
+            self._read("best.json")  # raises if it is incomplete, before the other is replaced
             files.write_bytes(self.folder / "last.json", files.read_bytes(self.folder / "best.json"))
         return self._read("last.json")
 
     def best(self) -> Checkpoint | None:
-        """The best state, or None when there is none. Raises DamagedError."""
+        """Return the best state, or None if there is none. Raises DamagedError."""
         self.wait()
         return self._read("best.json")
 
+    @property
+    def exist(self) -> bool:
+        """Whether there is a last state."""
+        return (self.folder / "last.json").exists()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a thread of this process writes a state there: Ctrl-C during `wait` does not stop the writing."""
+        return any(thread.name == self._writer_name for thread in threading.enumerate())
+
     def drop_unnamed(self) -> None:
-        """Delete the tensor files that neither JSON file names. Raises DamagedError when one of them cannot be read."""
+        """Delete the tensor files that neither JSON file names. Raises DamagedError if a JSON file cannot be read."""
         named = set()
         for name in JSON_FILES:
             with contextlib.suppress(FileNotFoundError):
@@ -133,14 +136,14 @@ class Checkpoints:
             if _NAME.fullmatch(path.name) and path.name not in named and provenance.is_of_run(path):
                 write_files.remove(path)
 
-    def _started(self) -> bool:
-        """Start the thread; False if the system cannot start one, so that the caller writes the state."""
-        writer = threading.Thread(target=self._write_all, name=_writer_of(self.folder))
+    def _start_writer(self) -> bool:
+        """Start the thread; return False if the system cannot start one, so that the caller writes the state."""
+        writer = threading.Thread(target=self._write_all, name=self._writer_name)
         try:
             writer.start()
         except RuntimeError:
             return False
-        # Only now: after a Ctrl-C in between, `wait` would wait for a thread that does not run.
+        # Not before: after a Ctrl-C in between, `wait` would wait for a thread that does not run.
         self._writer = writer
         return True
 
@@ -150,33 +153,31 @@ class Checkpoints:
             raise failure
 
     def _write_all(self) -> None:
-        """Write waiting states until there are none."""
+        """Write the waiting states."""
         while True:
             with self._lock:
                 if not self._waiting:
                     self._writer = None
                     return
-                saved = self._waiting.pop(0)
+                state = self._waiting.pop(0)
             try:
-                self._write(saved)
+                self._write(state)
             except BaseException as failure:  # noqa: BLE001 (raised in the thread that trains)
                 with self._lock:
                     self._failure, self._writer = failure, None
                     self._waiting.clear()
                 return
 
-    def _write(self, saved: _Saved) -> None:
+    def _write(self, state: _State) -> None:
         files.make_folder(self.folder)
         with out_of_memory.used_for("a checkpoint", "a smaller model"):
-            checksum = files.write_tensors(self.folder / saved.name, saved.tensors)
-        content = {**saved.content, "sha256": checksum}
-        if saved.best:
-            files.write_json(self.folder / "best.json", content, sealed=True)
-        files.write_json(self.folder / "last.json", content, sealed=True)
+            checksum = files.write_tensors(self.folder / state.content["tensors"], state.tensors)
+        for name in ("best.json", "last.json") if state.is_best else ("last.json",):
+            files.write_json(self.folder / name, {**state.content, "sha256": checksum}, sealed=True)
         self.drop_unnamed()
 
     def _content(self, name: str) -> dict[str, Any] | None:
-        """The content of a JSON file, with a valid tensor file name; None if it is missing. Raises DamagedError."""
+        """Return the content of a JSON file, None if it is missing. Raises DamagedError."""
         path = self.folder / name
         try:
             content = files.read_json(path)
@@ -184,9 +185,11 @@ class Checkpoints:
             return None
         if content.get("format") != FORMAT or content.get("version") != VERSION:
             raise DamagedError(f"{path} is not a checkpoint of version {VERSION}; train again with --overwrite")
-        named = content.get("tensors")
-        if not isinstance(named, str) or not _NAME.fullmatch(named):
-            raise DamagedError(f"{path} names {cut(repr(named), 60)} as its tensor file; train again with --overwrite")
+        tensors = content.get("tensors")
+        if not isinstance(tensors, str) or not _NAME.fullmatch(tensors):
+            raise DamagedError(
+                f"{path} names {cut(repr(tensors), 60)} as its tensor file; train again with --overwrite"
+            )
         return content
 
     def _read(self, name: str) -> Checkpoint | None:
@@ -209,22 +212,17 @@ class Checkpoints:
         return Checkpoint(path, file, weights, optimizer, content)
 
 
-def is_writing(folder: Path) -> bool:
-    """Whether a state is being written there: Ctrl-C during `wait` does not stop the writing."""
-    return any(thread.name == _writer_of(folder) for thread in threading.enumerate())
-
-
-def _writer_of(folder: Path) -> str:
-    return f"writer of {folder}"
-
-
 def is_own(name: str) -> bool:
-    """Whether `save` writes files of this name."""
+    """Return whether `save` writes files of this name."""
     return name in JSON_FILES or _NAME.fullmatch(name) is not None
 
 
+def _step(content: dict[str, Any]) -> int:
+    return int(content["tensors"].removeprefix("step-").removesuffix(".safetensors"))
+
+
 def _take_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """`value` with each tensor put into `tensors` and replaced by its name there."""
+    """Return `value` with each tensor moved to `tensors` and replaced by its name there."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -238,7 +236,7 @@ def _take_tensors(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> An
 
 
 def _put_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The inverse of `_take_tensors`; keys are strings and tuples lists afterwards."""
+    """Undo `_take_tensors`; keys become strings and tuples lists."""
     if isinstance(value, str) and value.startswith(_TENSOR):
         return tensors[value.removeprefix(_TENSOR)]
     if isinstance(value, dict):

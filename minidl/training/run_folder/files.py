@@ -1,6 +1,6 @@
-"""Files of a run: JSON and safetensors, each written whole or not at all (see `storage`).
+"""Read and write JSON, text and safetensors files, atomically (see `write_files`).
 
-Tensor files and sealed JSON files carry a checksum, so that damaged files are refused.
+Tensor files and sealed JSON files contain a checksum, so that damaged files are refused.
 """
 
 from __future__ import annotations
@@ -23,36 +23,40 @@ if TYPE_CHECKING:
 write_bytes = write_files.write_bytes
 make_folder = write_files.make_folder
 flush_folder = write_files.flush_folder
-_SEAL = "checksum"  # of a JSON object: the SHA-256 of everything else in it
+_SEAL = "checksum"  # the key of the SHA-256 of all other entries of a JSON object
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of UTF-8 text."""
+    """Write UTF-8 text. Raises OSError."""
     write_bytes(path, text_bytes(text))
 
 
-def write_json(path: Path, value: Any, sealed: bool = False) -> None:
-    """`write_bytes` of a value as indented JSON, `sealed` an object with a checksum of its content.
+def text_bytes(text: str) -> bytes:
+    """Return the bytes that `write_text` writes."""
+    # A file name that is not UTF-8 has half surrogates: they are escaped, as in JSON.
+    return text.encode(errors="backslashreplace")
 
-    Raises ValueError for NaN and infinity, which JSON does not support.
+
+def write_json(path: Path, value: Any, sealed: bool = False) -> None:
+    """Write a value as indented JSON, a `sealed` object with a checksum of its content.
+
+    Raises OSError, and ValueError for NaN and infinity, which JSON does not support.
     """
-    if sealed:
-        value = {**value, _SEAL: json_checksum(value)}
-    write_bytes(path, json_bytes(value))
+    write_bytes(path, json_bytes({**value, _SEAL: json_checksum(value)} if sealed else value))
 
 
 def json_bytes(value: Any) -> bytes:
-    """What `write_json` writes."""
+    """Return the bytes that `write_json` writes."""
     return text_bytes(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_json_lines(path: Path, values: list[dict[str, Any]]) -> None:
-    """`write_bytes` of one JSON object per line."""
+    """Write one JSON object per line. Raises OSError."""
     write_text(path, "".join(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values))
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder; False for an invalid name."""
+    """Return whether the path is a folder; False for an invalid name."""
     try:
         return path.is_dir()
     except OSError:
@@ -60,7 +64,7 @@ def is_folder(path: Path) -> bool:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a run's file. Raises FileNotFoundError, and DamagedError for anything but a file.
+    """Return the content of a file. Raises FileNotFoundError, and DamagedError if the path is not a regular file.
 
     A path through a file raises NotADirectoryError.
     """
@@ -73,12 +77,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """`read_bytes` of UTF-8 text. Also raises DamagedError for other content."""
+    """Return the content of a UTF-8 file. Raises as `read_bytes`, and DamagedError for other content."""
     return as_text(read_bytes(path), path)
 
 
 def as_text(raw: bytes, path: Path) -> str:
-    """What `read_text` makes of the content of a file."""
+    """Decode the content of a file, see `read_text`."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -86,7 +90,7 @@ def as_text(raw: bytes, path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, without its seal.
+    """Return the JSON object in a file, without its seal.
 
     Raises as `read_bytes`, and DamagedError for other content or a seal that does not match.
     """
@@ -94,28 +98,27 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def as_json(raw: bytes, path: Path) -> dict[str, Any]:
-    """What `read_json` makes of the content of a file."""
+    """Parse the content of a file, see `read_json`."""
     try:
         value = parse_json(raw, parse_float=_finite, parse_constant=_finite)
     except ValueError as error:
         raise damaged(path, error) from None
     if not isinstance(value, dict):
         raise damaged(path, "not a JSON object")
-    # Older files have no seal.
-    if _SEAL in value and value.pop(_SEAL) != json_checksum(value):
+    if _SEAL in value and value.pop(_SEAL) != json_checksum(value):  # older files have no seal
         raise damaged(path, "its content does not match its checksum")
     return value
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str] | None = None) -> str:
-    """`write_bytes` of tensors as safetensors with the metadata `about` and a checksum of all, which it returns."""
+    """Write a safetensors file with the metadata `about` and a checksum of all; return the checksum. Raises OSError."""
     content, checksum = write_files.tensor_bytes(tensors, about)
     write_bytes(path, content)
     return checksum
 
 
 def read_tensors(path: Path, checksum: str | None = None) -> dict[str, torch.Tensor]:
-    """The tensors in a file of `write_tensors`, whose checksum must be `checksum` if given.
+    """Return the tensors in a file of `write_tensors`, whose checksum must be `checksum` if given.
 
     Raises FileNotFoundError, and DamagedError for any other content.
     """
@@ -123,7 +126,7 @@ def read_tensors(path: Path, checksum: str | None = None) -> dict[str, torch.Ten
 
 
 def as_tensors(raw: bytes, path: Path, checksum: str | None = None) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """What `read_tensors` makes of the content of a file, and its metadata."""
+    """Return the tensors in the content of a file, and its metadata, see `read_tensors`."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -132,8 +135,7 @@ def as_tensors(raw: bytes, path: Path, checksum: str | None = None) -> tuple[dic
         header = parse_json(raw[8 : 8 + length])
         _check_shapes(header)
         tensors = load(raw)
-        # It may be null.
-        about = dict(header.get("__metadata__") or {})
+        about = dict(header.get("__metadata__") or {})  # it may be null
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise damaged(path, error) from None
     written = about.pop(write_files.CHECKSUM, None)
@@ -145,7 +147,7 @@ def as_tensors(raw: bytes, path: Path, checksum: str | None = None) -> tuple[dic
 
 
 def _check_shapes(header: dict[str, Any]) -> None:
-    """Raises ValueError for a shape whose strides overflow 64 bits, which safetensors accepts if it contains a 0."""
+    """Raise ValueError for a shape whose strides overflow 64 bits, which safetensors accepts if it contains a 0."""
     for name, entry in header.items():
         shape = entry.get("shape") if isinstance(entry, dict) else None
         if isinstance(shape, list) and math.prod(max(size, 1) for size in shape if isinstance(size, int)) >= 2**63:
@@ -160,24 +162,18 @@ def sweep(folder: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file's content. Raises OSError."""
+    """Return the SHA-256 of a file. Raises OSError."""
     with read_files.opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def text_checksum(text: str) -> str:
-    """SHA-256 of a text file's content."""
+    """Return the SHA-256 of a text file's content."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def text_bytes(text: str) -> bytes:
-    """What `write_text` writes."""
-    # A file name that is no UTF-8 has half surrogates: escaped, as JSON has them.
-    return text.encode(errors="backslashreplace")
-
-
 def _finite(text: str) -> float:
-    """A finite number of a JSON text; Python would also accept NaN, Infinity and 1e999."""
+    """Parse a finite number; Python would also accept NaN, Infinity and 1e999."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")
@@ -185,6 +181,6 @@ def _finite(text: str) -> float:
 
 
 def json_checksum(value: Mapping[str, Any]) -> str:
-    """The SHA-256 of a JSON object as it is read back, with string keys and lists for tuples."""
+    """Return the SHA-256 of a JSON object as it is read back, with string keys and lists for tuples."""
     plain = json.loads(json.dumps(value, allow_nan=False))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

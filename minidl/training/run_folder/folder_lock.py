@@ -1,9 +1,9 @@
-"""One writer at a time in a folder: a lock of the operating system, which ends with the process that holds it.
+"""A lock that admits one writer to a folder: an flock of the operating system, which ends with its process.
 
-The lock is on the file `.NAME.lock` beside the folder NAME, as a run that is replaced is renamed; on `.lock` in the
-folder where nothing can be made beside it. The file says who holds the lock and is deleted with it; one that a killed
-process left is not locked, and the next writer takes it. A file that says anything else is the user's, and stays.
-Readers need no lock.
+The lock is on the file `.NAME.lock` next to the folder NAME, as a run that is replaced is renamed; on `.lock` in the
+folder if its parent cannot be written. The file names the process that holds the lock and is deleted with it; a killed
+process leaves a file without a lock, which the next writer takes. A file with other content belongs to the user, and
+stays. Readers need no lock.
 """
 
 from __future__ import annotations
@@ -33,113 +33,99 @@ _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which need not exist if the one above it does.
+def lock(folder: Path) -> Iterator[None]:
+    """A context that holds the lock of a folder, which need not exist if its parent does.
 
     Raises ConfigError when another process, or another thread of this one, holds it; OSError when no file can be made.
     Without effect on a file system that has no locks.
     """
     try:
-        opened = _opened(folder)
+        locked = _locked_file(folder)
     except KeyboardInterrupt:
         # The file may have been made.
-        with contextlib.suppress(OSError, ConfigError), held(folder):
+        with contextlib.suppress(OSError, ConfigError), lock(folder):
             pass
         raise
     try:
         yield
     finally:
-        if opened is not None:
-            path, handle = opened
+        if locked is not None:
+            path, handle = locked
             try:
                 with contextlib.suppress(OSError):
                     if _is_at(path, handle):
-                        path.unlink()  # before the lock ends: later it may be another's
+                        path.unlink()  # before the lock ends: later the file may belong to another process
             finally:
                 os.close(handle)
 
 
 def check_free(folder: Path) -> None:
-    """Raises ConfigError when another process writes to a folder: told before the work."""
-    with contextlib.suppress(OSError), held(folder):
+    """Raise ConfigError when another process writes to a folder."""
+    with contextlib.suppress(OSError), lock(folder):
         pass
 
 
-def _opened(folder: Path) -> tuple[Path, int] | None:
-    """The lock file and its handle, locked; None where there are no locks."""
+def _locked_file(folder: Path) -> tuple[Path, int] | None:
+    """Return the path and the descriptor of the locked file; None if the file system has no locks."""
+    folder_path = Path(os.path.realpath(folder))
     while True:
-        path, handle = _open(Path(os.path.realpath(folder)))
-        try:
-            _check_own(path, handle)
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The process that held it before may have deleted it in between; then this lock keeps nobody out.
-            if not _is_at(path, handle):
-                os.close(handle)
-                continue
-            with contextlib.suppress(OSError):  # on a full disk it is not said who holds it
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, _about_this().encode(), 0)
-        except BlockingIOError:
-            holder = os.pread(handle, 4096, 0)
-            os.close(handle)
-            raise ConfigError(
-                f"{folder} is being written by {_described(holder)}; wait until it ends, or choose another folder"
-            ) from None
-        except OSError as error:
-            os.close(handle)
-            if error.errno not in _NO_LOCKS:
-                raise
-            path.unlink(missing_ok=True)
-            return None
-        except (KeyboardInterrupt, ConfigError):
-            os.close(handle)
-            raise
-        return path, handle
+        path, handle = _open(folder_path, not folder_path.name)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, handle)
+            try:
+                _check_own(path, handle)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # If the previous holder has deleted the file in between, the lock on it keeps no process out.
+                if _is_at(path, handle):
+                    with contextlib.suppress(OSError):  # a full disk
+                        os.ftruncate(handle, 0)
+                        os.pwrite(handle, _describe_process().encode(), 0)
+                    stack.pop_all()
+                    return path, handle
+            except BlockingIOError:
+                holder = _describe_holder(os.pread(handle, 4096, 0))
+                raise ConfigError(
+                    f"{folder} is being written by {holder}; wait until it ends, or choose another folder"
+                ) from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                path.unlink(missing_ok=True)
+                return None
 
 
 def _check_own(path: Path, handle: int) -> None:
-    """Raises ConfigError for a file of the user's at the name of a lock, also where it has other names."""
-    about = os.fstat(handle)
-    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1 or not _BEGIN.startswith(os.pread(handle, len(_BEGIN), 0)):
+    """Raise ConfigError if an open file is not a lock file of minidl, or has other names."""
+    status = os.fstat(handle)
+    is_own = stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
+    if not is_own or not _BEGIN.startswith(os.pread(handle, len(_BEGIN), 0)):
         raise ConfigError(_NOT_OURS.format(path))
 
 
-def _open(folder: Path) -> tuple[Path, int]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    path = folder.with_name(f".{folder.name}.lock") if folder.name else folder / INSIDE
+def _open(folder: Path, inside: bool) -> tuple[Path, int]:
+    path = folder / INSIDE if inside else folder.with_name(f".{folder.name}.lock")
     try:
-        return path, read_files.handle(path, flags)
+        return path, read_files.handle(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as error:
-        _check_file(path, folder)
-        if error.errno not in _NOT_WRITABLE or not folder.is_dir():
+        kind = "a link" if path.is_symlink() else "a folder" if path.is_dir() else None
+        if kind is not None:
+            message = f"{path}, the lock of {folder}, is {kind}, expected a file; delete it, then try again"
+            raise ConfigError(message) from error
+        if path.exists() and not path.is_file():
+            raise ConfigError(_NOT_OURS.format(path)) from error
+        if inside or error.errno not in _NOT_WRITABLE or not folder.is_dir():
             raise
-    path = folder / INSIDE
-    try:
-        return path, read_files.handle(path, flags)
-    except OSError:
-        _check_file(path, folder)
-        raise
-
-
-def _check_file(path: Path, folder: Path) -> None:
-    """Raises ConfigError for a lock that is no file."""
-    kind = "a link" if path.is_symlink() else "a folder" if path.is_dir() else None
-    if kind is None and path.exists() and not path.is_file():
-        raise ConfigError(_NOT_OURS.format(path))
-    if kind is not None:
-        raise ConfigError(f"{path}, the lock of {folder}, is {kind}, expected a file; delete it, then try again")
+    return _open(folder, inside=True)
 
 
 def _is_at(path: Path, handle: int) -> bool:
     try:
-        found = path.stat(follow_symlinks=False)
+        return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(handle))
     except FileNotFoundError:
         return False
-    opened = os.fstat(handle)
-    return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
 
 
-def _about_this() -> str:
+def _describe_process() -> str:
     program = Path(sys.argv[0]).name
     command = shlex.join(["minidl" if program == "__main__.py" else program, *sys.argv[1:]])  # of python -m minidl
     return json.dumps(
@@ -152,9 +138,9 @@ def _about_this() -> str:
     )
 
 
-def _described(holder: bytes) -> str:
+def _describe_holder(content: bytes) -> str:
     try:
-        about = json.loads(holder)
-        return f"process {about['process']} on {about['host']} since {about['since']} ({about['command']})"
+        holder = json.loads(content)
+        return f"process {holder['process']} on {holder['host']} since {holder['since']} ({holder['command']})"
     except (ValueError, KeyError, TypeError):  # not yet written
         return "another process"

@@ -1,4 +1,4 @@
-"""Output files, checked before the work begins, and standard output."""
+"""Check output files before the work begins, and discard standard output."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from minidl.data.parsing import shorten
 from minidl.errors import ConfigError
 from minidl.training.run_folder.provenance import Kind
 
-LONGEST = 240  # bytes of the name of a folder: those of its lock and of a run that it replaces are longer
+LONGEST = 240  # bytes of a folder's name: the names of its lock and of the run that it replaces are longer
 
 
 def check_output(name: str, path: Path, kind: Kind) -> None:
-    """Raises ConfigError when the file that a flag names cannot be written, before the work and not after it.
+    """Raise ConfigError if the file that a flag names cannot be written.
 
     Links, devices and pipes are refused as well: writing would replace them, even /dev/null. So are files that minidl
-    did not write as an output of the same kind: data, scripts, pictures, and what belongs to a run.
+    did not write as an output of the same kind: data, scripts, pictures, and files of a run.
     """
     try:
         is_folder, has_folder, is_other = path.is_dir(), path.parent.is_dir(), path.exists() and not path.is_file()
@@ -45,15 +45,12 @@ def check_output(name: str, path: Path, kind: Kind) -> None:
 
 
 def cannot_write(folder: Path, error: OSError) -> str:
-    """What to say when the folder named by --out cannot be written."""
+    """Return the error message for a folder given by --out that cannot be written."""
     return f"--out {folder} cannot be written: {error.strerror or error}; choose another folder or free some space"
 
 
 def run_folder(path: Path) -> Path:
-    """The folder of a run; of a link, the folder that it names.
-
-    Raises ConfigError for one without a name of its own, and for a name that is too long.
-    """
+    """Return the folder of a run, for a link its target. Raises ConfigError for a path with no name or a long one."""
     if path.name in ("", ".."):
         raise ConfigError(f"--out is {str(path)!r}, expected the name of a folder, such as runs/first")
     check_length(path)
@@ -61,27 +58,27 @@ def run_folder(path: Path) -> Path:
 
 
 def check_length(path: Path) -> None:
-    """Raises ConfigError for a folder whose name is so long that its lock has none."""
+    """Raise ConfigError for a folder whose name is too long for the name of its lock."""
     length = len(os.fsencode(path.name))
     if length > LONGEST:
         raise ConfigError(f"--out is a name of {length} bytes, expected at most {LONGEST}; give a shorter one")
 
 
 def check_different(**paths: Path | str | None) -> None:
-    """Raises ConfigError when two flags, given without their dashes, name the same file, or no valid name."""
-    names: dict[str, str] = {}
+    """Raise ConfigError when two flags, passed without dashes, name the same file, or one has no valid name."""
+    flags: dict[str, str] = {}
     for name, path in paths.items():
         if path is not None:
             try:
                 real = os.path.realpath(path)
             except ValueError:  # a zero character, or half of a surrogate pair
                 raise ConfigError(f"--{name} is {shorten(str(path))}, not a valid file name; give another") from None
-            before = names.setdefault(real, name)
-            if before != name:
-                raise ConfigError(f"--{before} and --{name} name the same file, {path}: give two names")
+            other = flags.setdefault(real, name)
+            if other != name:
+                raise ConfigError(f"--{other} and --{name} name the same file, {path}: give two names")
 
 
 def discard_output() -> None:
-    """Send standard output nowhere, with what it has not yet written: Python would try again as it exits."""
+    """Redirect standard output, with its buffer, to /dev/null: Python would try to write it again at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

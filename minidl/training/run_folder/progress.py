@@ -1,4 +1,4 @@
-"""Where training stands, as the checkpoints keep it."""
+"""The position of training, as checkpoints store it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from minidl.errors import damaged
 
 
 @dataclass
-class Place(Checked):
-    """Where training stands; plain JSON values. `step` counts within the epoch, `steps` from the beginning."""
+class Position(Checked):
+    """The position of training; plain JSON values. `step` counts within the epoch, `steps` from the beginning."""
 
     epoch: Count = 0
     step: Count = 0
@@ -26,7 +26,7 @@ class Place(Checked):
     history: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def place(self) -> str:
+    def text(self) -> str:
         """The position as text: "epoch 1 and 2 steps"."""
         steps = f"{self.step} step{'' if self.step == 1 else 's'}"
         if not self.epoch:
@@ -35,7 +35,7 @@ class Place(Checked):
 
     @classmethod
     def from_saved(cls, saved: object) -> Self:
-        """The progress in a checkpoint. Raises ValueError, naming the field, for invalid values."""
+        """Return the progress in a checkpoint. Raises ValueError, naming the field, for invalid values."""
         progress = made(cls, saved)
         if len(progress.history) != progress.epoch:
             raise ValueError(f"history is {cut(progress.history, 60)}, expected a list of {progress.epoch} epochs")
@@ -46,13 +46,13 @@ class Place(Checked):
 
     @staticmethod
     def is_record(record: dict[str, Any]) -> bool:
-        """Whether this is a valid record of an epoch, leaving its number aside."""
+        """Return whether the record of an epoch is valid; its number is not checked."""
         raise NotImplementedError
 
 
 @dataclass
-class Progress(Place):
-    """Where a training with validation stands."""
+class Progress(Position):
+    """The position of a training with validation."""
 
     finished: bool = False
     loss_sum: float = 0.0
@@ -66,7 +66,7 @@ class Progress(Place):
 
     @staticmethod
     def is_record(record: dict[str, Any]) -> bool:
-        """Counts, rates, and validation scores by name."""
+        """Return whether the record has the counts, rates and validation scores of an epoch."""
         if record.keys() - {"size"} != {"epoch", "steps", "loss", "validation", "lr", "seconds"}:
             return False
         numbers, scores = (record[name] for name in ("steps", "loss", "lr", "seconds")), record["validation"]
@@ -80,8 +80,8 @@ class Progress(Place):
 
 @contextmanager
 def restoring(path: Path) -> Iterator[list[str]]:
-    """Turns the errors of loading a checkpoint into DamagedError. Append the name of each part to the list before
-    loading it."""
+    """A context that turns errors of loading a checkpoint into DamagedError; append each part's name before loading
+    it."""
     parts = ["progress"]
     try:
         yield parts
@@ -92,5 +92,5 @@ def restoring(path: Path) -> Iterator[list[str]]:
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a number of a JSON text."""
+    """Return whether a value parsed from JSON is a number."""
     return type(value) in (int, float)

@@ -1,7 +1,7 @@
-"""Whether minidl wrote a file, told by its content: minidl replaces and deletes no other.
+"""Recognize files that minidl wrote by their content: minidl replaces and deletes no others.
 
-A finished run tells it by its manifest. All other files are JSON with the keys of their kind, or name minidl near their
-beginning, as pages, pictures and tensor files do.
+The manifest of a finished run lists its files. All other files are JSON with the keys of their kind, or name minidl
+near their beginning, as pages, pictures and tensor files do.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-_LARGEST = 2**28  # bytes of JSON that is read to tell what it is
-_HEAD = 4096  # bytes that have a mark
-SOFTWARE = "minidl train"  # what the pictures of a run name as theirs
-DRAWN_BY = "minidl plot"  # and those of --plot
+_LARGEST = 2**28  # bytes of JSON that is parsed
+_HEAD = 4096  # bytes that are searched for a mark
+SOFTWARE = "minidl train"  # the software that the pictures of a run name
+DRAWN_BY = "minidl plot"  # the software that pictures of --plot name
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of files: JSON objects that have all the keys of one of `keys`, one for each line with `lines`; or files
-    with one of `marks` near their beginning. It is the note of a setting that names such a file, to be written.
+    """A kind of files: JSON objects with all keys of one entry of `keys`, one per line with `lines`; or files with one
+    of `marks` near their beginning. A setting that names an output file is annotated with its kind.
     """
 
     keys: tuple[tuple[str, ...], ...] = ()
@@ -27,7 +27,7 @@ class Kind:
     lines: bool = False
 
     def has(self, path: Path) -> bool:
-        """Whether a file is of this kind. An empty one is of every kind. Raises OSError."""
+        """Return whether a file is of this kind. An empty file is of every kind. Raises OSError."""
         size = path.stat().st_size
         with path.open("rb") as file:
             if self.marks or size == 0:
@@ -59,7 +59,7 @@ PLOT = Kind(marks=(_png(DRAWN_BY), b"<dc:title>minidl plot</dc:title>"))
 MODEL = Kind(marks=(b'"format":"minidl generator"', b'"format":"minidl evaluator"'))
 _PICTURE = Kind(marks=(_png("minidl"), SOFTWARE.encode()))
 _TENSORS = Kind(marks=(b'{"__metadata__":{"run":"', b'{"__metadata__":{"sha256":"'))
-# Of a run, by their names or else by their suffixes.
+# The kinds of a run's files, by name or else by suffix.
 _OF_RUN = {
     "config.json": Kind((("format", "version", "kind", "config"),)),
     "environment.json": Kind((("minidl", "python", "torch", "threads"),)),
@@ -79,6 +79,6 @@ _OF_RUN = {
 
 
 def is_of_run(path: Path) -> bool:
-    """Whether a file, by its content, is one that a run has under its name; documents of the data are not."""
+    """Return whether the content of a file is that of a run's file of this name; False for documents of the data."""
     kind = _OF_RUN.get(path.name) or _OF_RUN.get(path.suffix)
     return kind is not None and path.is_file() and not path.is_symlink() and kind.has(path)

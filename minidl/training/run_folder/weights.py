@@ -1,4 +1,4 @@
-"""Loading saved weights into a model."""
+"""Load saved weights into a model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def load(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> N
     model.load_state_dict(weights)
 
 
-def filled(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> nn.Module:
-    """A model that was made on torch's device "meta", with weights on the usual one. Raises DamagedError as `load`.
+def materialize(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> nn.Module:
+    """Move a model from torch's device "meta" to the default device and load weights. Raises DamagedError as `load`.
 
-    Made on the usual device it would first draw random values, whose kernels take 0.4 s to be ready on a GPU.
+    A model made on the default device first draws random values, whose kernels take 0.4 s to load on a GPU.
     """
     check(model.state_dict(), weights, path)
     for tensor in (*model.parameters(), *model.buffers()):
-        # Not empty_like: of "meta" it imports sympy, for a second.
+        # empty_like of a "meta" tensor imports sympy, which takes a second.
         shape, strides = tensor.data.shape, tensor.data.stride()
         tensor.data = torch.empty_strided(shape, strides, dtype=tensor.data.dtype, device=default_device())
     model.load_state_dict(weights)
@@ -37,9 +37,9 @@ def filled(model: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) ->
 
 
 def check_layers(sizes: Sequence[int], weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Raises DamagedError unless the weights may be those of a perceptron with layers of these sizes.
+    """Raise DamagedError unless the weights may belong to a perceptron with layers of these sizes.
 
-    To be called before the model is made, which may be far larger than the file.
+    Call it before the model is made, which may be far larger than the file.
     """
     shapes = {tuple(sorted(tensor.shape)) for tensor in weights.values()}
     pairs = list(pairwise(sizes))
@@ -48,17 +48,17 @@ def check_layers(sizes: Sequence[int], weights: Mapping[str, torch.Tensor], path
             raise damaged(path, f"no weight is {pair[0]} x {pair[1]}, which the settings of its run expect")
 
 
-def check(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Raises DamagedError unless the weights read from `path` have the names and shapes of `own` and are finite."""
-    expected = {name: list(tensor.shape) for name, tensor in own.items()}
-    given = {name: list(tensor.shape) for name, tensor in weights.items()}
-    for name in sorted(expected.keys() | given.keys()):
-        if expected.get(name) != given.get(name):
-            has, wants = given.get(name, "missing"), expected.get(name, "nothing of this name")
-            raise damaged(path, f"{name} is {has}, the settings of its run expect {wants}")
-        # minidl writes no such types, and torch.isfinite does not support all of them.
+def check(state: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Raise DamagedError unless the weights read from `path` have the names and shapes of `state` and are finite."""
+    expected = {name: list(tensor.shape) for name, tensor in state.items()}
+    shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        if expected.get(name) != shapes.get(name):
+            shape, wanted = shapes.get(name, "missing"), expected.get(name, "nothing of this name")
+            raise damaged(path, f"{name} is {shape}, the settings of its run expect {wanted}")
+        # minidl writes no such dtypes, and torch.isfinite does not support all of them.
         if weights[name].is_complex() or weights[name].element_size() == 1:
-            has, wants = (str(tensor.dtype).removeprefix("torch.") for tensor in (weights[name], own[name]))
-            raise damaged(path, f"{name} is of {has}, the settings of its run expect {wants}")
+            dtype, wanted = (str(tensor.dtype).removeprefix("torch.") for tensor in (weights[name], state[name]))
+            raise damaged(path, f"{name} is of {dtype}, the settings of its run expect {wanted}")
         if not torch.isfinite(weights[name]).all():
             raise damaged(path, f"{name} has values that are not finite: training had diverged")

@@ -12,7 +12,7 @@ from minidl.runtime import launch
 from minidl.tools.doctor import warm
 from minidl.training import train
 from minidl.training.prediction import predict
-from minidl.training.run_folder import create
+from minidl.training.run_folder.train_settings import train_settings
 from minidl.training.settings.command import Evaluate
 from minidl.training.tasks import TASKS
 from tests.compilation.test_rehearsal import launched, rehearsed
@@ -31,7 +31,7 @@ def run(tmp_path_factory):
 
 def test_a_whole_training_and_its_evaluation_launch_nothing_else(run):
     def commands():
-        config = create.settings("table", {"data": "diabetes", "out": run, "epochs": 1, "quiet": True, "plots": False})
+        config = train_settings("table", {"data": "diabetes", "out": run, "epochs": 1, "quiet": True, "plots": False})
         train.train("table", config, TASKS["table"].load(config))
         predict.evaluate(Evaluate(run=run))
 

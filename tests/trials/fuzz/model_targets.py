@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
+from minidl.common import write_files
 from minidl.data import DataError
 from minidl.data.files import Records
 from minidl.data.hashing import HashedTfidf
@@ -27,8 +28,9 @@ from minidl.training.loop.epochs import Trainer
 from minidl.training.loop.gan import GanTrainer
 from minidl.training.prediction import predict
 from minidl.training.process.display import Display
-from minidl.training.run_folder import files, saved_run
+from minidl.training.run_folder import files
 from minidl.training.run_folder.checkpoints import Checkpoints
+from minidl.training.run_folder.folder import RunFolder
 from minidl.training.tasks import TASKS
 from minidl.training.tasks.gan import model_settings, training_pixels
 from minidl.training.tasks.images import PictureFormat
@@ -42,7 +44,7 @@ def sealed(content: bytes) -> bytes:
     with contextlib.suppress(Exception):
         (length,) = struct.unpack("<Q", content[:8])
         header = json.loads(content[8 : 8 + length])
-        header["__metadata__"] = {"sha256": files._checksum(load(content))}
+        header["__metadata__"] = {"sha256": write_files.checksum(load(content))}
         text = json.dumps(header).encode()
         return struct.pack("<Q", len(text)) + text + content[8 + length :]
     return content
@@ -240,7 +242,7 @@ def checkpoint(folder: Path) -> Target:
     trainers = {}
     with contextlib.chdir(OLD):
         for kind in ("text", "table", "gan"):
-            config = saved_run.saved_settings(saved_run.read_run(Path(f"{kind}-stopped")))
+            config = RunFolder(Path(f"{kind}-stopped")).read().settings()
             dataset = TASKS[kind].load(config)
             shutil.copytree(f"{kind}-stopped", folder / kind)
             state = {"config": config.identity(), "environment": {}}

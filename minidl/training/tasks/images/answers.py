@@ -58,7 +58,7 @@ class PictureClassifier(Predictor):
             model = network_of(self.config, self.format, self.targets.outputs)(dtype, "meta")
         except ConfigError as error:
             raise damaged(self.config.out / "config.json", error) from None
-        return weights.filled(model, self.own.weights(), self.own.model)
+        return weights.materialize(model, self.own.weights(), self.own.model)
 
     def chunks(self, config: Predict) -> Iterable[Any]:
         if config.file is not None or config.text_column is not None:
