@@ -81,7 +81,7 @@ def network(
     from minidl.training.loop.supervised import make_optimizer, make_schedule
     from minidl.training.loop.targets import Classification
     from minidl.training.settings import text_defaults
-    from minidl.training.tasks.text import TrainText
+    from minidl.training.tasks.text_settings import TrainText
 
     usual = {name: f.default for name, f in TrainText.model_fields.items() if not f.is_required()}
     x, y, x_rest, y_rest, features = parts

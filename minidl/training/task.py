@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from minidl.data.parsing import encoded
 from minidl.data.workers import Workers
 from minidl.errors import ConfigError
 from minidl.training.process import out_of_memory
+from minidl.training.settings.command import TrainSettings
 from minidl.training.settings.declaration import flag
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     from minidl.training.settings.command import Evaluate, Predict
 
 
-class Task(ABC):
+SettingsT = TypeVar("SettingsT", bound=TrainSettings)
+
+
+class Task(ABC, Generic[SettingsT]):
     """A kind of run.
 
     `name` is used for the command and in config.json, `run` in messages. `data_sets` are the names that `--data`
@@ -38,7 +42,7 @@ class Task(ABC):
 
     name: str
     run: str
-    settings: type[Any]
+    settings: type[SettingsT]
     data_sets: Mapping[str, str]
     files: tuple[str, ...] = ()
     updates: int = 1
@@ -54,7 +58,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def options(self, config: Any) -> dict[str, Any]:
+    def options(self, config: SettingsT) -> dict[str, Any]:
         """Those of `read` by the settings. Raises ConfigError for flags that the data does not take."""
 
     @abstractmethod
@@ -63,22 +67,22 @@ class Task(ABC):
         continued on the same data only. After it those that earlier versions took, for their runs."""
 
     @abstractmethod
-    def prepare(self, config: Any, dataset: Any) -> Experiment:
+    def prepare(self, config: SettingsT, dataset: Any) -> Experiment[SettingsT]:
         """Raises DataError when no feature is left, ConfigError for flags that do not fit the data."""
 
     @abstractmethod
-    def predictor(self, config: Any, own: RunFiles) -> Predictor:
+    def predictor(self, config: SettingsT, own: RunFiles) -> Predictor[SettingsT]:
         """What answers for the finished run in `config.out`, from its own documents and without torch.
 
         Raises ConfigError for runs that make no predictions, DamagedError and DataError for a missing or invalid file.
         """
 
-    def load(self, config: Any) -> Any:
+    def load(self, config: SettingsT) -> Any:
         """The data set that the settings name. Raises DataError, ConfigError."""
         with out_of_memory.used_for("the data", "less data"):
             return self.read(config.data, **self.options(config))
 
-    def settled(self, config: Any, dataset: Any) -> Any:
+    def settled(self, config: SettingsT, dataset: Any) -> SettingsT:
         """The settings with those that the data decides. Raises ConfigError where they contradict given ones."""
         return config
 
@@ -89,7 +93,7 @@ class Task(ABC):
         return report_files.as_text(report)
 
 
-class Experiment(ABC):
+class Experiment(ABC, Generic[SettingsT]):
     """One training: what a task made of its settings and a data set.
 
     `documents` are the JSON files needed to use the model, by name; `model` are the settings of its networks, None if
@@ -97,7 +101,7 @@ class Experiment(ABC):
     that make the networks smaller.
     """
 
-    config: Any
+    config: SettingsT
     documents: dict[str, str]
     model: dict[str, Any] | None = None
     batch_size: int
@@ -109,10 +113,10 @@ class Experiment(ABC):
         """A description of the data, for display."""
 
     @abstractmethod
-    def networks(self, config: Any) -> out_of_memory.Networks:
+    def networks(self, config: SettingsT) -> out_of_memory.Networks:
         """The networks of settings on torch's device "meta", without memory, with the optimizers of those trained."""
 
-    def load(self) -> None:  # noqa: B027 (most have nothing to load)
+    def load(self) -> None:
         """Put the data where training reads it."""
 
     @abstractmethod
@@ -148,14 +152,14 @@ class Experiment(ABC):
 
 
 @dataclass(frozen=True)
-class Predictor(ABC):
+class Predictor(ABC, Generic[SettingsT]):
     """The features that a finished run makes of inputs, which needs no torch, and its model's answers.
 
     `own` are the run's files, `workers` the processes that prepare many inputs, `devices` those that share the model's
     work, if it is shared.
     """
 
-    config: Any
+    config: SettingsT
     own: RunFiles
     workers: Workers = field(default=Workers(1), kw_only=True)
     devices: Any = field(default=None, kw_only=True)  # a `spread.Spread`, which knows the tasks

@@ -24,7 +24,7 @@ from minidl.training.report import page, plot_processes, report_files
 from minidl.training.run_folder import create, files, manifest
 from minidl.training.run_folder.checkpoints import FOLDER, Checkpoint, Checkpoints, is_writing
 from minidl.training.run_folder.saved_run import is_finished, read_run, resume_command
-from minidl.training.settings.command import Session
+from minidl.training.settings.command import Session, TrainSettings
 from minidl.training.settings.declaration import changed
 from minidl.training.task import Experiment, Task
 from minidl.training.tasks import TASKS
@@ -38,7 +38,7 @@ class Resumption(Checked):
     changes: dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]]
 
 
-def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
+def train(kind: str, config: TrainSettings, dataset: Any) -> dict[str, Any]:
     """Train, test and report: the run in `config.out` is finished afterwards. Returns the content of report.json.
 
     Raises DataError, ConfigError, RunError, Interrupted.
@@ -146,8 +146,9 @@ def last_checkpoint(config: Session, identity: str) -> Checkpoint | None:
 
 
 def _fit(
-    task: Task, config: Any, experiment: Experiment, identity: str, checkpoint: Checkpoint | None, display: Display
-) -> dict[str, Any]:
+    task: Task[Any], config: TrainSettings, experiment: Experiment[Any], identity: str, checkpoint: Checkpoint | None,
+    display: Display,
+) -> dict[str, Any]:  # fmt: skip
     group = current()
     if group.leads:
         group.from_leader([identity, checkpoint is not None], "the start of the run")
@@ -193,9 +194,10 @@ def _fit(
     return report
 
 
-def _check_shards(config: Any) -> None:
+def _check_shards(config: TrainSettings) -> None:
     """Raises ConfigError for shards that the other settings have no room for."""
     count = config.shards or 1
+    assert config.batch_size is not None
     if config.batch_size < count:
         raise ConfigError(
             f"--batch-size {config.batch_size} is less than --shards {count}: each shard needs an example"
@@ -212,13 +214,9 @@ def _check_shards(config: Any) -> None:
 
 
 def _trainer(
-    task: Task,
-    config: Any,
-    experiment: Experiment,
-    state: dict[str, Any],
-    checkpoint: Checkpoint | None,
-    display: Display,
-) -> tuple[Any, dict[str, Any]]:
+    task: Task[Any], config: TrainSettings, experiment: Experiment[Any], state: dict[str, Any],
+    checkpoint: Checkpoint | None, display: Display,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """The trainer, continued from the checkpoint if there is one, and what of that the report tells."""
     with out_of_memory.used_for("the data", "less data"), timing.timed("copy"):
         experiment.load()
@@ -234,7 +232,7 @@ def _trainer(
     return trainer, again
 
 
-def _prepare(config: Any, checkpoint: Checkpoint | None, convolves: bool) -> dict[str, Any]:
+def _prepare(config: TrainSettings, checkpoint: Checkpoint | None, convolves: bool) -> dict[str, Any]:
     """Set threads, as in the checkpoint, and precision; writes environment.json and returns its content."""
     if checkpoint is not None:
         threads = checkpoint.state["environment"]["threads"]

@@ -8,13 +8,13 @@ from minidl.errors import ConfigError
 from minidl.training.run_folder.outputs import check_output
 from minidl.training.run_folder.provenance import SCORES
 from minidl.training.settings import fields
-from minidl.training.settings.command import Evaluate, Predict, Training
+from minidl.training.settings.command import Evaluate, Predict, Session, Training
 from minidl.training.settings.declaration import differences
-from minidl.training.tasks import text as tasks_text
+from minidl.training.tasks import text_settings
 from minidl.training.tasks.gan import TrainGan
 from minidl.training.tasks.images import TrainImages
 from minidl.training.tasks.table import TrainTable
-from minidl.training.tasks.text import TrainText
+from minidl.training.tasks.text_settings import TrainText
 
 
 def text(**changes):
@@ -94,7 +94,7 @@ def test_the_identity_is_every_setting_that_decides_the_result():
     identity = text(hidden=(64, 32), quiet=True, plots=False, capture=False).identity()
     assert identity["hidden"] == [64, 32]
     assert not {"out", "device", "resume", "overwrite", "quiet", "plots", "capture"} & identity.keys()
-    assert Training.model_fields.keys() <= identity.keys()
+    assert Training.model_fields.keys() - Session.model_fields.keys() <= identity.keys()
 
 
 def test_saved_settings_come_back():
@@ -110,7 +110,7 @@ def test_defaults_of_a_texts_features_follow_their_kind():
     for one in (usual, named, hashed, given):
         assert TrainText(**one.identity(), out=Path("run")) == one
     assert text(max_features=2**24 + 1).max_features == 2**24 + 1
-    assert tasks_text._MOST_COLUMNS == hashing.MOST_COLUMNS
+    assert text_settings._MOST_COLUMNS == hashing.MOST_COLUMNS
 
 
 def test_differences_are_told_by_flag():

@@ -9,7 +9,7 @@ from minidl.training import train
 from minidl.training.process.display import Display
 from minidl.training.run_folder import create, files
 from minidl.training.run_folder.checkpoints import FOLDER, Checkpoints
-from minidl.training.tasks.text import TrainText
+from minidl.training.tasks.text_settings import TrainText
 
 
 def save(folder, step):

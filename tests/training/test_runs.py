@@ -16,7 +16,7 @@ from minidl.training.report import samples
 from minidl.training.run_folder import create, file_names, files, saved_run
 from minidl.training.run_folder.checkpoints import Checkpoints
 from minidl.training.tasks.images import TrainImages
-from minidl.training.tasks.text import TrainText
+from minidl.training.tasks.text_settings import TrainText
 
 
 def started(folder, **changes):

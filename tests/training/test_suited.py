@@ -9,7 +9,7 @@ from minidl.data.vectorizer import TfidfOptions
 from minidl.errors import ConfigError
 from minidl.training.settings import text_defaults
 from minidl.training.tasks import TASKS
-from minidl.training.tasks.text import TrainText
+from minidl.training.tasks.text_settings import TrainText
 from minidl.training.train import train
 
 

@@ -218,7 +218,7 @@ def test_the_settings_of_a_fifth_task_are_options(command, tmp_path):
 
 def test_other_commands_know_what_a_fifth_task_is(command, majority_run, tmp_path):
     done = command("generate", "--model", majority_run, "--out", tmp_path / "pictures")
-    assert "is a majority run, which generates nothing" in done.err
+    assert "is a majority run, which cannot generate pictures" in done.err
     done = command("train", "text", "--out", majority_run, "--resume")
     assert "is a majority run; continue it with: minidl train majority" in done.err
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -34,10 +34,12 @@ from minidl.training.process.display import Display
 from minidl.training.report import metrics, plots, report_files
 from minidl.training.run_folder import weights
 from minidl.training.run_folder.manifest import RunFiles
+from minidl.training.settings.command import Perceptron, Training
 from minidl.training.task import Experiment
 
 _SUREST, _TERMS = 20, 8  # mistakes on the page, and terms of each
 FEW_STEPS = 100  # fewer seldom learn much
+TrainingT = TypeVar("TrainingT", bound=Training)
 LOSS_SCALE = 2.0**16  # of float16, to begin with
 
 
@@ -54,7 +56,7 @@ class Course(Protocol):
 
 
 @dataclass
-class Supervised(Experiment):
+class Supervised(Experiment[TrainingT]):
     """An `Experiment` with a training and a validation split as arrays; `test` makes the test split when it is called,
     once, at the end.
 
@@ -68,14 +70,14 @@ class Supervised(Experiment):
     """
 
     name: str
-    config: Any
+    config: TrainingT
     source: dict[str, Any]
     features: str
     targets: Classification | Regression
     train: Split
     validation: Split
     test: Callable[[], Split]
-    make_model: Callable[[Any, str | None], nn.Module]
+    make_model: Callable[[TrainingT, str | None], nn.Module]
     documents: dict[str, str]
     model: dict[str, Any] | None = None
     more_steps: str = ""
@@ -88,11 +90,14 @@ class Supervised(Experiment):
     texts: Callable[[np.ndarray], list[str]] | None = None
     course: Course | None = None
     batch_size: int = field(init=False)
+    epochs: int = field(init=False)
     _tested: tuple[Any, np.ndarray, Found] | None = field(default=None, init=False)
     _scores: Callable[[Split], dict[str, Any]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.batch_size = self.config.batch_size
+        assert self.config.batch_size is not None
+        assert self.config.epochs is not None
+        self.batch_size, self.epochs = self.config.batch_size, self.config.epochs
         self.scaled_by = ("hidden",) if hasattr(self.config, "hidden") else ()
 
     @property
@@ -109,7 +114,7 @@ class Supervised(Experiment):
             + (f"\n{self.said}" if self.said else "")
         )
 
-    def networks(self, config: Any) -> out_of_memory.Networks:
+    def networks(self, config: TrainingT) -> out_of_memory.Networks:
         model = self.make_model(config, "meta")
         found: list[tuple[nn.Module, optim.Optimizer | None]] = [(model, make_optimizer(config, model))]
         return found if getattr(config, "ema", None) is None else [*found, (model, None)]
@@ -119,8 +124,8 @@ class Supervised(Experiment):
         """The training split, on the GPU if it fits there."""
         if self.make_batches is not None:
             return self.make_batches()
-        config, device = self.config, default_device()
-        return Batches(*self.train, config.batch_size, config.seed, device=device if launch.is_gpu(device) else None)
+        device = default_device() if launch.is_gpu(default_device()) else None
+        return Batches(*self.train, self.batch_size, self.config.seed, device=device)
 
     def load(self) -> None:
         _ = self.batches
@@ -164,7 +169,7 @@ class Supervised(Experiment):
         # On a CPU no batch is given room, and none needs it.
         captured = config.capture and launch.is_gpu(default_device())
         return Trainer(
-            self.learner(), config.out, config.epochs, config.patience, display, state, hint, captured
+            self.learner(), config.out, self.epochs, config.patience, display, state, hint, captured
         )  # fmt: skip
 
     @contextmanager
@@ -180,7 +185,7 @@ class Supervised(Experiment):
 
     def advice(self, trainer: Trainer, report: dict[str, Any]) -> str | None:
         shortfall, epochs = report_files.shortfall(report), math.ceil(FEW_STEPS / trainer.steps)
-        if self.config.epochs >= epochs or not shortfall:
+        if self.epochs >= epochs or not shortfall:
             return None
         steps = report_files.count(report["steps"], "training step")
         return f"the model is {shortfall} after {steps}: try --epochs {epochs}{self.more_steps}"
@@ -262,7 +267,7 @@ class Supervised(Experiment):
         return self._tested
 
 
-def make_optimizer(config: Any, model: nn.Module) -> optim.Optimizer:
+def make_optimizer(config: Training, model: nn.Module) -> optim.Optimizer:
     """The optimiser named in the settings, with its usual constants."""
     parameters = list(model.parameters())
     options: dict[str, Any] = {
@@ -280,8 +285,10 @@ def make_optimizer(config: Any, model: nn.Module) -> optim.Optimizer:
     return optimizer
 
 
-def make_schedule(config: Any, optimizer: optim.Optimizer, steps_per_epoch: int) -> optim.Schedule:
+def make_schedule(config: Training, optimizer: optim.Optimizer, steps_per_epoch: int) -> optim.Schedule:
     """The learning rate's course over all steps."""
+    assert config.epochs is not None
+    assert config.lr is not None
     steps = config.epochs * steps_per_epoch
     warmup = min(round(config.warmup * steps_per_epoch), steps - 1)
     if config.schedule == "constant":
@@ -290,7 +297,8 @@ def make_schedule(config: Any, optimizer: optim.Optimizer, steps_per_epoch: int)
         falling = {"cosine": optim.CosineLR, "linear": optim.LinearDecayLR}
         found = falling[config.schedule](optimizer, steps, warmup=warmup)
     unfrozen = getattr(config, "unfreeze_lr", None)
-    return found if unfrozen is None else Unfrozen(found, config.unfreeze * steps_per_epoch, unfrozen / config.lr)
+    since = getattr(config, "unfreeze", None) or 0
+    return found if unfrozen is None else Unfrozen(found, since * steps_per_epoch, unfrozen / config.lr)
 
 
 class Unfrozen(optim.Schedule):
@@ -312,7 +320,7 @@ def sizes(dataset: Any) -> dict[str, int]:
 
 
 def saved_perceptron(
-    own: RunFiles, config: Any, make: Callable[..., nn.Module], inputs: int, outputs: int
+    own: RunFiles, config: Perceptron, make: Callable[..., nn.Module], inputs: int, outputs: int
 ) -> nn.Module:  # fmt: skip
     """The perceptron of a finished run with its weights. Raises DamagedError for weights of another one."""
     found = own.weights()

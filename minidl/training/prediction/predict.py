@@ -37,17 +37,17 @@ class Reading:
     """Inputs that are being read for a run; `predictor` waits for its documents."""
 
     run: SavedRun
-    predictor: Callable[[], Predictor]
+    predictor: Callable[[], Predictor[Any]]
     prepared: Iterator[Prepared]
 
 
-def load(folder: Path) -> Predictor:
+def load(folder: Path) -> Predictor[Any]:
     """A finished run with its model. Raises ConfigError if there is none, DamagedError for missing or invalid files."""
     run = finished_run(folder)
     return _with_model(run, lambda: _of_documents(run))
 
 
-def _with_model(run: SavedRun, predictor: Callable[[], Predictor]) -> Predictor:
+def _with_model(run: SavedRun, predictor: Callable[[], Predictor[Any]]) -> Predictor[Any]:
     tell(run.notes)
     found = predictor()
     with _of_run():
@@ -55,7 +55,7 @@ def _with_model(run: SavedRun, predictor: Callable[[], Predictor]) -> Predictor:
     return found
 
 
-def _of_documents(run: SavedRun) -> Predictor:
+def _of_documents(run: SavedRun) -> Predictor[Any]:
     with _of_run():
         return TASKS[run.kind].predictor(saved_settings(run), run.files)
 
@@ -96,7 +96,7 @@ def reading(config: Predict) -> Iterator[Reading]:
         yield Reading(run, predictor, helpers.one_ahead(prepared) if there else prepared)
 
 
-def _prepared(predictor: Callable[[], Predictor], config: Predict) -> Iterator[Prepared]:
+def _prepared(predictor: Callable[[], Predictor[Any]], config: Predict) -> Iterator[Prepared]:
     found = predictor()
     for chunk in found.chunks(config):
         try:
@@ -144,7 +144,7 @@ def _is_much(config: Predict) -> bool:
         return len(config.inputs) > inputs.CHUNK
 
 
-def _lines(predictor: Predictor, prepared: Iterable[Prepared], top: int) -> Iterator[tuple[Any, Iterable[str]]]:
+def _lines(predictor: Predictor[Any], prepared: Iterable[Prepared], top: int) -> Iterator[tuple[Any, Iterable[str]]]:
     """Yield features and lines of each chunk."""
     for chunk, features, fault in prepared:
         if fault is not None:

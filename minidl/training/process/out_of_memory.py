@@ -22,6 +22,8 @@ from minidl.errors import RunError
 from minidl.training.process import memory_limit
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from minidl import nn, optim
 
 T = TypeVar("T")
@@ -153,7 +155,7 @@ def advice(
     return f"not even a batch of 1 fits: stop other programs{others}, or use a smaller model{cpu}"
 
 
-def check_networks(networks: Callable[[Any], Networks], config: Any, scaled_by: Sequence[str]) -> None:
+def check_networks(networks: Callable[[Any], Networks], config: BaseModel, scaled_by: Sequence[str]) -> None:
     """Raises RunError when the `networks` of these settings cannot be trained in the memory that is free.
 
     It says how much they need, and how large they may be: `scaled_by` are the settings that can be halved. `networks`
@@ -201,11 +203,6 @@ def _training(networks: Networks, on_gpu: bool) -> tuple[int, int]:
         need += weights + states + (0 if on_gpu else _CHECKPOINT * (weights + states))
         need += sum(parameter.data.nbytes for parameter in model.parameters()) if optimizer is not None else 0
     return parameters, need
-
-
-def _numbers(config: Any, name: str) -> tuple[int, ...]:
-    value = getattr(config, name)
-    return value if isinstance(value, tuple) else (value,)
 
 
 def largest(attempt: Callable[[int], object], batch: int, share: float = 1.0, where: str = "GPU") -> int | None:

@@ -7,7 +7,7 @@ and a run can only be continued with the same values. The other fields (`Session
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -71,7 +71,17 @@ def _part(name: str) -> str:
     return f"File (for images: folder) with the {name} split. Default: a share of --data."
 
 
-class Training(Settings):
+class TrainSettings(Session):
+    """The settings that every training command declares, in an order of its own."""
+
+    if TYPE_CHECKING:
+        data: str
+        batch_size: int | None
+        shards: int | None
+        precision: str | None
+
+
+class Training(TrainSettings):
     """Settings of commands that train a model on labelled examples.
 
     `balance` b gives class c the weight (N / (C n_c))^b in the loss: 0 weights examples equally, 1 classes.

@@ -11,9 +11,8 @@ from minidl.common.console import one_line
 from minidl.data import ImageDataset
 from minidl.errors import ConfigError
 from minidl.training.settings import fields
-from minidl.training.settings.command import Session
 from minidl.training.task import Experiment
-from minidl.training.tasks.images import PictureTask
+from minidl.training.tasks.images import PictureSettings, PictureTask
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +33,7 @@ def _suited(usual: float, digits: float, text: str) -> Any:
     )
 
 
-class TrainGan(Session):
+class TrainGan(PictureSettings):
     """Train a generator of pictures: a DCGAN.
 
     After every epoch 64 samples from fixed noise are saved as a grid; at the end the grids become an animation. Classes
@@ -68,7 +67,7 @@ class TrainGan(Session):
     plots: Annotated[bool, Field(description="Do not draw curves; sample grids are always saved.")] = True
 
 
-class GanTask(PictureTask):
+class GanTask(PictureTask[TrainGan]):
     """Pictures without their classes."""
 
     name = "gan"
@@ -115,7 +114,7 @@ class GanTask(PictureTask):
         return "\n".join([one_line(f"generator of {report['data']}"), "", *report_files.pairs(pairs)]) + "\n"
 
 
-class GanExperiment(Experiment):
+class GanExperiment(Experiment[TrainGan]):
     """Generator and discriminator for the pictures of a data set."""
 
     scaled_by = ("width", "latent")
@@ -134,7 +133,6 @@ class GanExperiment(Experiment):
                 "again with --overwrite"
             )
         self.pixels = training_pixels(dataset)
-        assert config.batch_size is not None
         self.batch_size = min(config.batch_size, len(self.pixels))
 
     @property
@@ -169,8 +167,6 @@ class GanExperiment(Experiment):
         from minidl.training.report import samples
 
         config, count = self.config, len(self.pixels)
-        assert config.lr is not None
-        assert config.epochs is not None
         random.manual_seed(config.seed)
         networks = Adversaries(
             self.model, self.batch_size, config.lr, config.seed, config.capture, shards(config.shards or 1),

@@ -17,7 +17,7 @@ from minidl.data.parsing import ARGUMENT
 from minidl.errors import ConfigError
 from minidl.training.prediction import inputs
 from minidl.training.settings import fields
-from minidl.training.settings.command import Evaluate, Perceptron, Predict, Session
+from minidl.training.settings.command import Evaluate, Perceptron, Predict
 from minidl.training.settings.declaration import REPEATED, Expected
 from minidl.training.task import Predictor, Task, only_for_files
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from minidl.training.run_folder.manifest import RunFiles
 
 
-class TrainTable(Perceptron, Session):
+class TrainTable(Perceptron):
     """Train a regression or a classification on a table: a multilayer perceptron on standardized columns."""
 
     examples = (
@@ -77,7 +77,7 @@ class TrainTable(Perceptron, Session):
     patience: fields.Patience = 10
 
 
-class TableTask(Task):
+class TableTask(Task[TrainTable]):
     """Rows with a target column."""
 
     name = "table"
@@ -114,7 +114,7 @@ class TableTask(Task):
         yield hashlib.sha256(f"{dataset.schema.to_json()}\n{values}".encode()).hexdigest()
         yield values
 
-    def prepare(self, config: TrainTable, dataset: TableDataset) -> Supervised:
+    def prepare(self, config: TrainTable, dataset: TableDataset) -> Supervised[TrainTable]:
         """Raises ConfigError for flags of a classification where it is a regression."""
         from minidl import models
         from minidl.training.loop.supervised import Supervised, sizes
@@ -150,7 +150,7 @@ class TableTask(Task):
 
 
 @dataclass(frozen=True)
-class TablePredictor(Predictor):
+class TablePredictor(Predictor[TrainTable]):
     """The model of a table run with what turns a row into its input."""
 
     schema: TableSchema

@@ -14,6 +14,7 @@ from minidl.errors import ConfigError
 from minidl.training.prediction import inputs
 from minidl.training.settings.command import Evaluate, Predict
 from minidl.training.task import Predictor
+from minidl.training.tasks.text_settings import TrainText
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TextClassifier(Predictor):
+class TextClassifier(Predictor[TrainText]):
     """The model of a text run with what turns a text into its input."""
 
     vectorizer: Tfidf | HashedTfidf

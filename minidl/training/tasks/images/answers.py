@@ -20,6 +20,7 @@ from minidl.training.settings.command import Evaluate, Predict
 from minidl.training.task import Predictor
 from minidl.training.tasks.images.networks import dtype_of, network_of
 from minidl.training.tasks.images.pictures import PictureFormat
+from minidl.training.tasks.images.settings import TrainImages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +33,7 @@ _TOGETHER, _TOGETHER_BYTES = 2048, 2**27
 
 
 @dataclass(frozen=True)
-class PictureClassifier(Predictor):
+class PictureClassifier(Predictor[TrainImages]):
     """The model of an image run with what turns a picture file into its input."""
 
     format: PictureFormat

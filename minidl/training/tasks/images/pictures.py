@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -20,10 +20,12 @@ from minidl.training.process.display import Display
 from minidl.training.settings.command import SPLITS
 from minidl.training.settings.declaration import flag
 from minidl.training.task import Task
+from minidl.training.tasks.images.settings import PictureSettings
 
 if TYPE_CHECKING:
     import numpy as np
 
+PicturesT = TypeVar("PicturesT", bound=PictureSettings)
 _Side = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -65,7 +67,7 @@ class PictureFormat(Record):
         return Pictures(pixels, self.mean, self.std)
 
 
-class PictureTask(Task):
+class PictureTask(Task[PicturesT]):
     """Tasks on sets of pictures."""
 
     data_sets = data.IMAGE_DATA
@@ -74,7 +76,7 @@ class PictureTask(Task):
     def read(self, name: str, **options: Any) -> ImageDataset:
         return data.load_images(name, **options)
 
-    def load(self, config: Any) -> ImageDataset:
+    def load(self, config: PicturesT) -> ImageDataset:
         if config.data in data.IMAGE_DATA:
             return super().load(config)
         options = self.options(config)
@@ -90,7 +92,7 @@ class PictureTask(Task):
         with Workers(config.workers or available()) as workers:
             return self.read(config.data, **options, workers=workers)
 
-    def options(self, config: Any) -> dict[str, Any]:
+    def options(self, config: PicturesT) -> dict[str, Any]:
         if config.data not in data.IMAGE_DATA:
             return {"size": config.size, **getattr(config, "splits", {})}
         for option, value in {"size": config.size, **config.model_dump(include=SPLITS)}.items():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from minidl.errors import ConfigError
 from minidl.training.settings import fields
-from minidl.training.settings.command import Session, Training
+from minidl.training.settings.command import Session, Training, TrainSettings
 from minidl.training.settings.declaration import FLOAT32, IN_FLOAT32
 
 # What the networks of torchvision's names have where no --dropout is given; those not named here have no place for it.
@@ -27,7 +27,14 @@ class ImageSession(Session):
         return ImageSession
 
 
-class TrainImages(Training, ImageSession):
+class PictureSettings(TrainSettings):
+    """The settings that every training command for pictures declares."""
+
+    if TYPE_CHECKING:
+        size: tuple[int, int] | None
+
+
+class TrainImages(Training, PictureSettings, ImageSession):
     """Train an image classifier: a convolutional network on pictures of one size.
 
     --data FOLDER has one folder of pictures (PNG, JPEG, BMP, GIF, TIFF, WebP, PPM) per class. The report compares the

@@ -28,7 +28,7 @@ _CROP = 0.08  # of torchvision's RandomResizedCrop
 _LARGE = 128  # pixels of the shorter side, from which on photos may be assumed
 
 
-class ImagesTask(PictureTask):
+class ImagesTask(PictureTask[TrainImages]):
     """Pictures and their classes."""
 
     name = "images"
@@ -51,7 +51,7 @@ class ImagesTask(PictureTask):
                 found["stem"] = start.stem(config, described_by(config, dataset), len(dataset.labels), usual)
         return TrainImages(**{**dict(config), **found}) if found else config
 
-    def prepare(self, config: TrainImages, dataset: ImageDataset) -> Supervised:
+    def prepare(self, config: TrainImages, dataset: ImageDataset) -> Supervised[TrainImages]:
         """Raises ConfigError for pictures that the network or the settings do not take."""
         from minidl.data.image_batches import ImageBatches
         from minidl.training.loop.supervised import Supervised, sizes
