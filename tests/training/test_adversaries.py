@@ -86,7 +86,7 @@ def steps_of(weights, x, reach):
 def penalty_of(networks, x):
     """`squared_slope` of pictures [N, 1, 8, 8] as `Adversaries` takes it."""
     x = on_device(x)
-    ahead = networks._ahead(x)
+    ahead = networks._ascent(x)
     logits = networks.discriminator(ops.cat([x + ahead, x - ahead])).reshape(2, -1)
     return squared_slope(logits[0], logits[1])
 
@@ -103,7 +103,7 @@ def test_the_reference_is_the_same_network(networks):
 def test_the_step_is_the_unit_gradient_times_the_reach(networks, monkeypatch, reach):
     monkeypatch.setattr(adversaries, "REACH", reach)
     x = pictures()
-    ahead = networks._ahead(on_device(x))
+    ahead = networks._ascent(on_device(x))
     assert not ahead.requires_grad
     assert torch.allclose(lengths(ahead.data.cpu()), torch.tensor(reach, dtype=torch.float64), rtol=1e-13, atol=0)
     expected = steps_of(in_torch(networks.discriminator), x, reach)
@@ -112,7 +112,7 @@ def test_the_step_is_the_unit_gradient_times_the_reach(networks, monkeypatch, re
 
 def test_the_step_leaves_the_weights_and_the_pictures_alone(networks):
     x = on_device(pictures())
-    networks._ahead(x)
+    networks._ascent(x)
     assert x.grad is None
     assert torch.equal(x.data.cpu(), pictures())
     for parameter in networks.discriminator.parameters():
@@ -122,7 +122,7 @@ def test_the_step_leaves_the_weights_and_the_pictures_alone(networks):
 
 def test_without_a_slope_there_is_no_step(networks):
     networks.discriminator.judge.weight.data.zero_()
-    assert not networks._ahead(on_device(pictures())).data.any()
+    assert not networks._ascent(on_device(pictures())).data.any()
     penalty = penalty_of(networks, pictures())
     penalty.backward()
     assert penalty.data.item() == 0
@@ -143,7 +143,7 @@ def test_a_picture_without_a_slope_does_not_stop_the_others(networks):
     x[2, 0, 3, :4] = 0.5
     expected = torch.zeros_like(x)
     expected[2, 0, 3, :4] = REACH / 2
-    assert torch.allclose(networks._ahead(on_device(x)).data.cpu(), expected, rtol=1e-14, atol=0)
+    assert torch.allclose(networks._ascent(on_device(x)).data.cpu(), expected, rtol=1e-14, atol=0)
 
 
 def test_the_gradient_is_that_of_the_penalty_by_double_backward(networks, monkeypatch):
@@ -263,7 +263,7 @@ def test_a_discriminator_that_is_almost_flat_is_trained(scale):
     for parameter in networks.discriminator.parameters():
         parameter.data.mul_(scale)
     x = on_device(pictures(dtype=torch.float32))
-    found = lengths(networks._ahead(x).data.cpu())
+    found = lengths(networks._ascent(x).data.cpu())
     assert torch.allclose(found, torch.full_like(found, REACH if scale == 1e-9 else 0.0))
     networks.step(x)
     assert networks.skipped == 0
@@ -283,5 +283,5 @@ def test_a_rehearsal_has_every_kernel_of_a_step_and_of_the_average():
     networks = adversaries_of()
     with launch.watch(watcher):
         networks.step(x)
-        networks.statistics()
+        networks.calibrate()
     assert rehearsed == launched

@@ -23,7 +23,7 @@ def test_large_pictures_are_shrunk(shape, step):
 
 def test_blocks_are_means_also_at_the_ends():
     pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), dtype=np.uint8)
-    found = baselines._flat(pictures(pixels), 3).reshape(2, 2, 3, 3)
+    found = baselines._pooled(pictures(pixels), 3).reshape(2, 2, 3, 3)
     for i, rows in enumerate((slice(0, 3), slice(3, 5))):
         for j, columns in enumerate((slice(0, 3), slice(3, 6), slice(6, 7))):
             expected = pixels[:, rows, columns].astype(np.float64).mean((1, 2)) / 255
@@ -42,7 +42,7 @@ def test_blocks_have_the_bits_of_all_pictures_at_once(shape):
         sums = np.add.reduceat(whole, starts, axis=axis)
         whole = sums / counts.reshape([-1 if i == axis else 1 for i in range(4)])
     expected = whole.reshape(len(whole), -1) / np.float32(255)
-    assert baselines._flat(pictures(pixels), step).tobytes() == expected.tobytes()
+    assert baselines._pooled(pictures(pixels), step).tobytes() == expected.tobytes()
 
 
 def test_digits():

@@ -19,9 +19,10 @@ from minidl.errors import Interrupted
 from minidl.tensors import Tensor, default_device
 from minidl.training.loop.adversaries import Adversaries
 from minidl.training.loop.averages import Average
-from minidl.training.loop.epochs import Judgement, Learner, Trainer
+from minidl.training.loop.epochs import Trainer
+from minidl.training.loop.learner import Judgement, Learner
 from minidl.training.process.display import Display
-from minidl.training.tasks.images.course import Course
+from minidl.training.tasks.images.stages import Stages
 from tests.graphs import graphs, same_random
 
 __all__ = ["graphs", "same_random"]
@@ -140,12 +141,12 @@ def test_a_captured_recipe_is_the_run_itself(graphs, tmp_path):
             Pictures(whole._host, (128.0,), (64.0,)), whole.targets, BATCH, seed=1, classes=3,
             augment=Augment(crop=0.4, flip=True, mixup=0.3, cutmix=1.0), sizes=((0, (6, 5)), (2, (8, 8))),
         )  # fmt: skip
-        learner.begins, learner.enter = (0, 2), partial(Course(2).enter, learner.model)
+        learner.stage_starts, learner.enter = (0, 2), partial(Stages(2).enter, learner.model)
         learner.average = Average(learner.model, models.SmallCNN(1, (8, 8), 3), 0.9)
         one.run()
         kept = {name: value.cpu().tolist() for name, value in one.model.state_dict().items()}
         last = one.checkpoints.last().optimizer["average"]
-        assert one.model is learner.average.kept
+        assert one.model is learner.average.model
         assert kept == {name: value.tolist() for name, value in last.items()}
         ends.append((end(one), kept))
     assert ends[0] == ends[1]

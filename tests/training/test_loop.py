@@ -14,7 +14,8 @@ from minidl import nn, ops, optim, random
 from minidl.data.batches import Batches
 from minidl.errors import DamagedError
 from minidl.training.loop import trainer as trainer_module
-from minidl.training.loop.epochs import Judgement, Learner, Trainer
+from minidl.training.loop.epochs import Trainer
+from minidl.training.loop.learner import Judgement, Learner
 from minidl.training.process.display import Display
 from minidl.training.run_folder import files
 from minidl.training.run_folder.checkpoints import Checkpoints

@@ -82,14 +82,14 @@ def split():
 def test_outputs_in_parts_are_those_of_the_whole(split, monkeypatch):
     targets, model, features, truth = split
     (whole,) = forward.outputs(model, features, 40)
-    before, found = targets.judge(model, features, truth), targets.found([whole], sure=True)
+    before, found = targets.judge(model, features, truth), targets.predictions([whole], confidence=True)
     monkeypatch.setattr(forward, "_PART_VALUES", 50_000)
     parts = list(forward.outputs(model, features, 40))
     assert [len(part) for part in parts] == [2048, 952]
     assert np.array_equal(np.concatenate(parts), whole)
-    again = targets.found(parts, sure=True)
+    again = targets.predictions(parts, confidence=True)
     assert np.array_equal(again.values, found.values)
-    assert np.array_equal(again.sure, found.sure)
+    assert np.array_equal(again.confidence, found.confidence)
     assert targets.answers(parts, 3) == targets.answers([whole], 3)
     after = targets.judge(model, features, truth)
     assert after.scores.pop("loss") == pytest.approx(before.scores.pop("loss"), rel=1e-6)
@@ -110,7 +110,7 @@ def test_no_example_has_no_answer(split):
     targets, model, _, _ = split
     parts = list(forward.outputs(model, np.zeros((0, 5), dtype=np.float32), 40))
     assert targets.answers(parts, 3) == []
-    assert len(targets.found(parts).values) == 0
+    assert len(targets.predictions(parts).values) == 0
 
 
 def examples(classes, features=50):

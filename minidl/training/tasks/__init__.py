@@ -1,4 +1,4 @@
-"""The kinds of runs: each has its home in one file here, and one line below."""
+"""The registry of tasks, the kinds of runs. To add one, write a file or folder here and add a line below."""
 
 from __future__ import annotations
 

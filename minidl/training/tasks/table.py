@@ -1,4 +1,4 @@
-"""`minidl train table`: a perceptron on standardised columns, for a regression or a classification."""
+"""`minidl train table`: a perceptron on standardized columns, for a regression or a classification."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TrainTable(Perceptron):
 
 
 class TableTask(Task[TrainTable]):
-    """Rows with a target column."""
+    """The task of predicting a column of a table."""
 
     name = "table"
     run = "a table run"
@@ -106,7 +106,7 @@ class TableTask(Task[TrainTable]):
         return config.splits
 
     def fingerprints(self, dataset: TableDataset) -> Iterator[str]:
-        """The first is of the schema and the values, the other of the values alone."""
+        """Yield the fingerprint of schema and values, then that of the values."""
         digest = hashlib.sha256()
         for part in (dataset.train, dataset.validation, dataset.test):
             digest.update(f"{part.x.shape} {part.y.dtype}\n".encode() + part.x.tobytes() + part.y.tobytes())
@@ -115,7 +115,7 @@ class TableTask(Task[TrainTable]):
         yield values
 
     def prepare(self, config: TrainTable, dataset: TableDataset) -> Supervised[TrainTable]:
-        """Raises ConfigError for flags of a classification where it is a regression."""
+        """Return the experiment. Raises ConfigError for classification flags if the task is a regression."""
         from minidl import models
         from minidl.training.loop.supervised import Supervised, sizes
 
@@ -142,20 +142,20 @@ class TableTask(Task[TrainTable]):
             documents={"schema.json": schema.to_json(), **targets.documents},
         )
 
-    def predictor(self, config: TrainTable, own: RunFiles) -> TablePredictor:
+    def predictor(self, config: TrainTable, run: RunFiles) -> TablePredictor:
         from minidl.data.schema import TableSchema
 
-        schema = TableSchema.from_json(own.text("schema.json"), str(config.out / "schema.json"))
-        return TablePredictor(config, own, schema)
+        schema = TableSchema.from_json(run.text("schema.json"), str(config.out / "schema.json"))
+        return TablePredictor(config, run, schema)
 
 
 @dataclass(frozen=True)
 class TablePredictor(Predictor[TrainTable]):
-    """The model of a table run with what turns a row into its input."""
+    """The model of a table run with the schema that turns rows into its inputs."""
 
     schema: TableSchema
     argument = "a row"
-    fixed = "a table run knows its columns"
+    no_columns_reason = "a table run knows its columns"
 
     @cached_property
     def targets(self) -> Classification | Regression:
@@ -167,14 +167,14 @@ class TablePredictor(Predictor[TrainTable]):
         from minidl.training.loop.supervised import saved_perceptron
 
         features, outputs = len(self.schema.feature_names), self.targets.outputs
-        return saved_perceptron(self.own, self.config, models.TableMLP, features, outputs)
+        return saved_perceptron(self.run, self.config, models.TableMLP, features, outputs)
 
     def chunks(self, config: Predict) -> Iterable[Records]:
         from minidl.data.files import read_records
 
         if config.text_column is not None:
-            raise ConfigError(f"--text-column is for text runs; {self.fixed}")
-        # Where missing values are filled, so is a column that no line of a chunk names.
+            raise ConfigError(f"--text-column is for text runs; {self.no_columns_reason}")
+        # With --missing fill, a column that no line of a chunk names is filled, too.
         expected = [column.name for column in self.schema.columns] if self.schema.missing == "fill" else []
         if config.inputs:
             return inputs.json_rows(list(enumerate(config.inputs, 1)), ARGUMENT, expected)
@@ -186,16 +186,15 @@ class TablePredictor(Predictor[TrainTable]):
         return self.schema.features(records)
 
     def answers(self, records: Records, features: np.ndarray, top: int) -> list[dict[str, Any]]:
-        """One answer per row: the prediction in the target's units, or label, probability and the `top` best labels.
+        """Return an answer per row: a number in the target's units, or label, probability and the `top` best labels.
 
-        `unknown` names the columns with a category that training never saw, where there are some.
+        `unknown` names the columns with a category that training never saw, if there are any.
         """
-        found = self.targets.answers(self.outputs(features), top)
-        unknown = self.schema.unknown(records)
-        return [{**answer, "unknown": names} if names else answer for answer, names in zip(found, unknown, strict=True)]
+        pairs = zip(self.targets.answers(self.outputs(features), top), self.schema.unknown(records), strict=True)
+        return [{**answer, "unknown": unknown} if unknown else answer for answer, unknown in pairs]
 
     def before_fault(self, records: Records) -> Iterable[Records]:
-        """See `Predictor`: the rows before the first that cannot be read."""
+        """Return the rows before the first invalid one."""
 
         def fails(count: int) -> bool:
             try:

@@ -35,7 +35,7 @@ _MOST_TEXTS = 200_000  # larger files are not read again for the texts of mistak
 
 
 class TextTask(Task[TrainText]):
-    """Texts and their classes."""
+    """The task of classifying texts."""
 
     name = "text"
     run = "a text run"
@@ -57,46 +57,43 @@ class TextTask(Task[TrainText]):
         return {} if config.data == "docstrings" else {"progress": not config.quiet}
 
     def load(self, config: TrainText) -> CorpusDataset:
-        """As `Task.load`, with counted texts: those of the user's own file are counted while they are read."""
+        """Return the data set as term counts; texts of the user's own file are counted while they are read."""
         from minidl.data.corpus import counted, load_corpus
 
         analyzer, options = _tfidf(config).analyzer, self.options(config)
-        helpers.in_thread(lambda: importlib.import_module("scipy.sparse"))  # 0.2 s; splits are the first to need it
+        helpers.in_thread(lambda: importlib.import_module("scipy.sparse"))  # takes 0.2 s; the split needs it first
         with out_of_memory.used_for("the data", "less data"), Workers(config.workers or available()) as workers:
             if config.data == "docstrings":
                 options["workers"] = workers
             if config.data in data.TEXT_DATA:
                 return counted(self.read(config.data, **options), analyzer, workers)
             data.check_text_file(config.data)
-            given = {name: value for name, value in options.items() if value is not None}
-            return load_corpus(config.data, analyzer, **given, workers=workers)
+            options = {name: value for name, value in options.items() if value is not None}
+            return load_corpus(config.data, analyzer, **options, workers=workers)
 
     def settled(self, config: TrainText, dataset: CorpusDataset) -> TrainText:
-        """The settings with those that suit the number of texts, where none are given."""
-        missing = {
-            name: value
-            for name, value in text_defaults.text(len(dataset.train), len(dataset.labels)).items()
-            if getattr(config, name) is None
-        }
+        """Return the settings with defaults that suit the number of texts."""
+        defaults = text_defaults.text(len(dataset.train), len(dataset.labels))
+        missing = {name: value for name, value in defaults.items() if getattr(config, name) is None}
         return TrainText(**{**dict(config), **missing}) if missing else config
 
     def fingerprints(self, dataset: CorpusDataset) -> Iterator[str]:
-        """The first is of the digests of the texts, the other of the texts."""
+        """Yield the fingerprint of the digests of the texts, then that of the texts."""
         digest = hashlib.sha256(json.dumps(dataset.labels).encode())
         for part in (dataset.train, dataset.validation, dataset.test):
             digest.update(f"{len(part)}\n".encode() + part.classes.tobytes() + part.digests.tobytes())
         yield digest.hexdigest()
         digest = hashlib.sha256(json.dumps(dataset.labels).encode())
-        whole = dataset.texts()
-        for texts in (whole.train, whole.validation, whole.test):
-            digest.update(f"{len(texts)}\n".encode())
-            for text, label in zip(texts.texts, texts.labels, strict=True):
+        texts = dataset.texts()
+        for split in (texts.train, texts.validation, texts.test):
+            digest.update(f"{len(split)}\n".encode())
+            for text, label in zip(split.texts, split.labels, strict=True):
                 raw = text.encode()
                 digest.update(f"{label} {len(raw)}\n".encode() + raw)
         yield digest.hexdigest()
 
     def prepare(self, config: TrainText, dataset: CorpusDataset) -> Supervised[TrainText]:
-        """Vocabulary and weights are those of the training split. Raises DataError when no feature is left."""
+        """Return the experiment, with the vocabulary of the training split. Raises DataError if that is empty."""
         from minidl import models
         from minidl.training.loop.supervised import Supervised, sizes
         from minidl.training.loop.targets import Classification
@@ -122,12 +119,11 @@ class TextTask(Task[TrainText]):
             texts=functools.partial(_test_texts, config, dataset),
         )
 
-    def predictor(self, config: TrainText, own: RunFiles) -> TextClassifier:
+    def predictor(self, config: TrainText, run: RunFiles) -> TextClassifier:
         kind, document = _vectorizer(config)
-        vectorizer = kind.from_json(own.text(document), str(config.out / document))
-        # Before any input: scikit-learn cannot be loaded once the inputs have taken the memory.
-        vectorizer.transform([""])
-        return TextClassifier(config, own, vectorizer)
+        vectorizer = kind.from_json(run.text(document), str(config.out / document))
+        vectorizer.transform([""])  # import scikit-learn before the inputs fill the memory
+        return TextClassifier(config, run, vectorizer)
 
 
 def _tfidf(config: TrainText) -> TfidfOptions:
@@ -143,21 +139,21 @@ def _tfidf(config: TrainText) -> TfidfOptions:
 
 def _test_texts(config: TrainText, dataset: CorpusDataset, rows: np.ndarray) -> list[str]:
     """Return these texts of the test split; none if their file is large, cannot be read again, or has changed."""
-    own = [] if config.data in data.TEXT_DATA else filter(None, (config.data, config.validation, config.test))
-    parts = dataset.train, dataset.validation, dataset.test
-    if sum(map(len, parts)) > _MOST_TEXTS or not all(Path(name).is_file() for name in own):
+    files = [] if config.data in data.TEXT_DATA else filter(None, (config.data, config.validation, config.test))
+    splits = dataset.train, dataset.validation, dataset.test
+    if sum(map(len, splits)) > _MOST_TEXTS or not all(Path(name).is_file() for name in files):
         return []
     try:
         texts = dataset.texts().test.texts
     except (DataError, OSError):
         return []
-    chosen = [texts[row] for row in rows if row < len(texts)]
+    selection = [texts[row] for row in rows if row < len(texts)]
     digests = [dataset.test.digests[row].tobytes() for row in rows]
-    return chosen if list(map(content_digest, chosen)) == digests else []
+    return selection if list(map(content_digest, selection)) == digests else []
 
 
 def _vectorizer(config: TrainText) -> tuple[type[Tfidf | HashedTfidf], str]:
-    """The vectorizer's class, and the document of a run that has it."""
+    """Return the vectorizer's class, and the name of its document in a run."""
     if config.features == "hash":
         from minidl.data.hashing import HashedTfidf
 

@@ -13,22 +13,23 @@ from minidl.training.settings import fields
 from minidl.training.settings.command import Perceptron
 from minidl.training.settings.declaration import FLOAT32, IN_FLOAT32, UTF8, Expected
 
-# Weights, gradient and AdamW's state take 2 KiB a column with 128 hidden units: here 128 MiB. From one half of the
-# docstrings' training texts to the other, 2^13 to 2^18 columns have accuracy 0.739, 0.744, 0.749, 0.753, 0.755, 0.755.
+# Weights, gradient and AdamW's state take 2 KiB per column with 128 hidden units: here 128 MiB. Trained on one half of
+# the docstrings' training split and tested on the other, 2^13 to 2^18 columns have accuracy 0.739, 0.744, 0.749, 0.753,
+# 0.755, 0.755.
 _COLUMNS = 2**16
-_MOST_COLUMNS = 2**24  # `hashing.MOST_COLUMNS`, whose module the help does not load
+_MOST_COLUMNS = 2**24  # `hashing.MOST_COLUMNS`, whose module the help does not import
 
 
-def _by_features(hashed: int, usual: int, text: str) -> Any:
-    """A setting whose default depends on the features."""
+def _by_features(hashed: int, default: int, text: str) -> Any:
+    """Return a field whose default depends on the features."""
     return Field(
-        default_factory=lambda given: hashed if given.get("features") == "hash" else usual,
-        description=f"{text} Default: {hashed} with hash, else {usual}.",
+        default_factory=lambda values: hashed if values.get("features") == "hash" else default,
+        description=f"{text} Default: {hashed} with hash, else {default}.",
     )
 
 
-def _suited(text: str, values: str, **limits: Any) -> Any:
-    """A setting whose default depends on the training texts, see `suited`."""
+def _by_texts(text: str, values: str, **limits: Any) -> Any:
+    """Return a field whose default depends on the number of training texts, see `text_defaults`."""
     return Field(description=f"{text} Default: {values}, depending on the number of training texts.", **limits)
 
 
@@ -90,16 +91,16 @@ class TrainText(Perceptron):
         bool, Field(description="Update only the rows of the first layer whose terms occur in the batch.")
     ] = False
     hidden: fields.Hidden = (128,)
-    epochs: Annotated[int | None, _suited("Number of passes over the training split.", "12 to 3", ge=1, le=10**6)] = (
+    epochs: Annotated[int | None, _by_texts("Number of passes over the training split.", "12 to 3", ge=1, le=10**6)] = (
         None
     )
-    batch_size: Annotated[int | None, _suited("Number of examples per step.", "256 to 1024", ge=1, le=10**6)] = None
-    lr: Annotated[float | None, _suited("Learning rate.", "0.01 to 0.0004", gt=0, le=FLOAT32), IN_FLOAT32] = None
+    batch_size: Annotated[int | None, _by_texts("Number of examples per step.", "256 to 1024", ge=1, le=10**6)] = None
+    lr: Annotated[float | None, _by_texts("Learning rate.", "0.01 to 0.0004", gt=0, le=FLOAT32), IN_FLOAT32] = None
     dropout: fields.Dropout = 0.5
     weight_decay: fields.WeightDecay = 0.0
     label_smoothing: Annotated[
         float | None,
-        _suited("Label smoothing: share of each label that is spread over all classes.", "0.1 or 0", ge=0, lt=1),
+        _by_texts("Label smoothing: share of each label that is spread over all classes.", "0.1 or 0", ge=0, lt=1),
     ] = None
     balance: fields.Balance = 0.3
     patience: fields.Patience = 5

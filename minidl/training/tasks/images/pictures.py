@@ -1,4 +1,4 @@
-"""Sets of pictures: what the tasks on them share."""
+"""Sets of pictures: the base of their tasks, and the format of a model's input pictures."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ class PictureFormat(Record):
 
     @property
     def size(self) -> tuple[int, int]:
-        """(height, width)."""
+        """Return (height, width)."""
         return self.height, self.width
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(height, width, channels)."""
+        """Return (height, width, channels)."""
         return self.height, self.width, self.channels
 
     @property
     def colours(self) -> str:
-        """For display."""
+        """Return the kind of the colours, for display."""
         return "grey" if self.channels == 1 else "colour"
 
     def pictures(self, pixels: np.ndarray) -> Pictures:
-        """Pixels uint8 [N, H, W, C] with the mean and deviation that they are standardised by."""
+        """Return pictures of pixels uint8 [N, H, W, C] with the mean and deviation that standardize them."""
         return Pictures(pixels, self.mean, self.std)
 
 
 class PictureTask(Task[PicturesT]):
-    """Tasks on sets of pictures."""
+    """The base of tasks on sets of pictures."""
 
     data_sets = data.IMAGE_DATA
     convolves = True
@@ -84,11 +84,11 @@ class PictureTask(Task[PicturesT]):
             from minidl.data.picture_cache import PictureCache
 
             options["cache"] = PictureCache(Display(config.quiet).note)
-        together = sys.modules.get("minidl.distributed.group")  # which one of several processes has imported
-        if together is not None and together.current().size > 1:
+        group = sys.modules.get("minidl.distributed.group")  # imported if there are several processes
+        if group is not None and group.current().size > 1:
             from minidl.training.tasks.images.once import OncePerHost
 
-            options["cache"] = OncePerHost(together.current(), options.get("cache"))
+            options["cache"] = OncePerHost(group.current(), options.get("cache"))
         with Workers(config.workers or available()) as workers:
             return self.read(config.data, **options, workers=workers)
 
