@@ -144,5 +144,5 @@ def test_a_linear_machine_that_takes_long_is_left_out(monkeypatch):
 def test_a_linear_machine_decides_in_parts(monkeypatch):
     part = examples(30)
     whole = baselines.classification(part, part, part, 30)
-    monkeypatch.setattr(baselines, "_MOST_DECIDED", 300)
+    monkeypatch.setattr(baselines, "_MOST_DECISIONS", 300)
     assert baselines.classification(part, part, part, 30) == whole

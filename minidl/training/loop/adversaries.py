@@ -29,6 +29,7 @@ from minidl.kernels import random as random_kernels
 from minidl.kernels.average import Averages
 from minidl.models import Discriminator, Generator
 from minidl.tensors import Tensor, default_device
+from minidl.training.loop.averages import averaging_rate
 
 BETAS = (0.5, 0.999)
 DECAY = 0.999
@@ -86,8 +87,7 @@ class Adversaries:
         means [2] of the probability of being real that the discriminator gave the real and the generated pictures.
         """
         self.steps += 1
-        # A higher rate in the first steps, so that the average soon forgets the initial weights.
-        self._rate.fill_(1.0 - min(DECAY, (1.0 + self.steps) / (10.0 + self.steps)))
+        self._rate.fill_(averaging_rate(DECAY, self.steps))
         z = ops.randn(self.batch_size, self.generator.latent)
         rows = self.shards.rows(self.batch_size)
         latents = (z if self.shards.count == 1 else z[shard.start : shard.stop] for shard in rows)

@@ -13,12 +13,16 @@ from minidl.tensors import default_device
 from minidl.training.run_folder import weights
 
 
-class Average:
-    """average += (1 - d) (value - average) after each step, of all parameters and batch norm statistics.
+def averaging_rate(decay: float, step: int) -> float:
+    """Return 1 - `decay`, or more in the first steps (from 1 on), so that the initial weights are soon forgotten."""
+    return 1.0 - min(decay, (1.0 + step) / (10.0 + step))
 
-    d is `decay`, or (1 + step) / (10 + step) in the first steps if that is less, so that the average soon forgets the
-    initial weights. The averages of half-precision parameters are float32. `model` is a second model of the same
-    shapes, to which `update_model` copies the averages.
+
+class Average:
+    """average += `averaging_rate` (value - average) after each step, of all parameters and batch norm statistics.
+
+    The averages of half-precision parameters are float32. `model` is a second model of the same shapes, to which
+    `update_model` copies the averages.
     """
 
     def __init__(self, trained: nn.Module, model: nn.Module, decay: float) -> None:
@@ -37,7 +41,7 @@ class Average:
 
     def prepare(self, step: int) -> None:
         """Set the rate of `update` before a step, counted from 1. Not part of a captured step."""
-        self._rate.fill_(1.0 - min(self.decay, (1.0 + step) / (10.0 + step)))
+        self._rate.fill_(averaging_rate(self.decay, step))
 
     def update(self) -> None:
         """Move the averages after the optimizer's step."""

@@ -11,6 +11,7 @@ from minidl.training.run_folder import files
 from minidl.training.run_folder.progress import restoring
 from minidl.training.run_folder.saved_run import REPORT, finished_run, tell
 from minidl.training.settings.command import Compare
+from minidl.training.settings.declaration import flag
 
 _BASELINES = ("majority", "mean", "linear")  # that have rows
 
@@ -62,7 +63,7 @@ def rows(runs: list[Compared]) -> list[list[str]]:
     for name in dict.fromkeys(name for run in runs for name in run.settings):
         values = [run.settings.get(name) for run in runs]
         if name != "data" and any(value != values[0] for value in values):
-            table.append([f"--{name.replace('_', '-')}", *("-" if v is None else cut(v, 40) for v in values)])
+            table.append([flag(name), *("-" if v is None else cut(v, 40) for v in values)])
     return table
 
 

@@ -18,7 +18,7 @@ from minidl.errors import ConfigError
 from minidl.training.prediction import inputs
 from minidl.training.settings import fields
 from minidl.training.settings.command import Evaluate, Perceptron, Predict
-from minidl.training.settings.declaration import REPEATED, Expected
+from minidl.training.settings.declaration import REPEATED, Expected, flag
 from minidl.training.task import Predictor, Task, only_for_files
 
 if TYPE_CHECKING:
@@ -123,9 +123,7 @@ class TableTask(Task[TrainTable]):
         targets = _targets(schema)
         for option in ("label_smoothing", "balance"):
             if not targets.labels and getattr(config, option):
-                raise ConfigError(
-                    f"--{option.replace('_', '-')} is for a classification; {config.data} is a regression"
-                )
+                raise ConfigError(f"{flag(option)} is for a classification; {config.data} is a regression")
         count = len(schema.feature_names)
         return Supervised(
             name=self.name,
