@@ -72,8 +72,8 @@ def trainer(make, folder, captured, epochs=EPOCHS, shards=None):
 
     def validate():
         x, y = next(iter(batches.epoch(0)))
-        found = loss(model(x if not isinstance(x, torch.Tensor) else Tensor(x)), Tensor(y)).item()
-        return Judgement({"loss": found, "drawn": ops.rand(1).item()}, 1.0, 0.0)
+        value = loss(model(x if not isinstance(x, torch.Tensor) else Tensor(x)), Tensor(y)).item()
+        return Judgement({"loss": value, "drawn": ops.rand(1).item()}, 1.0, 0.0)
 
     learner = Learner(model, optimizer, schedule, batches, lambda x, y: loss(model(x), y), validate)
     if shards is not None:
@@ -144,37 +144,37 @@ def test_a_captured_recipe_is_the_run_itself(graphs, tmp_path):
         learner.stage_starts, learner.enter = (0, 2), partial(Stages(2).enter, learner.model)
         learner.average = Average(learner.model, models.SmallCNN(1, (8, 8), 3), 0.9)
         one.run()
-        kept = {name: value.cpu().tolist() for name, value in one.model.state_dict().items()}
+        tensors = {name: value.cpu().tolist() for name, value in one.model.state_dict().items()}
         last = one.checkpoints.last().optimizer["average"]
         assert one.model is learner.average.model
-        assert kept == {name: value.tolist() for name, value in last.items()}
-        ends.append((end(one), kept))
+        assert tensors == {name: value.tolist() for name, value in last.items()}
+        ends.append((end(one), tensors))
     assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("make", [text, table])
 def test_where_batches_lie_and_their_room_change_nothing(tmp_path, make):
-    there = trainer(make, tmp_path / "there", False)
-    there.run()
-    here = trainer(make, tmp_path / "here", False)
-    before = here.learner.batches
-    here.learner.batches = Batches(before.features, before.targets, before.batch_size, before.seed)
-    here.run()
-    assert end(here) == end(there)
+    first = trainer(make, tmp_path / "first", False)
+    first.run()
+    second = trainer(make, tmp_path / "second", False)
+    before = second.learner.batches
+    second.learner.batches = Batches(before.features, before.targets, before.batch_size, before.seed)
+    second.run()
+    assert end(second) == end(first)
 
 
 @pytest.mark.parametrize("step", [2, 7])
 @pytest.mark.parametrize("captured_first", [True, False])
 def test_a_stopped_run_goes_on_with_or_without_capture(graphs, tmp_path, captured_first, step):
-    whole = trainer(text, tmp_path / "whole", False)
-    whole.run()
+    complete = trainer(text, tmp_path / "complete", False)
+    complete.run()
     first = trainer(text, tmp_path / "run", captured_first)
     stopped_at(first, step)
     assert json.loads((tmp_path / "run" / "checkpoints" / "last.json").read_text())["progress"]["steps"] == step
-    again = trainer(text, tmp_path / "run", not captured_first)
-    again.restore(again.checkpoints.last())
-    again.run()
-    assert end(again) == end(whole)
+    resumed = trainer(text, tmp_path / "run", not captured_first)
+    resumed.restore(resumed.checkpoints.last())
+    resumed.run()
+    assert end(resumed) == end(complete)
 
 
 @pytest.mark.slow
