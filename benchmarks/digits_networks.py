@@ -28,7 +28,7 @@ from minidl.autograd import no_grad
 from minidl.data.image_batches import ImageBatches
 from minidl.data.records import ImageDataset, Pictures
 from minidl.tensors import Tensor
-from minidl.training.loop.supervised import make_schedule
+from minidl.training.loop.optimizers import make_schedule
 from minidl.training.tasks.images import TrainImages
 from minidl.training.tasks.images.settings import suited
 

@@ -78,10 +78,10 @@ def network(
     from minidl.compilation import rehearsal
     from minidl.data.batches import Batches
     from minidl.tensors import Tensor, default_device
-    from minidl.training.loop.supervised import make_optimizer, make_schedule
+    from minidl.training.loop.optimizers import make_optimizer, make_schedule
     from minidl.training.loop.targets import Classification
     from minidl.training.settings import text_defaults
-    from minidl.training.tasks.text import TrainText
+    from minidl.training.tasks.text_settings import TrainText
 
     usual = {name: f.default for name, f in TrainText.model_fields.items() if not f.is_required()}
     x, y, x_rest, y_rest, features = parts

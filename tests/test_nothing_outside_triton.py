@@ -185,7 +185,7 @@ def test_gan():
     with mode:
         for _ in range(2):
             networks.step(Tensor(images.pick(pixels, index, None, middle, middle, torch.float32)))
-        networks.statistics()
+        networks.calibrate()
     assert mode.seen
     changed = [not torch.equal(a, b) for a, b in zip(before, networks.weights().values(), strict=True)]
     assert all(changed), [name for name, moved in zip(networks.weights(), changed, strict=True) if not moved]

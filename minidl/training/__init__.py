@@ -1,4 +1,5 @@
-"""From data to a finished run: settings, the loop, checkpoints, reports, and what reads a run again.
+"""Training, from data to a finished run, and predictions of finished runs.
 
-Importing this package is cheap: the modules that need torch, numpy or scikit-learn are imported by the commands.
+Read `train` and `task` first, then `settings`, `tasks`, `loop`, `run_folder`, `report`, `prediction` and `process`.
+Importing this package is fast: the commands import the modules that need torch, numpy or scikit-learn.
 """

@@ -1,4 +1,4 @@
-"""`minidl train`: from settings and a data set to a finished run."""
+"""`minidl train`: train a model from settings and a data set, and write the finished run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from minidl.training.run_folder import files, manifest
 from minidl.training.run_folder.checkpoints import Checkpoint
 from minidl.training.run_folder.saved_run import resume_command
 from minidl.training.run_folder.training_folder import TrainingFolder
-from minidl.training.settings.command import Session
+from minidl.training.settings.command import Session, TrainSettings
 from minidl.training.settings.declaration import changed
 from minidl.training.task import Experiment, Task
 from minidl.training.tasks import TASKS
@@ -33,14 +33,14 @@ from minidl.training.tasks import TASKS
 
 @dataclass
 class Resumption(Checked):
-    """Where a run was continued in another environment: `changes` are what each entry was and is."""
+    """A resumption of a run in another environment: `changes` has the old and the new value of each entry."""
 
     after: str
     changes: dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]]
 
 
-def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
-    """Train, test and report: the run in `config.out` is finished afterwards. Returns the content of report.json.
+def train(kind: str, config: TrainSettings, dataset: Any) -> dict[str, Any]:
+    """Train, test and report, which finishes the run in `config.out`; return the content of report.json.
 
     Raises DataError, ConfigError, RunError, Interrupted.
     """
@@ -59,12 +59,11 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
         data_sha256 = next(task.fingerprints(dataset))
         group.check_same(data=data_sha256)
         if not group.leads:
-            # The run is written by the first process; the others read where it goes on.
-            identity, goes_on = group.from_leader(None, "the start of the run")
-            return _fit(
-                task, config, experiment, identity, last_checkpoint(config, identity) if goes_on else None, display
-            )
-        # Linux kills a process that takes more than its control group may; compiled kernels have the GPU's memory.
+            # The first process writes the run; the others read its last checkpoint.
+            identity, has_checkpoint = group.from_leader(None, "the start of the run")
+            checkpoint = last_checkpoint(config, identity) if has_checkpoint else None
+            return _fit(task, config, experiment, identity, checkpoint, display)
+        # Linux kills a process that exceeds its control group's limit; compiled kernels use the GPU's memory.
         limit = memory_limit.in_groups() if launch.INTERPRETED else None
         with folder.lock(config.resume, config.overwrite), out_of_memory.within(limit):
             begun = config.resume and (config.out / "config.json").exists()
@@ -82,7 +81,7 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
             with replacing(config, kind, display), write_files.pin_folder(config.out), resumable(config, kind):
                 return _fit(task, config, experiment, identity, None, display)
     except Exception as error:
-        # For work outside of the steps, which `memory.guarded` covers.
+        # Steps handle their own shortages, see `out_of_memory.guarded`.
         short = out_of_memory.read(error)
         if short is None and isinstance(error, OSError) and _is_of(config.out, error):
             raise folder.write_error(kind, error, begun) from None
@@ -92,13 +91,13 @@ def train(kind: str, config: Any, dataset: Any) -> dict[str, Any]:
 
 
 def _is_of(out: Path, error: OSError) -> bool:
-    """Whether a file of a run, or one next to it, was written, and not one of a library."""
+    """Return whether the error is of a file of a run, or next to it, and not of a library's file."""
     return error.filename is None or Path(os.fsdecode(error.filename)).is_relative_to(out.parent)
 
 
 @contextmanager
 def resumable(config: Session, kind: str) -> Iterator[None]:
-    """Says how to go on after a signal that the loop did not take: one while testing or plotting, or a second one."""
+    """Print how to resume after a signal outside of the training loop, while testing or plotting, or a second one."""
     try:
         yield
     except KeyboardInterrupt:
@@ -113,8 +112,7 @@ def resumable(config: Session, kind: str) -> Iterator[None]:
 
 @contextmanager
 def replacing(config: Session, kind: str, display: Display) -> Iterator[None]:
-    """Puts the run that a new one is to replace back, if this fails before its first checkpoint is saved or being
-    written."""
+    """Restore the previous run in the folder if the new one fails before its first checkpoint is being written."""
     folder = TrainingFolder(config.out)
     try:
         yield
@@ -128,7 +126,7 @@ def replacing(config: Session, kind: str, display: Display) -> Iterator[None]:
 
 
 def last_checkpoint(config: Session, identity: str) -> Checkpoint | None:
-    """The last checkpoint of a run, None before the first. Raises DamagedError, also for one of another run."""
+    """Return the last checkpoint of a run, None before the first. Raises DamagedError, also for another run's."""
     checkpoint = TrainingFolder(config.out).checkpoints.last()
     if checkpoint is None:
         return None
@@ -148,17 +146,18 @@ def last_checkpoint(config: Session, identity: str) -> Checkpoint | None:
 
 
 def _fit(
-    task: Task, config: Any, experiment: Experiment, identity: str, checkpoint: Checkpoint | None, display: Display
-) -> dict[str, Any]:
+    task: Task[Any], config: TrainSettings, experiment: Experiment[Any], identity: str, checkpoint: Checkpoint | None,
+    display: Display,
+) -> dict[str, Any]:  # fmt: skip
     group = current()
     if group.leads:
         group.from_leader([identity, checkpoint is not None], "the start of the run")
     described = _prepare(config, checkpoint, task.convolves)
     group.check_same(environment=files.json_checksum({name: described[name] for name in environment.DECIDING}))
     state = {manifest.OF_RUN: identity, "config": config.identity(), "environment": described}
-    with experiment.alongside() if group.leads else nullcontext():
-        trainer, again = _trainer(task, config, experiment, state, checkpoint, display)
-        # A graph keeps the memory of its own that its first steps took outside of it.
+    with experiment.background_work() if group.leads else nullcontext():
+        trainer, resumption = _trainer(task, config, experiment, state, checkpoint, display)
+        # A captured step needs its memory twice: for the first steps, and for the graph.
         share = 0.5 if trainer.captured else 1.0
         smaller = out_of_memory.BATCH_SIZE if checkpoint is None else out_of_memory.NEW_RUN
         run = out_of_memory.used_for(f"a step of {experiment.batch_size:,} examples")(trainer.run)
@@ -168,37 +167,38 @@ def _fit(
             )
         if not group.leads:
             return {}
-        report = {**experiment.report(trainer, described["device"]), **again}
+        report = {**experiment.report(trainer, described["device"]), **resumption}
         if config.shards:
-            report.update(shards=config.shards, processes=group.size, **trainer.pace())
+            report.update(shards=config.shards, processes=group.size, **trainer.throughput())
     with timing.timed("write"):
         files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
-    undrawn: Iterable[str] = [plot_processes.MISSING] if config.plots else []
+    plot_notes: Iterable[str] = [plot_processes.MISSING] if config.plots else []
     if config.plots and plot_processes.available():
         with (
             out_of_memory.used_for("the plots", "--no-plots"),
             timing.timed("plots"),
-            plot_processes.elsewhere() as undrawn,
+            plot_processes.in_processes() as plot_notes,
         ):
             experiment.plot(trainer, report)
     report.update(phases=timing.current().taken(), memory=out_of_memory.peaks())
     text = escaped(task.as_text(report))
     with out_of_memory.used_for("the page", "less data"):
-        shown = page.as_html(
+        html = page.as_html(
             config.out, report, trainer.progress.history, config.identity(), described, experiment.mistakes(trainer)
         )
-    files.write_text(config.out / page.FILE, shown)
+    files.write_text(config.out / page.FILE, html)
     folder = TrainingFolder(config.out)
     folder.complete(identity, report, text)
     display.show("\n" + text)
     display.summary(report_files.summary(report))
-    display.note(*undrawn, experiment.advice(trainer, report), folder.delete_previous(), experiment.ending())
+    display.note(*plot_notes, experiment.advice(trainer, report), folder.delete_previous(), experiment.closing_note())
     return report
 
 
-def _check_shards(config: Any) -> None:
-    """Raises ConfigError for shards that the other settings have no room for."""
+def _check_shards(config: TrainSettings) -> None:
+    """Raise ConfigError for shards that contradict other settings."""
     count = config.shards or 1
+    assert config.batch_size is not None
     if config.batch_size < count:
         raise ConfigError(
             f"--batch-size {config.batch_size} is less than --shards {count}: each shard needs an example"
@@ -215,14 +215,10 @@ def _check_shards(config: Any) -> None:
 
 
 def _trainer(
-    task: Task,
-    config: Any,
-    experiment: Experiment,
-    state: dict[str, Any],
-    checkpoint: Checkpoint | None,
-    display: Display,
-) -> tuple[Any, dict[str, Any]]:
-    """The trainer, continued from the checkpoint if there is one, and what of that the report tells."""
+    task: Task[Any], config: TrainSettings, experiment: Experiment[Any], state: dict[str, Any],
+    checkpoint: Checkpoint | None, display: Display,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    """Return the trainer, resumed from the checkpoint if there is one, and the report's entries on resumptions."""
     with out_of_memory.used_for("the data", "less data"), timing.timed("copy"):
         experiment.load()
     compile_ahead(lambda: experiment.trainer(display, state, "").rehearse(), display)
@@ -231,19 +227,19 @@ def _trainer(
     if checkpoint is None:
         return trainer, {}
     trainer.restore(checkpoint)
-    again = resumed(checkpoint, state["environment"], trainer.progress.text, display)
-    trainer.state.update(again)
+    resumption = resumed(checkpoint, state["environment"], trainer.progress.text, display)
+    trainer.state.update(resumption)
     display.note(f"continuing after {trainer.progress.text}")
-    return trainer, again
+    return trainer, resumption
 
 
-def _prepare(config: Any, checkpoint: Checkpoint | None, convolves: bool) -> dict[str, Any]:
-    """Set threads, as in the checkpoint, and precision; writes environment.json and returns its content."""
+def _prepare(config: TrainSettings, checkpoint: Checkpoint | None, convolves: bool) -> dict[str, Any]:
+    """Set threads, as in the checkpoint, and precision; write environment.json and return its content."""
     if checkpoint is not None:
         threads = checkpoint.state["environment"]["threads"]
     elif convolves and launch.INTERPRETED:
-        # Interpreted convolutions are many small products: they gain nothing from a second thread, which waits where
-        # other processes run (measured: 1.0 s a step instead of 0.36 s).
+        # Interpreted convolutions are many small products, which a second thread slows down if other processes run
+        # (measured: 1.0 s a step instead of 0.36 s).
         threads = environment.thread_count(1)
     else:
         threads = environment.thread_count()
@@ -256,10 +252,10 @@ def _prepare(config: Any, checkpoint: Checkpoint | None, convolves: bool) -> dic
 
 
 def resumed(checkpoint: Checkpoint, described: dict[str, Any], after: str, display: Display) -> dict[str, Any]:
-    """{"resumed": [{"after", "changes"}, ...]}: where the run was continued in another environment; {} if nowhere.
+    """Return {"resumed": [{"after", "changes"}, ...]}, the resumptions in another environment; {} without any.
 
-    It becomes part of later checkpoints and of the report. If the environment `described` differs from that of the
-    checkpoint, a warning is shown. Raises DamagedError.
+    Later checkpoints and the report contain it. Prints a warning if the environment `described` differs from the
+    checkpoint's. Raises DamagedError.
     """
     entries = checkpoint.state.get("resumed", [])
     try:
@@ -270,8 +266,8 @@ def resumed(checkpoint: Checkpoint, described: dict[str, Any], after: str, displ
     if changes:
         entries = [*entries, {"after": after, "changes": changes}]
         lines = [
-            f"  {name}: {environment.shown(was)} then, {environment.shown(now)} now"
-            for name, (was, now) in changes.items()
+            f"  {name}: {environment.shown(old)} then, {environment.shown(new)} now"
+            for name, (old, new) in changes.items()
         ]
         warning = [one_line(f"warning: {checkpoint.path} was written in another environment:"), *lines]
         advice = "Training continues, but its results may differ in the last bits from those of an uninterrupted run."

@@ -186,15 +186,15 @@ def resnet(tmp_path_factory):
 def started(tensors, folder, channels=3, **settings):
     """What `--init` makes of a file with these tensors: (stem, what is said), or a ConfigError."""
     from minidl.training.tasks.images import PictureFormat, TrainImages
-    from minidl.training.tasks.images.start import Start, beginning
+    from minidl.training.tasks.images.initial_weights import InitialWeights, initialization
 
     save_file(tensors, folder / "begun.safetensors")
     config = TrainImages(**{"data": "x", "out": folder, "init": str(folder / "begun.safetensors"), **settings})
     described = PictureFormat(16, 16, channels, (0.0,) * channels, (1.0,) * channels)
     if config.published and config.stem is None:
-        stem = Start.read(config.init).stem(config, described, 9, "small")
+        stem = InitialWeights.read(config.init).stem(config, described, 9, "small")
         config = config.model_copy(update={"stem": stem})
-    return config.stem, beginning(config, described, [str(i) for i in range(9)])[2]
+    return config.stem, initialization(config, described, [str(i) for i in range(9)])[2]
 
 
 def test_the_beginning_is_known_from_its_shape_and_names_of_wrappers_are_left_out(resnet, tmp_path):

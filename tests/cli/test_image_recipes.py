@@ -101,16 +101,17 @@ def test_sizes_grow_in_steps_to_the_full_one():
     from pathlib import Path
 
     from minidl.training.tasks.images import TrainImages
-    from minidl.training.tasks.images.course import Course
+    from minidl.training.tasks.images.stages import Stages
 
-    def course(epochs, size, begin):
+    def stages(epochs, size, begin):
         given = {"data": "x", "out": Path("run"), "epochs": epochs, "progressive": begin}
-        return Course.of(TrainImages(**given), size)
+        return Stages.from_settings(TrainImages(**given), size)
 
-    assert course(20, (224, 224), 128).sizes == ((0, (128, 128)), (5, (160, 160)), (10, (192, 192)), (15, (224, 224)))
-    assert course(20, (64, 48), 24).begins == (0, 5, 10, 15)
-    assert course(20, (64, 48), 24).sizes[1] == (5, (43, 32))
-    assert course(1, (64, 64), 32).sizes == ((0, (64, 64)),)
-    assert course(1, (64, 64), 32).said == "size of training pictures: 64 x 64 throughout: one epoch cannot grow them"
-    assert [size for _, size in course(3, (7, 7), 4).sizes] == [(5, 5), (6, 6), (7, 7)]
-    assert np.all(np.diff(course(1000, (100, 100), 30).begins) == 250)
+    assert stages(20, (224, 224), 128).sizes == ((0, (128, 128)), (5, (160, 160)), (10, (192, 192)), (15, (224, 224)))
+    assert stages(20, (64, 48), 24).starts == (0, 5, 10, 15)
+    assert stages(20, (64, 48), 24).sizes[1] == (5, (43, 32))
+    assert stages(1, (64, 64), 32).sizes == ((0, (64, 64)),)
+    description = "size of training pictures: 64 x 64 throughout: one epoch cannot grow them"
+    assert stages(1, (64, 64), 32).description == description
+    assert [size for _, size in stages(3, (7, 7), 4).sizes] == [(5, 5), (6, 6), (7, 7)]
+    assert np.all(np.diff(stages(1000, (100, 100), 30).starts) == 250)

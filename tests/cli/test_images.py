@@ -110,7 +110,7 @@ def test_an_image_report_says_what_was_learnt(image_run):
 def test_no_batch_is_advised_that_cannot_be(tmp_path, settings, smaller):
     from minidl.training.tasks.images import TrainImages, task
 
-    advice = task._smaller(TrainImages(data="x", out=tmp_path, **settings))
+    advice = task._batch_size_advice(TrainImages(data="x", out=tmp_path, **settings))
     assert advice.startswith(smaller)
     assert bool(advice) == bool(smaller)
 

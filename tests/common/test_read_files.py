@@ -18,7 +18,7 @@ from minidl.runtime.cost_model import devices
 from minidl.tools.bench import results
 from minidl.tools.tuning import estimates
 from minidl.training.run_folder import files, folder_lock
-from minidl.training.tasks.images.start import Start
+from minidl.training.tasks.images.initial_weights import InitialWeights
 from tests.strange import STRANGE, replace, soon
 
 READERS = {
@@ -28,7 +28,7 @@ READERS = {
     "saved.safetensors": (minidl.load, OSError),
     "generator.safetensors": (load_generator, OSError),
     "evaluator.safetensors": (evaluator.load, OSError),
-    "start.safetensors": (lambda path: Start.read(str(path)), ConfigError),
+    "start.safetensors": (lambda path: InitialWeights.read(str(path)), ConfigError),
     "gemm.json": (tile_tables.load, tile_tables.TableError),
     "here.json": (devices._read, OSError),
     "bench.json": (results.load, ConfigError),

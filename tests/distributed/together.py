@@ -27,7 +27,8 @@ from minidl.errors import Interrupted
 from minidl.tensors import Tensor
 from minidl.training.loop.adversaries import Adversaries
 from minidl.training.loop.averages import Average
-from minidl.training.loop.epochs import Judgement, Learner, Trainer
+from minidl.training.loop.epochs import Trainer
+from minidl.training.loop.learner import Judgement, Learner
 from minidl.training.process.display import Display
 from minidl.training.run_folder.checkpoints import Checkpoints
 

@@ -37,14 +37,14 @@ def adversaries_of(seed=0):
 @pytest.fixture
 def networks():
     """With a discriminator in float64, whose weights are large enough for slopes well above 0."""
-    made = adversaries_of()
+    networks = adversaries_of()
     random.manual_seed(1)
-    made.discriminator = Discriminator(1, (8, 8), 4, dtype=torch.float64)
-    for parameter in made.discriminator.parameters():
+    networks.discriminator = Discriminator(1, (8, 8), 4, dtype=torch.float64)
+    for parameter in networks.discriminator.parameters():
         parameter.data.mul_(8.0)
         if parameter.ndim == 1:
             parameter.data.add_(0.1)
-    return made
+    return networks
 
 
 def in_torch(network):
@@ -86,24 +86,24 @@ def steps_of(weights, x, reach):
 def penalty_of(networks, x):
     """`squared_slope` of pictures [N, 1, 8, 8] as `Adversaries` takes it."""
     x = on_device(x)
-    ahead = networks._ahead(x)
+    ahead = networks._ascent(x)
     logits = networks.discriminator(ops.cat([x + ahead, x - ahead])).reshape(2, -1)
     return squared_slope(logits[0], logits[1])
 
 
 def test_the_reference_is_the_same_network(networks):
     x = pictures()
-    found = networks.discriminator(on_device(x)).data.cpu()
+    logits = networks.discriminator(on_device(x)).data.cpu()
     expected = judged(in_torch(networks.discriminator), x).detach()
     assert expected.std() > 0.1
-    assert (found - expected).abs().max() < TERMS * EPS * expected.abs().max()
+    assert (logits - expected).abs().max() < TERMS * EPS * expected.abs().max()
 
 
 @pytest.mark.parametrize("reach", [REACH, 1e-4])
 def test_the_step_is_the_unit_gradient_times_the_reach(networks, monkeypatch, reach):
     monkeypatch.setattr(adversaries, "REACH", reach)
     x = pictures()
-    ahead = networks._ahead(on_device(x))
+    ahead = networks._ascent(on_device(x))
     assert not ahead.requires_grad
     assert torch.allclose(lengths(ahead.data.cpu()), torch.tensor(reach, dtype=torch.float64), rtol=1e-13, atol=0)
     expected = steps_of(in_torch(networks.discriminator), x, reach)
@@ -112,7 +112,7 @@ def test_the_step_is_the_unit_gradient_times_the_reach(networks, monkeypatch, re
 
 def test_the_step_leaves_the_weights_and_the_pictures_alone(networks):
     x = on_device(pictures())
-    networks._ahead(x)
+    networks._ascent(x)
     assert x.grad is None
     assert torch.equal(x.data.cpu(), pictures())
     for parameter in networks.discriminator.parameters():
@@ -122,7 +122,7 @@ def test_the_step_leaves_the_weights_and_the_pictures_alone(networks):
 
 def test_without_a_slope_there_is_no_step(networks):
     networks.discriminator.judge.weight.data.zero_()
-    assert not networks._ahead(on_device(pictures())).data.any()
+    assert not networks._ascent(on_device(pictures())).data.any()
     penalty = penalty_of(networks, pictures())
     penalty.backward()
     assert penalty.data.item() == 0
@@ -143,7 +143,7 @@ def test_a_picture_without_a_slope_does_not_stop_the_others(networks):
     x[2, 0, 3, :4] = 0.5
     expected = torch.zeros_like(x)
     expected[2, 0, 3, :4] = REACH / 2
-    assert torch.allclose(networks._ahead(on_device(x)).data.cpu(), expected, rtol=1e-14, atol=0)
+    assert torch.allclose(networks._ascent(on_device(x)).data.cpu(), expected, rtol=1e-14, atol=0)
 
 
 def test_the_gradient_is_that_of_the_penalty_by_double_backward(networks, monkeypatch):
@@ -152,19 +152,19 @@ def test_the_gradient_is_that_of_the_penalty_by_double_backward(networks, monkey
     x, weights = pictures(), in_torch(networks.discriminator)
     step = steps_of(weights, x, reach)
     with torch.no_grad():
-        ends = [hidden(weights, place)[:2] for place in (x + step, x - step)]
+        ends = [hidden(weights, point)[:2] for point in (x + step, x - step)]
     # Between kinks of the activations the logit is linear, and the difference exact but for rounding.
     assert all(torch.equal(one > 0, other > 0) for one, other in zip(*ends, strict=True))
 
     expected = lengths(slopes(weights, x, create_graph=True)).square().mean()
     expected.backward()
-    size = sum(judged(weights, place).abs().max().item() for place in (x + step, x - step))
+    size = sum(judged(weights, point).abs().max().item() for point in (x + step, x - step))
     steepest = lengths(slopes(weights, x)).max().item()
-    found = penalty_of(networks, x)
+    penalty = penalty_of(networks, x)
     # Each slope is off by the rounding of two logits, divided by their distance.
     off = TERMS * EPS * size / (2 * reach)
-    assert abs(found.data.item() - expected.item()) < 2 * steepest * off
-    found.backward()
+    assert abs(penalty.data.item() - expected.item()) < 2 * steepest * off
+    penalty.backward()
     for name, parameter in networks.discriminator.named_parameters():
         expected = weights[name].grad if weights[name].grad is not None else torch.zeros(1, dtype=torch.float64)
         # 2 |slope| / 2r times the difference of the logit's gradients at both ends, each rounded as the logits are.
@@ -192,10 +192,10 @@ def test_the_default_reach_takes_the_mean_slope_along_the_way(networks):
     along = torch.stack(along)
     assert (along.max(dim=0).values - along.min(dim=0).values).max() > 1e-3  # there are kinks on the way
     expected = along.mean(dim=0).square().mean().item()
-    found = penalty_of(networks, x).data.item()
-    assert found == pytest.approx(expected, rel=1e-3)
+    penalty = penalty_of(networks, x).data.item()
+    assert penalty == pytest.approx(expected, rel=1e-3)
     # The way is a tenth of a picture of 8 x 8 pixels long, three times as much of it as at 28 x 28.
-    assert found == pytest.approx(lengths(slopes(weights, x)).square().mean().item(), rel=0.15)
+    assert penalty == pytest.approx(lengths(slopes(weights, x)).square().mean().item(), rel=0.15)
 
 
 def test_the_update_follows_the_loss_with_its_penalty(monkeypatch):
@@ -204,11 +204,11 @@ def test_the_update_follows_the_loss_with_its_penalty(monkeypatch):
     for parameter in networks.discriminator.parameters():
         parameter.data.mul_(8.0)
     x, weights = pictures(dtype=torch.float32), in_torch(networks.discriminator)
-    made = []
-    monkeypatch.setattr(networks, "generator", Noted(networks.generator, made))
+    fakes = []
+    monkeypatch.setattr(networks, "generator", Noted(networks.generator, fakes))
     losses, believed = networks.step(on_device(x))
 
-    real, fake = judged(weights, x.double()), judged(weights, made[0].cpu().double())
+    real, fake = judged(weights, x.double()), judged(weights, fakes[0].cpu().double())
     step = steps_of(weights, x.double(), REACH)
     difference = (judged(weights, x.double() + step) - judged(weights, x.double() - step)) / (2 * REACH)
     plain = functional.softplus(-real).mean() + functional.softplus(fake).mean()
@@ -217,10 +217,10 @@ def test_the_update_follows_the_loss_with_its_penalty(monkeypatch):
     by_penalty = torch.autograd.grad(PENALTY / 4 * difference.square().mean(), tensors)
     parameters = dict(networks.discriminator.named_parameters())
     for name, one, other in zip(names, by_loss, by_penalty, strict=True):
-        found = parameters[name].grad.data.cpu().double()
+        gradient = parameters[name].grad.data.cpu().double()
         size = (one.abs() + other.abs()).max()
         # float32: sums of up to TERMS numbers, each rounded by 6e-8 of it to one side or the other.
-        assert (found - one - other).abs().max() < 2e-5 * size, name
+        assert (gradient - one - other).abs().max() < 2e-5 * size, name
         assert name == "judge.bias" or other.abs().max() > 1e-3 * size, name
     assert losses[0].item() == pytest.approx(plain.item() / 2, rel=1e-5)
     expected = torch.stack([real.sigmoid().mean(), fake.sigmoid().mean()]).float()
@@ -228,15 +228,15 @@ def test_the_update_follows_the_loss_with_its_penalty(monkeypatch):
 
 
 class Noted(nn.Module):
-    """A generator whose pictures are kept in a list."""
+    """A generator whose pictures are stored in a list."""
 
-    def __init__(self, generator, made):
+    def __init__(self, generator, pictures):
         super().__init__()
-        self.inner, self.latent, self.made = generator, generator.latent, made
+        self.inner, self.latent, self.pictures = generator, generator.latent, pictures
 
     def forward(self, z):
         picture = self.inner(z)
-        self.made.append(picture.data.clone())
+        self.pictures.append(picture.data.clone())
         return picture
 
 
@@ -263,8 +263,8 @@ def test_a_discriminator_that_is_almost_flat_is_trained(scale):
     for parameter in networks.discriminator.parameters():
         parameter.data.mul_(scale)
     x = on_device(pictures(dtype=torch.float32))
-    found = lengths(networks._ahead(x).data.cpu())
-    assert torch.allclose(found, torch.full_like(found, REACH if scale == 1e-9 else 0.0))
+    norms = lengths(networks._ascent(x).data.cpu())
+    assert torch.allclose(norms, torch.full_like(norms, REACH if scale == 1e-9 else 0.0))
     networks.step(x)
     assert networks.skipped == 0
 
@@ -283,5 +283,5 @@ def test_a_rehearsal_has_every_kernel_of_a_step_and_of_the_average():
     networks = adversaries_of()
     with launch.watch(watcher):
         networks.step(x)
-        networks.statistics()
+        networks.calibrate()
     assert rehearsed == launched

@@ -23,11 +23,11 @@ def test_large_pictures_are_shrunk(shape, step):
 
 def test_blocks_are_means_also_at_the_ends():
     pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), dtype=np.uint8)
-    found = baselines._flat(pictures(pixels), 3).reshape(2, 2, 3, 3)
+    blocks = baselines._pooled(pictures(pixels), 3).reshape(2, 2, 3, 3)
     for i, rows in enumerate((slice(0, 3), slice(3, 5))):
         for j, columns in enumerate((slice(0, 3), slice(3, 6), slice(6, 7))):
             expected = pixels[:, rows, columns].astype(np.float64).mean((1, 2)) / 255
-            assert np.allclose(found[:, i, j], expected, atol=1e-6)
+            assert np.allclose(blocks[:, i, j], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(40, 8, 8, 1), (33, 50, 70, 3), (3, 100, 100, 1), (2, 301, 90, 3), (1, 1, 1, 1)])
@@ -35,19 +35,19 @@ def test_blocks_have_the_bits_of_all_pictures_at_once(shape):
     """The coefficients of a run's baseline depend on every bit."""
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     step = baselines._step(shape)
-    whole = pixels.astype(np.float32)
+    means = pixels.astype(np.float32)
     for axis in (1, 2):
-        starts = np.arange(0, whole.shape[axis], step)
-        counts = np.diff(np.append(starts, whole.shape[axis])).astype(np.float32)
-        sums = np.add.reduceat(whole, starts, axis=axis)
-        whole = sums / counts.reshape([-1 if i == axis else 1 for i in range(4)])
-    expected = whole.reshape(len(whole), -1) / np.float32(255)
-    assert baselines._flat(pictures(pixels), step).tobytes() == expected.tobytes()
+        starts = np.arange(0, means.shape[axis], step)
+        counts = np.diff(np.append(starts, means.shape[axis])).astype(np.float32)
+        sums = np.add.reduceat(means, starts, axis=axis)
+        means = sums / counts.reshape([-1 if i == axis else 1 for i in range(4)])
+    expected = means.reshape(len(means), -1) / np.float32(255)
+    assert baselines._pooled(pictures(pixels), step).tobytes() == expected.tobytes()
 
 
 def test_digits():
-    found = load_images("digits")
-    parts = [(pictures(part.pixels), part.labels) for part in (found.train, found.validation, found.test)]
+    dataset = load_images("digits")
+    parts = [(pictures(part.pixels), part.labels) for part in (dataset.train, dataset.validation, dataset.test)]
     scores = baselines.classification(*parts, 10)
     assert scores["majority"]["accuracy"] == pytest.approx(0.1, abs=0.01)
     assert 0.92 < scores["linear"]["accuracy"] < 0.98
@@ -85,12 +85,12 @@ def test_machines_learn_the_same_in_processes(kind, classes, monkeypatch):
     parts = [overlapping(n, kind if kind != "many" else "sparse", n, classes) for n in (150, 40, 60)]
     expected = baselines.classification(*parts, classes)
     with Workers(2) as workers:
-        found = baselines.Linear(*parts[:2], classes, workers).scores(parts[2])
-    assert found == expected
-    assert 0.4 < found["linear"]["accuracy"] < 1.0
-    wanted = {"pictures": "logistic", "many": "SGDClassifier(alpha=0.0001), same features"}.get(kind, "LinearSVC(C=1)")
-    assert found["linear"]["method"].startswith(wanted)
-    assert found["linear_all"]["method"].endswith(", training and validation split")
+        scores = baselines.Linear(*parts[:2], classes, workers).scores(parts[2])
+    assert scores == expected
+    assert 0.4 < scores["linear"]["accuracy"] < 1.0
+    method = {"pictures": "logistic", "many": "SGDClassifier(alpha=0.0001), same features"}.get(kind, "LinearSVC(C=1)")
+    assert scores["linear"]["method"].startswith(method)
+    assert scores["linear_all"]["method"].endswith(", training and validation split")
 
 
 def test_machines_whose_process_is_killed_learn_here(monkeypatch):

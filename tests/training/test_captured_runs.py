@@ -19,9 +19,10 @@ from minidl.errors import Interrupted
 from minidl.tensors import Tensor, default_device
 from minidl.training.loop.adversaries import Adversaries
 from minidl.training.loop.averages import Average
-from minidl.training.loop.epochs import Judgement, Learner, Trainer
+from minidl.training.loop.epochs import Trainer
+from minidl.training.loop.learner import Judgement, Learner
 from minidl.training.process.display import Display
-from minidl.training.tasks.images.course import Course
+from minidl.training.tasks.images.stages import Stages
 from tests.graphs import graphs, same_random
 
 __all__ = ["graphs", "same_random"]
@@ -71,8 +72,8 @@ def trainer(make, folder, captured, epochs=EPOCHS, shards=None):
 
     def validate():
         x, y = next(iter(batches.epoch(0)))
-        found = loss(model(x if not isinstance(x, torch.Tensor) else Tensor(x)), Tensor(y)).item()
-        return Judgement({"loss": found, "drawn": ops.rand(1).item()}, 1.0, 0.0)
+        value = loss(model(x if not isinstance(x, torch.Tensor) else Tensor(x)), Tensor(y)).item()
+        return Judgement({"loss": value, "drawn": ops.rand(1).item()}, 1.0, 0.0)
 
     learner = Learner(model, optimizer, schedule, batches, lambda x, y: loss(model(x), y), validate)
     if shards is not None:
@@ -140,40 +141,40 @@ def test_a_captured_recipe_is_the_run_itself(graphs, tmp_path):
             Pictures(whole._host, (128.0,), (64.0,)), whole.targets, BATCH, seed=1, classes=3,
             augment=Augment(crop=0.4, flip=True, mixup=0.3, cutmix=1.0), sizes=((0, (6, 5)), (2, (8, 8))),
         )  # fmt: skip
-        learner.begins, learner.enter = (0, 2), partial(Course(2).enter, learner.model)
+        learner.stage_starts, learner.enter = (0, 2), partial(Stages(2).enter, learner.model)
         learner.average = Average(learner.model, models.SmallCNN(1, (8, 8), 3), 0.9)
         one.run()
-        kept = {name: value.cpu().tolist() for name, value in one.model.state_dict().items()}
+        tensors = {name: value.cpu().tolist() for name, value in one.model.state_dict().items()}
         last = one.checkpoints.last().optimizer["average"]
-        assert one.model is learner.average.kept
-        assert kept == {name: value.tolist() for name, value in last.items()}
-        ends.append((end(one), kept))
+        assert one.model is learner.average.model
+        assert tensors == {name: value.tolist() for name, value in last.items()}
+        ends.append((end(one), tensors))
     assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("make", [text, table])
 def test_where_batches_lie_and_their_room_change_nothing(tmp_path, make):
-    there = trainer(make, tmp_path / "there", False)
-    there.run()
-    here = trainer(make, tmp_path / "here", False)
-    before = here.learner.batches
-    here.learner.batches = Batches(before.features, before.targets, before.batch_size, before.seed)
-    here.run()
-    assert end(here) == end(there)
+    first = trainer(make, tmp_path / "first", False)
+    first.run()
+    second = trainer(make, tmp_path / "second", False)
+    before = second.learner.batches
+    second.learner.batches = Batches(before.features, before.targets, before.batch_size, before.seed)
+    second.run()
+    assert end(second) == end(first)
 
 
 @pytest.mark.parametrize("step", [2, 7])
 @pytest.mark.parametrize("captured_first", [True, False])
 def test_a_stopped_run_goes_on_with_or_without_capture(graphs, tmp_path, captured_first, step):
-    whole = trainer(text, tmp_path / "whole", False)
-    whole.run()
+    complete = trainer(text, tmp_path / "complete", False)
+    complete.run()
     first = trainer(text, tmp_path / "run", captured_first)
     stopped_at(first, step)
     assert json.loads((tmp_path / "run" / "checkpoints" / "last.json").read_text())["progress"]["steps"] == step
-    again = trainer(text, tmp_path / "run", not captured_first)
-    again.restore(again.checkpoints.last())
-    again.run()
-    assert end(again) == end(whole)
+    resumed = trainer(text, tmp_path / "run", not captured_first)
+    resumed.restore(resumed.checkpoints.last())
+    resumed.run()
+    assert end(resumed) == end(complete)
 
 
 @pytest.mark.slow

@@ -8,13 +8,13 @@ from minidl.errors import ConfigError
 from minidl.training.run_folder.outputs import check_output
 from minidl.training.run_folder.provenance import SCORES
 from minidl.training.settings import fields
-from minidl.training.settings.command import Evaluate, Predict, Training
+from minidl.training.settings.command import Evaluate, Predict, Session, Training
 from minidl.training.settings.declaration import differences
-from minidl.training.tasks import text as tasks_text
+from minidl.training.tasks import text_settings
 from minidl.training.tasks.gan import TrainGan
 from minidl.training.tasks.images import TrainImages
 from minidl.training.tasks.table import TrainTable
-from minidl.training.tasks.text import TrainText
+from minidl.training.tasks.text_settings import TrainText
 
 
 def text(**changes):
@@ -94,7 +94,7 @@ def test_the_identity_is_every_setting_that_decides_the_result():
     identity = text(hidden=(64, 32), quiet=True, plots=False, capture=False).identity()
     assert identity["hidden"] == [64, 32]
     assert not {"out", "device", "resume", "overwrite", "quiet", "plots", "capture"} & identity.keys()
-    assert Training.model_fields.keys() <= identity.keys()
+    assert Training.model_fields.keys() - Session.model_fields.keys() <= identity.keys()
 
 
 def test_saved_settings_come_back():
@@ -103,14 +103,14 @@ def test_saved_settings_come_back():
 
 
 def test_defaults_of_a_texts_features_follow_their_kind():
-    usual, named, hashed = (text(**given) for given in ({}, {"features": "tfidf"}, {"features": "hash"}))
+    usual, named, hashed = (text(**options) for options in ({}, {"features": "tfidf"}, {"features": "hash"}))
     assert (usual.min_df, usual.max_features) == (named.min_df, named.max_features) == (2, 20_000)
     assert (hashed.min_df, hashed.max_features) == (1, 2**16)
-    given = text(features="hash", min_df=2, max_features=20_000)
-    for one in (usual, named, hashed, given):
+    explicit = text(features="hash", min_df=2, max_features=20_000)
+    for one in (usual, named, hashed, explicit):
         assert TrainText(**one.identity(), out=Path("run")) == one
     assert text(max_features=2**24 + 1).max_features == 2**24 + 1
-    assert tasks_text._MOST_COLUMNS == hashing.MOST_COLUMNS
+    assert text_settings._MOST_COLUMNS == hashing.MOST_COLUMNS
 
 
 def test_differences_are_told_by_flag():
@@ -122,15 +122,15 @@ def test_differences_are_told_by_flag():
     ]
 
 
-@pytest.mark.parametrize(("given", "sizes"), [(["128"], (128,)), (["256,128", " 64"], (256, 128, 64))])
-def test_layer_sizes_may_be_repeated_or_listed(given, sizes):
-    assert fields.parse_sizes(given) == sizes
+@pytest.mark.parametrize(("texts", "sizes"), [(["128"], (128,)), (["256,128", " 64"], (256, 128, 64))])
+def test_layer_sizes_may_be_repeated_or_listed(texts, sizes):
+    assert fields.parse_sizes(texts) == sizes
 
 
-@pytest.mark.parametrize("given", ["a", "1,,2", "-3", "1.5", "٣٣x"])
-def test_what_is_no_list_of_sizes_is_refused(given):
+@pytest.mark.parametrize("text", ["a", "1,,2", "-3", "1.5", "٣٣x"])
+def test_what_is_no_list_of_sizes_is_refused(text):
     with pytest.raises(ConfigError, match="not a layer size"):
-        fields.parse_sizes([given])
+        fields.parse_sizes([text])
 
 
 def test_an_evaluation_takes_a_file_of_any_name_but_the_empty_one():
@@ -144,9 +144,9 @@ def test_an_evaluation_takes_a_file_of_any_name_but_the_empty_one():
 
 def test_an_error_may_name_a_file_whose_name_is_no_utf8():
     path = Path("no\udcff/scores.json")
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as caught:
         check_output("--json", path, SCORES)
-    assert str(found.value).startswith(f"--json {path}: {path.parent} is not a folder")
+    assert str(caught.value).startswith(f"--json {path}: {path.parent} is not a folder")
 
 
 def test_a_prediction_takes_inputs_or_a_file():
@@ -216,10 +216,10 @@ def test_a_gans_settings_follow_its_data():
     small, large = (TrainGan(data=data, out=Path("run")) for data in ("digits", "mnist"))
     assert (small.width, small.latent, small.batch_size, small.epochs, small.lr) == (16, 32, 32, 10, 1e-3)
     assert (large.width, large.latent, large.batch_size, large.epochs, large.lr) == (64, 100, 128, 65, 6e-4)
-    given = TrainGan(data="mnist", out=Path("run"), epochs=3, size=(28, 28))
-    assert given.epochs == 3
-    assert TrainGan(**given.identity(), out=Path("run")) == given
-    assert given.identity().keys() == {
+    config = TrainGan(data="mnist", out=Path("run"), epochs=3, size=(28, 28))
+    assert config.epochs == 3
+    assert TrainGan(**config.identity(), out=Path("run")) == config
+    assert config.identity().keys() == {
         "data", "size", "latent", "width", "epochs", "batch_size", "lr", "seed", "shards", "sync_batch_norm",
         "precision",
     }  # fmt: skip

@@ -14,7 +14,7 @@ def draw_all(folder):
     folder.mkdir()
     history = [{"epoch": i, "loss": 1 / i, "validation": {"loss": float("nan"), "accuracy": None}} for i in (1, 2)]
     truth, found = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])
-    with plot_processes.elsewhere():
+    with plot_processes.in_processes():
         plots.curves(folder, history, 1, "a $", "loss", ["dropout"])
         plots.confusion(folder, truth, found, ["one", "two"], "b")
         plots.predictions(folder, truth * 2.5, found * 1.5, "price", "c")

@@ -12,13 +12,13 @@ from minidl.training.prediction import inputs
 
 def rows(content):
     """Columns and rows of standard input, and the sentence that ended them."""
-    found, complaint = [], None
+    read, complaint = [], None
     try:
         for records in inputs.rows_as_they_come(io.BytesIO(content), []):
-            found += [dict(zip(records.columns, row, strict=True)) for row in records.rows]
+            read += [dict(zip(records.columns, row, strict=True)) for row in records.rows]
     except DataError as error:
         complaint = str(error)
-    return found, complaint
+    return read, complaint
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_csv_is_refused_as_from_a_file(tmp_path, content, message):
     ],
 )
 def test_good_rows_come_before_the_fault(content, bad):
-    found, complaint = rows(content)
-    assert [int(row["a"]) for row in found] == [1, 2]
+    read, complaint = rows(content)
+    assert [int(row["a"]) for row in read] == [1, 2]
     assert f"standard input, {bad}" in complaint
 
 
@@ -93,12 +93,12 @@ class Slow(io.BytesIO):
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"a\n\nlong line\r\n\nend", b"first\nx\n", b"\n\n\nabc"])
 def test_lines_do_not_depend_on_how_they_arrive(content):
-    wanted = [line.removesuffix("\r") for line in content.decode().split("\n")]
-    if not wanted[-1]:
-        wanted.pop()
+    expected = [line.removesuffix("\r") for line in content.decode().split("\n")]
+    if not expected[-1]:
+        expected.pop()
     for stream in (io.BytesIO(content), Slow(content)):
         lines = itertools.chain.from_iterable(inputs.lines_as_they_come(stream))
-        assert list(lines) == list(enumerate(wanted, 1))
+        assert list(lines) == list(enumerate(expected, 1))
 
 
 def test_a_line_is_handed_on_before_the_next_one_is_read():
@@ -163,10 +163,10 @@ class Endless(io.RawIOBase):
 
 def test_a_line_without_end_is_refused_with_its_number(monkeypatch):
     monkeypatch.setattr(inputs, "LONGEST", 10**6)
-    stream, found = Endless(b"one\ntwo\nth"), []
+    stream, lines = Endless(b"one\ntwo\nth"), []
     with pytest.raises(DataError) as caught:
-        found.extend(itertools.chain.from_iterable(inputs.lines_as_they_come(stream)))
-    assert found == [(1, "one"), (2, "two")]
+        lines.extend(itertools.chain.from_iterable(inputs.lines_as_they_come(stream)))
+    assert lines == [(1, "one"), (2, "two")]
     assert str(caught.value) == (
         "standard input, line 3: more than 1,000,000 bytes, the limit for a line; split it into several lines, "
         "or pass a file with --file"
@@ -177,7 +177,7 @@ def test_a_line_without_end_is_refused_with_its_number(monkeypatch):
 def test_a_line_of_the_limit_is_read(monkeypatch):
     monkeypatch.setattr(inputs, "LONGEST", 200_000)
     longest, longer = b"x" * 200_000, b"y" * 200_001
-    stream, found = io.BytesIO(b"\n".join([longest, longest, b"z", longer, b""])), []
+    stream, lines = io.BytesIO(b"\n".join([longest, longest, b"z", longer, b""])), []
     with pytest.raises(DataError, match=r"line 4: more than 200,000 bytes"):
-        found.extend(itertools.chain.from_iterable(inputs.lines_as_they_come(stream)))
-    assert found == [(1, longest.decode()), (2, longest.decode()), (3, "z")]
+        lines.extend(itertools.chain.from_iterable(inputs.lines_as_they_come(stream)))
+    assert lines == [(1, longest.decode()), (2, longest.decode()), (3, "z")]

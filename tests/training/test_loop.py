@@ -14,7 +14,8 @@ from minidl import nn, ops, optim, random
 from minidl.data.batches import Batches
 from minidl.errors import DamagedError
 from minidl.training.loop import trainer as trainer_module
-from minidl.training.loop.epochs import Judgement, Learner, Trainer
+from minidl.training.loop.epochs import Trainer
+from minidl.training.loop.learner import Judgement, Learner
 from minidl.training.process.display import Display
 from minidl.training.run_folder import files
 from minidl.training.run_folder.checkpoints import Checkpoints
@@ -65,15 +66,15 @@ def test_a_process_killed_between_the_best_and_the_last_state_goes_on_from_the_b
     for path in second.iterdir():
         if path.name != "last.json":
             shutil.copy(path, first)
-    whole, again = trainer(tmp_path / "whole"), trainer(tmp_path / "1")
-    whole.run()
-    again.restore(again.checkpoints.last())
-    assert again.progress.epoch == best
+    complete, resumed = trainer(tmp_path / "complete"), trainer(tmp_path / "1")
+    complete.run()
+    resumed.restore(resumed.checkpoints.last())
+    assert resumed.progress.epoch == best
     for _ in range(best):
-        again.learner.validate()
-    again.run()
-    assert weights(again) == weights(whole)
-    newest = [one.checkpoints.folder / "last.json" for one in (again, whole)]
+        resumed.learner.validate()
+    resumed.run()
+    assert weights(resumed) == weights(complete)
+    newest = [one.checkpoints.folder / "last.json" for one in (resumed, complete)]
     assert [files.read_json(path)["tensors"] for path in newest] == ["step-000006.safetensors"] * 2
 
 
@@ -84,10 +85,10 @@ def test_a_fault_at_any_rename_is_survived_where_the_epoch_is_then_no_longer_the
         """Train for three epochs; the number of renames, of which that number `at` fails."""
         count, real = itertools.count(), os.replace
 
-        def replace(source, target, **place):
+        def replace(source, target, **keywords):
             if next(count) == at:
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(target))
-            real(source, target, **place)
+            real(source, target, **keywords)
 
         # Written before the next step: else a state is left out where training is faster than writing.
         alone = mock.patch.object(Checkpoints, "_started", return_value=False)
@@ -104,16 +105,16 @@ def test_a_fault_at_any_rename_is_survived_where_the_epoch_is_then_no_longer_the
     for at in range(renames(tmp_path / "whole")):
         folder = tmp_path / str(at)
         renames(folder, at)
-        again = trainer(folder)
-        last = again.checkpoints.last()
+        resumed = trainer(folder)
+        last = resumed.checkpoints.last()
         if last is None:
             continue
-        again.learner.validate = lambda: Judgement({"loss": 9.0}, -9.0, 0.0)
-        again.restore(last)
-        met.add(again.progress.epoch)
-        best = again.run().best_epoch
-        assert best == len(again.progress.history) or again.progress.history[best]["validation"]["loss"] == 9.0
-        assert weights(again) == saved[best - 1]
+        resumed.learner.validate = lambda: Judgement({"loss": 9.0}, -9.0, 0.0)
+        resumed.restore(last)
+        met.add(resumed.progress.epoch)
+        best = resumed.run().best_epoch
+        assert best == len(resumed.progress.history) or resumed.progress.history[best]["validation"]["loss"] == 9.0
+        assert weights(resumed) == saved[best - 1]
     assert met == {1, 2, 3}
 
 
@@ -130,11 +131,11 @@ def test_a_best_state_that_is_not_the_best_is_refused(tmp_path, harm):
     else:
         change = {"config": {"seed": 1}} if harm == "other settings" else {"run": "other"}
         files.write_json(best, {**files.read_json(best), **change}, sealed=True)
-    again = trainer(tmp_path / "2")
+    resumed = trainer(tmp_path / "2")
     if harm == "other run":
-        again.state["run"] = "this"
+        resumed.state["run"] = "this"
     with pytest.raises(DamagedError, match=r"best\.json is damaged \(it is"):
-        again.restore(again.checkpoints.last())
+        resumed.restore(resumed.checkpoints.last())
 
 
 def test_a_best_state_that_is_lost_during_training_is_not_replaced_by_the_last(tmp_path):

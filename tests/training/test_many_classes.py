@@ -26,22 +26,22 @@ def answers():
 
 def test_a_report_needs_no_matrix(answers):
     tracemalloc.start()
-    found = report_files.classification(*answers, LABELS)
+    scores = report_files.classification(*answers, LABELS)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 30e6  # a matrix takes 295 MB
-    assert len(json.dumps(found, indent=2)) < 1e6
-    assert "confusion" not in found
-    assert found["accuracy"] == 1 - 297 / CLASSES
-    assert len(found["per_class"]) == CLASSES
-    assert found["confusions"][0] == {"true": "class 3", "predicted": "class 0", "count": 2}
-    assert len(found["confusions"]) == 100
+    assert len(json.dumps(scores, indent=2)) < 1e6
+    assert "confusion" not in scores
+    assert scores["accuracy"] == 1 - 297 / CLASSES
+    assert len(scores["per_class"]) == CLASSES
+    assert scores["confusions"][0] == {"true": "class 3", "predicted": "class 0", "count": 2}
+    assert len(scores["confusions"]) == 100
 
 
 def test_a_report_of_few_classes_has_its_matrix():
-    found = report_files.classification(np.array([0, 0, 1]), np.array([0, 1, 1]), ["a", "b"])
-    assert found["confusion"] == [[1, 1], [0, 1]]
-    assert "confusions" not in found
+    scores = report_files.classification(np.array([0, 0, 1]), np.array([0, 1, 1]), ["a", "b"])
+    assert scores["confusion"] == [[1, 1], [0, 1]]
+    assert "confusions" not in scores
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,16 @@ def split():
 
 def test_outputs_in_parts_are_those_of_the_whole(split, monkeypatch):
     targets, model, features, truth = split
-    (whole,) = forward.outputs(model, features, 40)
-    before, found = targets.judge(model, features, truth), targets.found([whole], sure=True)
+    (complete,) = forward.outputs(model, features, 40)
+    before, predictions = targets.judge(model, features, truth), targets.predictions([complete], confidence=True)
     monkeypatch.setattr(forward, "_PART_VALUES", 50_000)
     parts = list(forward.outputs(model, features, 40))
     assert [len(part) for part in parts] == [2048, 952]
-    assert np.array_equal(np.concatenate(parts), whole)
-    again = targets.found(parts, sure=True)
-    assert np.array_equal(again.values, found.values)
-    assert np.array_equal(again.sure, found.sure)
-    assert targets.answers(parts, 3) == targets.answers([whole], 3)
+    assert np.array_equal(np.concatenate(parts), complete)
+    in_parts = targets.predictions(parts, confidence=True)
+    assert np.array_equal(in_parts.values, predictions.values)
+    assert np.array_equal(in_parts.confidence, predictions.confidence)
+    assert targets.answers(parts, 3) == targets.answers([complete], 3)
     after = targets.judge(model, features, truth)
     assert after.scores.pop("loss") == pytest.approx(before.scores.pop("loss"), rel=1e-6)
     assert after == before
@@ -110,7 +110,7 @@ def test_no_example_has_no_answer(split):
     targets, model, _, _ = split
     parts = list(forward.outputs(model, np.zeros((0, 5), dtype=np.float32), 40))
     assert targets.answers(parts, 3) == []
-    assert len(targets.found(parts).values) == 0
+    assert len(targets.predictions(parts).values) == 0
 
 
 def examples(classes, features=50):
@@ -143,6 +143,6 @@ def test_a_linear_machine_that_takes_long_is_left_out(monkeypatch):
 
 def test_a_linear_machine_decides_in_parts(monkeypatch):
     part = examples(30)
-    whole = baselines.classification(part, part, part, 30)
-    monkeypatch.setattr(baselines, "_MOST_DECIDED", 300)
-    assert baselines.classification(part, part, part, 30) == whole
+    expected = baselines.classification(part, part, part, 30)
+    monkeypatch.setattr(baselines, "_MOST_DECISIONS", 300)
+    assert baselines.classification(part, part, part, 30) == expected

@@ -41,10 +41,10 @@ class _Read(html.parser.HTMLParser):
 
 
 def read(text):
-    found = _Read()
-    found.feed(text)
-    assert found.open == []
-    return found
+    parser = _Read()
+    parser.feed(text)
+    assert parser.open == []
+    return parser
 
 
 def report(**more):
@@ -76,32 +76,32 @@ def test_all_of_a_run_is_there_and_nothing_but_text(tmp_path):
         {"true": BAD, "predicted": "b", "probability": 0.9, "terms": [(BAD, 1.25), ("word", -0.5)], "text": BAD * 99}
     ]
     text = page.as_html(tmp_path, report(), HISTORY, {"lr": 0.1, "name": BAD}, {"torch": BAD}, mistakes)
-    found = read(text)
-    assert "script" not in found.tags
-    assert [link[:22] for link in found.links] == ["data:image/png;base64,"]
+    parser = read(text)
+    assert "script" not in parser.tags
+    assert [link[:22] for link in parser.links] == ["data:image/png;base64,"]
     assert not re.search(r"https?://|url\(|@import", text)
-    whole = "\n".join(found.texts)
-    assert whole.count(BAD.replace("\udcff", "\\udcff")) >= 8
+    content = "\n".join(parser.texts)
+    assert content.count(BAD.replace("\udcff", "\\udcff")) >= 8
     for shown in ("0.7500", "1,234.6", "12,345", "validation", "3 of 4", "+1.25", "-0.50", "2.00 s"):
-        assert shown in whole, shown
-    assert whole.count("loss over 2 epochs") == 1
+        assert shown in content, shown
+    assert content.count("loss over 2 epochs") == 1
     text.encode()
 
 
 def test_many_classes_have_a_list_of_confusions(tmp_path):
     many = [{"label": f"c{i}", "precision": 1, "recall": 1, "f1": 1, "support": i} for i in range(300)]
     pairs = [{"true": "c1", "predicted": "c2", "count": 1_234}]
-    given = report(per_class=many, confusions=pairs)
-    del given["confusion"]
-    whole = "\n".join(read(page.as_html(tmp_path, given, HISTORY, {}, {})).texts)
-    assert "1,234" in whole
-    assert "The 200 most frequent of 300 classes." in whole
+    results = report(per_class=many, confusions=pairs)
+    del results["confusion"]
+    content = "\n".join(read(page.as_html(tmp_path, results, HISTORY, {}, {})).texts)
+    assert "1,234" in content
+    assert "The 200 most frequent of 300 classes." in content
     counts = [[0] * 70 for _ in range(70)]
     counts[3][5] = 77
-    given = report(per_class=many[:70], confusion=counts)
-    whole = "\n".join(read(page.as_html(tmp_path, given, HISTORY, {}, {})).texts)
-    assert "Most frequent confusions" in whole
-    assert "77" in whole
+    results = report(per_class=many[:70], confusion=counts)
+    content = "\n".join(read(page.as_html(tmp_path, results, HISTORY, {}, {})).texts)
+    assert "Most frequent confusions" in content
+    assert "77" in content
 
 
 def test_other_runs(tmp_path):
@@ -114,9 +114,9 @@ def test_other_runs(tmp_path):
         "parameters": {"generator": 10, "discriminator": 20}, "source": {"name": "digits"},
     }  # fmt: skip
     records = [{"epoch": 1, "generator_loss": 0.5, "real": 0.75}]
-    found = read(page.as_html(tmp_path, generator, records, {}, {}))
-    assert len(found.links) == 2
-    assert {"generator loss", "real", "30"} <= set(found.texts)
+    parser = read(page.as_html(tmp_path, generator, records, {}, {}))
+    assert len(parser.links) == 2
+    assert {"generator loss", "real", "30"} <= set(parser.texts)
     number = report(r2=0.5, rmse=2.0, task="regression")
     for name in ("accuracy", "macro_f1", "per_class", "confusion"):
         del number[name]
@@ -137,8 +137,8 @@ document.scripts.length, document.documentElement.scrollWidth - innerWidth,
 def test_a_browser_shows_it(tmp_path, width):
     Image.new("RGB", (900, 40)).save(tmp_path / "mistakes.png")
     mistakes = [{"true": BAD, "predicted": "b" * 200, "probability": 0.9, "terms": [(BAD, 1.25)]}]
-    given = report(command="minidl train " + "text " * 99)
-    text = page.as_html(tmp_path, given, HISTORY, {"lr": 0.1, "name": "/long" * 99}, {"torch": BAD}, mistakes)
+    results = report(command="minidl train " + "text " * 99)
+    text = page.as_html(tmp_path, results, HISTORY, {"lr": 0.1, "name": "/long" * 99}, {"torch": BAD}, mistakes)
     (tmp_path / "page.html").write_text(text + MEASURE)
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--dump-dom"]

@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 def drawn(monkeypatch):
     """The axes of every picture that is written."""
     found, finished = {}, []
-    finish, save = plots._finished, plot_processes.save
+    finish, save = plots._labelled, plot_processes.save
 
     def keep(figure, axes, *texts):
         finished.append(axes)
@@ -24,7 +24,7 @@ def drawn(monkeypatch):
         found.update(zip(pictures, finished, strict=True))
         finished.clear()
 
-    monkeypatch.setattr(plots, "_finished", keep)
+    monkeypatch.setattr(plots, "_labelled", keep)
     monkeypatch.setattr(plot_processes, "save", name)
     return found
 

@@ -10,7 +10,7 @@ from minidl.training.process.display import Display
 from minidl.training.run_folder import files
 from minidl.training.run_folder.checkpoints import FOLDER, Checkpoints
 from minidl.training.run_folder.training_folder import TrainingFolder
-from minidl.training.tasks.text import TrainText
+from minidl.training.tasks.text_settings import TrainText
 
 
 def save(folder, step):

@@ -66,7 +66,7 @@ def test_columns(source, text):
     ],
 )
 def test_scores_have_no_more_digits_than_they_mean(name, value, text):
-    assert metrics.shown(name, value) == text
+    assert metrics.format_score(name, value) == text
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from minidl.training.run_folder.folder import TRACES, RunFolder, file_names
 from minidl.training.run_folder.train_settings import train_settings
 from minidl.training.run_folder.training_folder import TrainingFolder, mark
 from minidl.training.tasks.images import TrainImages
-from minidl.training.tasks.text import TrainText
+from minidl.training.tasks.text_settings import TrainText
 
 
 def started(folder, **changes):

@@ -9,7 +9,7 @@ from minidl.data.vectorizer import TfidfOptions
 from minidl.errors import ConfigError
 from minidl.training.settings import text_defaults
 from minidl.training.tasks import TASKS
-from minidl.training.tasks.text import TrainText
+from minidl.training.tasks.text_settings import TrainText
 from minidl.training.train import train
 
 
@@ -25,11 +25,11 @@ def test_more_texts_never_want_a_higher_rate_more_passes_or_smaller_batches(clas
     before = text_defaults.text(1, classes)
     assert before == {"epochs": 12, "batch_size": 256, "lr": 0.01, "label_smoothing": 0.1}
     for texts in (4999, 5001, 6000, 7999, 8001, 20_001, 80_001, 100_001, 500_001, 10**8):
-        found = text_defaults.text(texts, classes)
-        assert found["lr"] <= before["lr"]
-        assert found["epochs"] <= before["epochs"]
-        assert found["batch_size"] >= before["batch_size"]
-        before = found
+        defaults = text_defaults.text(texts, classes)
+        assert defaults["lr"] <= before["lr"]
+        assert defaults["epochs"] <= before["epochs"]
+        assert defaults["batch_size"] >= before["batch_size"]
+        before = defaults
     assert 0.0004 <= before["lr"] <= 0.004
 
 
@@ -37,16 +37,16 @@ def test_the_run_has_the_settings_that_were_used(data, tmp_path):
     path, dataset = data
     out = tmp_path / "run"
     train("text", TrainText(data=str(path), out=out, lr=0.02, epochs=2, quiet=True, plots=False), dataset)
-    kept = json.loads((out / "config.json").read_text())["config"]
-    assert (kept["lr"], kept["epochs"], kept["batch_size"], kept["label_smoothing"]) == (0.02, 2, 256, 0.1)
+    saved = json.loads((out / "config.json").read_text())["config"]
+    assert (saved["lr"], saved["epochs"], saved["batch_size"], saved["label_smoothing"]) == (0.02, 2, 256, 0.1)
 
 
 def test_given_settings_are_kept_and_checked_with_the_others(data, tmp_path):
     path, dataset = data
     task = TASKS["text"]
     settings = {"data": str(path), "out": tmp_path / "run"}
-    found = task.settled(TrainText(**settings, batch_size=7), dataset)
-    assert (found.batch_size, found.epochs) == (7, 12)
-    assert task.settled(found, dataset) is found
+    config = task.settled(TrainText(**settings, batch_size=7), dataset)
+    assert (config.batch_size, config.epochs) == (7, 12)
+    assert task.settled(config, dataset) is config
     with pytest.raises(ConfigError, match="--warmup 12 must be less than --epochs 12"):
         task.settled(TrainText(**settings, warmup=12), dataset)

@@ -91,21 +91,21 @@ class MajorityTask(Task):
             documents=targets.documents,
         )
 
-    def predictor(self, config, own):
-        return Majority(config, own)
+    def predictor(self, config, run):
+        return Majority(config, run)
 
 
 @dataclass(frozen=True)
 class Majority(Predictor):
     @cached_property
     def targets(self):
-        return Classification.of_run(self.own)
+        return Classification.of_run(self.run)
 
     @cached_property
     def model(self):
         from minidl.training.run_folder import weights
 
-        return weights.materialize(nn.Linear(BITS, 2, device="meta"), self.own.weights(), self.own.model)
+        return weights.materialize(nn.Linear(BITS, 2, device="meta"), self.run.weights(), self.run.model)
 
     def chunks(self, config):
         return inputs.chunks(list(config.inputs))

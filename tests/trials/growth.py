@@ -11,7 +11,6 @@ import contextlib
 import gc
 import itertools
 import sys
-import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -25,8 +24,6 @@ from minidl.autograd import Function
 from minidl.compilation.capture import capture
 from minidl.tensors import Tensor, default_device
 from minidl.training.loop.adversaries import Adversaries
-from minidl.training.loop.epochs import Trainer
-from minidl.training.process.display import Display
 from minidl.training.run_folder.folder import RunFolder
 from minidl.training.tasks import TASKS
 from minidl.training.tasks.gan import model_settings
@@ -68,8 +65,7 @@ def steps(kind: str, captured: bool = False) -> Iterator[None]:
             networks.step(x)
             yield
     learner = TASKS[kind].prepare(config, dataset).learner()
-    trainer = Trainer(learner, Path(tempfile.gettempdir()), 1, 0, Display(True), {}, "")
-    step = capture(trainer._step, shapes=2) if captured else trainer._step
+    step = capture(learner.step, shapes=2) if captured else learner.step
     learner.model.train()
     for epoch in itertools.count():
         for x, y in learner.batches.epoch(epoch):

@@ -75,7 +75,7 @@ def _lines(path: Path) -> list[object]:
 
 def _has_figures(path: Path) -> bool:
     report, page = read_json(path.with_name("report.json")), path.read_text()
-    figures = [metrics.shown(name, report[name]) for name in metrics.TITLES if name in report]
+    figures = [metrics.format_score(name, report[name]) for name in metrics.TITLES if name in report]
     return all(f"<b>{figure}</b>" in page for figure in figures)
 
 

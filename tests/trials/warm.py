@@ -125,8 +125,8 @@ def watch(note):
     for cls in (epochs.Trainer, gan.GanTrainer):
         around(cls, "_epoch", note, "steps", "end of an epoch")
         around(cls, "run", note, None, "report")
-    around(epochs.Trainer, "_judge", note, "validation", "end of an epoch")
-    around(adversaries.Adversaries, "statistics", note, "validation", None)
+    around(epochs.Trainer, "_end_epoch", note, "validation", "end of an epoch")
+    around(adversaries.Adversaries, "calibrate", note, "validation", None)
     around(gan.samples, "write_grid", note, None, "end of an epoch")
     around(checkpoints.Checkpoints, "_write", note, "+saving", "-saving")
     around(train, "_fit", note, "set-up", None)

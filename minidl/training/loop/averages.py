@@ -1,4 +1,4 @@
-"""The moving average of a model in training, which is what is judged and kept: `--ema`."""
+"""The moving average of a model in training, which is validated and saved: `--ema`."""
 
 from __future__ import annotations
 
@@ -13,57 +13,61 @@ from minidl.tensors import default_device
 from minidl.training.run_folder import weights
 
 
-class Average:
-    """average += (1 - d) (value - average) after each step, of all parameters and batch norm statistics.
+def averaging_rate(decay: float, step: int) -> float:
+    """Return 1 - `decay`, or more in the first steps (from 1 on), so that the initial weights are soon forgotten."""
+    return 1.0 - min(decay, (1.0 + step) / (10.0 + step))
 
-    d is `decay`, and less in the first steps, (1 + step) / (10 + step), so that the first weights are soon forgotten.
-    The averages of half-precision parameters are float32. `kept` is a second model of the same form, which `settle`
-    gives the averages.
+
+class Average:
+    """average += `averaging_rate` (value - average) after each step, of all parameters and batch norm statistics.
+
+    The averages of half-precision parameters are float32. `model` is a second model of the same shapes, to which
+    `update_model` copies the averages.
     """
 
-    def __init__(self, model: nn.Module, kept: nn.Module, decay: float) -> None:
-        self.kept, self.decay = kept.requires_grad_(False).eval(), decay
-        kept.load_state_dict(model.state_dict())
-        self._values, own = ({name: tensor.data for name, tensor in m.named_tensors()} for m in (model, kept))
-        self._own = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
-        # In the tensor itself where it is wide enough.
+    def __init__(self, trained: nn.Module, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model.requires_grad_(False).eval(), decay
+        model.load_state_dict(trained.state_dict())
+        self._values, tensors = ({name: tensor.data for name, tensor in m.named_tensors()} for m in (trained, model))
+        self._floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+        # A tensor of at least 32 bits is its own average.
         self._averages = {
             name: tensor if tensor.dtype.itemsize >= 4 else tensor.to(torch.float32)
-            for name, tensor in self._own.items()
+            for name, tensor in self._floats.items()
         }
-        self._counts = {name: tensor for name, tensor in own.items() if name not in self._own}
-        self._share = torch.zeros((), dtype=torch.float64, device=default_device())
+        self._counts = {name: tensor for name, tensor in tensors.items() if name not in self._floats}
+        self._rate = torch.zeros((), dtype=torch.float64, device=default_device())
         self._update = Averages(list(self._averages.values()), [self._values[name] for name in self._averages])
 
     def prepare(self, step: int) -> None:
-        """Before the step of this number, from 1 on: what `update` moves by. Not part of a captured step."""
-        self._share.fill_(1.0 - min(self.decay, (1.0 + step) / (10.0 + step)))
+        """Set the rate of `update` before a step, counted from 1. Not part of a captured step."""
+        self._rate.fill_(averaging_rate(self.decay, step))
 
     def update(self) -> None:
-        """After the optimizer's step."""
-        self._update(self._share)
+        """Move the averages after the optimizer's step."""
+        self._update(self._rate)
 
-    def settle(self) -> nn.Module:
-        """`kept` as the averages are now."""
-        self._give()
+    def update_model(self) -> nn.Module:
+        """Copy the averages and the counts to `model`, and return it."""
+        self._copy_averages()
         for name, tensor in self._counts.items():
             tensor.copy_(self._values[name])
-        return self.kept
+        return self.model
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The averages, and counts as they were when `settle` was called."""
+        """Return the averages, and the counts at the last call of `update_model`."""
         return {**self._averages, **self._counts}
 
     def load(self, state: Mapping[str, torch.Tensor], path: Path) -> None:
-        """Continue from what `state_dict` returned, and settle. Raises DamagedError, naming `path`, for another one."""
-        own = self.state_dict()
-        weights.check(own, state, path)
-        for name, tensor in own.items():
+        """Load a `state_dict`, also into `model`. Raises DamagedError, naming `path`, if it does not fit."""
+        tensors = self.state_dict()
+        weights.check(tensors, state, path)
+        for name, tensor in tensors.items():
             tensor.copy_(state[name])
-        self._give()
+        self._copy_averages()
 
-    def _give(self) -> None:
-        """Give `kept` the averages that are not in its own tensors."""
-        for name, tensor in self._own.items():
+    def _copy_averages(self) -> None:
+        """Copy the averages that are not in the model's tensors to these."""
+        for name, tensor in self._floats.items():
             if tensor is not self._averages[name]:
                 tensor.copy_(self._averages[name])

@@ -1,22 +1,19 @@
-"""The training loop: batches in an order set by the seed, validation after every epoch, the best state kept.
+"""The training loop: batches in an order set by the seed, validation after every epoch, the best state saved.
 
 The best epoch is the last whose validation score lies within one standard error of the highest (Breiman et al.,
 Classification and Regression Trees, 1984): a few hundred examples show no finer differences. Training stops early after
 `patience` epochs in a row outside of that range.
 
 No step waits for the device: losses stay there and are fetched in groups. On a GPU a step is one CUDA graph, with a
-second graph for a smaller last batch: with few batches to an epoch, launching that one from Python would take as long
-as many others. A checkpoint holds the complete state, so a run continued from any step repeats the uninterrupted one
-bit for bit (on the same device, with the same versions, tile tables and number of threads).
+second graph for a smaller last batch. A checkpoint holds the complete state, so a run resumed at any step repeats the
+uninterrupted one bit for bit (on the same device, with the same versions, tile tables and number of threads).
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +22,8 @@ import torch
 from minidl import nn
 from minidl.compilation import rehearsal
 from minidl.compilation.capture import capture
-from minidl.data.batches import Batches
-from minidl.data.image_batches import ImageBatches
-from minidl.distributed.parallel import DataParallel
 from minidl.errors import DivergedError, damaged
-from minidl.optim import Optimizer, Schedule
-from minidl.sparse.csr import CSR
-from minidl.tensors import Tensor, default_device
-from minidl.training.loop.averages import Average
+from minidl.training.loop.learner import Learner
 from minidl.training.loop.trainer import BaseTrainer, Figures, Interrupts, Outcome
 from minidl.training.process import out_of_memory
 from minidl.training.process.display import Display
@@ -46,76 +37,25 @@ from minidl.training.settings.declaration import changed
 _AVERAGE = "average"  # in the optimizer's state of a checkpoint
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Validation scores by name, and the deciding one (greater is better) with its standard error `margin`.
-
-    The margin is due to the choice of validation examples: scores that are closer do not differ.
-    """
-
-    scores: dict[str, float]
-    score: float
-    margin: float
-
-
-@dataclass
-class Learner:
-    """What the loop trains and how it is judged. `loss(x, y)` is a scalar Tensor.
-
-    `rehearse()` launches what `validate` does, see `rehearsal`; None: as far as that goes without values.
-    `begins` are the epochs from which on a step is another one (0 is the first), and `enter(epoch)` readies the model
-    for the steps of an epoch; None: in training mode. With an `average` that is what is judged and kept.
-    `sizes` are those (height, width) of pictures from an epoch on, for people, where they change. With `parallel` a
-    step is taken by shards.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    schedule: Schedule
-    batches: Batches | ImageBatches
-    loss: Callable[[CSR | Tensor, Tensor], Tensor]
-    validate: Callable[[], Judgement]
-    rehearse: Callable[[], object] | None = None
-    begins: Sequence[int] = (0,)
-    enter: Callable[[int], None] | None = None
-    average: Average | None = None
-    sizes: Sequence[tuple[int, tuple[int, int]]] = ()
-    parallel: DataParallel | None = None
-
-    def ready(self, epoch: int) -> None:
-        """The model as the steps of an epoch have it."""
-        if self.enter is None:
-            self.model.train()
-        else:
-            self.enter(epoch)
-
-
 class Trainer(BaseTrainer):
-    """Trains a learner for a number of epochs at most, see `patience` above; the others as `BaseTrainer`."""
+    """Train a learner for at most `epochs` epochs, see above for `patience`; `BaseTrainer` has the other parameters."""
 
     def __init__(
-        self,
-        learner: Learner,
-        folder: Path,
-        epochs: int,
-        patience: int,
-        display: Display,
-        state: dict[str, Any],
-        hint: str,
-        captured: bool = False,
-    ) -> None:
+        self, learner: Learner, folder: Path, epochs: int, patience: int, display: Display, state: dict[str, Any],
+        hint: str, captured: bool = False,
+    ) -> None:  # fmt: skip
         figures = Figures(lambda: learner.optimizer.skipped, "a smaller --lr or --weight-decay")
         super().__init__(folder, epochs, display, state, hint, captured, figures)
         self.learner, self.patience, self.steps = learner, patience, len(learner.batches)
         self.progress = Progress()
-        # By the number of inputs: of few examples, some shards may have none.
-        self._taken: dict[int, Callable[..., torch.Tensor]] = {}
+        # By the number of inputs: in a small batch some shards may be empty.
+        self._captured_steps: dict[int, Callable[..., torch.Tensor]] = {}
 
     @property
     def model(self) -> nn.Module:
-        """The model that is trained, or its average; after `run` with its best weights."""
+        """Return the trained model, or its average; after `run` it has the best weights."""
         average = self.learner.average
-        return self.learner.model if average is None else average.kept
+        return self.learner.model if average is None else average.model
 
     def restore(self, checkpoint: Checkpoint) -> None:
         super().restore(checkpoint)
@@ -127,7 +67,6 @@ class Trainer(BaseTrainer):
         optimizer = {name: value for name, value in checkpoint.optimizer.items() if name != _AVERAGE}
         learner.optimizer.load_flat_state(optimizer)
         parts.append("schedule")
-        # A schedule has no memory but the number of steps.
         schedule = {**learner.schedule.state_dict(), "step": steps}
         if state["schedule"] != schedule:
             raise ValueError(f"it is {state['schedule']!r}, expected {schedule!r}")
@@ -140,10 +79,7 @@ class Trainer(BaseTrainer):
             self.learner.average.load(checkpoint.optimizer[_AVERAGE], checkpoint.tensors)
 
     def run(self) -> Progress:
-        """As `BaseTrainer.run`; then the best weights are put into the model.
-
-        Raises DamagedError when the best state is missing.
-        """
+        """Train as `BaseTrainer.run` does, then load the best weights. Raises DamagedError if they are missing."""
         super().run()
         best = self._best() if self.group.leads else None
         if best is not None:
@@ -152,39 +88,39 @@ class Trainer(BaseTrainer):
         return self.progress
 
     def attempt(self, size: int) -> None:
-        """As `BaseTrainer.attempt`; the weights are useless afterwards."""
+        """Take a step as `BaseTrainer.attempt` does; this makes the weights useless."""
         batches = copy.copy(self.learner.batches)
         batches.batch_size = size
         self._figures.pending.clear()
-        # The last epoch has the largest step.
-        self.learner.ready(self.epochs - 1)
-        self._step(*next(self._inputs(batches, self.epochs - 1, 0)))
+        last = self.epochs - 1  # the epoch whose steps need the most memory
+        self.learner.prepare(last)
+        self.learner.step(*next(self.learner.inputs(batches, last, 0)))
 
     def rehearse(self) -> None:
         learner = self.learner
-        for epoch in learner.begins:
+        for epoch in learner.stage_starts:
             if epoch < self.epochs:
-                learner.ready(epoch)
-                for place in sorted({0, self.steps - 1}):
-                    rehearsal.rehearse(self._new_step(), *next(self._inputs(learner.batches, epoch, place)))
+                learner.prepare(epoch)
+                for step in sorted({0, self.steps - 1}):
+                    rehearsal.rehearse(self._new_step(), *next(learner.inputs(learner.batches, epoch, step)))
         learner.model.eval()
         rehearsal.rehearse(learner.rehearse or learner.validate)
 
     def _best(self) -> Checkpoint | None:
-        """The state of the best epoch, None before there is one. Raises DamagedError when it is of another epoch."""
-        best, of = self.checkpoints.best(), self.progress.best_epoch
+        """Return the state of the best epoch, None before the first. Raises DamagedError for another epoch."""
+        best, best_epoch = self.checkpoints.best(), self.progress.best_epoch
         if best is None:
-            if of == 0:
+            if best_epoch == 0:
                 return None
             path = self.checkpoints.folder / "best.json"
-            raise damaged(path, f"it is missing, and epoch {of} is the best of the run")
+            raise damaged(path, f"it is missing, and epoch {best_epoch} is the best of the run")
         try:
             epoch = Progress.from_saved(best.state.get("progress")).epoch
         except ValueError as error:
             raise damaged(best.path, error) from None
-        own = self.state.get(OF_RUN)
-        if epoch != of or best.state.get(OF_RUN, own) != own or changed(best.state.get("config"), self.state["config"]):
-            raise damaged(best.path, f"it is of epoch {epoch}, or of another run; the best is epoch {of}")
+        run, settings = self.state.get(OF_RUN), self.state["config"]
+        if epoch != best_epoch or best.state.get(OF_RUN, run) != run or changed(best.state.get("config"), settings):
+            raise damaged(best.path, f"it is of epoch {epoch}, or of another run; the best is epoch {best_epoch}")
         return best
 
     @property
@@ -199,10 +135,10 @@ class Trainer(BaseTrainer):
         try:
             super()._train(interrupts)
         finally:
-            self._taken.clear()  # and the memory of the graphs with them
+            self._captured_steps.clear()  # frees the memory of their graphs
 
     def _new_step(self) -> Callable[..., torch.Tensor]:
-        return capture(self._step, shapes=2) if self.captured else self._step
+        return capture(self.learner.step, shapes=2) if self.captured else self.learner.step
 
     def _epoch(self, interrupts: Interrupts) -> bool:
         best, progress = super()._epoch(interrupts), self.progress
@@ -216,87 +152,59 @@ class Trainer(BaseTrainer):
             )
         return best
 
-    def _step(self, *inputs: Any) -> torch.Tensor:
-        """Train on a batch, as `_inputs` gives it; the loss."""
-        learner, scale = self.learner, self.learner.optimizer.loss_scale
-        if learner.parallel is None:
-            learner.optimizer.zero_grad()
-            loss = learner.loss(*inputs)
-            loss.backward(scale)
-        else:
-            size, *flat = inputs
-            works = [functools.partial(learner.loss, *flat[i : i + 2]) for i in range(0, len(flat), 2)]
-            loss = learner.parallel.step(size.shape[1], works, scale)[0]
-        learner.optimizer.step()
-        if learner.average is not None:
-            learner.average.update()
-        return loss.data
-
     def _steps(self) -> Iterator[torch.Tensor]:
         progress, learner = self.progress, self.learner
-        if progress.epoch in learner.begins:
-            self._taken.clear()  # before others are made
-        learner.ready(progress.epoch)
-        for inputs in self._inputs(learner.batches, progress.epoch, progress.step):
+        if progress.epoch in learner.stage_starts:
+            self._captured_steps.clear()
+        learner.prepare(progress.epoch)
+        for inputs in learner.inputs(learner.batches, progress.epoch, progress.step):
             if learner.average is not None:
                 learner.average.prepare(progress.steps + 1)
-            if len(inputs) not in self._taken:
-                self._taken[len(inputs)] = self._new_step()
-            loss = self._taken[len(inputs)](*inputs)
+            if len(inputs) not in self._captured_steps:
+                self._captured_steps[len(inputs)] = self._new_step()
+            loss = self._captured_steps[len(inputs)](*inputs)
             learner.schedule.step()
             yield loss
 
-    def _inputs(self, batches: Batches | ImageBatches, epoch: int, step: int) -> Iterator[tuple[Any, ...]]:
-        """What the steps of an epoch take: x and y; by shards, those of each, after an empty tensor that is as wide as
-        the whole batch has rows: a graph of other rows is another one."""
-        parallel = self.learner.parallel
-        if parallel is None:
-            yield from (_on_device(x, y) for x, y in batches.epoch(epoch, step))
-            return
-        for rows, parts in batches.sharded(epoch, step, parallel.shards.rows):
-            size = torch.empty(0, rows, device=default_device())
-            yield size, *(each for x, y in parts for each in _on_device(x, y))
-
-    def _judge(self) -> Outcome:
-        """Loss and validation. Raises DivergedError when the validation is not finite."""
+    def _end_epoch(self) -> Outcome:
+        """Validate; return the loss and the scores. Raises DivergedError when one is not finite."""
         progress, learner = self.progress, self.learner
         learner.model.eval()
         if learner.average is not None:
-            learner.average.settle()
+            learner.average.update_model()
         epoch = progress.epoch + 1
         try:
             with out_of_memory.used_for("the validation", "less data or a smaller model"):
-                judged = learner.validate()
+                validation = learner.validate()
         except DivergedError:
             raise DivergedError(f"the model's outputs after epoch {epoch} are not finite") from None
-        for name, value in (*judged.scores.items(), ("score", judged.score), ("margin", judged.margin)):
+        figures = {**validation.scores, "score": validation.score, "margin": validation.margin}
+        for name, value in figures.items():
             if not math.isfinite(value):
                 raise DivergedError(f"the validation {name} after epoch {epoch} is {value}")
         loss = progress.loss_sum / progress.loss_count
         progress.loss_sum, progress.loss_count = 0.0, 0
-        # The last of epochs that do not differ: the learning rate has fallen and the weights have settled.
+        # Of epochs that do not differ the last is the best: its learning rate is the lowest.
         before = progress.best_score
-        progress.best_score = judged.score if before is None else max(before, judged.score)
-        best = judged.score >= progress.best_score - judged.margin
+        progress.best_score = validation.score if before is None else max(before, validation.score)
+        best = validation.score >= progress.best_score - validation.margin
         if best:
             progress.best_epoch = epoch
-        scores = (
-            f"{metrics.TITLES.get(name, name)} {metrics.shown(name, value)}" for name, value in judged.scores.items()
+        scores = "  ".join(
+            f"{metrics.TITLES.get(name, name)} {metrics.format_score(name, value)}"
+            for name, value in validation.scores.items()
         )
-        record = {"loss": loss, "validation": judged.scores, "lr": learner.schedule.lr(progress.steps - 1)}
-        begun = [(since, size) for since, size in learner.sizes if since <= progress.epoch]
-        if begun:
-            record["size"] = list(begun[-1][1])
-        grown = "size {} x {}  ".format(*begun[-1][1]) if begun and begun[-1][0] == progress.epoch else ""
-        return Outcome(
-            record,
-            f"{grown}loss {loss:.4f}  validation: {'  '.join(scores)}",
-            best,
-            star=before is None or judged.score > before,
-        )
+        record = {"loss": loss, "validation": validation.scores, "lr": learner.schedule.lr(progress.steps - 1)}
+        text = f"loss {loss:.4f}  validation: {scores}"
+        sizes = [(start, size) for start, size in learner.sizes if start <= progress.epoch]
+        if sizes:
+            start, size = sizes[-1]
+            record["size"] = list(size)
+            text = "size {} x {}  ".format(*size) + text if start == progress.epoch else text
+        return Outcome(record, text, best, star=before is None or validation.score > before)
 
     def _fetch(self, always: bool) -> str | None:
-        # One by one, so that the time of the transfer changes nothing.
+        # Add one by one, so that the sum does not depend on the time of the transfer.
         progress = self.progress
         for (value,) in self._figures.fetch(progress, always):
             progress.loss_sum += value
@@ -310,8 +218,3 @@ class Trainer(BaseTrainer):
         if learner.average is not None:
             optimizer[_AVERAGE] = learner.average.state_dict()
         return learner.model.state_dict(), optimizer, more
-
-
-def _on_device(x: CSR | torch.Tensor, y: torch.Tensor) -> tuple[CSR | Tensor, Tensor]:
-    device = default_device()
-    return x.to(device) if isinstance(x, CSR) else Tensor(x.to(device)), Tensor(y.to(device))

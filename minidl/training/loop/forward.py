@@ -1,4 +1,4 @@
-"""A model applied to a whole split, whose outputs come in parts of bounded size."""
+"""Apply a model to a split; the outputs come in parts of bounded size."""
 
 from __future__ import annotations
 
@@ -27,22 +27,19 @@ from minidl.training.process.display import Display
 
 BATCH = 1024
 _BATCH_PIXELS = 2**20
-# Outputs of a batch and of a part: ordinary splits are one part, and have the batches that they always had.
-_BATCH_VALUES, _PART_VALUES = 2**24, 2**26
-_known: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose kernels are compiled
+_BATCH_VALUES, _PART_VALUES = 2**24, 2**26  # outputs of a batch and of a part; most splits are one part
+_compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose kernels are compiled
 _FEWER = "at most {} inputs at a time, or --device cpu"
 
 
 def outputs(model: nn.Module, features: Any, width: int = 1, smaller: str | None = None) -> Iterator[np.ndarray]:
-    """The model's outputs in evaluation mode, in order: parts float32 [n, width], at least one.
+    """Yield the model's outputs in evaluation mode, in order: parts float32 [n, width], at least one.
 
-    `features` are scipy CSR, an array [N, F] or Pictures; `smaller` is the phrase that asks for fewer inputs, where
-    there may be fewer.
-
-    Raises DivergedError when an output is not finite, and RunError when memory runs out.
+    `features` are scipy CSR, an array [N, F] or Pictures; `smaller` is the phrase that asks for fewer inputs, None if
+    their number is fixed. Raises DivergedError when an output is not finite, and RunError when memory runs out.
     """
     size = _size(features, width)
-    held: list[np.ndarray] = []
+    batch_outputs: list[np.ndarray] = []
     batches = _apply(model, features, size)
     attempt = None if smaller is None else lambda n: next(_apply(model, features, n))
     most = min(size, features.shape[0])
@@ -53,21 +50,21 @@ def outputs(model: nn.Module, features: Any, width: int = 1, smaller: str | None
 
     while True:
         y = out_of_memory.guarded(batch, most, attempt, smaller=smaller or "")
-        if held and (y is None or sum(part.size for part in held) >= _PART_VALUES):
-            whole = np.concatenate(held)
-            held.clear()
-            if not np.isfinite(whole).all():
+        if batch_outputs and (y is None or sum(each.size for each in batch_outputs) >= _PART_VALUES):
+            part = np.concatenate(batch_outputs)
+            batch_outputs.clear()
+            if not np.isfinite(part).all():
                 raise DivergedError("the model's outputs are not finite")
-            yield whole
+            yield part
         if y is None:
             break
-        held.append(y)
+        batch_outputs.append(y)
     if features.shape[0] == 0:
         yield np.zeros((0, width), dtype=np.float32)
 
 
 def _size(features: Any, width: int) -> int:
-    """Inputs of a batch."""
+    """Return the number of inputs in a batch."""
     size = max(1, min(BATCH, _BATCH_VALUES // width))
     if isinstance(features, Pictures):
         size = min(size, max(1, _BATCH_PIXELS // math.prod(features.shape[1:3])))
@@ -75,13 +72,13 @@ def _size(features: Any, width: int) -> int:
 
 
 def batch_and_part(features: Any, width: int) -> tuple[int, int]:
-    """Inputs of a batch, and of a part of `outputs`."""
+    """Return the number of inputs in a batch, and in a part of `outputs`."""
     size = _size(features, width)
     return size, -(-_PART_VALUES // (size * width)) * size
 
 
 def rehearse(model: nn.Module, features: Any, width: int = 1) -> None:
-    """In a rehearsal, the launches of `outputs`: those of its first and of its last batch."""
+    """Rehearse the launches of `outputs`: its first and its last batch."""
     size, count = _size(features, width), int(features.shape[0])
     for rows in sorted({min(size, count), count % size} - {0}):
         with contextlib.suppress(UnknownError):
@@ -89,9 +86,9 @@ def rehearse(model: nn.Module, features: Any, width: int = 1) -> None:
 
 
 def saved_outputs(model: nn.Module, features: Any, width: int = 1) -> Iterator[np.ndarray]:
-    """`outputs` of a finished run's model. Raises DamagedError when one is not finite."""
-    if model not in _known:  # inputs that come in parts have much the same batches
-        _known.add(model)
+    """Yield the `outputs` of a finished run's model. Raises DamagedError when one is not finite."""
+    if model not in _compiled:
+        _compiled.add(model)
         compile_ahead(lambda: rehearse(model, features, width), Display(quiet=True))
     try:
         yield from outputs(model, features, width, _FEWER)
@@ -102,7 +99,7 @@ def saved_outputs(model: nn.Module, features: Any, width: int = 1) -> Iterator[n
 
 
 def _apply(model: nn.Module, features: Any, size: int) -> Iterator[np.ndarray]:
-    """The outputs of each batch."""
+    """Yield the outputs of each batch."""
     device = default_device()
     model.eval()
     for x, _ in _batches(model, features, size).epoch(0):

@@ -1,4 +1,4 @@
-"""Training on examples with targets, judged by a validation split: what the tasks text, table and images share."""
+"""Supervised training: the experiment of the tasks text, table and images."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from minidl import nn, optim, random
+from minidl import nn, random
 from minidl.common import timing
 from minidl.common.console import one_line
 from minidl.compilation import rehearsal
@@ -25,27 +25,30 @@ from minidl.distributed.zero import shard_optimizer
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.training.loop.averages import Average
-from minidl.training.loop.epochs import Learner, Trainer
+from minidl.training.loop.epochs import Trainer
 from minidl.training.loop.forward import outputs, rehearse
-from minidl.training.loop.targets import Classification, Found, Regression, Split
+from minidl.training.loop.learner import Learner
+from minidl.training.loop.optimizers import make_optimizer, make_schedule
+from minidl.training.loop.targets import Classification, Predictions, Regression, Split
 from minidl.training.prediction import terms
 from minidl.training.process import helpers, out_of_memory
 from minidl.training.process.display import Display
 from minidl.training.report import metrics, plots, report_files
 from minidl.training.run_folder import weights
 from minidl.training.run_folder.manifest import RunFiles
+from minidl.training.settings.command import Perceptron, Training
 from minidl.training.task import Experiment
 
-_SUREST, _TERMS = 20, 8  # mistakes on the page, and terms of each
-FEW_STEPS = 100  # fewer seldom learn much
-LOSS_SCALE = 2.0**16  # of float16, to begin with
+_MISTAKES, _TERMS = 20, 8  # mistakes on the page, and terms of each
+FEW_STEPS = 100  # fewer steps seldom learn much
+TrainingT = TypeVar("TrainingT", bound=Training)
 
 
-class Course(Protocol):
-    """What changes in the course of a training, see `Learner`."""
+class Stages(Protocol):
+    """The stages of a training, see `Learner`."""
 
     @property
-    def begins(self) -> tuple[int, ...]: ...
+    def starts(self) -> tuple[int, ...]: ...
 
     @property
     def sizes(self) -> tuple[tuple[int, tuple[int, int]], ...]: ...
@@ -54,45 +57,46 @@ class Course(Protocol):
 
 
 @dataclass
-class Supervised(Experiment):
-    """An `Experiment` with a training and a validation split as arrays; `test` makes the test split when it is called,
-    once, at the end.
+class Supervised(Experiment[TrainingT]):
+    """An `Experiment` with a training and a validation split as arrays; `test` returns the test split, at the end.
 
-    `features` says what an example is, for people, and `more_steps` what besides more epochs makes more steps.
-    `make_model` makes the model that settings describe on a device (None: the usual one), `make_batches` the batches
-    that `Batches` does not make.
-    `draw(model, pictures, targets, found, title)` adds to the plots what the test split shows.
-    `begin` changes the first weights of a model, `said` tells of it, and `course` is what changes during the training.
-    `network` says which one it is, where there is a choice. `terms` are the names of the columns of texts.
-    `texts` reads the test split's texts of some indices.
+    `features` describes an example for display, and `more_steps` advises how to get more steps besides more epochs.
+    `make_model` makes the model of settings on a device (None: the default one); `make_batches` replaces `Batches`.
+    `draw(model, pictures, targets, predictions, title)` draws further plots of the test split.
+    `initialize` changes the initial weights of a model, and `note` describes that.
+    `network` names the network if there is a choice. `terms` are the names of the columns of texts.
+    `texts` reads the test split's texts with these indices.
     """
 
     name: str
-    config: Any
+    config: TrainingT
     source: dict[str, Any]
     features: str
     targets: Classification | Regression
     train: Split
     validation: Split
     test: Callable[[], Split]
-    make_model: Callable[[Any, str | None], nn.Module]
+    make_model: Callable[[TrainingT, str | None], nn.Module]
     documents: dict[str, str]
     model: dict[str, Any] | None = None
     more_steps: str = ""
     make_batches: Callable[[], ImageBatches] | None = None
-    draw: Callable[[nn.Module, Any, np.ndarray, Found, str], None] | None = None
-    begin: Callable[[nn.Module], object] | None = None
-    said: str | None = None
+    draw: Callable[[nn.Module, Any, np.ndarray, Predictions, str], None] | None = None
+    initialize: Callable[[nn.Module], object] | None = None
+    note: str | None = None
     network: str | None = None
     terms: Sequence[str] | None = None
     texts: Callable[[np.ndarray], list[str]] | None = None
-    course: Course | None = None
+    stages: Stages | None = None
     batch_size: int = field(init=False)
-    _tested: tuple[Any, np.ndarray, Found] | None = field(default=None, init=False)
-    _scores: Callable[[Split], dict[str, Any]] | None = field(default=None, init=False)
+    epochs: int = field(init=False)
+    _test_results: tuple[Any, np.ndarray, Predictions] | None = field(default=None, init=False)
+    _baselines: Callable[[Split], dict[str, Any]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.batch_size = self.config.batch_size
+        assert self.config.batch_size is not None
+        assert self.config.epochs is not None
+        self.batch_size, self.epochs = self.config.batch_size, self.config.epochs
         self.scaled_by = ("hidden",) if hasattr(self.config, "hidden") else ()
 
     @property
@@ -106,49 +110,49 @@ class Supervised(Experiment):
             + (f"\ncolumns: {columns}" if columns else "")
             + (f"\nleakage: {leakage}" if leakage else "")
             + "".join(f"\nnote: {note}" for note in self.source.get("notes", ()))
-            + (f"\n{self.said}" if self.said else "")
+            + (f"\n{self.note}" if self.note else "")
         )
 
-    def networks(self, config: Any) -> out_of_memory.Networks:
+    def networks(self, config: TrainingT) -> out_of_memory.Networks:
         model = self.make_model(config, "meta")
-        found: list[tuple[nn.Module, optim.Optimizer | None]] = [(model, make_optimizer(config, model))]
-        return found if getattr(config, "ema", None) is None else [*found, (model, None)]
+        trained = model, make_optimizer(config, model)
+        return [trained] if getattr(config, "ema", None) is None else [trained, (model, None)]
 
     @functools.cached_property
     def batches(self) -> Batches | ImageBatches:
-        """The training split, on the GPU if it fits there."""
+        """Return the batches of the training split, which is on the GPU if it fits there."""
         if self.make_batches is not None:
             return self.make_batches()
-        config, device = self.config, default_device()
-        return Batches(*self.train, config.batch_size, config.seed, device=device if launch.is_gpu(device) else None)
+        device = default_device() if launch.is_gpu(default_device()) else None
+        return Batches(*self.train, self.batch_size, self.config.seed, device=device)
 
     def load(self) -> None:
         _ = self.batches
 
     def learner(self) -> Learner:
-        """Model, optimiser, schedule and batches, all decided by the settings and the seed."""
+        """Return the model, optimizer, schedule and batches; they depend only on the settings and the seed."""
         config = self.config
         random.manual_seed(config.seed)
         model = self.make_model(config, None)
-        if self.begin is not None:
-            self.begin(model)
+        if self.initialize is not None:
+            self.initialize(model)
         if getattr(config, "sync_batch_norm", None):
             nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        course, ema = self.course, getattr(config, "ema", None)
+        stages, ema = self.stages, getattr(config, "ema", None)
         average = None if ema is None else Average(model, self.make_model(config, None), ema)
-        judged = model if average is None else average.kept
+        validated = model if average is None else average.model
         optimizer = make_optimizer(config, model)
         if config.zero:
             shard_optimizer(optimizer)
         return Learner(
             model, optimizer, make_schedule(config, optimizer, len(self.batches)), self.batches,
             loss=self.targets.criterion(model, self.train[1], config),
-            validate=lambda: self.targets.judge(judged, *self.validation),
-            rehearse=lambda: self._rehearse(judged),
-            begins=(0,) if course is None else course.begins,
-            enter=None if course is None else functools.partial(course.enter, model),
+            validate=lambda: self.targets.judge(validated, *self.validation),
+            rehearse=lambda: self._rehearse(validated),
+            stage_starts=(0,) if stages is None else stages.starts,
+            enter=None if stages is None else functools.partial(stages.enter, model),
             average=average,
-            sizes=() if course is None else course.sizes,
+            sizes=() if stages is None else stages.sizes,
             parallel=None if config.shards is None else DataParallel(model, shards(config.shards)),
         )  # fmt: skip
 
@@ -157,30 +161,27 @@ class Supervised(Experiment):
         rehearse(model, features, self.targets.outputs)
         self.targets.rehearse(len(truth))
         if self.terms is not None:
-            rehearsal.rehearse(lambda: terms.logits(model, features[:_SUREST]))
+            rehearsal.rehearse(lambda: terms.logits(model, features[:_MISTAKES]))
 
     def trainer(self, display: Display, state: dict[str, Any], hint: str) -> Trainer:
         config = self.config
-        # On a CPU no batch is given room, and none needs it.
         captured = config.capture and launch.is_gpu(default_device())
-        return Trainer(
-            self.learner(), config.out, config.epochs, config.patience, display, state, hint, captured
-        )  # fmt: skip
+        return Trainer(self.learner(), config.out, self.epochs, config.patience, display, state, hint, captured)
 
     @contextmanager
-    def alongside(self) -> Iterator[None]:
-        """The linear machines learn while the GPU trains. In the interpreter the network has the processors."""
+    def background_work(self) -> Iterator[None]:
+        """Fit the linear baselines while the GPU trains; on a CPU, training needs the processors."""
         if launch.INTERPRETED or (count := self.config.workers or available()) == 1:
             yield
             return
-        ready = helpers.ready_processes()
-        with Workers(min(2, count)) if ready is None else nullcontext(ready) as workers:
-            self._scores = self.targets.baselines(self.train, self.validation, workers)
+        running = helpers.ready_processes()
+        with Workers(min(2, count)) if running is None else nullcontext(running) as workers:
+            self._baselines = self.targets.baselines(self.train, self.validation, workers)
             yield
 
     def advice(self, trainer: Trainer, report: dict[str, Any]) -> str | None:
         shortfall, epochs = report_files.shortfall(report), math.ceil(FEW_STEPS / trainer.steps)
-        if self.config.epochs >= epochs or not shortfall:
+        if self.epochs >= epochs or not shortfall:
             return None
         steps = report_files.count(report["steps"], "training step")
         return f"the model is {shortfall} after {steps}: try --epochs {epochs}{self.more_steps}"
@@ -189,11 +190,11 @@ class Supervised(Experiment):
         progress, model = trainer.progress, trainer.model
         trainer.display.note(f"kept: {report_files.kept(progress.best_epoch)} (*: the best so far)")
         trainer.display.note("training is finished; testing the model and fitting the baselines")
-        features, truth, found = self.tested(model)
-        tested = self.targets.report(truth, found)
+        features, truth, predictions = self.test_results(model)
+        scores = self.targets.report(truth, predictions)
         with out_of_memory.used_for("the baselines", "less data"), timing.timed("baseline"):
-            scores = self._scores or self.targets.baselines(self.train, self.validation, None)
-            tested["baseline"] = scores((features, truth))
+            baselines = self._baselines or self.targets.baselines(self.train, self.validation, None)
+            scores["baseline"] = baselines((features, truth))
         source = dict(self.source)
         leakage = {"leakage": source.pop("leakage")} if "leakage" in source else {}
         return {
@@ -204,11 +205,11 @@ class Supervised(Experiment):
             "source": source,
             **leakage,
             "validation": progress.history[progress.best_epoch - 1]["validation"],
-            **tested,
+            **scores,
         }
 
     def plot(self, trainer: Trainer, report: dict[str, Any]) -> None:
-        """Curves, and what the targets have to show."""
+        """Draw the curves, and the plots of the targets."""
         config, progress, targets = self.config, trainer.progress, self.targets
         score = f"{metrics.TITLES[targets.score]} {report[targets.score]:.3f}"
         title = f"{plots.shorten(Path(config.data).name)}: test {score}"
@@ -219,102 +220,56 @@ class Supervised(Experiment):
             "mixed pictures": getattr(config, "mixup", None) or getattr(config, "cutmix", None),
         }
         only_in_training = [name for name, share in shares.items() if share]
-        plots.curves(
-            config.out, progress.history, progress.best_epoch, title, targets.loss_name, only_in_training
-        )  # fmt: skip
-        features, truth, found = self.tested(trainer.model)
-        targets.plot(config.out, truth, found, title)
+        plots.curves(config.out, progress.history, progress.best_epoch, title, targets.loss_name, only_in_training)
+        features, truth, predictions = self.test_results(trainer.model)
+        targets.plot(config.out, truth, predictions, title)
         if self.draw is not None:
-            self.draw(trainer.model, features, truth, found, title)
+            self.draw(trainer.model, features, truth, predictions, title)
 
     def mistakes(self, trainer: Trainer) -> list[dict[str, Any]]:
         """Return the most confident mistakes on the test split, with their texts and most important terms."""
         if self.terms is None:
             return []
-        features, truth, found = self.tested(trainer.model)
-        assert found.sure is not None
-        wrong = np.flatnonzero(found.values != truth)
-        wrong = wrong[np.argsort(-found.sure[wrong], kind="stable")[:_SUREST]]
+        features, truth, (predicted, confidence) = self.test_results(trainer.model)
+        assert confidence is not None
+        wrong = np.flatnonzero(predicted != truth)
+        wrong = wrong[np.argsort(-confidence[wrong], kind="stable")[:_MISTAKES]]
         if len(wrong) == 0:
             return []
-        chosen, labels, entries = features[wrong], self.targets.labels, []
+        rows, labels, entries = features[wrong], self.targets.labels, []
         texts = self.texts(wrong) if self.texts is not None else []
-        given = terms.values(trainer.model, chosen, terms.logits(trainer.model, chosen), found.values[wrong])
-        for row, place in enumerate(wrong):
-            own = np.arange(chosen.indptr[row], chosen.indptr[row + 1])
-            most = own[np.argsort(-np.abs(given[own]), kind="stable")[:_TERMS]]
+        values = terms.values(trainer.model, rows, terms.logits(trainer.model, rows), predicted[wrong])
+        for row, example in enumerate(wrong):
+            columns = np.arange(rows.indptr[row], rows.indptr[row + 1])
+            largest = columns[np.argsort(-np.abs(values[columns]), kind="stable")[:_TERMS]]
             entries.append({
-                "true": labels[truth[place]], "predicted": labels[found.values[place]],
-                "probability": float(found.sure[place]),
-                "terms": [(self.terms[chosen.indices[i]], float(given[i])) for i in most],
+                "true": labels[truth[example]], "predicted": labels[predicted[example]],
+                "probability": float(confidence[example]),
+                "terms": [(self.terms[rows.indices[i]], float(values[i])) for i in largest],
                 **({"text": texts[row]} if texts else {}),
             })  # fmt: skip
         return entries
 
-    def tested(self, model: nn.Module) -> tuple[Any, np.ndarray, Found]:
-        """(features, targets, what the trained model finds) of the test split."""
-        if self._tested is None:
+    def test_results(self, model: nn.Module) -> tuple[Any, np.ndarray, Predictions]:
+        """Return (features, targets, predictions) of the test split, computed at the first call."""
+        if self._test_results is None:
             with out_of_memory.used_for("the test split", "less data"), timing.timed("evaluate"):
                 features, truth = self.test()
                 parts = outputs(model, features, self.targets.outputs)
-                sure = self.draw is not None or self.terms is not None
-                self._tested = features, truth, self.targets.found(parts, sure)
-        return self._tested
-
-
-def make_optimizer(config: Any, model: nn.Module) -> optim.Optimizer:
-    """The optimiser named in the settings, with its usual constants."""
-    parameters = list(model.parameters())
-    options: dict[str, Any] = {
-        "lr": config.lr,
-        "weight_decay": config.weight_decay,
-        "lazy": getattr(config, "lazy", False),
-        "loss_scale": LOSS_SCALE if config.precision == "float16" else None,
-    }
-    makers: dict[str, Callable[..., optim.Optimizer]] = {
-        "sgd": functools.partial(optim.SGD, momentum=0.9),
-        "adamw": optim.AdamW, "adam": optim.Adam, "rmsprop": optim.RMSprop, "adagrad": optim.Adagrad,
-    }  # fmt: skip
-    optimizer = makers[config.optimizer](parameters, **options)
-    optimizer.warns = False  # the loop counts skipped steps, and the report tells them
-    return optimizer
-
-
-def make_schedule(config: Any, optimizer: optim.Optimizer, steps_per_epoch: int) -> optim.Schedule:
-    """The learning rate's course over all steps."""
-    steps = config.epochs * steps_per_epoch
-    warmup = min(round(config.warmup * steps_per_epoch), steps - 1)
-    if config.schedule == "constant":
-        found: optim.Schedule = optim.WarmupLR(optimizer, warmup=warmup)
-    else:
-        falling = {"cosine": optim.CosineLR, "linear": optim.LinearDecayLR}
-        found = falling[config.schedule](optimizer, steps, warmup=warmup)
-    unfrozen = getattr(config, "unfreeze_lr", None)
-    return found if unfrozen is None else Unfrozen(found, config.unfreeze * steps_per_epoch, unfrozen / config.lr)
-
-
-class Unfrozen(optim.Schedule):
-    """The rates of another schedule, times `share` from a step on."""
-
-    def __init__(self, schedule: optim.Schedule, since: int, share: float) -> None:
-        self._schedule, self._since, self._share = schedule, since, share
-        super().__init__(schedule.optimizer, schedule.warmup)
-        self.base_lrs = schedule.base_lrs  # the optimizer's rates are by now those of step 0
-
-    def _rates(self, step: int) -> list[float]:
-        share = self._share if step >= self._since else 1.0
-        return [rate * share for rate in self._schedule._rates(step)]
+                confidence = self.draw is not None or self.terms is not None
+                self._test_results = features, truth, self.targets.predictions(parts, confidence)
+        return self._test_results
 
 
 def sizes(dataset: Any) -> dict[str, int]:
-    """Examples of each split of a data set."""
+    """Return the number of examples in each split of a data set."""
     return {"train": len(dataset.train), "validation": len(dataset.validation), "test": len(dataset.test)}
 
 
 def saved_perceptron(
-    own: RunFiles, config: Any, make: Callable[..., nn.Module], inputs: int, outputs: int
+    run: RunFiles, config: Perceptron, make: Callable[..., nn.Module], inputs: int, outputs: int
 ) -> nn.Module:  # fmt: skip
-    """The perceptron of a finished run with its weights. Raises DamagedError for weights of another one."""
-    found = own.weights()
-    weights.check_layers((inputs, *config.hidden, outputs), found, own.model)
-    return weights.materialize(make(inputs, outputs, config.hidden, config.dropout, device="meta"), found, own.model)
+    """Return the perceptron of a finished run. Raises DamagedError for weights of another shape."""
+    tensors = run.weights()
+    weights.check_layers((inputs, *config.hidden, outputs), tensors, run.model)
+    return weights.materialize(make(inputs, outputs, config.hidden, config.dropout, device="meta"), tensors, run.model)

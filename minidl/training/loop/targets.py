@@ -20,8 +20,8 @@ from minidl.data.saved import Checked, Names, made
 from minidl.data.workers import Workers
 from minidl.errors import DamagedError, damaged
 from minidl.tensors import Tensor, default_device
-from minidl.training.loop.epochs import Judgement
 from minidl.training.loop.forward import outputs
+from minidl.training.loop.learner import Judgement
 from minidl.training.prediction import json_lines
 from minidl.training.report import baselines, metrics, plots, report_files
 from minidl.training.run_folder import files
@@ -31,16 +31,16 @@ from minidl.training.settings.command import Training
 Split = tuple[Any, np.ndarray]  # features (scipy CSR, float32 array [N, F] or Pictures) and targets [N]
 
 
-class Found(NamedTuple):
-    """What a model says of each example of a split: its class int64 [N] with the probability, or its number."""
+class Predictions(NamedTuple):
+    """The predictions for a split: classes int64 [N] and, if requested, their probabilities; or numbers."""
 
     values: np.ndarray
-    sure: np.ndarray | None
+    confidence: np.ndarray | None
 
 
 @dataclass(frozen=True)
 class Classification(Checked):
-    """One of `labels`: targets are class indices int64 [N], outputs logits [N, classes]."""
+    """A classification by `labels`: targets are class indices int64 [N], outputs logits [N, classes]."""
 
     labels: Annotated[Names, Field(min_length=2)]
     task: ClassVar[str] = "classification"
@@ -48,26 +48,26 @@ class Classification(Checked):
     loss_name: ClassVar[str] = "cross-entropy"
 
     @classmethod
-    def of_run(cls, own: RunFiles) -> Classification:
-        """The classification of a finished run, with its labels. Raises DamagedError."""
-        path = own.folder / "labels.json"
+    def of_run(cls, run: RunFiles) -> Classification:
+        """Return the classification of a finished run. Raises DamagedError."""
+        path = run.folder / "labels.json"
         try:
-            return made(cls, files.as_json(own.text(path.name).encode(), path))
+            return made(cls, files.as_json(run.text(path.name).encode(), path))
         except ValueError as error:
             raise damaged(path, error) from None
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of the model."""
+        """Return the number of outputs of the model."""
         return len(self.labels)
 
     @property
     def documents(self) -> dict[str, str]:
-        """labels.json."""
+        """Return labels.json."""
         return {"labels.json": json.dumps({"labels": self.labels}, ensure_ascii=False, indent=1) + "\n"}
 
     def criterion(self, model: nn.Module, train_y: np.ndarray, config: Training) -> Callable[[Any, Tensor], Tensor]:
-        """loss(x, y) in training: cross-entropy with the settings' label smoothing and weights of classes."""
+        """Return loss(x, y) for training: cross-entropy with the settings' label smoothing and class weights."""
         weight = class_weights(train_y, len(self.labels), config.balance)
 
         def logits(x: Any) -> Tensor:
@@ -77,13 +77,13 @@ class Classification(Checked):
         return lambda x, y: ops.cross_entropy(logits(x), y, weight, label_smoothing=config.label_smoothing or 0.0)
 
     def rehearse(self, count: int) -> None:
-        """In a rehearsal, what judging and answering `count` examples launches beside the model."""
+        """Rehearse the launches that the validation and test of `count` examples add to the model's."""
         logits = np.zeros((count, self.outputs), dtype=np.float32)
         rehearsal.rehearse(lambda: ops.cross_entropy(_tensor(logits), _tensor(np.zeros(count, dtype=np.int64))))
         rehearsal.rehearse(lambda: probabilities(logits))
 
     def judge(self, model: nn.Module, features: Any, truth: np.ndarray) -> Judgement:
-        """The accuracy a of N examples decides; its standard error is sqrt(a (1 - a) / N)."""
+        """Score a model by its accuracy a on N examples; the standard error is sqrt(a (1 - a) / N)."""
         loss, predicted = 0.0, np.zeros(0, dtype=np.int64)
         for logits in outputs(model, features, self.outputs):
             part = truth[len(predicted) :][: len(logits)]
@@ -94,30 +94,30 @@ class Classification(Checked):
         accuracy = scores["accuracy"]
         return Judgement({"loss": loss, **scores}, accuracy, math.sqrt(accuracy * (1 - accuracy) / len(truth)))
 
-    def found(self, parts: Iterable[np.ndarray], sure: bool = False) -> Found:
-        """What the outputs of a split mean: the most probable class of each example, and if asked its probability."""
-        values, its = [], []
+    def predictions(self, parts: Iterable[np.ndarray], confidence: bool = False) -> Predictions:
+        """Return the most probable class of each row of the outputs, with `confidence` also its probability."""
+        values, shares = [], []
         for part in parts:
             values.append(part.argmax(1))
-            if sure:
-                its.append(probabilities(part)[np.arange(len(part)), values[-1]])
-        return Found(np.concatenate(values), np.concatenate(its) if sure else None)
+            if confidence:
+                shares.append(probabilities(part)[np.arange(len(part)), values[-1]])
+        return Predictions(np.concatenate(values), np.concatenate(shares) if confidence else None)
 
     def baselines(self, train: Split, validation: Split, workers: Workers | None) -> Callable[[Split], dict[str, Any]]:
-        """The scores of simple methods on a test split; they begin to learn where `workers` has processes."""
+        """Return a function that scores baselines on a test split; the processes of `workers` fit them meanwhile."""
         return baselines.Linear(train, validation, len(self.labels), workers).scores
 
-    def report(self, truth: np.ndarray, found: Found) -> dict[str, Any]:
-        """Scores of what was found for the test split."""
-        return report_files.classification(truth, found.values, self.labels)
+    def report(self, truth: np.ndarray, predictions: Predictions) -> dict[str, Any]:
+        """Return the scores of predictions for the test split."""
+        return report_files.classification(truth, predictions.values, self.labels)
 
-    def evaluation(self, truth: np.ndarray, found: Found) -> dict[str, Any]:
-        """Scores of what was found for other data, with those of always answering its most frequent label."""
+    def evaluation(self, truth: np.ndarray, predictions: Predictions) -> dict[str, Any]:
+        """Return the scores of predictions for other data, and of always predicting its most frequent label."""
         majority = baselines.majority(truth, truth, len(self.labels))
-        return {**report_files.classification(truth, found.values, self.labels), "baseline": {"majority": majority}}
+        return {**self.report(truth, predictions), "baseline": {"majority": majority}}
 
     def answers(self, parts: Iterable[np.ndarray], top: int) -> list[dict[str, Any]]:
-        """Label, probability and the `top` best labels of each row of the outputs."""
+        """Return label, probability and the `top` best labels of each row of the outputs."""
         answers = []
         for shares in (probabilities(part) for part in parts if len(part)):
             for best in json_lines.best(shares, top):
@@ -125,21 +125,22 @@ class Classification(Checked):
                 answers.append({**ranked[0], "top": ranked})
         return answers
 
-    def lines(self, parts: Iterable[np.ndarray], top: int, known: np.ndarray, workers: Workers) -> Iterator[str]:
-        """`answers` as lines of JSON, with how many terms of each text are known, int64 [N]."""
-        done = 0
+    def lines(self, parts: Iterable[np.ndarray], top: int, known_terms: np.ndarray, workers: Workers) -> Iterator[str]:
+        """Yield `answers` as lines of JSON, with the number of known terms of each text, int64 [N]."""
+        start = 0
         for shares in (probabilities(part) for part in parts if len(part)):
-            yield from json_lines.by_workers(shares, known[done : done + len(shares)], self.labels, top, workers)
-            done += len(shares)
+            end = start + len(shares)
+            yield from json_lines.by_workers(shares, known_terms[start:end], self.labels, top, workers)
+            start = end
 
-    def plot(self, folder: Path, truth: np.ndarray, found: Found, title: str) -> None:
-        """confusion.png."""
-        plots.confusion(folder, truth, found.values, self.labels, title)
+    def plot(self, folder: Path, truth: np.ndarray, predictions: Predictions, title: str) -> None:
+        """Draw confusion.png."""
+        plots.confusion(folder, truth, predictions.values, self.labels, title)
 
 
 @dataclass(frozen=True)
 class Regression:
-    """A number, the column `target`: targets and outputs are standardised by `mean` and `scale`."""
+    """A regression of the column `target`: targets and outputs are standardized by `mean` and `scale`."""
 
     target: str
     mean: float
@@ -152,72 +153,71 @@ class Regression:
 
     @property
     def loss_name(self) -> str:
-        """The label of an axis."""
+        """Return the label of an axis."""
         return f"mean squared error of standardised {plots.shorten(self.target)}"
 
     def criterion(self, model: nn.Module, train_y: np.ndarray, config: Training) -> Callable[[Any, Tensor], Tensor]:
-        """loss(x, y) in training: the mean squared error."""
+        """Return loss(x, y) for training: the mean squared error."""
         return lambda x, y: ops.mse_loss(ops.flatten(model(x), 0), y)
 
     def rehearse(self, count: int) -> None:
-        """As of a classification."""
+        """Rehearse the launches of `judge`, see `Classification`."""
         zeros = np.zeros(count, dtype=np.float32)
         rehearsal.rehearse(lambda: ops.mse_loss(_tensor(zeros), _tensor(zeros)))
 
     def judge(self, model: nn.Module, features: Any, truth: np.ndarray) -> Judgement:
-        """The mean square error decides, of standardised values as in training; the scores are in the target's
-        units."""
-        raw = self.found(outputs(model, features)).values
+        """Score a model by its mean squared error on standardized values; the scores are in the target's units."""
+        raw = self.predictions(outputs(model, features)).values
         with no_grad():
             loss = float(ops.mse_loss(_tensor(raw), _tensor(truth)).item())
         squares = np.square(raw.astype(np.float64) - truth)
         scores = metrics.regression(self.in_units(truth), self.in_units(raw))
         return Judgement({"loss": loss, **scores}, -loss, float(squares.std() / math.sqrt(len(truth))))
 
-    def found(self, parts: Iterable[np.ndarray], sure: bool = False) -> Found:
-        """The outputs of a split."""
-        return Found(np.concatenate(list(parts)).reshape(-1), None)
+    def predictions(self, parts: Iterable[np.ndarray], confidence: bool = False) -> Predictions:
+        """Return the standardized outputs of a split."""
+        return Predictions(np.concatenate(list(parts)).reshape(-1), None)
 
     def baselines(self, train: Split, validation: Split, workers: Workers | None) -> Callable[[Split], dict[str, Any]]:
-        """The scores of simple methods on a test split."""
+        """Return a function that fits the baselines and scores them on a test split."""
         return lambda test: baselines.regression(*train, *test, self.mean, self.scale)
 
-    def report(self, truth: np.ndarray, found: Found) -> dict[str, Any]:
-        """Scores of the outputs for the test split in the target's units."""
-        return {"target": self.target, **metrics.regression(self.in_units(truth), self.in_units(found.values))}
+    def report(self, truth: np.ndarray, predictions: Predictions) -> dict[str, Any]:
+        """Return the scores of predictions for the test split in the target's units."""
+        return {"target": self.target, **metrics.regression(self.in_units(truth), self.in_units(predictions.values))}
 
-    def evaluation(self, truth: np.ndarray, found: Found) -> dict[str, Any]:
-        """Scores of the outputs for other data, with those of always answering the mean of the training split.
+    def evaluation(self, truth: np.ndarray, predictions: Predictions) -> dict[str, Any]:
+        """Return the scores of predictions for other data, and of always predicting the mean of the training split.
 
-        Raises DamagedError for an answer that is not finite.
+        Raises DamagedError for a prediction that is not finite.
         """
         units = self._finite(truth)
         constant = metrics.regression(units, np.full(len(units), self.mean))
-        return {**metrics.regression(units, self._finite(found.values)), "baseline": {"mean": constant}}
+        return {**metrics.regression(units, self._finite(predictions.values)), "baseline": {"mean": constant}}
 
     def answers(self, parts: Iterable[np.ndarray], top: int) -> list[dict[str, Any]]:
-        """The prediction in the target's units. Raises DamagedError for one that is not finite."""
+        """Return the predictions in the target's units. Raises DamagedError for one that is not finite."""
         # Nine digits identify a float32 number.
-        return [{"prediction": float(f"{value:.9g}")} for value in self._finite(self.found(parts).values)]
+        return [{"prediction": float(f"{value:.9g}")} for value in self._finite(self.predictions(parts).values)]
 
-    def plot(self, folder: Path, truth: np.ndarray, found: Found, title: str) -> None:
-        """predictions.png."""
-        plots.predictions(folder, self.in_units(truth), self.in_units(found.values), self.target, title)
+    def plot(self, folder: Path, truth: np.ndarray, predictions: Predictions, title: str) -> None:
+        """Draw predictions.png."""
+        plots.predictions(folder, self.in_units(truth), self.in_units(predictions.values), self.target, title)
 
-    def in_units(self, standardised: np.ndarray) -> np.ndarray:
-        """Standardised targets or outputs in the target's units, float64 [N]."""
+    def in_units(self, standardized: np.ndarray) -> np.ndarray:
+        """Return standardized targets or outputs in the target's units, float64 [N]."""
         with np.errstate(over="ignore"):
-            return standardised.reshape(-1).astype(np.float64) * self.scale + self.mean
+            return standardized.reshape(-1).astype(np.float64) * self.scale + self.mean
 
-    def _finite(self, standardised: np.ndarray) -> np.ndarray:
-        values = self.in_units(standardised)
+    def _finite(self, standardized: np.ndarray) -> np.ndarray:
+        values = self.in_units(standardized)
         if not np.isfinite(values).all():
             raise DamagedError(f"the model's answers, {self.scale:g} times its outputs, are not finite; train it again")
         return values
 
 
 def class_weights(targets: np.ndarray, classes: int, balance: float) -> Tensor | None:
-    """float32 [classes]: (N / (C n_c))^balance for a class with n_c of the N targets; None for balance 0."""
+    """Return float32 [classes], (N / (C n_c))^balance for a class with n_c of N targets; None for balance 0."""
     if balance == 0:
         return None
     counts = np.maximum(1, np.bincount(targets, minlength=classes))
@@ -226,7 +226,7 @@ def class_weights(targets: np.ndarray, classes: int, balance: float) -> Tensor |
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
-    """Softmax of logits [N, classes]."""
+    """Return the softmax of logits [N, classes]."""
     return ops.softmax(_tensor(logits), -1).data.cpu().numpy()
 
 

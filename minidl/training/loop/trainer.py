@@ -1,4 +1,4 @@
-"""What training loops share: epochs of steps, checkpoints, metrics.jsonl, and stopping after a signal."""
+"""The base of training loops: epochs of steps, checkpoints, metrics.jsonl, and stopping after a signal."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from minidl.training.run_folder import files
 from minidl.training.run_folder.checkpoints import FOLDER, Checkpoint, Checkpoints
 from minidl.training.run_folder.progress import Position, restoring
 
-MOST_SKIPPED = 20  # consecutive skipped updates: the weights are intact, but nothing is learnt
+MOST_SKIPPED = 20  # consecutive skipped updates, after which training stops
 _FETCH_SECONDS = 0.5
 _MOST_PENDING = 1000
-_BETWEEN = 16  # steps on a GPU between two looks whether one of several processes is to stop
+_STOP_INTERVAL = 16  # steps between two exchanges of stop requests of several processes with GPUs
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM: while entered, the first signal sets `requested`; the second raises KeyboardInterrupt.
+    """Handle Ctrl-C and SIGTERM: the first signal sets `requested`; the second raises KeyboardInterrupt.
 
-    Outside the main thread, where Python delivers no signals, it changes nothing.
+    Has no effect outside the main thread, where Python delivers no signals.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class Interrupts:
 class Figures:
     """Losses and other figures of training steps: they stay on the device and are fetched in groups.
 
-    `pending` are those not fetched yet. `skipped()` counts updates skipped for a gradient with NaN or infinity;
-    `remedy` names the flags to change.
+    `pending` has the figures that are still on the device. `skipped()` returns the number of updates skipped for a
+    gradient with NaN or infinity; `remedy` names the flags to change.
     """
 
     def __init__(self, skipped: Callable[[], int], remedy: str) -> None:
@@ -73,18 +73,18 @@ class Figures:
         self._skipped_in_a_row = 0
 
     def fetch(self, progress: Position, always: bool) -> list[list[float]]:
-        """The finite figures of each step, in order, in one transfer that also updates `progress.skipped`.
+        """Return the finite figures of each step, in order, and update `progress.skipped`, in one transfer.
 
-        Empty within half a second of the last transfer, unless `always`. Raises DivergedError after many consecutive
-        steps with gradients that are not finite.
+        Returns [] within half a second of the last transfer, unless `always`. Raises DivergedError after many
+        consecutive steps with gradients that are not finite.
         """
-        late = time.monotonic() - self._fetched > _FETCH_SECONDS or len(self.pending) >= _MOST_PENDING
-        if not (always or late) or not self.pending:
+        is_due = time.monotonic() - self._fetched > _FETCH_SECONDS or len(self.pending) >= _MOST_PENDING
+        if not (always or is_due) or not self.pending:
             return []
-        found = torch.stack(self.pending).reshape(len(self.pending), -1).tolist()
+        figures = torch.stack(self.pending).reshape(len(self.pending), -1).tolist()
         skipped = self._skipped()
-        every = skipped - progress.skipped >= len(self.pending)
-        self._skipped_in_a_row = self._skipped_in_a_row + len(self.pending) if every else 0
+        all_skipped = skipped - progress.skipped >= len(self.pending)
+        self._skipped_in_a_row = self._skipped_in_a_row + len(self.pending) if all_skipped else 0
         progress.skipped = skipped
         self.pending.clear()
         self._fetched = time.monotonic()
@@ -94,12 +94,13 @@ class Figures:
                 f"step {progress.step})",
                 self.remedy,
             )
-        return [values for values in found if all(map(math.isfinite, values))]
+        return [values for values in figures if all(map(math.isfinite, values))]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an epoch went: its entries in metrics.jsonl, the same for people, whether to keep it, a star for a record."""
+    """The result of an epoch: its entries in metrics.jsonl, a text for display, and whether it is the `best` state to
+    save. `star` marks a record score."""
 
     record: dict[str, Any]
     text: str
@@ -108,10 +109,10 @@ class Outcome:
 
 
 class BaseTrainer(ABC):
-    """Trains for a number of epochs of `steps` steps; writes `folder`/checkpoints and `folder`/metrics.jsonl.
+    """Train for a number of epochs of `steps` steps; write `folder`/checkpoints and `folder`/metrics.jsonl.
 
     `state` is stored with every checkpoint (settings and versions); `hint` is the command that continues the run.
-    `captured` tells whether a step on a GPU is one CUDA graph.
+    With `captured` a step on a GPU is one CUDA graph.
     """
 
     steps: int
@@ -127,12 +128,12 @@ class BaseTrainer(ABC):
         self.group = current()
         self._figures = figures
         self._started = time.monotonic()
-        self._spent = 0, 0.0, 0.0  # steps of this process, and the seconds in them and in their exchanges
+        self._totals = 0, 0.0, 0.0  # steps of this process, their seconds, and the seconds of their exchanges
 
     @property
     @abstractmethod
     def model(self) -> nn.Module:
-        """The network that the run keeps."""
+        """Return the network that the run saves."""
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint. Raises DamagedError when its parts do not fit each other or the networks."""
@@ -142,26 +143,26 @@ class BaseTrainer(ABC):
             self._load(checkpoint, progress.steps, parts)
             parts.append("generator")
             random.set_state(state["generator"])
-        whole = progress.epoch * self.steps + progress.step
-        if progress.epoch > self.epochs or progress.step >= self.steps or progress.steps != whole:
-            where = f"epoch {progress.epoch}, step {progress.step} and {progress.steps} in all"
-            raise damaged(path, f"{where}; an epoch has {self.steps} steps, training {self.epochs}")
+        expected = progress.epoch * self.steps + progress.step
+        if progress.epoch > self.epochs or progress.step >= self.steps or progress.steps != expected:
+            position = f"epoch {progress.epoch}, step {progress.step} and {progress.steps} in all"
+            raise damaged(path, f"{position}; an epoch has {self.steps} steps, training {self.epochs}")
         self.progress = progress
         if progress.history:
-            # The file may be damaged, and a run whose epochs are all done would not rewrite it.
+            # The file may be damaged, and a run without remaining epochs would not rewrite it.
             files.write_json_lines(self.folder / "metrics.jsonl", progress.history)
 
     @abstractmethod
     def _load(self, checkpoint: Checkpoint, steps: int, parts: list[str]) -> None:
-        """Load weights and optimizers as they were after so many steps, naming in `parts` what is loaded."""
+        """Load the weights and optimizers of step `steps`; append the name of each part to `parts` before loading."""
 
     @abstractmethod
     def attempt(self, size: int) -> None:
-        """A step with another batch size, to see whether memory suffices. The weights may be useless afterwards."""
+        """Take a step with another batch size, to see whether memory suffices. May make the weights useless."""
 
     @abstractmethod
     def rehearse(self) -> None:
-        """In a rehearsal, the launches of every kind that training makes. The trainer is useless afterwards."""
+        """Rehearse every kind of launch of the training. Makes the trainer useless."""
 
     def run(self) -> Position:
         """Train to the end.
@@ -180,20 +181,20 @@ class BaseTrainer(ABC):
 
     @property
     def finished(self) -> bool:
-        """Whether no epoch is left."""
+        """Return whether no epoch remains."""
         return bool(self.progress.epoch == self.epochs)
 
     @property
     @abstractmethod
     def examples(self) -> int:
-        """Those that an epoch trains on."""
+        """Return the number of examples in an epoch."""
 
-    def pace(self) -> dict[str, Any]:
-        """Examples a second in the steps of this process, and the share of their time that it waited for others."""
-        steps, seconds, waited = self._spent
+    def throughput(self) -> dict[str, Any]:
+        """Return the examples per second of this process, and the share of its time spent waiting for others."""
+        steps, seconds, waited = self._totals
         if not steps:
             return {}
-        # On a GPU the host does not wait: an exchange is a part of the step, and of its graph.
+        # On a GPU the host does not wait: the exchange is part of the step's graph.
         share = None if launch.is_gpu(default_device()) else round(waited / seconds, 4)
         return {
             "examples_per_second": round(steps / self.steps * self.examples / seconds, 1), "communication": share
@@ -201,43 +202,44 @@ class BaseTrainer(ABC):
 
     @abstractmethod
     def _steps(self) -> Iterator[torch.Tensor]:
-        """Takes the steps left of an epoch; the figures of each, on the device."""
+        """Take the remaining steps of an epoch; yield the figures of each, on the device."""
 
     @abstractmethod
-    def _judge(self) -> Outcome:
-        """The end of an epoch: how it went. Raises DivergedError."""
+    def _end_epoch(self) -> Outcome:
+        """Validate after the last step of an epoch. Raises DivergedError."""
 
     @abstractmethod
     def _fetch(self, always: bool) -> str | None:
-        """Add the figures on the device to the progress, see `Figures`; the epoch's so far, None if there are none."""
+        """Add the figures on the device to the progress, see `Figures`; return the epoch's as text, None if none."""
 
     @abstractmethod
     def _parts(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
-        """(weights, optimizer, more): the states for a checkpoint; the last are JSON values."""
+        """Return (weights, optimizer, more), the states for a checkpoint; the last are JSON values."""
 
     def _train(self, interrupts: Interrupts) -> None:
-        """All epochs that are left. Raises Interrupted."""
+        """Train for the remaining epochs. Raises Interrupted."""
         while not self.finished:
             best = self._epoch(interrupts)
             self._save(best)
-            if self._is_to_stop(interrupts):
+            if self._should_stop(interrupts):
                 raise self._interruption()
 
     def _epoch(self, interrupts: Interrupts) -> bool:
-        """The steps left of an epoch, and its line in metrics.jsonl; whether it is the best so far."""
+        """Take the remaining steps of an epoch and write its line in metrics.jsonl; return whether it is the best."""
         progress = self.progress
-        started = (begun := time.monotonic()) - progress.epoch_seconds
+        resumed = time.monotonic()
+        started = resumed - progress.epoch_seconds
         first, waited = progress.step, self.group.waited
         self.display.begin(progress.epoch + 1, self.epochs, progress.step, self.steps)
         for figures in self._steps():
             self._figures.pending.append(figures)
             progress.step += 1
             progress.steps += 1
-            with self.group.waiting(f"step {progress.steps}"):  # a recorded step has its exchanges inside
+            with self.group.waiting(f"step {progress.steps}"):  # a captured step includes its exchanges
                 fetched = self._fetch(always=False)
             self.display.step(progress.step, fetched)
-            often = self.group.size == 1 or not self.captured or progress.step % _BETWEEN == 0
-            if often and self._is_to_stop(interrupts) and progress.step < self.steps:
+            may_stop = self.group.size == 1 or not self.captured or progress.step % _STOP_INTERVAL == 0
+            if may_stop and self._should_stop(interrupts) and progress.step < self.steps:
                 with self.group.waiting("the last step"):
                     self._fetch(always=True)
                 progress.epoch_seconds = time.monotonic() - started
@@ -247,14 +249,15 @@ class BaseTrainer(ABC):
             fetched = self._fetch(always=True)
         if fetched is None:
             raise DivergedError(f"no loss in epoch {progress.epoch + 1} is finite", self._figures.remedy)
-        now = progress.step - first, time.monotonic() - begun, self.group.waited - waited
-        self._spent = self._spent[0] + now[0], self._spent[1] + now[1], self._spent[2] + now[2]
+        steps, seconds, waiting = self._totals
+        seconds += time.monotonic() - resumed
+        self._totals = steps + progress.step - first, seconds, waiting + (self.group.waited - waited)
         if not self.group.leads:
             saved, state = self.group.from_leader(None, "the end of an epoch")
             self.progress = type(progress).from_saved(saved)
             random.set_state(state)
             return False
-        outcome = self._judge()
+        outcome = self._end_epoch()
         seconds = round(time.monotonic() - started, 3)
         progress.epoch += 1
         progress.step = 0
@@ -267,12 +270,12 @@ class BaseTrainer(ABC):
         self.group.from_leader([asdict(progress), random.get_state()], "the end of an epoch")
         return outcome.best
 
-    def _is_to_stop(self, interrupts: Interrupts) -> bool:
-        """Whether a signal came, to this process or another: all stop after the same step."""
+    def _should_stop(self, interrupts: Interrupts) -> bool:
+        """Return whether this process or another received a signal: all stop after the same step."""
         return any(self.group.gathered(interrupts.requested, f"step {self.progress.steps}"))
 
     def _save(self, best: bool = False) -> None:
-        weights, optimizer, more = self._parts()  # a state that is shared out comes from all processes
+        weights, optimizer, more = self._parts()  # on all processes: a sharded state is gathered
         if not self.group.leads:
             return
         self.progress.seconds = time.monotonic() - self._started
@@ -280,6 +283,6 @@ class BaseTrainer(ABC):
         self.checkpoints.save(self.progress.steps, weights, optimizer, state, best)
 
     def _interruption(self) -> Interrupted:
-        """The exception to raise after a signal, once everything is saved."""
+        """Wait for the checkpoint; return the exception to raise after a signal."""
         self.checkpoints.wait()
         return Interrupted(f"interrupted after {self.progress.text}; everything is saved. To continue:\n  {self.hint}")

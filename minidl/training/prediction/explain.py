@@ -1,6 +1,6 @@
-"""`minidl explain`: which terms of a text spoke for and against a label, and how much.
+"""`minidl explain`: how much each term of a text raised or lowered the score of a label.
 
-The values are those of `terms`; with the rest, which is always told, they add up to the logit.
+`terms` computes the values; together with the rest, which is always included, they add up to the logit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from minidl.training.prediction.terms import logits, values
 from minidl.training.run_folder.folder import RunFolder
 from minidl.training.settings.command import Explain
 
-_BAR = 24  # characters of the longest
+_BAR = 24  # characters of the longest bar
 
 
-class Spoken(NamedTuple):
-    """What spoke for a label: (term, value) from the one most in favour to the one most against, and the rest."""
+class Explanation(NamedTuple):
+    """The terms of a text for a label as (term, value), from the highest value to the lowest, and the rest."""
 
     label: str
     probability: float
@@ -34,8 +34,8 @@ class Spoken(NamedTuple):
     terms: list[tuple[str, float]]
 
 
-def explain(config: Explain) -> Iterator[tuple[str, list[Spoken]]]:
-    """Each text with what spoke for its `config.top` most probable labels.
+def explain(config: Explain) -> Iterator[tuple[str, list[Explanation]]]:
+    """Yield each text with the explanations of its `config.top` most probable labels.
 
     Raises ConfigError for a run of another kind, DamagedError for missing or invalid files.
     """
@@ -45,63 +45,59 @@ def explain(config: Explain) -> Iterator[tuple[str, list[Spoken]]]:
     classifier = load(config.run)
     chunks = [config.texts] if config.texts else inputs.lines_as_they_come(inputs.standard_input())
     for chunk in chunks:
-        for given in chunk:
-            text = given if isinstance(given, str) else given[1]
-            yield text, spoken(classifier, text, config.top)
+        for line in chunk:
+            text = line if isinstance(line, str) else line[1]
+            yield text, explain_text(classifier, text, config.top)
 
 
-def spoken(classifier: Any, text: str, top: int) -> list[Spoken]:
-    """What spoke for the `top` most probable labels of a text."""
+def explain_text(classifier: Any, text: str, top: int) -> list[Explanation]:
+    """Return the explanations of the `top` most probable labels of a text."""
     features = classifier.features([text])
     names = _names(classifier.vectorizer, text)
-    of = logits(classifier.model, features)
-    y = of[1].data
-    shares = probabilities(y.float().cpu().numpy())[0]
-    found = []
-    for place in np.argsort(-y.double().cpu().numpy()[0], kind="stable")[:top]:
-        given = values(classifier.model, features, of, np.array([place]))
-        order = np.argsort(-given, kind="stable")
-        terms = [(names[features.indices[i]], float(given[i])) for i in order]
-        logit = float(y[0, int(place)])
-        rest = logit - float(given.sum())
-        found.append(Spoken(classifier.targets.labels[place], float(shares[place]), logit, rest, terms))
-    return found
+    hidden, y = logits(classifier.model, features)
+    shares = probabilities(y.data.float().cpu().numpy())[0]
+    explanations = []
+    for index in np.argsort(-y.data.double().cpu().numpy()[0], kind="stable")[:top]:
+        weights = values(classifier.model, features, (hidden, y), np.array([index]))
+        terms = [(names[features.indices[i]], float(weights[i])) for i in np.argsort(-weights, kind="stable")]
+        logit = float(y.data[0, int(index)])
+        rest = logit - float(weights.sum())
+        explanations.append(Explanation(classifier.targets.labels[index], float(shares[index]), logit, rest, terms))
+    return explanations
 
 
 def _names(vectorizer: Any, text: str) -> dict[int, str]:
-    """The terms of a text by their columns; several that share a hashed one are named together."""
+    """Return the terms of a text by column; terms with the same hash share a name."""
     terms = count_texts([text], vectorizer.analyzer).terms
-    each = np.ones(len(terms), dtype=np.int32)
-    alone = vectorizer.weighted(Counted(terms, each, np.arange(len(terms), dtype=np.int32), each.astype(np.uint16)))
+    ones = np.ones(len(terms), dtype=np.int32)
+    weighted = vectorizer.weighted(Counted(terms, ones, np.arange(len(terms), dtype=np.int32), ones.astype(np.uint16)))
     names: dict[int, str] = {}
-    for row, column in zip(*alone.nonzero(), strict=True):
+    for row, column in zip(*weighted.nonzero(), strict=True):
         names[int(column)] = f"{names[int(column)]} / {terms[row]}" if int(column) in names else terms[row]
     return names
 
 
-def as_text(text: str, labels: Sequence[Spoken], most: int) -> str:
-    """What spoke for each label, with bars: the `most` terms that weigh most, in their order."""
+def as_text(text: str, explanations: Sequence[Explanation], most: int) -> str:
+    """Return each explanation with bars: the `most` terms of the largest absolute values, in their order."""
     lines = [shorten(text)]
-    for spoke in labels:
-        weighty = sorted(spoke.terms, key=lambda term: -abs(term[1]))[:most]
-        shown = [(one_line(name), value) for name, value in spoke.terms if (name, value) in weighty]
-        others = sum(value for term, value in spoke.terms) - sum(value for _, value in shown)
-        rows = [*shown, *([("other terms", others)] if len(shown) < len(spoke.terms) else []), ("rest", spoke.rest)]
+    for each in explanations:
+        largest = sorted(each.terms, key=lambda term: -abs(term[1]))[:most]
+        terms = [(one_line(name), value) for name, value in each.terms if (name, value) in largest]
+        others = sum(value for _, value in each.terms) - sum(value for _, value in terms)
+        rows = [*terms, *([("other terms", others)] if len(terms) < len(each.terms) else []), ("rest", each.rest)]
         longest = max((abs(value) for _, value in rows), default=0.0) or 1.0
         width = max(len(name) for name, _ in rows)
-        lines.append(f"  {one_line(spoke.label)}: probability {spoke.probability:.3f}, logit {spoke.logit:.3f}")
+        lines.append(f"  {one_line(each.label)}: probability {each.probability:.3f}, logit {each.logit:.3f}")
         for name, value in rows:
             bar = ("+" if value > 0 else "-") * round(_BAR * abs(value) / longest)
             lines.append(f"    {name.ljust(width)}  {value:8.3f}  {bar}".rstrip())
     return "\n".join(lines) + "\n"
 
 
-def as_json(text: str, labels: Sequence[Spoken]) -> dict[str, Any]:
-    """The same as an object of JSON, with all terms."""
-    return {
-        "text": text,
-        "labels": [
-            {**spoke._asdict(), "terms": [{"term": term, "value": value} for term, value in spoke.terms]}
-            for spoke in labels
-        ],
-    }
+def as_json(text: str, explanations: Sequence[Explanation]) -> dict[str, Any]:
+    """Return the explanations as a JSON object, with all terms."""
+    labels = [
+        {**each._asdict(), "terms": [{"term": term, "value": value} for term, value in each.terms]}
+        for each in explanations
+    ]
+    return {"text": text, "labels": labels}

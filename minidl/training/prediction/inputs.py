@@ -1,6 +1,6 @@
-"""Inputs of `minidl predict`: lines and rows from standard input as they arrive, or from arguments.
+"""The inputs of `minidl predict`: lines and rows from standard input as they arrive, or from arguments.
 
-Inputs before an invalid one are handed on first; then its error is raised.
+Inputs before an invalid one are yielded first; then its error is raised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minidl.data.records import DataError
 
 STANDARD_INPUT = Path("standard input")
 CHUNK = 256
-FILE_CHUNK = 2**15  # of a file, all of which is there
+FILE_CHUNK = 2**15  # inputs of a file in a chunk
 _BLOCK = 2**16
 LONGEST = 2**26  # bytes of a line
 _EXAMPLE = '{"column": 1.5}'
@@ -34,22 +34,22 @@ _Read = TypeVar("_Read")
 
 
 def standard_input() -> io.BufferedIOBase:
-    """Standard input as bytes. Raises DataError when the process was started without one."""
+    """Return standard input as bytes. Raises DataError when the process was started without one."""
     if sys.stdin is None:
         raise DataError(f"{STANDARD_INPUT} is closed: give the inputs as arguments or by --file")
     return cast(io.BufferedIOBase, sys.stdin.buffer)
 
 
-def tell_files(given: Iterable[str], what: str) -> None:
-    """Note on standard error that an argument, which is taken as it stands, is the name of a data file."""
-    for argument in given:
+def note_files(arguments: Iterable[str], kind: str) -> None:
+    """Note on standard error that an argument, which is read as an input of this kind, is the name of a data file."""
+    for argument in arguments:
         try:
-            there = formats.kind_of(Path(argument)) is not None and Path(argument).is_file()
-        except (OSError, ValueError):  # no name of a file
+            is_data_file = formats.kind_of(Path(argument)) is not None and Path(argument).is_file()
+        except (OSError, ValueError):  # the argument is not a path
             continue
-        if there:
+        if is_data_file:
             file = shlex.quote(argument)
-            console.note(f"{argument} is read as {what}; to predict the file's contents: --file {file}")
+            console.note(f"{argument} is read as {kind}; to predict the file's contents: --file {file}")
 
 
 def note_unknown(unknown: int, total: int) -> None:
@@ -63,12 +63,12 @@ def note_unknown(unknown: int, total: int) -> None:
 
 
 def chunks(items: list[_Item], size: int = CHUNK) -> Iterator[list[_Item]]:
-    """All items, `size` at a time."""
+    """Yield all items in lists of `size`."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def lines_as_they_come(stream: io.BufferedIOBase) -> Iterator[list[Line]]:
-    """Numbered lines in chunks of those that have arrived, so that a single line is answered at once.
+    """Yield chunks of the numbered lines that have arrived, so that a single line is answered at once.
 
     Raises DataError for a line that is not UTF-8 text, and when reading fails.
     """
@@ -81,15 +81,15 @@ def lines_as_they_come(stream: io.BufferedIOBase) -> Iterator[list[Line]]:
 
 
 def _lines(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
-    """The complete lines after each read, without line ends.
+    """Yield the complete lines after each read, without line ends.
 
-    Raises DataError when reading fails, and for a line of more than LONGEST bytes, which is not kept.
+    Raises DataError when reading fails, and for a line of more than LONGEST bytes.
 
-    `read1` returns as soon as there is any input, so no thread has to read ahead; such a thread would hold the lock of
-    standard input when the process ends.
+    `read1` returns as soon as any input is available, so no thread has to read ahead; such a thread would hold the lock
+    of standard input when the process ends.
     """
-    begun: list[bytes] = []
-    number, length = 1, 0  # of the line that has begun
+    pieces: list[bytes] = []
+    number, length = 1, 0  # of the incomplete line in `pieces`
     while True:
         try:
             block = stream.read1(_BLOCK)
@@ -107,18 +107,18 @@ def _lines(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
                 "split it into several lines, or pass a file with --file"
             )
         if newline:
-            arrived = b"".join([*begun, end]).split(b"\n")
-            begun.clear()
+            arrived = b"".join([*pieces, end]).split(b"\n")
+            pieces.clear()
             number, length = number + len(arrived), len(rest)
             yield arrived
         if rest:
-            begun.append(rest)
-    if begun:
-        yield [b"".join(begun)]
+            pieces.append(rest)
+    if pieces:
+        yield [b"".join(pieces)]
 
 
 def rows_as_they_come(stream: io.BufferedIOBase, expected: Sequence[str]) -> Iterator[Records]:
-    """Table rows from JSON lines, if the first line is JSON, or from CSV with a header line and a row."""
+    """Yield table rows from JSON lines, if the first line is JSON, or from CSV with a header line and a row."""
     reader: CsvRows | None = None
     has_rows = False
     is_json: bool | None = None
@@ -141,7 +141,7 @@ def rows_as_they_come(stream: io.BufferedIOBase, expected: Sequence[str]) -> Ite
 
 
 def _is_json(line: str) -> bool:
-    """Whether a line is an object, or would be another JSON value: the name of a column may begin with a bracket."""
+    """Return whether a line is JSON: it begins as an object or is a list; a CSV header may begin with a bracket."""
     if line.startswith("["):
         with contextlib.suppress(ValueError):
             parse_json(line)
@@ -149,35 +149,35 @@ def _is_json(line: str) -> bool:
     return line.startswith("{")
 
 
-def json_rows(lines: Sequence[Line], where: Path, expected: Sequence[str] = ()) -> Iterator[Records]:
-    """Rows with the columns of all lines and the `expected` ones."""
+def json_rows(lines: Sequence[Line], source: Path, expected: Sequence[str] = ()) -> Iterator[Records]:
+    """Yield rows with the columns of all lines and the `expected` ones."""
 
     def read(line: Line) -> list[tuple[int, dict[str, Any]]]:
-        return [(line[0], json_object(line[1], where, line[0], _EXAMPLE))]
+        return [(line[0], json_object(line[1], source, line[0], _EXAMPLE))]
 
-    for found in _until_fault(lines, read):
-        columns, rows = in_columns([value for _, value in found], expected)
-        yield Records(where, columns, rows, [number for number, _ in found], "")
+    for objects in _until_fault(lines, read):
+        columns, rows = in_columns([value for _, value in objects], expected)
+        yield Records(source, columns, rows, [number for number, _ in objects], "")
 
 
 def _csv_rows(lines: Sequence[Line], reader: CsvRows) -> Iterator[Records]:
-    for found in _until_fault(lines, lambda line: list(reader.read([line[1]], line[0]))):
-        rows, numbers = [row for _, row in found], [number for number, _ in found]
+    for numbered_rows in _until_fault(lines, lambda line: list(reader.read([line[1]], line[0]))):
+        rows, numbers = [row for _, row in numbered_rows], [number for number, _ in numbered_rows]
         yield Records(reader.path, reader.columns, rows, numbers, "", reader.decimal_comma)
 
 
 def _until_fault(items: Iterable[_Item], read: Callable[[_Item], list[_Read]]) -> Iterator[list[_Read]]:
-    """What `read` returns for the items, as one chunk unless it is empty; then the DataError that stopped it."""
-    done: list[_Read] = []
+    """Yield the results of `read` for all items before the first error, if there are any; then raise the DataError."""
+    results: list[_Read] = []
     try:
         for item in items:
-            done.extend(read(item))
+            results.extend(read(item))
     except DataError:
-        if done:
-            yield done
+        if results:
+            yield results
         raise
-    if done:
-        yield done
+    if results:
+        yield results
 
 
 def _text(raw: bytes, number: int) -> str:

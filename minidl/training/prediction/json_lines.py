@@ -1,4 +1,4 @@
-"""Answers of a classification as lines of JSON; of many, by several processes."""
+"""Format the answers of a classification as lines of JSON, many of them in several processes."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ import numpy as np
 from minidl.data.parsing import encoded
 from minidl.data.workers import Message, Workers
 
-_TOGETHER = 4096  # rows that a worker gets at a time
+_CHUNK = 4096  # rows of a worker's job
 
 
 def best(shares: np.ndarray, top: int) -> Iterator[list[tuple[int, float]]]:
-    """The `top` most probable classes of each row of probabilities [N, C], with these to six digits."""
+    """Yield the `top` most probable classes of each row of probabilities [N, C], each with its rounded probability."""
     order = np.argsort(-shares, axis=1, kind="stable")[:, :top]
     values = np.take_along_axis(shares, order, axis=1).astype(np.float64)
-    for places, numbers in zip(order.tolist(), values.tolist(), strict=True):
-        yield [(i, round(number, 6)) for i, number in zip(places, numbers, strict=True)]
+    for classes, numbers in zip(order.tolist(), values.tolist(), strict=True):
+        yield [(i, round(number, 6)) for i, number in zip(classes, numbers, strict=True)]
 
 
-def lines(shares: np.ndarray, known: np.ndarray, labels: Sequence[str], top: int) -> str:
-    """A line for each row of probabilities float32 [N, C]: label, probability, the `top` best and its known terms."""
-    begun = [f'"label": {encoded(label)}, "probability": ' for label in labels]
-    found = []
-    for ranked, count in zip(best(shares, top), known.tolist(), strict=True):
-        texts = [f"{begun[i]}{number!r}" for i, number in ranked]
-        found.append(f'{{{texts[0]}, "top": [{{{"}, {".join(texts)}}}], "known_terms": {count}}}\n')
-    return "".join(found)
+def lines(shares: np.ndarray, known_terms: np.ndarray, labels: Sequence[str], top: int) -> str:
+    """Return a line per row of probabilities float32 [N, C]: label, probability, `top` best labels, known terms."""
+    prefixes = [f'"label": {encoded(label)}, "probability": ' for label in labels]
+    rows = []
+    for ranked, count in zip(best(shares, top), known_terms.tolist(), strict=True):
+        texts = [f"{prefixes[i]}{number!r}" for i, number in ranked]
+        rows.append(f'{{{texts[0]}, "top": [{{{"}, {".join(texts)}}}], "known_terms": {count}}}\n')
+    return "".join(rows)
 
 
-def nothing(message: Message) -> Message:
-    """A worker's job, after which it has imported this module, and numpy: a tenth of a second."""
+def import_module(message: Message) -> Message:
+    """Do nothing, as a worker's first job: this imports the module, and numpy, in a tenth of a second."""
     return Message({})
 
 
-def made(message: Message) -> Message:
-    """A worker's job: `lines`."""
+def lines_of_message(message: Message) -> Message:
+    """Return `lines`, as a worker's job."""
     values = message.values
-    known = np.frombuffer(message.buffers[1], dtype=np.int64)
-    shares = np.frombuffer(message.buffers[0], dtype=np.float32).reshape(len(known), -1)
-    return Message({}, [lines(shares, known, values["labels"], values["top"]).encode()])
+    known_terms = np.frombuffer(message.buffers[1], dtype=np.int64)
+    shares = np.frombuffer(message.buffers[0], dtype=np.float32).reshape(len(known_terms), -1)
+    return Message({}, [lines(shares, known_terms, values["labels"], values["top"]).encode()])
 
 
 def by_workers(
-    shares: np.ndarray, known: np.ndarray, labels: Sequence[str], top: int, workers: Workers
+    shares: np.ndarray, known_terms: np.ndarray, labels: Sequence[str], top: int, workers: Workers
 ) -> Iterator[str]:
-    """`lines` in parts, in order."""
+    """Yield `lines` in parts, in order."""
     values = {"labels": list(labels), "top": top}
-    if len(shares) <= _TOGETHER or workers.count == 1:
-        yield lines(shares, known, labels, top)
+    if len(shares) <= _CHUNK or workers.count == 1:
+        yield lines(shares, known_terms, labels, top)
         return
-    parts = (slice(start, start + _TOGETHER) for start in range(0, len(shares), _TOGETHER))
-    asked = (Message(values, [np.ascontiguousarray(shares[part]), known[part]]) for part in parts)
-    for answer in workers.map(made, asked):
+    parts = (slice(start, start + _CHUNK) for start in range(0, len(shares), _CHUNK))
+    messages = (Message(values, [np.ascontiguousarray(shares[part]), known_terms[part]]) for part in parts)
+    for answer in workers.map(lines_of_message, messages):
         yield str(answer.buffers[0], "utf-8")

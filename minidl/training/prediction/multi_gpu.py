@@ -1,5 +1,8 @@
-"""A finished run's model on several GPUs: processes that have it answer parts of the inputs, in the same batches as one
-process, and so with the same bits. What they are asked and answer goes over pipes (see `data.workers`)."""
+"""Apply a finished run's model on several GPUs, one process for each.
+
+The processes use the same batches as one process, so the results have the same bits. Inputs and outputs pass through
+pipes, see `data.workers`.
+"""
 
 from __future__ import annotations
 
@@ -20,62 +23,63 @@ from minidl.training.run_folder.saved_run import SavedRun
 
 
 class Spread:
-    """`count` processes, each with a GPU of its own; for one, none is started."""
+    """`count` processes with a GPU each; a count of 1 starts none."""
 
     def __init__(self, run: SavedRun, device: str, count: int) -> None:
         self.processes = Workers(count, [workers.only(gpu) for gpu in range(count)], "--devices")
         self._run = {"run": str(run.folder), "identity": run.identity, "device": device}
 
     def begin(self) -> None:
-        """Start the processes, and let them read the model. Raises WorkerError."""
+        """Start the processes; each loads the model. Raises WorkerError."""
         self.processes.start()
         for _ in range(self.processes.count):
-            self.processes.later(ready, Message(self._run))
+            self.processes.later(load_model, Message(self._run))
 
     def outputs(self, features: Any, width: int) -> Iterator[np.ndarray]:
-        """As `forward.saved_outputs`."""
+        """Yield the outputs as `forward.saved_outputs` does."""
         from minidl.training.loop.forward import batch_and_part
 
         count = int(features.shape[0])
-        batch, whole = batch_and_part(features, width)
-        ends = []  # of the pieces, by part
-        for start in range(0, count, whole):
-            stop = min(count, start + whole)
+        batch, part = batch_and_part(features, width)
+        parts = []  # the slices of each part's inputs, one for each process
+        for start in range(0, count, part):
+            stop = min(count, start + part)
             batches = -(-(stop - start) // batch)
-            each = -(-batches // self.processes.count) * batch
-            ends.append([(first, min(stop, first + each)) for first in range(start, stop, each)])
-        asked = (_packed(features, *piece, {**self._run, "width": width}) for pieces in ends for piece in pieces)
-        answers = self.processes.map(answered, asked)
-        for pieces in ends:
-            found = [np.frombuffer(part, np.float32) for _ in pieces for part in next(answers).buffers]
-            yield np.concatenate(found).reshape(-1, width)
+            size = -(-batches // self.processes.count) * batch
+            parts.append([(first, min(stop, first + size)) for first in range(start, stop, size)])
+        values = {**self._run, "width": width}
+        messages = (_packed(features, *ends, values) for slices in parts for ends in slices)
+        answers = self.processes.map(outputs_of_message, messages)
+        for slices in parts:
+            arrays = [np.frombuffer(raw, np.float32) for _ in slices for raw in next(answers).buffers]
+            yield np.concatenate(arrays).reshape(-1, width)
 
 
 def spread(run: SavedRun, devices: int | str, device: str) -> Spread:
-    """The processes for --devices. Raises ConfigError for more than there are, and under torchrun."""
+    """Return the processes for --devices. Raises ConfigError for more than exist, and under torchrun."""
     place = workers.place()
     if place is not None and place.world > 1:
         raise ConfigError("this command starts its processes itself: give --devices, without torchrun")
     return Spread(run, device, processes(devices, device))
 
 
-def ready(asked: Message) -> Message:
-    """A process's job, after which it has the model."""
-    _ = _predictor(**asked.values).model
+def load_model(message: Message) -> Message:
+    """Load the model, as a process's first job."""
+    _ = _predictor(**message.values).model
     return Message({})
 
 
-def answered(asked: Message) -> Message:
-    """A process's job: the outputs of some inputs."""
+def outputs_of_message(message: Message) -> Message:
+    """Return the outputs for the inputs of a message, as a process's job."""
     from minidl.training.loop.forward import saved_outputs
 
-    predictor = _predictor(*(asked.values[name] for name in ("run", "identity", "device")))
-    return Message({}, list(saved_outputs(predictor.model, _unpacked(asked), asked.values["width"])))
+    predictor = _predictor(*(message.values[name] for name in ("run", "identity", "device")))
+    return Message({}, list(saved_outputs(predictor.model, _unpacked(message), message.values["width"])))
 
 
 @functools.cache
 def _predictor(run: str, identity: str, device: str) -> Any:
-    """The run in this process."""
+    """Return the predictor of this process."""
     prepare(device, "minidl.training.loop.forward")
     saved = RunFolder(Path(run)).read_finished()
     if saved.identity != identity:
@@ -84,27 +88,27 @@ def _predictor(run: str, identity: str, device: str) -> Any:
 
 
 def _packed(features: Any, first: int, end: int, values: dict[str, Any]) -> Message:
-    """Inputs `first` to `end`: scipy CSR, an array [N, F] or Pictures."""
+    """Return a message with inputs `first` to `end` of scipy CSR, an array [N, F] or Pictures."""
     if isinstance(features, Pictures):
         arrays = [features.pixels[first:end]]
         values = {**values, "mean": features.mean, "std": features.std}
     elif isinstance(features, np.ndarray):
         arrays = [features[first:end]]
     else:
-        some = features[first:end]
-        arrays = [some.data, some.indices, some.indptr]
+        rows = features[first:end]
+        arrays = [rows.data, rows.indices, rows.indptr]
     arrays = [np.ascontiguousarray(array) for array in arrays]
     shape = [end - first, *features.shape[1:]]
     return Message({**values, "shape": shape, "types": [array.dtype.str for array in arrays]}, arrays)
 
 
-def _unpacked(asked: Message) -> Any:
-    shape = asked.values["shape"]
-    pairs = zip(asked.buffers, asked.values["types"], strict=True)
-    # Copied: what came over a pipe cannot be written to, and torch warns of that.
-    arrays = [np.frombuffer(part, np.dtype(kind)).copy() for part, kind in pairs]
-    if "mean" in asked.values:
-        return Pictures(arrays[0].reshape(shape), tuple(asked.values["mean"]), tuple(asked.values["std"]))
+def _unpacked(message: Message) -> Any:
+    shape = message.values["shape"]
+    pairs = zip(message.buffers, message.values["types"], strict=True)
+    # Copies, as the buffers are read-only, of which torch warns.
+    arrays = [np.frombuffer(raw, np.dtype(kind)).copy() for raw, kind in pairs]
+    if "mean" in message.values:
+        return Pictures(arrays[0].reshape(shape), tuple(message.values["mean"]), tuple(message.values["std"]))
     if len(arrays) == 1:
         return arrays[0].reshape(shape)
     from scipy.sparse import csr_matrix

@@ -26,7 +26,7 @@ _FOLDERS = 16  # arguments that may be folders
 
 
 class Prepared(NamedTuple):
-    """Some inputs with their features, or with the error of the first that has none."""
+    """A chunk of inputs with their features, or with the error of its first invalid input."""
 
     chunk: Any
     features: Any
@@ -35,35 +35,35 @@ class Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """Inputs that are being read for a run; `predictor` waits for its documents."""
+    """The inputs of a command, read by a thread; `predictor` waits for the run's documents."""
 
     run: SavedRun
-    predictor: Callable[[], Predictor]
+    predictor: Callable[[], Predictor[Any]]
     prepared: Iterator[Prepared]
 
 
-def load(folder: Path) -> Predictor:
-    """A finished run with its model. Raises ConfigError if there is none, DamagedError for missing or invalid files."""
+def load(folder: Path) -> Predictor[Any]:
+    """Return the predictor of a finished run. Raises ConfigError without one, DamagedError for damaged files."""
     run = RunFolder(folder).read_finished()
     return _with_model(run, lambda: _of_documents(run))
 
 
-def _with_model(run: SavedRun, predictor: Callable[[], Predictor]) -> Predictor:
+def _with_model(run: SavedRun, predictor: Callable[[], Predictor[Any]]) -> Predictor[Any]:
     run.show_notes()
-    found = predictor()
+    loaded = predictor()
     with _of_run():
-        _ = found.targets, found.model
-    return found
+        _ = loaded.targets, loaded.model
+    return loaded
 
 
-def _of_documents(run: SavedRun) -> Predictor:
+def _of_documents(run: SavedRun) -> Predictor[Any]:
     with _of_run():
         return run.predictor()
 
 
 @contextlib.contextmanager
 def _of_run() -> Iterator[None]:
-    """A block that reads files of a run: what is wrong with them is a damage."""
+    """Raise DamagedError for invalid files inside this context, which reads files of a run."""
     try:
         with out_of_memory.used_for("the model", "a smaller model"):
             yield
@@ -73,13 +73,11 @@ def _of_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(config: Predict) -> Iterator[Reading]:
-    """A block at whose beginning threads and processes begin to read the inputs: importing torch, waking a GPU and
-    loading the model take seconds.
+    """Start threads and processes that read the inputs while torch is imported and the model is loaded.
 
-    Standard input is read when it is asked for, and answered as it comes. What is wrong with the documents or with an
-    input is told by `answer`, after what is wrong before it.
+    Standard input is read on demand, and answered line by line. `answer` raises the errors of documents and inputs.
     """
-    import numpy as np  # noqa: F401 (before the threads, which need it, too)
+    import numpy as np  # noqa: F401 (the threads would import it at the same time)
 
     from minidl.training.prediction import json_lines as lines
 
@@ -90,18 +88,18 @@ def reading(config: Predict) -> Iterator[Reading]:
             shared.begin()
             workers.start()
             for _ in range(workers.count):
-                workers.later(lines.nothing, Message({}))
+                workers.later(lines.import_module, Message({}))
         predictor = helpers.in_thread(lambda: replace(_of_documents(run), workers=workers, devices=shared))
         prepared = _prepared(predictor, config)
-        there = config.inputs or config.file is not None
-        yield Reading(run, predictor, helpers.one_ahead(prepared) if there else prepared)
+        is_available = config.inputs or config.file is not None
+        yield Reading(run, predictor, helpers.one_ahead(prepared) if is_available else prepared)
 
 
-def _prepared(predictor: Callable[[], Predictor], config: Predict) -> Iterator[Prepared]:
-    found = predictor()
-    for chunk in found.chunks(config):
+def _prepared(predictor: Callable[[], Predictor[Any]], config: Predict) -> Iterator[Prepared]:
+    loaded = predictor()
+    for chunk in loaded.chunks(config):
         try:
-            features = found.features(chunk)
+            features = loaded.features(chunk)
         except DataError as error:
             yield Prepared(chunk, None, error)
             return
@@ -109,43 +107,41 @@ def _prepared(predictor: Callable[[], Predictor], config: Predict) -> Iterator[P
 
 
 def predict(config: Predict, write: IO[str]) -> None:
-    """`answer` the inputs of a command."""
-    with reading(config) as begun:
-        answer(begun, config, write)
+    """Read and `answer` the inputs of a command."""
+    with reading(config) as inputs_of_run:
+        answer(inputs_of_run, config, write)
 
 
-def answer(begun: Reading, config: Predict, write: IO[str]) -> None:
+def answer(reading: Reading, config: Predict, write: IO[str]) -> None:
     """Write one JSON line per input, as soon as its answer is known.
 
-    Raises DataError for an input that cannot be read; the answers before it are written, but a file is read as a whole.
+    Raises DataError for an invalid input, after writing the answers before it; a file is read completely first.
     """
-    predictor = _with_model(begun.run, begun.predictor)
+    predictor = _with_model(reading.run, reading.predictor)
     if predictor.argument:
-        inputs.tell_files(config.inputs, predictor.argument)
+        inputs.note_files(config.inputs, predictor.argument)
     total = unknown = 0
-    for features, lines in _lines(predictor, begun.prepared, config.top):
+    for features, lines in _lines(predictor, reading.prepared, config.top):
         write.writelines(lines)
         write.flush()
-        if TASKS[begun.run.kind].has_terms:
-            total, unknown = (
-                total + features.shape[0],
-                unknown + int((features.indptr[1:] == features.indptr[:-1]).sum()),
-            )
+        if TASKS[reading.run.kind].has_terms:
+            total += features.shape[0]
+            unknown += int((features.indptr[1:] == features.indptr[:-1]).sum())
     inputs.note_unknown(unknown, total)
 
 
 def _is_much(config: Predict) -> bool:
-    """Whether the processes are needed: for a large file, many arguments, or a folder of many files."""
+    """Return whether the inputs need processes: a large file, many arguments, or a folder of many files."""
     try:
         if config.file is not None:
             return config.file.stat().st_size >= _LARGE
         folders = filter(Path.is_dir, map(Path, config.inputs[:_FOLDERS]))
         return len(config.inputs) + sum(1 for folder in folders for _ in folder.iterdir()) > inputs.CHUNK
-    except (OSError, ValueError):  # is told by who reads it, or a text that cannot be a name
+    except (OSError, ValueError):  # a text that is not a path, or a fault that the reader will report
         return len(config.inputs) > inputs.CHUNK
 
 
-def _lines(predictor: Predictor, prepared: Iterable[Prepared], top: int) -> Iterator[tuple[Any, Iterable[str]]]:
+def _lines(predictor: Predictor[Any], prepared: Iterable[Prepared], top: int) -> Iterator[tuple[Any, Iterable[str]]]:
     """Yield features and lines of each chunk."""
     for chunk, features, fault in prepared:
         if fault is not None:
@@ -157,13 +153,12 @@ def _lines(predictor: Predictor, prepared: Iterable[Prepared], top: int) -> Iter
 
 
 def evaluate(config: Evaluate) -> dict[str, Any]:
-    """The scores of a run on other data or on its own test split, with those of a constant answer as a baseline.
+    """Return the scores of a run on other data or on its test split, with those of a constant as a baseline.
 
-    The constant is the most frequent label of the data, or the mean of the training split.
-
-    Raises DataError for data that does not fit the run, such as an unknown label.
+    The constant is the most frequent label of the data, or the mean of the training split. Raises DataError for data
+    that does not fit the run, such as an unknown label.
     """
-    # Read once: in the meantime, another command may put another run into the folder.
+    # Read once: another command may replace the run in the folder.
     run = RunFolder(config.run).read_finished()
     shared, task = spread(run, config.devices, config.device), TASKS[run.kind]
     with shared.processes:
@@ -178,8 +173,8 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
                 source = {"name": config.data or run.config.get("test") or run.config["data"], "part": "test split"}
         source = {**source, "examples": len(truth)}
         targets = predictor.targets
-        found = targets.found(predictor.outputs(features))
-    scores = targets.evaluation(truth, found)
+        predictions = targets.predictions(predictor.outputs(features))
+    scores = targets.evaluation(truth, predictions)
     report = {"task": targets.task, "data": source["name"], "run": str(config.run), "source": source, **scores}
     if config.json_file is not None:
         files.write_json(config.json_file, report)

@@ -1,8 +1,8 @@
-"""What each term of a text gives to a label, in a network whose first layer is sparse.
+"""The contribution of each term of a text to a label, in a network whose first layer is sparse.
 
-With h = x W + b before the first activation and g the gradient of a label's logit in h, term j gives x_j (W_j . g), the
-gradient times the input. Between two bends of the network, which is linear there, these and a rest, which is what the
-biases give, add up to the logit; elsewhere the rest has what is not linear, too.
+With h = x W + b before the first activation and g the gradient of a label's logit with respect to h, term j contributes
+x_j (W_j . g), the gradient times the input. A network of piecewise linear activations is linear near h: these values
+and a rest, the contribution of the biases, add up to the logit. The rest also contains all that is not linear.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def logits(model: Any, features: csr_matrix) -> tuple[Tensor, Tensor]:
-    """(h, logits) of a `TextMLP` in evaluation mode: [N, hidden], a leaf, and [N, classes]."""
+    """Return (h, logits) of a `TextMLP` in evaluation mode: [N, hidden], a leaf, and [N, classes]."""
     first, *rest = model.eval()
     x = csr_from_scipy(features).to(default_device())
     h = Tensor(ops.sparse_linear(x, first.weight, first.bias).data).requires_grad_()
@@ -32,14 +32,14 @@ def logits(model: Any, features: csr_matrix) -> tuple[Tensor, Tensor]:
     return h, y
 
 
-def values(model: Any, features: csr_matrix, found: tuple[Tensor, Tensor], places: np.ndarray) -> np.ndarray:
-    """What each entry of the features [N, columns] gives to its row's logit number places[row]: float64 [entries].
+def values(model: Any, features: csr_matrix, outputs: tuple[Tensor, Tensor], classes: np.ndarray) -> np.ndarray:
+    """Return the contribution of each entry of the features [N, columns] to logit classes[row]: float64 [entries].
 
-    `found` is what `logits` has made of the features; it may be used again.
+    `outputs` is the result of `logits` for the features; it can be reused.
     """
-    h, y = found
+    h, y = outputs
     seed = torch.zeros(y.shape, dtype=y.dtype)
-    seed[torch.arange(len(places)), torch.from_numpy(places)] = 1.0
+    seed[torch.arange(len(classes)), torch.from_numpy(classes)] = 1.0
     h.grad = None
     y.backward(Tensor(seed.to(y.device)), retain_graph=True)
     slopes, weight = _array(h.grad), next(iter(model)).weight
@@ -50,5 +50,4 @@ def values(model: Any, features: csr_matrix, found: tuple[Tensor, Tensor], place
 
 def _array(tensor: Any) -> np.ndarray:
     raw = tensor.data if isinstance(tensor, Tensor) else tensor
-    found: np.ndarray = raw.to(torch.float64).cpu().numpy()
-    return found
+    return raw.to(torch.float64).cpu().numpy()

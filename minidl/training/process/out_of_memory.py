@@ -21,6 +21,8 @@ from minidl.errors import RunError
 from minidl.training.process import memory_limit
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from minidl import nn, optim
 
 T = TypeVar("T")
@@ -151,8 +153,8 @@ def advice(
     return f"not even a batch of 1 fits: stop other programs{others}, or use a smaller model{cpu}"
 
 
-def check_networks(networks: Callable[[Any], Networks], config: Any, scaled_by: Sequence[str]) -> None:
-    """Raise RunError when the `networks` of these settings cannot be trained in the free memory.
+def check_networks(networks: Callable[[Any], Networks], config: BaseModel, scaled_by: Sequence[str]) -> None:
+    """Raises RunError when the `networks` of these settings cannot be trained in the memory that is free.
 
     The message says how much they need, and how large they may be: `scaled_by` are the settings that can be halved.
     `networks` makes them on torch's device "meta", without memory, each with its optimizer if it is trained.

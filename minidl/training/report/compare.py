@@ -12,8 +12,9 @@ from minidl.training.run_folder.folder import RunFolder
 from minidl.training.run_folder.manifest import REPORT
 from minidl.training.run_folder.progress import restoring
 from minidl.training.settings.command import Compare
+from minidl.training.settings.declaration import flag
 
-_BESIDE = ("majority", "mean", "linear")  # baselines that are told
+_BASELINES = ("majority", "mean", "linear")  # that have rows
 
 
 class Compared(NamedTuple):
@@ -26,8 +27,8 @@ class Compared(NamedTuple):
 
 
 def compared(config: Compare) -> list[Compared]:
-    """The runs, in their order. Raises ConfigError for a folder that is no finished run, DamagedError."""
-    found = []
+    """Return the runs, in their order. Raises ConfigError for a folder that is not a finished run, DamagedError."""
+    runs = []
     for folder in map(Path, config.runs):
         run = RunFolder(folder).read_finished()
         run.show_notes()
@@ -41,34 +42,34 @@ def compared(config: Compare) -> list[Compared]:
         with restoring(metrics_file) as parts:
             parts.append("they are no figures of epochs")
             page.as_comparison(table, {one.name: history})
-        found.append(one)
-    return found
+        runs.append(one)
+    return runs
 
 
 def rows(runs: list[Compared]) -> list[list[str]]:
-    """A row for each figure, and for each setting that differs: its name, then a cell for each run."""
-    found = [["", *(run.name for run in runs)], ["task", *(str(run.report["task"]) for run in runs)]]
-    found.append(["data", *(cut(run.report["data"], 40) for run in runs)])
+    """Return a row for each figure and each setting that differs: its name, then a cell for each run."""
+    table = [["", *(run.name for run in runs)], ["task", *(str(run.report["task"]) for run in runs)]]
+    table.append(["data", *(cut(run.report["data"], 40) for run in runs)])
     for name, title in metrics.TITLES.items():
         if any(name in run.report for run in runs):
-            found.append([title, *(report_files.score(run.report, name) for run in runs)])
-            for method in _BESIDE:
-                beside = [run.report.get("baseline", {}).get(method, {}) for run in runs]
-                if any(name in scores for scores in beside):
-                    found.append([f"{title}, {method}", *(report_files.score(scores, name) for scores in beside)])
-    found.append(["epochs", *(f"{run.report['epochs']:,}" for run in runs)])
-    found.append(["seconds", *(f"{run.report['seconds']:,.1f}" for run in runs)])
-    found.append(["parameters", *(f"{page.parameters(run.report):,}" for run in runs)])
-    found.append(["device", *(report_files.device(run.report) for run in runs)])
+            table.append([title, *(report_files.score(run.report, name) for run in runs)])
+            for method in _BASELINES:
+                baselines = [run.report.get("baseline", {}).get(method, {}) for run in runs]
+                if any(name in scores for scores in baselines):
+                    table.append([f"{title}, {method}", *(report_files.score(scores, name) for scores in baselines)])
+    table.append(["epochs", *(f"{run.report['epochs']:,}" for run in runs)])
+    table.append(["seconds", *(f"{run.report['seconds']:,.1f}" for run in runs)])
+    table.append(["parameters", *(f"{page.parameters(run.report):,}" for run in runs)])
+    table.append(["device", *(report_files.device(run.report) for run in runs)])
     for name in dict.fromkeys(name for run in runs for name in run.settings):
         values = [run.settings.get(name) for run in runs]
         if name != "data" and any(value != values[0] for value in values):
-            found.append([f"--{name.replace('_', '-')}", *("-" if v is None else cut(v, 40) for v in values)])
-    return found
+            table.append([flag(name), *("-" if v is None else cut(v, 40) for v in values)])
+    return table
 
 
 def compare(config: Compare) -> str:
-    """The table as text; writes the page if one is wanted. Raises as `compared`."""
+    """Return the table as text; write the page of --html. Raises as `compared` does."""
     runs = compared(config)
     table = rows(runs)
     if config.html is not None:

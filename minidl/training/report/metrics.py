@@ -1,11 +1,11 @@
-"""Scores of predictions, in numpy: they follow scikit-learn's definitions.
+"""Compute scores of predictions with numpy, by scikit-learn's definitions.
 
-A class has tp right predictions, is predicted tp + fp times and occurs tp + fn times.
+A class has tp correct predictions, is predicted tp + fp times and occurs tp + fn times.
 
     precision = tp / (tp + fp)     recall = tp / (tp + fn)     f1 = 2 tp / (2 tp + fp + fn)     0 where 0 / 0
     macro-F1  = the mean f1 of the classes that occur in the truth or in the predictions
 
-Scores need these counts only. A table of C x C counts is made of few classes: that of 6,072 takes 295 MB.
+Scores need only these counts, not the matrix of C x C counts, which takes 295 MB for 6,072 classes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MOST_CLASSES = 256  # of a confusion matrix, which then takes 0.6 MB of JSON
+MOST_CLASSES = 256  # of a confusion matrix, which takes 0.6 MB of JSON
 TITLES = {"accuracy": "accuracy", "macro_f1": "macro-F1", "rmse": "RMSE", "mae": "MAE", "r2": "R2"}
 
 
-def shown(name: str, value: float | None) -> str:
-    """A score for display: four decimals, or six digits for one in the target's units; None is a value not finite."""
+def format_score(name: str, value: float | None) -> str:
+    """Return a score as text: four decimals, or six digits in the target's units. None: the value is not finite."""
     if value is None:
         return "not finite"
     if name not in ("rmse", "mae"):
@@ -30,7 +30,7 @@ def shown(name: str, value: float | None) -> str:
 
 
 class Counts(NamedTuple):
-    """int64 [C] each: right predictions, predictions, and examples of each class."""
+    """int64 [C] each: correct predictions, predictions, and examples of each class."""
 
     hits: np.ndarray
     predicted: np.ndarray
@@ -38,7 +38,7 @@ class Counts(NamedTuple):
 
 
 def counts(truth: np.ndarray, predicted: np.ndarray, classes: int) -> Counts:
-    """Of two whole-number vectors of one length. Raises ValueError for another shape or class."""
+    """Return the counts of two integer vectors of equal length. Raises ValueError for another shape or class."""
     if truth.shape != predicted.shape or truth.ndim != 1:
         raise ValueError(f"expected two vectors of one length, got shapes {truth.shape} and {predicted.shape}")
     for values in (truth, predicted):
@@ -48,32 +48,32 @@ def counts(truth: np.ndarray, predicted: np.ndarray, classes: int) -> Counts:
 
 
 def confusions(truth: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(true class, predicted class, count) of the pairs that occur, the most frequent first, equal ones by class."""
+    """Return (true class, predicted class, count) of the pairs that occur, by descending count, then by class."""
     base = int(max(truth.max(initial=0), predicted.max(initial=0))) + 1
-    pairs, found = np.unique(truth.astype(np.int64) * base + predicted, return_counts=True)
-    order = np.argsort(-found, kind="stable")
-    return pairs[order] // base, pairs[order] % base, found[order]
+    pairs, numbers = np.unique(truth.astype(np.int64) * base + predicted, return_counts=True)
+    order = np.argsort(-numbers, kind="stable")
+    return pairs[order] // base, pairs[order] % base, numbers[order]
 
 
 def confusion_matrix(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """int64 [C, C]: [i, j] is the number of examples of class i that were predicted as class j."""
+    """Return int64 [C, C]: [i, j] is the number of examples of class i that were predicted as class j."""
     return np.bincount(truth.astype(np.int64) * classes + predicted, minlength=classes**2).reshape(classes, classes)
 
 
-def accuracy(found: Counts) -> float:
-    """Share of right predictions; 0 of none."""
-    return float(found.hits.sum() / max(1, found.support.sum()))
+def accuracy(counts: Counts) -> float:
+    """Return the share of correct predictions; 0 without predictions."""
+    return float(counts.hits.sum() / max(1, counts.support.sum()))
 
 
-def macro_f1(found: Counts) -> float:
-    """Mean f1 of the classes that occur in the truth or in the predictions; 0 of none."""
-    total = found.predicted + found.support
+def macro_f1(counts: Counts) -> float:
+    """Return the mean f1 of the classes that occur in the truth or in the predictions; 0 without predictions."""
+    total = counts.predicted + counts.support
     occurs = total > 0
-    return float((2 * found.hits[occurs] / total[occurs]).mean()) if occurs.any() else 0.0
+    return float((2 * counts.hits[occurs] / total[occurs]).mean()) if occurs.any() else 0.0
 
 
-def per_class(found: Counts, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Precision, recall, f1 and support of each class."""
+def per_class(counts: Counts, labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return precision, recall, f1 and support of each class."""
     return [
         {
             "label": label,
@@ -82,23 +82,23 @@ def per_class(found: Counts, labels: Sequence[str]) -> list[dict[str, Any]]:
             "f1": 2 * hits / max(1, predicted + support),
             "support": support,
         }
-        for label, hits, predicted, support in zip(labels, *(part.tolist() for part in found), strict=True)
+        for label, hits, predicted, support in zip(labels, *(part.tolist() for part in counts), strict=True)
     ]
 
 
 def classification(truth: np.ndarray, predicted: np.ndarray, classes: int) -> dict[str, float]:
-    """{"accuracy", "macro_f1"} of two whole-number vectors."""
-    found = counts(truth, predicted, classes)
-    return {"accuracy": accuracy(found), "macro_f1": macro_f1(found)}
+    """Return {"accuracy", "macro_f1"} of two integer vectors."""
+    by_class = counts(truth, predicted, classes)
+    return {"accuracy": accuracy(by_class), "macro_f1": macro_f1(by_class)}
 
 
 def regression(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """{"rmse", "mae", "r2"}: R2 = 1 - sum (y - p)^2 / sum (y - mean y)^2; 0 where all y are equal."""
+    """Return {"rmse", "mae", "r2"}: R2 = 1 - sum (y - p)^2 / sum (y - mean y)^2; 0 if all y are equal."""
     error = truth.astype(np.float64) - predicted
-    spread = float(np.square(truth - truth.mean(dtype=np.float64)).sum())
-    square = float(np.square(error).sum())
+    total = float(np.square(truth - truth.mean(dtype=np.float64)).sum())
+    residual = float(np.square(error).sum())
     return {
         "rmse": float(np.sqrt(np.square(error).mean())),
         "mae": float(np.abs(error).mean()),
-        "r2": 1.0 - square / spread if spread > 0 else 0.0,
+        "r2": 1.0 - residual / total if total > 0 else 0.0,
     }

@@ -72,12 +72,12 @@ def as_html(
 
 def as_comparison(table: Sequence[Sequence[str]], histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return a page that compares runs: a table whose first row has their names, and the curves of their epochs."""
-    together: dict[str, dict[str, list[Any]]] = {}
+    series: dict[str, dict[str, list[Any]]] = {}
     for run, history in histories.items():
         for title, lines in _series(history).items():
             for line, values in lines.items():
-                together.setdefault(f"{line} {title}" if len(lines) > 1 else title, {})[run] = values
-    charts = "".join(chart(name, lines, None) for name, lines in together.items())
+                series.setdefault(f"{line} {title}" if len(lines) > 1 else title, {})[run] = values
+    charts = "".join(chart(name, lines, None) for name, lines in series.items())
     title = f"{len(histories)} runs"
     return _page(
         title, [f"<h1>{title}</h1>", _table(table), f'<h2>Training</h2><div class="charts">{charts}</div>'], "compare"
@@ -101,10 +101,11 @@ def _page(title: str, parts: Sequence[str], command: str) -> str:
 
 
 def _head(report: Mapping[str, Any]) -> Iterator[str]:
-    shown = [(metrics.TITLES[name], metrics.shown(name, report[name])) for name in metrics.TITLES if name in report]
-    shown += [("epochs", f"{report['epochs']:,}"), ("seconds of training", f"{report['seconds']:,.1f}")]
-    shown += [("parameters", f"{parameters(report):,}"), ("device", report_files.device(dict(report)))]
-    cards = "".join(f'<div class="card">{text_of(name)}<b>{text_of(value)}</b></div>' for name, value in shown)
+    scores = {title: name for name, title in metrics.TITLES.items() if name in report}
+    figures = [(title, metrics.format_score(name, report[name])) for title, name in scores.items()]
+    figures += [("epochs", f"{report['epochs']:,}"), ("seconds of training", f"{report['seconds']:,.1f}")]
+    figures += [("parameters", f"{parameters(report):,}"), ("device", report_files.device(dict(report)))]
+    cards = "".join(f'<div class="card">{text_of(name)}<b>{text_of(value)}</b></div>' for name, value in figures)
     yield f'<div class="cards">{cards}</div>'
     source = report["source"]
     yield f'<p class="soft">{text_of(source.get("about", source.get("name", report["data"])))}</p>'
@@ -186,11 +187,7 @@ def _classes(report: Mapping[str, Any]) -> Iterator[str]:
     if len(entries) > _MOST_SCORES:
         least = sorted(entry["support"] for entry in entries)[-_MOST_SCORES]
         entries = [entry for entry in entries if entry["support"] >= least][:_MOST_SCORES]
-    rows = [
-        [entry["label"], *(f"{entry[name]:.3f}" for name in ("precision", "recall", "f1")), f"{entry['support']:,}"]
-        for entry in entries
-    ]
-    yield _table([["class", "precision", "recall", "F1", "examples"], *rows])
+    yield _table(report_files.class_rows(entries, ","))
     if len(entries) < len(report["per_class"]):
         yield f'<p class="soft">The {len(entries)} most frequent of {len(report["per_class"]):,} classes.</p>'
 

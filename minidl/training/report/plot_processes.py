@@ -1,5 +1,7 @@
-"""How plots are drawn: with settings of their own, some at a time in the processes of `helpers`, and never at the cost
-of the run. They need the plots extra."""
+"""Draw plots with matplotlib's default settings, in the processes of `helpers`; a plot that fails does not end the run.
+
+Needs the plots extra.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +29,24 @@ Files = dict[str, bytes]
 
 @dataclass
 class _Block:
-    """What is yet to be written, and why plots were not drawn."""
+    """The functions that write plots in progress, and notes on plots that could not be drawn."""
 
     pending: list[Callable[[], None]] = field(default_factory=list)
-    failed: dict[str, None] = field(default_factory=dict)  # in order, each once
+    notes: dict[str, None] = field(default_factory=dict)  # an ordered set
 
 
 _blocks: list[_Block] = []
 
 
 def available() -> bool:
-    """Whether matplotlib is installed."""
+    """Return whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 @contextlib.contextmanager
 def own_settings() -> Iterator[None]:
-    """A block, or a function, that draws with matplotlib's defaults, whatever a matplotlibrc or MPLBACKEND says."""
-    # matplotlib cannot be imported with a backend that it does not know; pictures need none.
+    """Draw with matplotlib's defaults inside this context, without matplotlibrc or MPLBACKEND."""
+    # An unknown backend prevents the import of matplotlib; files need no backend.
     backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
     try:
         import matplotlib as mpl
@@ -60,15 +62,15 @@ def own_settings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def elsewhere() -> Iterator[dict[str, None]]:
-    """A block whose plots are drawn by the processes at hand, if there are some, and written at its end.
+def in_processes() -> Iterator[dict[str, None]]:
+    """Draw the plots of this context in running processes, if there are any, and write them at its end.
 
-    A plot that cannot be drawn is left out: at the end, the block's value says why.
+    Yields the notes on plots that could not be drawn.
     """
     block = _Block()
     _blocks.append(block)
     try:
-        yield block.failed
+        yield block.notes
         for write in block.pending:
             write()
     finally:
@@ -76,62 +78,62 @@ def elsewhere() -> Iterator[dict[str, None]]:
 
 
 def plot(draw: Callable[..., Files]) -> Callable[..., None]:
-    """A function that draws as one that writes what it has drawn to the folder that comes first."""
+    """Decorate a function that draws, so that it writes its files to the folder in the first argument."""
 
     @functools.wraps(draw)
     def write_plot(folder: Path, *args: Any) -> None:
         workers = helpers.ready_processes()
         if not _blocks or workers is None:
-            save(folder, _attempt(draw, args))
+            save(folder, _draw(draw, args))
             return
         arrays = [np.ascontiguousarray(value) for value in args if isinstance(value, np.ndarray)]
         values = {
             "module": draw.__module__,
             "name": draw.__name__,
             "args": [None if isinstance(value, np.ndarray) else value for value in args],
-            "arrays": [place for place, value in enumerate(args) if isinstance(value, np.ndarray)],
+            "arrays": [index for index, value in enumerate(args) if isinstance(value, np.ndarray)],
             "kinds": [(array.dtype.str, array.shape) for array in arrays],
         }
-        result = workers.later(drawn, Message(values, arrays))
+        result = workers.later(draw_message, Message(values, arrays))
 
         def write() -> None:
             try:
-                found = result()
-            except (RuntimeError, OSError, MemoryError):  # the processes are gone, or cannot draw it
-                save(folder, _attempt(draw, args))
+                message = result()
+            except (RuntimeError, OSError, MemoryError):  # the process has ended, or cannot draw the plot
+                save(folder, _draw(draw, args))
             else:
-                save(folder, dict(zip(found.values["names"], found.buffers, strict=True)))
+                save(folder, dict(zip(message.values["names"], message.buffers, strict=True)))
 
         _blocks[-1].pending.append(write)
 
     return write_plot
 
 
-def drawn(message: Message) -> Message:
-    """A worker's job: the files of a plot."""
+def draw_message(message: Message) -> Message:
+    """Draw a plot, as a worker's job; return its files."""
     values, args = message.values, message.values["args"]
-    for place, (dtype, shape), raw in zip(values["arrays"], values["kinds"], message.buffers, strict=True):
-        args[place] = np.frombuffer(raw, dtype).reshape(shape)
+    for index, (dtype, shape), raw in zip(values["arrays"], values["kinds"], message.buffers, strict=True):
+        args[index] = np.frombuffer(raw, dtype).reshape(shape)
     draw = getattr(importlib.import_module(values["module"]), values["name"]).__wrapped__
     with own_settings():
-        found: Files = draw(*args)
-    return Message({"names": list(found)}, list(found.values()))
+        pictures: Files = draw(*args)
+    return Message({"names": list(pictures)}, list(pictures.values()))
 
 
-def save(folder: Path, found: Files) -> None:
-    """Write the pictures by their names."""
-    for name, picture in found.items():
+def save(folder: Path, pictures: Files) -> None:
+    """Write pictures by their names."""
+    for name, picture in pictures.items():
         files.write_bytes(folder / name, picture)
 
 
-def _attempt(draw: Callable[..., Files], args: tuple[Any, ...]) -> Files:
-    """What a plot draws; nothing in a block of `elsewhere` where it cannot be drawn."""
+def _draw(draw: Callable[..., Files], args: tuple[Any, ...]) -> Files:
+    """Return the files of a plot; note an error and return no files inside of `in_processes`."""
     try:
         with own_settings():
             return draw(*args)
     except Exception as error:
         if not _blocks or out_of_memory.read(error) is not None:
             raise
-        why = cut(" ".join(str(error).split()), 200)
-        _blocks[-1].failed[f"note: a plot cannot be drawn ({type(error).__name__}: {why})"] = None
+        reason = cut(" ".join(str(error).split()), 200)
+        _blocks[-1].notes[f"note: a plot cannot be drawn ({type(error).__name__}: {reason})"] = None
         return {}

@@ -1,6 +1,6 @@
-"""Pictures of a run: curves, the confusion matrix, predictions against truth, mistakes, filters.
+"""The plots of a run: curves, the confusion matrix, predictions against truth, mistakes, filters.
 
-A function that is a plot makes PNG files by name and writes them to its first argument, the folder of a run.
+The first argument of a function with the decorator `plot` is the folder of a run, to which it writes PNG files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minidl.training.report import metrics
 from minidl.training.report.plot_processes import Files, plot
 from minidl.training.run_folder.provenance import SOFTWARE
 
-_MOST_DRAWN = 40  # of the classes in a confusion matrix, where there are too many
+_MOST_DRAWN = 40  # classes in a confusion matrix, if there are too many
 _GREY = "#767676"  # readable on white and on black
 _LEAST_FILTER = 5  # pixels of a side; smaller filters show nothing
 
@@ -26,14 +26,14 @@ _LEAST_FILTER = 5  # pixels of a side; smaller filters show nothing
 def curves(
     folder: Path, history: Sequence[dict[str, Any]], kept: int, title: str, loss: str, only_in_training: Sequence[str]
 ) -> None:
-    """loss.png (training and validation) and scores.png (validation scores) from the records of metrics.jsonl.
+    """Draw loss.png (training and validation) and scores.png (validation scores) from the records of metrics.jsonl.
 
     `kept` is the epoch whose weights the run keeps, `loss` names the loss, and `only_in_training` names the terms of
     the training loss that the validation loss lacks.
     """
     *first, last = only_in_training or [""]
-    what = f"{', '.join(first)} and {last}" if first else last
-    training, validation = (f"training, with {what}", "validation, without") if what else ("training", "validation")
+    terms = f"{', '.join(first)} and {last}" if first else last
+    training, validation = (f"training, with {terms}", "validation, without") if terms else ("training", "validation")
     losses = {
         training: [record["loss"] for record in history],
         validation: [record["validation"]["loss"] for record in history],
@@ -49,16 +49,16 @@ def curves(
 
 @plot
 def over_epochs(name: str, lines: dict[str, list[float | None]], kept: int, title: str, y: str) -> Files:
-    """A line for each list of figures of the epochs, with the epoch that is kept."""
+    """Draw a line for each list of figures of the epochs, and mark the epoch that is kept."""
     figure, axes = _figure(6, 4.5)
     _over_epochs(axes, lines)
     axes.axvline(kept, color="grey", linestyle=":", label=f"kept: epoch {kept}")
-    return {name: _finished(figure, axes, title, "epoch", y)}
+    return {name: _labelled(figure, axes, title, "epoch", y)}
 
 
 @plot
 def gan_curves(history: Sequence[dict[str, Any]], title: str) -> Files:
-    """curves.png: both losses, and the probabilities of being real that the discriminator gives, over the epochs."""
+    """Draw curves.png: both losses, and the discriminator's probabilities of being real, over the epochs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
@@ -79,20 +79,19 @@ def gan_curves(history: Sequence[dict[str, Any]], title: str) -> Files:
 
 @plot
 def confusion(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str], title: str) -> Files:
-    """confusion.png: the share of each true class (row) by predicted class; numbers are shown up to 25 classes.
+    """Draw confusion.png: the share of each true class (row) by predicted class, with numbers up to 25 classes.
 
-    Of more than 256 classes it shows those with the most mistakes, as truth or as answer, or without any the most
-    frequent.
+    Of more than 256 classes it shows those with the most mistakes, as truth or as prediction, then the most frequent.
     """
     if len(labels) > metrics.MOST_CLASSES:
-        found = metrics.counts(truth, predicted, len(labels))
-        wrong = found.support + found.predicted - 2 * found.hits
-        chosen = np.sort(np.lexsort((-found.support, -wrong))[:_MOST_DRAWN])
-        title += f"\nthe {len(chosen)} classes of {len(labels):,} that are confused most often"
-        place = np.full(len(labels), -1)
-        place[chosen] = np.arange(len(chosen))
-        among = (place[truth] >= 0) & (place[predicted] >= 0)
-        truth, predicted, labels = place[truth[among]], place[predicted[among]], [labels[i] for i in chosen]
+        totals = metrics.counts(truth, predicted, len(labels))
+        mistakes = totals.support + totals.predicted - 2 * totals.hits
+        selection = np.sort(np.lexsort((-totals.support, -mistakes))[:_MOST_DRAWN])
+        title += f"\nthe {len(selection)} classes of {len(labels):,} that are confused most often"
+        rows = np.full(len(labels), -1)
+        rows[selection] = np.arange(len(selection))
+        is_shown = (rows[truth] >= 0) & (rows[predicted] >= 0)
+        truth, predicted, labels = rows[truth[is_shown]], rows[predicted[is_shown]], [labels[i] for i in selection]
     counts = metrics.confusion_matrix(truth, predicted, len(labels))
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     size = min(16.0, 4.0 + 0.32 * len(labels))
@@ -106,12 +105,12 @@ def confusion(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str], t
         for i, j in np.argwhere(counts):
             colour = "white" if shares[i, j] > 0.5 else "black"
             axes.text(j, i, str(counts[i, j]), ha="center", va="center", color=colour, fontsize=7)
-    return {"confusion.png": _finished(figure, axes, title, "predicted", "true")}
+    return {"confusion.png": _labelled(figure, axes, title, "predicted", "true")}
 
 
 @plot
 def predictions(truth: np.ndarray, predicted: np.ndarray, target: str, title: str) -> Files:
-    """predictions.png: predicted against true values of a regression."""
+    """Draw predictions.png: predicted against true values of a regression."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = _figure(5, 5)
@@ -127,65 +126,52 @@ def predictions(truth: np.ndarray, predicted: np.ndarray, target: str, title: st
     figure.patch.set_alpha(0.0)
     axes.patch.set_alpha(0.0)
     name = shorten(target)
-    return {"predictions.png": _finished(figure, axes, title, f"true {name}", f"predicted {name}", _GREY)}
+    return {"predictions.png": _labelled(figure, axes, title, f"true {name}", f"predicted {name}", _GREY)}
 
 
 def mistakes(
-    folder: Path,
-    pixels: np.ndarray,
-    truth: np.ndarray,
-    predicted: np.ndarray,
-    sure: np.ndarray,
-    labels: Sequence[str],
-    title: str,
-    maps: Callable[[np.ndarray], np.ndarray | None] | None = None,
-) -> None:
-    """mistakes.png: up to 40 wrongly classified pictures of uint8 [N, H, W, C], the most confident first.
+    folder: Path, pixels: np.ndarray, truth: np.ndarray, predicted: np.ndarray, confidence: np.ndarray,
+    labels: Sequence[str], title: str, maps: Callable[[np.ndarray], np.ndarray | None] | None = None,
+) -> None:  # fmt: skip
+    """Draw mistakes.png: up to 40 wrongly classified pictures of uint8 [N, H, W, C], the most confident first.
 
-    `sure` [N] are the probabilities of the predictions. Above each picture stand prediction, its probability, and
-    truth. `maps` gives for pictures of these indices where the network saw its prediction, float32 [n, h, w]: they are
-    shown in activations.png, if there are some.
+    `confidence` [N] are the probabilities of the predictions. The caption of each picture has the prediction, its
+    probability and the truth. `maps` returns the class activation maps of pictures with these indices, float32
+    [n, h, w], for activations.png, or None.
     """
     wrong = np.flatnonzero(predicted != truth)
-    surest = wrong[np.argsort(-sure[wrong], kind="stable")][:40]
-    captions = [
-        f"{_plain(shorten(labels[predicted[i]])[:14])} {sure[i]:.0%}\ntrue: {_plain(shorten(labels[truth[i]])[:14])}"
-        for i in surest
-    ]
-    none = f"no mistakes in {len(truth)} predictions"
+    rows = wrong[np.argsort(-confidence[wrong], kind="stable")][:40]
+    names = [_plain(shorten(label)[:14]) for label in labels]
+    captions = [f"{names[predicted[i]]} {confidence[i]:.0%}\ntrue: {names[truth[i]]}" for i in rows]
+    empty = f"no mistakes in {len(truth)} predictions"
     title = f"{title}; the most confident of {len(wrong)} mistakes"
-    _captioned(folder, "mistakes.png", pixels[surest], captions, title, none)
-    found = maps(surest) if maps is not None and len(surest) else None
-    if found is not None:
-        _captioned(
-            folder,
-            "activations.png",
-            pixels[surest],
-            captions,
-            f"{title}; class activation maps of the predicted label",
-            none,
-            found,
-        )
+    _captioned(folder, "mistakes.png", pixels[rows], captions, title, empty)
+    activations = maps(rows) if maps is not None and len(rows) else None
+    if activations is not None:
+        title += "; class activation maps of the predicted label"
+        _captioned(folder, "activations.png", pixels[rows], captions, title, empty, activations)
 
 
 @plot
 def _captioned(
-    name: str, pixels: np.ndarray, captions: Sequence[str], title: str, none: str, maps: np.ndarray | None = None
+    name: str, pixels: np.ndarray, captions: Sequence[str], title: str, empty: str, maps: np.ndarray | None = None
 ) -> Files:
-    """Pictures uint8 [N, H, W, C] with captions, and maps [N, h, w] over them, each from its least to its greatest
-    value; `none` is said where there are no pictures."""
+    """Draw pictures uint8 [N, H, W, C] with captions, and maps [N, h, w] over them, each scaled to its own range.
+
+    `empty` is the text for no pictures.
+    """
     columns = 8
     figure, grid = _grid(max(1, -(-len(captions) // columns)), columns, 1.4, 1.8, title)
-    for place, caption in enumerate(captions):
-        axes = grid[place // columns][place % columns]
-        _show(axes, pixels[place])
+    for index, caption in enumerate(captions):
+        axes = grid[index // columns][index % columns]
+        _show(axes, pixels[index])
         if maps is not None:
             height, width = pixels.shape[1:3]
             extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-            axes.imshow(maps[place], cmap="inferno", alpha=0.5, interpolation="bilinear", extent=extent)
+            axes.imshow(maps[index], cmap="inferno", alpha=0.5, interpolation="bilinear", extent=extent)
         axes.set_title(caption, fontsize=7, color=_GREY)
     if not captions:
-        grid[0][0].text(0.0, 0.5, none, color=_GREY)
+        grid[0][0].text(0.0, 0.5, empty, color=_GREY)
     return {name: _png(figure)}
 
 
@@ -198,18 +184,18 @@ def filters(weight: np.ndarray, title: str) -> Files:
     if min(weight.shape[2:]) < _LEAST_FILTER:
         return {}
     columns = 8
-    shown = weight.astype(np.float32).transpose(0, 2, 3, 1)
-    if shown.shape[-1] != 3:
-        shown = shown.mean(axis=-1, keepdims=True)
-    figure, grid = _grid(-(-len(shown) // columns), columns, 0.9, 0.9, f"{title}; filters of the first layer")
-    for place, values in enumerate(shown):
+    pictures = weight.astype(np.float32).transpose(0, 2, 3, 1)
+    if pictures.shape[-1] != 3:
+        pictures = pictures.mean(axis=-1, keepdims=True)
+    figure, grid = _grid(-(-len(pictures) // columns), columns, 0.9, 0.9, f"{title}; filters of the first layer")
+    for index, values in enumerate(pictures):
         scaled = 127.5 + 127.5 * values / max(float(np.abs(values).max()), 1e-12)
-        _show(grid[place // columns][place % columns], scaled.astype(np.uint8))
+        _show(grid[index // columns][index % columns], scaled.astype(np.uint8))
     return {"filters.png": _png(figure)}
 
 
 def _grid(rows: int, columns: int, width: float, height: float, title: str) -> tuple[Any, Any]:
-    """Empty axes [rows][columns]."""
+    """Return a figure and its empty axes [rows][columns]."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
@@ -222,7 +208,7 @@ def _grid(rows: int, columns: int, width: float, height: float, title: str) -> t
 
 
 def _show(axes: Any, pixels: np.ndarray) -> None:
-    """Pixels uint8 [H, W, C] without smoothing."""
+    """Show pixels uint8 [H, W, C] without smoothing."""
     if pixels.shape[-1] == 1:
         axes.imshow(pixels[:, :, 0], cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     else:
@@ -230,24 +216,24 @@ def _show(axes: Any, pixels: np.ndarray) -> None:
 
 
 def shorten(name: str) -> str:
-    """A name as a label, of at most 24 characters."""
+    """Return a name as a label of at most 24 characters."""
     line = one_line(" ".join(name.split()))
     return line if len(line) <= 24 else line[:23] + "…"
 
 
 def _over_epochs(axes: Any, lines: dict[str, list[float | None]]) -> None:
-    """A line of values from epoch 1 on for each name; None leaves a gap."""
+    """Draw a line of values from epoch 1 on for each name; None leaves a gap."""
     from matplotlib.ticker import MaxNLocator
 
     for name, values in lines.items():
-        known = [float("nan") if value is None else value for value in values]
-        axes.plot(range(1, len(known) + 1), known, label=name, marker=".")
-        axes.set_xlim(0.5, len(known) + 0.5)
+        numbers = [float("nan") if value is None else value for value in values]
+        axes.plot(range(1, len(numbers) + 1), numbers, label=name, marker=".")
+        axes.set_xlim(0.5, len(numbers) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _plain(text: str) -> str:
-    """Text with dollar signs escaped, which would begin a formula."""
+    """Escape dollar signs, which would begin a formula."""
     return text.replace("$", r"\$")
 
 
@@ -258,7 +244,7 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def _finished(figure: Any, axes: Any, title: str, x: str, y: str, colour: str = "black") -> bytes:
+def _labelled(figure: Any, axes: Any, title: str, x: str, y: str, colour: str = "black") -> bytes:
     axes.set_title(_plain(title), fontsize=11, color=colour)
     axes.set_xlabel(_plain(x), color=colour)
     axes.set_ylabel(_plain(y), color=colour)
@@ -270,7 +256,6 @@ def _finished(figure: Any, axes: Any, title: str, x: str, y: str, colour: str = 
 def _png(figure: Any) -> bytes:
     picture = io.BytesIO()
     with warnings.catch_warnings():
-        # Characters missing from the font are drawn as boxes; a warning for each would not help.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(picture, format="png", dpi=120, metadata={"Software": SOFTWARE})
     return picture.getvalue()

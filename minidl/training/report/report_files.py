@@ -1,4 +1,4 @@
-"""report.json and report.txt: the training, the scores of the model, and those of simple baselines."""
+"""report.json and report.txt: the training, and the scores of the model and of simple baselines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from minidl.training.run_folder.progress import Progress
 from minidl.training.settings.command import Training
 
 _METHODS = {"linear_all": "linear, with validation data"}
-_MOST_CONFUSIONS = 100  # in report.json, where there are too many classes for a matrix
-_MOST_ROWS = 50  # in report.txt, where there are so many
+_MOST_CONFUSIONS = 100  # in report.json, with too many classes for a matrix
+_MOST_ROWS = 50  # in report.txt, with as many classes
 
 
 def training(config: Training, progress: Progress, device: str, parameters: int) -> dict[str, Any]:
-    """The part of a report about the training."""
-    unfrozen = getattr(config, "unfreeze_lr", None)
+    """Return the part of a report about the training."""
+    unfreeze_lr = getattr(config, "unfreeze_lr", None)
     return {
         "data": config.data,
         "device": device,
@@ -38,22 +38,22 @@ def training(config: Training, progress: Progress, device: str, parameters: int)
             "lr": config.lr,
             "weight_decay": config.weight_decay,
             "schedule": config.schedule,
-            **({} if unfrozen is None else {"unfreeze_lr": unfrozen}),
+            **({} if unfreeze_lr is None else {"unfreeze_lr": unfreeze_lr}),
         },
         "precision": config.precision,
     }
 
 
 def classification(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-    """Scores of a classification: accuracy, macro_f1, per_class and the confusion matrix.
+    """Return the scores of a classification: accuracy, macro_f1, per_class and the confusion matrix.
 
-    Of more than 256 classes there is no matrix but `confusions`, the most frequent ones with their counts.
+    With more than 256 classes, `confusions` has the most frequent confusions and their counts instead of the matrix.
     """
-    found = metrics.counts(truth, predicted, len(labels))
+    counts = metrics.counts(truth, predicted, len(labels))
     scores = {
-        "accuracy": metrics.accuracy(found),
-        "macro_f1": metrics.macro_f1(found),
-        "per_class": metrics.per_class(found, labels),
+        "accuracy": metrics.accuracy(counts),
+        "macro_f1": metrics.macro_f1(counts),
+        "per_class": metrics.per_class(counts, labels),
     }
     if len(labels) <= metrics.MOST_CLASSES:
         return {**scores, "confusion": metrics.confusion_matrix(truth, predicted, len(labels)).tolist()}
@@ -63,7 +63,7 @@ def classification(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[st
 
 
 def resumptions(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """A line for each time the run was continued in another environment."""
+    """Return a line for each time the run was resumed in another environment."""
     lines = []
     for entry in report.get("resumed", []):
         changes = ", ".join(
@@ -75,30 +75,30 @@ def resumptions(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def kept(epoch: int) -> str:
-    """The epoch whose weights a run keeps, and why."""
+    """Return the epoch whose weights a run keeps, and the reason."""
     return f"epoch {epoch}, the last within one standard error of the best validation score"
 
 
 def device(report: dict[str, Any]) -> str:
-    """Where the kernels ran, and in how many processes if these were several."""
+    """Return the device of the kernels, and the number of processes if there were several."""
     name = "cpu (interpreted)" if report["device"] == "cpu" else str(report["device"])
     return name + (f", {report['processes']} processes" if report.get("processes", 1) > 1 else "")
 
 
-def together(report: dict[str, Any]) -> str:
-    """Into how many shards a batch of a run was cut, and how fast that was; "" for runs without."""
+def data_parallel(report: dict[str, Any]) -> str:
+    """Return the number of shards of a batch, and the speed; "" for a run without shards."""
     if "shards" not in report:
         return ""
-    shared = count(report["shards"], "shard")
-    if "examples_per_second" not in report:  # of a run whose last process found nothing left to train
-        return shared
+    shards = count(report["shards"], "shard")
+    if "examples_per_second" not in report:  # the last process had no step to take
+        return shards
     share = report["communication"]
-    waited = "time in communication not measured" if share is None else f"{share:.1%} of the time in communication"
-    return f"{shared}; {report['examples_per_second']:,.1f} examples a second, {waited}"
+    waiting = "time in communication not measured" if share is None else f"{share:.1%} of the time in communication"
+    return f"{shards}; {report['examples_per_second']:,.1f} examples a second, {waiting}"
 
 
 def columns(source: dict[str, Any]) -> str:
-    """The columns used of a data file, marking guesses; "" for data without a choice of columns."""
+    """Return the columns of a data file that are used, marking guesses; "" for data without a choice of columns."""
     names = {"text_column": "text", "label_column": "label", "target": "target", "task": "task"}
     return ", ".join(
         f"{title} {source[name] if name == 'task' else repr(source[name])}"
@@ -108,33 +108,33 @@ def columns(source: dict[str, Any]) -> str:
     )
 
 
-def leakage(found: Sequence[dict[str, Any]]) -> str:
-    """How many examples of the files of a run are in another of them, too; "" for data in one file."""
-    told = (
+def leakage(entries: Sequence[dict[str, Any]]) -> str:
+    """Return how many examples of each file of a run are also in another file; "" for data in one file."""
+    phrases = (
         f"{entry['examples']:,} of {count(entry['of'], 'example')} of {entry['file']} also in {entry['also_in']}"
-        for entry in found
+        for entry in entries
     )
-    return one_line("; ".join(told))
+    return one_line("; ".join(phrases))
 
 
 def notes(source: dict[str, Any]) -> list[tuple[str, str]]:
-    """A line for each note on how the data was read."""
+    """Return a line for each note on reading the data."""
     return [("note", note) for note in source.get("notes", ())]
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """The report as plain text with aligned columns."""
+    """Return the report as plain text with aligned columns."""
     lines = [one_line(f"{report['task']} of {report['data']}"), ""]
     if "seconds" in report:
         optimizer = report["optimizer"]
-        then = f", {optimizer['unfreeze_lr']:g} of all layers" if "unfreeze_lr" in optimizer else ""
+        unfrozen = f", {optimizer['unfreeze_lr']:g} of all layers" if "unfreeze_lr" in optimizer else ""
         about = [
             ("source", _source(report["source"])),
             ("columns", columns(report["source"])),
             ("leakage", leakage(report.get("leakage", []))),
             *notes(report["source"]),
             ("device", device(report)),
-            ("data parallel", together(report)),
+            ("data parallel", data_parallel(report)),
             (
                 "training",
                 f"{count(report['epochs'], 'epoch')}, {count(report['steps'], 'step')}, {report['seconds']:.1f} s",
@@ -143,7 +143,7 @@ def as_text(report: dict[str, Any]) -> str:
             ("seed", str(report["seed"])),
             ("network", report.get("network", "")),
             ("parameters", f"{report['parameters']:,}"),
-            ("optimizer", f"{optimizer['name']} ({optimizer['variant']}), rate {optimizer['lr']:g}{then}"),
+            ("optimizer", f"{optimizer['name']} ({optimizer['variant']}), rate {optimizer['lr']:g}{unfrozen}"),
             ("precision", report["precision"]),
             ("steps skipped", str(report["skipped"]) if report["skipped"] else ""),
             *resumptions(report),
@@ -159,14 +159,14 @@ def as_text(report: dict[str, Any]) -> str:
     lines += [*pairs(about), ""]
     lines += _scores(report)
     if "per_class" in report:
-        where = "report.json has" if "seconds" in report else "--json FILE writes"
-        lines += ["", *_classes(report["per_class"], where)]
+        source_of_all = "report.json has" if "seconds" in report else "--json FILE writes"
+        lines += ["", *_classes(report["per_class"], source_of_all)]
     return "\n".join(lines) + "\n"
 
 
 def score(scores: Mapping[str, Any], name: str) -> str:
-    """A score for display; a dash where there is none, as of a method that was left out."""
-    return metrics.shown(name, scores[name]) if name in scores else "-"
+    """Return a score for display; a dash if there is none."""
+    return metrics.format_score(name, scores[name]) if name in scores else "-"
 
 
 def summary(report: Mapping[str, Any]) -> str:
@@ -176,7 +176,7 @@ def summary(report: Mapping[str, Any]) -> str:
 
 
 def scores_of(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The titles and the rows of the test scores: those of the model, then those of the baselines."""
+    """Return the titles and the rows of the test scores: the model first, then the baselines."""
     names = [name for name in metrics.TITLES if name in report]
     rows = [["minidl", *(score(report, name) for name in names)]]
     for key, scores in report["baseline"].items():
@@ -187,7 +187,7 @@ def scores_of(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _scores(report: dict[str, Any]) -> list[str]:
-    """The model's test scores, with those of the baselines below."""
+    """Return the lines of the test scores of the model and the baselines."""
     baseline = report["baseline"]
     lines = table(*scores_of(report))
     for key, scores in baseline.items():
@@ -210,25 +210,27 @@ def shortfall(report: Mapping[str, Any]) -> str:
     return next((f"worse than the {name} baseline" for name, of in scores.items() if of and report[score] < of), "")
 
 
-def _classes(classes: Sequence[dict[str, Any]], elsewhere: str) -> list[str]:
-    """The table of classes; of many, the most frequent, and where the rest is."""
+def class_rows(entries: Sequence[dict[str, Any]], separator: str = "") -> list[list[str]]:
+    """Return the titles and a row of scores for each class; `separator` is that of thousands."""
+    names = ("precision", "recall", "f1")
+    return [
+        ["class", "precision", "recall", "F1", "examples"],
+        *([e["label"], *(f"{e[name]:.3f}" for name in names), f"{e['support']:{separator}}"] for e in entries),
+    ]
+
+
+def _classes(classes: Sequence[dict[str, Any]], source_of_all: str) -> list[str]:
+    """Return the lines of the table of classes; with many classes, the most frequent ones."""
     rest = []
     if len(classes) > metrics.MOST_CLASSES:
-        rest = ["", f"the {_MOST_ROWS} most frequent of {len(classes):,} classes; {elsewhere} all of them"]
+        rest = ["", f"the {_MOST_ROWS} most frequent of {len(classes):,} classes; {source_of_all} all of them"]
         classes = sorted(classes, key=lambda entry: -entry["support"])[:_MOST_ROWS]
-    rows = [
-        [
-            entry["label"],
-            *(f"{entry[name]:.3f}" for name in ("precision", "recall", "f1")),
-            str(entry["support"]),
-        ]
-        for entry in classes
-    ]
-    return [*table(["class", "precision", "recall", "F1", "examples"], rows), *rest]
+    titles, *rows = class_rows(classes)
+    return [*table(titles, rows), *rest]
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table: the first column aligned left, the others right."""
+    """Return the lines of a table: the first column aligned left, the others right."""
     table = [[one_line(cell) for cell in row] for row in (titles, *rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(titles))]
     lines = []
@@ -240,14 +242,14 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def pairs(about: Sequence[tuple[str, str]]) -> list[str]:
-    """Lines of the pairs that have a value."""
+    """Return a line for each pair with a value."""
     width = max(len(name) for name, _ in about)
     return [f"{name.ljust(width)}  {one_line(value)}" for name, value in about if value]
 
 
-def count(number: int, what: str) -> str:
-    """A number and its noun, in the plural if needed."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def count(number: int, noun: str) -> str:
+    """Return a number and its noun, in the plural if needed."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _source(source: dict[str, Any]) -> str:

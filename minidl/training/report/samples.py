@@ -1,4 +1,4 @@
-"""Pictures of a generator: a grid from fixed noise after each epoch, and the film of them."""
+"""Sample pictures of a generator: a grid from fixed noise after each epoch, and their animation."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from minidl.training.run_folder import files
 from minidl.training.run_folder.provenance import SOFTWARE
 
 SIDE = 8  # pictures in a row and in a column
-_WANTED = 480  # pixels of the grid's side, at least about
+_GRID_SIDE = 480  # pixels, approximately; larger grids are not enlarged
 _FRAME_MS, _LAST_MS = 150, 2000
 
 
 def path(run: Path, epoch: int) -> Path:
-    """The file of an epoch's grid."""
+    """Return the path of an epoch's grid."""
     return run / "samples" / f"epoch-{epoch:03d}.png"
 
 
 def draw(model: Generator, z: Tensor) -> np.ndarray:
-    """Pixels uint8 [N, H, W, C] of latents [N, latent]."""
+    """Return the pixels uint8 [N, H, W, C] of latents [N, latent]."""
     with no_grad():
         pictures = model(z)
     values = pictures.data.cpu().permute(0, 2, 3, 1).numpy().astype(np.float64)
@@ -34,31 +34,32 @@ def draw(model: Generator, z: Tensor) -> np.ndarray:
 
 
 def grid(pixels: np.ndarray, columns: int = SIDE, gap: int = 1) -> np.ndarray:
-    """uint8 [H', W', C]: a grid of pictures [N, H, W, C] separated by grey lines, enlarged if they are small."""
+    """Return uint8 [H', W', C], a grid of pictures [N, H, W, C] separated by grey lines, enlarged if it is small."""
     count, height, width, channels = pixels.shape
     rows = -(-count // columns)
     sheet = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, channels), 96, dtype=np.uint8)
-    for place, picture in enumerate(pixels):
-        top, left = place // columns * (height + gap) + gap, place % columns * (width + gap) + gap
+    for index, picture in enumerate(pixels):
+        top, left = index // columns * (height + gap) + gap, index % columns * (width + gap) + gap
         sheet[top : top + height, left : left + width] = picture
-    times = max(1, round(_WANTED / max(sheet.shape[:2])))
-    return sheet.repeat(times, axis=0).repeat(times, axis=1)
+    factor = max(1, round(_GRID_SIDE / max(sheet.shape[:2])))
+    return sheet.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 def write_grid(path: Path, pixels: np.ndarray) -> None:
-    """`grid` as PNG."""
+    """Write a `grid` as PNG."""
     from PIL import Image, PngImagePlugin
 
     sheet = grid(pixels)
-    content, about = io.BytesIO(), PngImagePlugin.PngInfo()
-    about.add_text("Software", SOFTWARE)
-    Image.fromarray(sheet[:, :, 0] if sheet.shape[2] == 1 else sheet).save(content, "PNG", optimize=True, pnginfo=about)
+    content, metadata = io.BytesIO(), PngImagePlugin.PngInfo()
+    metadata.add_text("Software", SOFTWARE)
+    picture = Image.fromarray(sheet[:, :, 0] if sheet.shape[2] == 1 else sheet)
+    picture.save(content, "PNG", optimize=True, pnginfo=metadata)
     files.make_folder(path.parent)
     files.write_bytes(path, content.getvalue())
 
 
 def write_film(run: Path, epochs: int) -> None:
-    """training.gif: the grids of all epochs, the last one shown longer. Missing and damaged grids are skipped."""
+    """Write training.gif: the grids of all epochs, the last one longer. Missing and damaged grids are skipped."""
     from PIL import Image
 
     frames = []
@@ -73,6 +74,6 @@ def write_film(run: Path, epochs: int) -> None:
     if not frames:
         return
     content = io.BytesIO()
-    shown = {"duration": [_FRAME_MS] * (len(frames) - 1) + [_LAST_MS], "loop": 0, "comment": SOFTWARE}
-    frames[0].save(content, "GIF", save_all=True, append_images=frames[1:], **shown)
+    options = {"duration": [_FRAME_MS] * (len(frames) - 1) + [_LAST_MS], "loop": 0, "comment": SOFTWARE}
+    frames[0].save(content, "GIF", save_all=True, append_images=frames[1:], **options)
     files.write_bytes(run / "training.gif", content.getvalue())

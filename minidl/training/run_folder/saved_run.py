@@ -31,7 +31,7 @@ class SavedRun(RunFiles):
     notes: list[str]
 
     @property
-    def task(self) -> Task:
+    def task(self) -> Task[Any]:
         """The task of the run."""
         return TASKS[self.kind]
 
@@ -52,7 +52,7 @@ class SavedRun(RunFiles):
         except ConfigError as error:
             raise damaged(self.folder / CONFIG, error) from None
 
-    def predictor(self) -> Predictor:
+    def predictor(self) -> Predictor[Any]:
         """Return the predictor of the run. Raises the errors of `Task.predictor`, and DamagedError."""
         return self.task.predictor(self.settings(), self)
 

@@ -7,7 +7,7 @@ and a run can only be continued with the same values. The other fields (`Session
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -50,28 +50,38 @@ class Session(Settings):
 
     @classmethod
     def must_be_given(cls) -> set[str]:
-        """Only `out`: a run to be continued has all other settings."""
+        """Return only `out`: a resumed run has all other settings."""
         return {"out"}
 
     def identity(self) -> dict[str, Any]:
-        """The fields that define the run, as plain JSON values, but for those that are as in `earlier` runs."""
+        """Return the fields that define the run, as plain JSON values, without the values of `earlier` versions."""
         values = self.model_dump(mode="json", exclude=set(self.of_process().model_fields))
         return {name: value for name, value in values.items() if (name, value) not in self.earlier.items()}
 
     @classmethod
     def of_process(cls) -> type[Session]:
-        """The class of the fields that concern one process: a task may have more of them."""
+        """Return the class of the fields that concern one process; a task may add fields."""
         return Session
 
 
-SPLITS = {"validation", "test", "val_split", "test_split"}  # the settings of training that say how data is split
+SPLITS = {"validation", "test", "val_split", "test_split"}  # the settings of the data's split
 
 
 def _part(name: str) -> str:
     return f"File (for images: folder) with the {name} split. Default: a share of --data."
 
 
-class Training(Settings):
+class TrainSettings(Session):
+    """The settings that every training command declares, in an order of its own."""
+
+    if TYPE_CHECKING:
+        data: str
+        batch_size: int | None
+        shards: int | None
+        precision: str | None
+
+
+class Training(TrainSettings):
     """Settings of commands that train a model on labelled examples.
 
     `balance` b gives class c the weight (N / (C n_c))^b in the loss: 0 weights examples equally, 1 classes.
@@ -99,7 +109,7 @@ class Training(Settings):
 
     @property
     def splits(self) -> dict[str, float | str | None]:
-        """What the validation and the test split are, for the loader of the user's own data: a share or a file."""
+        """Return the validation and the test split for the loader of the user's own data, each a share or a file."""
         return {"validation": self.validation or self.val_split, "test": self.test or self.test_split}
 
     @model_validator(mode="after")
@@ -153,7 +163,7 @@ class Evaluate(Settings):
 
     @model_validator(mode="after")
     def _check_data(self) -> Self:
-        # Not by a length of the field, which takes UTF-8 only: a file may have any name.
+        # A minimum length of the field would accept only UTF-8, but a file may have any name.
         if self.data == "":
             raise ConfigError(f"--data is empty, expected {fields.DATA.text}")
         if self.json_file is not None and not is_utf8(self.data or ""):

@@ -25,7 +25,7 @@ FLOAT32 = 3.4028234663852886e38  # the largest float32, as devices compute in it
 
 
 class Settings(BaseModel):
-    """The settings of a command, checked when they are made: the docstring and `examples` are the command's help.
+    """The validated settings of a command; the docstring and `examples` are the command's help.
 
     Types are strict: no number is parsed from text, no flag from a number. Raises ConfigError for the first setting
     that is unknown, missing, or of the wrong type or range.
@@ -33,8 +33,8 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     examples: ClassVar[tuple[str, ...]] = ()
-    # What settings that earlier versions lacked are in their runs, where it is not the default. Runs that have it are
-    # saved without them.
+    # Values of settings that earlier versions lacked, in runs of these versions, if they differ from the default. A run
+    # with such a value is saved without it.
     earlier: ClassVar[dict[str, Any]] = {}
 
     @classmethod
@@ -50,13 +50,13 @@ class Settings(BaseModel):
             except ValidationError as error:
                 raise ConfigError(_sentence(type(self), values, error)) from None
             except UnicodeEncodeError as error:
-                # A ConfigError of a validator, with the name of a file that is no UTF-8: pydantic reads it as such.
+                # pydantic raises this for a validator's ConfigError that names a file whose name is not UTF-8.
                 raise ConfigError(error.object) from None
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected value as error messages describe it, if this does not follow from the field's type and range.
+    """The description of valid values for error messages, if it does not follow from the field's type and range.
 
     `utf8` is used for text that is not valid UTF-8, `some` for an empty list.
     """
@@ -94,35 +94,35 @@ def _in_float32(value: float | None) -> float | None:
     return value
 
 
-IN_FLOAT32 = AfterValidator(_in_float32)  # no number that becomes zero in float32
+IN_FLOAT32 = AfterValidator(_in_float32)  # rejects numbers that become zero in float32
 REPEATED = Written(list[str], tuple)
 UTF8 = AfterValidator(_utf8)  # its error is the `utf8` of Expected
 
 
 def flag(name: str) -> str:
-    """The command-line flag of a field: `batch_size` -> `--batch-size`, `from_` -> `--from`, and `-m` of one letter."""
+    """Return the flag of a field: `--batch-size` of `batch_size`, `--from` of `from_`, `-m` of `m`."""
     return ("--" if len(name) > 1 else "-") + name.rstrip("_").replace("_", "-")
 
 
 def note(info: FieldInfo, kind: type[Any]) -> Any:
-    """The Expected, Written or Positional of a field, None where it has none."""
+    """Return the Expected, Written or Positional of a field, None if it has none."""
     return next((each for each in info.metadata if isinstance(each, kind)), None)
 
 
 def value_type(info: FieldInfo) -> Any:
-    """The type of a field's value when it is set: `int` of `int | None`."""
+    """Return the type of a field's value when it is set: `int` of `int | None`."""
     kinds = [kind for kind in get_args(info.annotation) if kind is not type(None)]
     return kinds[0] if type(None) in get_args(info.annotation) else info.annotation
 
 
 def choices(info: FieldInfo) -> tuple[str, ...]:
-    """The allowed values of a field; empty for one that is not limited to a list."""
+    """Return the allowed values of a field; () for any value."""
     kind = value_type(info)
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def description(info: FieldInfo) -> str:
-    """The help of a field, with its choices after a final colon, and its default."""
+    """Return the help of a field, with its choices after a final colon, and its default."""
     text = info.description or ""
     if text.endswith(":"):
         *others, last = choices(info)
@@ -133,10 +133,10 @@ def description(info: FieldInfo) -> str:
 
 
 def expected(info: FieldInfo, error: str = "") -> str:
-    """What a field accepts: "a whole number from 1 to 5"."""
-    words = note(info, Expected)
-    if words is not None:
-        return {"string_unicode": words.utf8, "too_short": words.some}.get(error) or words.text
+    """Return a description of the values that a field accepts: "a whole number from 1 to 5"."""
+    declared = note(info, Expected)
+    if declared is not None:
+        return {"string_unicode": declared.utf8, "too_short": declared.some}.get(error) or declared.text
     kind = value_type(info)
     if choices(info):
         return "one of " + ", ".join(choices(info))
@@ -148,23 +148,23 @@ def expected(info: FieldInfo, error: str = "") -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as written on the command line."""
+    """Return a value as written on the command line."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, value)) or "none"
     return "not set" if value is None else cut(value) or "empty"
 
 
-def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """A phrase for each given setting that differs from the run's: "--epochs is 10 in the run, 20 was given"."""
+def differences(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """Return a phrase for each setting that differs from the run's: "--epochs is 10 in the run, 20 was given"."""
     return [
         f"{flag(name)} is {shown(saved.get(name))} in the run, {shown(value)} was given"
-        for name, value in given.items()
+        for name, value in settings.items()
         if saved.get(name) != (list(value) if isinstance(value, tuple) else value)
     ]
 
 
 def changed(saved: Any, identity: Mapping[str, Any]) -> list[str]:
-    """Names of a run's settings that are others in a saved state; one that an earlier version lacks is not set."""
+    """Return the names of a run's settings that differ in a saved state; a missing setting counts as None."""
     if not isinstance(saved, dict):
         return sorted(identity)
     return sorted(name for name in saved.keys() | identity.keys() if saved.get(name) != identity.get(name))
@@ -183,7 +183,7 @@ def _range(kind: str, info: FieldInfo) -> str:
 
 
 def _sentence(settings: type[Settings], values: dict[str, Any], error: ValidationError) -> str:
-    """The first of pydantic's errors as an error message of the command line."""
+    """Return the first of pydantic's errors as an error message of the command line."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
@@ -193,5 +193,5 @@ def _sentence(settings: type[Settings], values: dict[str, Any], error: Validatio
     if name not in values:
         return f"{flag(name)} is missing"
     fields = settings.model_fields
-    info = next(each for own, each in fields.items() if name in (own, each.alias))
+    info = next(info for field, info in fields.items() if name in (field, info.alias))
     return f"{flag(name)} is {shown(values[name])}, expected {expected(info, first['type'])}"

@@ -15,14 +15,14 @@ from minidl.training.run_folder.provenance import SCORES
 from minidl.training.settings.declaration import FLOAT32, IN_FLOAT32, UTF8, Expected, Written, shown
 
 _LONGEST = 1024  # pixels of a side
-MOST_NEIGHBOURS = 10  # `vectorizer.MOST_NEIGHBOURS`, whose module the help does not load
+MOST_NEIGHBOURS = 10  # `vectorizer.MOST_NEIGHBOURS`, whose module the help does not import
 _NGRAMS = f"a length from 1 to {MOST_NEIGHBOURS}, or two such as 2-3"
 _RANGE = re.compile(r"[0-9]{1,2}-[0-9]{1,2}")
 _SIZE = f"a height and width from 1 to {_LONGEST}, such as 32 or 32x48"
 
 
 def parse_sizes(texts: list[str]) -> tuple[int, ...]:
-    """Layer sizes from repeated or comma-separated values: ["256,128"] or ["256", "128"]. Raises ConfigError."""
+    """Parse layer sizes from repeated or comma-separated values: ["256,128"] or ["256", "128"]. Raises ConfigError."""
     sizes = []
     for part in ",".join(texts).split(","):
         if not is_number(part.strip()):
@@ -34,23 +34,23 @@ def parse_sizes(texts: list[str]) -> tuple[int, ...]:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """(height, width) from 32 or 32x48. Raises ConfigError."""
+    """Parse (height, width) from 32 or 32x48. Raises ConfigError."""
     parts = text.lower().split("x")
     if not 1 <= len(parts) <= 2 or not all(map(is_number, parts)):
         raise ConfigError(f"--size is {text[:40]}, expected a height and width in pixels, such as 32 or 32x48")
     size = int(parts[0]), int(parts[-1])
-    if not all(1 <= side <= _LONGEST for side in size):  # told as it was typed
+    if not all(1 <= side <= _LONGEST for side in size):  # here, so that the error has the user's text
         raise ConfigError(f"--size is {text}, expected {_SIZE}")
     return size
 
 
 def parse_ngrams(text: str) -> int | str:
-    """A longest run, 2, or the shortest and the longest, 2-3. Raises ConfigError."""
+    """Parse the longest n-gram, 2, or the shortest and the longest, 2-3. Raises ConfigError."""
     return _ngrams(int(text) if is_number(text) else text)
 
 
 def _ngrams(value: int | str) -> int | str:
-    """A range that begins with 1 is written as its end."""
+    """Validate; a range that begins with 1 becomes its end."""
     least, most = ngram_range(value) if isinstance(value, int) or _RANGE.fullmatch(value) else (0, 0)
     if not 1 <= least <= most <= MOST_NEIGHBOURS:
         raise ConfigError(f"--ngrams is {shown(value)}, expected {_NGRAMS}")
@@ -58,18 +58,18 @@ def _ngrams(value: int | str) -> int | str:
 
 
 def ngram_range(value: int | str) -> tuple[int, int]:
-    """The shortest and the longest run of a setting of `Ngrams`."""
+    """Return the lengths of the shortest and the longest n-gram of a value of `Ngrams`."""
     least, _, most = str(value).rpartition("-") if isinstance(value, str) else ("1", "", value)
     return int(least), int(most)
 
 
 def parse_devices(text: str) -> int | str:
-    """A number of devices, all or auto. Raises ConfigError."""
+    """Parse a number of devices, all or auto. Raises ConfigError."""
     return text if text == "auto" else _number_or_all(text, _DEVICES.text)
 
 
 def parse_all_devices(text: str) -> int | str:
-    """A number of devices or all. Raises ConfigError."""
+    """Parse a number of devices or all. Raises ConfigError."""
     return _number_or_all(text, _ALL_DEVICES.text)
 
 
@@ -82,18 +82,17 @@ def _number_or_all(text: str, expected: str) -> int | str:
 
 
 def is_number(text: str) -> bool:
-    """Whether this is a non-negative whole number of at most 9 digits."""
+    """Return whether the text is a non-negative integer of at most 9 digits."""
     return text.isascii() and text.isdecimal() and len(text) < 10
 
 
-def _guess(name: str, usual: tuple[str, ...]) -> str:
+def _guess(name: str, candidates: tuple[str, ...]) -> str:
     """Return the help of a column option, whose default is guessed."""
-    guess = f"{', '.join(usual[:-1])} or {usual[-1]}"
+    guess = f"{', '.join(candidates[:-1])} or {candidates[-1]}"
     return f"Column with the {name}. Default: the column named {guess}, or the other one of two columns."
 
 
-# What `data.formats` reads.
-FILE = "a .csv, .tsv, .jsonl (also .gz or .zst), .parquet or .arrow file"
+FILE = "a .csv, .tsv, .jsonl (also .gz or .zst), .parquet or .arrow file"  # the formats of `data.formats`
 _RECORDED = "a name in UTF-8, which the run's files can record"
 _COLUMN = Expected("the name of a column", utf8=_RECORDED)
 DATA = Expected("a data set, a file or a folder", utf8=_RECORDED)

@@ -1,6 +1,8 @@
-"""The kinds of runs: each has its home in one file here, and one line below."""
+"""The registry of tasks, the kinds of runs. To add one, write a file or folder here and add a line below."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from minidl.training.task import Task
 from minidl.training.tasks.gan import GanTask
@@ -8,7 +10,7 @@ from minidl.training.tasks.images import ImagesTask
 from minidl.training.tasks.table import TableTask
 from minidl.training.tasks.text import TextTask
 
-TASKS: dict[str, Task] = {
+TASKS: dict[str, Task[Any]] = {
     "text": TextTask(),
     "table": TableTask(),
     "images": ImagesTask(),

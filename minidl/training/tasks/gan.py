@@ -1,4 +1,4 @@
-"""`minidl train gan`: a generator of pictures, a DCGAN."""
+"""`minidl train gan`: a DCGAN, which generates pictures."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from minidl.common.console import one_line
 from minidl.data import ImageDataset
 from minidl.errors import ConfigError
 from minidl.training.settings import fields
-from minidl.training.settings.command import Session
 from minidl.training.task import Experiment
-from minidl.training.tasks.images import PictureTask
+from minidl.training.tasks.images import PictureSettings, PictureTask
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,18 +22,18 @@ if TYPE_CHECKING:
     from minidl.training.process.display import Display
     from minidl.training.run_folder.manifest import RunFiles
 
-MIDDLE = 127.5  # of the pixels: pictures reach from -1 to 1, as tanh does
+MIDDLE = 127.5  # mean and deviation of the pixels: the networks' pictures range from -1 to 1, as tanh does
 
 
-def _suited(usual: float, digits: float, text: str) -> Any:
-    """A setting whose default depends on the data: for pictures of 28 pixels or more, and for digits."""
+def _by_data(default: float, digits: float, text: str) -> Any:
+    """Return a field whose default depends on the data: pictures of 28 pixels or more, or digits."""
     return Field(
-        default_factory=lambda given: digits if given.get("data") == "digits" else usual,
-        description=f"{text} Default: {digits} for digits, else {usual}.",
+        default_factory=lambda values: digits if values.get("data") == "digits" else default,
+        description=f"{text} Default: {digits} for digits, else {default}.",
     )
 
 
-class TrainGan(Session):
+class TrainGan(PictureSettings):
     """Train a generator of pictures: a DCGAN.
 
     After every epoch 64 samples from fixed noise are saved as a grid; at the end the grids become an animation. Classes
@@ -52,13 +51,13 @@ class TrainGan(Session):
         Field(description="digits, mnist, fashion-mnist, or a folder with one folder of pictures per class."),
     ]
     size: fields.Size = None
-    epochs: fields.Epochs = _suited(65, 10, "Number of passes over the pictures.")
-    batch_size: Annotated[fields.BatchSize, Field(ge=2)] = _suited(128, 32, "Number of pictures per step.")
-    lr: fields.LearningRate = _suited(6e-4, 1e-3, "Learning rate of both networks.")
-    latent: Annotated[int, Field(ge=1, le=65536)] = _suited(
+    epochs: fields.Epochs = _by_data(65, 10, "Number of passes over the pictures.")
+    batch_size: Annotated[fields.BatchSize, Field(ge=2)] = _by_data(128, 32, "Number of pictures per step.")
+    lr: fields.LearningRate = _by_data(6e-4, 1e-3, "Learning rate of both networks.")
+    latent: Annotated[int, Field(ge=1, le=65536)] = _by_data(
         100, 32, "Size of the latent: how many random numbers a picture is generated from."
     )
-    width: Annotated[int, Field(ge=1, le=1024)] = _suited(
+    width: Annotated[int, Field(ge=1, le=1024)] = _by_data(
         64, 16, "Channels of the layer next to the picture; deeper layers have 2, 4 or 8 times as many."
     )
     seed: fields.Seed = 0
@@ -68,8 +67,8 @@ class TrainGan(Session):
     plots: Annotated[bool, Field(description="Do not draw curves; sample grids are always saved.")] = True
 
 
-class GanTask(PictureTask):
-    """Pictures without their classes."""
+class GanTask(PictureTask[TrainGan]):
+    """The task of generating pictures; their classes are not used."""
 
     name = "gan"
     run = "a gan run"
@@ -79,19 +78,20 @@ class GanTask(PictureTask):
     generates = True
 
     def prepare(self, config: TrainGan, dataset: ImageDataset) -> GanExperiment:
-        """Raises ConfigError for pictures whose size cannot be halved, and for a run of other networks."""
+        """Return the experiment. Raises ConfigError for an unsuitable picture size, and for a run of other networks."""
         return GanExperiment(config, dataset)
 
-    def predictor(self, config: TrainGan, own: RunFiles) -> NoReturn:
-        """Raises ConfigError."""
+    def predictor(self, config: TrainGan, run: RunFiles) -> NoReturn:
+        """Raise ConfigError: a GAN makes no predictions."""
         raise ConfigError(
             f"{config.out} is {self.run}, which generates pictures and cannot predict; its samples are in"
             f" {config.out}/samples"
         )
 
     def as_text(self, report: dict[str, Any]) -> str:
+        """Return the text of a report."""
         from minidl.training.loop.adversaries import PENALTY
-        from minidl.training.loop.gan import shown
+        from minidl.training.loop.gan import format_figures
         from minidl.training.report import report_files
 
         source, optimizer, parameters = report["source"], report["optimizer"], report["parameters"]
@@ -101,7 +101,7 @@ class GanTask(PictureTask):
             ("source", f"{source.get('about', source['name'])}; {source['examples']:,} pictures"),
             *report_files.notes(source),
             ("device", report_files.device(report)),
-            ("data parallel", report_files.together(report)),
+            ("data parallel", report_files.data_parallel(report)),
             ("training", f"{training}, {report['seconds']:.1f} s, {speed}"),
             ("seed", str(report["seed"])),
             ("generator", f"{parameters['generator']:,} parameters, {report['model']['latent']} latent numbers"),
@@ -110,12 +110,12 @@ class GanTask(PictureTask):
             ("precision", report["precision"]),
             ("updates skipped", str(report["skipped"]) if report["skipped"] else ""),
             *report_files.resumptions(report),
-            ("last epoch", shown(report, ", ")),
+            ("last epoch", format_figures(report, ", ")),
         ]
         return "\n".join([one_line(f"generator of {report['data']}"), "", *report_files.pairs(pairs)]) + "\n"
 
 
-class GanExperiment(Experiment):
+class GanExperiment(Experiment[TrainGan]):
     """Generator and discriminator for the pictures of a data set."""
 
     scaled_by = ("width", "latent")
@@ -128,13 +128,12 @@ class GanExperiment(Experiment):
         self.model: dict[str, Any] = model_settings(config, dataset)
         path = config.out / "config.json"
         saved = files.read_json(path).get("model") if config.resume and path.exists() else self.model
-        if saved != self.model:  # as another version of minidl made them
+        if saved != self.model:  # another version of minidl started the run
             raise ConfigError(
                 f"the networks of {config.out} ({saved}) are not those of this version of minidl ({self.model}): train "
                 "again with --overwrite"
             )
         self.pixels = training_pixels(dataset)
-        assert config.batch_size is not None
         self.batch_size = min(config.batch_size, len(self.pixels))
 
     @property
@@ -169,8 +168,6 @@ class GanExperiment(Experiment):
         from minidl.training.report import samples
 
         config, count = self.config, len(self.pixels)
-        assert config.lr is not None
-        assert config.epochs is not None
         random.manual_seed(config.seed)
         networks = Adversaries(
             self.model, self.batch_size, config.lr, config.seed, config.capture, shards(config.shards or 1),
@@ -215,17 +212,17 @@ class GanExperiment(Experiment):
         }
 
     def plot(self, trainer: GanTrainer, report: dict[str, Any]) -> None:
-        """curves.png."""
+        """Draw curves.png."""
         from minidl.training.report import plots
 
         plots.gan_curves(self.config.out, trainer.progress.history, plots.shorten(Path(self.config.data).name))
 
-    def ending(self) -> str:
-        return f"{super().ending()}; its pictures are in {self.config.out / 'samples'} and training.gif"
+    def closing_note(self) -> str:
+        return f"{super().closing_note()}; its pictures are in {self.config.out / 'samples'} and training.gif"
 
 
 def model_settings(config: TrainGan, dataset: ImageDataset) -> dict[str, Any]:
-    """The arguments of `Generator` for the data. Raises ConfigError for pictures whose size cannot be halved."""
+    """Return the arguments of `Generator` for the data. Raises ConfigError for an unsuitable picture size."""
     from minidl.models import dcgan
 
     height, width, channels = dataset.train.pixels.shape[1:]
@@ -247,7 +244,7 @@ def model_settings(config: TrainGan, dataset: ImageDataset) -> dict[str, Any]:
 
 
 def training_pixels(dataset: ImageDataset) -> np.ndarray:
-    """uint8 [N, H, W, C]: training and validation split; the test split stays unseen, to compare with."""
+    """Return uint8 [N, H, W, C], the training and validation split; evaluation compares with the test split."""
     import numpy as np
 
     return np.concatenate([dataset.train.pixels, dataset.validation.pixels])

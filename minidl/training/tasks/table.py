@@ -1,4 +1,4 @@
-"""`minidl train table`: a perceptron on standardised columns, for a regression or a classification."""
+"""`minidl train table`: a perceptron on standardized columns, for a regression or a classification."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from minidl.data.parsing import ARGUMENT
 from minidl.errors import ConfigError
 from minidl.training.prediction import inputs
 from minidl.training.settings import fields
-from minidl.training.settings.command import Evaluate, Perceptron, Predict, Session
-from minidl.training.settings.declaration import REPEATED, Expected
+from minidl.training.settings.command import Evaluate, Perceptron, Predict
+from minidl.training.settings.declaration import REPEATED, Expected, flag
 from minidl.training.task import Predictor, Task, only_for_files
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from minidl.training.run_folder.manifest import RunFiles
 
 
-class TrainTable(Perceptron, Session):
+class TrainTable(Perceptron):
     """Train a regression or a classification on a table: a multilayer perceptron on standardized columns."""
 
     examples = (
@@ -77,8 +77,8 @@ class TrainTable(Perceptron, Session):
     patience: fields.Patience = 10
 
 
-class TableTask(Task):
-    """Rows with a target column."""
+class TableTask(Task[TrainTable]):
+    """The task of predicting a column of a table."""
 
     name = "table"
     run = "a table run"
@@ -106,7 +106,7 @@ class TableTask(Task):
         return config.splits
 
     def fingerprints(self, dataset: TableDataset) -> Iterator[str]:
-        """The first is of the schema and the values, the other of the values alone."""
+        """Yield the fingerprint of schema and values, then that of the values."""
         digest = hashlib.sha256()
         for part in (dataset.train, dataset.validation, dataset.test):
             digest.update(f"{part.x.shape} {part.y.dtype}\n".encode() + part.x.tobytes() + part.y.tobytes())
@@ -114,8 +114,8 @@ class TableTask(Task):
         yield hashlib.sha256(f"{dataset.schema.to_json()}\n{values}".encode()).hexdigest()
         yield values
 
-    def prepare(self, config: TrainTable, dataset: TableDataset) -> Supervised:
-        """Raises ConfigError for flags of a classification where it is a regression."""
+    def prepare(self, config: TrainTable, dataset: TableDataset) -> Supervised[TrainTable]:
+        """Return the experiment. Raises ConfigError for classification flags if the task is a regression."""
         from minidl import models
         from minidl.training.loop.supervised import Supervised, sizes
 
@@ -123,9 +123,7 @@ class TableTask(Task):
         targets = _targets(schema)
         for option in ("label_smoothing", "balance"):
             if not targets.labels and getattr(config, option):
-                raise ConfigError(
-                    f"--{option.replace('_', '-')} is for a classification; {config.data} is a regression"
-                )
+                raise ConfigError(f"{flag(option)} is for a classification; {config.data} is a regression")
         count = len(schema.feature_names)
         return Supervised(
             name=self.name,
@@ -142,20 +140,20 @@ class TableTask(Task):
             documents={"schema.json": schema.to_json(), **targets.documents},
         )
 
-    def predictor(self, config: TrainTable, own: RunFiles) -> TablePredictor:
+    def predictor(self, config: TrainTable, run: RunFiles) -> TablePredictor:
         from minidl.data.schema import TableSchema
 
-        schema = TableSchema.from_json(own.text("schema.json"), str(config.out / "schema.json"))
-        return TablePredictor(config, own, schema)
+        schema = TableSchema.from_json(run.text("schema.json"), str(config.out / "schema.json"))
+        return TablePredictor(config, run, schema)
 
 
 @dataclass(frozen=True)
-class TablePredictor(Predictor):
-    """The model of a table run with what turns a row into its input."""
+class TablePredictor(Predictor[TrainTable]):
+    """The model of a table run with the schema that turns rows into its inputs."""
 
     schema: TableSchema
     argument = "a row"
-    fixed = "a table run knows its columns"
+    no_columns_reason = "a table run knows its columns"
 
     @cached_property
     def targets(self) -> Classification | Regression:
@@ -167,14 +165,14 @@ class TablePredictor(Predictor):
         from minidl.training.loop.supervised import saved_perceptron
 
         features, outputs = len(self.schema.feature_names), self.targets.outputs
-        return saved_perceptron(self.own, self.config, models.TableMLP, features, outputs)
+        return saved_perceptron(self.run, self.config, models.TableMLP, features, outputs)
 
     def chunks(self, config: Predict) -> Iterable[Records]:
         from minidl.data.files import read_records
 
         if config.text_column is not None:
-            raise ConfigError(f"--text-column is for text runs; {self.fixed}")
-        # Where missing values are filled, so is a column that no line of a chunk names.
+            raise ConfigError(f"--text-column is for text runs; {self.no_columns_reason}")
+        # With --missing fill, a column that no line of a chunk names is filled, too.
         expected = [column.name for column in self.schema.columns] if self.schema.missing == "fill" else []
         if config.inputs:
             return inputs.json_rows(list(enumerate(config.inputs, 1)), ARGUMENT, expected)
@@ -186,16 +184,15 @@ class TablePredictor(Predictor):
         return self.schema.features(records)
 
     def answers(self, records: Records, features: np.ndarray, top: int) -> list[dict[str, Any]]:
-        """One answer per row: the prediction in the target's units, or label, probability and the `top` best labels.
+        """Return an answer per row: a number in the target's units, or label, probability and the `top` best labels.
 
-        `unknown` names the columns with a category that training never saw, where there are some.
+        `unknown` names the columns with a category that training never saw, if there are any.
         """
-        found = self.targets.answers(self.outputs(features), top)
-        unknown = self.schema.unknown(records)
-        return [{**answer, "unknown": names} if names else answer for answer, names in zip(found, unknown, strict=True)]
+        pairs = zip(self.targets.answers(self.outputs(features), top), self.schema.unknown(records), strict=True)
+        return [{**answer, "unknown": unknown} if unknown else answer for answer, unknown in pairs]
 
     def before_fault(self, records: Records) -> Iterable[Records]:
-        """See `Predictor`: the rows before the first that cannot be read."""
+        """Return the rows before the first invalid one."""
 
         def fails(count: int) -> bool:
             try:

@@ -1,4 +1,4 @@
-"""What a finished text run answers."""
+"""The predictions of a finished text run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from minidl.errors import ConfigError
 from minidl.training.prediction import inputs
 from minidl.training.settings.command import Evaluate, Predict
 from minidl.training.task import Predictor
+from minidl.training.tasks.text_settings import TrainText
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TextClassifier(Predictor):
-    """The model of a text run with what turns a text into its input."""
+class TextClassifier(Predictor[TrainText]):
+    """The model of a text run with the vectorizer that turns texts into its inputs."""
 
     vectorizer: Tfidf | HashedTfidf
     argument = "a text"
@@ -41,29 +42,29 @@ class TextClassifier(Predictor):
     def targets(self) -> Classification:
         from minidl.training.loop.targets import Classification
 
-        return Classification.of_run(self.own)
+        return Classification.of_run(self.run)
 
     @cached_property
     def model(self) -> nn.Module:
         from minidl import models
         from minidl.training.loop.supervised import saved_perceptron
 
-        return saved_perceptron(self.own, self.config, models.TextMLP, len(self.vectorizer), self.targets.outputs)
+        return saved_perceptron(self.run, self.config, models.TextMLP, len(self.vectorizer), self.targets.outputs)
 
     def chunks(self, config: Predict) -> Iterable[list[str] | Counted]:
         if config.inputs:
             return [list(config.inputs)]
         if config.file is not None:
-            return self._of_file(config.file, config.text_column)
+            return self._read_file(config.file, config.text_column)
         return ([line for _, line in chunk] for chunk in inputs.lines_as_they_come(inputs.standard_input()))
 
-    def _of_file(self, file: Path, text_column: str | None) -> Iterator[list[str] | Counted]:
+    def _read_file(self, file: Path, text_column: str | None) -> Iterator[list[str] | Counted]:
         from minidl.data.corpus import read_counted
 
-        given = text_column, self.config.text_column
-        counted = read_counted(file, self.vectorizer.analyzer, *given, self.workers)
+        columns = text_column, self.config.text_column
+        counted = read_counted(file, self.vectorizer.analyzer, *columns, self.workers)
         if counted is None:
-            yield from inputs.chunks(data.read_texts(file, *given), inputs.FILE_CHUNK)
+            yield from inputs.chunks(data.read_texts(file, *columns), inputs.FILE_CHUNK)
             return
         yield from counted.parts(inputs.FILE_CHUNK)
 
@@ -73,17 +74,17 @@ class TextClassifier(Predictor):
         return self.vectorizer.weighted(texts)
 
     def answers(self, texts: list[str] | Counted, features: csr_matrix, top: int) -> list[dict[str, Any]]:
-        """One answer per text: label, probability, the `top` best labels, and how many terms of the text are known."""
-        parts, known = self._outputs(features)
-        ranked = self.targets.answers(parts, top)
-        return [{**answer, "known_terms": count} for answer, count in zip(ranked, known.tolist(), strict=True)]
+        """Return an answer per text: label, probability, the `top` best labels and the number of known terms."""
+        parts, known_terms = self._outputs(features)
+        answers = self.targets.answers(parts, top)
+        return [{**answer, "known_terms": count} for answer, count in zip(answers, known_terms.tolist(), strict=True)]
 
     def lines(self, texts: list[str] | Counted, features: csr_matrix, top: int) -> Iterable[str]:
-        parts, known = self._outputs(features)
-        return self.targets.lines(parts, top, known, self.workers)
+        parts, known_terms = self._outputs(features)
+        return self.targets.lines(parts, top, known_terms, self.workers)
 
     def _outputs(self, features: csr_matrix) -> tuple[Iterator[np.ndarray], np.ndarray]:
-        """The model's outputs, and how many terms of each text are known, int64 [N]."""
+        """Return the model's outputs, and the number of known terms of each text, int64 [N]."""
         import numpy as np
 
         return self.outputs(features), np.diff(features.indptr).astype(np.int64)
@@ -120,7 +121,7 @@ class TextClassifier(Predictor):
 
 
 def examples(vectorizer: Tfidf | HashedTfidf, part: Texts | Corpus) -> tuple[Any, np.ndarray]:
-    """(scipy CSR, class indices int64 [N])."""
+    """Return (scipy CSR, class indices int64 [N])."""
     import numpy as np
 
     if isinstance(part, data.Texts):

@@ -5,5 +5,6 @@ from minidl.training.tasks.images.answers import PictureClassifier as PictureCla
 from minidl.training.tasks.images.pictures import PictureFormat as PictureFormat
 from minidl.training.tasks.images.pictures import PictureTask as PictureTask
 from minidl.training.tasks.images.settings import ImageSession as ImageSession
+from minidl.training.tasks.images.settings import PictureSettings as PictureSettings
 from minidl.training.tasks.images.settings import TrainImages as TrainImages
 from minidl.training.tasks.images.task import ImagesTask as ImagesTask

@@ -1,4 +1,4 @@
-"""What a finished image run answers."""
+"""The predictions of a finished image run."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from minidl.training.settings.command import Evaluate, Predict
 from minidl.training.task import Predictor
 from minidl.training.tasks.images.networks import dtype_of, network_of
 from minidl.training.tasks.images.pictures import PictureFormat
+from minidl.training.tasks.images.settings import TrainImages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,22 +28,21 @@ if TYPE_CHECKING:
     from minidl import nn
     from minidl.training.loop.targets import Classification
 
-# Pictures, and their pixels, that `predict` reads at a time, while it answers as many.
-_TOGETHER, _TOGETHER_BYTES = 2048, 2**27
+_CHUNK, _CHUNK_BYTES = 2048, 2**27  # pictures, and bytes of their pixels, in a chunk
 
 
 @dataclass(frozen=True)
-class PictureClassifier(Predictor):
-    """The model of an image run with what turns a picture file into its input."""
+class PictureClassifier(Predictor[TrainImages]):
+    """The model of an image run with the format that turns picture files into its inputs."""
 
     format: PictureFormat
-    fixed = "a folder names its classes"
+    no_columns_reason = "a folder names its classes"
 
     @cached_property
     def targets(self) -> Classification:
         from minidl.training.loop.targets import Classification
 
-        return Classification.of_run(self.own)
+        return Classification.of_run(self.run)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -53,12 +53,12 @@ class PictureClassifier(Predictor):
 
         dtype = dtype_of(self.config)
         if launch.INTERPRETED and dtype == torch.bfloat16:
-            dtype = torch.float32  # which holds every bfloat16
+            dtype = torch.float32  # represents every bfloat16 number
         try:
             model = network_of(self.config, self.format, self.targets.outputs)(dtype, "meta")
         except ConfigError as error:
             raise damaged(self.config.out / "config.json", error) from None
-        return weights.materialize(model, self.own.weights(), self.own.model)
+        return weights.materialize(model, self.run.weights(), self.run.model)
 
     def chunks(self, config: Predict) -> Iterable[Any]:
         if config.file is not None or config.text_column is not None:
@@ -70,10 +70,8 @@ class PictureClassifier(Predictor):
             raise ConfigError("an empty name was given: give picture files or folders of them")
         if config.inputs:
             paths = [path for name in config.inputs for path in _files(Path(name))]
-            # The workers wait for one another at the end of each chunk.
-            return inputs.chunks(
-                paths, min(_TOGETHER, max(inputs.CHUNK, _TOGETHER_BYTES // math.prod(self.format.shape)))
-            )
+            size = min(_CHUNK, max(inputs.CHUNK, _CHUNK_BYTES // math.prod(self.format.shape)))
+            return inputs.chunks(paths, size)
         lines = inputs.lines_as_they_come(inputs.standard_input())
         return ([Path(line.strip()) for _, line in chunk if line.strip()] for chunk in lines)
 
@@ -81,12 +79,12 @@ class PictureClassifier(Predictor):
         return self.format.pictures(data.read_pictures(paths, self.format.size, self.format.channels, self.workers))
 
     def answers(self, paths: list[Path], features: Pictures, top: int) -> list[dict[str, Any]]:
-        """One answer per file: its path, label, probability and the `top` best labels."""
-        ranked = self.targets.answers(self.outputs(features), top)
-        return [{"file": str(path), **answer} for path, answer in zip(paths, ranked, strict=True)]
+        """Return an answer per file: its path, label, probability and the `top` best labels."""
+        answers = self.targets.answers(self.outputs(features), top)
+        return [{"file": str(path), **answer} for path, answer in zip(paths, answers, strict=True)]
 
     def before_fault(self, paths: list[Path]) -> Iterable[list[Path]]:
-        """See `Predictor`: where a file cannot be read, one by one up to it."""
+        """Yield the files before the first invalid one; those of its part one by one."""
         for part in inputs.chunks(paths):
             try:
                 self.features(part)
@@ -107,25 +105,25 @@ class PictureClassifier(Predictor):
         return self.format.pictures(images.pixels), images.labels, source
 
     def test(self, dataset: ImageDataset, config: Evaluate) -> tuple[Pictures, np.ndarray]:
-        shape, own = dataset.test.pixels.shape[1:], self.format.shape
-        if dataset.labels != self.targets.labels or shape != own:
+        shape, expected = dataset.test.pixels.shape[1:], self.format.shape
+        if dataset.labels != self.targets.labels or shape != expected:
             raise DataError(
                 f"{dataset.name} has pictures of {' x '.join(map(str, shape))} in {len(dataset.labels)} classes; the "
-                f"model of {config.run} takes {' x '.join(map(str, own))} and knows {listed(self.targets.labels)}"
+                f"model of {config.run} takes {' x '.join(map(str, expected))} and knows {listed(self.targets.labels)}"
             )
         return self.format.pictures(dataset.test.pixels), dataset.test.labels
 
 
 def _files(path: Path) -> list[Path]:
-    """The file, or the picture files in a folder, or in its folders. Raises DataError for a folder without pictures."""
+    """Return the file, or the picture files in a folder and its folders. Raises DataError if there are none."""
     from minidl.data.picture_folders import left_out, pictures_in
 
     if not path.is_dir():
         return [path]
     skipped = Counter[str]()
-    found = pictures_in(path, skipped)
-    if not found:
+    pictures = pictures_in(path, skipped)
+    if not pictures:
         raise DataError(f"{path} is a folder without pictures; give picture files or a folder of them")
     if skipped_files := left_out(path, skipped):
         console.note(skipped_files)
-    return found
+    return pictures

@@ -1,8 +1,8 @@
-"""Class activation maps: where in a picture the network saw the class that it answered.
+"""Class activation maps: how much each position of a picture contributes to the predicted class.
 
     map[n, h, w] = sum_k weight[c_n, k] features[n, k, h, w]
 
-for networks that end in the mean over places and a linear layer: the mean of a map, with the layer's bias, is the
+for networks that end in global average pooling and a linear layer: the mean of a map, plus the layer's bias, is the
 class's output. Zhou, Khosla, Lapedriza, Oliva and Torralba, arXiv 1512.04150.
 """
 
@@ -21,8 +21,8 @@ from minidl.tensors import Tensor, default_device
 from minidl.training.tasks.images.networks import last_layer
 
 
-def before_the_mean(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """What the mean over places is taken of; None for a network that does not end in one."""
+def feature_extractor(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """Return the layers before the global average pooling; None for a network without it."""
     if isinstance(model, models.DenseNet):
         features = model.features
         return lambda x: ops.relu(features(x))
@@ -32,20 +32,20 @@ def before_the_mean(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 
 def maps(model: nn.Module, pictures: Pictures, classes: np.ndarray) -> np.ndarray | None:
-    """float32 [N, h, w]: the map of a class for each picture. `classes` int64 [N].
+    """Return the map of a class for each picture, float32 [N, h, w]. `classes` int64 [N].
 
-    None for a network that has none, and for pictures of which a single place is left.
+    Returns None for a network without global average pooling, and for maps of a single position.
     """
-    features = before_the_mean(model)
-    if features is None or not len(pictures):
+    extract = feature_extractor(model)
+    if extract is None or not len(pictures):
         return None
     weight = last_layer(model)[1].weight
     batch = ImageBatches(pictures, classes, len(pictures), shuffle=False, dtype=weight.dtype)
     x, _ = next(batch.epoch(0))
     model.eval()
     with no_grad():
-        found = features(Tensor(x))
+        features = extract(Tensor(x))
         rows = weight.data[torch.from_numpy(classes).to(default_device())]
-        y = ops.sum(found * Tensor(rows.reshape(*rows.shape, 1, 1)), 1)
+        y = ops.sum(features * Tensor(rows.reshape(*rows.shape, 1, 1)), 1)
     values = y.data.to(torch.float32).cpu().numpy()
     return values if values[0].size > 1 else None

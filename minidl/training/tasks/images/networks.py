@@ -1,4 +1,4 @@
-"""The networks of `minidl train images`, and which pictures each of them takes."""
+"""The networks of `minidl train images`, and the pictures that each of them accepts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ if TYPE_CHECKING:
 
     from minidl import nn
 
-# What divides a side before the last stage, by stem: sizes are rounded up on the way, or down.
-_HALVED = {"full": 32, "small": 8}
-_ROUNDING_DOWN = ("vgg16_bn", "densenet121")
+_REDUCTION = {"full": 32, "small": 8}  # factor between a side of the picture and of the last stage, by stem
+_ROUNDING_DOWN = ("vgg16_bn", "densenet121")  # networks whose strides round sizes down
 
 
-def network_of(config: TrainImages, described: PictureFormat, classes: int) -> Callable[..., nn.Module]:
-    """What makes the network in a dtype, on a device. Raises ConfigError when it does not take the pictures."""
+def network_of(config: TrainImages, format: PictureFormat, classes: int) -> Callable[..., nn.Module]:
+    """Return the constructor (dtype, device) of the network. Raises ConfigError if it does not accept the pictures."""
     from minidl import models
 
-    height, width, channels = described.shape
+    height, width, channels = format.shape
     if config.published:
         options: dict[str, Any] = {"channels": channels, "small": config.stem == "small"}
         if config.model in DROPOUT:
@@ -33,28 +32,28 @@ def network_of(config: TrainImages, described: PictureFormat, classes: int) -> C
         return lambda dtype, device=None: make(classes, dtype=dtype, device=device, **options)
     if config.model == "small":
         return lambda dtype, device=None: models.SmallCNN(
-            channels, described.size, classes, config.dropout or 0.0, dtype=dtype, device=device
+            channels, format.size, classes, config.dropout or 0.0, dtype=dtype, device=device
         )
-    if described.shape != (28, 28, 1):
+    if format.shape != (28, 28, 1):
         raise ConfigError(
-            f"--model ece408 takes grey pictures of 28 x 28 pixels, {config.data} has {described.colours} ones of "
+            f"--model ece408 takes grey pictures of 28 x 28 pixels, {config.data} has {format.colours} ones of "
             f"{height} x {width}; use --model small"
         )
     return lambda dtype, device=None: models.ECE408(classes, dtype=dtype, device=device)
 
 
 def check_sizes(config: TrainImages, size: tuple[int, int], pictures: int) -> None:
-    """Raises ConfigError where nothing is left of pictures of the smallest size, and where the last batch may have a
-    single value of a channel: it has no deviation."""
+    """Raise ConfigError if pictures of the smallest size are too small, or if the last batch may have a single value
+    per channel, which has no variance."""
     height, width = size
-    if config.stem == "full" and config.model in _ROUNDING_DOWN and min(size) < _HALVED["full"]:
+    if config.stem == "full" and config.model in _ROUNDING_DOWN and min(size) < _REDUCTION["full"]:
         raise ConfigError(
             f"--model {config.model} with --stem full takes pictures from 32 x 32 pixels, these have {height} x "
             f"{width}; use --stem small"
         )
     if (pictures - 1) % config.batch_size:
         return
-    if config.published and max(size) < 2 * _HALVED[config.stem or "full"]:
+    if config.published and max(size) < 2 * _REDUCTION[config.stem or "full"]:
         raise ConfigError(
             f"--batch-size {config.batch_size} leaves a batch of one picture, and the last layers of {config.model} "
             "have one pixel: batch norm cannot train on a single value; choose another batch size or a larger --size"
@@ -67,21 +66,21 @@ def check_sizes(config: TrainImages, size: tuple[int, int], pictures: int) -> No
 
 
 def dtype_of(config: TrainImages) -> torch.dtype:
-    """Of weights and activations."""
+    """Return the dtype of weights and activations."""
     import torch
 
     return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(config.precision or "", torch.float32)
 
 
 def last_layer(model: nn.Module) -> tuple[str, nn.Linear]:
-    """The layer that gives the classes, and its name: the last linear one."""
+    """Return the name and module of the last linear layer, which outputs the classes."""
     from minidl import nn
 
     return [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]
 
 
 def first_layer(model: nn.Module) -> tuple[str, nn.Conv2d]:
-    """The convolution that reads the picture, and its name."""
+    """Return the name and module of the convolution that reads the picture."""
     from minidl import nn
 
     return next((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))

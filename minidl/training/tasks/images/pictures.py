@@ -1,4 +1,4 @@
-"""Sets of pictures: what the tasks on them share."""
+"""Sets of pictures: the base of their tasks, and the format of a model's input pictures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -20,10 +20,12 @@ from minidl.training.process.display import Display
 from minidl.training.settings.command import SPLITS
 from minidl.training.settings.declaration import flag
 from minidl.training.task import Task
+from minidl.training.tasks.images.settings import PictureSettings
 
 if TYPE_CHECKING:
     import numpy as np
 
+PicturesT = TypeVar("PicturesT", bound=PictureSettings)
 _Side = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -47,26 +49,26 @@ class PictureFormat(Record):
 
     @property
     def size(self) -> tuple[int, int]:
-        """(height, width)."""
+        """Return (height, width)."""
         return self.height, self.width
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(height, width, channels)."""
+        """Return (height, width, channels)."""
         return self.height, self.width, self.channels
 
     @property
     def colours(self) -> str:
-        """For display."""
+        """Return the kind of the colours, for display."""
         return "grey" if self.channels == 1 else "colour"
 
     def pictures(self, pixels: np.ndarray) -> Pictures:
-        """Pixels uint8 [N, H, W, C] with the mean and deviation that they are standardised by."""
+        """Return pictures of pixels uint8 [N, H, W, C] with the mean and deviation that standardize them."""
         return Pictures(pixels, self.mean, self.std)
 
 
-class PictureTask(Task):
-    """Tasks on sets of pictures."""
+class PictureTask(Task[PicturesT]):
+    """The base of tasks on sets of pictures."""
 
     data_sets = data.IMAGE_DATA
     convolves = True
@@ -74,7 +76,7 @@ class PictureTask(Task):
     def read(self, name: str, **options: Any) -> ImageDataset:
         return data.load_images(name, **options)
 
-    def load(self, config: Any) -> ImageDataset:
+    def load(self, config: PicturesT) -> ImageDataset:
         if config.data in data.IMAGE_DATA:
             return super().load(config)
         options = self.options(config)
@@ -82,15 +84,15 @@ class PictureTask(Task):
             from minidl.data.picture_cache import PictureCache
 
             options["cache"] = PictureCache(Display(config.quiet).note)
-        together = sys.modules.get("minidl.distributed.group")  # which one of several processes has imported
-        if together is not None and together.current().size > 1:
+        group = sys.modules.get("minidl.distributed.group")  # imported if there are several processes
+        if group is not None and group.current().size > 1:
             from minidl.training.tasks.images.once import OncePerHost
 
-            options["cache"] = OncePerHost(together.current(), options.get("cache"))
+            options["cache"] = OncePerHost(group.current(), options.get("cache"))
         with Workers(config.workers or available()) as workers:
             return self.read(config.data, **options, workers=workers)
 
-    def options(self, config: Any) -> dict[str, Any]:
+    def options(self, config: PicturesT) -> dict[str, Any]:
         if config.data not in data.IMAGE_DATA:
             return {"size": config.size, **getattr(config, "splits", {})}
         for option, value in {"size": config.size, **config.model_dump(include=SPLITS)}.items():

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from minidl.errors import ConfigError
 from minidl.training.settings import fields
-from minidl.training.settings.command import Session, Training
+from minidl.training.settings.command import Session, Training, TrainSettings
 from minidl.training.settings.declaration import FLOAT32, IN_FLOAT32
 
-# What the networks of torchvision's names have where no --dropout is given; those not named here have no place for it.
-DROPOUT = {"small": 0.0, "mobilenet_v2": 0.2, "vgg16_bn": 0.5}
-_OWN = ("small", "ece408")  # networks of no other library
-_SMALL_SIDE = 64  # pixels: the full beginning would leave fewer than 2x2 places of a shorter side
+DROPOUT = {"small": 0.0, "mobilenet_v2": 0.2, "vgg16_bn": 0.5}  # the default of each network that has dropout
+_MINIDL_NETWORKS = ("small", "ece408")  # torchvision has all others
+_SMALL_SIDE = 64  # pixels: the full stem would reduce a shorter side to less than 2 positions
 
 
 class ImageSession(Session):
@@ -27,7 +26,14 @@ class ImageSession(Session):
         return ImageSession
 
 
-class TrainImages(Training, ImageSession):
+class PictureSettings(TrainSettings):
+    """The settings that every training command for pictures declares."""
+
+    if TYPE_CHECKING:
+        size: tuple[int, int] | None
+
+
+class TrainImages(Training, PictureSettings, ImageSession):
     """Train an image classifier: a convolutional network on pictures of one size.
 
     --data FOLDER has one folder of pictures (PNG, JPEG, BMP, GIF, TIFF, WebP, PPM) per class. The report compares the
@@ -186,8 +192,8 @@ class TrainImages(Training, ImageSession):
 
     @property
     def published(self) -> bool:
-        """Whether the network is one that torchvision has, too."""
-        return self.model not in _OWN
+        """Return whether torchvision has the network, too."""
+        return self.model not in _MINIDL_NETWORKS
 
     @model_validator(mode="after")
     def _check_network(self) -> Self:
@@ -215,25 +221,25 @@ class TrainImages(Training, ImageSession):
 
 
 def suited(config: TrainImages, size: tuple[int, int], half: bool) -> dict[str, Any]:
-    """The settings that are not given: for pictures of this size, where the device computes in bfloat16 if `half`.
+    """Return defaults of unset settings for pictures of this size; with `half` the device computes in bfloat16.
 
-    Those of `--init`, stem and normalize, follow from its file and are not among them.
+    With `--init` the defaults of stem and normalize follow from its file and are not included.
     """
     rate = 0.001 if config.published else 0.01
     if config.init is not None:
         rate = rate / 10
-    found: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "lr": 0.01 if config.freeze else rate,
         "dropout": DROPOUT.get(config.model, 0.0),
         "precision": "bfloat16" if half and config.published else "float32",
     }
     if config.unfreeze is not None and config.lr is None:
-        found["unfreeze_lr"] = rate
+        defaults["unfreeze_lr"] = rate
     if config.published and config.init is None:
-        found["stem"] = usual_stem(size)
-    return {name: value for name, value in found.items() if getattr(config, name) is None}
+        defaults["stem"] = default_stem(size)
+    return {name: value for name, value in defaults.items() if getattr(config, name) is None}
 
 
-def usual_stem(size: tuple[int, int]) -> Literal["full", "small"]:
-    """The beginning of a published network that suits pictures of this size."""
+def default_stem(size: tuple[int, int]) -> Literal["full", "small"]:
+    """Return the stem of a published network that suits pictures of this size."""
     return "small" if min(size) < _SMALL_SIDE else "full"

@@ -1,4 +1,4 @@
-"""What changes in the course of a training: which layers learn, and the size of its pictures."""
+"""The stages of a training on pictures: which layers learn, and the size of the training pictures."""
 
 from __future__ import annotations
 
@@ -15,44 +15,46 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 _SIZES = 4
-_GROWING = 0.75  # of the epochs
+_GROWING = 0.75  # share of the epochs with smaller pictures
 
 
 @dataclass(frozen=True)
-class Course:
-    """All layers but the last one are frozen before the epoch `unfrozen`. `sizes` are pairs of an epoch and the size
-    (height, width) of training pictures from there on; none: their own."""
+class Stages:
+    """The stages of a training: all layers but the last are frozen before the epoch `unfrozen`.
+
+    `sizes` are pairs of an epoch and the size (height, width) of training pictures from that epoch on.
+    """
 
     unfrozen: int = 0
     sizes: tuple[tuple[int, Size], ...] = ()
 
     @classmethod
-    def of(cls, config: TrainImages, size: Size) -> Course:
-        """That of the settings, for pictures of this size. Raises ConfigError for a first size that is no smaller."""
+    def from_settings(cls, config: TrainImages, size: Size) -> Stages:
+        """Return the stages for pictures of this size. Raises ConfigError for a first size that is not smaller."""
         unfrozen = config.epochs if config.unfreeze is None else config.unfreeze
         return cls(unfrozen if config.freeze else 0, _growing(config, size))
 
     @property
     def smallest(self) -> Size | None:
-        """The size of the first epochs; None: that of the pictures."""
+        """Return the size of the first epochs; None: the size of the pictures."""
         return self.sizes[0][1] if self.sizes else None
 
     @property
-    def said(self) -> str | None:
-        """Which sizes the training pictures have, for people; None where they have their own throughout."""
+    def description(self) -> str | None:
+        """Return the sizes of the training pictures for display; None if they do not change."""
         if not self.sizes:
             return None
-        (_, (height, width)), *later = self.sizes
-        grows = "".join(f", {h} x {w} from epoch {epoch + 1}" for epoch, (h, w) in later)
-        return f"size of training pictures: {height} x {width}{grows or ' throughout: one epoch cannot grow them'}"
+        (_, (height, width)), *others = self.sizes
+        growth = "".join(f", {h} x {w} from epoch {epoch + 1}" for epoch, (h, w) in others)
+        return f"size of training pictures: {height} x {width}{growth or ' throughout: one epoch cannot grow them'}"
 
     @property
-    def begins(self) -> tuple[int, ...]:
-        """The epochs from which on a step is another one, the first of them 0."""
+    def starts(self) -> tuple[int, ...]:
+        """Return the first epoch of each stage; the first is 0."""
         return tuple(sorted({0, self.unfrozen, *(epoch for epoch, _ in self.sizes)}))
 
     def enter(self, model: nn.Module, epoch: int) -> None:
-        """Ready the model for the steps of an epoch. Frozen layers keep their running statistics, and use them."""
+        """Prepare the model for the steps of an epoch. Frozen layers use their running statistics unchanged."""
         from minidl import nn
 
         frozen = epoch < self.unfrozen
@@ -65,7 +67,7 @@ class Course:
 
 
 def _growing(config: TrainImages, size: Size) -> tuple[tuple[int, Size], ...]:
-    """From the side that --progressive names to the full size, in equal steps."""
+    """Return the sizes from the side that --progressive names to the full size, in equal steps."""
     if config.progressive is None:
         return ()
     shorter = min(size)
@@ -80,13 +82,10 @@ def _growing(config: TrainImages, size: Size) -> tuple[tuple[int, Size], ...]:
             f"--progressive {config.progressive} is less than a quarter of the pictures, {size[0]} x {size[1]}; give "
             "more"
         )
-    found: dict[int, Size] = {}
+    sizes: dict[int, Size] = {}  # of two sizes that start in the same epoch, the larger
     for step in range(_SIZES):
         share = step / (_SIZES - 1)
         side = round(config.progressive + share * (shorter - config.progressive))
-        # Of two sizes that would begin in the same epoch, as there are few, the larger.
-        found[int(_GROWING * config.epochs * share)] = (
-            round(size[0] * side / shorter),
-            round(size[1] * side / shorter),
-        )
-    return tuple(sorted(found.items()))
+        height, width = round(size[0] * side / shorter), round(size[1] * side / shorter)
+        sizes[int(_GROWING * config.epochs * share)] = height, width
+    return tuple(sorted(sizes.items()))
