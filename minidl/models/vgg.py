@@ -21,14 +21,9 @@ class VGG(nn.Module):
     """
 
     def __init__(
-        self,
-        classes: int = 1000,
-        channels: int = 3,
-        dropout: float = 0.5,
-        small: bool = False,
-        device: Device = None,
+        self, classes: int = 1000, channels: int = 3, dropout: float = 0.5, small: bool = False, device: Device = None,
         dtype: torch.dtype = torch.float32,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         layers: list[nn.Module] = []

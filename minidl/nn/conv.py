@@ -26,21 +26,10 @@ class _Conv(Module):
     _op: Callable[..., Tensor]
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Pair,
-        stride: Pair = 1,
-        padding: Pair | str = 0,
-        dilation: Pair = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        act: Activation = None,
-    ) -> None:
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair | str = 0,
+        dilation: Pair = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros", device: Device = None,
+        dtype: torch.dtype | None = None, *, act: Activation = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         activation.parse(act)
         in_channels, out_channels, groups = _channels(
@@ -104,22 +93,10 @@ class Conv2d(_Conv):
     _op = staticmethod(ops.conv2d)
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Pair,
-        stride: Pair = 1,
-        padding: Pair | str = 0,
-        dilation: Pair = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        act: Activation = None,
-        pool: str | None = None,
-    ) -> None:
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair | str = 0,
+        dilation: Pair = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros", device: Device = None,
+        dtype: torch.dtype | None = None, *, act: Activation = None, pool: str | None = None,
+    ) -> None:  # fmt: skip
         check_pool(pool)
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device,
@@ -154,22 +131,10 @@ class _ConvTranspose(Module):
     _op: Callable[..., Tensor]
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Pair,
-        stride: Pair = 1,
-        padding: Pair = 0,
-        output_padding: Pair = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: Pair = 1,
-        padding_mode: str = "zeros",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        act: Activation = None,
-    ) -> None:
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0,
+        output_padding: Pair = 0, groups: int = 1, bias: bool = True, dilation: Pair = 1, padding_mode: str = "zeros",
+        device: Device = None, dtype: torch.dtype | None = None, *, act: Activation = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         activation.parse(act)
         op = self._op.__name__

@@ -38,16 +38,9 @@ class Convolution(Function):
 
     @classmethod
     def forward(
-        cls,
-        ctx: Any,
-        x: Any,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        geometry: Geometry,
-        act: Activation,
-        form: str | None,
-        statistics: list[torch.Tensor | None] | None = None,
-    ) -> torch.Tensor:
+        cls, ctx: Any, x: Any, weight: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry, act: Activation,
+        form: str | None, statistics: list[torch.Tensor | None] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Run the kernel; it appends y's statistics for a batch norm, or None, to the empty list `statistics` if there
         is one."""
         name, _ = activation.parse(act)
@@ -176,19 +169,10 @@ class DeferredConv(Deferred):
 
 @one_or_many(4)
 def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    act: Activation = None,
-    *,
-    scale: Tensor | None = None,
-    pool: str | None = None,
-    form: str | None = None,
-) -> Tensor:
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair | str = 0,
+    dilation: Pair = 1, groups: int = 1, act: Activation = None, *, scale: Tensor | None = None,
+    pool: str | None = None, form: str | None = None,
+) -> Tensor:  # fmt: skip
     """Return act(scale * conv(input, weight) + bias), the cross-correlation called convolution, in one kernel.
 
     Shapes: x [N, C, H, W], weight [M, C / groups, R, S], bias and scale [M] -> [N, M, OH, OW], all without N for one

@@ -62,18 +62,10 @@ def _grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> torch
 
 @one_or_many(3)
 def conv1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    act: Activation = None,
-    *,
-    scale: Tensor | None = None,
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair | str = 0,
+    dilation: Pair = 1, groups: int = 1, act: Activation = None, *, scale: Tensor | None = None,
     form: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return act(scale * conv(input, weight) + bias) along sequences, as `conv2d` along images, whose kernels compute
     it.
 
@@ -103,19 +95,10 @@ def conv1d(
 
 @one_or_many(3)
 def conv_transpose1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair = 0,
-    output_padding: Pair = 0,
-    groups: int = 1,
-    dilation: Pair = 1,
-    act: Activation = None,
-    *,
-    scale: Tensor | None = None,
-    form: str | None = None,
-) -> Tensor:
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair = 0,
+    output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1, act: Activation = None, *,
+    scale: Tensor | None = None, form: str | None = None,
+) -> Tensor:  # fmt: skip
     """Return act(scale * conv_transpose(input, weight) + bias) along sequences, as `conv_transpose2d` along images.
 
     Shapes: input [N, C, L], weight [C, M / groups, K], bias and scale [M] -> [N, M, OL] with

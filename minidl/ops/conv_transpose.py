@@ -36,19 +36,10 @@ class ConvTranspose2d(Convolution):
 
 @one_or_many(4)
 def conv_transpose2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair = 0,
-    output_padding: Pair = 0,
-    groups: int = 1,
-    dilation: Pair = 1,
-    act: Activation = None,
-    *,
-    scale: Tensor | None = None,
-    form: str | None = None,
-) -> Tensor:
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair = 0,
+    output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1, act: Activation = None, *,
+    scale: Tensor | None = None, form: str | None = None,
+) -> Tensor:  # fmt: skip
     """Return act(scale * conv_transpose(input, weight) + bias): the gradient of `conv2d` for its input, as an
     operation.
 

@@ -34,17 +34,9 @@ class Conv3d(Convolution):
 
 @one_or_many(5)
 def conv3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    act: Activation = None,
-    *,
-    scale: Tensor | None = None,
-) -> Tensor:
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair | str = 0,
+    dilation: Pair = 1, groups: int = 1, act: Activation = None, *, scale: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return act(scale * conv(input, weight) + bias) of volumes, as `conv2d` of images.
 
     Shapes: input [N, C, D, H, W], weight [M, C / groups, Q, R, S], bias and scale [M] -> [N, M, OD, OH, OW], sizes as

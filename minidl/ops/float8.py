@@ -56,15 +56,9 @@ def dequantize(x: Float8, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def linear(
-    x: Float8 | Tensor,
-    weight: Float8 | Tensor,
-    bias: Tensor | None = None,
-    act: Activation = None,
-    *,
-    out_dtype: torch.dtype | None = None,
-    scale_result: Tensor | None = None,
-    use_fast_accum: bool = False,
-) -> Tensor | Float8:
+    x: Float8 | Tensor, weight: Float8 | Tensor, bias: Tensor | None = None, act: Activation = None, *,
+    out_dtype: torch.dtype | None = None, scale_result: Tensor | None = None, use_fast_accum: bool = False,
+) -> Tensor | Float8:  # fmt: skip
     """Return act(x weight^T + bias), in one kernel, as `ops.linear`: the matrix product of torch's `scaled_mm`.
 
     Shapes: x [..., in], weight [out, in], bias [out] -> [..., out], in `out_dtype`: float16, bfloat16 or float32; None
@@ -96,21 +90,11 @@ def linear(
 
 
 def conv2d(
-    x: Float8 | Tensor,
-    weight: Float8 | Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    act: Activation = None,
-    *,
-    scale: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    scale_result: Tensor | None = None,
-    use_fast_accum: bool = False,
+    x: Float8 | Tensor, weight: Float8 | Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair | str = 0,
+    dilation: Pair = 1, groups: int = 1, act: Activation = None, *, scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, scale_result: Tensor | None = None, use_fast_accum: bool = False,
     form: str | None = None,
-) -> Tensor | Float8:
+) -> Tensor | Float8:  # fmt: skip
     """Return act(scale * conv(x, weight) + bias), in one kernel; arguments as those of `ops.conv2d` and `linear` here.
 
     `form`, of those that take float8, is "box", "batch" or "product". Raises as `ops.conv2d` and `linear` here.

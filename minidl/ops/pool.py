@@ -66,14 +66,9 @@ class AvgPool2d(Function):
 
 @one_or_many(4)
 def max_pool2d(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    dilation: Pair = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
+    input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
     """Return the maximum of each window; NaN if any element is NaN. Padding is never the maximum.
 
     With return_indices (maxima, where in the image each is: row times W plus column, int64).
@@ -91,14 +86,9 @@ def max_pool2d(
 
 @one_or_many(4)
 def avg_pool2d(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
+    input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Tensor:  # fmt: skip
     """Return the mean of each window: the sum divided by divisor_override if given, else by the window's number of
     elements, padding included if count_include_pad.
 
@@ -145,14 +135,9 @@ def adaptive_max_pool2d(
 
 @one_or_many(3)
 def max_pool1d(
-    input: Tensor,
-    kernel_size: int,
-    stride: int | None = None,
-    padding: int = 0,
-    dilation: int = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
+    input: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, dilation: int = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
     """Return `max_pool2d` of sequences: [N, C, L] -> [N, C, OL]."""
     sizes = (_of_rows(n, k) for n, k in ((kernel_size, 1), (stride, 1), (padding, 0), (dilation, 1)))
     return _rows(max_pool2d, input, *sizes, ceil_mode, return_indices)
@@ -160,13 +145,9 @@ def max_pool1d(
 
 @one_or_many(3)
 def avg_pool1d(
-    input: Tensor,
-    kernel_size: int,
-    stride: int | None = None,
-    padding: int = 0,
-    ceil_mode: bool = False,
+    input: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return `avg_pool2d` of sequences: [N, C, L] -> [N, C, OL]."""
     sizes = (_of_rows(n, k) for n, k in ((kernel_size, 1), (stride, 1), (padding, 0)))
     return _rows(avg_pool2d, input, *sizes, ceil_mode, count_include_pad)
