@@ -10,7 +10,7 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
 from minidl.kernels.conv import volume
 from minidl.kernels.conv.geometry import Geometry, Volume
-from minidl.ops.conv import Convolution, recorded
+from minidl.ops.conv import Convolution
 from minidl.ops.conv_geometry import axes_of, check_vectors
 from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
@@ -53,10 +53,4 @@ def conv3d(
     d, h, w = axes_of("conv3d", input, weight, stride, padding, dilation, groups)
     check_vectors("conv3d", weight.shape[0], bias=bias, scale=scale)
     geometry = Volume(d, Geometry(h, w, int(groups)))
-    if not recorded("conv3d", input, weight, bias, scale):
-        y, _ = volume.forward(
-            input.data, weight.data, geometry, None if bias is None else bias.data, act,
-            scale=None if scale is None else scale.data,
-        )  # fmt: skip
-        return Tensor(y)
-    return Conv3d.apply(input, weight, bias, geometry, act, None)
+    return Conv3d.run("conv3d", input, weight, bias, scale, geometry, act)
