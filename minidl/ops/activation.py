@@ -8,13 +8,15 @@ import torch
 
 from minidl.autograd import Function
 from minidl.autograd.deferred import take
+from minidl.autograd.function import recordable
 from minidl.kernels import activation, check, elementwise
 from minidl.kernels import bias_act as kernels
 from minidl.kernels import softmax as softmax_kernels
 from minidl.kernels.activation import Activation
 from minidl.ops import unary
+from minidl.ops.binary import binary_function, piecewise_linear
 from minidl.ops.conditional import where
-from minidl.ops.elementwise import binary_function, minimum, sub
+from minidl.ops.elementwise import minimum, sub
 from minidl.ops.inplace import apply_in_place
 from minidl.ops.shape import reshape, to
 from minidl.tensors import Tensor
@@ -139,7 +141,10 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return apply_in_place(lambda x: activated(x, "hardsigmoid"), input, inplace)
 
 
+@recordable(gradient=piecewise_linear(elementwise.hardtanh_grad))
 class Hardtanh(Function):
+    gradient = staticmethod(elementwise.hardtanh_grad)
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
         check.floating("hardtanh", x=x)
@@ -149,9 +154,9 @@ class Hardtanh(Function):
         ctx.range = low, high
         return elementwise.clamp(x, low, high)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return elementwise.hardtanh_grad(dy, *ctx.saved, *ctx.range), None, None
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
+        return cls.gradient(dy, *ctx.saved, *ctx.range), None, None
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
@@ -163,7 +168,10 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
     return apply_in_place(lambda x: Hardtanh.apply(x, least, most), input, inplace)
 
 
-PReLU = binary_function("PReLU", elementwise.prelu, elementwise.prelu_grad_a, elementwise.prelu_grad_b)
+PReLU = binary_function(
+    "PReLU", elementwise.prelu, elementwise.prelu_grad_a, elementwise.prelu_grad_b,
+    (lambda dy, a, b: dy * where(a > 0, 1, b), lambda dy, a, b: dy * where(a > 0, 0, a)),
+)  # fmt: skip
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -179,6 +187,16 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
     return PReLU.apply(input, reshape(weight, *per_channel))
 
 
+def _softmax_gradient(dy: Tensor, y: Tensor, dim: int) -> Tensor:
+    weighted = dy * y
+    return weighted - y * weighted.sum(dim, keepdim=True)
+
+
+def _log_softmax_gradient(dy: Tensor, y: Tensor, dim: int) -> Tensor:
+    return dy - y.exp() * dy.sum(dim, keepdim=True)
+
+
+@recordable(gradient=_softmax_gradient)
 class Softmax(Function):
     """Saves its output for the gradient, not its input."""
 
@@ -193,11 +211,12 @@ class Softmax(Function):
         return y
 
     @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         (y,) = ctx.saved
         return cls.gradient(dy, y, ctx.dim), None
 
 
+@recordable(gradient=_log_softmax_gradient)
 class LogSoftmax(Softmax):
     compute = staticmethod(softmax_kernels.log_softmax)
     gradient = staticmethod(softmax_kernels.log_softmax_grad)

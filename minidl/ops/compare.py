@@ -9,7 +9,8 @@ import torch
 
 from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import elementwise, unary
-from minidl.ops.elementwise import Kernel, Operand, is_bool, raw_operand
+from minidl.ops.binary import Kernel, Operand, raw_operand
+from minidl.ops.elementwise import is_bool
 from minidl.ops.promotion import alike, python_number
 from minidl.ops.shape import to
 from minidl.tensors import Tensor

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import check, memory_layout, reduce
 from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import elementwise
+from minidl.ops.binary import piecewise_linear
 from minidl.ops.reduce import Dim
 from minidl.tensors import Tensor
 
@@ -29,9 +31,22 @@ class Found(NamedTuple):
     indices: Tensor
 
 
+def _gradient(kernel: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Return the gradient of an extremum whose kernel also reads the number of equal elements."""
+
+    def gradient(dy: torch.Tensor, x: torch.Tensor, y: torch.Tensor, dim: Dim) -> torch.Tensor:
+        return kernel(dy, x, y, reduce.count_equal(x, y, dim))
+
+    return gradient
+
+
+_amax_back, _max_back = _gradient(elementwise_kernels.amax_grad), _gradient(elementwise_kernels.max_grad)
+
+
+@recordable(gradient=piecewise_linear(_amax_back))
 class Amax(Function):
     compute: Callable[..., torch.Tensor] = staticmethod(reduce.amax)
-    gradient: Callable[..., torch.Tensor] = staticmethod(elementwise_kernels.amax_grad)
+    gradient: Callable[..., Any] = staticmethod(_amax_back)
 
     @classmethod
     def forward(cls, ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
@@ -41,20 +56,20 @@ class Amax(Function):
         return y
 
     @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         x, y = ctx.saved
-        y, dy = y.reshape(ctx.keepdim_shape), dy.reshape(ctx.keepdim_shape)
-        return cls.gradient(dy, x, y, reduce.count_equal(x, y, ctx.dim)), None, None
+        return cls.gradient(dy.reshape(ctx.keepdim_shape), x, y.reshape(ctx.keepdim_shape), ctx.dim), None, None
 
 
 class Amin(Amax):
     compute = staticmethod(reduce.amin)
 
 
+@recordable(gradient=piecewise_linear(_max_back))
 class Max(Amax):
     """The maximum whose gradient goes to NaN if there is one."""
 
-    gradient = staticmethod(elementwise_kernels.max_grad)
+    gradient = staticmethod(_max_back)
 
 
 class Min(Max):

@@ -46,8 +46,10 @@ class Cat(Function):
         return torch.cat(parts, dim)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: Any) -> Any:
         return None, *dy.split(ctx.sizes, ctx.dim)
+
+    second = backward
 
 
 class CatInRoom(Cat):

@@ -9,8 +9,10 @@ import torch
 
 from minidl import random
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import check
 from minidl.kernels import random as kernels
+from minidl.ops.binary import piecewise_linear
 from minidl.ops.elementwise import mul
 from minidl.ops.inplace import apply_in_place
 from minidl.tensors import Tensor, device_of
@@ -18,7 +20,10 @@ from minidl.tensors import Tensor, device_of
 __all__ = ["dropout", "dropout2d", "rand", "randint", "randn"]
 
 
+@recordable(gradient=piecewise_linear(kernels.dropout))
 class Dropout(Function):
+    gradient = staticmethod(kernels.dropout)
+
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, p: float, seed: int, stream: int | kernels.DeviceStream, first: int
@@ -26,9 +31,9 @@ class Dropout(Function):
         ctx.options = p, seed, stream, first
         return kernels.dropout(x, *ctx.options)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return kernels.dropout(dy, *ctx.options), None, None, None, None
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
+        return cls.gradient(dy, *ctx.options), None, None, None, None
 
 
 def dropout(

@@ -13,17 +13,22 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import check, lookup
 from minidl.kernels import elementwise as kernels
 from minidl.ops import elementwise, indexing
+from minidl.ops.lookup import Embedding
 from minidl.ops.shape import clone, permute, reshape
 from minidl.tensors import Scalar, Tensor
 
 __all__ = ["gather", "index_add", "index_select", "scatter", "scatter_add"]
 
 
+@recordable(look_up=lambda at, dy: Embedding.apply(at, dy, -1))
 class Summed(Function):
     """The sum of rows [B, H] at positions [B] of [V, H]: the gradient of an embedding. Its gradient is an embedding."""
+
+    look_up = staticmethod(lookup.embedding)
 
     @staticmethod
     def forward(ctx: Any, at: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
@@ -33,10 +38,10 @@ class Summed(Function):
         ctx.save(at)
         return lookup.embedding_grad(rows, at, count)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         (at,) = ctx.saved
-        return None, lookup.embedding(at, dy), None
+        return None, cls.look_up(at, dy), None
 
 
 class Put(Function):
@@ -48,11 +53,13 @@ class Put(Function):
         ctx.save(index)
         return x.scatter(dim, index, values)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         (index,) = ctx.saved
         values = dy.gather(ctx.dim, index) if ctx.needs[3] else None
         return dy.scatter(ctx.dim, index, 0), None, None, values
+
+    second = backward
 
 
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:

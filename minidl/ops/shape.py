@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import check, memory_layout, reduce
 from minidl.ops import copies
 from minidl.tensors import Tensor, device_of
@@ -37,8 +38,10 @@ class _Move(Function):
         return cls.move(x, settings)
 
     @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         return cls.move_back(dy, ctx.shape, ctx.how), None
+
+    second = backward
 
 
 def move_function(
@@ -66,7 +69,19 @@ def _diagonal_gradient(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int,
 
 
 Diagonal = move_function("Diagonal", lambda x, how: x.diagonal(*how), _diagonal_gradient)
+
+
+def sum_to(dy: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the sum that undoes a broadcast from `shape`."""
+    if tuple(dy.shape) == tuple(shape):
+        return dy
+    new = dy.ndim - len(shape)
+    dims = [i for i in range(dy.ndim) if i < new or (shape[i - new] == 1 and dy.shape[i] != 1)]
+    return dy.sum(dims, keepdim=True).reshape(shape)
+
+
 Expand = move_function("Expand", torch.Tensor.expand, lambda dy, shape, _: reduce.sum_to(dy, shape))
+recordable(move_back=lambda dy, shape, _: sum_to(dy, shape))(Expand)
 
 
 class To(Function):
@@ -76,8 +91,10 @@ class To(Function):
         return x.to(device, dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: Any) -> Any:
         return dy.to(ctx.device, ctx.dtype), None, None
+
+    second = backward
 
 
 class Clone(Function):
@@ -86,8 +103,10 @@ class Clone(Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: Any) -> Any:
         return dy
+
+    second = backward
 
 
 class Contiguous(Function):
@@ -96,8 +115,10 @@ class Contiguous(Function):
         return copies.note(x.contiguous(memory_format=memory_format), x)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: Any) -> Any:
         return dy, None
+
+    second = backward
 
 
 def one_or_many(rank: int) -> Callable[[F], F]:
