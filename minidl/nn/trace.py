@@ -48,6 +48,22 @@ class NormCall:
     features: torch.Tensor | None
 
 
+def _view_method(name: str) -> Any:
+    """Return a method as Tensor's, which also returns the positions in the view."""
+
+    def method(self: Traced, *args: Any, **named: Any) -> Tensor:
+        positions = None
+        if self.positions is not None:
+            with contextlib.suppress(TypeError, RuntimeError, IndexError, UnknownTensor):
+                positions = getattr(self.positions, name)(*args, **named)
+        if positions is None or self.positions is None or len(positions) != len(self.positions):
+            return getattr(Tensor, name)(self, *args, **named)
+        value = None if self._value is None else getattr(Tensor(self._value), name)(*args, **named).data
+        return Traced(value, self.call, positions)
+
+    return method
+
+
 class Traced(Tensor):
     """A tensor in a trace: the output of the layer call `call`, or of something else (None); with a value if traced on
     an example. `positions` int64 [N, ...] are the indices of a linear layer's outputs, tracked through views.
@@ -102,49 +118,22 @@ class Traced(Tensor):
         """Return the shape, or the extent of one dimension."""
         return self.shape if dim is None else self.shape[dim]
 
-    def reshape(self, *shape: Any) -> Tensor:
-        """As `Tensor.reshape`."""
-        return self._view_of("reshape", *shape)
-
-    def view(self, *shape: Any) -> Tensor:
-        """As `Tensor.view`."""
-        return self._view_of("reshape", *shape)
-
-    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-        """As `Tensor.flatten`."""
-        return self._view_of("flatten", start_dim, end_dim)
-
-    def permute(self, *dims: Any) -> Tensor:
-        """As `Tensor.permute`."""
-        return self._view_of("permute", *dims)
-
-    def transpose(self, dim0: int, dim1: int) -> Tensor:
-        """As `Tensor.transpose`."""
-        return self._view_of("transpose", dim0, dim1)
+    reshape, flatten, permute, transpose = map(_view_method, ("reshape", "flatten", "permute", "transpose"))
+    view = reshape
 
     # Not in place: other references do not see the change, which no trace depends on.
     __iadd__, __isub__, __imul__ = Tensor.__add__, Tensor.__sub__, Tensor.__mul__  # type: ignore[assignment]
     __itruediv__, __ipow__ = Tensor.__truediv__, Tensor.__pow__  # type: ignore[assignment]
 
-    def _view_of(self, name: str, *args: Any) -> Tensor:
-        positions = None
-        if self.positions is not None:
-            with contextlib.suppress(TypeError, RuntimeError, IndexError, UnknownTensor):
-                positions = getattr(self.positions, name)(*args)
-        if positions is None or self.positions is None or len(positions) != len(self.positions):
-            return getattr(Tensor, name)(self, *args)
-        value = None if self._value is None else getattr(Tensor(self._value), name)(*args).data
-        return Traced(value, self.call, positions)
-
 
 class _Size:
     """A size of a tensor of unknown shape: it supports arithmetic, but no comparison."""
 
-    def _computed(self, *_: Any) -> _Size:
+    def _unknown_size(self, *_: Any) -> _Size:
         return self
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = _computed
-    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __mod__ = __pow__ = _computed
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = _unknown_size
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __mod__ = __pow__ = _unknown_size
 
     def _not_comparable(self, *_: Any) -> NoReturn:
         _unknown("the shape of a tensor")
@@ -206,12 +195,9 @@ class Trace:
     """
 
     def __init__(
-        self,
-        model: Module,
-        example: tuple[Any, ...],
-        is_layer: Callable[[Module], bool],
+        self, model: Module, example: tuple[Any, ...], is_layer: Callable[[Module], bool],
         is_norm: Callable[[Module], bool],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.calls: list[Call] = []
         self.norm_calls: list[NormCall] = []
         self.read: set[Module] = set()
