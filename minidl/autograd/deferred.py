@@ -125,7 +125,7 @@ def in_rows(x: V) -> V:
 
 
 def may_wait(x: Variable) -> bool:
-    """Return whether an operation on x need not be computed at once. A tensor that stands for others (`nn.trace`) sees
+    """Return whether an operation on x need not be computed at once. A tensor that stands for others (`nn.placeholder`) sees
     all."""
     return (
         getattr(_local, "depth", 0) > 0 and _state["fused"] and type(x) is Function.result_class

@@ -240,7 +240,7 @@ class Node:
 
 
 class UnknownTensor(Exception):  # noqa: N818 (an operation catches it)
-    """Raised by a placeholder tensor (see `nn.trace`) when its values or shape are read.
+    """Raised by a placeholder tensor (see `nn.placeholder`) when its values or shape are read.
 
     `answer` returns the result of an operation from its arguments.
     """
