@@ -147,7 +147,7 @@ class Variable:
     def __init__(self, data: torch.Tensor) -> None:
         self._held = data
         self._later: Any = None
-        self._taken = False  # True if another operation computed it as a part of its own
+        self._taken = False  # True if another operation computed it in its kernel
         self.name = ""
         self._grad: Grad | None = None
         self._slope: Variable | None = None  # _grad as a variable of the graph, if it was recorded

@@ -37,17 +37,17 @@ class BiasAct(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        kept, b = ctx.saved
+        saved, b = ctx.saved
         want_x, want_bias, _ = ctx.needs
-        dx, db = kernels.bias_act_grad(dy, kept, b, ctx.act, ctx.from_output, want_x=want_x, want_bias=want_bias)
+        dx, db = kernels.bias_act_grad(dy, saved, b, ctx.act, ctx.from_output, want_x=want_x, want_bias=want_bias)
         return dx, db, None
 
 
 def activated(x: Tensor, act: Activation) -> Tensor:
-    """Return act(x), by the operation that makes x where it can take the activation in."""
+    """Return act(x), fused with the operation that computes x if possible."""
     activation.parse(act)
-    taken = take(x, "with_act", act) if type(x) is Tensor else None  # what is no tensor is told by the operation
-    return BiasAct.apply(x, None, act) if taken is None else Tensor._of_later(taken)
+    fused = take(x, "with_act", act) if type(x) is Tensor else None  # BiasAct refuses other types
+    return BiasAct.apply(x, None, act) if fused is None else Tensor._of_later(fused)
 
 
 def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
@@ -55,7 +55,7 @@ def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
 
     Shapes: x [..., N], b [N] or None -> [..., N], in its dtype.
     act: None, "relu", "leaky_relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "relu6",
-    or one of the rarer ones: "elu", "softplus", "mish", "hardswish", "hardsigmoid".
+    or "elu", "softplus", "mish", "hardswish", "hardsigmoid".
     Raises ValueError for an unknown activation or a bias whose length is not x's last size, TypeError for integers or
     different dtypes.
     """
@@ -95,8 +95,7 @@ def tanh(input: Tensor) -> Tensor:
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    """Return input times the standard normal distribution function of it; approximate="tanh" takes the approximation by
-    tanh.
+    """Return input times its standard normal distribution function; approximate="tanh" approximates it by tanh.
 
     Raises ValueError for another `approximate`.
     """
@@ -118,7 +117,7 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """Return log(1 + exp(beta input)) / beta, and input where beta input is above the threshold.
 
-    Raises ValueError unless beta is above 0, and for a threshold above 20, where float32 has no difference left.
+    Raises ValueError unless beta is above 0, and for a threshold above 20, where float32 shows no difference.
     """
     if not threshold <= 20:
         raise ValueError(f"softplus: threshold is {threshold}, which is not supported; use 20, or less")
@@ -223,12 +222,12 @@ class LogSoftmax(Softmax):
 
 
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Return exp(input) divided by its sum along `dim`, in its shape and dtype; with `dtype` it is converted to that
-    before.
+    """Return exp(input) divided by its sum along `dim`, in its shape and dtype; `dtype` converts input
+    first.
 
-    `dim` is the last one where it is left out, and must be named for more than two dimensions. A row is NaN if it
+    `dim` is the last one by default, and required for more than two dimensions. A row is NaN if it
     contains NaN or +inf, or if all its values are -inf. Raises TypeError for an integer tensor, ValueError without a
-    dim that is needed, IndexError for a dimension out of range.
+    required dim, IndexError for a dimension out of range.
     """
     return Softmax.apply(input if dtype is None else to(input, dtype), _last("softmax", input, dim))
 
@@ -245,7 +244,8 @@ def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None
 
 
 def _last(op: str, input: Tensor, dim: int | None) -> int:
-    """Return the axis: torch takes another one for three dimensions where none is named, and says so."""
+    """Return the axis, the last by default. Raises ValueError without one for three dimensions or more, as torch's
+    default differs."""
     if dim is None and input.ndim > 2:
         raise ValueError(f"{op}: name dim for a tensor of shape {list(input.shape)}; the last one is dim=-1")
     return -1 if dim is None else dim

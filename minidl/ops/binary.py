@@ -104,8 +104,7 @@ class _Binary(Function):
         ctx.shapes = shape_of(a), shape_of(b)
         ctx.numbers = [None if isinstance(x, torch.Tensor) else x for x in (a, b)]
         read = "".join(names for names, need in zip(cls.reads, ctx.needs, strict=True) if need)
-        operands = ((a, "a" in read), (b, "b" in read))
-        ctx.save(*(x if kept and isinstance(x, torch.Tensor) else None for x, kept in operands))
+        ctx.save(*(x if name in read and isinstance(x, torch.Tensor) else None for name, x in (("a", a), ("b", b))))
         return cls.compute(a, b)
 
     @classmethod

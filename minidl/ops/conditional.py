@@ -61,7 +61,7 @@ def where(condition: Tensor, input: Operand | None = None, other: Operand | None
     """Return input where condition is true, else other; all three broadcast. Of two numbers, float32, or int64 of whole
     ones.
 
-    Of condition alone the places where it is not 0, as `nonzero` with as_tuple=True.
+    Of condition alone the positions where it is not 0, as `nonzero` with as_tuple=True.
     Raises TypeError if condition is not torch.bool or for two floating types, ValueError for shapes that do not
     broadcast.
     """

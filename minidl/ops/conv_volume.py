@@ -20,8 +20,8 @@ __all__ = ["conv3d"]
 
 class Conv3d(Convolution):
     @staticmethod
-    def compute(x: torch.Tensor, weight: torch.Tensor, geometry: Any, *how: Any, form: None, **kept: Any) -> Any:
-        return volume.forward(x, weight, geometry, *how, **kept)
+    def compute(x: torch.Tensor, weight: torch.Tensor, geometry: Any, *how: Any, form: None, **options: Any) -> Any:
+        return volume.forward(x, weight, geometry, *how, **options)
 
     @staticmethod
     def grad_input(ctx: Any, dz: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ def conv3d(
     and bfloat16.
 
     stride, padding, dilation: a number or (depth, height, width); padding also "valid" or "same". The rest as in
-    `conv2d`, where NaN and infinity may spread to neighbouring outputs, here also to those of slices beside it.
+    `conv2d`, where NaN and infinity may spread to neighbouring outputs, here also in neighbouring slices.
 
     Raises ValueError for shapes that do not fit, a kernel larger than the padded volume, or a scale with a gradient;
     TypeError for different dtypes and for settings that are not whole numbers.

@@ -79,7 +79,7 @@ def scale_operand(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any
     alpha = python_number(alpha)
     kind = dtype_of(a) or dtype_of(b)
     if isinstance(alpha, bool) and kind not in (None, torch.bool):
-        raise TypeError(f"{name}: alpha is {alpha}, expected a number; a truth goes with bools alone")
+        raise TypeError(f"{name}: alpha is {alpha}, expected a number; True and False are for bools only")
     if isinstance(alpha, float) and kind is not None and not kind.is_floating_point:
         raise TypeError(f"{name}: alpha is {alpha}, expected a whole number for {kind}; convert the tensor with .to()")
     if kind == torch.bool:
@@ -90,8 +90,7 @@ def scale_operand(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any
 
 
 def are_bools(*operands: Any) -> bool:
-    """Return whether they are torch.bool, of which there is no arithmetic but that of truths; one may be True or
-    False."""
+    """Return whether all are torch.bool, for which only logic is defined; one may be True or False."""
     truths = [isinstance(x, bool) or (isinstance(x, Tensor | torch.Tensor) and is_bool(x)) for x in operands]
     return all(truths) and not all(isinstance(x, bool) for x in operands)
 
@@ -166,7 +165,7 @@ def fmod(input: Operand, other: Operand) -> Tensor:
 
 
 def _divide(function: type[Function], integer_function: Callable[..., Any], a: Operand, b: Operand) -> Tensor:
-    """Return a whole quotient or what it leaves; of integers, and of bools as integers, by torch."""
+    """Return a whole quotient or its remainder; torch computes it for integers and bools."""
     a, b = alike(a, b)
     if not are_integers(a, b):
         return function.apply(a, b)

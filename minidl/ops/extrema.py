@@ -25,7 +25,7 @@ __all__ = ["amax", "amin", "argmax", "argmin", "max", "min", "topk"]
 
 
 class Found(NamedTuple):
-    """The largest or smallest elements along a dimension, and their positions there, int64."""
+    """The largest or smallest elements along a dimension, and their positions along it, int64."""
 
     values: Tensor
     indices: Tensor
@@ -67,7 +67,7 @@ class Amin(Amax):
 
 @recordable(gradient=piecewise_linear(_max_back))
 class Max(Amax):
-    """The maximum whose gradient goes to NaN if there is one."""
+    """The maximum whose gradient goes to NaN if x contains NaN."""
 
     gradient = staticmethod(_max_back)
 

@@ -40,14 +40,14 @@ class Float8(NamedTuple):
 def quantize(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: Tensor | None = None) -> Float8:
     """Return x rounded to float8 with a scale: the power of two that brings the largest finite |x| just into range.
 
-    A given `scale` (one float32, as measured on other data) saves the pass over x that finds one; what it takes out of
-    range becomes the largest value. NaN stays, and so does infinity in e5m2; e4m3 has none, and NaN stands for it.
+    With a `scale` (one float32, as measured on other data) no pass over x computes one; values that it puts out of
+    range become the largest value. NaN stays NaN; infinity stays infinity in e5m2 and becomes NaN in e4m3.
     Raises TypeError for other dtypes than float16, bfloat16 and float32 to float8_e4m3fn and float8_e5m2, ValueError
     for a scale of another dtype, size or device, and where a gradient would be recorded.
     """
     _no_gradient("quantize", x)
-    values, found = float8.quantize(x.data, dtype, None if scale is None else scale.data)
-    return Float8(Tensor(values), Tensor(found))
+    values, used_scale = float8.quantize(x.data, dtype, None if scale is None else scale.data)
+    return Float8(Tensor(values), Tensor(used_scale))
 
 
 def dequantize(x: Float8, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,6 +1,6 @@
 """`x[index] = value`, with gradients of both.
 
-If a gradient is recorded, x becomes the result in the graph as in `inplace`, but in its own memory, which no other
+If a gradient is recorded, x becomes the result in the graph as in `inplace`, but in its memory, which no other
 tensor uses.
 """
 

@@ -56,9 +56,9 @@ class Linear(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        x, weight, kept = ctx.saved
-        kept = dy if kept is None else kept
-        dz, db = bias_act.bias_act_grad(dy, kept, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
+        x, weight, saved = ctx.saved
+        saved = dy if saved is None else saved
+        dz, db = bias_act.bias_act_grad(dy, saved, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
         assert dz is not None
         dx = gemm.gemm(dz, weight) if ctx.needs[0] else None
         dw = gemm.gemm(dz.t(), x) if ctx.needs[1] else None

@@ -37,7 +37,7 @@ class CrossEntropy(Function):
         ctx.save(x, target, weight)
         ctx.options = ignore_index, reduction, smoothing
         # The loss is not saved, so that it can be changed in place.
-        loss, *ctx.made = entropy.cross_entropy_parts(
+        loss, *ctx.gradient = entropy.cross_entropy_parts(
             x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0]
         )
         return loss
@@ -48,7 +48,7 @@ class CrossEntropy(Function):
         if not ctx.needs[0]:
             return None, dt, None, None, None, None
         # backward scales the gradient in place and returns it; a second one through a retained graph computes it again.
-        parts, ctx.made = ctx.made, None
+        parts, ctx.gradient = ctx.gradient, None
         if parts is None:
             x, target, weight = ctx.saved
             ignore_index, reduction, smoothing = ctx.options
@@ -230,7 +230,7 @@ def _of_elements(
 
 
 def named_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """Return the reduction that torch's older arguments name, where they are given."""
+    """Return the reduction; torch's older arguments, if not None, name it."""
     if size_average is None and reduce is None:
         return reduction
     if reduce is False:

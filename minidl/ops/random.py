@@ -41,7 +41,7 @@ def dropout(
 ) -> Tensor:
     """Set each element to 0 with probability p and divide the others by 1 - p; nothing if not training or p is 0.
 
-    The gradient draws the same elements again, so no mask is stored. A `seed` draws the same elements every call.
+    The gradient draws the same elements, so no mask is stored. A `seed` draws the same elements every call.
     Raises TypeError for an integer tensor, ValueError for p outside [0, 1].
     """
     if not 0.0 <= p <= 1.0:
@@ -55,7 +55,7 @@ def dropout(
 def dropout2d(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, seed: int | None = None
 ) -> Tensor:
-    """Return `dropout` of whole channels: of [N, C, H, W], or of [C, H, W] as one image.
+    """Return `dropout` of channels: of [N, C, H, W], or of [C, H, W] as one image.
 
     Raises as `dropout`; ValueError for other shapes.
     """

@@ -42,7 +42,7 @@ _OPERATORS_WITH_SWAP = {
 
 
 def on_top_level(names: Iterable[str]) -> list[str]:
-    """Return the operations of these names that are also attributes of `minidl`: those that torch has there."""
+    """Return the names of operations that are also attributes of `minidl`, as they are of torch."""
     return sorted(name for name in names if hasattr(torch, name) and name not in _NOT_ON_TOP_LEVEL)
 
 

@@ -102,7 +102,7 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def _index_tensors(index: torch.Tensor, at: int) -> list[torch.Tensor]:
-    """Return an index of each dimension: this one, and the same place along the others."""
+    """Return an index of each dimension: `index`, and the element's own position along the others."""
     sizes = enumerate(index.shape)
     along = [
         torch.arange(n, device=index.device).view(*(n if k == i else 1 for k in range(index.dim()))) for i, n in sizes
@@ -115,8 +115,8 @@ def scatter(
     reduce: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return input with src, or one number, at `index` along `dim` and at the same position along the others: index
-    (int64) of as many dimensions, src at least as large. Of equal places one value stays, and with reduce "add" all are
-    added up.
+    (int64) of as many dimensions, src at least as large. Of equal positions one value stays; reduce "add" adds
+    all.
 
     Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for shapes that do not fit,
     TypeError for two dtypes.
@@ -133,7 +133,7 @@ def scatter(
 
 
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """Return input with src added at `index` along `dim`, as `scatter`; equal places add up in the order of the
+    """Return input with src added at `index` along `dim`, as `scatter`; equal positions add up in the order of the
     index."""
     raw, at = _checked_index("scatter_add", input, dim, index, src)
     if not raw.numel():
@@ -145,8 +145,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1) -> Tensor:
-    """Return input with alpha times the places of source, of input's shape but [K] along `dim`, added at `index` [K]
-    there."""
+    """Return input with alpha times source added at `index` [K] along `dim`; source has input's shape but [K] there."""
     at = check.axis("index_add", dim, max(input.ndim, 1))
     check.same("index_add", input=input, source=source)
     raw = _nonnegative_index("index_add", index).reshape(-1)

@@ -185,7 +185,7 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 
 
 def permute(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
-    """Return a view of input with its dimensions in the given order. Raises ValueError unless each is named once."""
+    """Return a view of input with its dimensions in the order `dims`. Raises ValueError unless each is named once."""
     order = check.axes("permute", check.unpacked("permute", "dims", dims), input.ndim, "dims")
     if sorted(order) != list(range(input.ndim)):
         raise ValueError(f"permute: {list(order)} does not name each of {input.ndim} dimensions once")
@@ -193,9 +193,9 @@ def permute(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
 
 
 def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """Return the view with dimensions, one or several, in other places.
+    """Return the view with one or several dimensions moved to other positions.
 
-    Raises IndexError for a dimension out of range, ValueError unless as many places are named, each once.
+    Raises IndexError for a dimension out of range, ValueError unless both name as many dimensions, each once.
     """
     sources = check.axes("movedim", source, input.ndim, "source")
     destinations = check.axes("movedim", destination, input.ndim, "destination")

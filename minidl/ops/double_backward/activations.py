@@ -69,9 +69,9 @@ def activated_back(dy: Tensor, z: Tensor, act: Activation) -> Tensor:
 
 @second(acts.BiasAct)
 def _bias_act(ctx: Any, dy: Tensor) -> Any:
-    kept, b = ctx.saved
+    saved, b = ctx.saved
     if ctx.from_output:
-        dz = act_back(dy, kept, ctx.act)
+        dz = act_back(dy, saved, ctx.act)
     else:
-        dz = activated_back(dy, kept if b is None else kept + b, ctx.act)
+        dz = activated_back(dy, saved if b is None else saved + b, ctx.act)
     return dz, sum_to(dz, dz.shape[-1:]) if ctx.needs[1] else None, None
