@@ -14,7 +14,7 @@ from minidl.kernels.activation import Activation
 from minidl.ops.shape import sum_to
 from minidl.tensors import Scalar, Tensor
 
-__all__: list[str] = []  # used by operations, none itself
+__all__: list[str] = []  # no public operations
 
 Operand = Tensor | Scalar
 Raw = torch.Tensor | Scalar

@@ -9,7 +9,7 @@ from minidl.kernels.check import SEVERAL, Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.tensors import Tensor
 
-__all__: list[str] = []  # used by operations, none itself
+__all__: list[str] = []  # no public operations
 
 AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 SHAPES = {1: "L", 2: "H, W", 3: "D, H, W"}

@@ -27,7 +27,7 @@ SMALL_BATCH = 4
 
 
 class _OfRows(Convolution):
-    """The base of both, before that of images: gradients and results without the size of 1."""
+    """The base of both: removes the dimension of size 1 from gradients and results."""
 
     @classmethod
     def infer(cls, x: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -75,11 +75,11 @@ def conv1d(
     it.
 
     Shapes: input [N, C, L], weight [M, C / groups, K], bias and scale [M] -> [N, M, OL] with
-    OL = (L + 2 padding - dilation (K - 1) - 1) // stride + 1, in its dtype. Memory has the channels last inside,
-    [N, L, C]: input that lies so (`input.transpose(1, 2)` is contiguous) is used as it is, any other is copied, and the
-    result lies so.
+    OL = (L + 2 padding - dilation (K - 1) - 1) // stride + 1, in its dtype. Memory is channels-last inside,
+    [N, L, C]: an input with that layout (`input.transpose(1, 2)` is contiguous) is used as it is, other layouts are
+    copied once, and the result has it.
 
-    padding: a number, "valid", "same", or "causal": dilation (K - 1) zeros before the sequence and none after it, so
+    padding: a number, "valid", "same", or "causal": dilation (K - 1) zeros before the sequence only, so
     that no output reads a later input. The rest as in `conv2d`.
 
     Raises ValueError for shapes that do not fit, a kernel longer than the padded sequence, or a scale with a gradient;

@@ -181,7 +181,7 @@ def maximum(input: Operand, other: Operand) -> Tensor:
 
 
 def minimum(input: Operand, other: Operand) -> Tensor:
-    """Return the smaller of two; all else as `maximum`."""
+    """Return the smaller of two; otherwise as `maximum`."""
     return Minimum.apply(*alike(input, other))
 
 

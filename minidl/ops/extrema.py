@@ -97,7 +97,7 @@ class Chosen(Function):
                 dy, indices = dy.unsqueeze(dim), indices.unsqueeze(dim)
             dy = reduce.spread(dy, indices, shape, dims, dim)
         else:
-            dy = reduce.sum_to(dy, shape)  # of one element, or of none
+            dy = reduce.sum_to(dy, shape)  # one element, or no elements
         return (dy, *(None for _ in ctx.needs[1:]))
 
 
@@ -153,7 +153,7 @@ def _extreme(name: str, x: Tensor, dim: Any, keepdim: bool) -> Any:
     if dim is None:
         return (Min if smallest else Max).apply(x, None, keepdim)
     if not hasattr(dim, "__index__") or isinstance(dim, bool):
-        raise TypeError(f"{name}: dim is {dim!r}, expected one dimension, or none for all; a{name} takes several")
+        raise TypeError(f"{name}: dim is {dim!r}, expected one dimension or None; a{name} takes several")
     return Found(*Extreme.apply(x, dim, keepdim, smallest))
 
 

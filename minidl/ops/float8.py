@@ -62,7 +62,7 @@ def linear(
     """Return act(x weight^T + bias), in one kernel, as `ops.linear`: the matrix product of torch's `scaled_mm`.
 
     Shapes: x [..., in], weight [out, in], bias [out] -> [..., out], in `out_dtype`: float16, bfloat16 or float32; None
-    is that of a plain x, float32 for a Float8. What is no Float8 is quantized first, x in the weight's dtype. With a
+    is that of a plain x, float32 for a Float8. A plain tensor is quantized first, x in the weight's dtype. With a
     `scale_result` the result is a Float8 of this scale, in out_dtype (None: the weight's), which saves the next layer
     from quantizing it; act is then None, "relu" or "leaky_relu".
 

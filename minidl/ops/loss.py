@@ -137,7 +137,7 @@ def nll_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Return -weight[target] input[target] of rows of logarithms of probabilities; all else as `cross_entropy` of
+    """Return -weight[target] input[target] of rows of logarithms of probabilities; otherwise as `cross_entropy` of
     classes."""
     _refuse_grad("nll_loss", weight=weight)
     ignore_index = check.whole("nll_loss", "ignore_index", ignore_index)
@@ -159,7 +159,7 @@ def l1_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", weight: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return |input - target|, with a gradient of 0 where they are equal. All else as `mse_loss`."""
+    """Return |input - target|, with a gradient of 0 where they are equal. Otherwise as `mse_loss`."""
     return _of_elements("l1_loss", input, target, named_reduction(size_average, reduce, reduction), weight=weight)
 
 
@@ -167,14 +167,14 @@ def smooth_l1_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", beta: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    """Return d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2. All else as `mse_loss`."""
+    """Return d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2. Otherwise as `mse_loss`."""
     return _of_elements("smooth_l1_loss", input, target, named_reduction(size_average, reduce, reduction), beta)
 
 
 def huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
 ) -> Tensor:
-    """Return d^2 / 2 where d = |input - target| is at most delta, else delta (d - delta / 2). All else as
+    """Return d^2 / 2 where d = |input - target| is at most delta, else delta (d - delta / 2). Otherwise as
     `mse_loss`."""
     return _of_elements("huber_loss", input, target, reduction, delta, weight=weight)
 
@@ -186,7 +186,7 @@ def kl_div(
     """Return target (log target - input) of an input that is a logarithm of probabilities, as target is with
     log_target.
 
-    "batchmean" divides the sum by the first size. All else as `mse_loss`.
+    "batchmean" divides the sum by the first size. Otherwise as `mse_loss`.
     """
     reduction = named_reduction(size_average, reduce, reduction)
     return _of_elements("kl_div", input, target, reduction, log_target=log_target)

@@ -58,8 +58,8 @@ def reciprocal(input: Tensor) -> Tensor:
 def pow(input: Operand, exponent: Operand) -> Tensor:
     """Return input to the power `exponent`; NaN where input is negative and exponent is not an integer.
 
-    As in torch, the gradient of input is 0 where exponent is 0, and that of exponent is 0 where input is 0 and exponent
-    is not negative. Of integers it is torch's, which raises RuntimeError for negative exponents.
+    As in torch, the gradient of input is 0 where exponent is 0, and the gradient of exponent is 0 where input is 0 and
+    exponent is not negative. torch computes integers, and raises RuntimeError for negative exponents.
     Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
     """
     a, b = alike(input, exponent)

@@ -225,7 +225,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 
 
 def any(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Return whether any element along `dim` is not 0; along no dimensions, each for itself. NaN is not 0. uint8 of
+    """Return whether any element along `dim` is not 0; along no dimensions, for each element. NaN is not 0. uint8 of
     uint8.
 
     Raises IndexError for a dimension out of range.

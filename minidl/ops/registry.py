@@ -16,7 +16,7 @@ from minidl.ops import bitwise, compare, index_assignment, inplace, shape, unary
 from minidl.ops.arguments import checked
 from minidl.tensors import OPERATIONS, Tensor
 
-__all__: list[str] = []  # attaches operations, none itself
+__all__: list[str] = []  # no public operations
 
 # Operations that are functions alone, although torch has a method of the name.
 _NO_METHOD = frozenset((

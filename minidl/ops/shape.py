@@ -175,7 +175,7 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """Return the dimension as several of these sizes, one of which may be -1."""
+    """Return input with a dimension split into several of these sizes, one of which may be -1."""
     at = check.axis("unflatten", dim, input.ndim)
     total, product = input.shape[at], math.prod(n for n in sizes if n != -1)
     new = [total // max(product, 1) if n == -1 else n for n in sizes]
@@ -252,7 +252,7 @@ def expand(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
 
 
 def squeeze(input: Tensor, *dim: int | Sequence[int] | None) -> Tensor:
-    """Return input without its dimensions of size 1, or without those of `dim`, one or several, that have size 1."""
+    """Return input without its dimensions of size 1, or without the dimensions `dim` that have size 1."""
     dims = dim[0] if len(dim) == 1 else dim
     dropped = range(input.ndim) if dim in ((), (None,)) else check.axes("squeeze", dims, max(input.ndim, 1))
     return Reshape.apply(input, tuple(s for i, s in enumerate(input.shape) if s != 1 or i not in dropped))
@@ -265,7 +265,7 @@ def unsqueeze(input: Tensor, dim: int) -> Tensor:
 
 
 def clone(input: Tensor) -> Tensor:
-    """Return a copy of input in new memory; gradients flow through (`input.detach().clone()` has none)."""
+    """Return a copy of input in new memory; gradients flow through (not through `input.detach().clone()`)."""
     return Clone.apply(input)
 
 

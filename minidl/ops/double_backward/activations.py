@@ -18,7 +18,7 @@ from minidl.ops.double_backward.linear import second
 from minidl.ops.shape import sum_to
 from minidl.tensors import Tensor
 
-__all__: list[str] = []  # used by the engine, no operations
+__all__: list[str] = []  # no public operations
 
 
 # Second derivatives of the activations whose input is saved, by name.
@@ -61,7 +61,7 @@ def activated_back(dy: Tensor, z: Tensor, act: Activation) -> Tensor:
         return act_back(dy, z if name is None else acts.activated(z, act), act)
     if name not in CURVES:
         raise RuntimeError(
-            f"create_graph=True wants a second derivative of {name}, which minidl does not have; use relu, leaky_relu, "
+            f"create_graph=True needs a second derivative of {name}, which minidl does not have; use relu, leaky_relu, "
             f"sigmoid, tanh, relu6 or {', '.join(CURVES)}"
         )
     return dy * Slope.apply(z, act)

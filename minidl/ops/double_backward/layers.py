@@ -26,7 +26,7 @@ from minidl.ops.double_backward.linear import first, second
 from minidl.ops.shape import sum_to, to
 from minidl.tensors import Tensor
 
-__all__: list[str] = []  # used by the engine, no operations
+__all__: list[str] = []  # no public operations
 
 
 def _refuse_fused_activation(ctx: Any) -> None:
@@ -59,7 +59,7 @@ def _conv_transpose(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
 
 @recordable(grad_input=_conv_transpose, infer=_convolve)
 class GradWeight(Function):
-    """The gradient of a convolution's weight from x and that of its result: linear in both."""
+    """The gradient of a convolution's weight, linear in x and in the gradient dz of the result."""
 
     grad_input, infer = staticmethod(kernels.grad_input), Conv2d.infer
 
@@ -78,7 +78,7 @@ class GradWeight(Function):
 
 @second(JoinedConv2d)
 def _joined_convolution(ctx: Any, dy: Tensor) -> Any:
-    """As of the two joined, which is then a copy."""
+    """Differentiate the convolution of a concatenated copy."""
     if not ctx.from_output:
         _refuse_fused_activation(ctx)
     first, second_, raw_weight, y = ctx.context.saved
@@ -242,7 +242,7 @@ def _element_loss(ctx: Any, dy: Tensor) -> Any:
         dx = -(u.exp(target) if how.log_target else target)
     else:
         raise RuntimeError(
-            f"create_graph=True wants a second derivative of {how.op} by its target, which minidl does not have; "
+            f"create_graph=True needs a second derivative of {how.op} by its target, which minidl does not have; "
             "write the loss with log and exp, or pass target.detach()"
         )
     if ctx.needs[1]:

@@ -1,7 +1,7 @@
 """Second derivatives of linear operations: their backward as recorded operations on Tensors.
 
 `backward(create_graph=True)` and `autograd.grad` call `Function.second` instead of `Function.backward`. Most functions
-in `minidl.ops` have one definition for both. Functions that have none, neither there nor here, are refused by name.
+in `minidl.ops` have one definition for both. Functions without `second` are refused by name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minidl.ops.extrema import Chosen
 from minidl.ops.shape import Diagonal, sum_to
 from minidl.tensors import Tensor
 
-__all__: list[str] = []  # used by the engine, no operations
+__all__: list[str] = []  # no public operations
 
 Raw = Callable[[torch.Tensor], torch.Tensor]
 
@@ -121,8 +121,8 @@ def _embedding(ctx: Any, dy: Tensor) -> Any:
         return lookup_kernels.embedding_grad(d, index, rows, padding)
 
     def look_up(table: Tensor) -> Tensor:
-        rows_found = lookup.Embedding.apply(index, table, padding)
-        return rows_found if padding < 0 else where(Tensor((index == padding).unsqueeze(-1)), 0, rows_found)
+        selected = lookup.Embedding.apply(index, table, padding)
+        return selected if padding < 0 else where(Tensor((index == padding).unsqueeze(-1)), 0, selected)
 
     return None, Back.apply(dy, back, look_up), None
 
