@@ -292,8 +292,8 @@ class Optimizer(torch.optim.Optimizer):
         self._skips.reported = self.skipped
 
     def _no_hooks(self, *args: Any, **kwargs: Any) -> Any:
-        name = type(self).__name__
-        raise NotImplementedError(f"{name} has no hooks: call the function before or after step() or state_dict()")
+        """Raise NotImplementedError."""
+        raise NotImplementedError(f"{type(self).__name__} has no hooks: call the function next to step() or state_dict()")
 
     register_step_pre_hook = register_step_post_hook = _no_hooks
     register_state_dict_pre_hook = register_state_dict_post_hook = _no_hooks
