@@ -293,7 +293,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _no_hooks(self, *args: Any, **kwargs: Any) -> Any:
         """Raise NotImplementedError."""
-        raise NotImplementedError(f"{type(self).__name__} has no hooks: call the function next to step() or state_dict()")
+        raise NotImplementedError(f"{type(self).__name__} has no hooks: call functions around step() or state_dict()")
 
     register_step_pre_hook = register_step_post_hook = _no_hooks
     register_state_dict_pre_hook = register_state_dict_post_hook = _no_hooks
