@@ -125,8 +125,7 @@ def in_rows(x: V) -> V:
 
 
 def may_wait(x: Variable) -> bool:
-    """Return whether an operation on x need not be computed at once. A tensor that stands for others (`nn.trace`) sees
-    all."""
+    """Return whether an operation on x may be deferred. A placeholder (`nn.placeholder`) must see every operation."""
     return (
         getattr(_local, "depth", 0) > 0 and _state["fused"] and type(x) is Function.result_class
         and not torch.is_inference_mode_enabled()

@@ -43,7 +43,7 @@ class Function:
     saves two launches: the fill and the product.
 
     `second` is backward for `create_graph`: from Tensors to Tensors, by recorded operations; None if unsupported. For
-    user-defined functions it is backward.
+    user-defined functions it is backward; `recordable` derives it from backward.
     """
 
     none_is_one = False
@@ -112,6 +112,21 @@ class Function:
             return _join(cls.result_class(result), node, 0)
         node.outputs = [tuple(out.shape) for out in result]
         return tuple([_join(cls.result_class(out), node, i) for i, out in enumerate(result)])
+
+
+def recordable(**operations: Callable[..., Any]) -> Callable[[type[Function]], Any]:
+    """Return a decorator that derives `second` from backward, with operations on variables in place of kernels.
+
+    backward, a class method, calls its kernels as attributes of the class; `operations` replaces them by name.
+    """
+
+    def derive(function: type[Function]) -> type[Function]:
+        attributes = {name: staticmethod(operation) for name, operation in operations.items()}
+        variant: type[Function] = type(function.__name__, (function,), attributes)
+        function.second = variant.backward
+        return function
+
+    return derive
 
 
 def _accept_tensors(cls: type[Function]) -> None:

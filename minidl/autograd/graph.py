@@ -147,7 +147,7 @@ class Variable:
     def __init__(self, data: torch.Tensor) -> None:
         self._held = data
         self._later: Any = None
-        self._taken = False  # True if another operation computed it as a part of its own
+        self._taken = False  # True if another operation computed it in its kernel
         self.name = ""
         self._grad: Grad | None = None
         self._slope: Variable | None = None  # _grad as a variable of the graph, if it was recorded
@@ -240,7 +240,7 @@ class Node:
 
 
 class UnknownTensor(Exception):  # noqa: N818 (an operation catches it)
-    """Raised by a placeholder tensor (see `nn.trace`) when its values or shape are read.
+    """Raised by a placeholder tensor (see `nn.placeholder`) when its values or shape are read.
 
     `answer` returns the result of an operation from its arguments.
     """

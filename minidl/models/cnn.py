@@ -66,14 +66,9 @@ class SmallCNN(nn.Module):
     """
 
     def __init__(
-        self,
-        channels: int,
-        size: tuple[int, int],
-        classes: int,
-        dropout: float = 0.0,
-        device: Device = None,
+        self, channels: int, size: tuple[int, int], classes: int, dropout: float = 0.0, device: Device = None,
         dtype: torch.dtype = torch.float32,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         layers: list[nn.Module] = []
         stride = first_stride(size)

@@ -50,16 +50,9 @@ class Generator(nn.Module):
     """
 
     def __init__(
-        self,
-        latent: int = 100,
-        channels: int = 1,
-        size: tuple[int, int] = (28, 28),
-        width: int = 64,
-        layers: int | None = None,
-        kernel: int = KERNEL,
-        device: Device = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+        self, latent: int = 100, channels: int = 1, size: tuple[int, int] = (28, 28), width: int = 64,
+        layers: int | None = None, kernel: int = KERNEL, device: Device = None, dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
         super().__init__()
         layers = _check_sizes(size, layers, kernel, latent=latent, channels=channels, width=width)
         self.latent, self.channels, self.size, self.width = latent, channels, (int(size[0]), int(size[1])), width
@@ -105,15 +98,9 @@ class Discriminator(nn.Module):
     """
 
     def __init__(
-        self,
-        channels: int = 1,
-        size: tuple[int, int] = (28, 28),
-        width: int = 64,
-        layers: int | None = None,
-        kernel: int = KERNEL,
-        device: Device = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+        self, channels: int = 1, size: tuple[int, int] = (28, 28), width: int = 64, layers: int | None = None,
+        kernel: int = KERNEL, device: Device = None, dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
         super().__init__()
         layers = _check_sizes(size, layers, kernel, channels=channels, width=width)
         options: dict[str, Any] = {"device": device, "dtype": dtype}

@@ -63,16 +63,9 @@ class DenseNet(nn.Module):
     """
 
     def __init__(
-        self,
-        blocks: tuple[int, ...],
-        classes: int = 1000,
-        channels: int = 3,
-        growth: int = 32,
-        first: int = 64,
-        small: bool = False,
-        device: Device = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+        self, blocks: tuple[int, ...], classes: int = 1000, channels: int = 3, growth: int = 32, first: int = 64,
+        small: bool = False, device: Device = None, dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         features = NamedSequential()

@@ -56,14 +56,9 @@ class MobileNetV2(nn.Module):
     """
 
     def __init__(
-        self,
-        classes: int = 1000,
-        channels: int = 3,
-        dropout: float = 0.2,
-        small: bool = False,
-        device: Device = None,
+        self, classes: int = 1000, channels: int = 3, dropout: float = 0.2, small: bool = False, device: Device = None,
         dtype: torch.dtype = torch.float32,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         layers: list[nn.Module] = [ConvNorm(channels, 32, stride=1 if small else 2, **options)]

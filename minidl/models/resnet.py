@@ -77,15 +77,9 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self,
-        block: type[BasicBlock] | type[Bottleneck],
-        blocks: tuple[int, int, int, int],
-        classes: int = 1000,
-        channels: int = 3,
-        small: bool = False,
-        device: Device = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+        self, block: type[BasicBlock] | type[Bottleneck], blocks: tuple[int, int, int, int], classes: int = 1000,
+        channels: int = 3, small: bool = False, device: Device = None, dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         self.conv1 = conv(channels, 64, 3 if small else 7, 1 if small else 2, **options)

@@ -21,14 +21,9 @@ class VGG(nn.Module):
     """
 
     def __init__(
-        self,
-        classes: int = 1000,
-        channels: int = 3,
-        dropout: float = 0.5,
-        small: bool = False,
-        device: Device = None,
+        self, classes: int = 1000, channels: int = 3, dropout: float = 0.5, small: bool = False, device: Device = None,
         dtype: torch.dtype = torch.float32,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         layers: list[nn.Module] = []
@@ -36,7 +31,7 @@ class VGG(nn.Module):
             for _ in range(count):
                 conv = nn.Conv2d(channels, width, 3, padding=1, **options)
                 nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-                _without_bias(conv)
+                _zero_bias(conv)
                 layers += [conv, nn.BatchNorm2d(width, device=device), nn.ReLU()]
                 channels = width
             layers.append(nn.MaxPool2d(2, 2, ceil_mode=small))
@@ -49,7 +44,7 @@ class VGG(nn.Module):
         )
         for linear in (first, second, last):
             nn.init.normal_(linear.weight, 0.0, 0.01)
-            _without_bias(linear)
+            _zero_bias(linear)
         self.classifier = nn.Sequential(
             first, nn.ReLU(), nn.Dropout(dropout), second, nn.ReLU(), nn.Dropout(dropout), last
         )
@@ -58,8 +53,7 @@ class VGG(nn.Module):
         return self.classifier(self.avgpool(self.features(x)).flatten(1))
 
 
-def _without_bias(layer: nn.Conv2d | nn.Linear) -> None:
-    """A bias that begins at 0."""
+def _zero_bias(layer: nn.Conv2d | nn.Linear) -> None:
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
 

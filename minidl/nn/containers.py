@@ -105,6 +105,6 @@ class ModuleDict(Module):
         return self._modules.items()
 
 
-def _check(owner: Module, place: object, module: object) -> None:
+def _check(owner: Module, key: object, module: object) -> None:
     if not isinstance(module, Module):
-        raise TypeError(f"{type(owner).__name__}: {place!r} is {described(module)}")
+        raise TypeError(f"{type(owner).__name__}: {key!r} is {described(module)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,41 +20,73 @@ from minidl.ops.conv_geometry import axes_in, check_pool, check_settings
 from minidl.tensors import Tensor, device_of
 
 
-class _Conv(Module):
-    """The base of convolutions of any number of axes; `_op` is the operation, whose name has the number."""
+class _Layer(Module):
+    """The base of convolutions of any number of axes; `_op` is the operation, whose name has the number. `repr` shows
+    settings that differ from `_defaults`."""
 
     _op: Callable[..., Tensor]
+    _modes: tuple[str, ...] = ("zeros",)
+    _defaults: ClassVar = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Pair,
-        stride: Pair = 1,
-        padding: Pair | str = 0,
-        dilation: Pair = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        act: Activation = None,
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, groups: int, padding_mode: str, act: Activation) -> None:
+        """Raises ValueError for channels, groups, a mode or an activation that do not fit."""
         super().__init__()
         activation.parse(act)
-        in_channels, out_channels, groups = _channels(
-            type(self).__name__, in_channels, out_channels, groups, padding_mode
-        )
+        layer = type(self).__name__
+        if padding_mode not in self._modes:
+            raise ValueError(f"{layer}: padding_mode is {padding_mode!r}, expected one of {', '.join(self._modes)}")
+        in_channels, out_channels = whole(layer, "in_channels", in_channels), whole(layer, "out_channels", out_channels)
+        groups = whole(layer, "groups", groups)
+        if min(in_channels, out_channels, groups) < 1 or in_channels % groups or out_channels % groups:
+            raise ValueError(
+                f"{layer}: got {in_channels} input and {out_channels} output channels in {groups} groups; expected "
+                "numbers of 1 or more, and both channels multiples of groups"
+            )
         self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
-        self.kernel_size = check_settings(self._op.__name__, kernel_size, stride, padding, dilation)
         self.padding_mode = padding_mode
-        axes = len(self.kernel_size)
-        self.stride, self.padding, self.dilation = (_per_axis(each, axes) for each in (stride, padding, dilation))
+
+    def _set_per_axis(self, **settings: Any) -> None:
+        """Store settings as torch's layers do, one number per axis; text unchanged."""
+        for name, value in settings.items():
+            sizes = (value,) * len(self.kernel_size) if hasattr(value, "__index__") else value
+            setattr(self, name, value if isinstance(value, str) else tuple(map(int, sizes)))
+
+    def _add_parameters(self, rows: int, columns: int, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
+        """Add a weight [rows, columns, *kernel] with columns last in memory, and a bias, initialised in torch's
+        ranges."""
+        values = torch.empty(rows, *self.kernel_size, columns, device=device_of(device), dtype=dtype)
+        self.weight = Parameter(values.movedim(-1, 1))
+        init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
+        self.register_parameter("bias", None)
+        if bias:
+            self.bias = _empty(self.out_channels, device=self.weight.device, dtype=self.weight.dtype)
+            bound = 1.0 / math.sqrt(math.prod(self.weight.shape[1:]))
+            init.uniform_(self.bias, -bound, bound)
+
+    def extra_repr(self) -> str:
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"
+        for name, default in self._defaults.items():
+            setting = getattr(self, name, default)
+            setting = setting[0] if isinstance(setting, tuple) and len({*setting}) == 1 else setting
+            if setting != default:
+                text += f", {name}={setting!r}"
+        return f"{text}, bias={self.bias is not None}{_act_repr(self.act)}"
+
+
+class _Conv(_Layer):
+    _modes = ("zeros", "reflect", "replicate", "circular")
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair | str = 0,
+        dilation: Pair = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros", device: Device = None,
+        dtype: torch.dtype | None = None, *, act: Activation = None,
+    ) -> None:  # fmt: skip
+        super().__init__(in_channels, out_channels, groups, padding_mode, act)
+        self.kernel_size = check_settings(self._op.__name__, kernel_size, stride, padding, dilation)
+        self._set_per_axis(stride=stride, padding=padding, dilation=dilation)
         # Margins of other modes than zeros, under torch's name; as in torch, computed once.
         self._reversed_padding_repeated_twice = self._margins()
-        self.weight = _weight(out_channels, in_channels // groups, self.kernel_size, device, dtype)
-        self.register_parameter("bias", _bias(self.weight, out_channels) if bias else None)
+        self._add_parameters(self.out_channels, self.in_channels // self.groups, bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         input, padding = self._padded(input)
@@ -77,9 +109,6 @@ class _Conv(Module):
         before = {"same": [n // 2 for n in totals], "causal": totals, "valid": [0 for _ in totals]}[self.padding]
         after = {"same": [n - n // 2 for n in totals]}.get(self.padding, [0 for _ in totals])
         return [width for both in zip(before, after, strict=True) for width in both]
-
-    def extra_repr(self) -> str:
-        return _layer_repr(self, stride=1, padding=0, dilation=1, groups=1)
 
 
 class Conv1d(_Conv):
@@ -104,22 +133,10 @@ class Conv2d(_Conv):
     _op = staticmethod(ops.conv2d)
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Pair,
-        stride: Pair = 1,
-        padding: Pair | str = 0,
-        dilation: Pair = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        act: Activation = None,
-        pool: str | None = None,
-    ) -> None:
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair | str = 0,
+        dilation: Pair = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros", device: Device = None,
+        dtype: torch.dtype | None = None, *, act: Activation = None, pool: str | None = None,
+    ) -> None:  # fmt: skip
         check_pool(pool)
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device,
@@ -148,42 +165,18 @@ class Conv3d(_Conv):
     _op = staticmethod(ops.conv3d)
 
 
-class _ConvTranspose(Module):
-    """The base of transposed convolutions, as `_Conv`."""
-
-    _op: Callable[..., Tensor]
-
+class _ConvTranspose(_Layer):
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Pair,
-        stride: Pair = 1,
-        padding: Pair = 0,
-        output_padding: Pair = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: Pair = 1,
-        padding_mode: str = "zeros",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        act: Activation = None,
-    ) -> None:
-        super().__init__()
-        activation.parse(act)
+        self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0,
+        output_padding: Pair = 0, groups: int = 1, bias: bool = True, dilation: Pair = 1, padding_mode: str = "zeros",
+        device: Device = None, dtype: torch.dtype | None = None, *, act: Activation = None,
+    ) -> None:  # fmt: skip
+        super().__init__(in_channels, out_channels, groups, padding_mode, act)
         op = self._op.__name__
-        in_channels, out_channels, groups = _channels(
-            type(self).__name__, in_channels, out_channels, groups, padding_mode
-        )
-        self.in_channels, self.out_channels, self.groups, self.act = in_channels, out_channels, groups, act
         self.kernel_size = numbers(op, "kernel_size", kernel_size, 1, axes_in(op))
         conv_transpose.check_settings(op, stride, padding, output_padding, dilation)
-        axes, settings = len(self.kernel_size), (stride, padding, output_padding, dilation)
-        self.stride, self.padding, self.output_padding, self.dilation = (_per_axis(each, axes) for each in settings)
-        self.padding_mode = padding_mode
-        self.weight = _weight(in_channels, out_channels // groups, self.kernel_size, device, dtype)
-        self.register_parameter("bias", _bias(self.weight, out_channels) if bias else None)
+        self._set_per_axis(stride=stride, padding=padding, output_padding=output_padding, dilation=dilation)
+        self._add_parameters(self.in_channels, self.out_channels // self.groups, bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         if self.padding_mode != "zeros":
@@ -192,9 +185,6 @@ class _ConvTranspose(Module):
             input, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation,
             self.act,
         )  # fmt: skip
-
-    def extra_repr(self) -> str:
-        return _layer_repr(self, stride=1, padding=0, output_padding=0, dilation=1, groups=1)
 
 
 class ConvTranspose1d(_ConvTranspose):
@@ -216,52 +206,3 @@ class ConvTranspose2d(_ConvTranspose):
     """
 
     _op = staticmethod(ops.conv_transpose2d)
-
-
-def _weight(rows: int, columns: int, kernel: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> Parameter:
-    """Return a weight [rows, columns, *kernel] with columns last in memory, initialised in torch's range."""
-    device_ = device_of(device)
-    weight = Parameter(torch.empty(rows, *kernel, columns, device=device_, dtype=dtype).movedim(-1, 1))
-    init.kaiming_uniform_(weight, a=math.sqrt(5.0))
-    return weight
-
-
-def _channels(layer: str, in_channels: int, out_channels: int, groups: int, padding_mode: str) -> tuple[int, int, int]:
-    """Return channels and groups as int. Raises ValueError for channels, groups or a mode that do not fit."""
-    modes = ("zeros",) if "Transpose" in layer else ("zeros", "reflect", "replicate", "circular")
-    if padding_mode not in modes:
-        raise ValueError(f"{layer}: padding_mode is {padding_mode!r}, expected one of {', '.join(modes)}")
-    in_channels, out_channels = whole(layer, "in_channels", in_channels), whole(layer, "out_channels", out_channels)
-    groups = whole(layer, "groups", groups)
-    if min(in_channels, out_channels, groups) < 1 or in_channels % groups or out_channels % groups:
-        raise ValueError(
-            f"{layer}: got {in_channels} input and {out_channels} output channels in {groups} groups; expected "
-            "numbers of 1 or more, and both channels multiples of groups"
-        )
-    return in_channels, out_channels, groups
-
-
-def _per_axis(value: Any, axes: int) -> Any:
-    """Return a setting as torch's layers store it, one number per axis; text unchanged."""
-    if isinstance(value, str):
-        return value
-    return (int(value),) * axes if hasattr(value, "__index__") else tuple(value)
-
-
-def _bias(weight: Parameter, channels: int) -> Parameter:
-    """Return a bias initialised in torch's range for `weight`."""
-    bias = _empty(channels, device=weight.device, dtype=weight.dtype)
-    bound = 1.0 / math.sqrt(math.prod(weight.shape[1:]))
-    init.uniform_(bias, -bound, bound)
-    return bias
-
-
-def _layer_repr(layer: _Conv | _ConvTranspose, **defaults: int) -> str:
-    """Return the layer's settings for `repr`, without those that have their default."""
-    text = f"{layer.in_channels}, {layer.out_channels}, kernel_size={layer.kernel_size}"
-    for name, value in defaults.items():
-        setting = getattr(layer, name)
-        setting = setting[0] if isinstance(setting, tuple) and len({*setting}) == 1 else setting
-        if setting != value:
-            text += f", {name}={setting!r}"
-    return f"{text}, bias={layer.bias is not None}{_act_repr(layer.act)}"

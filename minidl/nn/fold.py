@@ -11,7 +11,8 @@ from minidl.autograd import no_grad
 from minidl.nn.conv import Conv2d, ConvTranspose2d
 from minidl.nn.layers import Linear, Sequential, SparseLinear
 from minidl.nn.module import Module, Parameter
-from minidl.nn.trace import Call, NormCall, Trace
+from minidl.nn.placeholder import Call
+from minidl.nn.trace import NormCall, Trace
 from minidl.nn.vision import BatchNorm1d, BatchNorm2d, SyncBatchNorm
 from minidl.tensors import Tensor
 

@@ -147,8 +147,8 @@ class Embedding(Module):
         self.max_norm, self.norm_type = max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         if _weight is None:
-            place, kind = device_of(device), dtype or torch.get_default_dtype()
-            self.weight = Parameter(torch.empty(num_embeddings, embedding_dim, device=place, dtype=kind))
+            device_, kind = device_of(device), dtype or torch.get_default_dtype()
+            self.weight = Parameter(torch.empty(num_embeddings, embedding_dim, device=device_, dtype=kind))
             init.normal_(self.weight)
             if padding_idx is not None:
                 self.weight.data[padding_idx].zero_()

@@ -47,15 +47,9 @@ class Linear(Module):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        act: Activation = None,
-    ) -> None:
+        self, in_features: int, out_features: int, bias: bool = True, device: Device = None,
+        dtype: torch.dtype | None = None, *, act: Activation = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         activation.parse(act)
         self.in_features = check.whole(type(self).__name__, "in_features", in_features, 0)
@@ -84,15 +78,9 @@ class SparseLinear(Module):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        act: Activation = None,
-        std: float = 0.1,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, in_features: int, out_features: int, bias: bool = True, act: Activation = None, std: float = 0.1,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         activation.parse(act)
         self.in_features = check.whole(type(self).__name__, "in_features", in_features, 0)
@@ -222,16 +210,9 @@ class MLP(Sequential):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        hidden: Sequence[int],
-        out_features: int,
-        act: Activation = "relu",
-        dropout: float = 0.0,
-        sparse: bool = False,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, in_features: int, hidden: Sequence[int], out_features: int, act: Activation = "relu",
+        dropout: float = 0.0, sparse: bool = False, device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         sizes = [in_features, *hidden, out_features]
         if min(sizes) < 1:
             raise ValueError(f"MLP: layer sizes must be 1 or more, got {sizes}")

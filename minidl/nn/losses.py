@@ -49,11 +49,7 @@ class SmoothL1Loss(_Loss):
     _op, _shown = staticmethod(ops.smooth_l1_loss), ("reduction", "beta")
 
     def __init__(
-        self,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        beta: float = 1.0,
+        self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean", beta: float = 1.0
     ) -> None:
         super().__init__(size_average, reduce, reduction)
         self.beta = beta
@@ -75,12 +71,9 @@ class KLDivLoss(_Loss):
     _op, _shown = staticmethod(ops.kl_div), ("reduction", "log_target")
 
     def __init__(
-        self,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
+        self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean",
         log_target: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(size_average, reduce, reduction)
         self.log_target = log_target
 
@@ -91,12 +84,9 @@ class BCELoss(_Loss):
     _op, _shown = staticmethod(ops.binary_cross_entropy), ("reduction",)
 
     def __init__(
-        self,
-        weight: Weight = None,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
+        self, weight: Weight = None, size_average: bool | None = None, reduce: bool | None = None,
         reduction: str = "mean",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(size_average, reduce, reduction)
         self._weights(weight=weight)
 
@@ -107,13 +97,9 @@ class BCEWithLogitsLoss(_Loss):
     _op, _shown = staticmethod(ops.binary_cross_entropy_with_logits), ("reduction",)
 
     def __init__(
-        self,
-        weight: Weight = None,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        pos_weight: Weight = None,
-    ) -> None:
+        self, weight: Weight = None, size_average: bool | None = None, reduce: bool | None = None,
+        reduction: str = "mean", pos_weight: Weight = None,
+    ) -> None:  # fmt: skip
         super().__init__(size_average, reduce, reduction)
         self._weights(weight=weight, pos_weight=pos_weight)
 
@@ -127,13 +113,9 @@ class NLLLoss(_Loss):
     _op, _shown = staticmethod(ops.nll_loss), ("ignore_index", "reduction")
 
     def __init__(
-        self,
-        weight: Weight = None,
-        size_average: bool | None = None,
-        ignore_index: int = -100,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-    ) -> None:
+        self, weight: Weight = None, size_average: bool | None = None, ignore_index: int = -100,
+        reduce: bool | None = None, reduction: str = "mean",
+    ) -> None:  # fmt: skip
         super().__init__(size_average, reduce, reduction)
         self.ignore_index = ignore_index
         self._weights(weight=weight)
@@ -145,14 +127,9 @@ class CrossEntropyLoss(_Loss):
     _op, _shown = staticmethod(ops.cross_entropy), ("ignore_index", "reduction", "label_smoothing")
 
     def __init__(
-        self,
-        weight: Weight = None,
-        size_average: bool | None = None,
-        ignore_index: int = -100,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> None:
+        self, weight: Weight = None, size_average: bool | None = None, ignore_index: int = -100,
+        reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(size_average, reduce, reduction)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self._weights(weight=weight)

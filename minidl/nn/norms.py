@@ -34,14 +34,9 @@ class LayerNorm(_Affine):
     _shown = ("normalized_shape", "eps", "elementwise_affine")
 
     def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
+        bias: bool = True, device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         shape = check.several(type(self).__name__, "normalized_shape", normalized_shape)
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
@@ -57,13 +52,9 @@ class RMSNorm(_Affine):
     _shown = ("normalized_shape", "eps", "elementwise_affine")
 
     def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float | None = None,
-        elementwise_affine: bool = True,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+        self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True,
+        device: Device = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         shape = check.several(type(self).__name__, "normalized_shape", normalized_shape)
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
@@ -79,16 +70,9 @@ class GroupNorm(_Affine):
     _shown = ("num_groups", "num_channels", "eps", "affine")
 
     def __init__(
-        self,
-        num_groups: int,
-        num_channels: int,
-        eps: float = 1e-5,
-        affine: bool = True,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        bias: bool = True,
-    ) -> None:
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Device = None,
+        dtype: torch.dtype | None = None, *, bias: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
         num_groups, num_channels = (
             check.whole("GroupNorm", name, value)

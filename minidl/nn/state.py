@@ -139,7 +139,7 @@ class Stateful(Registry):
 
 
 def _copied(key: str, tensor: Tensor, value: Any) -> list[str]:
-    """Copy a value into a tensor; returns what is to be said of one that does not fit."""
+    """Copy a value into a tensor; returns the error message if it does not fit."""
     value = value.data if isinstance(value, Tensor) else value
     if not isinstance(value, torch.Tensor):
         expected = "expected torch.Tensor or Tensor-like object from checkpoint but received"

@@ -9,31 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from minidl import random
-from minidl.autograd import UnknownTensor, no_grad
-from minidl.autograd.graph import Variable
+from minidl.autograd import no_grad
 from minidl.nn.layers import Linear, SparseLinear
 from minidl.nn.module import Module
+from minidl.nn.placeholder import Call, Traced, mark_used, placeholder_result
 from minidl.tensors import Tensor
 
 _BATCH = 13  # assumed rows of an input of unknown size; models are unlikely to use this number in a view
-
-
-@dataclass(eq=False)
-class Call:
-    """One call of a layer: the batch norms that used its output, and whether anything else did."""
-
-    layer: Module
-    norms: list[Module] = field(default_factory=list)
-    used_elsewhere: bool = False
-    outputs: list[weakref.ref[Traced]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,142 +35,6 @@ class NormCall:
     norm: Module
     call: Call | None
     features: torch.Tensor | None
-
-
-class Traced(Tensor):
-    """A tensor in a trace: the output of the layer call `call`, or of something else (None); with a value if traced on
-    an example. `positions` int64 [N, ...] are the indices of a linear layer's outputs, tracked through views.
-    """
-
-    __slots__ = ("_value", "call", "positions")
-
-    def __init__(
-        self, value: torch.Tensor | None, call: Call | None = None, positions: torch.Tensor | None = None
-    ) -> None:
-        super().__init__(torch.empty(0) if value is None else value)
-        self._value, self.call, self.positions = value, call, positions
-        if call is not None:
-            call.outputs.append(weakref.ref(self))
-
-    @property
-    def data(self) -> torch.Tensor:
-        _mark_used(self)
-        return self.value()
-
-    @data.setter
-    def data(self, value: torch.Tensor | Variable) -> None:
-        self._value = value.data if isinstance(value, Variable) else value
-
-    def value(self) -> torch.Tensor:
-        """Return the value without marking the tensor as used."""
-        if self._value is None:
-            _unknown("the values of a tensor")
-        return self._value
-
-    @property
-    def shape(self) -> Any:
-        return _Shape() if self._value is None else self._value.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.value().dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.value().device
-
-    @property
-    def ndim(self) -> int:
-        return self.value().dim()
-
-    def dim(self) -> int:
-        """Return the number of dimensions."""
-        return self.value().dim()
-
-    def size(self, dim: int | None = None) -> Any:
-        """Return the shape, or the extent of one dimension."""
-        return self.shape if dim is None else self.shape[dim]
-
-    def reshape(self, *shape: Any) -> Tensor:
-        """As `Tensor.reshape`."""
-        return self._view_of("reshape", *shape)
-
-    def view(self, *shape: Any) -> Tensor:
-        """As `Tensor.view`."""
-        return self._view_of("reshape", *shape)
-
-    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-        """As `Tensor.flatten`."""
-        return self._view_of("flatten", start_dim, end_dim)
-
-    def permute(self, *dims: Any) -> Tensor:
-        """As `Tensor.permute`."""
-        return self._view_of("permute", *dims)
-
-    def transpose(self, dim0: int, dim1: int) -> Tensor:
-        """As `Tensor.transpose`."""
-        return self._view_of("transpose", dim0, dim1)
-
-    # Not in place: other references do not see the change, which no trace depends on.
-    __iadd__, __isub__, __imul__ = Tensor.__add__, Tensor.__sub__, Tensor.__mul__  # type: ignore[assignment, misc]
-    __itruediv__, __ipow__ = Tensor.__truediv__, Tensor.__pow__  # type: ignore[assignment, misc]
-
-    def _view_of(self, name: str, *args: Any) -> Tensor:
-        positions = None
-        if self.positions is not None:
-            with contextlib.suppress(TypeError, RuntimeError, IndexError, UnknownTensor):
-                positions = getattr(self.positions, name)(*args)
-        if positions is None or self.positions is None or len(positions) != len(self.positions):
-            return getattr(Tensor, name)(self, *args)
-        value = None if self._value is None else getattr(Tensor(self._value), name)(*args).data
-        return Traced(value, self.call, positions)
-
-
-class _Size:
-    """A size of a tensor of unknown shape: it supports arithmetic, but no comparison."""
-
-    def _computed(self, *_: Any) -> _Size:
-        return self
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = _computed
-    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __mod__ = __pow__ = _computed
-
-    def _not_comparable(self, *_: Any) -> NoReturn:
-        _unknown("the shape of a tensor")
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _not_comparable
-    __index__ = __int__ = __float__ = __hash__ = _not_comparable
-
-
-class _Shape(_Size):
-    """The shape of a tensor of unknown shape."""
-
-    def __getitem__(self, index: Any) -> _Size:
-        return _Size() if isinstance(index, int) else self
-
-    __iter__ = __len__ = _Size._not_comparable
-
-
-def _unknown(what: str) -> NoReturn:
-    raise UnknownTensor(f"it reads {what}", _placeholder_result)
-
-
-def _placeholder_result(arguments: Any) -> Traced:
-    """Return the result of an operation on tensors without values."""
-    _mark_used(arguments)
-    return Traced(None)
-
-
-def _mark_used(value: Any) -> None:
-    """Mark the layer outputs in an argument as used by something other than a batch norm."""
-    if isinstance(value, Traced):
-        if value.call is not None:
-            value.call.used_elsewhere = True
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _mark_used(item)
-    elif isinstance(value, dict):
-        _mark_used(list(value.values()))
 
 
 class _WatchedDict(dict[str, Any]):
@@ -206,12 +59,9 @@ class Trace:
     """
 
     def __init__(
-        self,
-        model: Module,
-        example: tuple[Any, ...],
-        is_layer: Callable[[Module], bool],
+        self, model: Module, example: tuple[Any, ...], is_layer: Callable[[Module], bool],
         is_norm: Callable[[Module], bool],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.calls: list[Call] = []
         self.norm_calls: list[NormCall] = []
         self.read: set[Module] = set()
@@ -278,7 +128,7 @@ class Trace:
         return watched
 
     def _layer(self, layer: Module, forward: Callable[..., Tensor], args: Any, named: Any) -> Traced:
-        _mark_used((args, named))
+        mark_used((args, named))
         value = forward(*args, **named).data if self._example else None
         call = Call(layer)
         self.calls.append(call)
@@ -310,7 +160,7 @@ class Trace:
             if self._example or isinstance(error, _TraceError):
                 raise
             if watched.isdisjoint(module.modules()) and calls == len(self.calls) + len(self.norm_calls):
-                return _placeholder_result((args, named))
+                return placeholder_result((args, named))
             raise _TraceError(
                 f"fold_batch_norms: forward of {type(module).__name__} cannot be traced without an input "
                 f"({error}); give an example: fold_batch_norms(model, x)"

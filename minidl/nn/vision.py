@@ -26,14 +26,9 @@ class MaxPool2d(OperationLayer):
     _arguments = (*_shown, "return_indices")
 
     def __init__(
-        self,
-        kernel_size: Pair,
-        stride: Pair | None = None,
-        padding: Pair = 0,
-        dilation: Pair = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
+        self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
+        return_indices: bool = False, ceil_mode: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
         self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
@@ -47,14 +42,9 @@ class AvgPool2d(OperationLayer):
     _arguments = (*_shown, "ceil_mode", "count_include_pad", "divisor_override")
 
     def __init__(
-        self,
-        kernel_size: Pair,
-        stride: Pair | None = None,
-        padding: Pair = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> None:
+        self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
         self.padding, self.ceil_mode = padding, ceil_mode
@@ -74,13 +64,9 @@ class AvgPool1d(OperationLayer):
     _arguments = (*_shown, "ceil_mode", "count_include_pad")
 
     def __init__(
-        self,
-        kernel_size: int,
-        stride: int | None = None,
-        padding: int = 0,
-        ceil_mode: bool = False,
+        self, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False,
         count_include_pad: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
         self.padding, self.ceil_mode, self.count_include_pad = padding, ceil_mode, count_include_pad
@@ -111,16 +97,9 @@ class _Norm(_Affine):
     expected: str
 
     def __init__(
-        self,
-        num_features: int,
-        eps: float,
-        momentum: float | None,
-        affine: bool,
-        track_running_stats: bool,
-        device: Device,
-        dtype: torch.dtype | None,
-        bias: bool,
-    ) -> None:
+        self, num_features: int, eps: float, momentum: float | None, affine: bool, track_running_stats: bool,
+        device: Device, dtype: torch.dtype | None, bias: bool,
+    ) -> None:  # fmt: skip
         super().__init__()
         num_features = check.whole(type(self).__name__, "num_features", num_features, 0)
         if momentum is not None and not 0 <= momentum <= 1:
@@ -168,18 +147,10 @@ class _BatchNorm(_Norm):
     _op: Callable[..., Tensor] = staticmethod(ops.batch_norm)
 
     def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        bias: bool = True,
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, device: Device = None, dtype: torch.dtype | None = None, *, bias: bool = True,
         act: Activation = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         activation.parse(act)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
         self.act = act
@@ -199,17 +170,10 @@ class _BatchNorm(_Norm):
 
 class _InstanceNorm(_Norm):
     def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float = 0.1,
-        affine: bool = False,
-        track_running_stats: bool = False,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
+        self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = False,
+        track_running_stats: bool = False, device: Device = None, dtype: torch.dtype | None = None, *,
         bias: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -255,19 +219,10 @@ class SyncBatchNorm(_BatchNorm):
     ranks, expected = (2, 3, 4, 5), "[N, C] or [N, C, ...] of up to 5 dimensions"
 
     def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        process_group: None = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        *,
-        bias: bool = True,
-        act: Activation = None,
-    ) -> None:
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, process_group: None = None, device: Device = None,
+        dtype: torch.dtype | None = None, *, bias: bool = True, act: Activation = None,
+    ) -> None:  # fmt: skip
         _check_no_group(process_group)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias, act=act)
 

@@ -1,7 +1,8 @@
 """Differentiable operations on Tensors, one module a subject. Importing this attaches operators and methods to Tensor.
 
-A new operation goes into the `__all__` of its module; the rest follows (see `registry`). Read `elementwise` for the
-form of an operation, then `reduce`, `shape` and `linalg`; `double_backward` has the second derivatives.
+A new operation goes into the `__all__` of its module; the rest follows (see `registry`). Read `binary` and
+`elementwise` for the form of an operation, then `reduce`, `shape` and `linalg`; `double_backward` has the second
+derivatives that `recordable` cannot derive.
 """
 
 from __future__ import annotations

@@ -8,13 +8,15 @@ import torch
 
 from minidl.autograd import Function
 from minidl.autograd.deferred import take
+from minidl.autograd.function import recordable
 from minidl.kernels import activation, check, elementwise
 from minidl.kernels import bias_act as kernels
 from minidl.kernels import softmax as softmax_kernels
 from minidl.kernels.activation import Activation
 from minidl.ops import unary
+from minidl.ops.binary import binary_function, piecewise_linear
 from minidl.ops.conditional import where
-from minidl.ops.elementwise import binary_function, minimum, sub
+from minidl.ops.elementwise import minimum, sub
 from minidl.ops.inplace import apply_in_place
 from minidl.ops.shape import reshape, to
 from minidl.tensors import Tensor
@@ -35,17 +37,17 @@ class BiasAct(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        kept, b = ctx.saved
+        saved, b = ctx.saved
         want_x, want_bias, _ = ctx.needs
-        dx, db = kernels.bias_act_grad(dy, kept, b, ctx.act, ctx.from_output, want_x=want_x, want_bias=want_bias)
+        dx, db = kernels.bias_act_grad(dy, saved, b, ctx.act, ctx.from_output, want_x=want_x, want_bias=want_bias)
         return dx, db, None
 
 
 def activated(x: Tensor, act: Activation) -> Tensor:
-    """Return act(x), by the operation that makes x where it can take the activation in."""
+    """Return act(x), fused with the operation that computes x if possible."""
     activation.parse(act)
-    taken = take(x, "with_act", act) if type(x) is Tensor else None  # what is no tensor is told by the operation
-    return BiasAct.apply(x, None, act) if taken is None else Tensor._of_later(taken)
+    fused = take(x, "with_act", act) if type(x) is Tensor else None  # BiasAct refuses other types
+    return BiasAct.apply(x, None, act) if fused is None else Tensor._of_later(fused)
 
 
 def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
@@ -53,7 +55,7 @@ def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:
 
     Shapes: x [..., N], b [N] or None -> [..., N], in its dtype.
     act: None, "relu", "leaky_relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "relu6",
-    or one of the rarer ones: "elu", "softplus", "mish", "hardswish", "hardsigmoid".
+    or "elu", "softplus", "mish", "hardswish", "hardsigmoid".
     Raises ValueError for an unknown activation or a bias whose length is not x's last size, TypeError for integers or
     different dtypes.
     """
@@ -93,8 +95,7 @@ def tanh(input: Tensor) -> Tensor:
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    """Return input times the standard normal distribution function of it; approximate="tanh" takes the approximation by
-    tanh.
+    """Return input times its standard normal distribution function; approximate="tanh" approximates it by tanh.
 
     Raises ValueError for another `approximate`.
     """
@@ -116,7 +117,7 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """Return log(1 + exp(beta input)) / beta, and input where beta input is above the threshold.
 
-    Raises ValueError unless beta is above 0, and for a threshold above 20, where float32 has no difference left.
+    Raises ValueError unless beta is above 0, and for a threshold above 20, where float32 shows no difference.
     """
     if not threshold <= 20:
         raise ValueError(f"softplus: threshold is {threshold}, which is not supported; use 20, or less")
@@ -139,7 +140,10 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return apply_in_place(lambda x: activated(x, "hardsigmoid"), input, inplace)
 
 
+@recordable(gradient=piecewise_linear(elementwise.hardtanh_grad))
 class Hardtanh(Function):
+    gradient = staticmethod(elementwise.hardtanh_grad)
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
         check.floating("hardtanh", x=x)
@@ -149,9 +153,9 @@ class Hardtanh(Function):
         ctx.range = low, high
         return elementwise.clamp(x, low, high)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return elementwise.hardtanh_grad(dy, *ctx.saved, *ctx.range), None, None
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
+        return cls.gradient(dy, *ctx.saved, *ctx.range), None, None
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
@@ -163,7 +167,10 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
     return apply_in_place(lambda x: Hardtanh.apply(x, least, most), input, inplace)
 
 
-PReLU = binary_function("PReLU", elementwise.prelu, elementwise.prelu_grad_a, elementwise.prelu_grad_b)
+PReLU = binary_function(
+    "PReLU", elementwise.prelu, elementwise.prelu_grad_a, elementwise.prelu_grad_b,
+    (lambda dy, a, b: dy * where(a > 0, 1, b), lambda dy, a, b: dy * where(a > 0, 0, a)),
+)  # fmt: skip
 
 
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
@@ -179,6 +186,16 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
     return PReLU.apply(input, reshape(weight, *per_channel))
 
 
+def _softmax_gradient(dy: Tensor, y: Tensor, dim: int) -> Tensor:
+    weighted = dy * y
+    return weighted - y * weighted.sum(dim, keepdim=True)
+
+
+def _log_softmax_gradient(dy: Tensor, y: Tensor, dim: int) -> Tensor:
+    return dy - y.exp() * dy.sum(dim, keepdim=True)
+
+
+@recordable(gradient=_softmax_gradient)
 class Softmax(Function):
     """Saves its output for the gradient, not its input."""
 
@@ -193,23 +210,24 @@ class Softmax(Function):
         return y
 
     @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         (y,) = ctx.saved
         return cls.gradient(dy, y, ctx.dim), None
 
 
+@recordable(gradient=_log_softmax_gradient)
 class LogSoftmax(Softmax):
     compute = staticmethod(softmax_kernels.log_softmax)
     gradient = staticmethod(softmax_kernels.log_softmax_grad)
 
 
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Return exp(input) divided by its sum along `dim`, in its shape and dtype; with `dtype` it is converted to that
-    before.
+    """Return exp(input) divided by its sum along `dim`, in its shape and dtype; `dtype` converts input
+    first.
 
-    `dim` is the last one where it is left out, and must be named for more than two dimensions. A row is NaN if it
+    `dim` is the last one by default, and required for more than two dimensions. A row is NaN if it
     contains NaN or +inf, or if all its values are -inf. Raises TypeError for an integer tensor, ValueError without a
-    dim that is needed, IndexError for a dimension out of range.
+    required dim, IndexError for a dimension out of range.
     """
     return Softmax.apply(input if dtype is None else to(input, dtype), _last("softmax", input, dim))
 
@@ -226,7 +244,8 @@ def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None
 
 
 def _last(op: str, input: Tensor, dim: int | None) -> int:
-    """Return the axis: torch takes another one for three dimensions where none is named, and says so."""
+    """Return the axis, the last by default. Raises ValueError without one for three dimensions or more, as torch's
+    default differs."""
     if dim is None and input.ndim > 2:
         raise ValueError(f"{op}: name dim for a tensor of shape {list(input.shape)}; the last one is dim=-1")
     return -1 if dim is None else dim

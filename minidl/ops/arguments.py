@@ -13,7 +13,7 @@ from minidl.autograd import UnknownTensor
 from minidl.common import suggestions
 from minidl.tensors import Tensor
 
-__all__: list[str] = []  # used by operations, none itself
+__all__: list[str] = []  # no public operations
 
 Dim = int | Sequence[int] | None  # one dimension, several, or all
 

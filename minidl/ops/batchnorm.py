@@ -57,8 +57,8 @@ class BatchNorm(Function):
                 first, *operands, ctx.training, more=second, y=y, so_far=arrived, want_x=want_x,
                 want_affine=want_weight or want_bias,
             )  # fmt: skip
-        wanted = zip((dweight, dbias, dz), (want_weight, want_bias, want_added), strict=True)
-        return dx, *(grad if want else None for grad, want in wanted), None, None, None
+        affine = zip((dweight, dbias, dz), (want_weight, want_bias, want_added), strict=True)
+        return dx, *(grad if want else None for grad, want in affine), None, None, None
 
 
 class BatchNormAlone(BatchNorm):
@@ -87,7 +87,7 @@ class BatchNormAlone(BatchNorm):
 
 
 class DeferredNorm(Deferred):
-    """A batch norm with known statistics, which a sum and an activation can be fused with."""
+    """A batch norm with computed statistics, which can be fused with a sum and an activation."""
 
     def __init__(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: kernels.Statistics, training: bool,

@@ -15,7 +15,7 @@ from minidl.ops.promotion import python_number
 from minidl.ops.shape import to
 from minidl.tensors import Scalar, Tensor
 
-__all__: list[str] = []  # used by operations, none itself
+__all__: list[str] = []  # no public operations
 
 Operand = Tensor | torch.Tensor | Scalar
 

@@ -9,7 +9,8 @@ import torch
 
 from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import elementwise, unary
-from minidl.ops.elementwise import Kernel, Operand, is_bool, raw_operand
+from minidl.ops.binary import Kernel, Operand, raw_operand
+from minidl.ops.elementwise import is_bool
 from minidl.ops.promotion import alike, python_number
 from minidl.ops.shape import to
 from minidl.tensors import Tensor
@@ -52,13 +53,13 @@ def ge(input: Operand, other: Operand) -> Tensor:
 
 def _compare(kernel: Kernel, a: Operand, b: Operand) -> Tensor:
     a, b = alike(a, b)
-    # A number that the tensor's type does not have is compared all the same.
+    # The number may be outside the range of the tensor's type.
     a, b = _widen(a, b), _widen(b, a)
     return Tensor(kernel(raw_operand(a), raw_operand(b)))
 
 
 def _widen(x: Any, other: Any) -> Any:
-    """Return x as int64 where it is of integers that do not have a whole number among them."""
+    """Return x as int64 if it has integers of a type whose range does not include the number `other`."""
     if type(other) is not int or isinstance(x, int | float) or x.dtype.is_floating_point or is_bool(x):
         return x
     limits = torch.iinfo(x.dtype)

@@ -7,40 +7,50 @@ from typing import Any, overload
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import elementwise, reduce
-from minidl.ops.elementwise import Kernel, Operand, Raw, are_bools, raw_operand, shape_of, shapes_and_needs
+from minidl.ops.binary import Kernel, Operand, Raw, piecewise_linear, raw_operand, shape_of, shapes_and_needs
+from minidl.ops.elementwise import are_bools
 from minidl.ops.promotion import alike, python_number
-from minidl.ops.shape import to
+from minidl.ops.shape import sum_to, to
 from minidl.tensors import Scalar, Tensor
 
 __all__ = ["clamp", "clip", "masked_fill", "tril", "triu", "where"]
 
 
 class Where(Function):
+    compute, sum_to = staticmethod(elementwise.where), staticmethod(reduce.sum_to)
+
     @staticmethod
     def forward(ctx: Any, condition: torch.Tensor, a: Raw, b: Raw) -> torch.Tensor:
         ctx.shapes = (), shape_of(a), shape_of(b)
         ctx.save(condition)
         return elementwise.where(condition, a, b)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         (condition,) = ctx.saved
         _, (shape_a, need_a), (shape_b, need_b) = shapes_and_needs(ctx)
-        da = reduce.sum_to(elementwise.where(condition, dy, 0), shape_a) if need_a else None
-        return None, da, reduce.sum_to(elementwise.where(condition, 0, dy), shape_b) if need_b else None
+        da = cls.sum_to(cls.compute(condition, dy, 0), shape_a) if need_a else None
+        return None, da, cls.sum_to(cls.compute(condition, 0, dy), shape_b) if need_b else None
 
 
+recordable(compute=Where.apply, sum_to=sum_to)(Where)
+
+
+@recordable(gradient=piecewise_linear(elementwise.clamp_grad))
 class Clamp(Function):
+    gradient = staticmethod(elementwise.clamp_grad)
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, low: Scalar | None, high: Scalar | None) -> torch.Tensor:
         ctx.save(x)
         ctx.range = low, high
         return elementwise.clamp(x, low, high)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return elementwise.clamp_grad(dy, *ctx.saved, *ctx.range), None, None
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
+        return cls.gradient(dy, *ctx.saved, *ctx.range), None, None
 
 
 @overload
@@ -51,7 +61,7 @@ def where(condition: Tensor, input: Operand | None = None, other: Operand | None
     """Return input where condition is true, else other; all three broadcast. Of two numbers, float32, or int64 of whole
     ones.
 
-    Of condition alone the places where it is not 0, as `nonzero` with as_tuple=True.
+    Of condition alone the positions where it is not 0, as `nonzero` with as_tuple=True.
     Raises TypeError if condition is not torch.bool or for two floating types, ValueError for shapes that do not
     broadcast.
     """

@@ -95,7 +95,7 @@ def _sum_unneeded(x: Tensor, names: str, needed: set[str]) -> tuple[Tensor, str]
 
 
 def _multiply(a: Tensor, left: str, b: Tensor, right: str, needed: set[str]) -> tuple[Tensor, str]:
-    """Return the product of a and b, and its names: those of both, of a, of b."""
+    """Return the product of a and b, and its names: shared names, a's, b's."""
     a, left = _sum_unneeded(a, left, needed | set(right))
     b, right = _sum_unneeded(b, right, needed | set(left))
     batch = [c for c in left if c in right and c in needed]

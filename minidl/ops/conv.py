@@ -37,17 +37,26 @@ class Convolution(Function):
     grad_weight: Callable[[Any, torch.Tensor, Any], torch.Tensor]
 
     @classmethod
+    def run(
+        cls, op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, geometry: Any,
+        act: Activation, form: str | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the result, recorded if a gradient is needed. Raises ValueError for a scale with a gradient."""
+        if records_gradient(op, x, weight, bias, scale):
+            return cls.apply(x, weight, bias, geometry, act, form)
+        bias_data, scale_data = (None if t is None else t.data for t in (bias, scale))
+        return Tensor(cls.infer(x.data, weight.data, geometry, bias_data, act, scale=scale_data, form=form))
+
+    @classmethod
+    def infer(cls, *args: Any, **options: Any) -> torch.Tensor:
+        """Return the kernel's result alone."""
+        return cls.compute(*args, **options)[0]
+
+    @classmethod
     def forward(
-        cls,
-        ctx: Any,
-        x: Any,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        geometry: Geometry,
-        act: Activation,
-        form: str | None,
-        statistics: list[torch.Tensor | None] | None = None,
-    ) -> torch.Tensor:
+        cls, ctx: Any, x: Any, weight: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry, act: Activation,
+        form: str | None, statistics: list[torch.Tensor | None] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Run the kernel; it appends y's statistics for a batch norm, or None, to the empty list `statistics` if there
         is one."""
         name, _ = activation.parse(act)
@@ -176,19 +185,10 @@ class DeferredConv(Deferred):
 
 @one_or_many(4)
 def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    act: Activation = None,
-    *,
-    scale: Tensor | None = None,
-    pool: str | None = None,
-    form: str | None = None,
-) -> Tensor:
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair | str = 0,
+    dilation: Pair = 1, groups: int = 1, act: Activation = None, *, scale: Tensor | None = None,
+    pool: str | None = None, form: str | None = None,
+) -> Tensor:  # fmt: skip
     """Return act(scale * conv(input, weight) + bias), the cross-correlation called convolution, in one kernel.
 
     Shapes: x [N, C, H, W], weight [M, C / groups, R, S], bias and scale [M] -> [N, M, OH, OW], all without N for one
@@ -232,7 +232,7 @@ def conv2d(
             conv.check_arguments("conv2d", input.data, *plain)
         shape = input.shape[0], weight.shape[0], geometry.h.output, geometry.w.output
         return Tensor._of_later(DeferredConv(Conv2d, conv.forward, shape, x, weight, bias, geometry))
-    if not recorded("conv2d", input, weight, bias, scale):
+    if not records_gradient("conv2d", input, weight, bias, scale):
         y, _ = conv.forward(
             input.data, weight.data, geometry, None if bias is None else bias.data, act,
             scale=None if scale is None else scale.data, pool=pool, form=form,
@@ -244,7 +244,7 @@ def conv2d(
     return pools.max_pool2d(result, 2) if pool == "max" else pools.avg_pool2d(result, 2)
 
 
-def recorded(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> bool:
+def records_gradient(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> bool:
     """Return whether a gradient is recorded. Raises ValueError for a scale, which has no gradient."""
     operands = [t for t in (x, weight, bias, scale) if t is not None]
     needs_gradient = is_grad_enabled() and any(t.requires_grad for t in operands)

@@ -9,7 +9,7 @@ from minidl.kernels.check import SEVERAL, Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.tensors import Tensor
 
-__all__: list[str] = []  # used by operations, none itself
+__all__: list[str] = []  # no public operations
 
 AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 SHAPES = {1: "L", 2: "H, W", 3: "D, H, W"}
@@ -26,7 +26,7 @@ def sizes_of(op: str, x: Any, weight: Any, groups: int) -> tuple[tuple[int, ...]
             f"{op}: input has shape {list(x.shape)}, weight {list(weight.shape)}; expected [N, C, {SHAPES[axes]}] and "
             f"weight [{channels}, {KERNELS[axes]}]"
         )
-    # 1.0 and True are found in a cache under 1.
+    # A cache takes 1.0 and True for 1.
     if isinstance(groups, bool) or not hasattr(groups, "__index__") or groups < 1:
         raise ValueError(f"{op}: groups is {groups!r}, expected a whole number of 1 or more")
     size, kernel = tuple(x.shape[2:]), tuple(weight.shape[2:])
@@ -89,7 +89,7 @@ def check_settings(op: str, kernel: Any, stride: Any, padding: Any, dilation: An
 
 
 def check_pool(pool: Any) -> None:
-    """Raise ValueError unless there is such a pool."""
+    """Raise ValueError for an unknown pool."""
     if pool not in (None, "max", "avg"):
         raise ValueError(f'conv2d: pool is {pool!r}, expected "max", "avg" or None')
 

@@ -1,4 +1,4 @@
-"""Convolutions of sequences: those of images that are one row, or one column. Nothing is copied for that."""
+"""Convolutions of sequences, computed as images of one row or one column, without a copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.ops import conv_transpose
-from minidl.ops.conv import Conv2d, Convolution, recorded
+from minidl.ops.conv import Conv2d, Convolution
 from minidl.ops.conv_geometry import axes_of, check_vectors
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.shape import one_or_many
@@ -20,18 +20,23 @@ from minidl.tensors import Tensor
 __all__ = ["conv1d", "conv_transpose1d"]
 
 ONE = Axis(1, 1, 1, 1, 0, 1)
-ROW, COLUMN = 2, 3  # where a size of 1 is added
-# Columns of which the gradient of the weight has as rows: 5120 channels of 4096, 4 taps, one of them, on an H100 82 us
-# in place of 391; eight of 4096 channels 215 us in place of 192.
-FEW = 4
+ROW, COLUMN = 2, 3  # the dimension of size 1 that is added
+# Below this batch size columns become rows for the weight gradient: on an H100, 4 taps, batch 1 of 5120 channels takes
+# 82 us instead of 391, batch 8 of 4096 channels 215 us instead of 192.
+SMALL_BATCH = 4
 
 
 class _OfRows(Convolution):
-    """The base of both, before that of images: gradients and results without the size of 1."""
+    """The base of both: removes the dimension of size 1 from gradients and results."""
+
+    @classmethod
+    def infer(cls, x: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        dim = _added_dim(weight)
+        return super().infer(x.unsqueeze(dim), weight.unsqueeze(dim), *args, **options).squeeze(dim)
 
     @classmethod
     def forward(cls, ctx: Any, x: torch.Tensor, weight: torch.Tensor, *how: Any) -> torch.Tensor:
-        ctx.at = _place(weight)
+        ctx.at = _added_dim(weight)
         return super().forward(ctx, x.unsqueeze(ctx.at), weight.unsqueeze(ctx.at), *how).squeeze(ctx.at)
 
     @classmethod
@@ -54,7 +59,7 @@ class ConvTranspose1d(_OfRows, ConvTranspose2d):
 
 
 def _grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    if geometry.w == ONE and x.shape[0] < FEW:
+    if geometry.w == ONE and x.shape[0] < SMALL_BATCH:
         row = Geometry(ONE, geometry.h, geometry.groups)
         return conv.grad_weight(x.transpose(2, 3), dy.transpose(2, 3), row).transpose(2, 3)
     return conv.grad_weight(x, dy, geometry)
@@ -62,27 +67,19 @@ def _grad_weight(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> torch
 
 @one_or_many(3)
 def conv1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    act: Activation = None,
-    *,
-    scale: Tensor | None = None,
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair | str = 0,
+    dilation: Pair = 1, groups: int = 1, act: Activation = None, *, scale: Tensor | None = None,
     form: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return act(scale * conv(input, weight) + bias) along sequences, as `conv2d` along images, whose kernels compute
     it.
 
     Shapes: input [N, C, L], weight [M, C / groups, K], bias and scale [M] -> [N, M, OL] with
-    OL = (L + 2 padding - dilation (K - 1) - 1) // stride + 1, in its dtype. Memory has the channels last inside,
-    [N, L, C]: input that lies so (`input.transpose(1, 2)` is contiguous) is used as it is, any other is copied, and the
-    result lies so.
+    OL = (L + 2 padding - dilation (K - 1) - 1) // stride + 1, in its dtype. Memory is channels-last inside,
+    [N, L, C]: an input with that layout (`input.transpose(1, 2)` is contiguous) is used as it is, other layouts are
+    copied once, and the result has it.
 
-    padding: a number, "valid", "same", or "causal": dilation (K - 1) zeros before the sequence and none after it, so
+    padding: a number, "valid", "same", or "causal": dilation (K - 1) zeros before the sequence only, so
     that no output reads a later input. The rest as in `conv2d`.
 
     Raises ValueError for shapes that do not fit, a kernel longer than the padded sequence, or a scale with a gradient;
@@ -91,31 +88,15 @@ def conv1d(
     (axis,) = axes_of("conv1d", input, weight, stride, padding, dilation, groups)
     check_vectors("conv1d", weight.shape[0], bias=bias, scale=scale)
     geometry = _geometry(weight, axis, int(groups))
-    if not recorded("conv1d", input, weight, bias, scale):
-        at = _place(weight)
-        y, _ = conv.forward(
-            input.data.unsqueeze(at), weight.data.unsqueeze(at), geometry, None if bias is None else bias.data, act,
-            scale=None if scale is None else scale.data, form=form,
-        )  # fmt: skip
-        return Tensor(y.squeeze(at))
-    return Conv1d.apply(input, weight, bias, geometry, act, form)
+    return Conv1d.run("conv1d", input, weight, bias, scale, geometry, act, form)
 
 
 @one_or_many(3)
 def conv_transpose1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair = 0,
-    output_padding: Pair = 0,
-    groups: int = 1,
-    dilation: Pair = 1,
-    act: Activation = None,
-    *,
-    scale: Tensor | None = None,
-    form: str | None = None,
-) -> Tensor:
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair = 0,
+    output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1, act: Activation = None, *,
+    scale: Tensor | None = None, form: str | None = None,
+) -> Tensor:  # fmt: skip
     """Return act(scale * conv_transpose(input, weight) + bias) along sequences, as `conv_transpose2d` along images.
 
     Shapes: input [N, C, L], weight [C, M / groups, K], bias and scale [M] -> [N, M, OL] with
@@ -129,21 +110,13 @@ def conv_transpose1d(
     (axis,) = conv_transpose.axes_of(op, input, weight, stride, padding, output_padding, groups, dilation)
     check_vectors(op, weight.shape[1] * int(groups), bias=bias, scale=scale)
     geometry = _geometry(weight, axis, int(groups))
-    if not recorded(op, input, weight, bias, scale):
-        at = _place(weight)
-        y, _ = conv.transposed(
-            input.data.unsqueeze(at), weight.data.unsqueeze(at), geometry, None if bias is None else bias.data, act,
-            scale=None if scale is None else scale.data, form=form,
-        )  # fmt: skip
-        return Tensor(y.squeeze(at))
-    return ConvTranspose1d.apply(input, weight, bias, geometry, act, form)
+    return ConvTranspose1d.run(op, input, weight, bias, scale, geometry, act, form)
 
 
 def _geometry(weight: Tensor, axis: Axis, groups: int) -> Geometry:
-    return Geometry(ONE, axis, groups) if _place(weight) == ROW else Geometry(axis, ONE, groups)
+    return Geometry(ONE, axis, groups) if _added_dim(weight) == ROW else Geometry(axis, ONE, groups)
 
 
-def _place(weight: Tensor | torch.Tensor) -> int:
-    """Return a column where each channel has a group: the depthwise form reads an input once for all rows that need
-    it."""
+def _added_dim(weight: Tensor | torch.Tensor) -> int:
+    """Return COLUMN if each channel has a group: the depthwise form reads an input once for all rows that need it."""
     return COLUMN if weight.shape[1] == 1 else ROW

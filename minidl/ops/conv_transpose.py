@@ -12,7 +12,7 @@ from minidl.kernels import conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.ops.conv import Convolution, DeferredConv, recorded
+from minidl.ops.conv import Convolution, DeferredConv
 from minidl.ops.conv_geometry import AXES, axes_in, check_vectors, sizes_of
 from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
@@ -36,19 +36,10 @@ class ConvTranspose2d(Convolution):
 
 @one_or_many(4)
 def conv_transpose2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair = 0,
-    output_padding: Pair = 0,
-    groups: int = 1,
-    dilation: Pair = 1,
-    act: Activation = None,
-    *,
-    scale: Tensor | None = None,
-    form: str | None = None,
-) -> Tensor:
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair = 0,
+    output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1, act: Activation = None, *,
+    scale: Tensor | None = None, form: str | None = None,
+) -> Tensor:  # fmt: skip
     """Return act(scale * conv_transpose(input, weight) + bias): the gradient of `conv2d` for its input, as an
     operation.
 
@@ -78,13 +69,7 @@ def conv_transpose2d(
         conv.check_arguments(OP, input.data, weight.data, None if bias is None else bias.data)
         shape = input.shape[0], weight.shape[1] * groups, h.size, w.size
         return Tensor._of_later(DeferredConv(ConvTranspose2d, conv.transposed, shape, (input,), weight, bias, geometry))
-    if not recorded(OP, input, weight, bias, scale):
-        y, _ = conv.transposed(
-            input.data, weight.data, geometry, None if bias is None else bias.data, act,
-            scale=None if scale is None else scale.data, form=form,
-        )  # fmt: skip
-        return Tensor(y)
-    return ConvTranspose2d.apply(input, weight, bias, geometry, act, form)
+    return ConvTranspose2d.run(OP, input, weight, bias, scale, geometry, act, form)
 
 
 def axes_of(
@@ -103,8 +88,8 @@ def check_settings(
     axes = axes_in(op)
     strides, dilations = numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes)
     ends = numbers(op, "output_padding", output_padding, 0, axes)
-    for end, step, apart in zip(ends, strides, dilations, strict=True):
-        if end >= max(step, apart):
+    for end, step, spacing in zip(ends, strides, dilations, strict=True):
+        if end >= max(step, spacing):
             raise ValueError(
                 f"{op}: output_padding is {output_padding!r}, expected less than stride {stride!r} or than dilation "
                 f"{dilation!r}"

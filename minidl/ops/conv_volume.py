@@ -10,7 +10,7 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
 from minidl.kernels.conv import volume
 from minidl.kernels.conv.geometry import Geometry, Volume
-from minidl.ops.conv import Convolution, recorded
+from minidl.ops.conv import Convolution
 from minidl.ops.conv_geometry import axes_of, check_vectors
 from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
@@ -20,8 +20,8 @@ __all__ = ["conv3d"]
 
 class Conv3d(Convolution):
     @staticmethod
-    def compute(x: torch.Tensor, weight: torch.Tensor, geometry: Any, *how: Any, form: None, **kept: Any) -> Any:
-        return volume.forward(x, weight, geometry, *how, **kept)
+    def compute(x: torch.Tensor, weight: torch.Tensor, geometry: Any, *how: Any, form: None, **options: Any) -> Any:
+        return volume.forward(x, weight, geometry, *how, **options)
 
     @staticmethod
     def grad_input(ctx: Any, dz: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -34,17 +34,9 @@ class Conv3d(Convolution):
 
 @one_or_many(5)
 def conv3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    act: Activation = None,
-    *,
-    scale: Tensor | None = None,
-) -> Tensor:
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair | str = 0,
+    dilation: Pair = 1, groups: int = 1, act: Activation = None, *, scale: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return act(scale * conv(input, weight) + bias) of volumes, as `conv2d` of images.
 
     Shapes: input [N, C, D, H, W], weight [M, C / groups, Q, R, S], bias and scale [M] -> [N, M, OD, OH, OW], sizes as
@@ -53,7 +45,7 @@ def conv3d(
     and bfloat16.
 
     stride, padding, dilation: a number or (depth, height, width); padding also "valid" or "same". The rest as in
-    `conv2d`, where NaN and infinity may spread to neighbouring outputs, here also to those of slices beside it.
+    `conv2d`, where NaN and infinity may spread to neighbouring outputs, here also in neighbouring slices.
 
     Raises ValueError for shapes that do not fit, a kernel larger than the padded volume, or a scale with a gradient;
     TypeError for different dtypes and for settings that are not whole numbers.
@@ -61,10 +53,4 @@ def conv3d(
     d, h, w = axes_of("conv3d", input, weight, stride, padding, dilation, groups)
     check_vectors("conv3d", weight.shape[0], bias=bias, scale=scale)
     geometry = Volume(d, Geometry(h, w, int(groups)))
-    if not recorded("conv3d", input, weight, bias, scale):
-        y, _ = volume.forward(
-            input.data, weight.data, geometry, None if bias is None else bias.data, act,
-            scale=None if scale is None else scale.data,
-        )  # fmt: skip
-        return Tensor(y)
-    return Conv3d.apply(input, weight, bias, geometry, act, None)
+    return Conv3d.run("conv3d", input, weight, bias, scale, geometry, act)

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidl.kernels import memory_layout
 
-__all__: list[str] = []  # used by operations, none itself
+__all__: list[str] = []  # no public operations
 
 _NOTE, _CHOSEN = "_minidl_copies", "_minidl_chosen"
 

@@ -48,7 +48,7 @@ def arange(
     """Return start, start + step, ... below end (above it for a step below 0); from 0 where end is left out.
 
     int64 for whole numbers, else float32, computed in float64 and rounded once.
-    Raises ValueError for a step of 0, or one that leads away from end, and for what is not finite.
+    Raises ValueError for a step of 0, or one that leads away from end, and for values that are not finite.
     """
     if start is None and end is None:
         raise TypeError("arange: got no end, expected arange(end) or arange(start, end)")
@@ -153,7 +153,7 @@ def randint(
     low: Any = 0, high: Any = None, size: Sequence[int] | None = None, *, seed: int | None = None, dtype: Kind = None,
     device: Where = None, requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return whole numbers from low (included, 0 where it is left out) to high (excluded), int64: randint(10, (2, 3)).
+    """Return whole numbers from low (included, 0 by default) to high (excluded), int64: randint(10, (2, 3)).
 
     Seeds as `rand`. Raises ValueError unless low < high <= low + 2^31 or for a negative size, TypeError without a size.
     """

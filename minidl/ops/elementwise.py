@@ -1,4 +1,4 @@
-"""Arithmetic and comparisons element by element, with broadcasting.
+"""Arithmetic element by element, with broadcasting.
 
 Operands come to one dtype by `promotion`; a Python number takes the tensor's. Shapes broadcast as in torch, and each
 gradient is summed back to its operand's shape.
@@ -13,46 +13,27 @@ import torch
 
 from minidl.autograd import Function, UnknownTensor
 from minidl.autograd.deferred import Deferred, may_wait, take
-from minidl.kernels import activation, elementwise, reduce
+from minidl.kernels import activation
 from minidl.kernels.activation import Activation
+from minidl.ops.binary import (
+    Add,
+    AddAct,
+    Div,
+    DivFloor,
+    DivTrunc,
+    Fmod,
+    Maximum,
+    Minimum,
+    Mul,
+    Operand,
+    Remainder,
+    Sub,
+    raw_operand,
+)  # fmt: skip
 from minidl.ops.promotion import alike, dtype_of, python_number
 from minidl.tensors import Scalar, Tensor
 
 __all__ = ["add", "div", "floor_divide", "fmod", "lerp", "maximum", "minimum", "mul", "remainder", "sub"]
-
-Operand = Tensor | Scalar
-Raw = torch.Tensor | Scalar
-Kernel = Callable[..., torch.Tensor]
-
-
-class Add(Function):
-    compute = staticmethod(elementwise.add)
-
-    @classmethod
-    def forward(cls, ctx: Any, a: Raw, b: Raw) -> torch.Tensor:
-        ctx.shapes = shape_of(a), shape_of(b)
-        return cls.compute(a, b)
-
-    @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
-        return tuple(reduce.sum_to(dy, shape) if need else None for shape, need in shapes_and_needs(ctx))
-
-
-class AddAct(Function):
-    """act(a + b) of two tensors of one shape, for the activations whose derivative follows from their result."""
-
-    @staticmethod
-    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, act: Activation) -> torch.Tensor:
-        y = elementwise.add_act(a, b, act)
-        ctx.act = act
-        ctx.save(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        (y,) = ctx.saved
-        dz = elementwise.act_grad(dy, y, ctx.act, from_output=True)
-        return (*(dz if need else None for need in ctx.needs[:2]), None)
 
 
 class DeferredSum(Deferred):
@@ -68,90 +49,6 @@ class DeferredSum(Deferred):
     def with_act(self, act: Activation) -> Deferred | None:
         supported = self.act is None and activation.parse(act)[0] in activation.FROM_OUTPUT
         return DeferredSum(self.a, self.b, act) if supported else None
-
-
-class Sub(Add):
-    compute = staticmethod(elementwise.sub)
-
-    @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
-        da, db = super().backward(ctx, dy)
-        return da, None if db is None else elementwise.neg(db)
-
-
-class _Binary(Function):
-    """A function of two operands, defined by three kernels; each gradient takes dy and both operands."""
-
-    compute: Kernel
-    grad_a: Kernel
-    grad_b: Kernel
-    reads: tuple[str, str]  # of "ab", the operands that the gradient of each reads
-
-    @classmethod
-    def forward(cls, ctx: Any, a: Raw, b: Raw) -> torch.Tensor:
-        ctx.shapes = shape_of(a), shape_of(b)
-        ctx.numbers = [None if isinstance(x, torch.Tensor) else x for x in (a, b)]
-        read = "".join(names for names, need in zip(cls.reads, ctx.needs, strict=True) if need)
-        operands = ((a, "a" in read), (b, "b" in read))
-        ctx.save(*(x if kept and isinstance(x, torch.Tensor) else None for x, kept in operands))
-        return cls.compute(a, b)
-
-    @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
-        a, b = (x if number is None else number for x, number in zip(ctx.saved, ctx.numbers, strict=True))
-        (shape_a, need_a), (shape_b, need_b) = shapes_and_needs(ctx)
-        da = reduce.sum_to(cls.grad_a(dy, a, b), shape_a) if need_a else None
-        return da, reduce.sum_to(cls.grad_b(dy, a, b), shape_b) if need_b else None
-
-
-def binary_function(
-    name: str, compute: Kernel, grad_a: Kernel, grad_b: Kernel, reads: tuple[str, str] = ("ab", "ab")
-) -> type[Function]:
-    """Return the Function of two operands with these kernels; `reads` names the operands that the gradient of each
-    reads."""
-    kernels = {"compute": compute, "grad_a": grad_a, "grad_b": grad_b}
-    return type(name, (_Binary,), {"reads": reads} | {key: staticmethod(kernel) for key, kernel in kernels.items()})
-
-
-def _swapped(gradient: Kernel) -> Kernel:
-    """Return the gradient of the other operand, of a function that does not change when they are exchanged."""
-    return lambda dy, a, b: gradient(dy, b, a)
-
-
-def _mul_by_b(dy: torch.Tensor, a: Raw, b: Raw) -> torch.Tensor:
-    return elementwise.mul(dy, b)
-
-
-def _step_gradient(dy: torch.Tensor, a: Raw, b: Raw) -> torch.Tensor:
-    """Return the gradient of a step function."""
-    return torch.zeros_like(dy)
-
-
-Mul = binary_function("Mul", elementwise.mul, _mul_by_b, _swapped(_mul_by_b), ("b", "a"))
-Div = binary_function(
-    "Div", elementwise.div, lambda dy, a, b: elementwise.div(dy, b), elementwise.div_grad_b, ("b", "ab")
-)
-DivTrunc = binary_function("DivTrunc", elementwise.div_trunc, _step_gradient, _step_gradient, ("", ""))
-DivFloor = binary_function("DivFloor", elementwise.div_floor, _step_gradient, _step_gradient, ("", ""))
-Fmod = binary_function("Fmod", elementwise.fmod, lambda dy, a, b: dy, elementwise.fmod_grad_b, ("", "ab"))
-Remainder = binary_function(
-    "Remainder", elementwise.remainder, lambda dy, a, b: dy, elementwise.remainder_grad_b, ("", "ab")
-)
-Maximum = binary_function("Maximum", elementwise.maximum, elementwise.maximum_grad, _swapped(elementwise.maximum_grad))
-Minimum = binary_function("Minimum", elementwise.minimum, elementwise.minimum_grad, _swapped(elementwise.minimum_grad))
-
-
-def shape_of(x: Raw) -> tuple[int, ...]:
-    return tuple(x.shape) if isinstance(x, torch.Tensor) else ()
-
-
-def shapes_and_needs(ctx: Any) -> list[tuple[tuple[int, ...], bool]]:
-    """Return each operand's shape and whether its gradient is needed."""
-    return list(zip(ctx.shapes, ctx.needs, strict=True))
-
-
-def raw_operand(x: Operand) -> Raw:
-    return x.data if isinstance(x, Tensor) else x
 
 
 def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
@@ -182,7 +79,7 @@ def scale_operand(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any
     alpha = python_number(alpha)
     kind = dtype_of(a) or dtype_of(b)
     if isinstance(alpha, bool) and kind not in (None, torch.bool):
-        raise TypeError(f"{name}: alpha is {alpha}, expected a number; a truth goes with bools alone")
+        raise TypeError(f"{name}: alpha is {alpha}, expected a number; True and False are for bools only")
     if isinstance(alpha, float) and kind is not None and not kind.is_floating_point:
         raise TypeError(f"{name}: alpha is {alpha}, expected a whole number for {kind}; convert the tensor with .to()")
     if kind == torch.bool:
@@ -193,8 +90,7 @@ def scale_operand(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any
 
 
 def are_bools(*operands: Any) -> bool:
-    """Return whether they are torch.bool, of which there is no arithmetic but that of truths; one may be True or
-    False."""
+    """Return whether all are torch.bool, for which only logic is defined; one may be True or False."""
     truths = [isinstance(x, bool) or (isinstance(x, Tensor | torch.Tensor) and is_bool(x)) for x in operands]
     return all(truths) and not all(isinstance(x, bool) for x in operands)
 
@@ -269,7 +165,7 @@ def fmod(input: Operand, other: Operand) -> Tensor:
 
 
 def _divide(function: type[Function], integer_function: Callable[..., Any], a: Operand, b: Operand) -> Tensor:
-    """Return a whole quotient or what it leaves; of integers, and of bools as integers, by torch."""
+    """Return a whole quotient or its remainder; torch computes it for integers and bools."""
     a, b = alike(a, b)
     if not are_integers(a, b):
         return function.apply(a, b)
@@ -285,10 +181,7 @@ def maximum(input: Operand, other: Operand) -> Tensor:
 
 
 def minimum(input: Operand, other: Operand) -> Tensor:
-    """Return the smaller of two; NaN where either is NaN. Where they are equal, each gets half of the gradient.
-
-    Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
-    """
+    """Return the smaller of two; otherwise as `maximum`."""
     return Minimum.apply(*alike(input, other))
 
 

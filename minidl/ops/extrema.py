@@ -13,25 +13,40 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import check, memory_layout, reduce
 from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import elementwise
 from minidl.ops.arguments import Dim
+from minidl.ops.binary import piecewise_linear
 from minidl.tensors import Tensor
 
 __all__ = ["amax", "amin", "argmax", "argmin", "max", "min", "topk"]
 
 
 class Found(NamedTuple):
-    """The largest or smallest elements along a dimension, and their positions there, int64."""
+    """The largest or smallest elements along a dimension, and their positions along it, int64."""
 
     values: Tensor
     indices: Tensor
 
 
+def _gradient(kernel: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Return the gradient of an extremum whose kernel also reads the number of equal elements."""
+
+    def gradient(dy: torch.Tensor, x: torch.Tensor, y: torch.Tensor, dim: Dim) -> torch.Tensor:
+        return kernel(dy, x, y, reduce.count_equal(x, y, dim))
+
+    return gradient
+
+
+_amax_back, _max_back = _gradient(elementwise_kernels.amax_grad), _gradient(elementwise_kernels.max_grad)
+
+
+@recordable(gradient=piecewise_linear(_amax_back))
 class Amax(Function):
     compute: Callable[..., torch.Tensor] = staticmethod(reduce.amax)
-    gradient: Callable[..., torch.Tensor] = staticmethod(elementwise_kernels.amax_grad)
+    gradient: Callable[..., Any] = staticmethod(_amax_back)
 
     @classmethod
     def forward(cls, ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
@@ -41,20 +56,20 @@ class Amax(Function):
         return y
 
     @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         x, y = ctx.saved
-        y, dy = y.reshape(ctx.keepdim_shape), dy.reshape(ctx.keepdim_shape)
-        return cls.gradient(dy, x, y, reduce.count_equal(x, y, ctx.dim)), None, None
+        return cls.gradient(dy.reshape(ctx.keepdim_shape), x, y.reshape(ctx.keepdim_shape), ctx.dim), None, None
 
 
 class Amin(Amax):
     compute = staticmethod(reduce.amin)
 
 
+@recordable(gradient=piecewise_linear(_max_back))
 class Max(Amax):
-    """The maximum whose gradient goes to NaN if there is one."""
+    """The maximum whose gradient goes to NaN if x contains NaN."""
 
-    gradient = staticmethod(elementwise_kernels.max_grad)
+    gradient = staticmethod(_max_back)
 
 
 class Min(Max):
@@ -82,7 +97,7 @@ class Chosen(Function):
                 dy, indices = dy.unsqueeze(dim), indices.unsqueeze(dim)
             dy = reduce.spread(dy, indices, shape, dims, dim)
         else:
-            dy = reduce.sum_to(dy, shape)  # of one element, or of none
+            dy = reduce.sum_to(dy, shape)  # one element, or no elements
         return (dy, *(None for _ in ctx.needs[1:]))
 
 
@@ -138,7 +153,7 @@ def _extreme(name: str, x: Tensor, dim: Any, keepdim: bool) -> Any:
     if dim is None:
         return (Min if smallest else Max).apply(x, None, keepdim)
     if not hasattr(dim, "__index__") or isinstance(dim, bool):
-        raise TypeError(f"{name}: dim is {dim!r}, expected one dimension, or none for all; a{name} takes several")
+        raise TypeError(f"{name}: dim is {dim!r}, expected one dimension or None; a{name} takes several")
     return Found(*Extreme.apply(x, dim, keepdim, smallest))
 
 

@@ -40,14 +40,14 @@ class Float8(NamedTuple):
 def quantize(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: Tensor | None = None) -> Float8:
     """Return x rounded to float8 with a scale: the power of two that brings the largest finite |x| just into range.
 
-    A given `scale` (one float32, as measured on other data) saves the pass over x that finds one; what it takes out of
-    range becomes the largest value. NaN stays, and so does infinity in e5m2; e4m3 has none, and NaN stands for it.
+    With a `scale` (one float32, as measured on other data) no pass over x computes one; values that it puts out of
+    range become the largest value. NaN stays NaN; infinity stays infinity in e5m2 and becomes NaN in e4m3.
     Raises TypeError for other dtypes than float16, bfloat16 and float32 to float8_e4m3fn and float8_e5m2, ValueError
     for a scale of another dtype, size or device, and where a gradient would be recorded.
     """
     _no_gradient("quantize", x)
-    values, found = float8.quantize(x.data, dtype, None if scale is None else scale.data)
-    return Float8(Tensor(values), Tensor(found))
+    values, used_scale = float8.quantize(x.data, dtype, None if scale is None else scale.data)
+    return Float8(Tensor(values), Tensor(used_scale))
 
 
 def dequantize(x: Float8, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -56,19 +56,13 @@ def dequantize(x: Float8, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def linear(
-    x: Float8 | Tensor,
-    weight: Float8 | Tensor,
-    bias: Tensor | None = None,
-    act: Activation = None,
-    *,
-    out_dtype: torch.dtype | None = None,
-    scale_result: Tensor | None = None,
-    use_fast_accum: bool = False,
-) -> Tensor | Float8:
+    x: Float8 | Tensor, weight: Float8 | Tensor, bias: Tensor | None = None, act: Activation = None, *,
+    out_dtype: torch.dtype | None = None, scale_result: Tensor | None = None, use_fast_accum: bool = False,
+) -> Tensor | Float8:  # fmt: skip
     """Return act(x weight^T + bias), in one kernel, as `ops.linear`: the matrix product of torch's `scaled_mm`.
 
     Shapes: x [..., in], weight [out, in], bias [out] -> [..., out], in `out_dtype`: float16, bfloat16 or float32; None
-    is that of a plain x, float32 for a Float8. What is no Float8 is quantized first, x in the weight's dtype. With a
+    is that of a plain x, float32 for a Float8. A plain tensor is quantized first, x in the weight's dtype. With a
     `scale_result` the result is a Float8 of this scale, in out_dtype (None: the weight's), which saves the next layer
     from quantizing it; act is then None, "relu" or "leaky_relu".
 
@@ -96,21 +90,11 @@ def linear(
 
 
 def conv2d(
-    x: Float8 | Tensor,
-    weight: Float8 | Tensor,
-    bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
-    act: Activation = None,
-    *,
-    scale: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    scale_result: Tensor | None = None,
-    use_fast_accum: bool = False,
+    x: Float8 | Tensor, weight: Float8 | Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair | str = 0,
+    dilation: Pair = 1, groups: int = 1, act: Activation = None, *, scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None, scale_result: Tensor | None = None, use_fast_accum: bool = False,
     form: str | None = None,
-) -> Tensor | Float8:
+) -> Tensor | Float8:  # fmt: skip
     """Return act(scale * conv(x, weight) + bias), in one kernel; arguments as those of `ops.conv2d` and `linear` here.
 
     `form`, of those that take float8, is "box", "batch" or "product". Raises as `ops.conv2d` and `linear` here.

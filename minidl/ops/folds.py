@@ -19,7 +19,7 @@ from minidl.autograd import deferred
 from minidl.kernels.norm import fold as kernels
 from minidl.kernels.norm.statistics import Statistics
 
-__all__: list[str] = []  # used by operations, none itself
+__all__: list[str] = []  # no public operations
 
 _NAME = "folds"
 _ALIGNED = 8  # results begin at multiples of 8 numbers, or 16 bytes, as kernels expect

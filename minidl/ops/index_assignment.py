@@ -1,6 +1,6 @@
 """`x[index] = value`, with gradients of both.
 
-If a gradient is recorded, x becomes the result in the graph as in `inplace`, but in its own memory, which no other
+If a gradient is recorded, x becomes the result in the graph as in `inplace`, but in its memory, which no other
 tensor uses.
 """
 
@@ -12,11 +12,12 @@ import torch
 
 from minidl.autograd import Function, is_grad_enabled
 from minidl.autograd.deferred import settle_all
+from minidl.autograd.function import recordable
 from minidl.kernels import reduce
 from minidl.ops import copies, indexing
 from minidl.ops.change import Operand, refuse_recorded, replace_by_result, without_overlap
 from minidl.ops.promotion import python_number
-from minidl.ops.shape import to
+from minidl.ops.shape import sum_to, to
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # attached to Tensor, no operation
@@ -28,6 +29,8 @@ Index = tuple[Any, Any]
 class Assign(Function):
     """x with value, a tensor of its dtype or a number, at an index; in place if no other tensor uses x's memory."""
 
+    sum_to = staticmethod(reduce.sum_to)
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, value: Any, index: Index, alone: bool) -> torch.Tensor:
         ctx.index, ctx.shape = index, getattr(value, "shape", ())
@@ -35,18 +38,24 @@ class Assign(Function):
         y[index[0]][index[1]] = value
         return y
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         basic, parts = ctx.index
-        dx = dv = None
+        dv = None
         if ctx.needs[1]:
-            dv = dy[basic][parts]
+            dv = dy[basic] if parts is ... else dy[basic][parts]
             sizes = ctx.shape[max(len(ctx.shape) - dv.dim(), 0) :]  # torch accepts a value with more leading sizes of 1
-            dv = reduce.sum_to(dv, sizes).reshape(ctx.shape)
-        if ctx.needs[0]:
-            dx = dy.clone()
-            dx[basic][parts] = 0
-        return dx, dv, None, None
+            dv = cls.sum_to(dv, sizes).reshape(ctx.shape)
+        return cls.clear(dy, ctx.index) if ctx.needs[0] else None, dv, None, None
+
+    @staticmethod
+    def clear(dy: Any, index: Index) -> Any:
+        dx = dy.clone()
+        dx[index[0]][index[1]] = 0
+        return dx
+
+
+recordable(sum_to=sum_to, clear=lambda dy, index: Assign.apply(dy, 0, index, False))(Assign)
 
 
 def set_item(x: Tensor, index: Any, value: Operand) -> None:

@@ -1,8 +1,8 @@
-"""What an index with tensors selects, as integers: a view, and rows of that view.
+"""Indexing with tensors: a view, and rows of that view selected by integers.
 
-Integers, slices, None and ... make a view first. Tensors then name places along dimensions of the view: a mask names
-those where it is true. Where they stand side by side their dimensions stay there, else they come first, as in torch.
-This is arithmetic of integers, by torch; values are moved by `kernels.lookup`.
+Integers, slices, None and ... select a view first. Tensors then select positions along dimensions of the view; a mask
+selects the positions where it is true. Dimensions of adjacent tensors keep their position, others come first, as in
+torch. torch computes the integers; `kernels.lookup` moves the values.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     start, length = check.whole("narrow", "start", start), check.whole("narrow", "length", length)
     start = start + total if start < 0 else start
     if not 0 <= start <= start + length <= total:
-        raise ValueError(f"narrow: {length} places from {start} are outside of {total}")
+        raise ValueError(f"narrow: {length} positions from {start} are outside of {total}")
     return getitem(input, (*[slice(None)] * at, slice(start, start + length)))
 
 

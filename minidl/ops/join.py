@@ -46,8 +46,10 @@ class Cat(Function):
         return torch.cat(parts, dim)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: Any) -> Any:
         return None, *dy.split(ctx.sizes, ctx.dim)
+
+    second = backward
 
 
 class CatInRoom(Cat):
@@ -127,7 +129,7 @@ def widths() -> Widths | None:
 
 
 class DeferredJoin(Deferred):
-    """Parts [N, C_i, ...], joined along the channels when the next operation is known."""
+    """Parts [N, C_i, ...], joined along the channels once the next operation reads them."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         before, count = _earlier_join(parts)
@@ -188,8 +190,8 @@ class DeferredJoin(Deferred):
 
 
 def _earlier_join(parts: Sequence[Tensor]) -> tuple[DeferredJoin | None, int]:
-    """Return the join that the first parts are, or have been joined to before, and how many they are; (None, 0) if
-    there is none that a batch norm has read."""
+    """Return the earlier join that the first parts are or belong to, and their number; (None, 0) if no batch norm has
+    read one."""
     current = call()
     first, last = waiting(parts[0]), None if current is None else current.notes.get(_NAME)
     if isinstance(first, DeferredJoin) and first.joined is not None:

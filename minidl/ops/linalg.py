@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import activation, bias_act, check, gemm
 from minidl.kernels.activation import Activation
 from minidl.ops import elementwise, reduce
@@ -18,17 +19,22 @@ __all__ = ["addmm", "bmm", "dot", "linear", "matmul", "mm", "mv", "outer", "trac
 
 
 class MatMul(Function):
+    multiply = staticmethod(gemm.gemm)
+
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         ctx.save(a if ctx.needs[1] else None, b if ctx.needs[0] else None)
         return gemm.gemm(a, b)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         a, b = ctx.saved
-        da = gemm.gemm(dy, b.mT) if ctx.needs[0] else None
-        db = gemm.gemm(a.mT, dy) if ctx.needs[1] else None
+        da = cls.multiply(dy, b.mT) if ctx.needs[0] else None
+        db = cls.multiply(a.mT, dy) if ctx.needs[1] else None
         return da, db
+
+
+recordable(multiply=MatMul.apply)(MatMul)
 
 
 class Linear(Function):
@@ -50,9 +56,9 @@ class Linear(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        x, weight, kept = ctx.saved
-        kept = dy if kept is None else kept
-        dz, db = bias_act.bias_act_grad(dy, kept, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
+        x, weight, saved = ctx.saved
+        saved = dy if saved is None else saved
+        dz, db = bias_act.bias_act_grad(dy, saved, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
         assert dz is not None
         dx = gemm.gemm(dz, weight) if ctx.needs[0] else None
         dw = gemm.gemm(dz.t(), x) if ctx.needs[1] else None

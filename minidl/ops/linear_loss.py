@@ -23,37 +23,30 @@ class LinearCrossEntropy(Function):
         weight: torch.Tensor | None, *options: Any,
     ) -> torch.Tensor:  # fmt: skip
         ctx.save(x, w, target, bias, weight)
-        ctx.options, ctx.wanted = options, list(ctx.needs[:3])
+        ctx.options, ctx.wants = options, list(ctx.needs[:3])
         # Without reduction, gradients need dy, the factor of each row's loss.
-        now = [False] * 3 if options[1] == "none" else ctx.wanted
-        loss, *ctx.made = kernels.linear_cross_entropy(x, w, target, bias, weight, *options, wanted=now)
+        now = [False] * 3 if options[1] == "none" else ctx.wants
+        loss, *ctx.gradients = kernels.linear_cross_entropy(x, w, target, bias, weight, *options, wanted=now)
         return loss
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
         # As in `CrossEntropy`: a second backward computes the gradients again.
-        (gradients, divisor), ctx.made = ctx.made or ([], None), None
+        (gradients, divisor), ctx.gradients = ctx.gradients or ([], None), None
         if not gradients:
             rows = dy if ctx.options[1] == "none" else None
-            _, gradients, divisor = kernels.linear_cross_entropy(*ctx.saved, *ctx.options, wanted=ctx.wanted, dy=rows)
+            _, gradients, divisor = kernels.linear_cross_entropy(*ctx.saved, *ctx.options, wanted=ctx.wants, dy=rows)
             dy = dy if rows is None else None
         dtype = ctx.saved[0].dtype
         grads = (kernels.scaled(grad, dy, divisor, dtype) for grad in gradients)
-        return *(next(grads) if want else None for want in ctx.wanted), *[None] * 5
+        return *(next(grads) if want else None for want in ctx.wants), *[None] * 5
 
 
 def linear_cross_entropy(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    *,
-    linear_bias: Tensor | None = None,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    ignore_index: int | None = None,
-    label_smoothing: float = 0.0,
-    options: Any = None,
-) -> Tensor:
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
+    weight: Tensor | None = None, reduction: str = "mean", ignore_index: int | None = None,
+    label_smoothing: float = 0.0, options: Any = None,
+) -> Tensor:  # fmt: skip
     """Return cross_entropy(linear(input, linear_weight, linear_bias), target, ...) in chunks of rows; logits
     are not stored.
 

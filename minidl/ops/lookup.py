@@ -40,7 +40,7 @@ def embedding(
 
     Shapes: input of any shape, weight [V, H] -> [*, H]. The gradient is dense, and adds equal indices in their order.
     Raises TypeError for dtypes, ValueError for other shapes, and for max_norm, scale_grad_by_freq and sparse, which are
-    not built. An index out of range raises IndexError on the CPU; on a GPU its row is NaN.
+    not supported. An index out of range raises IndexError on the CPU; on a GPU its row is NaN.
     """
     for name, value in (("max_norm", max_norm), ("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
         if value:
@@ -54,7 +54,7 @@ def embedding(
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    """Return a 1 at the place of each class, int64: [*] -> [*, num_classes], the largest class and one if that is -1.
+    """Return a 1 at the index of each class, int64: [*] -> [*, num_classes]; -1 means the largest class plus one.
 
     Raises TypeError unless the classes are int64, ValueError for a negative one or one too large.
     """

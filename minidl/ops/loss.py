@@ -31,18 +31,13 @@ class CrossEntropy(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        target: torch.Tensor,
-        weight: torch.Tensor | None,
-        ignore_index: int,
-        reduction: str,
+        ctx: Any, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, reduction: str,
         smoothing: float,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         ctx.save(x, target, weight)
         ctx.options = ignore_index, reduction, smoothing
         # The loss is not saved, so that it can be changed in place.
-        loss, *ctx.made = entropy.cross_entropy_parts(
+        loss, *ctx.gradient = entropy.cross_entropy_parts(
             x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0]
         )
         return loss
@@ -53,7 +48,7 @@ class CrossEntropy(Function):
         if not ctx.needs[0]:
             return None, dt, None, None, None, None
         # backward scales the gradient in place and returns it; a second one through a retained graph computes it again.
-        parts, ctx.made = ctx.made, None
+        parts, ctx.gradient = ctx.gradient, None
         if parts is None:
             x, target, weight = ctx.saved
             ignore_index, reduction, smoothing = ctx.options
@@ -84,12 +79,7 @@ class NLLLoss(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        target: torch.Tensor,
-        weight: torch.Tensor | None,
-        ignore_index: int,
-        reduction: str,
+        ctx: Any, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, reduction: str
     ) -> torch.Tensor:
         loss, ctx.divisor = nll.nll_loss(x, target, weight, ignore_index, reduction)
         ctx.save(x, target, weight)
@@ -107,13 +97,9 @@ class ElementLoss(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        target: torch.Tensor,
-        how: elements.Loss,
-        weight: torch.Tensor | None = None,
+        ctx: Any, x: torch.Tensor, target: torch.Tensor, how: elements.Loss, weight: torch.Tensor | None = None,
         pos_weight: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         only_target = how.op == "kl_div" and not ctx.needs[1]  # the gradient reads only target then
         ctx.save(target if only_target else x, target, weight, pos_weight)
         ctx.how = how
@@ -127,15 +113,9 @@ class ElementLoss(Function):
 
 
 def cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor:
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
     """Return the cross-entropy of softmax(input) and the target classes or probabilities, as
     torch.nn.functional.cross_entropy.
 
@@ -154,15 +134,10 @@ def cross_entropy(
 
 
 def nll_loss(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Tensor:
-    """Return -weight[target] input[target] of rows of logarithms of probabilities; all else as `cross_entropy` of
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",
+) -> Tensor:  # fmt: skip
+    """Return -weight[target] input[target] of rows of logarithms of probabilities; otherwise as `cross_entropy` of
     classes."""
     _refuse_grad("nll_loss", weight=weight)
     ignore_index = check.whole("nll_loss", "ignore_index", ignore_index)
@@ -170,13 +145,9 @@ def nll_loss(
 
 
 def mse_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    weight: Tensor | None = None,
-) -> Tensor:
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
+    reduction: str = "mean", weight: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return (input - target)^2 of two tensors of the same shape: "mean", "sum" or "none" (elementwise).
 
     Raises TypeError for dtypes, ValueError for shapes, devices or a reduction that do not fit, and for a weight.
@@ -185,62 +156,46 @@ def mse_loss(
 
 
 def l1_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    weight: Tensor | None = None,
-) -> Tensor:
-    """Return |input - target|, with a gradient of 0 where they are equal. All else as `mse_loss`."""
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
+    reduction: str = "mean", weight: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return |input - target|, with a gradient of 0 where they are equal. Otherwise as `mse_loss`."""
     return _of_elements("l1_loss", input, target, named_reduction(size_average, reduce, reduction), weight=weight)
 
 
 def smooth_l1_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    beta: float = 1.0,
-) -> Tensor:
-    """Return d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2. All else as `mse_loss`."""
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
+    reduction: str = "mean", beta: float = 1.0,
+) -> Tensor:  # fmt: skip
+    """Return d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2. Otherwise as `mse_loss`."""
     return _of_elements("smooth_l1_loss", input, target, named_reduction(size_average, reduce, reduction), beta)
 
 
 def huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
 ) -> Tensor:
-    """Return d^2 / 2 where d = |input - target| is at most delta, else delta (d - delta / 2). All else as
+    """Return d^2 / 2 where d = |input - target| is at most delta, else delta (d - delta / 2). Otherwise as
     `mse_loss`."""
     return _of_elements("huber_loss", input, target, reduction, delta, weight=weight)
 
 
 def kl_div(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    log_target: bool = False,
-) -> Tensor:
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
+    reduction: str = "mean", log_target: bool = False,
+) -> Tensor:  # fmt: skip
     """Return target (log target - input) of an input that is a logarithm of probabilities, as target is with
     log_target.
 
-    "batchmean" divides the sum by the first size. All else as `mse_loss`.
+    "batchmean" divides the sum by the first size. Otherwise as `mse_loss`.
     """
     reduction = named_reduction(size_average, reduce, reduction)
     return _of_elements("kl_div", input, target, reduction, log_target=log_target)
 
 
 def binary_cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Tensor:
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    reduce: bool | None = None, reduction: str = "mean",
+) -> Tensor:  # fmt: skip
     """Return the binary cross-entropy of probabilities and targets from 0 to 1 of one shape: "mean", "sum" or "none".
 
     As in torch, logarithms are at least -100. A probability outside [0, 1] gives NaN. `weight` is a factor for each
@@ -252,14 +207,9 @@ def binary_cross_entropy(
 
 
 def binary_cross_entropy_with_logits(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    pos_weight: Tensor | None = None,
-) -> Tensor:
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    reduce: bool | None = None, reduction: str = "mean", pos_weight: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return the binary cross-entropy of sigmoid(input) and targets from 0 to 1 of one shape: "mean", "sum" or "none".
 
     `weight` is a factor for each element, `pos_weight` a factor for the positive term; both broadcast to input's shape
@@ -271,21 +221,16 @@ def binary_cross_entropy_with_logits(
 
 
 def _of_elements(
-    op: str,
-    x: Tensor,
-    target: Tensor,
-    reduction: str,
-    beta: float = 1.0,
-    log_target: bool = False,
+    op: str, x: Tensor, target: Tensor, reduction: str, beta: float = 1.0, log_target: bool = False,
     weight: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     if weight is not None:
         raise ValueError(f'{op}: weight is not supported; multiply the result of reduction="none" by it')
     return ElementLoss.apply(x, target, elements.Loss(op, reduction, beta, log_target))
 
 
 def named_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """Return the reduction that torch's older arguments name, where they are given."""
+    """Return the reduction; torch's older arguments, if not None, name it."""
     if size_average is None and reduce is None:
         return reduction
     if reduce is False:

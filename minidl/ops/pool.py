@@ -24,27 +24,27 @@ __all__ = [
 
 
 class MaxPool2d(Function):
-    """The maxima; with `indices` also where in the image each is: row times W plus column, int64."""
+    """The maxima; with `indices` also their positions in the image: row times W plus column, int64."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, at: Windows, indices: bool) -> Any:
-        y, places = kernels.max_pool2d(x, at, keep=indices or ctx.needs[0])
-        ctx.save(places)
+        y, taps = kernels.max_pool2d(x, at, keep=indices or ctx.needs[0])
+        ctx.save(taps)
         ctx.at = at
         if not indices:
             return y
-        assert places is not None
-        return y, _positions(places, at)
+        assert taps is not None
+        return y, _positions(taps, at)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor, _: None = None) -> Any:
-        (places,) = ctx.saved
-        return kernels.max_pool2d_grad(dy, places, ctx.at), None, None
+        (taps,) = ctx.saved
+        return kernels.max_pool2d_grad(dy, taps, ctx.at), None, None
 
 
-def _positions(places: torch.Tensor, at: Windows) -> torch.Tensor:
-    """Return positions in the image, from those in windows [N, C, OH, OW]."""
-    tap, columns = places.long(), at.kernel[1]
+def _positions(taps: torch.Tensor, at: Windows) -> torch.Tensor:
+    """Return positions in the image, from positions in windows [N, C, OH, OW]."""
+    tap, columns = taps.long(), at.kernel[1]
     first = [
         torch.arange(n, device=tap.device) * (size if at.adaptive else step) // (n if at.adaptive else 1) - pad
         for n, size, step, pad in zip(at.output, at.size, at.stride, at.padding, strict=True)
@@ -66,17 +66,12 @@ class AvgPool2d(Function):
 
 @one_or_many(4)
 def max_pool2d(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    dilation: Pair = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
+    input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
     """Return the maximum of each window; NaN if any element is NaN. Padding is never the maximum.
 
-    With return_indices (maxima, where in the image each is: row times W plus column, int64).
+    With return_indices (maxima, their positions in the image: row times W plus column, int64).
 
     Shapes: [N, C, H, W] -> [N, C, OH, OW], OH = (H + 2 padding - dilation (kernel_size - 1) - 1) / stride + 1, rounded
     down, or up with ceil_mode, where the last window may reach beyond the edge. stride None is kernel_size.
@@ -91,16 +86,11 @@ def max_pool2d(
 
 @one_or_many(4)
 def avg_pool2d(
-    input: Tensor,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    """Return the mean of each window: the sum divided by divisor_override if given, else by the window's number of
-    elements, padding included if count_include_pad.
+    input: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Return the mean of each window: the sum divided by divisor_override, or by the window's number of elements (with
+    padding if count_include_pad).
 
     Shapes as `max_pool2d`. The part of a window beyond the padding (with ceil_mode) is not counted.
     Raises as `max_pool2d`, ValueError if divisor_override is 0, and TypeError if it is not a whole number.
@@ -145,14 +135,9 @@ def adaptive_max_pool2d(
 
 @one_or_many(3)
 def max_pool1d(
-    input: Tensor,
-    kernel_size: int,
-    stride: int | None = None,
-    padding: int = 0,
-    dilation: int = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
+    input: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, dilation: int = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
     """Return `max_pool2d` of sequences: [N, C, L] -> [N, C, OL]."""
     sizes = (_of_rows(n, k) for n, k in ((kernel_size, 1), (stride, 1), (padding, 0), (dilation, 1)))
     return _rows(max_pool2d, input, *sizes, ceil_mode, return_indices)
@@ -160,13 +145,9 @@ def max_pool1d(
 
 @one_or_many(3)
 def avg_pool1d(
-    input: Tensor,
-    kernel_size: int,
-    stride: int | None = None,
-    padding: int = 0,
-    ceil_mode: bool = False,
+    input: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return `avg_pool2d` of sequences: [N, C, L] -> [N, C, OL]."""
     sizes = (_of_rows(n, k) for n, k in ((kernel_size, 1), (stride, 1), (padding, 0)))
     return _rows(avg_pool2d, input, *sizes, ceil_mode, count_include_pad)

@@ -7,17 +7,37 @@ from typing import Any
 import torch
 
 from minidl.kernels import elementwise
-from minidl.ops.elementwise import Operand, are_integers, binary_function, raw_operand
+from minidl.ops import compare
+from minidl.ops.binary import Operand, binary_function, raw_operand
+from minidl.ops.conditional import where
+from minidl.ops.elementwise import are_integers
 from minidl.ops.promotion import alike
 from minidl.ops.unary import unary_function
 from minidl.tensors import Tensor
 
 __all__ = ["pow", "reciprocal", "sqrt", "square"]
 
-Sqrt = unary_function("Sqrt", elementwise.sqrt, elementwise.sqrt_grad, keeps="y")
-Square = unary_function("Square", elementwise.square, elementwise.square_grad, keeps="x")
-Reciprocal = unary_function("Reciprocal", elementwise.reciprocal, elementwise.reciprocal_grad, keeps="y")
-Pow = binary_function("Pow", elementwise.pow, elementwise.pow_grad_a, elementwise.pow_grad_b)
+
+def _pow_back_a(dy: Tensor, a: Any, b: Any) -> Tensor:
+    if not isinstance(b, Tensor):
+        return dy * 0 if b == 0 else dy * (b * a ** (b - 1))
+    return dy * where(b == 0, 0, b * a ** (b - 1))
+
+
+def _pow_back_b(dy: Tensor, a: Any, b: Any) -> Tensor:
+    base = a if isinstance(a, Tensor) else Tensor(torch.full((), a, dtype=dy.dtype, device=dy.device))
+    zero = compare.logical_and(base == 0, b >= 0)
+    return dy * where(zero, 0, base**b * where(zero, 1, base).log())
+
+
+Sqrt = unary_function("Sqrt", elementwise.sqrt, elementwise.sqrt_grad, lambda dy, y: dy / (y * 2), keeps="y")
+Square = unary_function("Square", elementwise.square, elementwise.square_grad, lambda dy, x: dy * (x * 2))
+Reciprocal = unary_function(
+    "Reciprocal", elementwise.reciprocal, elementwise.reciprocal_grad, lambda dy, y: -(dy * y * y), keeps="y"
+)
+Pow = binary_function(
+    "Pow", elementwise.pow, elementwise.pow_grad_a, elementwise.pow_grad_b, (_pow_back_a, _pow_back_b)
+)
 
 
 def sqrt(input: Tensor) -> Tensor:
@@ -38,8 +58,8 @@ def reciprocal(input: Tensor) -> Tensor:
 def pow(input: Operand, exponent: Operand) -> Tensor:
     """Return input to the power `exponent`; NaN where input is negative and exponent is not an integer.
 
-    As in torch, the gradient of input is 0 where exponent is 0, and that of exponent is 0 where input is 0 and exponent
-    is not negative. Of integers it is torch's, which raises RuntimeError for negative exponents.
+    As in torch, the gradient of input is 0 where exponent is 0, and the gradient of exponent is 0 where input is 0 and
+    exponent is not negative. torch computes integers, and raises RuntimeError for negative exponents.
     Raises TypeError for two floating types, ValueError for shapes that do not broadcast.
     """
     a, b = alike(input, exponent)

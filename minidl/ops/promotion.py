@@ -14,7 +14,7 @@ from minidl.autograd import UnknownTensor
 from minidl.ops.shape import to
 from minidl.tensors import Scalar, Tensor
 
-__all__: list[str] = []  # used by operations, none itself
+__all__: list[str] = []  # no public operations
 
 Operand = Tensor | torch.Tensor | Scalar
 
@@ -50,7 +50,7 @@ def python_number(x: Any) -> Any:
 
 
 def dtype_of(x: Any) -> torch.dtype | None:
-    """Return the dtype of a tensor; None for numbers, and where a tensor stands for any other (`nn.trace`)."""
+    """Return the dtype of a tensor; None for numbers, and for placeholders (`nn.placeholder`)."""
     if type(x) is Tensor and x._later is None:
         return x._held.dtype  # a third of a microsecond less than by `dtype`
     try:

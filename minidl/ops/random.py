@@ -9,8 +9,10 @@ import torch
 
 from minidl import random
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import check
 from minidl.kernels import random as kernels
+from minidl.ops.binary import piecewise_linear
 from minidl.ops.elementwise import mul
 from minidl.ops.inplace import apply_in_place
 from minidl.tensors import Tensor, device_of
@@ -18,7 +20,10 @@ from minidl.tensors import Tensor, device_of
 __all__ = ["dropout", "dropout2d", "rand", "randint", "randn"]
 
 
+@recordable(gradient=piecewise_linear(kernels.dropout))
 class Dropout(Function):
+    gradient = staticmethod(kernels.dropout)
+
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, p: float, seed: int, stream: int | kernels.DeviceStream, first: int
@@ -26,9 +31,9 @@ class Dropout(Function):
         ctx.options = p, seed, stream, first
         return kernels.dropout(x, *ctx.options)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return kernels.dropout(dy, *ctx.options), None, None, None, None
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
+        return cls.gradient(dy, *ctx.options), None, None, None, None
 
 
 def dropout(
@@ -36,7 +41,7 @@ def dropout(
 ) -> Tensor:
     """Set each element to 0 with probability p and divide the others by 1 - p; nothing if not training or p is 0.
 
-    The gradient draws the same elements again, so no mask is stored. A `seed` draws the same elements every call.
+    The gradient draws the same elements, so no mask is stored. A `seed` draws the same elements every call.
     Raises TypeError for an integer tensor, ValueError for p outside [0, 1].
     """
     if not 0.0 <= p <= 1.0:
@@ -50,7 +55,7 @@ def dropout(
 def dropout2d(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, seed: int | None = None
 ) -> Tensor:
-    """Return `dropout` of whole channels: of [N, C, H, W], or of [C, H, W] as one image.
+    """Return `dropout` of channels: of [N, C, H, W], or of [C, H, W] as one image.
 
     Raises as `dropout`; ValueError for other shapes.
     """

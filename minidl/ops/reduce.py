@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import check, reduce, scan
 from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import compare, conditional, elementwise, extrema, indexing, unary
@@ -24,31 +25,40 @@ __all__ = [
 
 
 class Sum(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
-        y = reduce.sum(x, dim, keepdim)
+    compute: Callable[..., torch.Tensor] = staticmethod(reduce.sum)
+
+    @classmethod
+    def forward(cls, ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
+        y = cls.compute(x, dim, keepdim)
         ctx.shape, ctx.keepdim_shape = x.shape, reduce.kept_shape(x, dim)
         return y
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         return dy.reshape(ctx.keepdim_shape).expand(ctx.shape), None, None
 
+    second = backward
 
-class Mean(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
-        y = reduce.mean(x, dim, keepdim)
-        ctx.shape, ctx.keepdim_shape = x.shape, reduce.kept_shape(x, dim)
-        return y
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+@recordable(divide=lambda dy, count: dy / count)
+class Mean(Sum):
+    compute, divide = staticmethod(reduce.mean), staticmethod(elementwise_kernels.div)
+
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         count = ctx.shape.numel() // torch.Size(ctx.keepdim_shape).numel() if dy.numel() else 1
-        return elementwise_kernels.div(dy.reshape(ctx.keepdim_shape), count).expand(ctx.shape), None, None
+        return cls.divide(dy.reshape(ctx.keepdim_shape), count).expand(ctx.shape), None, None
 
 
+def _norm_gradient(dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    zero = y == 0
+    return x * where(zero, 0, dy / where(zero, 1, y))
+
+
+@recordable(gradient=_norm_gradient)
 class Norm(Function):
+    gradient = staticmethod(elementwise_kernels.norm_grad)
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
         y = reduce.norm(x, dim, keepdim)
@@ -56,10 +66,10 @@ class Norm(Function):
         ctx.save(x, y)
         return y
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         x, y = ctx.saved
-        return elementwise_kernels.norm_grad(dy.reshape(ctx.keepdim_shape), x, y.reshape(ctx.keepdim_shape)), None, None
+        return cls.gradient(dy.reshape(ctx.keepdim_shape), x, y.reshape(ctx.keepdim_shape)), None, None
 
 
 class NormOf(Function):
@@ -88,6 +98,16 @@ class NormOf(Function):
         for zero in (x, y):
             dx = elementwise_kernels.where(elementwise_kernels.eq(zero, 0), 0, dx)
         return elementwise_kernels.where(elementwise_kernels.eq(y, y), dx, y), None, None, None
+
+    @staticmethod
+    def second(ctx: Any, dy: Tensor) -> Any:
+        x, y = ctx.saved
+        y, dy = y.reshape(ctx.keepdim_shape), dy.reshape(ctx.keepdim_shape)
+        if ctx.p == 0:
+            return x * dy * 0, None, None, None
+        zero = compare.logical_or(x == 0, y == 0)
+        slope = (where(zero, 1, unary.abs(x)) / where(y == 0, 1, y)) ** (ctx.p - 1)
+        return where(zero, 0, dy * unary.sign(x) * slope), None, None, None
 
 
 class Cumsum(Function):
@@ -204,7 +224,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 
 
 def any(input: Tensor, dim: Dim = None, keepdim: bool = False) -> Tensor:
-    """Return whether any element along `dim` is not 0; along no dimensions, each for itself. NaN is not 0. uint8 of
+    """Return whether any element along `dim` is not 0; along no dimensions, for each element. NaN is not 0. uint8 of
     uint8.
 
     Raises IndexError for a dimension out of range.

@@ -16,7 +16,7 @@ from minidl.ops import bitwise, compare, index_assignment, inplace, shape, unary
 from minidl.ops.arguments import checked
 from minidl.tensors import OPERATIONS, Tensor
 
-__all__: list[str] = []  # attaches operations, none itself
+__all__: list[str] = []  # no public operations
 
 # Operations that are functions alone, although torch has a method of the name.
 _NO_METHOD = frozenset((
@@ -42,7 +42,7 @@ _OPERATORS_WITH_SWAP = {
 
 
 def on_top_level(names: Iterable[str]) -> list[str]:
-    """Return the operations of these names that are also attributes of `minidl`: those that torch has there."""
+    """Return the names of operations that are also attributes of `minidl`, as they are of torch."""
     return sorted(name for name in names if hasattr(torch, name) and name not in _NOT_ON_TOP_LEVEL)
 
 

@@ -55,12 +55,12 @@ def interpolate(
     antialias, which is not supported; TypeError for integers.
     """
     check.floating("interpolate", input=input.data)
-    placed = "nearest", "nearest-exact", "area"
-    if mode not in (*placed, *LINEAR.values(), "bicubic"):
+    simple = "nearest", "nearest-exact", "area"
+    if mode not in (*simple, *LINEAR.values(), "bicubic"):
         raise ValueError(
-            f"interpolate: unknown mode {mode!r}; known: {', '.join((*placed, *LINEAR.values()))}, bicubic"
+            f"interpolate: unknown mode {mode!r}; known: {', '.join((*simple, *LINEAR.values()))}, bicubic"
         )
-    curved = mode not in placed
+    curved = mode not in simple
     if not 3 <= input.ndim <= 5 or (curved and mode not in (LINEAR[input.ndim], "bicubic" if input.ndim == 4 else "")):
         raise ValueError(f"interpolate: input of shape {list(input.shape)} does not fit mode {mode!r}")
     if antialias:

@@ -101,7 +101,7 @@ def instance_norm(
 ) -> Tensor:
     """Return `group_norm` with every channel a group; or, not use_input_stats, `batch_norm` with running statistics.
 
-    Where both are given, the running statistics [C] move towards the means of the images' by `momentum`, in place.
+    If both are tensors, the running statistics [C] move towards the means of the images' by `momentum`, in place.
     Raises as these; ValueError for images of one pixel.
     """
     if not use_input_stats:

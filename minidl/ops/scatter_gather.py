@@ -13,17 +13,22 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import check, lookup
 from minidl.kernels import elementwise as kernels
 from minidl.ops import elementwise, indexing
+from minidl.ops.lookup import Embedding
 from minidl.ops.shape import clone, permute, reshape
 from minidl.tensors import Scalar, Tensor
 
 __all__ = ["gather", "index_add", "index_select", "scatter", "scatter_add"]
 
 
+@recordable(look_up=lambda at, dy: Embedding.apply(at, dy, -1))
 class Summed(Function):
     """The sum of rows [B, H] at positions [B] of [V, H]: the gradient of an embedding. Its gradient is an embedding."""
+
+    look_up = staticmethod(lookup.embedding)
 
     @staticmethod
     def forward(ctx: Any, at: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
@@ -33,10 +38,10 @@ class Summed(Function):
         ctx.save(at)
         return lookup.embedding_grad(rows, at, count)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         (at,) = ctx.saved
-        return None, lookup.embedding(at, dy), None
+        return None, cls.look_up(at, dy), None
 
 
 class Put(Function):
@@ -48,11 +53,13 @@ class Put(Function):
         ctx.save(index)
         return x.scatter(dim, index, values)
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         (index,) = ctx.saved
         values = dy.gather(ctx.dim, index) if ctx.needs[3] else None
         return dy.scatter(ctx.dim, index, 0), None, None, values
+
+    second = backward
 
 
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -95,7 +102,7 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def _index_tensors(index: torch.Tensor, at: int) -> list[torch.Tensor]:
-    """Return an index of each dimension: this one, and the same place along the others."""
+    """Return an index of each dimension: `index`, and the element's own position along the others."""
     sizes = enumerate(index.shape)
     along = [
         torch.arange(n, device=index.device).view(*(n if k == i else 1 for k in range(index.dim()))) for i, n in sizes
@@ -108,8 +115,8 @@ def scatter(
     reduce: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return input with src, or one number, at `index` along `dim` and at the same position along the others: index
-    (int64) of as many dimensions, src at least as large. Of equal places one value stays, and with reduce "add" all are
-    added up.
+    (int64) of as many dimensions, src at least as large. Of equal positions one value stays; reduce "add" adds
+    all.
 
     Raises IndexError for a dimension or, on the CPU, an index out of range; ValueError for shapes that do not fit,
     TypeError for two dtypes.
@@ -126,7 +133,7 @@ def scatter(
 
 
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """Return input with src added at `index` along `dim`, as `scatter`; equal places add up in the order of the
+    """Return input with src added at `index` along `dim`, as `scatter`; equal positions add up in the order of the
     index."""
     raw, at = _checked_index("scatter_add", input, dim, index, src)
     if not raw.numel():
@@ -138,8 +145,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1) -> Tensor:
-    """Return input with alpha times the places of source, of input's shape but [K] along `dim`, added at `index` [K]
-    there."""
+    """Return input with alpha times source added at `index` [K] along `dim`; source has input's shape but [K] there."""
     at = check.axis("index_add", dim, max(input.ndim, 1))
     check.same("index_add", input=input, source=source)
     raw = _nonnegative_index("index_add", index).reshape(-1)

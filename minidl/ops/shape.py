@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import check, memory_layout, reduce
 from minidl.ops import copies
 from minidl.tensors import Tensor, device_of
@@ -37,8 +38,10 @@ class _Move(Function):
         return cls.move(x, settings)
 
     @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         return cls.move_back(dy, ctx.shape, ctx.how), None
+
+    second = backward
 
 
 def move_function(
@@ -66,7 +69,19 @@ def _diagonal_gradient(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int,
 
 
 Diagonal = move_function("Diagonal", lambda x, how: x.diagonal(*how), _diagonal_gradient)
+
+
+def sum_to(dy: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the sum that undoes a broadcast from `shape`."""
+    if tuple(dy.shape) == tuple(shape):
+        return dy
+    new = dy.ndim - len(shape)
+    dims = [i for i in range(dy.ndim) if i < new or (shape[i - new] == 1 and dy.shape[i] != 1)]
+    return dy.sum(dims, keepdim=True).reshape(shape)
+
+
 Expand = move_function("Expand", torch.Tensor.expand, lambda dy, shape, _: reduce.sum_to(dy, shape))
+recordable(move_back=lambda dy, shape, _: sum_to(dy, shape))(Expand)
 
 
 class To(Function):
@@ -76,8 +91,10 @@ class To(Function):
         return x.to(device, dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: Any) -> Any:
         return dy.to(ctx.device, ctx.dtype), None, None
+
+    second = backward
 
 
 class Clone(Function):
@@ -86,8 +103,10 @@ class Clone(Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: Any) -> Any:
         return dy
+
+    second = backward
 
 
 class Contiguous(Function):
@@ -96,8 +115,10 @@ class Contiguous(Function):
         return copies.note(x.contiguous(memory_format=memory_format), x)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: Any) -> Any:
         return dy, None
+
+    second = backward
 
 
 def one_or_many(rank: int) -> Callable[[F], F]:
@@ -154,7 +175,7 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-    """Return the dimension as several of these sizes, one of which may be -1."""
+    """Return input with a dimension split into several of these sizes, one of which may be -1."""
     at = check.axis("unflatten", dim, input.ndim)
     total, product = input.shape[at], math.prod(n for n in sizes if n != -1)
     new = [total // max(product, 1) if n == -1 else n for n in sizes]
@@ -164,7 +185,7 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 
 
 def permute(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
-    """Return a view of input with its dimensions in the given order. Raises ValueError unless each is named once."""
+    """Return a view of input with its dimensions in the order `dims`. Raises ValueError unless each is named once."""
     order = check.axes("permute", check.unpacked("permute", "dims", dims), input.ndim, "dims")
     if sorted(order) != list(range(input.ndim)):
         raise ValueError(f"permute: {list(order)} does not name each of {input.ndim} dimensions once")
@@ -172,9 +193,9 @@ def permute(input: Tensor, *dims: int | Sequence[int]) -> Tensor:
 
 
 def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """Return the view with dimensions, one or several, in other places.
+    """Return the view with one or several dimensions moved to other positions.
 
-    Raises IndexError for a dimension out of range, ValueError unless as many places are named, each once.
+    Raises IndexError for a dimension out of range, ValueError unless both name as many dimensions, each once.
     """
     sources = check.axes("movedim", source, input.ndim, "source")
     destinations = check.axes("movedim", destination, input.ndim, "destination")
@@ -231,7 +252,7 @@ def expand(input: Tensor, *shape: int | Sequence[int]) -> Tensor:
 
 
 def squeeze(input: Tensor, *dim: int | Sequence[int] | None) -> Tensor:
-    """Return input without its dimensions of size 1, or without those of `dim`, one or several, that have size 1."""
+    """Return input without its dimensions of size 1, or without the dimensions `dim` that have size 1."""
     dims = dim[0] if len(dim) == 1 else dim
     dropped = range(input.ndim) if dim in ((), (None,)) else check.axes("squeeze", dims, max(input.ndim, 1))
     return Reshape.apply(input, tuple(s for i, s in enumerate(input.shape) if s != 1 or i not in dropped))
@@ -244,7 +265,7 @@ def unsqueeze(input: Tensor, dim: int) -> Tensor:
 
 
 def clone(input: Tensor) -> Tensor:
-    """Return a copy of input in new memory; gradients flow through (`input.detach().clone()` has none)."""
+    """Return a copy of input in new memory; gradients flow through (not through `input.detach().clone()`)."""
     return Clone.apply(input)
 
 

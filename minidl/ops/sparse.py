@@ -31,11 +31,11 @@ class SparseLinear(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        (kept,) = ctx.saved
+        (saved,) = ctx.saved
         want_weight, want_bias, *_ = ctx.needs
         # Without an activation the gradient needs only dy: the second operand is not read.
         dz, db = bias_act.bias_act_grad(
-            dy, dy if kept is None else kept, None, ctx.act, ctx.from_output, want_x=want_weight, want_bias=want_bias
+            dy, dy if saved is None else saved, None, ctx.act, ctx.from_output, want_x=want_weight, want_bias=want_bias
         )
         if dz is None:
             return None, db, None, None

@@ -79,8 +79,8 @@ class SyncBatchNorm(Function):
             rows = part.meet(torch.cat([dbias, dweight]))
             sums = tree.sum_rows(rows, range(len(rows)), tree.leaves(len(rows)), part.shares).view(2, -1)
             dx = kernels.normalise_grad(*operands, sums=sums, want_affine=False)[0]
-        wanted = zip((dweight, dbias), ctx.needs[1:3], affine, strict=True)
-        return dx, *(grad.to(like.dtype) if need else None for grad, need, like in wanted), None, None
+        parts = zip((dweight, dbias), ctx.needs[1:3], affine, strict=True)
+        return dx, *(grad.to(like.dtype) if need else None for grad, need, like in parts), None, None
 
 
 def sync_batch_norm(input: Tensor, *settings: Any) -> Tensor:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import elementwise
+from minidl.ops.binary import piecewise_linear
 from minidl.ops.elementwise import mul
 from minidl.tensors import Tensor
 
@@ -50,30 +52,39 @@ class _Unary(Function):
         return y
 
     @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         return cls.gradient(dy, *ctx.saved)
 
 
-def unary_function(name: str, compute: Kernel, gradient: Kernel, keeps: str) -> type[Function]:
-    return type(name, (_Unary,), {"compute": staticmethod(compute), "gradient": staticmethod(gradient), "keeps": keeps})
+def unary_function(
+    name: str, compute: Kernel, gradient: Kernel, on_tensors: Callable[..., Tensor], keeps: str = "x"
+) -> type[Function]:
+    """Return the Function of one operand with these kernels; `on_tensors` is the gradient on Tensors."""
+    kernels = {"compute": staticmethod(compute), "gradient": staticmethod(gradient)}
+    return recordable(gradient=on_tensors)(type(name, (_Unary,), {"keeps": keeps, **kernels}))
 
 
-Neg = unary_function("Neg", elementwise.neg, elementwise.neg, keeps="")
-Sign = unary_function("Sign", elementwise.sign, torch.zeros_like, keeps="")
-Abs = unary_function("Abs", elementwise.abs, elementwise.abs_grad, keeps="x")
-Exp = unary_function("Exp", elementwise.exp, elementwise.mul, keeps="y")
-Log = unary_function("Log", elementwise.log, elementwise.div, keeps="x")
-Sin = unary_function("Sin", elementwise.sin, elementwise.sin_grad, keeps="x")
-Cos = unary_function("Cos", elementwise.cos, elementwise.cos_grad, keeps="x")
-Log1p = unary_function("Log1p", elementwise.log1p, elementwise.log1p_grad, keeps="x")
-Expm1 = unary_function("Expm1", elementwise.expm1, elementwise.expm1_grad, keeps="x")
-Erf = unary_function("Erf", elementwise.erf, elementwise.erf_grad, keeps="x")
-Log2 = unary_function("Log2", elementwise.log2, elementwise.log2_grad, keeps="x")
-# Step functions, whose gradient is 0.
-Floor = unary_function("Floor", elementwise.floor, torch.zeros_like, keeps="")
-Ceil = unary_function("Ceil", elementwise.ceil, torch.zeros_like, keeps="")
-Trunc = unary_function("Trunc", elementwise.trunc, torch.zeros_like, keeps="")
-Round = unary_function("Round", elementwise.round, torch.zeros_like, keeps="")
+def _step_function(name: str, compute: Kernel) -> type[Function]:
+    return unary_function(name, compute, torch.zeros_like, lambda dy: dy * 0, keeps="")
+
+
+def _erf_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    return dy * (exp(-(x * x)) * (2 / math.sqrt(math.pi)))
+
+
+Neg = unary_function("Neg", elementwise.neg, elementwise.neg, lambda dy: -dy, keeps="")
+Abs = unary_function("Abs", elementwise.abs, elementwise.abs_grad, piecewise_linear(elementwise.abs_grad))
+Exp = unary_function("Exp", elementwise.exp, elementwise.mul, lambda dy, y: dy * y, keeps="y")
+Log = unary_function("Log", elementwise.log, elementwise.div, lambda dy, x: dy / x)
+Sin = unary_function("Sin", elementwise.sin, elementwise.sin_grad, lambda dy, x: dy * cos(x))
+Cos = unary_function("Cos", elementwise.cos, elementwise.cos_grad, lambda dy, x: -(dy * sin(x)))
+Log1p = unary_function("Log1p", elementwise.log1p, elementwise.log1p_grad, lambda dy, x: dy / (x + 1))
+Expm1 = unary_function("Expm1", elementwise.expm1, elementwise.expm1_grad, lambda dy, x: dy * exp(x))
+Erf = unary_function("Erf", elementwise.erf, elementwise.erf_grad, _erf_gradient)
+Log2 = unary_function("Log2", elementwise.log2, elementwise.log2_grad, lambda dy, x: dy / (x * math.log(2)))
+Sign, Floor = _step_function("Sign", elementwise.sign), _step_function("Floor", elementwise.floor)
+Ceil, Trunc = _step_function("Ceil", elementwise.ceil), _step_function("Trunc", elementwise.trunc)
+Round = _step_function("Round", elementwise.round)
 
 
 class RoundTo(Function):
@@ -87,8 +98,12 @@ class RoundTo(Function):
         return scale_down(elementwise.round(scale_up(values, scale)), scale).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    def backward(ctx: Any, dy: Any) -> Any:
         return torch.zeros_like(dy), None
+
+    @staticmethod
+    def second(ctx: Any, dy: Tensor) -> Any:
+        return dy * 0, None
 
 
 def neg(input: Tensor) -> Tensor:

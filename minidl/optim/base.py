@@ -64,17 +64,8 @@ class Optimizer(torch.optim.Optimizer):
         defaults = {key: value for key, value in defaults.items() if key not in _UNREAD}
         max_norm, loss_scale = defaults.pop("max_norm"), defaults.pop("loss_scale")
         skip_nonfinite, lazy = defaults.pop("skip_nonfinite"), defaults.pop("lazy", False)
-        differentiable = defaults.pop("differentiable", False)
-        initial = defaults.pop("initial_accumulator_value", 0.0)
-        name = type(self).__name__
-        if differentiable:
-            raise ValueError(f"{name}: differentiable is not supported: gradients do not pass through a step")
-        if loss_scale is not None:
-            check_number(name, "loss_scale", loss_scale)
-            if not skip_nonfinite:
-                raise ValueError(
-                    f"{name}: loss_scale requires skip_nonfinite=True: the scale is found by skipping steps"
-                )
+        initial, name = defaults.pop("initial_accumulator_value", 0.0), type(self).__name__
+        of_groups.check_options(name, defaults.pop("differentiable", False), loss_scale, skip_nonfinite)
         self.defaults = defaults
         self.skip_nonfinite, self.max_norm, self.lazy = skip_nonfinite, max_norm, lazy
         self.warns = skip_nonfinite and loss_scale is None
@@ -112,11 +103,9 @@ class Optimizer(torch.optim.Optimizer):
         return {**{k: v for k, v in vars(self).items() if k not in _RECREATED}, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        settings = dict(state)
-        values, groups = settings.pop("state"), settings.pop("param_groups")
-        self.__dict__.update(settings)
-        self._start(groups)
-        self.load_state_dict(values)
+        self.__dict__.update({key: value for key, value in state.items() if key not in ("state", "param_groups")})
+        self._start(state["param_groups"])
+        self.load_state_dict(state["state"])
 
     @property
     def lr(self) -> float:
@@ -134,9 +123,8 @@ class Optimizer(torch.optim.Optimizer):
         self._synchronize()
 
     def _append(self, group: dict[str, Any]) -> None:
-        first = len(self._params)
+        self._bounds.append((len(self._params), len(self._params) + len(group["params"])))
         self._params.extend(group["params"])
-        self._bounds.append((first, len(self._params)))
         self.param_groups.append(of_groups.Group(type(self).__name__, group))
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
@@ -194,10 +182,10 @@ class Optimizer(torch.optim.Optimizer):
         capture.at_replay(self._prepare_replay)
         if capture.recording():
             capture.at_replay(partial(replays.check, type(self).__name__, self._update, replays.launched(self._update)))
-        grads = [
-            self._rows(grad) if isinstance(grad, RowGrad) else grad
-            for grad in (param.raw_grad for param in self._params)
-        ]
+        grads: list[Any] = [param.raw_grad for param in self._params]
+        for i, grad in enumerate(grads):
+            if isinstance(grad, RowGrad):
+                grads[i] = grad.dense() if self._dense else update.Rows(grad.rows, grad.values)
         self._update([param.data for param in self._params], grads)
         changed = [param.data for param, grad in zip(self._params, grads, strict=True) if grad is not None]
         torch.autograd.graph.increment_version(changed)
@@ -206,9 +194,6 @@ class Optimizer(torch.optim.Optimizer):
         if not capture.recording():
             self._warn_skipped()
         return loss
-
-    def _rows(self, grad: RowGrad) -> update.Rows | torch.Tensor:
-        return grad.dense() if self._dense else update.Rows(grad.rows, grad.values)
 
     def _warn_skipped(self) -> None:
         # Recorded launches count nothing, and their tensors may have no memory.
@@ -248,10 +233,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:  # type: ignore[override]
-        """The state of each parameter, as in torch; the tensors are not copies.
-
-        If the state is sharded, only the shard of this process.
-        """
+        """The state of each parameter, as in torch, or of this process's shard; the tensors are not copies."""
         values = states.to_torch(self._update)
         return {param: values[index] for index, param in enumerate(self._params)}
 
@@ -264,11 +246,10 @@ class Optimizer(torch.optim.Optimizer):
         the state is sharded (`distributed.shard_optimizer`), every process must call this; the first gets the full
         state, on the CPU, the others {}.
         """
-        groups, first = [], 0
-        for group in self.param_groups:
-            count = len(group["params"])
-            groups.append({**group, "params": list(range(first, first + count))})
-            first += count
+        groups = [
+            {**group, "params": list(range(*bounds))}
+            for group, bounds in zip(self.param_groups, self._bounds, strict=True)
+        ]
         extra = {"optimizer": type(self).__name__, **states.counters(self._update)}
         return self._on_first_process(
             {"state": states.to_torch(self._update, self._update.whole), "param_groups": groups, "minidl": extra}
@@ -279,15 +260,14 @@ class Optimizer(torch.optim.Optimizer):
 
         Raises ValueError, before anything is changed, for a state of another optimiser or of other parameters.
         """
-        name = type(self).__name__
         if "param_groups" not in state_dict:
             self.load_flat_state(state_dict)
             return
+        name = type(self).__name__
         saved = states.read_torch(name, state_dict, self.param_groups, self._update)
         settings = [{**old, **new} for old, new in zip(self.param_groups, saved.groups, strict=True)]
         of_groups.flags(name, settings, self.defaults)
-        needed = [state for state in self._states_of(settings) if state != update.SCRATCH]
-        states.check(name, saved.state, self._update, needed)
+        states.check(name, saved.state, self._update, [s for s in self._states_of(settings) if s != update.SCRATCH])
         for group, new in zip(self.param_groups, saved.groups, strict=True):
             group.update(new)
         self._synchronize()
@@ -313,8 +293,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _no_hooks(self, *args: Any, **kwargs: Any) -> Any:
         """Raise NotImplementedError."""
-        name = type(self).__name__
-        raise NotImplementedError(f"{name} has no hooks: call the function before or after step() or state_dict()")
+        raise NotImplementedError(f"{type(self).__name__} has no hooks: call functions around step() or state_dict()")
 
     register_step_pre_hook = register_step_post_hook = _no_hooks
     register_state_dict_pre_hook = register_state_dict_post_hook = _no_hooks

@@ -121,6 +121,16 @@ def check_number(name: str, key: str, value: Any) -> None:
         raise ValueError(f"{name}: {key} is {value!r}, expected a number {text}")
 
 
+def check_options(name: str, differentiable: bool, loss_scale: Any, skip_nonfinite: bool) -> None:
+    """Raise ValueError for options of an optimizer that are out of range, do not fit together or are not supported."""
+    if differentiable:
+        raise ValueError(f"{name}: differentiable is not supported: gradients do not pass through a step")
+    if loss_scale is not None:
+        check_number(name, "loss_scale", loss_scale)
+        if not skip_nonfinite:
+            raise ValueError(f"{name}: loss_scale requires skip_nonfinite=True: the scale is found by skipping steps")
+
+
 def filled(name: str, group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return a group completed by `defaults`. Raises ValueError for a setting that is unknown or out of its range."""
     unknown = set(group) - set(defaults) - _NOTES - {"params"}

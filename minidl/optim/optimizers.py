@@ -20,23 +20,11 @@ class SGD(Optimizer):
     _optional: ClassVar = {"momentum": "momentum_buffer"}
 
     def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-3,
-        momentum: float = 0,
-        dampening: float = 0,
-        weight_decay: float = 0,
-        nesterov: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        max_norm: float | None = None,
-        lazy: bool = False,
-        loss_scale: float | None = None,
+        self, params: Params, lr: float = 1e-3, momentum: float = 0, dampening: float = 0, weight_decay: float = 0,
+        nesterov: bool = False, *, maximize: bool = False, foreach: bool | None = None, differentiable: bool = False,
+        fused: bool | None = None, max_norm: float | None = None, lazy: bool = False, loss_scale: float | None = None,
         skip_nonfinite: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(params, locals())
 
 
@@ -51,24 +39,11 @@ class RMSprop(Optimizer):
     _optional: ClassVar = {"momentum": "momentum_buffer", "centered": "grad_avg"}
 
     def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-2,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        momentum: float = 0,
-        centered: bool = False,
-        capturable: bool = False,
-        foreach: bool | None = None,
-        maximize: bool = False,
-        differentiable: bool = False,
-        *,
-        max_norm: float | None = None,
-        lazy: bool = False,
-        loss_scale: float | None = None,
-        skip_nonfinite: bool = True,
-    ) -> None:
+        self, params: Params, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0,
+        momentum: float = 0, centered: bool = False, capturable: bool = False, foreach: bool | None = None,
+        maximize: bool = False, differentiable: bool = False, *, max_norm: float | None = None, lazy: bool = False,
+        loss_scale: float | None = None, skip_nonfinite: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(params, locals())
 
 
@@ -81,23 +56,11 @@ class Adagrad(Optimizer):
     _rule = "adagrad"
 
     def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-2,
-        lr_decay: float = 0,
-        weight_decay: float = 0,
-        initial_accumulator_value: float = 0,
-        eps: float = 1e-10,
-        foreach: bool | None = None,
-        *,
-        maximize: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        max_norm: float | None = None,
-        lazy: bool = False,
-        loss_scale: float | None = None,
-        skip_nonfinite: bool = True,
-    ) -> None:
+        self, params: Params, lr: float = 1e-2, lr_decay: float = 0, weight_decay: float = 0,
+        initial_accumulator_value: float = 0, eps: float = 1e-10, foreach: bool | None = None, *,
+        maximize: bool = False, differentiable: bool = False, fused: bool | None = None, max_norm: float | None = None,
+        lazy: bool = False, loss_scale: float | None = None, skip_nonfinite: bool = True,
+    ) -> None:  # fmt: skip
         check_number("Adagrad", "initial_accumulator_value", initial_accumulator_value)
         super().__init__(params, locals())
 
@@ -113,25 +76,12 @@ class Adam(Optimizer):
     _optional: ClassVar = {"amsgrad": "max_exp_avg_sq"}
 
     def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        amsgrad: bool = False,
-        *,
-        foreach: bool | None = None,
-        maximize: bool = False,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        decoupled_weight_decay: bool = False,
-        max_norm: float | None = None,
-        lazy: bool = False,
-        loss_scale: float | None = None,
-        skip_nonfinite: bool = True,
-    ) -> None:
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0, amsgrad: bool = False, *, foreach: bool | None = None, maximize: bool = False,
+        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        decoupled_weight_decay: bool = False, max_norm: float | None = None, lazy: bool = False,
+        loss_scale: float | None = None, skip_nonfinite: bool = True,
+    ) -> None:  # fmt: skip
         if decoupled_weight_decay:
             self._rule = "adamw"
         super().__init__(params, locals())
@@ -146,24 +96,11 @@ class AdamW(Adam):
     _rule = "adamw"
 
     def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        max_norm: float | None = None,
-        lazy: bool = False,
-        loss_scale: float | None = None,
-        skip_nonfinite: bool = True,
-    ) -> None:
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, foreach: bool | None = None,
+        capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+        max_norm: float | None = None, lazy: bool = False, loss_scale: float | None = None, skip_nonfinite: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, differentiable=differentiable,
             max_norm=max_norm, lazy=lazy, loss_scale=loss_scale, skip_nonfinite=skip_nonfinite,
@@ -187,21 +124,11 @@ class Muon(Optimizer):
     _dense = True
 
     def __init__(
-        self,
-        params: Params,
-        lr: float = 1e-3,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
-        eps: float = 1e-7,
-        ns_steps: int = 5,
-        adjust_lr_fn: str | None = None,
-        *,
-        max_norm: float | None = None,
-        loss_scale: float | None = None,
-        skip_nonfinite: bool = True,
-    ) -> None:
+        self, params: Params, lr: float = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95,
+        nesterov: bool = True, ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
+        eps: float = 1e-7, ns_steps: int = 5, adjust_lr_fn: str | None = None, *, max_norm: float | None = None,
+        loss_scale: float | None = None, skip_nonfinite: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(params, locals())
 
     def _start(self, groups: Iterable[dict[str, Any]]) -> None:

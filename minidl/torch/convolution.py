@@ -14,7 +14,7 @@ from minidl.kernels.check import Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.ops import conv as of_images
 from minidl.ops import conv_geometry
-from minidl.ops.conv_sequence import ONE, ROW, Conv1d, ConvTranspose1d, _place
+from minidl.ops.conv_sequence import ONE, ROW, Conv1d, ConvTranspose1d, _added_dim
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.conv_transpose import check_settings as transposed_settings
 from minidl.ops.conv_volume import Conv3d
@@ -55,7 +55,7 @@ class Convolution:
         size, kernel = conv_geometry.sizes_of(op, x, weight, groups)
         conv_geometry.check_vectors(op, weight.shape[1] * groups if transposed else weight.shape[0], **vectors)
         self.kind = KINDS[axes, transposed]
-        at = _place(weight) if axes == 1 else 0
+        at = _added_dim(weight) if axes == 1 else 0
         self.at = at
         self.geometry = _geometry(
             transposed, size, kernel, tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), groups, at

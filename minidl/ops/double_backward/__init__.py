@@ -1,4 +1,4 @@
 """Gradients of gradients: each module defines second derivatives of operations in `minidl.ops`.
 
-Read `elementwise` first, then `activations` and `layers`.
+Read `linear` first, then `activations` and `layers`.
 """

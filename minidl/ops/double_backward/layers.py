@@ -1,4 +1,4 @@
-"""Second derivatives of products, convolutions, norms and losses; see `second`."""
+"""Second derivatives of linear layers, convolutions, norms and losses; see `linear`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.autograd.modes import no_grad
 from minidl.kernels import conv as kernels
 from minidl.kernels import row_norm as rows_kernels
@@ -15,23 +16,17 @@ from minidl.kernels.conv.geometry import Geometry
 from minidl.ops import batchnorm, conditional, join, linalg, loss, powers, row_norm
 from minidl.ops import unary as u
 from minidl.ops.activation import log_softmax, sigmoid
+from minidl.ops.binary import act_back
 from minidl.ops.conditional import where
 from minidl.ops.conv import Conv2d, JoinedConv2d
 from minidl.ops.conv_sequence import Conv1d, ConvTranspose1d
 from minidl.ops.conv_transpose import ConvTranspose2d
-from minidl.ops.double_backward.activations import act_back, activated_back
-from minidl.ops.double_backward.elementwise import first, second, summed
-from minidl.ops.shape import to
+from minidl.ops.double_backward.activations import activated_back
+from minidl.ops.double_backward.linear import first, second
+from minidl.ops.shape import sum_to, to
 from minidl.tensors import Tensor
 
-__all__: list[str] = []  # used by the engine, no operations
-
-
-@second(linalg.MatMul)
-def _matmul(ctx: Any, dy: Tensor) -> Any:
-    a, b = ctx.saved
-    da = linalg.MatMul.apply(dy, b.mT) if ctx.needs[0] else None
-    return da, linalg.MatMul.apply(a.mT, dy) if ctx.needs[1] else None
+__all__: list[str] = []  # no public operations
 
 
 def _refuse_fused_activation(ctx: Any) -> None:
@@ -54,8 +49,19 @@ def _linear(ctx: Any, dy: Tensor) -> Any:
     return dx, dw, dz.sum(0) if ctx.needs[2] else None, None
 
 
+def _convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    return Conv2d.apply(x, weight, None, geometry, None, None)
+
+
+def _conv_transpose(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    return ConvTranspose2d.apply(x, weight, None, geometry, None, None)
+
+
+@recordable(grad_input=_conv_transpose, infer=_convolve)
 class GradWeight(Function):
-    """The gradient of a convolution's weight from x and that of its result: linear in both."""
+    """The gradient of a convolution's weight, linear in x and in the gradient dz of the result."""
+
+    grad_input, infer = staticmethod(kernels.grad_input), Conv2d.infer
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dz: torch.Tensor, geometry: Geometry) -> torch.Tensor:
@@ -63,24 +69,16 @@ class GradWeight(Function):
         ctx.geometry = geometry
         return kernels.grad_weight(x, dz, geometry)
 
-    @staticmethod
-    def backward(ctx: Any, ddw: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, ddw: Any) -> Any:
         x, dz = ctx.saved
-        dx = kernels.grad_input(dz, ddw, ctx.geometry) if ctx.needs[0] else None
-        return dx, kernels.forward(x, ddw, ctx.geometry)[0] if ctx.needs[1] else None, None
-
-
-@second(GradWeight)
-def _grad_weight(ctx: Any, ddw: Tensor) -> Any:
-    x, dz = ctx.saved
-    how = None, ctx.geometry, None, None
-    dx = ConvTranspose2d.apply(dz, ddw, *how) if ctx.needs[0] else None
-    return dx, Conv2d.apply(x, ddw, *how) if ctx.needs[1] else None, None
+        dx = cls.grad_input(dz, ddw, ctx.geometry) if ctx.needs[0] else None
+        return dx, cls.infer(x, ddw, ctx.geometry) if ctx.needs[1] else None, None
 
 
 @second(JoinedConv2d)
 def _joined_convolution(ctx: Any, dy: Tensor) -> Any:
-    """As of the two joined, which is then a copy."""
+    """Differentiate the convolution of a concatenated copy."""
     if not ctx.from_output:
         _refuse_fused_activation(ctx)
     first, second_, raw_weight, y = ctx.context.saved
@@ -88,7 +86,7 @@ def _joined_convolution(ctx: Any, dy: Tensor) -> Any:
     weight = ctx.input(2, raw_weight)
     dz = dy if y is None else act_back(dy, ctx.output(y), ctx.act)
     wants_x = any(ctx.needs[:2])
-    dx = ConvTranspose2d.apply(dz, weight, None, ctx.geometry, None, None).chunk(2, 1) if wants_x else (None, None)
+    dx = _conv_transpose(dz, weight, ctx.geometry).chunk(2, 1) if wants_x else (None, None)
     dw = GradWeight.apply(x, dz, ctx.geometry) if ctx.needs[2] else None
     return *dx, dw, dz.sum((0, 2, 3)) if ctx.needs[3] else None, *(None for _ in ctx.needs[4:])
 
@@ -109,8 +107,8 @@ def _convolution(ctx: Any, dy: Tensor) -> Any:
     if y is not None:
         dz = act_back(dz, from_raw(ctx.output, y), ctx.act)
     transposed = issubclass(ctx.function, ConvTranspose2d)
-    back = Conv2d if transposed else ConvTranspose2d
-    dx = back.apply(dz, weight, None, ctx.geometry, None, None) if ctx.needs[0] else None
+    back = _convolve if transposed else _conv_transpose
+    dx = back(dz, weight, ctx.geometry) if ctx.needs[0] else None
     dw = GradWeight.apply(*((dz, x) if transposed else (x, dz)), ctx.geometry) if ctx.needs[1] else None
     if at is not None:
         dx, dw = (None if t is None else t.squeeze(at) for t in (dx, dw))
@@ -151,7 +149,7 @@ def _row_norm(ctx: Any, dy: Tensor) -> Any:
         g = dy * (weight if shape is None else weight.reshape(shape))
     dx = _norm_back(g.reshape(rows), normed, factor, (1,), ctx.rms).reshape(x.shape)
     sums = [
-        summed(t, size if shape is None else shape).reshape(size).to(raw_x.dtype) if need else None
+        sum_to(t, size if shape is None else shape).reshape(size).to(raw_x.dtype) if need else None
         for t, size, need in zip((dy * normalised, dy), ctx.shapes, ctx.needs[1:3], strict=True)
     ]
     return dx.to(raw_x.dtype), *sums, None, None, None
@@ -175,7 +173,7 @@ def _batch_norm(ctx: Any, dy: Tensor) -> Any:
     g = dz if weight is None else dz * _wide(weight).reshape(shape)
     dx = _norm_back(g, normed, factor, dims, False) if ctx.training else g * factor
     sums = [
-        summed(t, shape).reshape(-1).to(like.dtype) if need else None
+        sum_to(t, shape).reshape(-1).to(like.dtype) if need else None
         for t, like, need in zip((dz * normed, dz), (weight, bias), ctx.needs[1:3], strict=True)
     ]
     added = dz.to(saved_x.dtype) if ctx.needs[3] else None
@@ -244,7 +242,7 @@ def _element_loss(ctx: Any, dy: Tensor) -> Any:
         dx = -(u.exp(target) if how.log_target else target)
     else:
         raise RuntimeError(
-            f"create_graph=True wants a second derivative of {how.op} by its target, which minidl does not have; "
+            f"create_graph=True needs a second derivative of {how.op} by its target, which minidl does not have; "
             "write the loss with log and exp, or pass target.detach()"
         )
     if ctx.needs[1]:
