@@ -23,7 +23,7 @@ from minidl.kernels import gemm
 from minidl.kernels.conv import fft, filled, pixel_choice
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.problem import Problem
-from minidl.kernels.gemm import choice
+from minidl.kernels.gemm import choice, operands
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.launch import Tile
@@ -122,9 +122,9 @@ class Setup:
                 return plans.estimate(problem)
         a, b = _operands(self.shape("gemm", trial.index))
         family, costs = "gemm_pointer" if trial.form == "gemm_pointer" else "gemm", selection.of(self.target).gemm
-        shape, copies = gemm._shape(a, b, trial.form == "gemm_pointer"), 0.0
+        shape, copies = operands.shape_of(a, b, trial.form == "gemm_pointer"), 0.0
         if trial.form == "copied":
-            copies = costs.copy + 4 * sum(x.numel() for x in (a, b) if not gemm._has_box(x)) / costs.copied
+            copies = costs.copy + 4 * sum(x.numel() for x in (a, b) if not operands.has_box(x)) / costs.copied
         assert trial.tile is not None
         return copies + choice.microseconds(family, shape, trial.tile, trial.split, self.processors, self.target)
 
@@ -144,11 +144,11 @@ class Setup:
         (M, K), N = a.shape, b.shape[1]
         if gemm._form(a, b, "ieee", None) in ("vector", "thin"):
             return []
-        has_descriptors = gemm._has_box(a) and gemm._has_box(b)
+        has_descriptors = operands.has_box(a) and operands.has_box(b)
         estimates = []
         for form in ("gemm" if has_descriptors else "copied", "gemm_pointer"):
             family = "gemm_pointer" if form == "gemm_pointer" else "gemm"
-            shape = gemm._shape(a, b, form == "gemm_pointer")
+            shape = operands.shape_of(a, b, form == "gemm_pointer")
             for tile in launch.tiles_for(family, DTYPE, floor=16, precision="ieee", target_=self.target, M=M, N=N, K=K):
                 for _, shares, _ in choice._choices(family, shape, tile, self.processors, None, tail=False):
                     settled = choice._trimmed(shape, tile, shares, self.processors)
