@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minidl.compilation.first_call import together
+from minidl.compilation.first_call import delayed_launches
 from minidl.kernels import conv
 from minidl.kernels.conv import costs, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
@@ -102,7 +102,7 @@ def test_a_launch_that_waits_keeps_both(changed):
     x = ConcatPair(*(image(2, PART, 5, 10, seed=seed) for seed in range(2)))
     with boxes_of(32):
         expected, _ = conv.forward(x, w, at, form="box")
-        with together(torch.device(default_device())):
+        with delayed_launches(torch.device(default_device())):
             y, _ = conv.forward(x, w, at, form="box")
             x[changed].zero_()
     assert torch.equal(y, expected)
