@@ -20,7 +20,7 @@ import torch
 
 from minidl.compilation.rehearsal import compile_ahead
 from minidl.kernels import gemm
-from minidl.kernels.conv import fft, filled, pixel_choice
+from minidl.kernels.conv import fft, filled, forms, pixel_choice
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.problem import Problem
 from minidl.kernels.gemm import choice, operands
@@ -43,7 +43,7 @@ FORMS = {"gemm": "tma", "gemm_pointer": "pointer", "copied": "copied"}  # of pro
 CHOICES = {"gemm_pointer": "gemm_pointer", "pixel_tiled": "conv", "pixel_back": "conv", "boxed": "conv_box",
            "unfolded_grad_weight": "conv_unfolded_grad_weight"}  # fmt: skip
 # Spectra are used on request only.
-MODULES = {form.__name__.rpartition(".")[2]: form for form in plans.FORMS if form is not fft}
+MODULES = {form.__name__.rpartition(".")[2]: form for form in forms.FORMS if form is not fft}
 FILLED = "filled "  # prefix of a module's name: with padded channels
 
 
@@ -133,7 +133,7 @@ class Setup:
         """Return a context in which a problem runs in the form and tile of this trial."""
         with contextlib.ExitStack() as stack:
             if trial.of != "gemm":
-                stack.enter_context(plans.among(MODULES[trial.form.removeprefix(FILLED)]))
+                stack.enter_context(forms.among(MODULES[trial.form.removeprefix(FILLED)]))
             if trial.tile is not None:
                 family = CHOICES.get(trial.form, "gemm")
                 stack.enter_context(launch.force(**{family: trial.tile}))
