@@ -682,7 +682,7 @@ def test_more_shares_than_are_added_at_once(monkeypatch):
     p = Problem((1, 16, 16, (16, 20), (1, 2), (1, 1), (0, 1), (1, 1), 1), dtype=torch.float16)
     tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16}, 4, 2)
     with forms.among(unfolded_grad_weight), launch.force(conv_unfolded_grad_weight=tile):
-        assert unfolded_grad_weight.chosen(p.described(GRAD_WEIGHT)).shares == 21
+        assert unfolded_grad_weight.cut(p.described(GRAD_WEIGHT)).shares == 21
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry), p.dw.to(torch.float16))
 
 

@@ -174,11 +174,11 @@ def _side(problem: Problem, size: tuple[int, int], channels: int) -> int:
 def estimate(problem: Problem) -> float:
     if problem.paced:
         unsure = problem.groups > 1 or max(problem.at.h.in_step, problem.at.v.in_step) > 1
-        return costs.at_least(problem, MARGIN * (UNSURE if unsure else 1.0) * chosen(problem).microseconds)
+        return costs.at_least(problem, MARGIN * (UNSURE if unsure else 1.0) * cut(problem).microseconds)
     return pixel_grad_weight.estimate(problem)
 
 
-class Chosen(NamedTuple):
+class Cut(NamedTuple):
     """The decomposition: M rows, C channels of columns, adjacent channels of a `unit`, and the number of pixels.
 
     Of all `tiles` the first `whole` are not split; each of the others has `shares` of `share` pixels."""
@@ -196,12 +196,11 @@ class Chosen(NamedTuple):
     microseconds: float
 
 
-def chosen(problem: Problem) -> Chosen:
+def cut(problem: Problem) -> Cut:
     """Return the fastest decomposition over all tiles, and with a stride of 1 both orders of x and dy."""
     options = []
     for swapped, M, C, image in sides(problem):
-        pixels = problem.N * image
-        columns = problem.taps * launch.cdiv(C, FEWEST) * FEWEST
+        pixels, columns = problem.N * image, problem.taps * launch.cdiv(C, FEWEST) * FEWEST
         tiles = problem.tiles(FAMILIES[0], M=max(M, ROWS), N=max(columns, ROWS), K=pixels)
         options += [_cut(problem, tile, swapped, M, C, pixels) for tile in tiles]
     return min(options, key=lambda at: at.microseconds)
@@ -216,17 +215,17 @@ def sides(problem: Problem) -> list[tuple[bool, int, int, int]]:
     return options
 
 
-def _cut(problem: Problem, tile: launch.Tile, swapped: bool, M: int, C: int, pixels: int) -> Chosen:
+def _cut(problem: Problem, tile: launch.Tile, swapped: bool, M: int, C: int, pixels: int) -> Cut:
     columns = tile["BLOCK_N"]
     units = [unit for unit in (16, 32, 64, 128, 256) if unit <= columns]
     unit = min(reversed(units), key=lambda unit: launch.cdiv(problem.taps * launch.cdiv(C, unit), columns // unit))
-    tiles = launch.cdiv(problem.taps * launch.cdiv(C, unit), columns // unit)
-    tiles *= launch.cdiv(M, tile["BLOCK_M"]) * problem.groups
+    tiles = problem.groups * launch.cdiv(M, tile["BLOCK_M"])
+    tiles *= launch.cdiv(problem.taps * launch.cdiv(C, unit), columns // unit)
     block, blocks = tile["BLOCK_K"], launch.cdiv(pixels, tile["BLOCK_K"])
     factor = (INSIDE if not swapped and _inside(problem) else 1.0) * (NARROW if C < 2 * FEWEST else 1.0)
     whole, count, time = _split(problem, tile, tiles, blocks, factor)
     share = launch.cdiv(blocks, count)
-    return Chosen(tile, swapped, M, C, unit, pixels, tiles, whole, launch.cdiv(blocks, share), share * block, time)
+    return Cut(tile, swapped, M, C, unit, pixels, tiles, whole, launch.cdiv(blocks, share), share * block, time)
 
 
 def _inside(problem: Problem) -> bool:
@@ -268,19 +267,14 @@ class Prepared(NamedTuple):
 
 
 def prepare(problem: Problem) -> Prepared:
-    h, v, groups, at = problem.at.h, problem.at.v, problem.groups, chosen(problem)
+    h, v, groups, at = problem.at.h, problem.at.v, problem.groups, cut(problem)
     (H, W), (QH, QW) = (problem.written, problem.read) if at.swapped else (problem.read, problem.written)
     sign = -1 if at.swapped else 1
     starts, taps = (sign * h.in_start, sign * v.in_start), (sign * h.in_tap, sign * v.in_tap)
     rest = at.tiles - at.whole
     blocks = {"UNIT": at.unit, "BLOCK_M": at.tile["BLOCK_M"], "BLOCK_N": at.tile["BLOCK_N"]}
-    shared = {
-        "GROUPS": groups,
-        "M": at.M,
-        "C": at.C,
-        "SWAPPED": at.swapped,
-        **dependent_launch.options(target=problem.target),
-    }
+    early = dependent_launch.options(target=problem.target)
+    shared = {"GROUPS": groups, "M": at.M, "C": at.C, "SWAPPED": at.swapped, **early}
     scalars = at.pixels, H, W, QH, QW, *starts, reciprocal(QH * QW), reciprocal(QW), at.whole, max(rest, 1), at.share
     meta = {
         **problem.taps_read, **problem.constants, **shared, "IN_TAP_H": taps[0], "IN_TAP_W": taps[1],

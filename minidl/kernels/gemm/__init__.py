@@ -39,32 +39,16 @@ LEAST_PARTS = 1024
 
 @overload
 def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = ...,
-    act: Activation = ...,
-    *,
-    preactivation: Literal[False] = ...,
-    form: str | None = ...,
-    split: int | None = ...,
-    precision: str | None = ...,
-    wide: bool = ...,
-    onto: torch.Tensor | None = ...,
-) -> torch.Tensor: ...
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = ..., act: Activation = ..., *,
+    preactivation: Literal[False] = ..., form: str | None = ..., split: int | None = ..., precision: str | None = ...,
+    wide: bool = ..., onto: torch.Tensor | None = ...,
+) -> torch.Tensor: ...  # fmt: skip
 @overload
 def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = ...,
-    act: Activation = ...,
-    *,
-    preactivation: Literal[True],
-    form: str | None = ...,
-    split: int | None = ...,
-    precision: str | None = ...,
-    wide: bool = ...,
-    onto: torch.Tensor | None = ...,
-) -> tuple[torch.Tensor, torch.Tensor]: ...
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = ..., act: Activation = ..., *,
+    preactivation: Literal[True], form: str | None = ..., split: int | None = ..., precision: str | None = ...,
+    wide: bool = ..., onto: torch.Tensor | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 @replayed
 def gemm(
     a: torch.Tensor,
