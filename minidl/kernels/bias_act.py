@@ -126,7 +126,7 @@ def bias_act_grad(
     if from_output and b is not None:
         raise ValueError("bias_act_grad: the bias is already in the output; give b=None with from_output=True")
     if name is None and (not (want_x and want_bias) or dy.is_contiguous() or dy.numel() == 0):
-        return dy if want_x else None, reduce.sumrows_of(rows_of(dy)) if want_bias else None
+        return dy if want_x else None, reduce.sum_rows(rows_of(dy)) if want_bias else None
     if b is None and not want_bias:
         return elementwise.act_grad(dy, x, act, from_output) if want_x else None, None
     if not (want_x or want_bias):
@@ -142,7 +142,7 @@ def bias_act_grad(
         ACT=activation.CODES[name], SLOPE=slope, FROM_OUTPUT=from_output, HAS_BIAS=b is not None,
         WANT_X=want_x, WANT_BIAS=want_bias, ACC=launch.acc(x.dtype), **dependent_launch.options(), **tile.options,
     )  # fmt: skip
-    return dx, None if partial is None else reduce.sumrows_of(partial, out_dtype=x.dtype)
+    return dx, None if partial is None else reduce.sum_rows(partial, out_dtype=x.dtype)
 
 
 def plan_bands(dtype: torch.dtype, M: int, N: int) -> tuple[launch.Tile, tuple[int, int], int]:

@@ -130,7 +130,7 @@ def scaled_sum_grad(
         HAS_FACTOR=factor is not None, WANT_X=want_x, WANT_SCALE=want_scale, ACC=launch.acc(dtype),
         **dependent_launch.options(), **tile.options,
     )  # fmt: skip
-    return dx, None if partial is None else reduce.sumrows_of(partial, out_dtype=scale.dtype)
+    return dx, None if partial is None else reduce.sum_rows(partial, out_dtype=scale.dtype)
 
 
 def promoted(*tensors: torch.Tensor | None) -> torch.dtype:

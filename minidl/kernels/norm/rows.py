@@ -143,7 +143,7 @@ def check_arguments(
         raise ValueError("batch_norm: eps is 0, expected a positive number in training")
 
 
-def check_vectors(op: str, subject: str, x: torch.Tensor, C: int, eps: float, **vectors: torch.Tensor | None) -> None:
+def check_vectors(op: str, what: str, x: torch.Tensor, C: int, eps: float, **vectors: torch.Tensor | None) -> None:
     """Raise TypeError or ValueError, naming the operation, for arguments that its kernels do not accept."""
     check.floating(op, x=x)
     if not eps >= 0:
@@ -153,6 +153,6 @@ def check_vectors(op: str, subject: str, x: torch.Tensor, C: int, eps: float, **
         if vector is None:
             continue
         if vector.shape != (C,):
-            raise ValueError(f"{op}: {name} has shape {list(vector.shape)}, expected [{C}] for {subject}")
+            raise ValueError(f"{op}: {name} has shape {list(vector.shape)}, expected [{C}] for {what}")
         if vector.device != x.device:
             raise ValueError(f"{op}: {name} is on {vector.device}, expected {x.device}; move it with .to()")
