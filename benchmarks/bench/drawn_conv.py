@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.bench import drawn_reference as reference
 from minidl.kernels import conv
+from minidl.kernels.conv import forms
 from minidl.kernels.conv import plan as plans
 from minidl.runtime import launch
 from minidl.testing.specs import products
@@ -28,7 +29,7 @@ from minidl.tools.first_line import first_line
 from minidl.tools.tuning import drawn_conv
 from minidl.tools.tuning.drawn_conv import DIRECTIONS, kind_of
 
-FORMS = plans.names()
+FORMS = forms.names()
 # From so many pixels on, the gradient of a weight adds them up in shares.
 MANY = 2**16
 # A form that takes so many times as long as the one taken is timed once only; with what a launch may take.

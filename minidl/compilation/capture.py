@@ -25,13 +25,11 @@ from minidl.autograd.deferred import settle_all
 from minidl.common import thread_settings
 from minidl.compilation.cuda_graph import record_graph, shared_resources
 from minidl.compilation.first_call import delayed_launches
+from minidl.compilation.step_inputs import Input, Kind, check_inputs, kind_of, shape_of, shapes_message
 from minidl.runtime import launch, streams
-from minidl.sparse.csr import CSR
-from minidl.tensors import Tensor, default_device
+from minidl.tensors import Tensor
 
 T = TypeVar("T")
-Input = Tensor | torch.Tensor | CSR
-
 EAGER = 3  # calls before the recording, in which kernels are compiled
 _thread = thread_settings.settings()
 
@@ -103,7 +101,7 @@ class Captured(Generic[T]):
             if type(value) is not int or value < 1:
                 raise ValueError(f"capture: {name} is {value!r}, expected a number of at least 1")
         self._step, self._eager, self._shapes = step, eager, shapes
-        self._kinds: tuple[tuple[type, torch.dtype], ...] | None = None
+        self._kinds: tuple[Kind, ...] | None = None
         self._recordings: dict[tuple[Any, ...], _Recording] = {}
         # On a GPU, set by the first call: seed and stream of random numbers, and resources of all recordings.
         self._key: torch.Tensor | None = None
@@ -116,7 +114,7 @@ class Captured(Generic[T]):
         """Run the step with these inputs; on a GPU it is queued on the current stream, one call after another."""
         if keywords:
             raise TypeError(f"a captured step takes its inputs by position; got the keywords {', '.join(keywords)}")
-        device = self._check(inputs)
+        device = check_inputs(inputs, self._kinds, self._key)
         uses_graph = _has_graphs(device) and not getattr(_thread, "inside", False)
         with self._after_others(device) if uses_graph else contextlib.nullcontext():
             return self._run(inputs, device)
@@ -130,11 +128,11 @@ class Captured(Generic[T]):
             yield
 
     def _run(self, inputs: tuple[Input, ...], device: torch.device) -> T:
-        shape = tuple(map(_shape, inputs))
+        shape = tuple(map(shape_of, inputs))
         state = self._recordings.get(shape)
         if state is None:
             if len(self._recordings) == self._shapes:
-                raise ValueError(_other_shapes(shape, self._recordings))
+                raise ValueError(shapes_message(shape, self._recordings))
             state = _Recording()
         if getattr(_thread, "inside", False):
             return _map(self._step(*inputs), _detached)
@@ -152,12 +150,12 @@ class Captured(Generic[T]):
             outputs = self._replay(state, inputs)
         state.calls += 1
         self._recordings[shape] = state
-        self._kinds = tuple(map(_kind, inputs))
+        self._kinds = tuple(map(kind_of, inputs))
         return outputs
 
     def rehearse(self, inputs: tuple[Any, ...]) -> None:
         """Run the step as its first calls do, without counting the call."""
-        device = self._check(inputs)
+        device = check_inputs(inputs, self._kinds, self._key)
         with self._numbered(_Recording(), device) if _has_graphs(device) or launch.recording() else _inside():
             self._step(*map(_clone, inputs))
 
@@ -170,41 +168,6 @@ class Captured(Generic[T]):
             f"a captured step is an attribute of the class {name} and would be called without `self`: "
             "capture a bound method, as in self.step = minidl.capture(self.step)"
         )
-
-    def _check(self, inputs: tuple[Any, ...]) -> torch.device:
-        """Return the device of the inputs. Raises TypeError and ValueError, see `capture`."""
-        for i, x in enumerate(inputs):
-            if not isinstance(x, Tensor | torch.Tensor | CSR):
-                raise TypeError(
-                    f"a captured step takes tensors and CSR batches, input {i} is a {type(x).__name__}: pass a "
-                    "tensor if it changes from call to call, else use it inside the step without passing it"
-                )
-            if not isinstance(x, CSR) and x.requires_grad:
-                raise ValueError(
-                    f"input {i} of a captured step requires a gradient: .detach() it, or compute it in the step; "
-                    "backward() in the step cannot reach beyond its inputs"
-                )
-        if self._kinds is not None:
-            if len(inputs) != len(self._kinds):
-                raise ValueError(f"a captured step was called with {len(self._kinds)} inputs, now with {len(inputs)}")
-            for i, (x, (type_, dtype)) in enumerate(zip(inputs, self._kinds, strict=True)):
-                if _kind(x) != (type_, dtype):
-                    raise TypeError(
-                        f"input {i} of a captured step is a {_type_name(type(x))} of {x.dtype}, and was a "
-                        f"{_type_name(type_)} of {dtype} before: convert it, or capture another step for it"
-                    )
-        devices = {x.device for x in inputs}
-        if len(devices) > 1:
-            raise ValueError(
-                f"the inputs of a captured step are on {' and '.join(sorted(map(str, devices)))}, expected one device"
-            )
-        device = devices.pop() if devices else default_device()
-        if self._key is not None and device != self._key.device:
-            raise ValueError(
-                f"the inputs of a captured step are on {device}, and were on {self._key.device} before: capture "
-                "another step for each device"
-            )
-        return device
 
     @contextlib.contextmanager
     def _numbered(self, state: _Recording, device: torch.device) -> Iterator[None]:
@@ -269,34 +232,6 @@ class Captured(Generic[T]):
             self._number(self._key, random.skip(state.draws))
         state.graph.replay()
         return _map(state.outputs, _clone)
-
-
-def _shape(x: Input) -> tuple[Any, ...]:
-    return (x.shape, *x.sizes.values()) if isinstance(x, CSR) else tuple(x.shape)
-
-
-def _kind(x: Input) -> tuple[type, torch.dtype]:
-    return type(x), x.dtype
-
-
-def _type_name(type_: type) -> str:
-    return f"torch.{type_.__name__}" if issubclass(type_, torch.Tensor) else f"minidl.{type_.__name__}"
-
-
-def _other_shapes(shape: tuple[Any, ...], recordings: dict[tuple[Any, ...], _Recording]) -> str:
-    """Return the error message for a call with more shapes than allowed."""
-    before = " and ".join(str(list(map(_described, shapes))) for shapes in recordings)
-    more = "" if len(recordings) == 1 else f", {len(recordings)} different ones"
-    return (
-        f"a captured step has inputs of shapes {list(map(_described, shape))}, and was called with {before} before"
-        f"{more}: pass batches of one size, or capture(step, shapes={len(recordings) + 1})"
-    )
-
-
-def _described(shape: tuple[Any, ...]) -> Any:
-    if shape and isinstance(shape[0], tuple):
-        return f"CSR {list(shape[0])} of sizes {list(shape[1:])}"
-    return list(shape)
 
 
 def _clone(x: Any) -> Any:

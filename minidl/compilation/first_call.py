@@ -117,9 +117,9 @@ class _Queue(TorchDispatchMode):
         """Keep tensors that queued launches read by address."""
         with self._lock:
             if self._launches and threading.get_ident() == self._thread:
-                kept = list(tensors)
-                self._indirect += kept
-                self._used.add(kept)
+                tensors = list(tensors)
+                self._indirect += tensors
+                self._used.add(tensors)
 
     def end(self) -> None:
         """Run the queued launches, and queue no more."""

@@ -1,4 +1,4 @@
-"""Arithmetic of bfloat16 in Triton's interpreter, which keeps it as 16 bits and computes with those as integers.
+"""Arithmetic of bfloat16 in Triton's interpreter, which stores 16 bits and computes with them as integers.
 
 Operands are widened to float32, and a result is rounded to the nearest bfloat16. NaN keep their highest bits.
 """
@@ -36,7 +36,7 @@ def _in_float32(function):
 
 
 def _from_any(cast):
-    """`cast`, which knows bfloat16 from and to float32 alone."""
+    """Wrap `cast`, which converts bfloat16 only from and to float32."""
 
     def cast_impl(builder, operand, kind):
         other = operand.dtype.scalar not in (tl.float32, tl.bfloat16)
@@ -65,5 +65,5 @@ def _widened(operand):
 def _narrowed(values):
     bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
     nearest = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
-    kept = np.where(np.isnan(values), bits, nearest) >> np.uint32(16)
-    return interpreter.TensorHandle(kept.astype(np.uint16), tl.bfloat16)
+    upper = np.where(np.isnan(values), bits, nearest) >> np.uint32(16)
+    return interpreter.TensorHandle(upper.astype(np.uint16), tl.bfloat16)

@@ -1,9 +1,8 @@
-"""What Triton's interpreter lacks, that kernels written for a GPU use: numbers with a type, and libdevice.
+"""Features of compiled kernels that Triton's interpreter lacks: typed numbers, lane-wise logic, and libdevice.
 
-A compiled kernel gets a Python float as a float32 scalar, with the methods and promotions of one; the interpreter hands
-it on as it is. The number of a loop is an int32 scalar there, too; the interpreter counts in Python's ints. `and`,
-`or` and `not` of blocks are those of each lane, where Python's would take a whole block. Of libdevice's functions the
-interpreter knows none: those of floating-point numbers are NumPy's here, in the type of their operands.
+A compiled kernel gets a Python float as a float32 scalar and counts loops with an int32 scalar; the interpreter passes
+Python numbers. `and`, `or` and `not` of blocks apply to each lane; Python's would apply to the complete block. The
+functions of libdevice for floating-point numbers are NumPy's, in the type of their operands.
 """
 
 import ast
@@ -27,7 +26,7 @@ def install() -> None:
     interpreter.ASTTransformer.visit_UnaryOp = _negate_lanes
     interpreter.ASTTransformer.visit_Assign = _with_its_value(interpreter.ASTTransformer.visit_Assign)
     tl.range = _as_scalars(tl.range)
-    tl.dtype.value = property(lambda dtype: dtype)  # of a constexpr, which the interpreter hands on as what it holds
+    tl.dtype.value = property(lambda dtype: dtype)  # the interpreter passes the value of a constexpr
     interpreter.InterpreterBuilder.create_extern_elementwise = _call_by_symbol
     for name, function in list(vars(of_cuda).items()):
         if tl.core.is_builtin(function):
@@ -48,7 +47,7 @@ def _with_floats(convert):
 
 
 class LoopNumber(int):
-    """The number of a loop: an int, with the methods of a scalar that kernels call; so are sums and products of it."""
+    """A loop index: an int with the methods of a scalar that kernels call; sums and products of it are the same."""
 
     __slots__ = ()
     dtype = type = tl.int32
@@ -83,7 +82,7 @@ def _as_scalars(numbers):
 
 
 def _count_in_scalars(transformer, loop):
-    """The loop with `loop_range` in place of `range`."""
+    """Replace `range` by `loop_range` in a loop."""
     called = getattr(loop.iter, "func", None)
     if isinstance(called, ast.Name) and called.id == "range":
         called.id = "loop_range"
@@ -91,7 +90,7 @@ def _count_in_scalars(transformer, loop):
 
 
 def _with_its_value(visit):
-    """`visit` of an assignment, which leaves out what is assigned."""
+    """Wrap `visit` of an assignment, which does not visit the assigned value."""
 
     def visit_assign(transformer, assignment):
         assignment.value = transformer.visit(assignment.value)
@@ -101,18 +100,18 @@ def _with_its_value(visit):
 
 
 def _join_lanes(transformer, operation):
-    """`join_truths("and", lambda: a, lambda: b)` in place of `a and b`."""
+    """Replace `a and b` by `join_truths("and", lambda: a, lambda: b)`."""
     word = "and" if isinstance(operation.op, ast.And) else "or"
-    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-    later = [ast.Lambda(args=nothing, body=transformer.visit(value)) for value in operation.values]
-    return ast.Call(func=ast.Name("join_truths", ast.Load()), args=[ast.Constant(word), *later], keywords=[])
+    no_arguments = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    operands = [ast.Lambda(args=no_arguments, body=transformer.visit(value)) for value in operation.values]
+    return ast.Call(func=ast.Name("join_truths", ast.Load()), args=[ast.Constant(word), *operands], keywords=[])
 
 
 def _join_truths(word, *values):
-    """What the compiler makes of `and` and `or`: what is no tensor may end it, tensors are joined lane by lane."""
+    """Return the `and` or `or` that the compiler computes: lane by lane for tensors, with short-circuit for others."""
     joined = value = None
-    for give in values:
-        value = give()
+    for compute in values:
+        value = compute()
         if not isinstance(value, tl.tensor):
             if bool(value) == (word == "or"):
                 return value
@@ -124,7 +123,7 @@ def _join_truths(word, *values):
 
 
 def _negate_lanes(transformer, operation):
-    """`negate(a)` in place of `not a`."""
+    """Replace `not a` by `negate(a)`."""
     transformer.generic_visit(operation)
     if not isinstance(operation.op, ast.Not):
         return operation
@@ -152,7 +151,7 @@ def _call_by_symbol(builder, library, path, symbol, arguments, kind, pure):
 
 
 def _function(symbol):
-    """NumPy's for __nv_tanh, __nv_tanhf, __nv_fast_tanhf and the like; None where there is none."""
+    """Return NumPy's function for a symbol such as __nv_tanh, __nv_tanhf or __nv_fast_tanhf, or None."""
     name = re.sub("^__nv_(fast_)?", "", symbol)
     return _FUNCTIONS.get(name) or _FUNCTIONS.get(name.removesuffix("f")) or _FUNCTIONS.get(name.removesuffix("d"))
 

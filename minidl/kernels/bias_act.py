@@ -88,7 +88,7 @@ def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.
     if b is None:
         return elementwise.act(x, act)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = _rows(x)
+    rows = rows_of(x)
     M, N = rows.shape
     tile = launch.tile("bias_act", x.dtype, M=M, N=N)
     grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"]),)
@@ -126,21 +126,18 @@ def bias_act_grad(
     if from_output and b is not None:
         raise ValueError("bias_act_grad: the bias is already in the output; give b=None with from_output=True")
     if name is None and (not (want_x and want_bias) or dy.is_contiguous() or dy.numel() == 0):
-        return dy if want_x else None, reduce.sum_rows(_rows(dy)) if want_bias else None
+        return dy if want_x else None, reduce.sum_rows(rows_of(dy)) if want_bias else None
     if b is None and not want_bias:
         return elementwise.act_grad(dy, x, act, from_output) if want_x else None, None
     if not (want_x or want_bias):
         return None, None
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if want_x else None
-    rows_dy, rows_x = _rows(dy), _rows(x)
+    rows_dy, rows_x = rows_of(dy), rows_of(x)
     M, N = rows_x.shape
-    tile = launch.tile("bias_act_grad", x.dtype, M=M, N=N)
-    tiles_n = launch.cdiv(N, tile["BLOCK_N"])
-    band = reduce.band(M, tiles_n, tile["BLOCK_M"])
-    bands = launch.cdiv(M, band)
-    partial = torch.empty(bands, N, dtype=launch.acc_torch(x.dtype), device=x.device) if want_bias else None
+    tile, grid, band = plan_bands(x.dtype, M, N)
+    partial = torch.empty(grid[1], N, dtype=launch.acc_torch(x.dtype), device=x.device) if want_bias else None
     launch.run(
-        bias_act_grad_kernel, (tiles_n, bands), rows_dy, rows_x, None if b is None else b.contiguous(), dx, partial,
+        bias_act_grad_kernel, grid, rows_dy, rows_x, None if b is None else b.contiguous(), dx, partial,
         M, N, rows_dy.stride(0), rows_x.stride(0), band,
         ACT=activation.CODES[name], SLOPE=slope, FROM_OUTPUT=from_output, HAS_BIAS=b is not None,
         WANT_X=want_x, WANT_BIAS=want_bias, ACC=launch.acc(x.dtype), **dependent_launch.options(), **tile.options,
@@ -148,14 +145,21 @@ def bias_act_grad(
     return dx, None if partial is None else reduce.sum_rows(partial, out_dtype=x.dtype)
 
 
+def plan_bands(dtype: torch.dtype, M: int, N: int) -> tuple[launch.Tile, tuple[int, int], int]:
+    """Return the tile of a gradient of [M, N], its grid (tiles of columns, bands), and the rows of a band."""
+    tile = launch.tile("bias_act_grad", dtype, M=M, N=N)
+    tiles_n = launch.cdiv(N, tile["BLOCK_N"])
+    band = reduce.band(M, tiles_n, tile["BLOCK_M"])
+    return tile, (tiles_n, launch.cdiv(M, band)), band
+
+
 def depth(rows: int, columns: int, dtype: torch.dtype) -> int:
     """Return the longest chain of additions of a term of db."""
-    tile = launch.tile("bias_act_grad", dtype, M=rows, N=columns)
-    band = reduce.band(rows, launch.cdiv(columns, tile["BLOCK_N"]), tile["BLOCK_M"])
-    return min(max(rows - 1, 0), band // tile["BLOCK_M"] + tile["BLOCK_M"] + launch.cdiv(rows, band))
+    tile, (_, bands), band = plan_bands(dtype, rows, columns)
+    return min(max(rows - 1, 0), band // tile["BLOCK_M"] + tile["BLOCK_M"] + bands)
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
+def rows_of(x: torch.Tensor) -> torch.Tensor:
     """Return x [..., N] as [M, N] with contiguous rows, a view if possible."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()

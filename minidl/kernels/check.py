@@ -45,7 +45,7 @@ def same(op: str, **tensors: HasDtypeAndDevice | None) -> None:
             )
 
 
-def whole(op: str, name: str, value: Any, least: int | None = None) -> int:
+def integer(op: str, name: str, value: Any, least: int | None = None) -> int:
     """Return an integer, also from NumPy or a tensor. Raises TypeError for other types, ValueError below `least`."""
     try:
         number = operator.index(value)
@@ -65,7 +65,7 @@ def several(op: str, name: str, value: Any) -> tuple[int, ...]:
             return (operator.index(value),)
         except TypeError:
             value = value if isinstance(value, Iterable) else (value,)
-    return tuple([whole(op, name, item) for item in value])
+    return tuple([integer(op, name, item) for item in value])
 
 
 def unpacked(op: str, name: str, values: tuple[Any, ...]) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ def axis(op: str, dim: int, rank: int) -> int:
     """Return `dim` as a non-negative axis. Raises IndexError outside [-rank, rank), TypeError for other types."""
     if isinstance(dim, bool):
         raise TypeError(f"{op}: dim is {dim}, expected a whole number")
-    dim = whole(op, "dim", dim)
+    dim = integer(op, "dim", dim)
     if not -rank <= dim < rank:
         raise IndexError(f"{op}: dim {dim} is out of range for a tensor of {rank} dimensions")
     return dim % rank

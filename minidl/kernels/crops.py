@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels.images import check_pictures, write_pictures
 from minidl.runtime import launch
 
 
@@ -105,28 +106,19 @@ def crop(
     Shapes and dtypes as above, on one device; indices must lie in [0, N). Raises TypeError for pixels that are not
     uint8, ValueError for shapes that do not fit.
     """
-    if x.dtype != torch.uint8:
-        raise TypeError(f"crop: x has dtype {x.dtype}, expected torch.uint8")
-    if x.dim() != 4 or mean.shape != x.shape[3:] or std.shape != x.shape[3:] or min(size) < 1:
-        raise ValueError(
-            f"crop: x has shape {list(x.shape)}, mean {list(mean.shape)}, std {list(std.shape)}, size {size}; expected "
-            "[N, H, W, C], [C], [C] and a size of 1 or more"
-        )
+    check_pictures("crop", x, mean, std)
+    if min(size) < 1:
+        raise ValueError(f"crop: size is {size}, expected a height and width of 1 or more")
     if index.dim() != 1 or parts.shape != (len(index), 5):
         raise ValueError(
             f"crop: index has shape {list(index.shape)}, parts {list(parts.shape)}; expected [B] and [B, 5]"
         )
     _, H, W, C = x.shape
     h, w = size
-    rows, columns = len(index) * h, w * C
     y = torch.empty(len(index), h, w, C, dtype=dtype, device=x.device)
-    tile = launch.tile("images", dtype, M=rows, N=columns)
     # A triangle of reach r covers at most 2 r pixels, rounded up.
     taps_h, taps_w = launch.cdiv(2 * max(H, h), h), launch.cdiv(2 * max(W, w), w)
-    grid = (launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(columns, tile["BLOCK_N"]),)
-    launch.run(
-        crop_kernel, grid, x.contiguous(), index.contiguous(), parts.contiguous(), y, mean.contiguous(),
-        std.contiguous(), rows, H, W, C, h, w,
-        TAPS_H=taps_h, TAPS_W=taps_w, REPLICATE=replicate, **tile.options,
+    return write_pictures(
+        crop_kernel, y, x.contiguous(), index.contiguous(), parts.contiguous(), y, mean.contiguous(),
+        std.contiguous(), len(index) * h, H, W, C, h, w, TAPS_H=taps_h, TAPS_W=taps_w, REPLICATE=replicate,
     )  # fmt: skip
-    return y.permute(0, 3, 1, 2)

@@ -11,6 +11,8 @@
 Pixels outside a picture are 0 before standardising; with REPLICATE they equal the nearest edge pixel.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -71,24 +73,33 @@ def pick(
     Shapes and dtypes as above, on one device; indices must lie in [0, N). Raises TypeError for pixels that are not
     uint8, ValueError for shapes that do not fit.
     """
-    if x.dtype != torch.uint8:
-        raise TypeError(f"pick: x has dtype {x.dtype}, expected torch.uint8")
-    if x.dim() != 4 or mean.shape != x.shape[3:] or std.shape != x.shape[3:]:
-        raise ValueError(
-            f"pick: x has shape {list(x.shape)}, mean {list(mean.shape)}, std {list(std.shape)}; expected "
-            "[N, H, W, C], [C] and [C]"
-        )
+    check_pictures("pick", x, mean, std)
     if index.dim() != 1 or (moves is not None and moves.shape != (len(index), 3)):
         got = None if moves is None else list(moves.shape)
         raise ValueError(f"pick: index has shape {list(index.shape)}, moves {got}; expected [B] and [B, 3]")
     _, H, W, C = x.shape
-    rows, columns = len(index) * H, W * C
     y = torch.empty(len(index), H, W, C, dtype=dtype, device=x.device)
-    tile = launch.tile("images", dtype, M=rows, N=columns)
-    grid = (launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(columns, tile["BLOCK_N"]),)
-    launch.run(
-        pick_kernel, grid, x.contiguous(), index.contiguous(), None if moves is None else moves.contiguous(),
-        y, mean.contiguous(), std.contiguous(), rows, H, W, C,
-        MOVED=moves is not None, REPLICATE=replicate, **tile.options,
+    return write_pictures(
+        pick_kernel, y, x.contiguous(), index.contiguous(), None if moves is None else moves.contiguous(), y,
+        mean.contiguous(), std.contiguous(), len(index) * H, H, W, C, MOVED=moves is not None, REPLICATE=replicate,
     )  # fmt: skip
+
+
+def check_pictures(op: str, x: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> None:
+    """Raise TypeError for pictures that are not uint8, ValueError for shapes other than [N, H, W, C], [C] and [C]."""
+    if x.dtype != torch.uint8:
+        raise TypeError(f"{op}: x has dtype {x.dtype}, expected torch.uint8")
+    if x.dim() != 4 or mean.shape != x.shape[3:] or std.shape != x.shape[3:]:
+        raise ValueError(
+            f"{op}: x has shape {list(x.shape)}, mean {list(mean.shape)}, std {list(std.shape)}; expected "
+            "[N, H, W, C], [C] and [C]"
+        )
+
+
+def write_pictures(kernel: Any, y: torch.Tensor, *args: Any, **constants: Any) -> torch.Tensor:
+    """Launch a kernel that writes y [B, H, W, C] as a matrix of pixel rows, and return y as [B, C, H, W]."""
+    B, H, W, C = y.shape
+    tile = launch.tile("images", y.dtype, M=B * H, N=W * C)
+    grid = (launch.cdiv(B * H, tile["BLOCK_M"]) * launch.cdiv(W * C, tile["BLOCK_N"]),)
+    launch.run(kernel, grid, *args, **constants, **tile.options)
     return y.permute(0, 3, 1, 2)

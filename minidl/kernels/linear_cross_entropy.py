@@ -19,7 +19,7 @@ from minidl.kernels import check, elementwise, reduce
 from minidl.kernels import cross_entropy as entropy
 from minidl.kernels.cross_entropy.targets import check_arguments, target_weights
 from minidl.kernels.gemm import gemm
-from minidl.kernels.loss import add_up
+from minidl.kernels.loss_total import write_total
 from minidl.runtime import launch
 
 # Most logits of a chunk: 512 MB in 16 bits. Smaller chunks would be slower: each one reads and writes the sum of dw, 8
@@ -96,7 +96,7 @@ def linear_cross_entropy(
     if not each:
         loss = torch.empty((), dtype=out, device=x.device)
         divisor = torch.empty((), dtype=acc, device=x.device) if mean else None
-        add_up(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
+        write_total(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
     grads = [torch.cat(dxs) if len(dxs) > 1 else dxs[0]] if dxs else []
     grads += [total if defer else total.to(x.dtype) for total in totals if total is not None]
     return LossAndGrads(loss, grads, divisor if defer else None)

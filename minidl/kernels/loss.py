@@ -1,4 +1,4 @@
-"""Element-wise losses, and the reductions that all losses share.
+"""Element-wise losses.
 
     squared error        (x - t)^2                      absolute error   |x - t|
     smooth L1            d^2 / (2 beta) where d = |x - t| is below beta, else d - beta / 2
@@ -12,7 +12,7 @@ Binary cross-entropy of logits with w and the weight v of positives:
     h = 1 - t for x >= 0, v t for x < 0:      no exponential overflows and no large numbers cancel
 
 One forward and one backward kernel compute all of them, selected by the constant KIND. Each program writes a partial
-sum, and one more program adds them in order. Losses of rows are in `cross_entropy`.
+sum; `loss_total` adds them. Losses of rows are in `cross_entropy`.
 """
 
 from collections.abc import Sequence
@@ -24,40 +24,10 @@ import triton.language as tl
 
 from minidl.kernels import check
 from minidl.kernels.activation import log1p
-from minidl.runtime import dependent_launch, launch
-from minidl.runtime.dependent_launch import wait
+from minidl.kernels.loss_total import check_reduction, write_total
+from minidl.runtime import launch
 
-REDUCTIONS = ("mean", "sum", "none")
 SQUARED, LOGITS, ABSOLUTE, SMOOTH, HUBER, BINARY, DIVERGENCE, LOG_DIVERGENCE = map(tl.constexpr, range(8))
-# The most programs that sum the weights of cross-entropy's targets: every loss program adds their sums.
-SHARES = tl.constexpr(256)
-
-
-@triton.jit
-def share_sum(p_sum, count, ACC: tl.constexpr):
-    """Return the sum of at most SHARES numbers."""
-    o = tl.arange(0, SHARES)
-    return tl.sum(tl.load(p_sum + o, mask=o < count, other=0.0).to(ACC), axis=0)
-
-
-@triton.jit
-def total_kernel(
-    p_part, p_sum, p_loss, p_divisor, parts, count, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
-    """Write the sum of the parts over `count`, or over the sum of `count` numbers at p_sum, stored to p_divisor."""
-    wait(EARLY)
-    b_total = tl.zeros((BLOCK_N,), ACC)
-    for n in range(0, parts, BLOCK_N):
-        o = n + tl.arange(0, BLOCK_N).to(tl.int64)
-        b_total += tl.load(p_part + o, mask=o < parts, other=0.0)  # [BLOCK_N]
-    total = tl.sum(b_total, axis=0)
-    if p_sum is None:
-        total = total / count
-    else:
-        divisor = share_sum(p_sum, count, ACC)
-        total = total / divisor
-        tl.store(p_divisor, divisor)
-    tl.store(p_loss, total.to(p_loss.dtype.element_ty))
 
 
 @triton.jit
@@ -228,12 +198,9 @@ class Loss(NamedTuple):
 
 
 def elements_loss(
-    how: Loss,
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
+    how: Loss, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None,
     pos_weight: torch.Tensor | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Return the loss of each element of x, their mean, or their sum, in x's dtype; target has x's shape.
 
     `weight` is a factor per element of binary losses, `pos_weight` a factor of the positive part with logits. Both
@@ -251,19 +218,14 @@ def elements_loss(
         **how.constants, EACH=how.each, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     if not how.each:
-        add_up(parts, loss, None, how.count(x), None)
+        write_total(parts, loss, None, how.count(x), None)
     return loss
 
 
 def elements_loss_grad(
-    how: Loss,
-    dy: torch.Tensor | None,
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    pos_weight: torch.Tensor | None = None,
-    needs: Sequence[bool] = (True, True),
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    how: Loss, dy: torch.Tensor | None, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None,
+    pos_weight: torch.Tensor | None = None, needs: Sequence[bool] = (True, True),
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return (dx, dtarget) of `elements_loss`, None if not needed; dy has the loss's shape, None means 1."""
     operands = _expand(x, target, weight, pos_weight)
     dx, dt = (torch.empty(x.shape, dtype=x.dtype, device=x.device) if need else None for need in needs)
@@ -276,34 +238,9 @@ def elements_loss_grad(
     return dx, dt
 
 
-def add_up(parts, loss, sums, count, divisor):
-    """Write the sum of the parts over the divisor into `loss`, see `total_kernel`."""
-    tile = launch.tile("loss", parts.dtype, N=parts.numel())
-    acc = tl.float64 if parts.dtype == torch.float64 else tl.float32
-    launch.run(
-        total_kernel,
-        (1,),
-        parts,
-        sums,
-        loss,
-        divisor,
-        parts.numel(),
-        count,
-        ACC=acc,
-        **dependent_launch.options(),
-        **tile.options,
-    )
-
-
 def _expand(x, *operands):
     """Return all operands expanded to x's shape and contiguous; None stays None."""
     return x.contiguous(), *(None if t is None else t.expand(x.shape).contiguous() for t in operands)
-
-
-def check_reduction(op, reduction):
-    """Raise ValueError unless the reduction is one of REDUCTIONS."""
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"{op}: unknown reduction {reduction!r}; known: {', '.join(REDUCTIONS)}")
 
 
 def _check(how, x, target, **factors):

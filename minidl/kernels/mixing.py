@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels.images import write_pictures
 from minidl.runtime import launch
 
 
@@ -80,15 +81,11 @@ def mix(x: torch.Tensor, partner: torch.Tensor, share: torch.Tensor, box: torch.
         )
     last = x.permute(0, 2, 3, 1).contiguous()
     B, H, W, C = last.shape
-    rows, columns = B * H, W * C
     y = torch.empty_like(last)
-    tile = launch.tile("images", x.dtype, M=rows, N=columns)
-    grid = (launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(columns, tile["BLOCK_N"]),)
-    launch.run(
-        mix_kernel, grid, last, partner.contiguous(), share.contiguous(), box.contiguous(), y, rows, H, W, C,
-        enable_fp_fusion=False, **tile.options,
+    return write_pictures(
+        mix_kernel, y, last, partner.contiguous(), share.contiguous(), box.contiguous(), y, B * H, H, W, C,
+        enable_fp_fusion=False,
     )  # fmt: skip
-    return y.permute(0, 3, 1, 2)
 
 
 def mix_targets(labels: torch.Tensor, partner: torch.Tensor, part: torch.Tensor, classes: int) -> torch.Tensor:

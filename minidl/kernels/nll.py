@@ -15,7 +15,7 @@ import triton.language as tl
 from minidl.kernels import memory_layout
 from minidl.kernels.cross_entropy.kernels import row_targets
 from minidl.kernels.cross_entropy.targets import check_classes, target_weights
-from minidl.kernels.loss import add_up
+from minidl.kernels.loss_total import write_total
 from minidl.runtime import launch
 
 
@@ -95,7 +95,7 @@ def nll_loss(
     if each:
         return loss, None
     divisor = torch.empty((), dtype=acc, device=x.device) if reduction == "mean" else None
-    add_up(parts, loss, *((None, 1) if divisor is None else (sums, count)), divisor)
+    write_total(parts, loss, *((None, 1) if divisor is None else (sums, count)), divisor)
     return loss, divisor
 
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import check, reduce
-from minidl.kernels.bias_act import _rows
+from minidl.kernels.bias_act import plan_bands, rows_of
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed
@@ -86,7 +86,7 @@ def scaled_sum(x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None
     _check("scaled_sum", x, scale, factor, added=added)
     dtype = promoted(x, scale, factor, added)
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
-    rows, others = _rows(x), _rows(added)
+    rows, others = rows_of(x), rows_of(added)
     M, N = rows.shape
     tile = launch.tile("bias_act", x.dtype, M=M, N=N)
     grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"]),)
@@ -119,15 +119,12 @@ def scaled_sum_grad(
         return None, None
     dtype = promoted(x, scale, factor, dy)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if want_x else None
-    rows_dy, rows_x = _rows(dy), _rows(x)
+    rows_dy, rows_x = rows_of(dy), rows_of(x)
     M, N = rows_x.shape
-    tile = launch.tile("bias_act_grad", x.dtype, M=M, N=N)
-    tiles_n = launch.cdiv(N, tile["BLOCK_N"])
-    band = reduce.band(M, tiles_n, tile["BLOCK_M"])
-    bands = launch.cdiv(M, band)
-    partial = torch.empty(bands, N, dtype=launch.acc_torch(dtype), device=x.device) if want_scale else None
+    tile, grid, band = plan_bands(x.dtype, M, N)
+    partial = torch.empty(grid[1], N, dtype=launch.acc_torch(dtype), device=x.device) if want_scale else None
     launch.run(
-        scaled_sum_grad_kernel, (tiles_n, bands), rows_dy, rows_x, scale.contiguous(),
+        scaled_sum_grad_kernel, grid, rows_dy, rows_x, scale.contiguous(),
         None if factor is None else factor.contiguous(), dx, partial,
         M, N, _run(M, factor), rows_dy.stride(0), rows_x.stride(0), band,
         HAS_FACTOR=factor is not None, WANT_X=want_x, WANT_SCALE=want_scale, ACC=launch.acc(dtype),

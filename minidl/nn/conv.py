@@ -11,7 +11,7 @@ import torch
 from minidl import ops
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
-from minidl.kernels.check import Pair, numbers, whole
+from minidl.kernels.check import Pair, numbers
 from minidl.nn import init
 from minidl.nn.layers import Device, _act_repr, _empty
 from minidl.nn.module import Module, Parameter
@@ -35,8 +35,11 @@ class _Layer(Module):
         layer = type(self).__name__
         if padding_mode not in self._modes:
             raise ValueError(f"{layer}: padding_mode is {padding_mode!r}, expected one of {', '.join(self._modes)}")
-        in_channels, out_channels = whole(layer, "in_channels", in_channels), whole(layer, "out_channels", out_channels)
-        groups = whole(layer, "groups", groups)
+        in_channels, out_channels = (
+            integer(layer, "in_channels", in_channels),
+            integer(layer, "out_channels", out_channels),
+        )
+        groups = integer(layer, "groups", groups)
         if min(in_channels, out_channels, groups) < 1 or in_channels % groups or out_channels % groups:
             raise ValueError(
                 f"{layer}: got {in_channels} input and {out_channels} output channels in {groups} groups; expected "

@@ -141,8 +141,8 @@ class Embedding(Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.num_embeddings = check.whole("Embedding", "num_embeddings", num_embeddings, 0)
-        self.embedding_dim = check.whole("Embedding", "embedding_dim", embedding_dim, 0)
+        self.num_embeddings = check.integer("Embedding", "num_embeddings", num_embeddings, 0)
+        self.embedding_dim = check.integer("Embedding", "embedding_dim", embedding_dim, 0)
         self.padding_idx = padding_idx
         self.max_norm, self.norm_type = max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse

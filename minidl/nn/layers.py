@@ -52,8 +52,8 @@ class Linear(Module):
     ) -> None:  # fmt: skip
         super().__init__()
         activation.parse(act)
-        self.in_features = check.whole(type(self).__name__, "in_features", in_features, 0)
-        self.out_features = check.whole(type(self).__name__, "out_features", out_features, 0)
+        self.in_features = check.integer(type(self).__name__, "in_features", in_features, 0)
+        self.out_features = check.integer(type(self).__name__, "out_features", out_features, 0)
         self.act = act
         self.weight = _empty(out_features, in_features, device=device, dtype=dtype)
         init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
@@ -83,8 +83,8 @@ class SparseLinear(Module):
     ) -> None:  # fmt: skip
         super().__init__()
         activation.parse(act)
-        self.in_features = check.whole(type(self).__name__, "in_features", in_features, 0)
-        self.out_features = check.whole(type(self).__name__, "out_features", out_features, 0)
+        self.in_features = check.integer(type(self).__name__, "in_features", in_features, 0)
+        self.out_features = check.integer(type(self).__name__, "out_features", out_features, 0)
         self.act = act
         self.weight = _empty(in_features, out_features, device=device, dtype=dtype)
         init.normal_(self.weight, 0.0, std)

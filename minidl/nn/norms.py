@@ -75,7 +75,7 @@ class GroupNorm(_Affine):
     ) -> None:  # fmt: skip
         super().__init__()
         num_groups, num_channels = (
-            check.whole("GroupNorm", name, value)
+            check.integer("GroupNorm", name, value)
             for name, value in (("num_groups", num_groups), ("num_channels", num_channels))
         )
         if num_groups < 1 or num_channels % num_groups:

@@ -101,7 +101,7 @@ class _Norm(_Affine):
         device: Device, dtype: torch.dtype | None, bias: bool,
     ) -> None:  # fmt: skip
         super().__init__()
-        num_features = check.whole(type(self).__name__, "num_features", num_features, 0)
+        num_features = check.integer(type(self).__name__, "num_features", num_features, 0)
         if momentum is not None and not 0 <= momentum <= 1:
             raise ValueError(f"{type(self).__name__}: momentum is {momentum!r}, expected a number from 0 to 1 or None")
         self.num_features, self.eps, self.momentum = num_features, eps, momentum

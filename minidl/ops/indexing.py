@@ -76,7 +76,7 @@ def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     total = input.shape[at]
     if isinstance(start, Tensor) and (start.ndim or start.dtype.is_floating_point or start.dtype == torch.bool):
         raise TypeError(f"narrow: start is {start.dtype} {list(start.shape)}, expected a whole number")
-    start, length = check.whole("narrow", "start", start), check.whole("narrow", "length", length)
+    start, length = check.integer("narrow", "start", start), check.integer("narrow", "length", length)
     start = start + total if start < 0 else start
     if not 0 <= start <= start + length <= total:
         raise ValueError(f"narrow: {length} positions from {start} are outside of {total}")

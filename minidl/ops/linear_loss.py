@@ -60,7 +60,7 @@ def linear_cross_entropy(
             raise ValueError(
                 f"linear_cross_entropy: {name} requires a gradient, but gets none here; pass {name}.detach()"
             )
-    index = -100 if ignore_index is None else check.whole("linear_cross_entropy", "ignore_index", ignore_index)
+    index = -100 if ignore_index is None else check.integer("linear_cross_entropy", "ignore_index", ignore_index)
     if input.ndim == 1:
         input, target, is_single = input.unsqueeze(0), target.unsqueeze(0), True
     else:

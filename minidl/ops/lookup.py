@@ -48,7 +48,7 @@ def embedding(
     if weight.ndim != 2:
         raise ValueError(f"embedding: weight has shape {list(weight.shape)}, expected [V, H]")
     V = weight.shape[0]
-    if padding_idx is not None and not -V <= check.whole("embedding", "padding_idx", padding_idx) < V:
+    if padding_idx is not None and not -V <= check.integer("embedding", "padding_idx", padding_idx) < V:
         raise ValueError(f"embedding: padding_idx is {padding_idx}, expected a row of the {V}")
     return Embedding.apply(input, weight, -1 if padding_idx is None else padding_idx % V)
 

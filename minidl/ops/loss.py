@@ -129,7 +129,7 @@ def cross_entropy(
     """
     _refuse_grad("cross_entropy", weight=weight)
     reduction = named_reduction(size_average, reduce, reduction)
-    ignore_index = check.whole("cross_entropy", "ignore_index", ignore_index)
+    ignore_index = check.integer("cross_entropy", "ignore_index", ignore_index)
     return CrossEntropy.apply(input, target, weight, ignore_index, reduction, label_smoothing)
 
 
@@ -140,7 +140,7 @@ def nll_loss(
     """Return -weight[target] input[target] of rows of logarithms of probabilities; otherwise as `cross_entropy` of
     classes."""
     _refuse_grad("nll_loss", weight=weight)
-    ignore_index = check.whole("nll_loss", "ignore_index", ignore_index)
+    ignore_index = check.integer("nll_loss", "ignore_index", ignore_index)
     return NLLLoss.apply(input, target, weight, ignore_index, named_reduction(size_average, reduce, reduction))
 
 

@@ -114,5 +114,5 @@ def randint(
     """
     where = device_of(device)
     sizes = check.sizes("randint", (size,))
-    low, high = check.whole("randint", "low", low), check.whole("randint", "high", high)
+    low, high = check.integer("randint", "low", low), check.integer("randint", "high", high)
     return Tensor(kernels.randint(sizes, low, high, *random.key(seed), device=where, first=random.place(sizes)))

@@ -64,7 +64,7 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
     Raises ValueError for less than one, IndexError for a dimension out of range.
     """
-    at, chunks = check.axis("chunk", dim, input.ndim), check.whole("chunk", "chunks", chunks)
+    at, chunks = check.axis("chunk", dim, input.ndim), check.integer("chunk", "chunks", chunks)
     if chunks < 1:
         raise ValueError(f"chunk: chunks is {chunks}, expected a number from 1")
     total = input.shape[at]

@@ -72,7 +72,7 @@ def interpolate(
     N, C, *old = input.shape
     scales: tuple[float | None, ...] = (None,) * len(old)
     if scale_factor is None:
-        new = tuple(check.whole("interpolate", "size", n) for n in _each(size, len(old)))
+        new = tuple(check.integer("interpolate", "size", n) for n in _each(size, len(old)))
     else:
         factors = _each(scale_factor, len(old))
         new = tuple(math.floor(float(n) * s) for n, s in zip(old, factors, strict=True))
@@ -167,7 +167,7 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     """Return [N, C r^2, H, W] as [N, C, H r, W r] for r = upscale_factor. Raises ValueError where r^2 divides no
     channels."""
-    r = check.whole("pixel_shuffle", "upscale_factor", upscale_factor)
+    r = check.integer("pixel_shuffle", "upscale_factor", upscale_factor)
     if input.ndim < 3 or r < 1 or input.shape[-3] % (r * r):
         raise ValueError(f"pixel_shuffle: input {list(input.shape)} has no multiple of {r * r} channels")
     *first, channels, H, W = input.shape

@@ -133,7 +133,7 @@ def _by_channels(
     if input.ndim < 2:
         raise ValueError(f"{op}: input has shape {list(input.shape)}, expected [N, C, ...]")
     C = input.shape[1]
-    num_groups = check.whole(op, "num_groups", num_groups)
+    num_groups = check.integer(op, "num_groups", num_groups)
     if num_groups < 1 or C % num_groups:
         raise ValueError(f"{op}: {C} channels cannot be shared out to num_groups {num_groups}")
     _fit(op, (C,), weight, bias)

@@ -1,4 +1,4 @@
-"""Streams of a GPU: what threads queue on different ones runs side by side, unless one follows another."""
+"""Streams of a GPU: work that threads queue on different streams runs concurrently, unless one follows another."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def current(device: torch.device) -> Any:
 
 
 def follow(stream: Any, before: Any, *tensors: torch.Tensor) -> None:
-    """Have what is queued on `stream` from now on run after what is queued on `before` (None for nothing), and keep the
-    memory of `tensors`, made there, until it has run."""
+    """Let future work on `stream` run after the work queued on `before` (None for nothing), and keep the memory of
+    `tensors`, allocated on `before`, until it has run."""
     if stream is None or before is None or stream == before:
         return
     if not torch.cuda.is_current_stream_capturing():  # a capture begins when all streams are done

@@ -27,6 +27,7 @@ from minidl.kernels.conv import (
     depthwise_grad_weight,
     even_grad_weight,
     filled,
+    forms,
     held,
     narrow,
     paired,
@@ -73,8 +74,8 @@ SHAPES = {
 
 def only(form):
     """A context in which no other form of its name is taken for what it is for, whatever is estimated."""
-    others = (other for other in plan.FORMS if other.NAME == form.NAME and set(other.DIRECTIONS) & set(form.DIRECTIONS))
-    return plan.among(form, *(set(plan.FORMS) - set(others)))
+    others = (o for o in forms.FORMS if o.NAME == form.NAME and set(o.DIRECTIONS) & set(form.DIRECTIONS))
+    return forms.among(form, *(set(forms.FORMS) - set(others)))
 
 
 @pytest.fixture
@@ -395,14 +396,14 @@ ALONE = {
 def summing(form):
     """A context in which there is this form alone, and no sum is a launch after it."""
     in_parts = plan._in_parts
-    with pytest.MonkeyPatch.context() as change, plan.among(form):
+    with pytest.MonkeyPatch.context() as change, forms.among(form):
         change.setattr(plan, "_in_parts", lambda problem: None if problem.added else in_parts(problem))
         yield
 
 
 def tiles_of_forms():
     """Every tile of every table, once per size, with a form that it serves."""
-    forms = {
+    names = {
         "conv": "pixel", "conv_flat": "pixel", "conv_grad_weight": "pixel",
         "conv_box": "box", "conv_box_grad_weight": "box",
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
@@ -419,7 +420,7 @@ def tiles_of_forms():
                     if key not in seen:
                         seen.add(key)
                         label = f"{family}-{dtype}-{tile}".replace(" ", ",").replace("torch.", "")
-                        yield pytest.param(family, forms.get(family, "banded"), dtype, tile, id=label)
+                        yield pytest.param(family, names.get(family, "banded"), dtype, tile, id=label)
 
 
 @pytest.mark.parametrize("form", ["pixel", "batch", "box", "depthwise", "fill", "unshuffle"])
@@ -669,7 +670,8 @@ def test_unfolded_from_both_sides_whole_and_in_shares(shape, side, whole_tiles, 
     monkeypatch.setattr(unfolded_grad_weight, "_split", split)
     p = Problem(shape, dtype=torch.float16)
     tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 16}, 4, 2)
-    with plan.among(unfolded_grad_weight), launch.force(conv_unfolded_grad_weight=tile), GuardedAllocations() as guards:
+    forced = launch.force(conv_unfolded_grad_weight=tile)
+    with forms.among(unfolded_grad_weight), forced, GuardedAllocations() as guards:
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry), p.dw.to(torch.float16))
     guards.check()
 
@@ -679,8 +681,8 @@ def test_more_shares_than_are_added_at_once(monkeypatch):
     monkeypatch.setattr(unfolded_grad_weight, "_split", lambda *_: (0, 21, 0.0))
     p = Problem((1, 16, 16, (16, 20), (1, 2), (1, 1), (0, 1), (1, 1), 1), dtype=torch.float16)
     tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16}, 4, 2)
-    with plan.among(unfolded_grad_weight), launch.force(conv_unfolded_grad_weight=tile):
-        assert unfolded_grad_weight.chosen(p.described(GRAD_WEIGHT)).shares == 21
+    with forms.among(unfolded_grad_weight), launch.force(conv_unfolded_grad_weight=tile):
+        assert unfolded_grad_weight.cut(p.described(GRAD_WEIGHT)).shares == 21
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry), p.dw.to(torch.float16))
 
 
@@ -713,7 +715,7 @@ def test_a_program_for_each_tile_of_boxes_or_equal_parts(taps, processors, monke
     monkeypatch.setattr(Described, "paced", property(lambda problem: problem.direction == GRAD_WEIGHT))
     p = Problem((3, 40, 64, (7, 9), (2, 3), (1, 1), (1, 2), (1, 1), 1), dtype=torch.float16)
     for names in ((boxed_grad_weight,), ()):
-        with boxes(taps), plan.among(*(names or plan.FORMS)):
+        with boxes(taps), forms.among(*(names or forms.FORMS)):
             assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="box" if names else "mirror"), p.dw.half())
 
 
@@ -1015,7 +1017,7 @@ def test_no_images_and_no_channels():
 
 
 def test_sums_of_every_form_that_takes_them():
-    assert {form for form in plan.FORMS if hasattr(form, "ADDED")} == set(SUMS)
+    assert {form for form in forms.FORMS if hasattr(form, "ADDED")} == set(SUMS)
 
 
 @pytest.mark.parametrize("form", SUMS, ids=lambda form: form.__name__.rpartition(".")[2])

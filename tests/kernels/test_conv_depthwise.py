@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minidl.kernels import conv
-from minidl.kernels.conv import depthwise, depthwise_grad_weight, depthwise_rows, narrow, narrow_grad_weight, plan
+from minidl.kernels.conv import depthwise, depthwise_grad_weight, depthwise_rows, forms, narrow, narrow_grad_weight
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.runtime import launch
 from minidl.testing.memory import GuardedAllocations
@@ -87,7 +87,7 @@ def test_down_the_rows(kernel, size, groups, setting):
     for padding, ends in (((0, 0), (0, 1)), ((2, 2), (0, 0)), ((5, 3), (1, 0))):
         p = Drawn(2, groups, 1, 1, size, kernel, (1, 1), padding, (1, 1), ends, torch.float16)
         bias = whole(groups, seed=3, dtype=torch.float16)
-        with plan.among(depthwise_rows):
+        with forms.among(depthwise_rows):
             y, z = conv.forward(p.x, p.w, p.geometry, bias, "relu", scale=bias, preactivation=True)
             dx = conv.grad_input(p.dy, p.w, p.geometry)
         exact = (p.y + 1) * bias.double()[:, None, None]

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from minidl.compilation.first_call import together
+from minidl.compilation.first_call import delayed_launches
 from minidl.kernels import conv
-from minidl.kernels.conv import costs, plan
+from minidl.kernels.conv import costs, forms, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Problem
 from minidl.runtime import launch
@@ -102,7 +102,7 @@ def test_a_launch_that_waits_keeps_both(changed):
     x = ConcatPair(*(image(2, PART, 5, 10, seed=seed) for seed in range(2)))
     with boxes_of(32):
         expected, _ = conv.forward(x, w, at, form="box")
-        with together(torch.device(default_device())):
+        with delayed_launches(torch.device(default_device())):
             y, _ = conv.forward(x, w, at, form="box")
             x[changed].zero_()
     assert torch.equal(y, expected)
@@ -129,7 +129,7 @@ def test_what_no_box_reads_is_joined():
         with pytest.raises(ValueError, match="which the plan for this shape does not read"):
             conv.forward(x, w, at)
         assert torch.equal(conv.grad_weight(x, dy, at), conv.grad_weight(torch.cat(x, 1), dy, at))
-    with plan.among(plan.boxed), boxes_of(32):
+    with forms.among(forms.boxed), boxes_of(32):
         assert conv.reads_concat_pair(x, w, at)
         assert conv.reads_concat_pair(x, w, at, act="relu", preactivation=True)
         off = torch.empty(x.first.numel() + 1, dtype=torch.float16, device=default_device())[1:]
@@ -142,7 +142,7 @@ def test_what_no_box_reads_is_joined():
 
 def test_tensors_that_are_too_far_apart_are_joined(monkeypatch):
     at, w, x = around((6, 9)), image(40, 2 * PART, 3, 3), halves(2, PART, 6, 9)
-    with boxes_of(32), plan.among(plan.boxed):
+    with boxes_of(32), forms.among(forms.boxed):
         monkeypatch.setattr(launch, "INTERPRETED", False)
         assert conv._is_concat_pair(x)
         monkeypatch.setattr(ConcatPair, "distance", FAR)

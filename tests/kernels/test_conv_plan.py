@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minidl.kernels import conv
-from minidl.kernels.conv import box_line, boxed, boxed_grad_weight, costs, pixel_tiled, plan, tap_sums
+from minidl.kernels.conv import box_line, boxed, boxed_grad_weight, costs, forms, pixel_tiled, plan, tap_sums
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem, Unsupported
 from minidl.runtime import launch
@@ -278,7 +278,7 @@ def test_explain_names_every_form_and_the_one_taken():
     problem = layer(128, 64, 64, 56, 3, 1)
     text = conv.explain(problem)
     assert "convolution 3x3, 128 images of 64x56x56 to 64x56x56" in text
-    for form in plan.FORMS:
+    for form in forms.FORMS:
         named = f"{form.NAME}: {form.__name__.rpartition('.')[2]}" in text
         assert named == (FORWARD in form.DIRECTIONS)
     (taken,) = [line for line in text.splitlines() if line.endswith("taken")]
@@ -339,7 +339,7 @@ def test_a_form_is_a_module_and_a_line(monkeypatch):
         __name__="minidl.kernels.conv.dot", NAME="dot", DIRECTIONS=CORRELATIONS, FAMILIES=(), able=able,
         estimate=lambda problem: 0.0, prepare=pixel_tiled.prepare, run=run,
     )  # fmt: skip
-    monkeypatch.setattr(plan, "FORMS", (*plan.FORMS, form))
+    monkeypatch.setattr(forms, "FORMS", (*forms.FORMS, form))
     x, w = torch.ones(2, 8, 1, 1, device=default_device()), torch.ones(4, 8, 1, 1, device=default_device())
     geometry = Geometry.of((1, 1), (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1))
     assert torch.equal(conv.forward(x, w, geometry)[0], torch.full((2, 4, 1, 1), 8.0, device=x.device))

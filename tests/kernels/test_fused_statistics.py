@@ -6,7 +6,7 @@ import torch
 import minidl
 from minidl import nn
 from minidl.kernels import conv, norm
-from minidl.kernels.conv import plan
+from minidl.kernels.conv import forms
 from minidl.kernels.conv import product as by_product
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.norm import alone
@@ -147,7 +147,7 @@ def test_a_batch_norm_does_not_read_what_hands_on_statistics(frozen, device, mon
     model = Normed().to(torch.float16).to(device)
     model.conv.weight.requires_grad = not frozen
     x = image(4, 32, 8, 8).half().contiguous(memory_format=torch.channels_last)
-    with plan.among(by_product), launch.force(**product(256, 16, 1)):
+    with forms.among(by_product), launch.force(**product(256, 16, 1)):
         fused, few = launches(lambda: step(model, x, True))
         model.look = True
         looked, many = launches(lambda: step(model, x, True))

@@ -19,15 +19,7 @@ ROOT = Path(__file__).parents[2]
 ARITHMETIC = {
     "minidl/kernels/activation.py": "functions of one value",
     "minidl/kernels/elementwise/functions.py": "functions of up to three values",
-    "minidl/kernels/random.py:words": "the bits of a counter",
-    "minidl/kernels/random.py:halves": "the bits of a counter",
-    "minidl/kernels/random.py:sin_cos": "the terms of a series",
-    "minidl/kernels/random.py:unit_24": "bits to a number",
-    "minidl/kernels/random.py:bits_53": "bits to a number",
-    "minidl/kernels/random.py:quarter_turns": "bits to an angle",
-    "minidl/kernels/random.py:normals_32": "numbers from bits",
-    "minidl/kernels/random.py:normals_64": "numbers from bits",
-    "minidl/kernels/random.py:normal_pair": "numbers from bits",
+    "minidl/kernels/philox.py": "numbers from the bits of a counter",
     "minidl/kernels/activation.py:log1p": "the terms of a series",
     "minidl/kernels/gemm/parts.py:nearest_tf32": "the bits of a value",
 }

@@ -14,7 +14,7 @@ a transposed convolution; `depthwise` for groups of one or a few channels; `pixe
 only. `fill`, `columns` and `taps` rewrite the problem as another convolution. `explain` reports each estimate and the
 choice; MINIDL_EXPLAIN=1 in the environment logs this report for every new problem.
 
-Read geometry.py, problem.py, plan.py, then pixel_tiled.py, batch_tiled.py and boxed.py; costs.py has the estimates.
+Read geometry, problem, forms and plan, then pixel_tiled, batch_tiled and boxed; costs has the estimates.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 
 from minidl.kernels import check
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import fft, filled, tap_sums, unshuffled
+from minidl.kernels.conv import fft, filled, forms, tap_sums, unshuffled
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry
@@ -38,9 +38,9 @@ __all__ = [
     "reads_concat_pair", "transposed",
 ]  # fmt: skip
 
-FORMS = plans.names()
+FORMS = forms.names()
 _REWRITES = filled, tap_sums, unshuffled
-FAMILIES = tuple(dict.fromkeys(family for form in (*plans.FORMS, *_REWRITES) for family in form.FAMILIES))
+FAMILIES = tuple(dict.fromkeys(family for form in (*forms.FORMS, *_REWRITES) for family in form.FAMILIES))
 
 
 @replayed

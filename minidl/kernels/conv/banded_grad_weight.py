@@ -173,8 +173,8 @@ def prepare(problem: Problem) -> Prepared:
     G, KP, NP = banded.groups_of(problem)
     constants = bands.constants(problem, G, KP, NP)
     rows = problem.N * constants["QH"] * constants["GROUPS"]
-    apart = _bytes(problem, _rows(problem, G)[1])
-    tile = problem.tile("conv_banded_grad_weight", M=rows, K=R * KP, N=NP, APART=apart)
+    distance = _bytes(problem, _rows(problem, G)[1])
+    tile = problem.tile("conv_banded_grad_weight", M=rows, K=R * KP, N=NP, APART=distance)
     tiles = launch.cdiv(R * KP, tile["BLOCK_K"])
     blocks = launch.cdiv(rows, tile["BLOCK_M"])
     share = launch.cdiv(blocks, max(1, min(4 * problem.processors // tiles, blocks // 8)))

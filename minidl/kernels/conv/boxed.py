@@ -261,7 +261,7 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
 
 def run(prepared: launch.Prepared, t: Tensors) -> None:
     y_descriptor = None if prepared.boxes[2] is None else t.y
-    prepared.run(t.x, t.w, y_descriptor, t.bias, t.scale, t.y, t.z, t.turned)
+    prepared.run(t.x, t.w, y_descriptor, t.bias, t.scale, t.y, t.z, t.swapped)
 
 
 def reads_concat_pair(problem: Problem) -> bool:

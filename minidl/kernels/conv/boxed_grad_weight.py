@@ -283,7 +283,7 @@ def _descriptor(problem: Problem, merged: bool, box: tuple[int, int, int], chann
 
 
 def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
-    return prepared.run(t.w, t.x, t.turned)
+    return prepared.run(t.w, t.x, t.swapped)
 
 
 def reads_concat_pair(problem: Problem) -> bool:

@@ -229,10 +229,7 @@ def microseconds(cubes: Cubes, tile: launch.Tile) -> float:
     """Return the microseconds of a `paced` problem with a tile."""
     problem, device = cubes.problem, selection.of(tile_throughput.TARGET)
     block = voxels.block_of(problem, tile)
-    tiles = voxels.count_boxes(cubes.counts, voxels.box_shape(cubes, tile["BLOCK_N"])) * launch.cdiv(
-        problem.M, tile["BLOCK_M"]
-    )
-    tiles *= problem.groups * cubes.phase_count
+    tiles = _count_tiles(cubes, tile)
     steps = tile_throughput.steps(cubes.each * voxels.width(problem, block) / block, block, device.steps.apart_boxes)
     pace = tile_throughput.of_boxed(tile, problem.groups * problem.C)
     return tile_throughput.microseconds(tiles, steps, pace, problem.processors, "box")
@@ -248,15 +245,13 @@ def prepare(cubes: Cubes) -> launch.Prepared:
     box = voxels.box_shape(cubes, tile["BLOCK_N"])
     del options["BLOCK_N"]
     options["BLOCK_K"] = block = voxels.block_of(problem, tile)
-    tiles = voxels.count_boxes(cubes.counts, box) * launch.cdiv(M, tile["BLOCK_M"]) * groups * cubes.phase_count
+    tiles = _count_tiles(cubes, tile)
     # Persistent programs with one tile each start later, as in `boxed`.
     persistent = tile["PER_PROCESSOR"] * problem.processors
     if tiles <= persistent:
         persistent = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
     programs = persistent or tiles
-    scalars = (
-        N, cubes.read[0], *cubes.counts[1:], *cubes.written, M, groups, *voxels.starts(cubes), tiles, programs,
-    )  # fmt: skip
+    scalars = N, cubes.read[0], *cubes.counts[1:], *cubes.written, M, groups, *voxels.starts(cubes), tiles, programs
     meta = {
         **voxels.taps_read(cubes, box), **problem.constants, **problem.flags("POOL"), **options, "TURN": cubes.turn,
         **voxels.phase_constants(cubes),
@@ -285,6 +280,11 @@ def weights(w: torch.Tensor, cubes: Cubes) -> torch.Tensor:
     return padded
 
 
+def _count_tiles(cubes: Cubes, tile: launch.Tile) -> int:
+    boxes = voxels.count_boxes(cubes.counts, voxels.box_shape(cubes, tile["BLOCK_N"]))
+    return boxes * launch.cdiv(cubes.problem.M, tile["BLOCK_M"]) * cubes.problem.groups * cubes.phase_count
+
+
 def _tile(cubes: Cubes) -> launch.Tile:
     problem = cubes.problem
     divisor = problem.C & -problem.C
@@ -292,9 +292,8 @@ def _tile(cubes: Cubes) -> launch.Tile:
     tiles = problem.tiles(FAMILY, M=problem.M, N=math.prod(cubes.counts), K=K)
     if cubes.phase_count > 1:
         # Persistent programs that change phases are slow: 64->128 at 16x56x56 backward 120 us, else 67.
-        one_tile = {"PER_PROCESSOR": 0, "PIECES": 1, "FLATTEN": 0}
         tiles = tuple(
-            launch.Tile({**tile.sizes, **one_tile}, tile.num_warps, tile.num_stages)
+            launch.Tile({**tile.sizes, "PER_PROCESSOR": 0, "PIECES": 1, "FLATTEN": 0}, tile.num_warps, tile.num_stages)
             for tile in tiles
             if tile["BLOCK_M"] * tile["BLOCK_N"] <= MOST_IN_PHASES or len(tiles) == 1
         )

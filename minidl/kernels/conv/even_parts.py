@@ -77,11 +77,11 @@ class Prepared(NamedTuple):
     sum: launch.Prepared | None
     shape: tuple[int, ...]
 
-    def run(self, dy: torch.Tensor, x: torch.Tensor | ConcatPair, *turned: int) -> torch.Tensor:
+    def run(self, dy: torch.Tensor, x: torch.Tensor | ConcatPair, *swapped: int) -> torch.Tensor:
         """Return the gradient."""
         dtype = dy.dtype if self.sum is None else launch.acc_torch(dy.dtype)
         partial = torch.empty(self.partial, dtype=dtype, device=dy.device)
-        self.launch.run(dy, x, partial, *turned)
+        self.launch.run(dy, x, partial, *swapped)
         if self.sum is None:
             return partial.view(self.shape)
         dw = torch.empty(self.shape, dtype=dy.dtype, device=dy.device)

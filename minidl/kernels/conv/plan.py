@@ -1,70 +1,21 @@
 """Plans: which form computes a convolution, and everything about its launches that does not depend on addresses.
 
-A form is a module of this folder with
-
-    NAME       its public name; modules that share a name are variants of one form
-    DIRECTIONS the directions it supports
-    FAMILIES   the tile tables it uses
-    able(problem)      True, or `Unsupported` with the reason
-    estimate(problem)  microseconds, by `costs`; only for problems it supports
-    FLOAT8     optional: whether it reads 8-bit values, forward
-    ADDED      optional: supports a sum before the activation if M is a multiple of this
-    OVERLAPS   optional: whether it reads pixels that overlap in memory (`unshuffled`)
-    reads_concat_pair(problem)  optional: whether it reads two joined tensors in place
-    statistics_bands(problem)   optional: number of row bands whose statistics the kernel returns; 0 for none
-    prepare(problem)   tiles, grids, flags, scalars and descriptors: everything `run` needs except tensors
-    run(prepared, tensors)
-
-and an entry in FORMS. `plan` compares all of them, once per problem, and takes the cheapest. A problem may also be
-split into parts with separate plans: one per backward phase, or a convolution followed by a pool or a sum.
+`plan` compares all `forms`, once per problem, and takes the cheapest. A problem may also be split into parts with
+separate plans: one per backward phase, or a convolution followed by a pool or a sum.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from minidl.kernels import elementwise
 from minidl.kernels import pool as pools
-from minidl.kernels.conv import (
-    banded,
-    banded_grad_weight,
-    batch_back,
-    batch_grad_weight,
-    batch_tiled,
-    boxed,
-    boxed_grad_weight,
-    columns,
-    costs,
-    depthwise,
-    depthwise_grad_weight,
-    depthwise_rows,
-    even_grad_weight,
-    few_outputs,
-    fft,
-    filled,
-    held,
-    merged,
-    mirrored,
-    paired,
-    paired_box,
-    patches_back,
-    phase_weights,
-    pixel_back,
-    pixel_choice,
-    pixel_grad_weight,
-    pixel_tiled,
-    product,
-    tap_sums,
-    two_rows,
-    unfolded_grad_weight,
-    unshuffled,
-)
+from minidl.kernels.conv import costs, filled, forms, phase_weights, pixel_choice, pixel_tiled
+from minidl.kernels.conv.forms import Rewrite
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import (
     DIRECTION_NAMES,
@@ -77,33 +28,6 @@ from minidl.kernels.conv.problem import (
     backward_phases,
 )
 from minidl.runtime import launch
-
-FORMS: tuple[Any, ...] = (
-    pixel_tiled,
-    boxed,
-    batch_tiled,
-    paired,
-    paired_box,
-    banded,
-    held,
-    two_rows,
-    fft,
-    product,
-    patches_back,
-    few_outputs,
-    merged,
-    batch_back,
-    pixel_back,
-    depthwise,
-    depthwise_rows,
-    pixel_grad_weight,
-    batch_grad_weight,
-    even_grad_weight,
-    boxed_grad_weight,
-    unfolded_grad_weight,
-    banded_grad_weight,
-    depthwise_grad_weight,
-)
 
 # us to launch each phase after the first. 16x16 stride 8, 21->21: 251 us in eight launches, 221 in one.
 PHASE_LAUNCH = 1.5
@@ -121,7 +45,7 @@ class UnableError(ValueError):
         self.problem = problem
 
     def __str__(self) -> str:
-        able = [name for name in names() if _cheapest(self.problem._replace(form=name)) is not None]
+        able = [name for name in forms.names() if _cheapest(self.problem._replace(form=name)) is not None]
         return f"conv2d: the {self.problem.form} form does not support this shape; use one of: {', '.join(able)}"
 
 
@@ -142,9 +66,7 @@ class Plan(NamedTuple):
     prepared: Any = None
     parts: tuple[Plan, ...] = ()
     reorder: Copy | None = None
-    rewrite: (
-        filled.Filling | columns.Columns | tap_sums.TapSums | unshuffled.Unshuffling | mirrored.Mirroring | None
-    ) = None
+    rewrite: forms.Rewriting | None = None
     bands: int = 0
 
     def run(
@@ -178,24 +100,6 @@ class Plan(NamedTuple):
         windows = pools.windows("conv2d", part.shape[1:3], 2)
         pooled = pools.max_pool2d(y, windows)[0] if self.problem.pool == "max" else pools.avg_pool2d(y, windows)
         return pooled.permute(0, 2, 3, 1)
-
-
-@contextlib.contextmanager
-def among(*modules: Any) -> Iterator[None]:
-    """Restrict plans to these form modules within a context; for measurements, as modules may share a name."""
-    global FORMS  # noqa: PLW0603
-    before, FORMS = FORMS, modules
-    launch.forget()
-    try:
-        yield
-    finally:
-        FORMS = before
-        launch.forget()
-
-
-def names() -> tuple[str, ...]:
-    """Return the names accepted by `form=`."""
-    return (*dict.fromkeys(form.NAME for form in FORMS), *(rewrite.name for rewrite in _REWRITES))
 
 
 def takes(problem: Problem) -> bool:
@@ -277,7 +181,7 @@ def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     Plans have an estimate but no prepared launches; if a form is unable the plan is None and the label says why."""
     results: list[tuple[Plan | None, str]] = []
     counted = problem._replace(N=problem.images)
-    for form in FORMS:
+    for form in forms.FORMS:
         label = _label(form)
         if problem.direction not in form.DIRECTIONS or problem.form not in (None, form.NAME):
             continue
@@ -297,7 +201,7 @@ def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     if parts is not None:
         results.append((parts, _plan_label(parts)))
     if not problem.pitches and not problem.concat_pair:
-        results += [_by_rewrite(problem, rewrite) for rewrite in _REWRITES if problem.form in (None, rewrite.name)]
+        results += [_by_rewrite(problem, rewrite) for rewrite in forms.REWRITES if problem.form in (None, rewrite.name)]
     return results
 
 
@@ -316,35 +220,6 @@ def _reads(form: Any, problem: Problem) -> bool | Unsupported:
     """Return whether a form that supports the problem also reads x in place."""
     reads = not problem.concat_pair or (hasattr(form, "reads_concat_pair") and form.reads_concat_pair(problem))
     return reads or Unsupported("a ConcatPair, which this form does not read")
-
-
-class Rewrite(NamedTuple):
-    """A way to compute a problem by another one.
-
-    make     returns the other problem
-    cost     additional microseconds, from both problems (with `Problem.images` as N) and the other problem's time
-    prepare  returns the object whose `run` converts inputs and results
-    """
-
-    name: str
-    make: Callable[[Problem], Problem | Unsupported]
-    cost: Callable[[Problem, Problem, float], float]
-    prepare: Callable[[Problem, Problem], Any]
-
-
-_REWRITES = (
-    Rewrite(
-        filled.NAME, lambda problem: filled.rewrite(problem) if problem.dtype.itemsize > 1 else Unsupported("float8"),
-        lambda problem, other, _: filled.cost(problem, other), filled.prepare,
-    ),
-    Rewrite(tap_sums.NAME, tap_sums.rewrite, tap_sums.cost, tap_sums.prepare),
-    Rewrite(columns.NAME, columns.rewrite, lambda *_: 0.0, lambda problem, _: columns.prepare(problem)),
-    Rewrite(
-        unshuffled.NAME, unshuffled.rewrite, lambda problem, other, _: unshuffled.cost(problem, other),
-        unshuffled.prepare,
-    ),
-    Rewrite(mirrored.NAME, mirrored.rewrite, mirrored.cost, mirrored.prepare),
-)  # fmt: skip
 
 
 def _by_rewrite(problem: Problem, rewrite: Rewrite) -> tuple[Plan | None, str]:

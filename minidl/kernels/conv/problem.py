@@ -66,7 +66,7 @@ class Tensors(NamedTuple):
     z: torch.Tensor | None = None
 
     @property
-    def turned(self) -> int:
+    def swapped(self) -> int:
         """Return 1 if the halves of x are exchanged in memory, else 0."""
         return self.x.swapped if isinstance(self.x, ConcatPair) else 0
 

@@ -174,14 +174,14 @@ def _side(problem: Problem, size: tuple[int, int], channels: int) -> int:
 def estimate(problem: Problem) -> float:
     if problem.paced:
         unsure = problem.groups > 1 or max(problem.at.h.in_step, problem.at.v.in_step) > 1
-        return costs.at_least(problem, MARGIN * (UNSURE if unsure else 1.0) * chosen(problem).microseconds)
+        return costs.at_least(problem, MARGIN * (UNSURE if unsure else 1.0) * cut(problem).microseconds)
     return pixel_grad_weight.estimate(problem)
 
 
-class Chosen(NamedTuple):
+class Cut(NamedTuple):
     """The decomposition: M rows, C channels of columns, adjacent channels of a `unit`, and the number of pixels.
 
-    Of all `tiles` the first `whole` are not split; each of the others has `shares` of `share` pixels."""
+    Of all `tiles` the first `unsplit` are not split; each of the others has `shares` of `share` pixels."""
 
     tile: launch.Tile
     swapped: bool
@@ -190,18 +190,17 @@ class Chosen(NamedTuple):
     unit: int
     pixels: int
     tiles: int
-    whole: int
+    unsplit: int
     shares: int
     share: int
     microseconds: float
 
 
-def chosen(problem: Problem) -> Chosen:
+def cut(problem: Problem) -> Cut:
     """Return the fastest decomposition over all tiles, and with a stride of 1 both orders of x and dy."""
     options = []
     for swapped, M, C, image in sides(problem):
-        pixels = problem.N * image
-        columns = problem.taps * launch.cdiv(C, FEWEST) * FEWEST
+        pixels, columns = problem.N * image, problem.taps * launch.cdiv(C, FEWEST) * FEWEST
         tiles = problem.tiles(FAMILIES[0], M=max(M, ROWS), N=max(columns, ROWS), K=pixels)
         options += [_cut(problem, tile, swapped, M, C, pixels) for tile in tiles]
     return min(options, key=lambda at: at.microseconds)
@@ -216,17 +215,17 @@ def sides(problem: Problem) -> list[tuple[bool, int, int, int]]:
     return options
 
 
-def _cut(problem: Problem, tile: launch.Tile, swapped: bool, M: int, C: int, pixels: int) -> Chosen:
+def _cut(problem: Problem, tile: launch.Tile, swapped: bool, M: int, C: int, pixels: int) -> Cut:
     columns = tile["BLOCK_N"]
     units = [unit for unit in (16, 32, 64, 128, 256) if unit <= columns]
     unit = min(reversed(units), key=lambda unit: launch.cdiv(problem.taps * launch.cdiv(C, unit), columns // unit))
-    tiles = launch.cdiv(problem.taps * launch.cdiv(C, unit), columns // unit)
-    tiles *= launch.cdiv(M, tile["BLOCK_M"]) * problem.groups
+    tiles = problem.groups * launch.cdiv(M, tile["BLOCK_M"])
+    tiles *= launch.cdiv(problem.taps * launch.cdiv(C, unit), columns // unit)
     block, blocks = tile["BLOCK_K"], launch.cdiv(pixels, tile["BLOCK_K"])
     factor = (INSIDE if not swapped and _inside(problem) else 1.0) * (NARROW if C < 2 * FEWEST else 1.0)
-    whole, count, time = _split(problem, tile, tiles, blocks, factor)
+    unsplit, count, time = _split(problem, tile, tiles, blocks, factor)
     share = launch.cdiv(blocks, count)
-    return Chosen(tile, swapped, M, C, unit, pixels, tiles, whole, launch.cdiv(blocks, share), share * block, time)
+    return Cut(tile, swapped, M, C, unit, pixels, tiles, unsplit, launch.cdiv(blocks, share), share * block, time)
 
 
 def _inside(problem: Problem) -> bool:
@@ -246,14 +245,14 @@ def _split(problem: Problem, tile: launch.Tile, tiles: int, blocks: int, factor:
         return launch.cdiv(programs, device) * (fixed + factor * tile_throughput.steps(blocks, tile["BLOCK_K"]) * step)
 
     options = [(tiles, 1, rounds(tiles, blocks))]
-    for whole in {0, tiles // device * device} - {tiles}:
-        rest = tiles - whole
+    for unsplit in {0, tiles // device * device} - {tiles}:
+        rest = tiles - unsplit
         for target in {min(most, n * device // rest) for n in range(1, tile_throughput.MOST_ROUNDS)} - {0, 1}:
             share = launch.cdiv(blocks, target)
             count = launch.cdiv(blocks, share)
-            time = rounds(whole, blocks) + rounds(rest * count, share)
+            time = rounds(unsplit, blocks) + rounds(rest * count, share)
             time += tile_throughput.of_shares(count, rest * tile["BLOCK_M"] * tile["BLOCK_N"])
-            options.append((whole, count, time + ADDING * (1 + launch.cdiv(count - 1, TOGETHER.value)) / 2))
+            options.append((unsplit, count, time + ADDING * (1 + launch.cdiv(count - 1, TOGETHER.value)) / 2))
     return min(options, key=lambda at: (at[2], at[1]))
 
 
@@ -268,28 +267,23 @@ class Prepared(NamedTuple):
 
 
 def prepare(problem: Problem) -> Prepared:
-    h, v, groups, at = problem.at.h, problem.at.v, problem.groups, chosen(problem)
+    h, v, groups, at = problem.at.h, problem.at.v, problem.groups, cut(problem)
     (H, W), (QH, QW) = (problem.written, problem.read) if at.swapped else (problem.read, problem.written)
     sign = -1 if at.swapped else 1
     starts, taps = (sign * h.in_start, sign * v.in_start), (sign * h.in_tap, sign * v.in_tap)
-    rest = at.tiles - at.whole
+    rest = at.tiles - at.unsplit
     blocks = {"UNIT": at.unit, "BLOCK_M": at.tile["BLOCK_M"], "BLOCK_N": at.tile["BLOCK_N"]}
-    shared = {
-        "GROUPS": groups,
-        "M": at.M,
-        "C": at.C,
-        "SWAPPED": at.swapped,
-        **dependent_launch.options(target=problem.target),
-    }
-    scalars = at.pixels, H, W, QH, QW, *starts, reciprocal(QH * QW), reciprocal(QW), at.whole, max(rest, 1), at.share
+    early = dependent_launch.options(target=problem.target)
+    shared = {"GROUPS": groups, "M": at.M, "C": at.C, "SWAPPED": at.swapped, **early}
+    scalars = at.pixels, H, W, QH, QW, *starts, reciprocal(QH * QW), reciprocal(QW), at.unsplit, max(rest, 1), at.share
     meta = {
         **problem.taps_read, **problem.constants, **shared, "IN_TAP_H": taps[0], "IN_TAP_W": taps[1],
         "INSIDE": not at.swapped and _inside(problem), **at.tile.options, **blocks,
     }  # fmt: skip
-    product = launch.Prepared(conv_unfolded_grad_weight_kernel, (at.whole + rest * at.shares,), scalars, meta)
+    product = launch.Prepared(conv_unfolded_grad_weight_kernel, (at.unsplit + rest * at.shares,), scalars, meta)
     rows = max(1, min(VALUES // blocks["BLOCK_N"], blocks["BLOCK_M"]))
     total_sum = launch.Prepared(
-        conv_unfolded_sum_kernel, (rest * blocks["BLOCK_M"] // rows,), (at.whole, max(rest, 1), at.shares),
+        conv_unfolded_sum_kernel, (rest * blocks["BLOCK_M"] // rows,), (at.unsplit, max(rest, 1), at.shares),
         {**shared, **blocks, "J": problem.taps, "ROWS": rows},
     )  # fmt: skip
     partial = at.shares, rest, blocks["BLOCK_M"], blocks["BLOCK_N"]

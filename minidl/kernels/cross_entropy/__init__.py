@@ -22,7 +22,7 @@ import torch
 from minidl.kernels import memory_layout
 from minidl.kernels.cross_entropy.kernels import cross_entropy_kernel, cross_entropy_loop_kernel, scale_kernel
 from minidl.kernels.cross_entropy.targets import check_arguments, target_weights
-from minidl.kernels.loss import add_up
+from minidl.kernels.loss_total import write_total
 from minidl.kernels.softmax.rows import in_shape, lanes, levels, loop_alignment, row_strides, rows_of, vectors
 from minidl.runtime import dependent_launch, launch
 
@@ -126,7 +126,7 @@ def cross_entropy_parts(
     if each or single:
         return CrossEntropy(loss, parts_, sums.view(()) if defer else None)
     divisor = torch.empty((), dtype=acc, device=device) if mean else None
-    add_up(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
+    write_total(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
     return CrossEntropy(loss, parts_, divisor if defer else None)
 
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from minidl.kernels.loss import share_sum
+from minidl.kernels.loss_total import share_sum
 from minidl.kernels.reduce import as_multiple, offsets
 from minidl.kernels.softmax.rows import (
     MINUS_INF,

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from minidl.kernels import check
 from minidl.kernels.cross_entropy.kernels import NO_CLASS, target_kernel
-from minidl.kernels.loss import SHARES, check_reduction
+from minidl.kernels.loss_total import SHARES, check_reduction
 from minidl.runtime import dependent_launch, launch
 
 

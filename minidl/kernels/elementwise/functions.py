@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate, activate_grad, activate_grad_from_output, log1p
-from minidl.kernels.elementwise.whole import floor_quotient, floor_remainder, remainder_of, round_half_even, truncate
+from minidl.kernels.elementwise.rounding import floor_quotient, floor_remainder, remainder_of, round_half_even, truncate
 
 # One operand.
 NEG, ABS, EXP, LOG, SQRT, SQUARE, RECIPROCAL, SIGN, ACTIVATE = map(tl.constexpr, range(1, 10))

@@ -21,11 +21,10 @@ is loaded as stored and transposed in the kernel.
 from typing import Literal, overload
 
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minidl.kernels import activation, check
 from minidl.kernels.activation import Activation
-from minidl.kernels.gemm import choice, launches, parts, rows, tail, thin, vector
+from minidl.kernels.gemm import choice, launches, operands, parts, tail, thin, vector
 from minidl.kernels.gemm.tiled import ADDED
 from minidl.runtime import launch
 from minidl.runtime.launch_cache.replay import replayed
@@ -40,32 +39,16 @@ LEAST_PARTS = 1024
 
 @overload
 def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = ...,
-    act: Activation = ...,
-    *,
-    preactivation: Literal[False] = ...,
-    form: str | None = ...,
-    split: int | None = ...,
-    precision: str | None = ...,
-    wide: bool = ...,
-    onto: torch.Tensor | None = ...,
-) -> torch.Tensor: ...
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = ..., act: Activation = ..., *,
+    preactivation: Literal[False] = ..., form: str | None = ..., split: int | None = ..., precision: str | None = ...,
+    wide: bool = ..., onto: torch.Tensor | None = ...,
+) -> torch.Tensor: ...  # fmt: skip
 @overload
 def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = ...,
-    act: Activation = ...,
-    *,
-    preactivation: Literal[True],
-    form: str | None = ...,
-    split: int | None = ...,
-    precision: str | None = ...,
-    wide: bool = ...,
-    onto: torch.Tensor | None = ...,
-) -> tuple[torch.Tensor, torch.Tensor]: ...
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = ..., act: Activation = ..., *,
+    preactivation: Literal[True], form: str | None = ..., split: int | None = ..., precision: str | None = ...,
+    wide: bool = ..., onto: torch.Tensor | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 @replayed
 def gemm(
     a: torch.Tensor,
@@ -101,10 +84,10 @@ def gemm(
     if form == "vector" and onto is not None:
         form = "pointer"  # the vector form cannot add to `onto`
     if form == "copied":
-        a, b, form = _in_rows(a), _in_rows(b), "tma"
+        a, b, form = operands.in_rows(a), operands.in_rows(b), "tma"
     copies = form in ("tma", "pointer") and a.dtype == torch.float32 and precision != "ieee"
     if copies and not launch.INTERPRETED:
-        a, b = (_along_k(x, precision == "tf32") for x in (a, b.mT))
+        a, b = (operands.along_k(x, precision == "tf32") for x in (a, b.mT))
         b = b.mT
     M, N = a.shape[-2], b.shape[-1]
     shape = (batch, M, N) if batched else (M, N)
@@ -124,7 +107,7 @@ def gemm(
         "ACC": launch.acc(a.dtype),
     }
     if in_tail:
-        d_a, d_b, transposed = _boxes(a, b, tile)
+        d_a, d_b, transposed = operands.descriptors(a, b, tile)
         del flags["SPLIT"]
         shape = M, N, a.shape[1]
         product = tail.prepare(*shape, transposed, tile, split, a.dtype, precision, flags, launch.processors())
@@ -160,10 +143,10 @@ def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) ->
         return "thin"
     # A dimension of size 1 or 0 has no meaningful stride, and TMA needs a real one.
     flat = launch.boxes() and a.dim() == 2 and min(*a.shape, *b.shape) > 0
-    boxed = flat and _has_box(a) and _has_box(b)
+    boxed = flat and operands.has_box(a) and operands.has_box(b)
     if form is None:
         if not boxed:
-            return "copied" if flat and not launch.INTERPRETED and _copies_pay(a, b) else "pointer"
+            return "copied" if flat and not launch.INTERPRETED and operands.copies_pay(a, b) else "pointer"
         if not launch.INTERPRETED and choice.in_one_block(a.dtype, a.shape[0], b.shape[1], a.shape[1]):
             return "pointer"
         compiled = a.dtype == torch.float32 and precision == "tf32x3" and not launch.INTERPRETED
@@ -174,7 +157,7 @@ def _form(a: torch.Tensor, b: torch.Tensor, precision: str, form: str | None) ->
         raise ValueError(f"gemm: the {form} form needs two 2-D operands")
     if form == "vector" and 1 not in (a.shape[0], b.shape[1]):
         raise ValueError(f"gemm: the vector form needs one row or one column, got {a.shape[0]} and {b.shape[1]}")
-    if form == "copied" and not (flat and _can_copy(a) and _can_copy(b)):
+    if form == "copied" and not (flat and operands.can_copy(a) and operands.can_copy(b)):
         raise ValueError(
             "gemm: the copied form needs two 2-D operands, not float64, with a contiguous axis, and tensor descriptors"
         )
@@ -202,7 +185,7 @@ def _tile(
         tiles = launches.tiles_of(M, N, tile)
         least = 8 if a.dtype.itemsize == 4 else 2
         return tile, tiles, launches.shares_of(tiles, K, tile, launch.processors(), split, least), False
-    shape = _shape(a, b, form == "pointer")
+    shape = operands.shape_of(a, b, form == "pointer")
     tile, split, in_tail = choice.choose(
         FAMILIES[form], a.dtype, precision, shape, split, launch.target(), launch.processors(),
         True if form == "tail" else None if a.dtype.itemsize == 2 else False,
@@ -226,7 +209,7 @@ def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
         tile = launch.tile("gemm", a.dtype, floor=16, precision=precision, M=M, N=N, K=K)
         programs = launch.processors()
     if form != "pointer":
-        d_a, d_b, transposed = _boxes(a, b, tile)
+        d_a, d_b, transposed = operands.descriptors(a, b, tile)
         launches.by_boxes(M, N, K, transposed, programs, tile, precision, flags).run(d_a, d_b, bias, None, c, z, wild)
         return
     s_ab = a.stride(0) if a.dim() == 3 else 0
@@ -236,79 +219,6 @@ def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
     launches.by_pointers(M, N, K, strides, share, tiles, tile, precision, a.element_size(), flags).run(
         a, b, bias, None, c, z
     )
-
-
-def _along_k(x: torch.Tensor, nearest: bool) -> torch.Tensor:
-    """Return x with a contiguous last axis, copied if necessary; a copied matrix is rounded to tf32 if `nearest`.
-
-    The tf32 matrix instructions read shared memory along K only, and transposing each block in the kernel costs far
-    more than copying the operand: at 8192 in tf32 12.6 ms if both need it, 2.7 ms if neither does (H200).
-    """
-    if x.dim() == 2:
-        return parts.along_k(x, nearest)
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _in_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return x if a tensor descriptor can read it, else a copy with aligned rows."""
-    if _has_box(x):
-        return x
-    stored, transposed = _stored(x)
-    assert stored is not None
-    return rows.aligned_copy(stored).t() if transposed else rows.aligned_copy(stored)
-
-
-def _can_copy(x: torch.Tensor) -> bool:
-    return x.dtype != torch.float64 and _stored(x)[0] is not None
-
-
-def _copies_pay(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether copying operands without a box takes less time than pointers. Not measured for float32."""
-    if a.dtype.itemsize != 2 or not (_can_copy(a) and _can_copy(b)):
-        return False
-    copied = sum(x.numel() for x in (a, b) if not _has_box(x))
-    return choice.copies_pay(a.dtype, _shape(a, b, True), copied, launch.target(), launch.processors())
-
-
-def _shape(a: torch.Tensor, b: torch.Tensor, by_pointers: bool) -> choice.Shape:
-    """Return the sizes from which `choice` estimates the time."""
-    (M, K), N = a.shape[-2:], b.shape[-1]
-    units = launches.at_once(M, K, *a.stride()[-2:]), launches.at_once(N, K, *b.stride()[:-3:-1]), launches.unit(N)
-    batch = a.shape[0] if a.dim() == 3 else 1
-    return choice.Shape(M, N, K, batch, units if by_pointers else (8, 8, units[2]))
-
-
-def _has_box(x: torch.Tensor) -> bool:
-    """Whether a tensor descriptor can read x: one axis is contiguous and rows along it are 16-byte aligned."""
-    if x.dtype == torch.float64 or x.data_ptr() % 16:
-        return False
-    stored = _stored(x)[0]
-    return stored is not None and stored.stride(0) * x.element_size() % 16 == 0 and stored.stride(0) >= stored.shape[1]
-
-
-def _stored(x: torch.Tensor) -> tuple[torch.Tensor | None, bool]:
-    """Return x or x.t(), whichever has contiguous rows (None if neither has), and whether it is transposed."""
-    if x.stride(1) == 1 and (x.stride(0) != 1 or x.shape[0] == 1 or x.shape[1] == 1):
-        return x, False
-    if x.stride(0) == 1:
-        return x.t(), True
-    return None, False
-
-
-def _boxes(
-    a: torch.Tensor, b: torch.Tensor, tile: launch.Tile
-) -> tuple[TensorDescriptor, TensorDescriptor, tuple[bool, bool]]:  # fmt: skip
-    """Return the tensor descriptors of both operands, and which of them are transposed."""
-    d_a, a_transposed = _box(a, tile["BLOCK_M"], tile["BLOCK_K"])
-    d_b, b_transposed = _box(b, tile["BLOCK_K"], tile["BLOCK_N"])
-    return d_a, d_b, (a_transposed, b_transposed)
-
-
-def _box(x: torch.Tensor, block_0: int, block_1: int) -> tuple[TensorDescriptor, bool]:
-    stored, transposed = _stored(x)
-    assert stored is not None
-    block = [block_1, block_0] if transposed else [block_0, block_1]
-    return TensorDescriptor(stored, list(stored.shape), list(stored.stride()), block), transposed
 
 
 def _check(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> bool:

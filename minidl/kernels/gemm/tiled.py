@@ -76,39 +76,15 @@ def epilogue(
     if SAVE_Z == STATISTICS:
         b_y = store_statistics(b_acc, p_bias, p_z, m // b_acc.shape[0], n, N, low_n, HAS_BIAS, p_c.dtype.element_ty)
         epilogue(b_y, None, None, p_c, None, m, n, M, N, False, False, 0, 0.0, 0, PIECES, low_m, low_n)
-    elif PIECES == 1:
-        finish(
-            b_acc, p_bias, p_scale, p_c, p_z, m, n, M, N,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,
-        )  # fmt: skip
     else:
-        b_left, b_right = split_columns(b_acc)
-        if PIECES == 2:
+        b_pieces = (b_acc,)
+        if PIECES > 1:
+            b_pieces = split_columns(b_acc)
+        if PIECES == 4:
+            b_pieces = split_columns(b_pieces[0]) + split_columns(b_pieces[1])
+        for i in tl.static_range(PIECES):
             finish(
-                b_left, p_bias, p_scale, p_c, p_z, m, n, M, N,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,
-            )  # fmt: skip
-            finish(
-                b_right, p_bias, p_scale, p_c, p_z, m, n + WIDTH, M, N,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,
-            )  # fmt: skip
-        else:
-            b_0, b_1 = split_columns(b_left)
-            b_2, b_3 = split_columns(b_right)
-            finish(
-                b_0, p_bias, p_scale, p_c, p_z, m, n, M, N,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,
-            )  # fmt: skip
-            finish(
-                b_1, p_bias, p_scale, p_c, p_z, m, n + WIDTH, M, N,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,
-            )  # fmt: skip
-            finish(
-                b_2, p_bias, p_scale, p_c, p_z, m, n + 2 * WIDTH, M, N,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,
-            )  # fmt: skip
-            finish(
-                b_3, p_bias, p_scale, p_c, p_z, m, n + 3 * WIDTH, M, N,
+                b_pieces[i], p_bias, p_scale, p_c, p_z, m, n + i * WIDTH, M, N,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,
             )  # fmt: skip
 

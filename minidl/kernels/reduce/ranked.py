@@ -66,7 +66,7 @@ def leading(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> tup
     Both results have x's shape, with k along `dim`; positions are int64. Raises ValueError unless 0 <= k <= x's size
     there, IndexError for a dimension out of range.
     """
-    at, k = check.axis("topk", dim, max(x.dim(), 1)), check.whole("topk", "k", k)
+    at, k = check.axis("topk", dim, max(x.dim(), 1)), check.integer("topk", "k", k)
     size = x.shape[at] if x.dim() else 1
     if not 0 <= k <= size:
         raise ValueError(f"topk: k is {k}, expected 0 to {size}, the size of dim {dim}")

@@ -28,7 +28,7 @@ Gradients of a scaled loss (needed for small gradients in float16) are divided b
 it halves after an overflow and doubles after GROWTH_INTERVAL finite steps in a row (Micikevicius et al., arXiv
 1710.03740).
 The host reads nothing back, so a CUDA graph can contain a step. Learning rates and other hyperparameters of a parameter
-are a row of `hyper` on the device. `kernels` has the kernels, `plans` the lists of memory and blocks that they read.
+are a row of `hyper` on the device. `kernels` and `prepare` have the kernels, `plans` the lists that they read.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ import triton.language as tl
 
 from minidl.kernels import check
 from minidl.kernels.update.kernels import (
-    GROWTH_INTERVAL,
     HYPER,
-    LOSS_SCALE,
     MUON,
     MUON_STEP,
     NORM,
@@ -52,11 +50,11 @@ from minidl.kernels.update.kernels import (
     STATE_1,
     STATE_2,
     measure_kernel,
-    prepare_kernel,
     update_kernel,
 )
 from minidl.kernels.update.newton import orthogonalise
 from minidl.kernels.update.plans import Part, Plan, Plans, Rows
+from minidl.kernels.update.prepare import GROWTH_INTERVAL, LOSS_SCALE, prepare_kernel
 from minidl.runtime import dependent_launch, launch
 
 __all__ = ["GROWTH_INTERVAL", "HYPER", "LOSS_SCALE", "NORM", "RULES", "SCRATCH", "STATES", "Part", "Rows", "Update"]

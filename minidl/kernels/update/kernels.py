@@ -1,11 +1,10 @@
-"""The kernels of an update, `measure`, `prepare` and `update`, and the layout of their shared memory.
+"""The kernels `measure` and `update`, and the layout of the memory that they share with `prepare`.
 
 They read a table of addresses, one row of COLUMNS int64 per parameter, and a list of blocks. A block is BLOCK_R rows
 (BLOCK_R_SMALL in a small parameter) by BLOCK_C columns; other tensors are split into rows of BLOCK_C. For a gradient of
 few rows of a matrix, `position` maps each row of the matrix to its index in the gradient. `measure` writes it and
 nothing clears it: an entry is valid only if `rows` has that row at that index (Briggs and Torczon, ACM LOPLAS 2, 1993).
-Rows without a gradient get g = 0, as in torch's dense update; with `lazy` they do not change, nor do their moments. A
-negative entry of `rows` is padding and is skipped.
+Rows without a gradient get g = 0, as in torch; with `lazy` they and their moments stay. Negative `rows` are padding.
 """
 
 import triton
@@ -16,15 +15,12 @@ from minidl.runtime.dependent_launch import wait
 SGD, RMSPROP, ADAGRAD, ADAM, ADAMW, MUON, MUON_STEP = map(tl.constexpr, range(7))
 RULES = {"sgd": SGD, "rmsprop": RMSPROP, "adagrad": ADAGRAD, "adam": ADAM, "adamw": ADAMW}
 
-# Columns of the table of addresses.
+# Columns of the table of addresses. WIDTH: columns of a matrix whose gradient is rows, else 0; SEEN: number of rows in
+# the gradient; USED: 0 if there is no gradient in this step.
 COLUMNS = tl.constexpr(16)
-PARAM, MASTER, STATE_0, STATE_1, STATE_2, NUMEL = map(tl.constexpr, range(6))
-WIDTH = tl.constexpr(6)  # columns of a matrix whose gradient is rows, else 0
-GRAD, GRAD_NUMEL, ROWS = map(tl.constexpr, range(7, 10))
-SEEN = tl.constexpr(10)  # number of rows in the gradient
-POSITION = tl.constexpr(11)
-USED = tl.constexpr(12)  # 0: no gradient in this step
-
+PARAM, MASTER, STATE_0, STATE_1, STATE_2, NUMEL, WIDTH, GRAD, GRAD_NUMEL, ROWS, SEEN, POSITION, USED = map(
+    tl.constexpr, range(13)
+)
 # In a list of blocks, parameter << 32 | block; LARGE marks a block of BLOCK_R rows in memory that allows vectors.
 LARGE = tl.constexpr(2**31)
 
@@ -33,14 +29,8 @@ NUMBERS = tl.constexpr(8)
 LR, WEIGHT_DECAY, MOMENTUM, ALPHA, BETA1, BETA2, EPS, LR_DECAY = map(tl.constexpr, range(8))
 HYPER = {
     "lr": LR, "weight_decay": WEIGHT_DECAY, "momentum": MOMENTUM, "alpha": ALPHA, "beta1": BETA1, "beta2": BETA2,
-    "eps": EPS, "lr_decay": LR_DECAY, "dampening": LR_DECAY,
-    "adjust": ALPHA,
+    "eps": EPS, "lr_decay": LR_DECAY, "dampening": LR_DECAY, "adjust": ALPHA,
 }  # fmt: skip
-
-# The scale of the loss and the finite steps since it changed, float32.
-LOSS_SCALE, GOOD_STEPS = map(tl.constexpr, range(2))
-GROWTH_INTERVAL = tl.constexpr(2000)
-MOST_SCALE = tl.constexpr(2.0**24)
 
 # How gradients of few rows are used.
 NO_ROWS, DENSE_MOMENTS, LAZY = map(tl.constexpr, range(3))
@@ -138,51 +128,6 @@ def measure_kernel(
         else:
             total = sum_of_squares(p_slot, i_block, DTYPE, HAS_ROWS, 1, BLOCK_R_SMALL, BLOCK_C)
         tl.store(p_partial + i_list, total)
-
-
-# The number of blocks changes between steps, so the kernel is not specialised for multiples of 16.
-@triton.jit(do_not_specialize=["partials"])
-def prepare_kernel(
-    p_partial, partials, p_table, p_steps, p_control, p_skipped, p_scale, count,
-    MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, SKIP: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-):  # fmt: skip
-    wait(EARLY)
-    skipped = tl.load(p_skipped)
-    b_total = tl.zeros((BLOCK,), dtype=tl.float64)
-    for i in range(0, partials, BLOCK):
-        o = i + tl.arange(0, BLOCK)
-        b_total += tl.load(p_partial + o, mask=o < partials, other=0.0)  # [BLOCK]
-    norm = tl.sqrt(tl.sum(b_total))
-    # An integer, because the interpreter converts a bool that it broadcasts to a block to float.
-    finite = tl.where(norm < float("inf"), 1, 0)
-    if HAS_SCALE:
-        loss_scale = tl.load(p_scale + LOSS_SCALE)
-        good = tl.load(p_scale + GOOD_STEPS) + 1.0
-        rest = good < GROWTH_INTERVAL
-        grown = tl.where(rest, loss_scale, tl.minimum(2.0 * loss_scale, MOST_SCALE))
-        tl.store(p_scale + LOSS_SCALE, tl.where(finite != 0, grown, tl.maximum(0.5 * loss_scale, 1.0)))
-        tl.store(p_scale + GOOD_STEPS, tl.where((finite != 0) & rest, good, 0.0))
-        unscale = 1.0 / loss_scale.to(tl.float64)
-        norm *= unscale
-    tl.store(p_control + NORM, norm)
-    scale = 1.0
-    if MAX_NORM is not None:
-        scale = MAX_NORM / (norm + 1e-6)
-        scale = tl.where(scale > 1.0, 1.0, scale)  # a compiled tl.minimum would lose NaN
-    if HAS_SCALE:
-        scale *= unscale
-    tl.store(p_control + SCALE, scale)
-    tl.store(p_skipped, skipped + 1 - finite)
-    if not SKIP:
-        finite = tl.maximum(finite, 1)
-    tl.store(p_control + FINITE, finite.to(tl.float64))
-    for i in range(0, count, BLOCK_P):
-        o_p = i + tl.arange(0, BLOCK_P)
-        m_p = o_p < count
-        b_used = tl.load(p_table + o_p * COLUMNS + USED, mask=m_p, other=0) != 0  # [BLOCK_P]
-        b_step = tl.load(p_steps + o_p, mask=m_p, other=0) + tl.where(b_used, finite, 0)
-        tl.store(p_steps + o_p, b_step, mask=m_p)
 
 
 @triton.jit

@@ -134,7 +134,7 @@ def _plan_memory(
     Results (by index; the first buffer has index `first`) get tensors of their own. All other buffers share one tensor,
     in which buffers that no launch needs at the same time overlap.
     """
-    kept = [index for index in range(first, first + len(buffers)) if index in results]
+    outputs = [index for index in range(first, first + len(buffers)) if index in results]
     uses: dict[int, list[int]] = {}
     for number, recorded in enumerate(launches):
         for _, location in (*recorded.tensors, *recorded.descriptors):
@@ -142,16 +142,16 @@ def _plan_memory(
                 uses.setdefault(location.index, []).append(number)
     begins, ends = _overlapped([(numbers[0], numbers[-1], buffers[i - first]) for i, numbers in uses.items()])
     begin_of = dict(zip(uses, begins, strict=True))
-    index_of = {index: first + i for i, index in enumerate(kept)}
+    index_of = {index: first + i for i, index in enumerate(outputs)}
     allocations: list[Allocation] = [
-        (*layouts[id(x)], x.dtype, x.device) for x in (buffers[index - first] for index in kept)
+        (*layouts[id(x)], x.dtype, x.device) for x in (buffers[index - first] for index in outputs)
     ]
     if uses:
         allocations.append(((max(ends),), (1,), torch.uint8, buffers[next(iter(uses)) - first].device))
 
     def relocate(location: Location) -> Location:
         if location.index in begin_of:
-            return location._replace(index=first + len(kept), offset=begin_of[location.index] + location.offset)
+            return location._replace(index=first + len(outputs), offset=begin_of[location.index] + location.offset)
         return location._replace(index=index_of.get(location.index, location.index))
 
     return tuple(allocations), relocate

@@ -28,7 +28,7 @@ from minidl.kernels import (
     tree,
 )
 from minidl.kernels import random as random_kernels
-from minidl.kernels.conv import depthwise_rows, few_outputs, plan, volume
+from minidl.kernels.conv import depthwise_rows, few_outputs, forms, volume
 from minidl.kernels.conv import float8 as float8_products
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.kernels.norm import alone
@@ -325,7 +325,7 @@ def _volumes(dtype: torch.dtype) -> Calls:
 
 def _among(form: Any, call: Callable[[], object]) -> None:
     """A call in one form, where it is able, whatever the estimates say."""
-    with contextlib.suppress(conv.UnableError), plan.among(form):
+    with contextlib.suppress(conv.UnableError), forms.among(form):
         call()
 
 

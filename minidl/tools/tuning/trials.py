@@ -20,10 +20,10 @@ import torch
 
 from minidl.compilation.rehearsal import compile_ahead
 from minidl.kernels import gemm
-from minidl.kernels.conv import fft, filled, pixel_choice
+from minidl.kernels.conv import fft, filled, forms, pixel_choice
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.problem import Problem
-from minidl.kernels.gemm import choice
+from minidl.kernels.gemm import choice, operands
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.launch import Tile
@@ -43,7 +43,7 @@ FORMS = {"gemm": "tma", "gemm_pointer": "pointer", "copied": "copied"}  # of pro
 CHOICES = {"gemm_pointer": "gemm_pointer", "pixel_tiled": "conv", "pixel_back": "conv", "boxed": "conv_box",
            "unfolded_grad_weight": "conv_unfolded_grad_weight"}  # fmt: skip
 # Spectra are used on request only.
-MODULES = {form.__name__.rpartition(".")[2]: form for form in plans.FORMS if form is not fft}
+MODULES = {form.__name__.rpartition(".")[2]: form for form in forms.FORMS if form is not fft}
 FILLED = "filled "  # prefix of a module's name: with padded channels
 
 
@@ -122,9 +122,9 @@ class Setup:
                 return plans.estimate(problem)
         a, b = _operands(self.shape("gemm", trial.index))
         family, costs = "gemm_pointer" if trial.form == "gemm_pointer" else "gemm", selection.of(self.target).gemm
-        shape, copies = gemm._shape(a, b, trial.form == "gemm_pointer"), 0.0
+        shape, copies = operands.shape_of(a, b, trial.form == "gemm_pointer"), 0.0
         if trial.form == "copied":
-            copies = costs.copy + 4 * sum(x.numel() for x in (a, b) if not gemm._has_box(x)) / costs.copied
+            copies = costs.copy + 4 * sum(x.numel() for x in (a, b) if not operands.has_box(x)) / costs.copied
         assert trial.tile is not None
         return copies + choice.microseconds(family, shape, trial.tile, trial.split, self.processors, self.target)
 
@@ -133,7 +133,7 @@ class Setup:
         """Return a context in which a problem runs in the form and tile of this trial."""
         with contextlib.ExitStack() as stack:
             if trial.of != "gemm":
-                stack.enter_context(plans.among(MODULES[trial.form.removeprefix(FILLED)]))
+                stack.enter_context(forms.among(MODULES[trial.form.removeprefix(FILLED)]))
             if trial.tile is not None:
                 family = CHOICES.get(trial.form, "gemm")
                 stack.enter_context(launch.force(**{family: trial.tile}))
@@ -144,11 +144,11 @@ class Setup:
         (M, K), N = a.shape, b.shape[1]
         if gemm._form(a, b, "ieee", None) in ("vector", "thin"):
             return []
-        has_descriptors = gemm._has_box(a) and gemm._has_box(b)
+        has_descriptors = operands.has_box(a) and operands.has_box(b)
         estimates = []
         for form in ("gemm" if has_descriptors else "copied", "gemm_pointer"):
             family = "gemm_pointer" if form == "gemm_pointer" else "gemm"
-            shape = gemm._shape(a, b, form == "gemm_pointer")
+            shape = operands.shape_of(a, b, form == "gemm_pointer")
             for tile in launch.tiles_for(family, DTYPE, floor=16, precision="ieee", target_=self.target, M=M, N=N, K=K):
                 for _, shares, _ in choice._choices(family, shape, tile, self.processors, None, tail=False):
                     settled = choice._trimmed(shape, tile, shares, self.processors)
