@@ -11,7 +11,7 @@ import torch
 from minidl import ops
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
-from minidl.kernels.check import Pair, numbers
+from minidl.kernels.check import Pair, integer, numbers
 from minidl.nn import init
 from minidl.nn.layers import Device, _act_repr, _empty
 from minidl.nn.module import Module, Parameter
