@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from pydantic import Field
@@ -19,24 +19,22 @@ if TYPE_CHECKING:
 
     from benchmarks.bench.drawn_results import Drawn
 
+T = TypeVar("T")
+
 
 class DrawnOptions(Settings):
     """The options of --drawn."""
 
-    drawn: Annotated[
-        int | None, Field(ge=1, le=1_000_000, description="Measure this many random shapes.")
-    ] = None
+    drawn: Annotated[int | None, Field(ge=1, le=1_000_000, description="Measure this many random shapes.")] = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="With --drawn: seed of the shapes.")] = 0
     of: Annotated[
         Literal["conv", "conv_transpose", "conv1d", "conv3d", "gemm", "softmax", "norm", "pool", "reduce", "all"],
         Field(description="With --drawn: operation to measure:"),
     ] = "conv"
-    dtype: Annotated[
-        Literal["float16", "bfloat16", "float32"], Field(description="With --drawn: data type:")
-    ] = "float16"
-    from_: Annotated[
-        int, Field(ge=0, le=999_999, description="With --drawn: index of the first shape to measure.")
-    ] = 0
+    dtype: Annotated[Literal["float16", "bfloat16", "float32"], Field(description="With --drawn: data type:")] = (
+        "float16"
+    )
+    from_: Annotated[int, Field(ge=0, le=999_999, description="With --drawn: index of the first shape to measure.")] = 0
     minutes: Annotated[
         float | None,
         Field(
@@ -86,11 +84,9 @@ def run(config: DrawnOptions, options: Mapping[str, Any]) -> None:
         raise ConfigError(f"--from {config.from_} leaves none of the {config.drawn} shapes of --drawn, numbered from 0")
     if config.regret and not config.of.startswith(("conv", "all")):
         raise ConfigError(f"--regret requires convolutions; --of is {config.of}")
-    from minidl.tools.bench import machine
-
     indices: Sequence[int] = range(config.from_, config.drawn)
     try:
-        indices = indices if config.part is None else machine.part_of(indices, config.part)
+        indices = indices if config.part is None else part_of(indices, config.part)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if "list" in options:
@@ -99,6 +95,14 @@ def run(config: DrawnOptions, options: Mapping[str, Any]) -> None:
         return
     check_device()
     _measure(config, options.get("json"), indices)
+
+
+def part_of(items: Sequence[T], part: str) -> Sequence[T]:
+    """Return the items of a part such as 1/2 (every second one). Raises ValueError for another text."""
+    number, slash, of = part.partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise ValueError(f"expected a part as 1/2, got {part!r}")
+    return items[int(number) - 1 :: int(of)]
 
 
 def _list(config: DrawnOptions, indices: Sequence[int]) -> None:

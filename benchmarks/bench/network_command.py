@@ -50,7 +50,6 @@ def is_requested(names: tuple[str, ...], options: Mapping[str, Any]) -> bool:
 def run(config: Any, options: Mapping[str, Any]) -> None:
     """Measure networks, list them, or show the results in a file."""
     from benchmarks.bench import accelerated_rows, network_results, network_rows, network_table
-    from minidl.tools.bench import machine
 
     word = config.names[0]
     for name in _OTHERS:
@@ -61,7 +60,7 @@ def run(config: Any, options: Mapping[str, Any]) -> None:
     try:
         nets = (accelerated_rows if word == IN_TORCH else network_rows).chosen(config.names[1:])
         if config.part is not None:
-            nets = list(machine.part_of(nets, config.part))
+            nets = list(drawn_command.part_of(nets, config.part))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.list_:

@@ -22,9 +22,9 @@ from benchmarks.bench.network_rows import MEAN_GOAL, NETS, WORD
 from benchmarks.bench.network_run import merged
 from minidl.common.console import echo
 from minidl.errors import ConfigError
+from minidl.tools.bench.chart import as_bytes
 from minidl.tools.bench.goals import NOISE
 from minidl.tools.bench.results import Results
-from minidl.tools.bench.table import as_bytes
 from minidl.training.report.plot_processes import own_settings
 
 TITLES = (

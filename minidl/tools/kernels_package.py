@@ -22,7 +22,7 @@ from minidl.version import __version__
 NAME = "minidl_kernels"
 ROOT = Path(__file__).parents[1]  # of minidl
 _FIRST = "minidl.torch"
-_DATA = ("runtime/constants", "runtime/tiles")
+_DATA = ("runtime/cost_model/constants", "runtime/tiles")
 _BUILD = f"""[general]
 name = "{NAME}"
 universal = true

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minidl.tools.bench.table import as_bytes
+from minidl.tools.bench.chart import as_bytes
 from minidl.tools.tuning.search import TIMED, SearchResult
 from minidl.tools.tuning.space import describe
 from minidl.training.report.plot_processes import own_settings
