@@ -1,4 +1,4 @@
-"""`python -m benchmarks.bench` where there is no GPU: drawn shapes, networks and models in torch."""
+"""`python -m benchmarks.bench` without a GPU: drawn shapes, networks and models in torch."""
 
 import json
 from pathlib import Path
@@ -71,8 +71,8 @@ def test_drawn_shapes_are_listed_without_a_gpu(bench):
         (("--drawn", "3", "--show", "r.json"), "--show cannot be combined with --drawn"),
         (("--drawn", "3", "--plot", "r.svg"), "--plot cannot be combined with --drawn"),
         (("--drawn", "3", "--from", "3"), "--from 3 leaves none of the 3 shapes of --drawn, numbered from 0"),
-        (("--drawn", "3", "--of", "gemm", "--regret"), "--regret is for convolutions"),
-        (("--drawn", "3", "--list", "--json", "r.json"), "--list only lists what is available: leave out --json"),
+        (("--drawn", "3", "--of", "gemm", "--regret"), "--regret requires convolutions"),
+        (("--drawn", "3", "--list", "--json", "r.json"), "--list cannot be combined with --json"),
     ],
 )
 def test_bad_settings_of_drawn_shapes(bench, flags, message):
@@ -86,7 +86,7 @@ def test_bad_settings_of_drawn_shapes(bench, flags, message):
 def test_drawn_shapes_are_measured_on_a_gpu_only(bench, tmp_path):
     done = bench("--drawn", "3", "--json", tmp_path / "r.json")
     assert done.code == 2
-    assert "bench needs a CUDA device with compiled kernels, and there is none here" in done.err
+    assert "bench requires a CUDA device with compiled kernels" in done.err
     assert not (tmp_path / "r.json").exists()
 
 
@@ -205,7 +205,7 @@ def test_networks_are_listed(bench):
         (("networks", "--plot", "r.pdf"), "--plot is r.pdf, expected a name that ends with .png or .svg"),
         (("networks", "--plot", "r"), "--plot is r, expected a name that ends with .png or .svg"),
         (("networks", "--show", "r.json", "--part", "1/2"), "--part cannot be combined with --show"),
-        (("networks", "--list", "--minutes", "3"), "--list only lists what is available: leave out --minutes"),
+        (("networks", "--list", "--minutes", "3"), "--list cannot be combined with --minutes"),
         (
             ("in-torch", "vgg19"),
             f"no model's row contains 'vgg19'; `{COMMAND} in-torch --list` shows them",
@@ -275,7 +275,7 @@ def test_models_are_measured_in_torch(bench, gpu, monkeypatch, tmp_path):
 def test_rows_that_a_file_does_not_have_are_named(bench):
     shown = bench("in-torch", "--show", RESULTS / "networks-nvidia-h200.json")
     assert shown.code == 2
-    assert "has none of the rows asked for; the rows in it: networks " in shown.err
+    assert "has none of these rows; it has: networks " in shown.err
     assert shown.err.endswith(" more\n")
     assert len(shown.err) < 400
 

@@ -1,6 +1,7 @@
-"""`minidl doctor`: what this machine can run, what is missing, and offline compilation, also for other GPUs.
+"""`minidl doctor`: check this machine, and compile kernels offline, also for other GPUs.
 
-Importing this package is cheap: the command imports torch and rich when it runs.
+Read `machine` first (the checks), then `workloads` and `plan` (the kernels to compile), `jobs`, `offline`, `compile`,
+`report`, `scripts` (kernels of a user's script) and `warm`. The commands import torch and rich when they run.
 """
 
 from __future__ import annotations

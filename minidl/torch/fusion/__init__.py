@@ -1,10 +1,9 @@
-"""The backend "minidl" of `torch.compile`: Dynamo traces and guards a model, this fuses what it has traced.
+"""The backend "minidl" of `torch.compile`, which fuses the graphs that Dynamo traces.
 
-Dynamo hands over a graph of torch's functions, and traces anew what was changed since, so that nothing of a trace can
-be out of date. The passes, in their order: `reading` marks layers and batch norms, `chains` puts operators in the place
-of them and of what follows, `sums` does so for scaled sums, `exchanging` for functions alone, `orders` keeps torch's
-memory order where the graph depends on it, `joining` joins parts in one memory, `folding` folds all batch norms of an
-inference at once. What is left stays torch's.
+Dynamo guards a model and traces it again after a change. Read the passes in their order: `reading` marks layers and
+batch norms, `chains` replaces each with its later operations by one operator, `sums` replaces scaled sums, `exchanging`
+single functions, `orders` keeps torch's memory format if the graph depends on it, `joining` joins tensors in one
+memory, and `folding` folds all batch norms of an inference at once. Other operations stay torch's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The kinds of runs: each has its home in one file here, and one line below."""
+"""The kinds of runs: one file or folder each, and one line below.
+
+Read `table` first, which is the shortest, then `text`, `images` and `gan`.
+"""
 
 from __future__ import annotations
 
