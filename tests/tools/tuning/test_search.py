@@ -77,7 +77,7 @@ def test_the_fastest_right_tile_is_chosen_and_the_others_are_counted(monkeypatch
     by_block = {block(trial): trial for trial in found.trials}
     assert set(by_block) == {64, 128, 256, 512, 2048, 4096, 8192, 16384}
     assert found.chosen == Tile({"BLOCK_N": 4096})
-    assert found.confirmed.better(search.noise())
+    assert found.confirmed.is_faster(search.noise())
     assert found.confirmed.ratio > 3.0
     assert (by_block[512].outcome, by_block[512].why) == (WRONG, "1")
     assert (by_block[8192].outcome, by_block[8192].why) == (FAILED, "RuntimeError: out of resources")
@@ -100,8 +100,8 @@ def test_a_tile_that_is_not_ahead_by_more_than_the_noise_stays(monkeypatch):
 def test_one_that_is_behind_on_a_problem_does_not_replace(monkeypatch):
     fast = search.Trial(PRESENT, TIMED, ratios={"a": 4.0, "b": 0.9})
     assert fast.ratio > 1.8
-    assert not fast.better(0.05)
-    assert search.Trial(PRESENT, TIMED, ratios={"a": 1.2, "b": 0.97}).better(0.05)
+    assert not fast.is_faster(0.05)
+    assert search.Trial(PRESENT, TIMED, ratios={"a": 1.2, "b": 0.97}).is_faster(0.05)
     assert search.Trial(PRESENT, WRONG).ratio == 0.0
 
 
@@ -174,7 +174,7 @@ def test_a_present_tile_that_is_wrong_is_told(monkeypatch):
     problem = Problem(
         "changing", torch.float32, lambda make: Case((make.tensor(3),)), kernel(lambda x: x + float(next(values)))
     )
-    with pytest.raises(AssertionError, match="the present tile's result is wrong"):
+    with pytest.raises(AssertionError, match="the result of the current tile is wrong"):
         Judge(problem, "cpu")
 
 
