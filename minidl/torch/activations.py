@@ -1,4 +1,4 @@
-"""Activations with a bias, and linear layers with both, as operators of torch."""
+"""Activations with a bias, and linear layers with both, as torch operators."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """Return an empty result of an elementwise kernel: dense, with x's order of axes if x is dense."""
+    """Return an empty result of an elementwise kernel, with x's memory format if x is dense."""
     return torch.empty_like(x)
 
 
@@ -100,7 +100,7 @@ def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation = "relu") 
 
 
 def act(x: torch.Tensor, how: Activation) -> torch.Tensor:
-    """Apply an activation to x; the result has its shape, dtype and memory order."""
+    """Apply an activation to x; the result has its shape, dtype and memory format."""
     return _bias_act(x, None, *parts(how))
 
 

@@ -1,4 +1,4 @@
-"""Linear layer and cross-entropy as one operator of torch, which never stores all logits."""
+"""Linear layer and cross-entropy as one torch operator, which never stores all logits."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _fake_backward(dy: Any, x: Any, w: Any, *more: Any) -> list[torch.Tensor]:
 def linear_cross_entropy_backward(
     dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *more: Any
 ) -> list[torch.Tensor]:
-    """Return the wanted gradients of x, w and bias, for the gradient dy of each row's loss."""
+    """Return the requested gradients of x, w and bias, for the gradient dy of each row's loss."""
     *options, wanted = more
     return kernels.linear_cross_entropy(x, w, target, *options, wanted=wanted, dy=dy.contiguous()).grads
 

@@ -1,4 +1,4 @@
-"""added + x * scale * factor (by channel and example), the end of ConvNeXt's blocks, as an operator of torch."""
+"""added + x * scale * factor (by channel and example), the end of ConvNeXt's blocks, as a torch operator."""
 
 from __future__ import annotations
 
