@@ -51,7 +51,7 @@ def listed(ptx: str) -> dict[str, Any]:
         with launch.record(lambda *launched: None, target_name(ARCH)):
             side = sides.Side(net, sides.ours("cpu", net.dtype))
         with rehearsal(keep, target_name(ARCH)), selection.use(known[0]):
-            rehearse(side.given(batch))
+            rehearse(side.call_on(batch))
         print(f"{net.title}: {len(launches)}", flush=True)
     sources = {key: launch_jobs.source_of(job).fn.cache_key for key, job in jobs.items()}
     return {"rows": rows, "sources": sources, "ptx": {k: code(j) for k, j in jobs.items() if ptx and ptx in j.kernel}}

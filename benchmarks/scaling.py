@@ -292,7 +292,7 @@ class _Measured:
         net = next(n for n in network_rows.NETS.values() if n.name == name and n.training)
         size = 32 if self.given.small and net.size > 64 else net.size
         options = (*net.options, ("width", 4)) if self.given.small and name == "dcgan" else net.options
-        return network_rows.Net(name, images, size, True, 1.0, net.given, options, net.channels)
+        return network_rows.Net(name, images, size, True, 1.0, net.arguments, options, net.channels)
 
     def _side(self, name: str, images: int, torchs: bool = False):
         """A network of ours or of torch with its optimizers."""

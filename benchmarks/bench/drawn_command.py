@@ -125,7 +125,7 @@ def _measure(config: DrawnOptions, path: Path | None, indices: Sequence[int]) ->
         results = drawn_results.continued(path, about, here)
     else:
         results = drawn_results.Drawn(about, here)
-    rows = drawn_run.wanted(results, indices, "cuda", config.regret)
+    rows = drawn_run.remaining(results, indices, "cuda", config.regret)
     lost_device = ""
     try:
         left = drawn_run.run(

@@ -52,5 +52,5 @@ def test_running_statistics_are_mapped_with_the_images_or_refused():
     y = vmap(lambda x, m, v: mt.batch_norm(x, m, v, training=True))(x, mean, var)
     torch.testing.assert_close(y, vmap(lambda x, m, v: F.batch_norm(x, m, v, training=True))(x, *kept))
     torch.testing.assert_close((mean, var), kept)
-    with pytest.raises(ValueError, match="maps x and not running_mean, which is updated"):
+    with pytest.raises(ValueError, match="maps x but not running_mean, which is updated"):
         vmap(lambda x: mt.batch_norm(x, mean[0], var[0], training=True))(x)
