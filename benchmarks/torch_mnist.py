@@ -1,12 +1,12 @@
-"""The network of `minidl train images --data mnist` trained by torch at its best.
+"""Train the network of `minidl train images --data mnist` with torch, as fast as possible.
 
     python -m benchmarks.torch_mnist [--epochs 10] [--precision float32 tf32 bfloat16] [--minidl] [--out FILE]
 
-Architecture, batch size, optimiser, schedule and augmentation are those that the command has by default. The data set
-lies on the device; a step, with the choice, moving and standardising of its pictures and the learning rate's course, is
-compiled and replayed as one CUDA graph, and so is the judging of the validation split after every epoch. The clock runs
-from the first step to the last epoch's judgement; `setup_seconds` is what compiling and capturing took before. The test
-pictures are judged with the last weights. float32 is IEEE, and bfloat16 is autocast over float32 weights.
+Architecture, batch size, optimiser, schedule and augmentation are the command's defaults. The data set is on the
+device; a step, with selection, shifts and standardisation of its pictures and the learning rate's schedule, is compiled
+and replayed as one CUDA graph, and so is the evaluation of the validation split after every epoch. The time covers the
+first step to the last evaluation; `setup_seconds` is the time of compilation and capture. The last weights are
+evaluated on the test pictures. float32 is IEEE, and bfloat16 is autocast over float32 weights.
 
 --minidl trains the same in processes of `minidl train images`. On a CPU nothing is compiled or captured; try
 --epochs 1 --limit 512.
