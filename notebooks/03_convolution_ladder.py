@@ -377,7 +377,7 @@ step("banded", run_banded)
 # %% [markdown]
 # ## Step 6: ReLU and pool on the way out
 #
-# After step 5 the arithmetic is nearly free, and most time goes into writing y; ReLU and a 2x2 average pool would read it
+# After step 5 the arithmetic is nearly free, and writing y takes longest; ReLU and a 2x2 average pool would read it
 # and write it again. In registers, y never reaches memory, and a quarter of its size is stored. One program sums
 # two image rows at once: an image row is loaded once and multiplied by band r for the upper and by band r - 1 for the
 # lower outputs. The band's columns are sorted, even pixels in its left half, odd ones in its right half: the neighbours
