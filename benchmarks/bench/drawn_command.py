@@ -135,7 +135,7 @@ def _measure(config: DrawnOptions, path: Path | None, indices: Sequence[int]) ->
     except drawn_run.LostError as error:
         left, lost_device = 0, str(error)
     if left:
-        echo(f"{left} of {len(rows)} rows are left: run the same command again", error=True)
+        echo(f"{left} of {len(rows)} rows are left: repeat the command", error=True)
     if lost_device:
         echo(lost_device, error=True)
     _show(results)

@@ -92,13 +92,13 @@ def load(path: Path) -> Drawn:
             raise ValueError("expected the machine")
         for row in rows:
             _check(row)
-        known = {(row["of"], row["index"], row["direction"]): row for row in rows}
+        by_key = {(row["of"], row["index"], row["direction"]): row for row in rows}
     except OSError as error:
         why = error.strerror
     except ValueError as error:
         why = cut(error)
     else:
-        return Drawn(about, content, known)
+        return Drawn(about, content, by_key)
     raise ConfigError(
         f"{path} has no results of `python -m benchmarks.bench --drawn` ({why}); give a file that its --json wrote"
     )

@@ -101,7 +101,7 @@ class Row:
             return
         self._empty_cache()
         if graph:
-            # First with a memory pool of its own, to measure the memory of a graph.
+            # First with a separate memory pool, to measure the memory of a graph.
             before = torch.cuda.memory_reserved()
             replay = Replay([call], True)
             side.forget_gradients()

@@ -23,7 +23,7 @@ WORD, IN_TORCH = "networks", "in-torch"
 
 
 class NetworkOptions(drawn_command.DrawnOptions):
-    """The options of whole networks."""
+    """The options of networks."""
 
     against: Annotated[
         str,
@@ -116,5 +116,5 @@ def _measure(config: Any, nets: list[Net]) -> tuple[Results, list[str]]:
     more = {"module": "benchmarks.bench.accelerated_run"} if in_torch else {}
     left, failures = network_run.run(nets, results.rows, peers, keep, echo, config.minutes, **more)
     if left:
-        echo(f"{left} of {len(nets)} networks are left: run the same command again", error=True)
+        echo(f"{left} of {len(nets)} networks are left: repeat the command", error=True)
     return results, failures

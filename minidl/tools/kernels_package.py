@@ -1,4 +1,4 @@
-"""The operators of `minidl.torch` as a package of their own, in the form of Hugging Face's `kernels`.
+"""Write the operators of `minidl.torch` as a package in the form of Hugging Face's `kernels`.
 
     python -m minidl.tools.kernels_package dist/kernels
 

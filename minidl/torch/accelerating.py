@@ -56,7 +56,7 @@ def accelerate(model: nn.Module, example: Any = None) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"accelerate: expected a torch.nn.Module, got {type(model).__module__}.{type(model).__qualname__}; "
-            "minidl's own modules have these kernels already"
+            "minidl's modules already use these kernels"
         )
     restore(model)
     reasons = {module: _refuses(module) for module in model.modules()}

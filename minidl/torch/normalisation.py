@@ -142,11 +142,11 @@ def _with_running(
 
 def _fake_backward(
     dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any, y: Any, training: Any, name: Any, slope: Any,
-    wanted: Any,
+    mask: Any,
 ) -> list[torch.Tensor]:  # fmt: skip
     vectors = (x.new_empty(x.shape[1], dtype=(x if vector is None else vector).dtype) for vector in (weight, bias))
     gradients = last(x.shape, x), *vectors, last(x.shape, x)
-    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
+    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
 
 
 @operator(
@@ -156,11 +156,11 @@ def _fake_backward(
 )  # fmt: skip
 def batch_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any, bias: Any, y: Any,
-    training: bool, name: Any, slope: float, wanted: list[bool],
+    training: bool, name: Any, slope: float, mask: list[bool],
 ) -> list[torch.Tensor]:  # fmt: skip
     """Return the requested gradients of x, weight, bias and `added`."""
     arguments = x, kernels.Statistics(mean, rstd), weight, bias, act_of(name, slope)
-    want_x, want_weight, want_bias, _ = wanted
+    want_x, want_weight, want_bias, _ = mask
     dx: torch.Tensor | None
     dz = dy
     if training and want_x and y is None and alone.fits(x):
@@ -169,7 +169,7 @@ def batch_norm_backward(
         dx, dweight, dbias, dz = kernels.normalise_grad(
             dy, *arguments, training, y=y, want_x=want_x, want_affine=want_weight or want_bias
         )
-    gradients = zip((dx, dweight, dbias, dz), wanted, strict=True)
+    gradients = zip((dx, dweight, dbias, dz), mask, strict=True)
     return [gradient for gradient, want in gradients if want and gradient is not None]
 
 

@@ -147,9 +147,9 @@ def _save_norm(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _norm_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
-    wanted = list(ctx.needs_input_grad[:3])
-    gradients = iter(row_norm_backward(dy, *ctx.saved_tensors, ctx.dims, ctx.groups, ctx.rms, wanted))
-    return *(next(gradients) if want else None for want in wanted), *[None] * 5
+    mask = list(ctx.needs_input_grad[:3])
+    gradients = iter(row_norm_backward(dy, *ctx.saved_tensors, ctx.dims, ctx.groups, ctx.rms, mask))
+    return *(next(gradients) if want else None for want in mask), *[None] * 5
 
 
 @operator(
@@ -177,10 +177,10 @@ def _row_norm(
 
 
 def _fake_norm_backward(
-    dy: Any, x: Any, weight: Any, bias: Any, mean: Any, rstd: Any, dims: Any, groups: Any, rms: Any, wanted: Any
+    dy: Any, x: Any, weight: Any, bias: Any, mean: Any, rstd: Any, dims: Any, groups: Any, rms: Any, mask: Any
 ) -> list[torch.Tensor]:
     gradients = _order(x, groups), *(x if t is None else torch.empty_like(t) for t in (weight, bias))
-    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
+    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
 
 
 @operator(
@@ -190,11 +190,11 @@ def _fake_norm_backward(
 )  # fmt: skip
 def row_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, rstd: torch.Tensor, dims: int,
-    groups: int, rms: bool, wanted: list[bool],
+    groups: int, rms: bool, mask: list[bool],
 ) -> list[torch.Tensor]:  # fmt: skip
     x, rows = _rows(x, dims, groups)
     flat = None if weight is None else weight.reshape(-1)
-    dx, *others = norms.backward(dy, x, rows, flat, mean, rstd, rms, wanted)
+    dx, *others = norms.backward(dy, x, rows, flat, mean, rstd, rms, mask)
     gradients = [
         dx,
         *(

@@ -115,7 +115,7 @@ def test_drawn_shapes_are_measured_in_parts_and_shown(bench, drawing, tmp_path):
     flags = "--drawn", "5", "--seed", "3", "--of", "gemm", "--json", path
     done = bench(*flags, "--from", "1", "--minutes", "2")
     assert done.code == 0, done.err
-    assert "2 of 4 rows are left: run the same command again" in done.err
+    assert "2 of 4 rows are left: repeat the command" in done.err
     assert "2 rows measured, 0 wrong or failed" in done.out
     done = bench(*flags)
     assert runs == [(4, 2.0, False, 1), (3, None, False, 1)]
@@ -244,7 +244,7 @@ def test_networks_are_measured_in_parts_and_shown(bench, gpu, monkeypatch, tmp_p
     flags = "--against", "eager,graph", "--json", path, "--minutes", "9"
     done = bench("networks", "unet", *flags)
     assert done.code == 0, done.err
-    assert "1 of 2 networks are left: run the same command again" in done.err
+    assert "1 of 2 networks are left: repeat the command" in done.err
     assert bench("networks", "--part", "1/2", *flags).code == 0
     assert runs == [(2, ["eager", "graph"], 9.0), (11, ["eager", "graph"], 9.0)]
     assert len(network_results.load(path).rows) == 2

@@ -1,4 +1,4 @@
-"""The rows for images: convolution and its gradients, pooling, batch norm, whole networks."""
+"""The rows for images: convolution and its gradients, pooling, batch norm, networks."""
 
 from __future__ import annotations
 

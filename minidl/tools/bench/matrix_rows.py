@@ -60,7 +60,7 @@ def _gemm(M: int, N: int, K: int, dtype: torch.dtype, precision: str | None = No
     def judge(c: torch.Tensor, against: Callable[..., torch.Tensor] | None = None) -> bool:
         a, b = pairs[0]
         exact = a.double() @ b.double()
-        # float32 accuracy is the claim: not above cuBLAS's own float32 error.
+        # The error must not exceed cuBLAS's float32 error.
         if against is not None and not (c.double() - exact).norm() <= (against(a, b).double() - exact).norm():
             return False
         unit = 2.0**-10 if tf32 else 0.0

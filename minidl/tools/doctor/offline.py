@@ -46,7 +46,7 @@ INSTRUCTIONS = {
     "wide": r"\bld\.global\S*\.(?:v4\.\w32|v8\.\w32|v[24]\.\w64)|\bcp\.async\.c[ag]\b[^;]*\b0x10\b"
     r"|\b(?:global|buffer)_load_(?:lds_)?(?:dwordx4|b128)",
 }  # fmt: skip
-# In Triton's own code, a product whose left operand or precision tensor cores have.
+# In Triton's IR, a product whose left operand or precision tensor cores support.
 WANTS_MATRIX = r" tt\.dot .*(?:inputPrecision = tf32|: tensor<[\dx]+x(?:f16|bf16|f64|f8E\w+)> \*)"
 WANTS_MATRIX_OF_AMD = r" tt\.dot .*: tensor<[\dx]+x(?:f16|bf16)> \*"
 AMD_FIGURES = {

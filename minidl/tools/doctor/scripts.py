@@ -48,7 +48,7 @@ class Launches:
 
     refused  launches for which an architecture has no job, and why
     failed   scripts that failed or launched nothing
-    count    the number of launches, without those of minidl's own kernels
+    count    the number of launches, without those of minidl's kernels
     """
 
     archs: Sequence[Arch]

@@ -121,7 +121,7 @@ def kernel(launcher: Callable[..., Any]) -> Start:
 
 
 class Judge:
-    """Checks a problem's result. Create it while the tiles in use are known to be right.
+    """Checks a problem's result. Create it while the tiles in use are right.
 
     Raises AssertionError if the current result is outside its bound.
     """

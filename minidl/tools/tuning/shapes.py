@@ -1,4 +1,4 @@
-"""Shapes of operations that a benchmark can be made of."""
+"""Shapes of operations for benchmarks."""
 
 from __future__ import annotations
 
