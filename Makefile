@@ -88,7 +88,7 @@ kernels-package: $(VENV)/.installed ## the operators in torch as a package of Hu
 	$(BIN)/python -m minidl.tools.kernels_package dist/kernels
 
 results: $(VENV)/.installed ## the table and the charts of the committed results of an H200
-	$(BIN)/python -m minidl.tools.bench.table benchmarks/results/nvidia-h200.json docs/performance.md \
+	$(BIN)/python -m benchmarks.bench.results_page benchmarks/results/nvidia-h200.json docs/performance.md \
 		benchmarks/results/nvidia-h200.svg benchmarks/results/nvidia-h200-short.svg
 
 dist: $(VENV)/.installed-release ## the wheel and the source distribution, in dist/

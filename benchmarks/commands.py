@@ -1,16 +1,15 @@
-"""Whole commands, as their users wait for them, beside what they would take instead.
+"""Time complete commands, as users run them, and their alternatives.
 
     python -m benchmarks.commands PART [PART ...] --out FILE     measure parts and put their rows into FILE
     python -m benchmarks.commands --list                         the parts
-    python -m benchmarks.commands --check FILE                   exit code 1 where a row is behind its goal
+    python -m benchmarks.commands --check FILE                   exit code 1 if a row misses its goal
     python -m benchmarks.commands --plot FILE                    the growth with the number of texts, as FILE's .svg
 
-Inputs are made from a seed in --work (default: a temporary folder). The command of minidl and its peers run one after
-the other on the same machine, with a kernel cache of their own: first empty, then filled (rows "warm"). Seconds are
-those of whole processes, start included, but for texts' peers without start and imports; phases are what report.json
-says. Peers: fastText (the wheel fasttext-wheel) and scikit-learn's TfidfVectorizer with SGDClassifier, for texts, on
-the training and test rows of minidl's own split; Pillow in processes, for pictures. The part cpu
-needs no GPU and no peer.
+Inputs are made from a seed in --work (default: a temporary folder). minidl's command and its peers run one after the
+other on the same machine, with a separate kernel cache: first empty, then filled (rows "warm"). Seconds are those of
+complete processes including their start, except for the peers of texts; phases are those of report.json. Peers for
+texts: fastText (the wheel fasttext-wheel) and scikit-learn's TfidfVectorizer with SGDClassifier, on the training and
+test rows of minidl's split; for pictures: Pillow in processes. The part cpu needs no GPU and no peer.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from benchmarks import inputs
 
 Row = dict[str, Any]
 _NOISE = 0.1  # seconds, of the median of five starts
-_LARGE = 1_000_000  # of more texts there is no second run and no linear machine, which takes minutes
+_LARGE = 1_000_000  # with more texts, no second run and no linear classifier, which takes minutes
 
 
 class Ran(NamedTuple):
-    """What a process took: seconds, and kilobytes of memory at most, its own without those of its workers."""
+    """The seconds of a process, and its peak memory in kilobytes without its workers."""
 
     seconds: float
     kilobytes: int
@@ -45,7 +44,7 @@ class Ran(NamedTuple):
 
 
 class Bench:
-    """One measurement: the folder of inputs, and of kernels that were compiled."""
+    """The rows of a measurement, and the folder of its inputs and compiled kernels."""
 
     def __init__(self, work: Path) -> None:
         self.work = work
@@ -59,13 +58,13 @@ class Bench:
         )  # fmt: skip
 
     def empty(self, cache: str) -> None:
-        """No kernel is in this cache, though an earlier measurement may have filled it."""
+        """Empty this kernel cache."""
         shutil.rmtree(self.work / cache, ignore_errors=True)
 
     def add(
         self, name: str, seconds: float, goal: dict[str, float], peer: str = "", peer_s: float = 0.0, **more: Any
     ) -> None:
-        """A row: its goal is "seconds" (at most), "ratio" (at least) or "rate" (at least)."""
+        """Add a row: its goal is "seconds" (at most), "ratio" (at least) or "rate" (at least)."""
         row = {
             "name": name, "ours_ms": round(1000 * seconds, 1), "peer": peer, "peer_ms": round(1000 * peer_s, 1),
             "ratio": round(peer_s / seconds, 3) if peer_s else None, "goal": goal, "error_ok": True, **more,
@@ -84,22 +83,22 @@ class Bench:
 
 
 def run(command: list[str], **environment: str) -> Ran:
-    """Run a process to its end. Raises SystemExit, with its output, when it fails."""
+    """Run a process. Raises SystemExit with its output if it fails."""
     started = time.perf_counter()
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment})
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - started
         out.seek(0)
-        said = out.read().decode(errors="replace")
+        output = out.read().decode(errors="replace")
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{said[-3000:]}")
-    return Ran(seconds, usage.ru_maxrss, said)
+        sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{output[-3000:]}")
+    return Ran(seconds, usage.ru_maxrss, output)
 
 
 def behind(row: Row) -> bool:
-    """Whether a row misses its goal, by more than one in a hundred."""
+    """Return whether a row misses its goal by more than 1 %."""
     goal, seconds = row["goal"], row["ours_ms"] / 1000
     return (
         seconds > 1.01 * goal.get("seconds", float("inf"))
@@ -112,14 +111,14 @@ def behind(row: Row) -> bool:
 
 
 def train_text(bench: Bench, count: int, epochs: int = 5) -> None:
-    """Training on a file, beside fastText and a linear machine on the same rows."""
+    """Time training on a file, and fastText and a linear classifier on the same rows."""
     data = bench.texts(count)
     options = ("train", "text", "--data", data, "--epochs", epochs, "--overwrite", "--quiet", "--out")
-    found: dict[str, tuple[Ran, dict[str, Any]]] = {}
+    runs: dict[str, tuple[Ran, dict[str, Any]]] = {}
     bench.empty(f"kernels-{count}")
     for name in ("cold",) if count > _LARGE else ("cold", "warm"):
         done = bench.minidl(*options, bench.work / "run", cache=f"kernels-{count}")
-        found[name] = done, json.loads((bench.work / "run" / "report.json").read_text())
+        runs[name] = done, json.loads((bench.work / "run" / "report.json").read_text())
     others = [sys.executable, "-m", "benchmarks.text_peers", str(data), str(epochs)]
     peers = json.loads(run(others + ["--fast"] * (count > _LARGE)).out.splitlines()[-1])
     best = min(peers.values(), key=lambda peer: peer["seconds"])
@@ -128,7 +127,7 @@ def train_text(bench: Bench, count: int, epochs: int = 5) -> None:
         300_000: {"seconds": 5.0, "ratio": 1.0},
         4_000_000: {"ratio": 1.0, "times_file": 8.0},
     }
-    for name, (done, report) in found.items():
+    for name, (done, report) in runs.items():
         bench.add(
             f"train text, {count:,} texts, {epochs} epochs, {name}", done.seconds,
             goals.get(count, {}) if name == "cold" else {}, best["name"], best["seconds"], texts=count,
@@ -139,45 +138,45 @@ def train_text(bench: Bench, count: int, epochs: int = 5) -> None:
 
 
 def predict_text(bench: Bench, count: int = 60_000) -> None:
-    """Answers to the texts of a file; the start-up, of one text, is taken off: medians of five."""
+    """Time predictions of the texts of a file, without the start (measured with one text): medians of five."""
     data = bench.texts(300_000)
     if not (bench.work / "run" / "report.json").exists():
         bench.minidl("train", "text", "--data", data, "--epochs", 1, "--quiet", "--out", bench.work / "run")
     part = bench.work / "some.csv"
     with data.open() as file:
         part.write_text("".join(line for _, line in zip(range(count + 1), file, strict=False)))
-    asked: dict[str, list[Ran]] = {"alone": [], "many": []}
-    for _ in range(6):  # the kernels are compiled by the first
-        asked["alone"].append(bench.minidl("predict", bench.work / "run", "one text"))
-        asked["many"].append(bench.minidl("predict", bench.work / "run", "--file", part))
-    alone, many = (statistics.median(ran.seconds for ran in rans[1:]) for rans in asked.values())
-    more = max(many - alone, _NOISE)  # the file is read while torch is imported, which `alone` waits for, too
+    runs: dict[str, list[Ran]] = {"alone": [], "many": []}
+    for _ in range(6):  # the first compiles the kernels
+        runs["alone"].append(bench.minidl("predict", bench.work / "run", "one text"))
+        runs["many"].append(bench.minidl("predict", bench.work / "run", "--file", part))
+    alone, many = (statistics.median(ran.seconds for ran in rans[1:]) for rans in runs.values())
+    more = max(many - alone, _NOISE)  # the file is read during the import of torch, which `alone` includes
     bench.add(
         f"predict of {count:,} texts from a file", many, {"rate": 100_000.0}, rate=round(count / more),
-        error_ok=all(len(ran.out.splitlines()) == count for ran in asked["many"]), start_s=round(alone, 2),
+        error_ok=all(len(ran.out.splitlines()) == count for ran in runs["many"]), start_s=round(alone, 2),
     )  # fmt: skip
 
 
 def cold(bench: Bench) -> None:
-    """What a newcomer runs: whole commands, and training alone, with no kernel compiled and with all of them."""
+    """Time first commands, complete or only their training, without and with compiled kernels."""
     commands = {
         "train text --data docstrings": (("text", "--data", "docstrings"), 6.0, 3.0, "total"),
         "train images --data digits --epochs 3": (("images", "--data", "digits", "--epochs", 3), 2.0, None, "training"),
         "train gan --data digits --epochs 1": (("gan", "--data", "digits", "--epochs", 1), 2.0, None, "training"),
     }
-    for number, (name, (arguments, goal, warm_goal, what)) in enumerate(commands.items()):
-        cache = f"kernels-cold-{number}"  # not in the run, which --overwrite moves aside
+    for number, (name, (arguments, goal, warm_goal, part)) in enumerate(commands.items()):
+        cache = f"kernels-cold-{number}"  # not in the run folder, which --overwrite replaces
         bench.empty(cache)
-        for state, wanted in (("cold", goal), ("warm", warm_goal)):
+        for state, limit in (("cold", goal), ("warm", warm_goal)):
             out = bench.work / f"cold-{number}"
             done = bench.minidl("train", *arguments, "--overwrite", "--quiet", "--out", out, cache=cache)
             phases = json.loads((out / "report.json").read_text())["phases"]
-            seconds = done.seconds if what == "total" else phases["train"] + phases["compile"] + phases["evaluate"]
-            bench.add(f"{name}, {state}, {what}", seconds, {} if wanted is None else {"seconds": wanted}, phases=phases)
+            seconds = done.seconds if part == "total" else phases["train"] + phases["compile"] + phases["evaluate"]
+            bench.add(f"{name}, {state}, {part}", seconds, {} if limit is None else {"seconds": limit}, phases=phases)
 
 
 def generate(bench: Bench, count: int = 10_000) -> None:
-    """PNG files of generated pictures, beside Pillow in processes writing as many."""
+    """Time PNG files of generated pictures, and Pillow writing as many in processes."""
     bench.minidl("generate", "--seeds", "0-9", "--quiet", "--overwrite", "--out", bench.work / "few")
     out = bench.work / "made"
     done = bench.minidl("generate", "--seeds", f"0-{count - 1}", "--quiet", "--overwrite", "--out", out)
@@ -189,7 +188,7 @@ def generate(bench: Bench, count: int = 10_000) -> None:
 
 
 def train_photos(bench: Bench, count: int = 20_000) -> None:
-    """Training on a folder of JPEG files, beside Pillow in processes decoding them."""
+    """Time training on a folder of JPEG files, and Pillow decoding them in processes."""
     folder, out = bench.photos(count), bench.work / "photos-run"
     options = ("--size", 64, "--epochs", 5, "--overwrite", "--quiet", "--out", out)
     bench.empty("photos")
@@ -202,25 +201,27 @@ def train_photos(bench: Bench, count: int = 20_000) -> None:
     )  # fmt: skip
     some = [str(path) for path in sorted(folder.rglob("*.jpg"))[:2000]]
     bench.minidl("predict", out, *some, cache="photos")
-    asked = bench.minidl("predict", out, *some, cache="photos")
-    bench.add("predict of 2,000 JPEGs", asked.seconds, {"seconds": 3.0}, error_ok=len(asked.out.splitlines()) == 2000)
+    answers = bench.minidl("predict", out, *some, cache="photos")
+    bench.add(
+        "predict of 2,000 JPEGs", answers.seconds, {"seconds": 3.0}, error_ok=len(answers.out.splitlines()) == 2000
+    )
 
 
 def first_step(bench: Bench) -> None:
-    """The first step of ResNet-50's training, nothing compiled, and the first of another size of batch."""
+    """Time the first training step of ResNet-50 without compiled kernels, and the first at another batch size."""
     module = [sys.executable, "-m", "benchmarks.first_step"]
-    found = {}
+    seconds = {}
     for who, options in (("ours", []), ("theirs", ["--peer"])):
         bench.empty("first")
         caches = {name: str(bench.work / "first") for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
-        found[who] = json.loads(run([*module, *options], **caches).out.splitlines()[-1])
+        seconds[who] = json.loads(run([*module, *options], **caches).out.splitlines()[-1])
     for size, goal, when in (("64", 8.0, "nothing compiled"), ("256", 2.0, "after 64 in the same process")):
         name = f"first step of ResNet-50's training, batch {size}, {when}"
-        bench.add(name, found["ours"][size], {"seconds": goal}, "torch.compile", found["theirs"][size])
+        bench.add(name, seconds["ours"][size], {"seconds": goal}, "torch.compile", seconds["theirs"][size])
 
 
 def cpu(bench: Bench, count: int = 60_000) -> None:
-    """Training with no GPU, on two processors."""
+    """Time training without a GPU, on two processors."""
     data = bench.texts(count)
     command = [sys.executable, "-m", "minidl", "train", "text", "--data", str(data), "--epochs", "1", "--overwrite"]
     done = run(["taskset", "-c", "0,1", *command, "--quiet", "--out", str(bench.work / "cpu")], CUDA_VISIBLE_DEVICES="")
@@ -243,7 +244,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 
 
 def measured_on() -> dict[str, str]:
-    """The GPU and its versions; without one, those of the host."""
+    """Return the GPU and versions; without a GPU those of the host."""
     import torch
 
     if torch.cuda.is_available():
@@ -254,7 +255,7 @@ def measured_on() -> dict[str, str]:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """The rows of a results file. Raises SystemExit when it is none."""
+    """Return the rows of a results file. Raises SystemExit for any other file."""
     try:
         return list(json.loads(path.read_text())["rows"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -262,14 +263,14 @@ def rows_of(path: Path) -> list[Row]:
 
 
 def merged(path: Path, rows: list[Row]) -> dict[str, Any]:
-    """The content of a results file with these rows in place of those of the same names."""
+    """Return the content of a results file in which these rows replace rows of the same names."""
     old = rows_of(path) if path.exists() else []
     names = {row["name"] for row in rows}
     return {**measured_on(), "processors": os.cpu_count(), "rows": [*(r for r in old if r["name"] not in names), *rows]}
 
 
 def plot(path: Path) -> None:
-    """Seconds and memory over the number of texts."""
+    """Draw seconds and memory by the number of texts."""
     from matplotlib.figure import Figure
 
     rows = [row for row in rows_of(path) if "texts" in row and row["name"].endswith("cold")]
@@ -293,7 +294,7 @@ def plot(path: Path) -> None:
 
 
 def check(path: Path) -> int:
-    """Says which rows are behind their goals; the exit code."""
+    """Print the rows that miss their goals; return the exit code."""
     rows = rows_of(path)
     late = [row for row in rows if behind(row)]
     for row in late:
@@ -317,8 +318,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.list:
         print("\n".join(PARTS))
     if options.parts:
-        with tempfile.TemporaryDirectory() as own:
-            bench = Bench(options.work or Path(own))
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(options.work or Path(folder))
             bench.work.mkdir(parents=True, exist_ok=True)
             for part in options.parts:
                 PARTS[part](bench)

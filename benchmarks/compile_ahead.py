@@ -1,8 +1,8 @@
-"""Compiling kernels one after another, in threads, and in processes, each into an empty cache; needs no GPU.
+"""Compare compilation one by one, in threads and in processes, each into an empty cache. Needs no GPU.
 
     python -m benchmarks.compile_ahead [--kernels 16] [--processes N] [--arch 90]
 
-It prints seconds for the same kernels of matrix products and softmax, and where the seconds of one after another go.
+It prints seconds for the same kernels of matrix products and softmax, and the stages of compilation one by one.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from minidl.kernels import gemm, softmax
 from minidl.runtime import launch
 from minidl.tools.doctor.jobs import target_name
 
-_START = 15.0  # seconds in which the processes get ready
+_START = 15.0  # seconds for the start of the processes
 
 
 def jobs(count: int, arch: int) -> list[Job]:
-    """So many different kernels."""
-    found: dict[str, Job] = {}
+    """Return `count` different kernels."""
+    result: dict[str, Job] = {}
 
     def keep(*launched: Any) -> None:
         job = launch_jobs.job_of(arch, *launched)
-        found.setdefault(job.key, job)
+        result.setdefault(job.key, job)
 
     with launch.record(keep, target_name(arch)):
         for act in (None, "relu", "gelu", "tanh", "sigmoid", "silu"):
             for rows in (64, 512, 4096):
                 gemm.gemm(torch.empty(rows, 256), torch.empty(256, 128), act=act)
                 softmax.softmax(torch.empty(rows, 3 * rows))
-    return list(found.values())[:count]
+    return list(result.values())[:count]
 
 
 @contextmanager
 def empty() -> Iterator[None]:
-    """Triton's cache is empty."""
+    """A context with an empty Triton cache."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         yield
@@ -69,29 +69,29 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--arch", type=int, default=90)
     options = parser.parse_args()
-    wanted, count = jobs(options.kernels, options.arch), options.processes
-    launch_jobs.compile_job(wanted[0])  # what is loaded once
+    kernels, count = jobs(options.kernels, options.arch), options.processes
+    launch_jobs.compile_job(kernels[0])  # modules that are loaded once
     stages: Counter[str] = Counter()
 
-    def seen(times: Any, **_: Any) -> None:
+    def count_stages(times: Any, **_: Any) -> None:
         stages.update({"Python": times.ir_initialization, **dict(times.lowering_stages)})
 
-    triton.knobs.compilation.listener = seen
-    with empty(), timed(f"{len(wanted)} kernels, one after another"):
-        for job in wanted:
+    triton.knobs.compilation.listener = count_stages
+    with empty(), timed(f"{len(kernels)} kernels, one after another"):
+        for job in kernels:
             launch_jobs.compile_job(job)
     triton.knobs.compilation.listener = None
-    whole = sum(stages.values())
-    print("  of it", ", ".join(f"{name} {taken / whole:.0%}" for name, taken in stages.items()))
+    total = sum(stages.values())
+    print("  of which", ", ".join(f"{name} {duration / total:.0%}" for name, duration in stages.items()))
     with empty(), timed(f"{count} threads"), ThreadPoolExecutor(count) as pool:
-        list(pool.map(launch_jobs.compile_job, wanted))
+        list(pool.map(launch_jobs.compile_job, kernels))
     with empty(), timed(f"{count} processes, start included"), Compilers() as compilers:
-        compilers.compile(wanted, processes=count)
+        compilers.compile(kernels, processes=count)
     with empty(), Compilers("benchmark") as compilers:
         compilers.start()
         time.sleep(_START)
-        with timed(f"{count} processes that are ready"):
-            compilers.compile(wanted, processes=count)
+        with timed(f"{count} processes that have started"):
+            compilers.compile(kernels, processes=count)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The steps of notebooks/03_convolution_ladder on this GPU: python -m benchmarks.convolution_ladder [--out FILE].
+"""Time the steps of notebooks/03_convolution_ladder on this GPU: python -m benchmarks.convolution_ladder [--out FILE].
 
 The layers of reports 1, 2 and 5 at batches of 10, 100 and 10,000, float16, channels-last. Kernels are timed in CUDA
-graphs, so that launches from Python cost nothing on either side; a wrong kernel stops the run. Of torch, the quicker of
-its two memory layouts counts.
+graphs, so that launches from Python cost nothing on either side; a wrong kernel stops the run. The faster of torch's
+two memory formats counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCHES = (10, 100, 10_000)
 
 
 def ladder() -> ModuleType:
-    """The notebook as a module: its layers, its steps and its check."""
+    """Return the notebook as a module: its layers, its steps and its check."""
     os.environ["MPLBACKEND"] = "Agg"
     spec = importlib.util.spec_from_file_location("convolution_ladder", NOTEBOOK)
     assert spec is not None
@@ -38,7 +38,7 @@ def ladder() -> ModuleType:
 
 
 def torch_calls(x: torch.Tensor, w: torch.Tensor) -> dict[str, list[Callable[[], torch.Tensor]]]:
-    """torch's convolution alone and with ReLU and pool, in both layouts; x and w are channels-last."""
+    """Return torch's convolution alone and with ReLU and pool, in both formats; x and w are channels-last."""
     last = x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2)
     first = tuple(t.contiguous() for t in last)
     return {
@@ -55,8 +55,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "convolution-ladder-nvidia-h200.json")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("the ladder is timed on a CUDA device, and there is none here")
-    # Triton may only be imported after minidl, which the rows of the benchmarks did.
+        parser.error("the ladder requires a CUDA device")
+    # Triton must be imported after minidl.
     from triton.testing import do_bench_cudagraph
 
     torch.backends.cudnn.benchmark = True

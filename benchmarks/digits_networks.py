@@ -1,11 +1,11 @@
-"""A published network of `minidl train images` on digits beside the same network in torch.
+"""Compare a published network of `minidl train images` on digits with the same network in torch.
 
     python -m benchmarks.digits_networks [--model resnet18] [--epochs 2] [--batch-size 32] [--seeds 3] [--out FILE]
 
 Both sides train from scratch with the command's settings (AdamW, cosine with warm-up, shifts by a pixel), on the same
-batches of the same pictures; torch runs the module of `minidl.models` with its own layers. Their first weights are
-drawn by each side's own generator, as a user's would be. The accuracies are those of the last epoch on the test split,
-and what is compared are their means over seeds, with the standard error of the difference.
+batches of the same pictures; torch runs the module of `minidl.models` with its layers. Each side draws its initial
+weights with its random generator. The script compares the mean accuracies over seeds, after the last epoch on the test
+split, with the standard error of the difference.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ def torchs(dataset: ImageDataset, config: TrainImages) -> float:
     batches = batches_of(dataset, config)
     steps = config.epochs * len(batches)
     warmup = min(round(config.warmup * len(batches)), steps - 1)
-    done = 0
+    step = 0
     for epoch in range(config.epochs):
         for x, y in batches.epoch(epoch):
-            falling = 0.5 * (1 + math.cos(math.pi * (done - warmup) / (steps - warmup)))
-            optimizer.param_groups[0]["lr"] = config.lr * ((done + 1) / warmup if done < warmup else falling)
+            cosine = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+            optimizer.param_groups[0]["lr"] = config.lr * ((step + 1) / warmup if step < warmup else cosine)
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
-            done += 1
+            step += 1
     with torch.no_grad():
         logits = model.eval()(test_of(dataset))
     return right(logits, dataset)
@@ -95,26 +95,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     dataset = data.load_images("digits")
-    found: dict[str, list[float]] = {"minidl": [], "torch": []}
+    scores: dict[str, list[float]] = {"minidl": [], "torch": []}
     for seed in range(options.seeds):
-        given = {
+        settings = {
             "data": "digits",
             "model": options.model,
             "epochs": options.epochs,
             "batch_size": options.batch_size,
             "seed": seed,
         }
-        config = TrainImages(**given, out=Path(tempfile.gettempdir()) / "digits-networks")
+        config = TrainImages(**settings, out=Path(tempfile.gettempdir()) / "digits-networks")
         config = config.model_copy(update=suited(config, (8, 8), half=False))
         for side, train in (("minidl", ours), ("torch", torchs)):
-            started = time.monotonic()
-            found[side].append(train(dataset, config))
-            print(f"seed {seed} {side} {found[side][-1]:.4f}, {time.monotonic() - started:.0f} s", flush=True)
-    means = {side: statistics.mean(values) for side, values in found.items()}
-    error = math.sqrt(sum(statistics.variance(values) / len(values) for values in found.values()))
+            start = time.monotonic()
+            scores[side].append(train(dataset, config))
+            print(f"seed {seed} {side} {scores[side][-1]:.4f}, {time.monotonic() - start:.0f} s", flush=True)
+    means = {side: statistics.mean(values) for side, values in scores.items()}
+    error = math.sqrt(sum(statistics.variance(values) / len(values) for values in scores.values()))
     print(f"means: minidl {means['minidl']:.4f}, torch {means['torch']:.4f}, error of the difference {error:.4f}")
     if options.out is not None:
-        options.out.write_text(json.dumps({**vars(options), "out": None, "accuracies": found, "error": error}) + "\n")
+        options.out.write_text(json.dumps({**vars(options), "out": None, "accuracies": scores, "error": error}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The first steps of training ResNet-50 in bfloat16, compiling included: python -m benchmarks.first_step [--peer]
+"""Time the first training steps of ResNet-50 in bfloat16 with compilation: python -m benchmarks.first_step [--peer]
 
-Seconds at batch 64 and then at batch 256 in the same process, as JSON in the last line. Triton's cache should be empty:
-set TRITON_CACHE_DIR to a new folder. With `--peer` those of torchvision's network under torch.compile instead.
+The last line has the seconds at batch 64, then at batch 256 in the same process, as JSON. Triton's cache should be
+empty: set TRITON_CACHE_DIR to a new folder. With `--peer`, torchvision's network under torch.compile is timed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Pictures of the DCGAN of 64x64x3 end to end: latents in the host's memory to pixels in the host's memory.
+"""Time the 64x64x3 DCGAN end to end: from latents to pixels, both in the host's memory.
 
-Ours is what `minidl generate` runs: passes of a constant number of images, copies to pinned memory behind the kernels.
-torch's side is the same network, compiled with CUDA graphs or eager, channels-last, its batch norms folded, in one
-batch or in passes whose copies are hidden behind the next pass. Times are medians of whole calls, wall clock. Both
-sides use TF32 in the rows called tf32, and neither in those called float32.
+minidl's side is that of `minidl generate`: passes of a constant number of images, with copies to pinned memory that
+overlap the kernels. torch's side is the same network, compiled with CUDA graphs or eager, channels-last, its batch
+norms folded, in one batch or in passes whose copies overlap the next pass. Times are wall-clock medians of complete
+calls. Both sides use TF32 in the rows called tf32, and neither in those called float32.
 
     python -m benchmarks.generation --out FILE
     python -m benchmarks.generation --only float16 --mode max-autotune
@@ -30,14 +30,14 @@ from minidl.runtime import launch
 from minidl.tools.bench.machine import machine
 
 SIZE = (64, 64)
-COUNTS = (1000, 5248)  # those of the course report that this repeats
+COUNTS = (1000, 5248)  # as in the course report that this repeats
 ROUNDS = 7
 LATENT = 100
 KINDS = ("float16", "tf32", "float32")
 
 
 def networks(dtype: torch.dtype) -> tuple[nn.Module, torch.nn.Module]:
-    """Ours, its batch norms folded, and torch's of the same shapes without them."""
+    """Return minidl's network with folded batch norms, and torch's with the same shapes and no batch norms."""
     ours = nn.fold_batch_norms(Generator(LATENT, 3, SIZE).eval()).to("cuda", dtype)
     theirs = TorchGenerator().to("cuda", dtype).to(memory_format=torch.channels_last).eval()
     return ours, theirs
@@ -82,13 +82,13 @@ class Theirs:
             self.copies.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.copies):
                 self.pixels[start : start + len(pixels)].copy_(pixels, non_blocking=True)
-            torch.cuda.current_stream().wait_stream(self.copies)  # the graph's output memory is used again
+            torch.cuda.current_stream().wait_stream(self.copies)  # the graph reuses its output memory
         self.copies.synchronize()
         return self.pixels.numpy()
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
-    """The wall clock of one call that ends with its result on the host."""
+    """Return the wall-clock time of a call that ends with its result on the host."""
     torch.cuda.synchronize()
     started = time.perf_counter()
     call()
@@ -96,14 +96,14 @@ def milliseconds(call: Callable[[], Any]) -> float:
 
 
 def rows(kind: str, mode: str) -> list[dict[str, Any]]:
-    """One row for each count of images."""
+    """Return a row for each count of images."""
     dtype = torch.float16 if kind == "float16" else torch.float32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
     launch.set_float32_precision("tf32" if kind == "tf32" else "tf32x3")
     ours, theirs = networks(dtype)
-    torch._dynamo.reset()  # it compiles 8 sizes of a network and runs others as they are
+    torch._dynamo.reset()  # it compiles 8 sizes of a network and runs others eagerly
     compiled = torch.compile(theirs, dynamic=False, mode=mode)
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     mine = passes.Passes(ours, 3, SIZE)
     for count in COUNTS:
         latents = np.random.default_rng(count).standard_normal((count, LATENT), dtype=np.float32)
@@ -133,9 +133,9 @@ def rows(kind: str, mode: str) -> list[dict[str, Any]]:
             "ratio": round(medians[peer] / median, 3),
             "peers_ms": medians,
         }
-        found.append(row)
+        result.append(row)
         print(json.dumps(row), flush=True)
-    return found
+    return result
 
 
 def main() -> None:
@@ -148,9 +148,9 @@ def main() -> None:
     if launch.INTERPRETED:
         parser.error("pictures are timed on a CUDA device; this process interprets kernels")
     torch.backends.cudnn.benchmark = True
-    found = [row for kind in arguments.only for row in rows(kind, arguments.mode)]
+    measured = [row for kind in arguments.only for row in rows(kind, arguments.mode)]
     if arguments.out:
-        arguments.out.write_text(json.dumps({**machine(), "rows": found}, indent=1) + "\n", encoding="utf-8")
+        arguments.out.write_text(json.dumps({**machine(), "rows": measured}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Inputs of the benchmark of commands, made from a seed on all processors."""
+"""Inputs for the benchmark of commands, generated from a seed on all processors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 _LETTERS = "etaoinshrdlu"
-_TOGETHER = 10_000
+_BLOCK = 10_000
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,9 @@ class Source:
     spread: float = 0.0
 
     def blocks(self, count: int, seed: int = 0) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Texts and their labels int64, in parts."""
+        """Yield texts and their int64 labels in blocks."""
         tasks = [
-            (self, seed, number, min(_TOGETHER, count - start))
-            for number, start in enumerate(range(0, count, _TOGETHER))
+            (self, seed, number, min(_BLOCK, count - start)) for number, start in enumerate(range(0, count, _BLOCK))
         ]
         if len(tasks) == 1:
             yield _block(*tasks[0])
@@ -48,21 +47,21 @@ def texts(path: Path, count: int, source: Source | None = None, seed: int = 0) -
     """A CSV file of texts: 45 words each of 60,000 by Zipf's law, 12 % of them from the 400 of the text's class."""
     with path.open("w", newline="", encoding="utf-8") as file:
         file.write("text,label\r\n")
-        for some, labels in (source or Source()).blocks(count, seed):
+        for block, labels in (source or Source()).blocks(count, seed):
             part = io.StringIO()
-            csv.writer(part).writerows((text, f"class {c}") for text, c in zip(some, labels.tolist(), strict=True))
+            csv.writer(part).writerows((text, f"class {c}") for text, c in zip(block, labels.tolist(), strict=True))
             file.write(part.getvalue())
     return path
 
 
 @functools.lru_cache(1)
 def _words(source: Source, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The vocabulary, the ends of its words' shares, and the indices of each class's own words."""
+    """Return the vocabulary, the cumulative shares of its words, and the indices of each class's words."""
     words = np.array([_word(i) for i in range(source.vocabulary)], dtype=object)
     shares = 1 / np.arange(1, source.vocabulary + 1)
-    draw = np.random.default_rng([seed, 0])
-    own = np.stack([draw.permutation(source.vocabulary)[: source.own] for _ in range(source.classes)])
-    return words, np.cumsum(shares / shares.sum()), own
+    generator = np.random.default_rng([seed, 0])
+    class_words = np.stack([generator.permutation(source.vocabulary)[: source.own] for _ in range(source.classes)])
+    return words, np.cumsum(shares / shares.sum()), class_words
 
 
 def _apply(task: tuple[Source, int, int, int]) -> tuple[list[str], np.ndarray]:
@@ -70,17 +69,17 @@ def _apply(task: tuple[Source, int, int, int]) -> tuple[list[str], np.ndarray]:
 
 
 def _block(source: Source, seed: int, number: int, rows: int) -> tuple[list[str], np.ndarray]:
-    words, ends, own = _words(source, seed)
-    draw = np.random.default_rng([seed, 1, number])
+    words, ends, class_words = _words(source, seed)
+    rng = np.random.default_rng([seed, 1, number])
     shape = (rows, source.words)
-    label = draw.integers(0, source.classes, rows)
-    index = np.searchsorted(ends, draw.random(shape)).clip(max=source.vocabulary - 1)
-    mine = own[label[:, None], (draw.pareto(1.0, shape) * 20).astype(np.int64).clip(max=source.own - 1)]
-    chosen = words[np.where(draw.random(shape) < source.share, mine, index)]
+    label = rng.integers(0, source.classes, rows)
+    index = np.searchsorted(ends, rng.random(shape)).clip(max=source.vocabulary - 1)
+    typical = class_words[label[:, None], (rng.pareto(1.0, shape) * 20).astype(np.int64).clip(max=source.own - 1)]
+    chosen = words[np.where(rng.random(shape) < source.share, typical, index)]
     low = max(1, round(source.words * (1 - source.spread)))
-    lengths = draw.integers(low, source.words + 1, rows) if low < source.words else np.full(rows, source.words)
-    given = np.where(draw.random(rows) < source.noise, draw.integers(0, source.classes, rows), label)
-    return [" ".join(row[:length]) for row, length in zip(chosen, lengths.tolist(), strict=True)], given
+    lengths = rng.integers(low, source.words + 1, rows) if low < source.words else np.full(rows, source.words)
+    noisy = np.where(rng.random(rows) < source.noise, rng.integers(0, source.classes, rows), label)
+    return [" ".join(row[:length]) for row, length in zip(chosen, lengths.tolist(), strict=True)], noisy
 
 
 def photos(folder: Path, count: int, classes: int = 10, size: int = 256, seed: int = 0) -> Path:
@@ -106,10 +105,10 @@ def _photo(folder: Path, number: int, classes: int, size: int, seed: int) -> Non
 
 
 def _word(number: int) -> str:
-    """A word of letters for a number; no two are equal."""
+    """Return a word of letters that is unique to a number."""
     number += len(_LETTERS)
-    found = ""
+    word = ""
     while number:
         number, letter = divmod(number, len(_LETTERS))
-        found += _LETTERS[letter]
-    return found
+        word += _LETTERS[letter]
+    return word

@@ -1,10 +1,10 @@
-"""What a call costs on the host: Python and the driver, from the call until the next one can be made.
+"""Time calls on the host: Python and the driver, from a call until the next one can start.
 
     python -m benchmarks.launch_cost --out FILE
 
-Microseconds, medians of many rounds of calls on small tensors, whose kernels are over before the next is launched:
-bare launches by Triton and by `launch.run`, public operations beside torch's own without and with a gradient, and whole
-training steps. `launches` counts the kernels of ours in a call. Needs a CUDA device; on a CPU nothing is launched.
+Microseconds, medians of many rounds of calls on small tensors, whose kernels end before the next launch: bare launches
+by Triton and by `launch.run`, minidl's and torch's public operations without and with a gradient, and training steps.
+`launches` counts minidl's kernels in a call. Needs a CUDA device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 def microseconds(call: Call, rounds: int, calls: int) -> float:
-    """Of one call on the host: the median over rounds of `calls` calls, each round after the device is idle."""
+    """Return the time of a call on the host: the median over rounds of `calls` calls, each from an idle device."""
     for _ in range(3):
         call()
     times = []
@@ -63,20 +63,20 @@ def launches(call: Call) -> int:
 
 
 def launched(call: Call) -> list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]]:
-    """Kernel, grid, arguments and options of each launch of a call."""
-    found = []
+    """Return kernel, grid, arguments and options of each launch of a call."""
+    records = []
 
     def watcher(kernel: Any, grid: Any, args: Any, meta: Any, go: Call) -> None:
-        found.append((kernel, grid, args, dict(meta)))
+        records.append((kernel, grid, args, dict(meta)))
         go()
 
     with launch.watch(watcher):
         call()
-    return found
+    return records
 
 
 def bare_rows(name: str, call: Call, rounds: int) -> list[Row]:
-    """The first kernel of a call, launched in each way."""
+    """Return a row for each way to launch the first kernel of a call."""
     kernel, grid, args, meta = launched(call)[0]
     launch.run(kernel, grid, *args, **meta)
     ways: dict[str, Call] = {
@@ -100,7 +100,7 @@ def pair(name: str, ours: Call, theirs: Call, rounds: int, calls: int = 100) -> 
 
 
 def operation_rows(device: torch.device, rounds: int) -> list[Row]:
-    """Public operations without and with a gradient recorded, and forward with backward."""
+    """Return rows of public operations without and with a recorded gradient, and of forward with backward."""
     half = torch.float16
     x = torch.randn(64, 64, device=device, dtype=half)
     weight, bias = torch.randn(64, 64, device=device, dtype=half), torch.randn(64, device=device, dtype=half)
@@ -127,7 +127,7 @@ def operation_rows(device: torch.device, rounds: int) -> list[Row]:
     return rows
 
 
-# (N, C, M, size, kernel, padding, stride): runs of images, boxes, bands, all walks back at once.
+# (N, C, M, size, kernel, padding, stride): the batch, box and banded forms, and all phases of a gradient at once.
 CONVOLUTIONS = {
     "32 to 32, 64 images": (64, 32, 32, 8, 3, 1, 1),
     "64 to 64, 8 images": (8, 64, 64, 8, 3, 1, 1),
@@ -137,7 +137,7 @@ CONVOLUTIONS = {
 
 
 def convolution_rows(device: torch.device, rounds: int) -> list[Row]:
-    """Launchers of `kernels.conv` without operations around them: checks, the choice of a form, and its launches."""
+    """Return rows of the launchers of `kernels.conv`: checks, the choice of a form, and its launches."""
 
     def images(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device, dtype=torch.float16).to(memory_format=torch.channels_last)
@@ -150,8 +150,8 @@ def convolution_rows(device: torch.device, rounds: int) -> list[Row]:
         bias = torch.randn(M, device=device, dtype=torch.float16)
         how = None, (stride, stride), (padding, padding), (1, 1), False, (0, 0), 1
 
-        def backward(*wanted: bool, dy: Any = dy, x: Any = x, w: Any = w, how: Any = how) -> object:
-            return torch.ops.aten.convolution_backward(dy, x, w, *how, wanted)
+        def backward(*mask: bool, dy: Any = dy, x: Any = x, w: Any = w, how: Any = how) -> object:
+            return torch.ops.aten.convolution_backward(dy, x, w, *how, mask)
 
         calls: dict[str, tuple[Call, Call]] = {
             "forward": (
@@ -176,10 +176,10 @@ def three_rows(
     leaves = [Tensor(t.clone(), requires_grad=True) for t in operands]
     leaves_torch = [t.clone().requires_grad_() for t in operands]
     dy = torch.ones_like(theirs(*operands))
-    given = Tensor(dy)
+    cotangent = Tensor(dy)
 
     def both() -> None:
-        ours(*leaves).backward(given)
+        ours(*leaves).backward(cotangent)
 
     def both_torch() -> None:
         theirs(*leaves_torch).backward(dy)
@@ -192,16 +192,16 @@ def three_rows(
 
 
 def step_rows(device: torch.device, rounds: int) -> list[Row]:
-    """Training steps as a script writes them, without CUDA graphs: zero_grad, forward, loss, backward, Adam."""
+    """Return rows of training steps without CUDA graphs: zero_grad, forward, loss, backward, Adam."""
     label = torch.randint(10, (64,), device=device)
 
     def ours_step(model: nn.Module, x: torch.Tensor) -> Call:
         adam = optim.Adam(model.parameters(), lr=1e-3)
-        given, wanted = Tensor(x), Tensor(label)
+        inputs, labels = Tensor(x), Tensor(label)
 
         def step() -> None:
             adam.zero_grad()
-            ops.cross_entropy(model(given), wanted).backward()
+            ops.cross_entropy(model(inputs), labels).backward()
             adam.step()
 
         return step
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if launch.INTERPRETED:
-        parser.error("launches are compared on a CUDA device; this process interprets kernels")
+        parser.error("launches are timed on a CUDA device, but this process interprets kernels")
     minidl.manual_seed(0)
     device = default_device()
     rows = [

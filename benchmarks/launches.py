@@ -1,12 +1,12 @@
-"""Which launches do the networks of the benchmark make on an H200? Needs no GPU; nothing is computed.
+"""List the launches of the benchmark's networks on an H200. Needs no GPU, because nothing is computed.
 
     TRITON_INTERPRET=0 python -m benchmarks.launches before.json     # in the tree before a change
     TRITON_INTERPRET=0 python -m benchmarks.launches after.json      # and after it
     TRITON_INTERPRET=0 python -m benchmarks.launches --compare before.json after.json
 
-Where the same kernels are launched in the same order with the same grids, and have the same machine code, what was
-measured in a CUDA graph still holds. `--ptx NAME` compiles the kernels whose names hold NAME, for where their source
-was changed. Halves of a join that lie the other way round in memory (U-Net) take another form of the same kernel.
+If the same kernels are launched in the same order with the same grids and machine code, times measured in a CUDA graph
+remain valid. `--ptx NAME` also compiles the kernels with NAME in their names, to compare kernels whose source changed.
+A concat pair in the opposite memory order (U-Net) uses another form of the same kernel.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ ARCH, DEVICE = 90, "NVIDIA H200"
 
 
 def listed(ptx: str) -> dict[str, Any]:
-    """The launches of every row in their order, and the source and the code of every kernel."""
+    """Return the launches of every row in order, and the source and code of every kernel."""
     jobs: dict[str, Any] = {}
     rows: dict[str, list[Any]] = {}
-    known = devices.of_name(DEVICE)
-    assert known is not None
+    device = devices.of_name(DEVICE)
+    assert device is not None
     for net in NETS.values():
         launches = rows[net.title] = []
 
@@ -50,15 +50,15 @@ def listed(ptx: str) -> dict[str, Any]:
         batch = sides.batch_of(net, "cpu", net.dtype)
         with launch.record(lambda *launched: None, target_name(ARCH)):
             side = sides.Side(net, sides.ours("cpu", net.dtype))
-        with rehearsal(keep, target_name(ARCH)), selection.use(known[0]):
-            rehearse(side.given(batch))
+        with rehearsal(keep, target_name(ARCH)), selection.use(device[0]):
+            rehearse(side.call_on(batch))
         print(f"{net.title}: {len(launches)}", flush=True)
     sources = {key: launch_jobs.source_of(job).fn.cache_key for key, job in jobs.items()}
     return {"rows": rows, "sources": sources, "ptx": {k: code(j) for k, j in jobs.items() if ptx and ptx in j.kernel}}
 
 
 def code(job: Any) -> str:
-    """The hash of a kernel's PTX without the lines of its source."""
+    """Return the hash of a kernel's PTX without source lines."""
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.disable_line_info = True
         text = launch_jobs.compile_job(job).asm["ptx"]
@@ -69,14 +69,14 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> None:
     changed: Counter[str] = Counter()
     for title, launches in before["rows"].items():
         others = after["rows"].get(title, [])
-        apart = [old[:2] for old, new in zip(launches, others, strict=False) if old[:2] != new[:2]]
-        if apart or len(launches) != len(others):
-            print(f"{title}: {len(launches)} launches, {len(others)} after; the first other one: {apart[:1]}")
+        changes = [old[:2] for old, new in zip(launches, others, strict=False) if old[:2] != new[:2]]
+        if changes or len(launches) != len(others):
+            print(f"{title}: {len(launches)} launches, {len(others)} after; first change: {changes[:1]}")
         for old, new in zip(launches, others, strict=False):
             codes = [side["ptx"].get(key[2]) for side, key in ((before, old), (after, new))]
             same = old[2] == new[2] and before["sources"][old[2]] == after["sources"][new[2]]
             changed[old[0]] += not same and (codes[0] is None or codes[0] != codes[1])
-    print(f"{len(before['rows'])} rows; kernels that are others, with their launches: {+changed or 'none'}")
+    print(f"{len(before['rows'])} rows; changed kernels, with their launches: {+changed or 'none'}")
 
 
 def main() -> None:
@@ -84,12 +84,12 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--compare", action="store_true", help="two files")
     parser.add_argument("--ptx", default="", metavar="NAME")
-    asked = parser.parse_args()
-    if asked.compare:
-        compare(*(json.loads(path.read_text()) for path in asked.files))
+    options = parser.parse_args()
+    if options.compare:
+        compare(*(json.loads(path.read_text()) for path in options.files))
     else:
         torch.manual_seed(0)
-        asked.files[0].write_text(json.dumps(listed(asked.ptx)))
+        options.files[0].write_text(json.dumps(listed(options.ptx)))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What files of pictures cost: encoding, writing, and the whole of `minidl generate` but for the network.
+"""Time files of pictures: encoding, writing, and `minidl generate` without its network.
 
     python -m benchmarks.pictures encode     processor time and bytes of a picture by format and level of compression
-    python -m benchmarks.pictures write      seconds until small files are on disk, by how they are written
+    python -m benchmarks.pictures write      seconds until small files are on disk, by the way of writing
     python -m benchmarks.pictures command    `generate` of --count pictures by a network that takes no time
 
-Files are written to a folder in --work (default: the folder for temporary files), which should be on a disk. Of each
-figure the best of --times is printed.
+Files are written to a folder in --work (default: the folder for temporary files), which should be on a disk. The best
+of --times is printed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ TEXT = {"Software": "minidl 0.1", "model": "mnist", "model_sha256": "ab" * 32, "
 
 
 def waves(count: int, side: int, channels: int) -> np.ndarray:
-    """uint8 [count, side, side, channels]: smooth noise."""
+    """Return smooth noise, uint8 [count, side, side, channels]."""
     noise = np.random.default_rng(0).integers(0, 256, (count, side, side, channels)).astype(np.float32)
     smooth = ndimage.gaussian_filter(noise, (0, 2, 2, 0))
     return ((smooth - smooth.min()) / np.ptp(smooth) * 255).astype(np.uint8)
 
 
 def digits(count: int) -> np.ndarray:
-    """uint8 [count, 28, 28, 1]: scikit-learn's digits, enlarged, on black."""
+    """Return scikit-learn's digits, enlarged, on black: uint8 [count, 28, 28, 1]."""
     from sklearn.datasets import load_digits
 
     small = load_digits().images[:count].repeat(3, axis=1).repeat(3, axis=2)
@@ -56,13 +56,13 @@ def encode(options: argparse.Namespace) -> None:
         ways["png " + " ".join(f"{name}={value}" for name, value in more.items())] = lambda p, more=more: png(p, **more)
     for pictures in (digits(256), waves(64, 64, 3), waves(6, 256, 3)):
         for name, way in ways.items():
-            found: list[float] = []
+            times: list[float] = []
             for _ in range(options.times):
                 before = time.process_time()
-                made = [way(picture) for picture in pictures]
-                found.append((time.process_time() - before) / len(pictures))
+                encoded = [way(picture) for picture in pictures]
+                times.append((time.process_time() - before) / len(pictures))
             shape = "x".join(map(str, pictures.shape[1:]))
-            print(f"{shape:10} {name:20} {1e6 * min(found):8.0f} us {np.mean([*map(len, made)]):10,.0f} bytes")
+            print(f"{shape:10} {name:20} {1e6 * min(times):8.0f} us {np.mean([*map(len, encoded)]):10,.0f} bytes")
 
 
 def png(picture: np.ndarray, **more: int) -> bytes:
@@ -82,25 +82,25 @@ def write(options: argparse.Namespace) -> None:
         "each flushed, renamed, its folder flushed": (write_files.write_bytes, 1, False),
         "each flushed": (new, 1, False),
         **{f"each flushed, {n} at a time": (new, n, False) for n in (2, 4, 8, 16, 32)},
-        "none flushed, then the whole file system": (plain, 1, True),
+        "none flushed, then the file system": (plain, 1, True),
         "none flushed": (plain, 1, False),
     }
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(options.times):
-        for name, (one, threads, whole) in ways.items():
+        for name, (one, threads, sync) in ways.items():
             with tempfile.TemporaryDirectory(dir=options.work) as folder, ThreadPoolExecutor(threads) as pool:
-                started = time.perf_counter()
+                start = time.perf_counter()
                 list(pool.map(one, [Path(folder) / str(i) for i in range(options.count)], [b"x" * 600] * options.count))
-                if whole:
+                if sync:
                     handle = os.open(folder, os.O_RDONLY)
                     ctypes.CDLL(None).syncfs(handle)
                     os.close(handle)
-                best[name] = min(best[name], time.perf_counter() - started)
+                best[name] = min(best[name], time.perf_counter() - start)
     for name, seconds in best.items():
         print(f"{name:45} {1e6 * seconds / options.count:8.0f} us")
 
 
-# Run in a process of its own, since a command sets up its process.
+# Run in a separate process, because a command sets up its process.
 COMMAND = """
 import sys
 import numpy as np
@@ -127,9 +127,9 @@ def command(options: argparse.Namespace) -> None:
         for _ in range(options.times):
             with tempfile.TemporaryDirectory(dir=options.work) as folder:
                 arguments = [sys.executable, "-c", COMMAND, *flags, *more, "--out", f"{folder}/out"]
-                said = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
-                found = said.rpartition(": ")[2].strip()
-                best = min(best or found, found, key=lambda text: float(text.split()[0]))
+                output = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+                rate = output.rpartition(": ")[2].strip()
+                best = min(best or rate, rate, key=lambda text: float(text.split()[0]))
         print(f"{' '.join(more) or 'png':20} {best}", flush=True)
 
 

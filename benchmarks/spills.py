@@ -1,9 +1,9 @@
-"""Which kernels of drawn shapes spill registers, in the tiles that are taken for them? Needs no GPU.
+"""List the kernels of drawn shapes that spill registers with their chosen tiles. Needs no GPU.
 
     TRITON_INTERPRET=0 python -m benchmarks.spills [--drawn 60] [--seed 0] [--arch 90] [--json FILE]
 
 `minidl doctor --compile` compiles every tile for some shapes; this compiles convolutions and their gradients of the
-shapes that `python -m benchmarks.bench --drawn` draws, each kernel once. A spill is a cliff that no estimate knows of.
+shapes of `python -m benchmarks.bench --drawn`, each kernel once. Estimates do not include the cost of a spill.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--arch", type=int, default=90)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     jobs: dict[Any, tuple[Any, str]] = {}
-    for index in range(given.drawn):
-        shape = drawn.draw("conv", given.seed, index)
+    for index in range(options.drawn):
+        shape = drawn.draw("conv", options.seed, index)
         for direction, run in calls(shape):
-            with offline.recording(given.arch) as recorded:
+            with offline.recording(options.arch) as recorded:
                 run()
             for job in recorded:
                 jobs.setdefault(job.key, (job, f"{direction} of {shape}"))
-    print(f"{given.drawn} shapes, {len(jobs)} kernels", flush=True)
-    found = []
+    print(f"{options.drawn} shapes, {len(jobs)} kernels", flush=True)
+    spills = []
     with ProcessPoolExecutor() as pool:
         figures = pool.map(offline.compile_job, [job for job, _ in jobs.values()])
         for (job, shape), figure in zip(jobs.values(), figures, strict=True):
             if figure.spill or figure.error:
-                found.append(
+                spills.append(
                     {"kernel": job.kernel.partition(":")[2], "tile": job.tile, "bytes": figure.spill, "shape": shape}
                 )
-                print(figure.error or f"{figure.spill} bytes", found[-1], flush=True)
-    print(f"{len(found)} of {len(jobs)} kernels spill")
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+                print(figure.error or f"{figure.spill} bytes", spills[-1], flush=True)
+    print(f"{len(spills)} of {len(jobs)} kernels spill")
+    if options.json:
+        options.json.write_text(json.dumps(spills, indent=1) + "\n")
 
 
 def calls(shape: Any) -> list[tuple[str, Any]]:
-    """The convolution of a shape and both its gradients, of memory that nothing touches."""
+    """Return calls of a shape's convolution and both its gradients, on uninitialised memory."""
     padding = tuple((size, size) for size in shape.padding)
     at = Geometry.of(shape.size, shape.kernel, shape.stride, padding, shape.dilation, shape.groups)
     order = {"dtype": torch.float16, "memory_format": torch.channels_last}

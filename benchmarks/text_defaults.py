@@ -1,9 +1,9 @@
-"""What settings suit how many texts: accuracy of the text network over a grid, beside linear machines.
+"""Search settings by the number of texts: accuracy of the text network over a grid, and of linear classifiers.
 
     python -m benchmarks.text_defaults [SOURCE ...] --texts 30000 [...] --grid lr=0.01,0.003 batch_size=256,1024 ...
 
 Each source is a generator of texts (--list). A network learns from four fifths of its texts and is scored on the rest;
-the settings that are not in the grid are those of `minidl train text`. Each line is JSON.
+settings outside the grid are those of `minidl train text`. Each line is JSON.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ SOURCES = {
 
 
 def split(source: Source, count: int, seed: int) -> tuple[Any, np.ndarray, Any, np.ndarray, int]:
-    """Features and classes of training and of validation, and the number of features."""
+    """Return features and classes of training and of validation, and the number of features."""
     from minidl.data import terms
     from minidl.data.vectorizer import Tfidf, TfidfOptions
     from minidl.data.workers import Workers, available
 
     texts: list[str] = []
     labels = []
-    for some, classes in source.blocks(count, seed):
-        texts += some
+    for block, classes in source.blocks(count, seed):
+        texts += block
         labels.append(classes)
     options = TfidfOptions()
     with Workers(available()) as workers:
@@ -64,15 +64,15 @@ def linear(parts: tuple[Any, np.ndarray, Any, np.ndarray, int], kind: str) -> di
     from sklearn.svm import LinearSVC
 
     x, y, x_rest, y_rest, _ = parts
-    started = time.perf_counter()
-    machine = (SGDClassifier(random_state=0, n_jobs=-1) if kind == "SGDClassifier" else LinearSVC()).fit(x, y)
-    return {"kind": kind, "accuracy": machine.score(x_rest, y_rest), "seconds": time.perf_counter() - started}
+    start = time.perf_counter()
+    classifier = (SGDClassifier(random_state=0, n_jobs=-1) if kind == "SGDClassifier" else LinearSVC()).fit(x, y)
+    return {"kind": kind, "accuracy": classifier.score(x_rest, y_rest), "seconds": time.perf_counter() - start}
 
 
 def network(
-    parts: tuple[Any, np.ndarray, Any, np.ndarray, int], classes: int, given: dict[str, Any], compilers: Compilers
+    parts: tuple[Any, np.ndarray, Any, np.ndarray, int], classes: int, settings: dict[str, Any], compilers: Compilers
 ) -> dict[str, Any]:
-    """Train with these settings; the accuracy after each epoch, and the seconds of training."""
+    """Train with these settings; return the accuracy after each epoch, and the seconds of training."""
     import minidl
     from minidl import models
     from minidl.compilation import rehearsal
@@ -83,9 +83,9 @@ def network(
     from minidl.training.settings import text_defaults
     from minidl.training.tasks.text_settings import TrainText
 
-    usual = {name: f.default for name, f in TrainText.model_fields.items() if not f.is_required()}
+    defaults = {name: f.default for name, f in TrainText.model_fields.items() if not f.is_required()}
     x, y, x_rest, y_rest, features = parts
-    config = SimpleNamespace(**{**usual, **text_defaults.text(len(y), classes), **given})
+    config = SimpleNamespace(**{**defaults, **text_defaults.text(len(y), classes), **settings})
     device = default_device()
     minidl.manual_seed(config.seed)
     model = models.TextMLP(features, classes, config.hidden, config.dropout)
@@ -97,10 +97,10 @@ def network(
 
     def plain(x: Any, y: Any) -> Any:
         optimizer.zero_grad()
-        found = loss(x, y)
-        found.backward()
+        value = loss(x, y)
+        value.backward()
         optimizer.step()
-        return found.data
+        return value.data
 
     step = minidl.capture(plain, shapes=2) if device.type == "cuda" else plain
     if device.type == "cuda":
@@ -118,7 +118,7 @@ def network(
             schedule.step()
         model.eval()
         scores.append(round(targets.judge(model, x_rest, y_rest).score, 4))
-    return {"kind": "network", **given, "accuracy": scores[-1], "epochs": scores,
+    return {"kind": "network", **settings, "accuracy": scores[-1], "epochs": scores,
             "seconds": time.perf_counter() - started}  # fmt: skip
 
 
@@ -143,8 +143,8 @@ def main() -> None:
             parts = split(source, count, options.seed)
             for kind in options.linear:
                 print(json.dumps({**about, **linear(parts, kind)}), flush=True)
-            for given in itertools.product(*axes):
-                print(json.dumps({**about, **network(parts, source.classes, dict(given), compilers)}), flush=True)
+            for settings in itertools.product(*axes):
+                print(json.dumps({**about, **network(parts, source.classes, dict(settings), compilers)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""A 32,754-128-4 text network (sigmoid), 100 passes over 9,954 documents of 65 words.
+"""Time a 32,754-128-4 text network (sigmoid): 100 passes over 9,954 documents of 65 words.
 
     python -m benchmarks.text_network
 
-Documents are synthetic: each class has its own favourite words, so that the loss shows whether training works.
-Batches lie on the device before the clock starts, and on a GPU steps are CUDA graphs, recorded before it; the clock
-covers forward, loss, backward and update of every step.
+Documents are synthetic: each class has typical words, so that the loss shows whether training works. The time covers
+forward, loss, backward and update of every step; batches are copied and CUDA graphs captured before.
 """
 
 from __future__ import annotations
@@ -28,29 +27,29 @@ DOCUMENTS, COLUMNS, HIDDEN, CLASSES, NONZEROS = 9954, 32754, 128, 4, 65
 
 
 def documents(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns [DOCUMENTS, NONZEROS] and classes [DOCUMENTS]: one word in five comes from the class's own 500."""
+    """Return columns [DOCUMENTS, NONZEROS] and classes [DOCUMENTS]; one word in five is one of 500 of the class."""
     generator = torch.Generator().manual_seed(seed)
     label = torch.randint(CLASSES, (DOCUMENTS,), generator=generator)
-    own = torch.randint(500, (DOCUMENTS, NONZEROS), generator=generator) + 500 * label[:, None]
+    typical = torch.randint(500, (DOCUMENTS, NONZEROS), generator=generator) + 500 * label[:, None]
     other = torch.randint(COLUMNS, (DOCUMENTS, NONZEROS), generator=generator)
-    return torch.where(torch.rand(DOCUMENTS, NONZEROS, generator=generator) < 0.2, own, other), label
+    return torch.where(torch.rand(DOCUMENTS, NONZEROS, generator=generator) < 0.2, typical, other), label
 
 
 def batches(size: int) -> list[tuple[CSR, Tensor]]:
-    """The documents as device batches with values 1 / sqrt(NONZEROS)."""
+    """Return the documents as device batches with values 1 / sqrt(NONZEROS)."""
     col, label = documents()
-    whole, last = [], []
+    full, last = [], []
     for start in range(0, DOCUMENTS, size):
         part = col[start : start + size]
         count = len(part)
         crow = torch.arange(count + 1, dtype=torch.int32) * NONZEROS
         val = torch.full((count * NONZEROS,), NONZEROS**-0.5)
         x = CSR.from_torch(crow, part.reshape(-1).to(torch.int32), val, (count, COLUMNS))
-        (whole if count == size else last).append((x, label[start : start + size]))
-    # A captured step takes batches of one size, so all have room for the columns of the one that has most.
-    touched = max((len(x.rows) for x, _ in whole), default=0)
-    whole = [(x.pad(x.nnz, touched), y) for x, y in whole]
-    return [(x.to(default_device()), Tensor(y.to(default_device()))) for x, y in whole + last]
+        (full if count == size else last).append((x, label[start : start + size]))
+    # A captured step takes batches of one size, so all are padded to the largest number of columns.
+    touched = max((len(x.rows) for x, _ in full), default=0)
+    full = [(x.pad(x.nnz, touched), y) for x, y in full]
+    return [(x.to(default_device()), Tensor(y.to(default_device()))) for x, y in full + last]
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""fastText and scikit-learn on the rows of minidl's own split: python -m benchmarks.text_peers FILE EPOCHS [--fast]
+"""Time fastText and scikit-learn on the rows of minidl's split: python -m benchmarks.text_peers FILE EPOCHS [--fast]
 
-The last line is JSON: for each peer its name, the seconds from the file to the last answer, and its accuracy. Reading
-is counted for each; the split, which is minidl's, for none. With --fast fastText alone.
+The last line is JSON: for each peer its name, the seconds from the file to the last answer, and its accuracy. The time
+includes reading, but not the split, which is minidl's. With --fast only fastText runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rows = list[tuple[str, str]]
 
 
 def split(path: Path) -> tuple[set[str], set[str]]:
-    """The texts of training and test."""
+    """Return the texts of training and test."""
     dataset = load_text(path)
     return set(dataset.train.texts), set(dataset.test.texts)
 
@@ -34,7 +34,7 @@ def read(path: Path) -> Rows:
 
 
 def linear(path: Path, training: set[str], testing: set[str]) -> dict[str, Any]:
-    """TF-IDF as minidl's, and a linear machine by stochastic gradients."""
+    """Time TF-IDF with minidl's settings, and a linear classifier trained by SGD."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import SGDClassifier
 
@@ -50,7 +50,7 @@ def linear(path: Path, training: set[str], testing: set[str]) -> dict[str, Any]:
 
 
 def fasttext(path: Path, training: set[str], testing: set[str], epochs: int) -> dict[str, Any] | None:
-    """fastText with its defaults on all processors; None where it is not installed."""
+    """Time fastText with its defaults on all processors; return None if it is not installed."""
     try:
         import fasttext as library
     except ImportError:
@@ -59,9 +59,9 @@ def fasttext(path: Path, training: set[str], testing: set[str], epochs: int) -> 
     rows = read(path)
     with tempfile.TemporaryDirectory() as folder:
         files = {"train": training, "test": testing}
-        for name, wanted in files.items():
+        for name, texts in files.items():
             with (Path(folder) / name).open("w", encoding="utf-8") as file:
-                file.writelines(f"__label__{c.replace(' ', '_')} {text}\n" for text, c in rows if text in wanted)
+                file.writelines(f"__label__{c.replace(' ', '_')} {text}\n" for text, c in rows if text in texts)
         model = library.train_supervised(
             str(Path(folder) / "train"), epoch=epochs, thread=len(os.sched_getaffinity(0)), verbose=0
         )
@@ -72,10 +72,10 @@ def fasttext(path: Path, training: set[str], testing: set[str], epochs: int) -> 
 def main() -> None:
     path, epochs = Path(sys.argv[1]), int(sys.argv[2])
     training, testing = split(path)
-    found = [fasttext(path, training, testing, epochs)]
+    peers = [fasttext(path, training, testing, epochs)]
     if "--fast" not in sys.argv:
-        found.append(linear(path, training, testing))
-    print(json.dumps({peer["name"]: peer for peer in found if peer is not None}))
+        peers.append(linear(path, training, testing))
+    print(json.dumps({peer["name"]: peer for peer in peers if peer is not None}))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The network of `minidl train images --data mnist` trained by torch at its best.
+"""Train the network of `minidl train images --data mnist` with torch, as fast as possible.
 
     python -m benchmarks.torch_mnist [--epochs 10] [--precision float32 tf32 bfloat16] [--minidl] [--out FILE]
 
-Architecture, batch size, optimiser, schedule and augmentation are those that the command has by default. The data set
-lies on the device; a step, with the choice, moving and standardising of its pictures and the learning rate's course, is
-compiled and replayed as one CUDA graph, and so is the judging of the validation split after every epoch. The clock runs
-from the first step to the last epoch's judgement; `setup_seconds` is what compiling and capturing took before. The test
-pictures are judged with the last weights. float32 is IEEE, and bfloat16 is autocast over float32 weights.
+Architecture, batch size, optimiser, schedule and augmentation are the command's defaults. The data set is on the
+device; a step, with selection, shifts and standardisation of its pictures and the learning rate's schedule, is compiled
+and replayed as one CUDA graph, and so is the evaluation of the validation split after every epoch. The time covers the
+first step to the last evaluation; `setup_seconds` is the time of compilation and capture. The last weights are
+evaluated on the test pictures. float32 is IEEE, and bfloat16 is autocast over float32 weights.
 
 --minidl trains the same in processes of `minidl train images`. On a CPU nothing is compiled or captured; try
 --epochs 1 --limit 512.
@@ -76,7 +76,7 @@ class Trainer:
         self.model = small_cnn(len(dataset.labels))
         self.order = torch.arange(self.count, device=DEVICE)
         self.moves = torch.zeros(self.count, 2, dtype=torch.int64, device=DEVICE)
-        self.first = torch.zeros((), dtype=torch.int64, device=DEVICE)  # the batch's place in the order
+        self.first = torch.zeros((), dtype=torch.int64, device=DEVICE)  # the batch's start in the order
         self.step_number = torch.zeros((), dtype=torch.int64, device=DEVICE)
         self.rates = torch.tensor(self._rates(), device=DEVICE)
         self.rate = self.rates[0].clone() if ON_GPU else torch.tensor(float(self.rates[0]))
@@ -111,8 +111,8 @@ class Trainer:
         return (self._network(x).argmax(1) == labels).sum()
 
     def step(self, size: int) -> None:
-        """One step on the next `size` pictures of the order."""
-        # By a tensor of one element: an index of none is read on the host, which ends a capture.
+        """Train one step on the next `size` pictures of the order."""
+        # The index has one element, because the host reads an index without dimensions, which ends a capture.
         self.rate.copy_(self.rates[self.step_number.view(1)].view(()))
         picked = self.order[self.first + torch.arange(size, device=DEVICE)]
         self.optimizer.zero_grad(set_to_none=True)
@@ -123,14 +123,14 @@ class Trainer:
 
     @torch.no_grad()
     def judged(self) -> torch.Tensor:
-        """How many validation pictures the model has right."""
+        """Return the number of validation pictures that the model classifies correctly."""
         return self.judge(*self.validation)
 
     def train(self) -> dict[str, Any]:
-        """Seconds and accuracies of the whole training."""
+        """Train, and return the seconds and accuracies."""
         started = time.perf_counter()
-        whole, rest = divmod(self.count, self.config.batch_size)
-        sizes = {size: times for size, times in ((self.config.batch_size, whole), (rest, 1)) if size * times}
+        full, rest = divmod(self.count, self.config.batch_size)
+        sizes = {size: times for size, times in ((self.config.batch_size, full), (rest, 1)) if size * times}
         steps = {size: self._captured(lambda size=size: self.step(size)) for size in sizes}
         self.model.eval()
         judged = self._captured(self.judged)
@@ -158,13 +158,13 @@ class Trainer:
 
     @torch.no_grad()
     def tested(self) -> float:
-        """The share of test pictures that the model has right."""
+        """Return the accuracy on the test pictures."""
         x, labels = self.test
         parts = zip(x.split(JUDGED), labels.split(JUDGED), strict=True)
         return sum(int(self._right(*part)) for part in parts) / len(labels)
 
     def _captured(self, call: Callable[[], Any]) -> Callable[[], Any]:
-        """The call as a CUDA graph, with weights and state as they were before; on a CPU the call itself."""
+        """Return the call as a CUDA graph, and restore weights and state; on a CPU return the call."""
         if not ON_GPU:
             return call
         saved = [tensor.clone() for tensor in self._state()]
@@ -180,7 +180,7 @@ class Trainer:
         with torch.cuda.graph(graph):
             result = call()
         with torch.no_grad():
-            # The optimiser's state came with the first step: it was zeros before.
+            # The first step created the optimiser's state, which is initially 0.
             for tensor, before in zip(self._state(), saved + [None] * len(self._state()), strict=False):
                 tensor.zero_() if before is None else tensor.copy_(before)
 
@@ -198,19 +198,19 @@ class Trainer:
 
 
 def placed(images: Images) -> tuple[torch.Tensor, torch.Tensor]:
-    """Grey pixels uint8 [N, H, W] and labels int64 [N] on the device."""
+    """Return grey pixels uint8 [N, H, W] and labels int64 [N] on the device."""
     pixels = torch.from_numpy(np.ascontiguousarray(images.pixels[..., 0]).copy())
     return pixels.to(DEVICE), torch.from_numpy(images.labels.copy()).to(DEVICE)
 
 
 def set_precision(name: str) -> None:
-    """IEEE products for float32, else those of tf32."""
+    """Use IEEE products for float32, else TF32."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name != "float32"
     torch.backends.cudnn.benchmark = True
 
 
 def by_minidl(config: TrainImages, precision: str) -> dict[str, Any]:
-    """The same from `minidl train images` in a process of its own: seconds of its training and of the process."""
+    """Return the same figures of `minidl train images` in a separate process, with the seconds of the process."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = [

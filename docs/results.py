@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.bench.drawn_results import figures, is_drawn
-from minidl.tools.bench.table import as_bytes
+from minidl.tools.bench.chart import as_bytes
 
 INTRODUCTION = """# All results
 

@@ -141,9 +141,9 @@ print(f"accuracy {accuracy:.3f}; always answering the largest chapter would give
 assert accuracy > majority + 0.2
 
 # %% [markdown]
-# ## What it looks at
+# ## Influential terms
 #
-# A hidden unit is active where its input is positive. Take the units that an average term activates: the influence of
+# A hidden unit is active if its input is positive. Take the units that an average term activates: the influence of
 # a term on a chapter is then the sum, over these units, of the product of the weights on the way. The strongest terms
 # of each chapter, relative to the other chapters:
 

@@ -14,7 +14,7 @@
 # %% [markdown]
 # # A matrix product in five steps
 #
-# `C = A B` looks like three loops. On a GPU it is a question of who loads what, how often, and when. Each step below
+# `C = A B` looks like three loops. On a GPU, speed depends on the number and timing of loads. Each step below
 # is a short kernel that runs; each is checked against float64 and timed. On a GPU the times are measured here; without
 # one, Triton's interpreter runs the same kernels at a small size, and the times shown come from the committed results
 # of an H200.
@@ -191,9 +191,9 @@ step("pipelined", lambda: run_tiled(grouped, num_stages=4))
 # %% [markdown]
 # ## Step 5: the copy engine, and persistent programs
 #
-# On Hopper a descriptor tells the tensor memory accelerator (TMA) where the matrix lies; a load is then one
-# instruction for a whole box, with zeros outside the matrix and no address arithmetic. One program per multiprocessor
-# walks many tiles, so the first loads of the next tile overlap the last stores of this one.
+# On Hopper a descriptor gives the tensor memory accelerator (TMA) the address of the matrix; a load is then one
+# instruction for a full box, with zeros outside the matrix and no address arithmetic. One program per multiprocessor
+# computes many tiles, so the first loads of the next tile overlap the last stores of this one.
 
 
 # %%
@@ -234,9 +234,9 @@ def run_persistent():
 step("TMA, persistent", run_persistent)
 
 # %% [markdown]
-# ## minidl's own, and cuBLAS
+# ## minidl's kernel, and cuBLAS
 #
-# `minidl.kernels.gemm` is step 5 plus what real use needs: all four transpositions, bias and activation before the
+# `minidl.kernels.gemm` is step 5 with the features of real use: all four transpositions, bias and activation before the
 # store, K split across programs for skinny matrices, and float32 as three tf32 products.
 
 # %%

@@ -75,7 +75,7 @@ print(f"x {list(x.shape)}, w {list(w.shape)}, {'interpreted on the CPU' if INTER
 
 # %%
 def check(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> float:
-    """The largest error as a part of the bound, over the first and the last images; raises where it is above."""
+    """Return the largest error relative to the bound, over the first and the last images; raises if it is above 1."""
     u = 2.0**-24 if INTERPRETED else 2.0**-22
     some = torch.cat([x[:4], x[4:][-4:]]).double().permute(0, 3, 1, 2)
     y = torch.cat([y[:4], y[4:][-4:]]).double().permute(0, 3, 1, 2)
@@ -108,7 +108,7 @@ def step(name: str, run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -
 # %% [markdown]
 # ## Step 1: one output per program
 #
-# The definition, literally, like the first kernel of every report: one program computes one number. It loads a whole
+# The definition, literally, like the first kernel of every report: one program computes one number. It loads a full
 # filter and the inputs under it, and uses each of them once. An input is read `R * S * M` times from memory.
 
 
@@ -146,7 +146,7 @@ step("one output per program", run_one_output)
 # %% [markdown]
 # ## Step 2: tiles
 #
-# A program computes 128 pixels for all M channels. It walks the filter's positions one by one: each input it loads is
+# A program computes 128 pixels for all M channels. It loops over the filter's positions: each input it loads is
 # used for M outputs, and each weight for 128. The reports used shared memory, constant memory and registers for this;
 # the multiplications are still scalar.
 
@@ -157,7 +157,7 @@ PIXELS = 32 if INTERPRETED else 128
 @triton.jit
 def pixels_of(i_tile, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
               BLOCK: tl.constexpr):  # fmt: skip
-    """Numbers of the pixels of a tile, and where each finds its first input."""
+    """Return the indices of the pixels of a tile, and the offset of each pixel's first input."""
     o_pixel = i_tile * BLOCK + tl.arange(0, BLOCK)
     return o_pixel, ((o_pixel // (OH * OW) * H + o_pixel // OW % OH) * W + o_pixel % OW) * C
 
@@ -238,8 +238,8 @@ step("matrix form", run_matrix_form)
 # %% [markdown]
 # ## Step 4: batch-tiled, in boxes
 #
-# In step 3 every row of a block has an address of its own. Let the rows be *images at one output pixel* instead: seen
-# as `[N, H W C]`, what 128 images hold under one tap is a plain box, 128 rows by C columns. On Hopper the tensor
+# In step 3 every row of a block has its own address. Let the rows be *images at one output pixel* instead: seen
+# as `[N, H W C]`, the inputs of 128 images at one tap are a plain box, 128 rows by C columns. On Hopper the tensor
 # memory accelerator (TMA) fetches such a box with one instruction, and no address is computed. Padding, if there were
 # any, would be a bound on the loops over taps. A box needs rows of 16 bytes or more, so this form is for many
 # channels.
@@ -271,7 +271,7 @@ def run_batch_tiled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     (N, H, W, C), (M, R, S, _) = x.shape, w.shape
     y = empty_output(x, w)
     BLOCK_M, BLOCK_N = 16 if INTERPRETED else 128, max(16, triton.next_power_of_2(M))
-    BLOCK_K = min(64, S * C & -(S * C))  # a power of two that cuts a row of taps into whole boxes
+    BLOCK_K = min(64, S * C & -(S * C))  # a power of two that cuts a row of taps into equal boxes
     d_x = TensorDescriptor(x, [N, H * W * C], [H * W * C, 1], [BLOCK_M, BLOCK_K])
     d_w = TensorDescriptor(w, [M, R * S * C], [R * S * C, 1], [BLOCK_N, BLOCK_K])
     batch_tiled[(triton.cdiv(N, BLOCK_M) * y.shape[1] * y.shape[2],)](
@@ -300,7 +300,7 @@ step("batch-tiled", run_batch_tiled)
 #     input 4     0         0       w[2]
 # ```
 #
-# This multiplies zeros, but on tensor cores that were idle. In exchange, loads and stores are whole rows.
+# This multiplies zeros, but on tensor cores that were idle. In exchange, loads and stores are complete rows.
 
 
 # %%
@@ -377,8 +377,8 @@ step("banded", run_banded)
 # %% [markdown]
 # ## Step 6: ReLU and pool on the way out
 #
-# After step 5 the arithmetic is nearly free and writing y is what takes time; ReLU and a 2x2 average pool would read it
-# and write it again. Kept in registers, y never reaches memory, and a quarter of its size is stored. One program sums
+# After step 5 the arithmetic is nearly free, and writing y takes longest; ReLU and a 2x2 average pool would read it
+# and write it again. In registers, y never reaches memory, and a quarter of its size is stored. One program sums
 # two image rows at once: an image row is loaded once and multiplied by band r for the upper and by band r - 1 for the
 # lower outputs. The band's columns are sorted, even pixels in its left half, odd ones in its right half: the neighbours
 # to pool are then the two halves of the block.
@@ -436,9 +436,9 @@ def run_fused(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 step("banded, with ReLU and pool", run_fused)
 
 # %% [markdown]
-# ## minidl's own
+# ## minidl's kernel
 #
-# `minidl.kernels.conv` has steps 3, 4 and 5 plus what real use needs: stride, padding, dilation, groups, both
+# `minidl.kernels.conv` has steps 3, 4 and 5 with the features of real use: stride, padding, dilation, groups, both
 # gradients, every activation, and a choice of the form by the shape.
 
 # %%
@@ -458,7 +458,7 @@ step("minidl.kernels.conv", lambda x, w: run_minidl(x, w, pool=None))
 step("minidl.kernels.conv, with ReLU and pool", run_minidl)
 
 # %% [markdown]
-# ## The ladder, beside the reports
+# ## The ladder and the reports
 #
 # Three student projects climbed this ladder by hand, on the GPUs of their years, in float32 and for 10,000 images:
 # report 1 the layers 1 to 32 and 32 to 64 (5x5, on 28x28 and 12x12), reports 2 and 5 the layers 1 to 12 and 12 to 24

@@ -44,9 +44,9 @@ def pictures(part: Images) -> Pictures:
 
 
 figure, axes = plt.subplots(2, 10, figsize=(8, 2))
-for place, axis in enumerate(axes.flat):
-    axis.imshow(train.pixels[place, :, :, 0], cmap="gray_r")
-    axis.set_title(dataset.labels[train.labels[place]], fontsize=8)
+for position, axis in enumerate(axes.flat):
+    axis.imshow(train.pixels[position, :, :, 0], cmap="gray_r")
+    axis.set_title(dataset.labels[train.labels[position]], fontsize=8)
     axis.axis("off")
 plt.show()
 
@@ -131,7 +131,7 @@ assert accuracy > 0.9
 # %% [markdown]
 # ## Its most confident mistakes
 #
-# Above each picture: what the network says, how sure it is, and the truth.
+# Above each picture: the predicted label with its probability, and the true label.
 
 # %%
 wrong = np.flatnonzero(predicted != test.labels)
@@ -141,8 +141,8 @@ for axis in axes:
     axis.axis("off")
 for axis, index in zip(axes, surest, strict=False):
     axis.imshow(test.pixels[index, :, :, 0], cmap="gray_r")
-    said = dataset.labels[predicted[index]]
-    axis.set_title(f"{said} {probabilities[index].max():.0%}\ntrue {dataset.labels[test.labels[index]]}", fontsize=7)
+    label = dataset.labels[predicted[index]]
+    axis.set_title(f"{label} {probabilities[index].max():.0%}\ntrue {dataset.labels[test.labels[index]]}", fontsize=7)
 plt.show()
 
 # %% [markdown]
@@ -154,9 +154,9 @@ plt.show()
 # %%
 folded = nn.fold_batch_norms(model)
 with minidl.no_grad():
-    again = ops.softmax(folded(Tensor(x))).data.cpu().numpy()
+    folded_probabilities = ops.softmax(folded(Tensor(x))).data.cpu().numpy()
 print(folded)
-assert np.abs(again - probabilities).max() < 1e-4
+assert np.abs(folded_probabilities - probabilities).max() < 1e-4
 
 # %% [markdown]
 # ## On a GPU

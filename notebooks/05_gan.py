@@ -64,12 +64,12 @@ w = minidl.randn(C, M, K, K).data / (C * K) ** 0.5
 
 def scattered(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     """The definition, in float64."""
-    whole = np.zeros((N, M, stride * (size - 1) + K, stride * (size - 1) + K))
+    full = np.zeros((N, M, stride * (size - 1) + K, stride * (size - 1) + K))
     for h in range(size):
         for v in range(size):
             window = np.einsum("nc,cmrs->nmrs", x[:, :, h, v], w)
-            whole[:, :, stride * h : stride * h + K, stride * v : stride * v + K] += window
-    return whole[:, :, padding : padding + 2 * size, padding : padding + 2 * size]
+            full[:, :, stride * h : stride * h + K, stride * v : stride * v + K] += window
+    return full[:, :, padding : padding + 2 * size, padding : padding + 2 * size]
 
 
 expected = scattered(x.cpu().double().numpy(), w.cpu().double().numpy())
@@ -86,14 +86,14 @@ check("ops.conv_transpose2d", ops.conv_transpose2d(Tensor(x), Tensor(w), None, s
 # %% [markdown]
 # ### With zeros between the pixels
 #
-# The textbooks' way: spread the pixels apart, fill with zeros, and slide the filter, turned by half a circle, over all
+# The textbooks' way: spread the pixels apart, fill with zeros, and slide the filter, rotated by 180 degrees, over all
 # of it. Three of four pixels are zeros, so three of four multiplications are wasted.
 
 # %%
 stuffed = torch.zeros(N, C, 2 * size - 1, 2 * size - 1, device=DEVICE)
 stuffed[:, :, ::2, ::2] = x
-turned = w.flip(2, 3).transpose(0, 1).contiguous()
-y = ops.conv2d(Tensor(stuffed), Tensor(turned), padding=K - 1 - padding).data
+rotated = w.flip(2, 3).transpose(0, 1).contiguous()
+y = ops.conv2d(Tensor(stuffed), Tensor(rotated), padding=K - 1 - padding).data
 check("zeros between the pixels", y, K * K)
 
 figure, axes = plt.subplots(1, 3, figsize=(7, 2.4))
@@ -116,13 +116,13 @@ y = torch.empty(N, M, 2 * size, 2 * size, device=DEVICE)
 for a in range(2):
     for b in range(2):
         part = w[:, :, TAPS[a]][:, :, :, TAPS[b]].transpose(0, 1).contiguous()  # [M, C, 2, 2]
-        found = ops.conv2d(Tensor(x), Tensor(part), padding=1).data
-        y[:, :, a::2, b::2] = found[:, :, a : a + size, b : b + size]
+        part_y = ops.conv2d(Tensor(x), Tensor(part), padding=1).data
+        y[:, :, a::2, b::2] = part_y[:, :, a : a + size, b : b + size]
 check("four convolutions by parity", y, K * K // 4)
 
 # %% [markdown]
 # The same as one kernel. A program makes a row of the output; its loops visit only the taps of the right parity, and
-# skip those outside the picture before loading anything. minidl's own kernels do this with a run of images instead of
+# skip those outside the picture before loading anything. minidl's kernels do this with a run of images instead of
 # a row of pixels.
 
 
@@ -225,14 +225,14 @@ show(pictures_of(walk), 2, 12, 8.0)
 # %% [markdown]
 # ## Training one
 #
-# Two networks play against each other. The discriminator learns to tell real pictures from made ones; the generator
+# Two networks play against each other. The discriminator learns to tell real from generated pictures; the generator
 # learns to make pictures that it takes for real. Here they train on digits of 8 x 8 pixels, for about a minute.
 # `minidl train gan` trains longer, and keeps a moving average of the generator.
 #
 # A discriminator that grows ever more certain is steep at the real pictures, and drives the generator past them and
 # back without end. So its loss has the gradient penalty R1 (Mescheder, Geiger and Nowozin, arXiv 1801.04406): the
 # squared length of the gradient of its logit D(x) with respect to the pixels, averaged over real pictures. With it the
-# discriminator becomes flat where the generator has arrived, and both settle there.
+# discriminator becomes flat at the solution, and both networks converge.
 #
 # The gradient of the penalty would need second derivatives; a finite difference avoids them. `uphill` takes a step
 # along the gradient from each picture. Take the logit there, subtract the logit after the same step downhill, and
@@ -267,21 +267,21 @@ def uphill(x: Tensor) -> Tensor:
 
 
 def step(x: Tensor) -> None:
-    made = generator(minidl.randn(BATCH, LATENT))
+    fakes = generator(minidl.randn(BATCH, LATENT))
 
-    discriminator.requires_grad_(False)  # where only pictures need a gradient
+    discriminator.requires_grad_(False)  # only pictures need a gradient here
     ahead = uphill(x)
     discriminator.requires_grad_(True)
-    logits = discriminator(ops.cat([x, made.detach(), x + ahead, x - ahead])).reshape(4, BATCH)
+    logits = discriminator(ops.cat([x, fakes.detach(), x + ahead, x - ahead])).reshape(4, BATCH)
     loss_d = ops.binary_cross_entropy_with_logits(logits[:2].flatten(0), judged)
     slope = (logits[2] - logits[3]) / (2 * REACH)
     penalty = ops.mean(slope * slope)
     adam_d.zero_grad()
-    (loss_d + PENALTY / 4 * penalty).backward()  # half of the paper's: loss_d is a mean over real and made ones
+    (loss_d + PENALTY / 4 * penalty).backward()  # half of the paper's: loss_d is a mean over real and generated ones
     adam_d.step()
 
     discriminator.requires_grad_(False)
-    loss_g = ops.binary_cross_entropy_with_logits(discriminator(made), real)
+    loss_g = ops.binary_cross_entropy_with_logits(discriminator(fakes), real)
     adam_g.zero_grad()
     loss_g.backward()
     adam_g.step()
@@ -297,9 +297,9 @@ def grid_now() -> np.ndarray:
     """The pictures of the same eight latents at each time."""
     generator.eval()
     with minidl.no_grad():
-        made = generator(Tensor(torch.from_numpy(latents.from_seeds(range(8), LATENT)).to(DEVICE))).data.cpu().numpy()
+        fakes = generator(Tensor(torch.from_numpy(latents.from_seeds(range(8), LATENT)).to(DEVICE))).data.cpu().numpy()
     generator.train()
-    return output.pixels(made)
+    return output.pixels(fakes)
 
 
 film = []
@@ -316,7 +316,7 @@ for epoch in range(STEPS):
 print(f"{time.perf_counter() - start:.0f} s for {STEPS} steps")
 
 # %% [markdown]
-# Where both losses meet at log 2 = 0.69, the discriminator only guesses: the probabilities of being real that it gives
+# If both losses are log 2 = 0.69, the discriminator only guesses: the probabilities of being real that it gives
 # real pictures, D(x), and generated ones, D(G(z)), meet at one half. On the right: the penalty, which measures how
 # steep the discriminator is at real pictures.
 

@@ -166,7 +166,7 @@ def _check_commands(folder: Path) -> None:
     told = run([program, "doctor"])
     assert f" in {folder}/env" in told
     assert "interpreted on the CPU" in told
-    assert "Everything needed is there." in told
+    assert "All requirements are met." in told
 
     run([program, "train", "text", "--data", "docstrings", "--out", "runs/first"])
     report = json.loads((folder / "empty/runs/first/report.json").read_text())

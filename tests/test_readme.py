@@ -98,7 +98,7 @@ def test_make_test_runs_lint_types_and_the_suite():
 
 def test_make_results_writes_the_table_and_the_charts():
     (command,) = recipe(["make", "results"])
-    assert command[1:4] == ["-m", "minidl.tools.bench.table", "benchmarks/results/nvidia-h200.json"]
+    assert command[1:4] == ["-m", "benchmarks.bench.results_page", "benchmarks/results/nvidia-h200.json"]
     charts = [f"benchmarks/results/nvidia-h200{name}.svg" for name in ("", "-short")]
     assert command[4:] == ["docs/performance.md", *charts]
 

@@ -17,15 +17,15 @@ from minidl.training.settings.declaration import REPEATED, Positional
 
 
 class Bench(network_command.NetworkOptions):
-    """Measure minidl and torch side by side on shapes drawn from a seed, or on whole networks.
+    """Measure minidl and torch side by side on shapes drawn from a seed, or on networks.
 
     --drawn N measures N shapes drawn from --seed, in short rounds and against torch's eager kernels in both memory
     orders. The summary has the percentiles of the ratios and the worst rows. Shapes that torch cannot run are skipped.
     Rows already in the file of --json are kept, so a run can be done in parts.
 
-    networks [NAME]... measures whole networks, in inference and training, each in a process of its own: images per
-    second, memory, seconds to the first step, launches, and the share of the floor. A row is kept with every way of
-    running torch that was measured; run the same command again to measure the rows still missing from the file.
+    networks [NAME]... measures networks, in inference and training, each in a separate process: images per
+    second, memory, seconds to the first step, launches, and the share of the floor. A row has every measured way
+    of running torch; repeat the command to measure the rows that the file lacks.
 
     in-torch [MODEL]... measures models of torchvision and timm, which must be installed, and a DCGAN: as
     torch.compile(model, backend="minidl") runs them, against the same models eager and compiled by Inductor; also

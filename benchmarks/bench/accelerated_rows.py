@@ -1,4 +1,4 @@
-"""The rows of `python -m benchmarks.bench in-torch`: models that `torch.compile` runs by minidl, with their goals."""
+"""The rows of `python -m benchmarks.bench in-torch`: models that `torch.compile` runs with minidl, and their goals."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch import nn
 from benchmarks.bench.network_rows import Net
 
 WORD = "in-torch"
-# The geometric mean of the ratios of COUNTED is to reach this, and none is to be below the second.
+# The goals for the geometric mean and for the least of the ratios of COUNTED.
 MEAN_GOAL, LEAST_GOAL = 1.1, 0.97
 _GENERATOR, _DISCRIMINATOR = "dcgan_generator", "dcgan_discriminator"
 
 
 @dataclass(frozen=True)
 class Model(Net):
-    """A row. `package` makes the model, if it is not made here; torchvision's and timm's names are theirs."""
+    """A row. `package` is torchvision, timm, or "" for a model of this module; names are those of the package."""
 
     package: str = ""
 
@@ -35,25 +35,25 @@ class Model(Net):
     def title(self) -> str:
         return f"{super().title}, fused in torch"
 
-    def made(self) -> nn.Module:
-        """The model with random weights and no dropout."""
+    def network(self) -> nn.Module:
+        """Return the model with random weights and no dropout."""
         model: nn.Module
         if self.package == "torchvision":
-            find: Any = importlib.import_module("torchvision.models")
+            library: Any = importlib.import_module("torchvision.models")
             backbone = {"weights_backbone": None} if self.name in SEGMENTATION else {}
-            model = find.get_model(self.name, weights=None, **backbone)
+            model = library.get_model(self.name, weights=None, **backbone)
         elif self.package == "timm":
-            find = importlib.import_module("timm")
-            model = find.create_model(self.name.removeprefix("timm/"), pretrained=False)
+            library = importlib.import_module("timm")
+            model = library.create_model(self.name.removeprefix("timm/"), pretrained=False)
         else:
-            model = _dcgan(self.name, self.channels, *self.given)
+            model = _dcgan(self.name, self.channels, *self.arguments)
         for layer in model.modules():
             for probability in _DROPS.get(type(layer).__name__, ()):
                 setattr(layer, probability, 0.0)
         return model
 
     def batch(self, images: int, device: str, dtype: torch.dtype) -> torch.Tensor:
-        """Images in channels-last memory, or latents."""
+        """Return images in channels-last memory, or latents."""
         channels, size = (self.channels, 1) if self.name == _GENERATOR else (3, self.size)
         x = torch.randn(images, channels, size, size, device=device, dtype=dtype)
         return x.to(memory_format=torch.channels_last)
@@ -63,7 +63,7 @@ _DROPS = {"Dropout": ("p",), "StochasticDepth": ("p",), "DropPath": ("drop_prob"
 
 
 def _dcgan(name: str, channels: int, width: int) -> nn.Sequential:
-    """Those of torch's tutorial, for images of 64x64."""
+    """Return a network of torch's DCGAN tutorial, for images of 64x64."""
     widths = [8 * width, 4 * width, 2 * width, width]
     parts: list[nn.Module]
     if name == _GENERATOR:
@@ -90,7 +90,7 @@ _TIMM = (
 
 def _of(name: str, training: bool) -> Model:
     if name in (_GENERATOR, _DISCRIMINATOR):
-        return Model(name, 128, 64, training, given=(64,), channels=100 if name == _GENERATOR else 3)
+        return Model(name, 128, 64, training, arguments=(64,), channels=100 if name == _GENERATOR else 3)
     package = "timm" if name.startswith("timm/") else "torchvision"
     return Model(name, 16 if name in SEGMENTATION else 64, 224, training, package=package)
 
@@ -100,8 +100,8 @@ NETS = {net.row: net for name in _NAMES for net in (_of(name, False), _of(name, 
 
 
 def chosen(words: Sequence[str]) -> list[Net]:
-    """The rows of models of these names, or whose name contains a word that is none; all without words. Raises
-    ValueError for a word that none has."""
+    """Return the rows of the named models, or whose name contains another word; all without words. Raises ValueError
+    for a word that no row contains."""
     fits: Callable[[str, Net], bool] = lambda word, net: word == net.name if word in _NAMES else word in net.row  # noqa: E731
     for word in words:
         if not word or not any(fits(word, net) for net in NETS.values()):
@@ -110,28 +110,28 @@ def chosen(words: Sequence[str]) -> list[Net]:
 
 
 def check_installed(nets: Sequence[Net]) -> None:
-    """Raise ValueError where a package that makes one of the models is not installed."""
+    """Raise ValueError if the package of a model is not installed."""
     for package in ("torchvision", "timm"):
-        lacking = [net.name for net in nets if isinstance(net, Model) and net.package == package]
-        if lacking and importlib.util.find_spec(package) is None:
+        missing = [net.name for net in nets if isinstance(net, Model) and net.package == package]
+        if missing and importlib.util.find_spec(package) is None:
             raise ValueError(
-                f"{lacking[0]} is a model of {package}, which is not installed: install it, or name models of others, "
+                f"{missing[0]} is a model of {package}, which is not installed: install it, or name models of others, "
                 f"as in `python -m benchmarks.bench {WORD} dcgan`"
             )
 
 
 def summary(rows: dict[str, dict[str, Any]]) -> str:
-    """How many rows are right and at their goals, and the geometric mean and least of those counted, as a sentence."""
+    """Return a sentence: the number of right rows and of rows at their goals, and the mean and least counted ratio."""
     rows = {name: row for name, row in rows.items() if name in NETS}
     right = {name: row for name, row in rows.items() if row["error_ok"]}
     reached = sum(row["ratio"] >= 1.0 for row in right.values())
-    said = f"{len(right)} of {len(rows)} rows right, {reached} not behind torch's best"
+    text = f"{len(right)} of {len(rows)} rows right, {reached} not behind torch's best"
     ratios = [row["ratio"] for name, row in right.items() if NETS[name].name in COUNTED]
     if not ratios:
-        return said
+        return text
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     counted = f"of {len(ratios)} counted (of {2 * len(COUNTED)})"
     return (
-        f"{said}; {counted} the geometric mean is {mean:.3f} (goal {MEAN_GOAL}), the "
+        f"{text}; {counted} the geometric mean is {mean:.3f} (goal {MEAN_GOAL}), the "
         f"least {min(ratios):.3f} (goal {LEAST_GOAL})"
     )

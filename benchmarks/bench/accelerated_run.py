@@ -1,8 +1,8 @@
-"""Measure a model that `torch.compile(model, backend="minidl")` runs beside itself, eager and compiled by Inductor.
+"""Compare a model under `torch.compile(model, backend="minidl")` with the same model eager and compiled by Inductor.
 
     python -m benchmarks.bench.accelerated_run ROW PEERS
 
-does so in a process of its own and prints rows as `network_run` does.
+does so in a separate process and prints rows as `network_run` does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from minidl.tools.first_line import first_line
 
 
 class Side(network_sides.Side):
-    """A model of torch: in inference with weights of a dtype, in training with `cast` under autocast to that."""
+    """A model of torch: in inference with weights of a dtype, in training under autocast to `cast`."""
 
     net: Model
 
@@ -55,7 +55,7 @@ class Side(network_sides.Side):
             return self.run(batch)
 
     def step(self, batch: Batch) -> list[torch.Tensor]:
-        """The loss; the gradients are those of all parameters. Nothing is updated."""
+        """Compute the loss, which is returned, and the gradients of all parameters. Nothing is updated."""
         self.forget_gradients()
         y = self.run(batch)
         y = y.float() if y.dtype.itemsize == 2 else y
@@ -79,93 +79,94 @@ def measured(
     device: str = "cuda",
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Measure a row beside these peers, as `network_run.measured` does; `keep` gets it after each peer."""
+    """Measure a row and these peers, as `network_run.measured` does; `keep` gets the row after each peer."""
     dtype = dtype or net.dtype
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     cast = dtype if net.training and dtype != torch.float32 else None
     weights = torch.float32 if net.training else dtype
     batch = (net.batch(net.images, device, weights),)
-    made = net.made().to(device, weights).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    row = Row(net, device, dtype, _floor(Side(net, copy.deepcopy(made), cast), batch))
-    theirs = row.begun("torch", lambda: Side(net, copy.deepcopy(made), cast))
-    row.first("torch", theirs.given(batch))
-    row.memory("torch", theirs, theirs.given(batch))
-    ours = row.begun("ours", lambda: Side(net, made, cast))
-    ours.calls = {"": torch.compile(made, backend=minidl.torch.backend, dynamic=False)}
-    row.first("ours", ours.given(batch))
-    row.memory("ours", ours, ours.given(batch))
+    network = net.network().to(device, weights).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    row = Row(net, device, dtype, _floor(Side(net, copy.deepcopy(network), cast), batch))
+    theirs = row.new_side("torch", lambda: Side(net, copy.deepcopy(network), cast))
+    row.first("torch", theirs.call_on(batch))
+    row.memory("torch", theirs, theirs.call_on(batch))
+    ours = row.new_side("ours", lambda: Side(net, network, cast))
+    ours.calls = {"": torch.compile(network, backend=minidl.torch.backend, dynamic=False)}
+    row.first("ours", ours.call_on(batch))
+    row.memory("ours", ours, ours.call_on(batch))
     exact = Side(net, copy.deepcopy(theirs.networks[""]).double())
     row.judge(ours, theirs, exact, batch)
     if net.training:
         _judge_in_evaluation(row, ours, theirs, exact, batch)
     del exact
-    if not row.found["error_ok"]:
+    if not row.figures["error_ok"]:
         keep(row.wrong())
         return
-    row.clock("ours", ours, ours.given(batch))
+    row.clock("ours", ours, ours.call_on(batch))
     try:
-        row.found["launched_ms"] = {str(n): _launched(row, n, ours, theirs) for n in (1 + net.training, net.images)}
-    except Exception as error:  # noqa: BLE001 (a batch of few images that a model does not take, or no memory)
-        row.found["launched_ms"] = first_line(error)
-    row.beside_all(peers, theirs, batch, keep)
+        row.figures["launched_ms"] = {str(n): _launched(row, n, ours, theirs) for n in (1 + net.training, net.images)}
+    except Exception as error:  # noqa: BLE001 (a model that rejects few images, or no memory)
+        row.figures["launched_ms"] = first_line(error)
+    row.measure_peers(peers, theirs, batch, keep)
     theirs.calls = dict(theirs.networks)
-    row.found["layers_alone"] = _layers_alone(row, theirs, batch)
+    row.figures["layers_alone"] = _layers_alone(row, theirs, batch)
     keep(row.timed())
 
 
 def _floor(side: Side, batch: Batch) -> float:
-    """Milliseconds, counted as those of networks."""
+    """Return the floor in milliseconds, as for networks."""
     with side.casting(batch[0].device.type):
         elements, flop = work_of(side.networks[""], *batch)
     return floor_ms(2.0 * elements, flop) * (3 if side.net.training else 1)
 
 
-def _left(network: nn.Module) -> list[str]:
-    """What stays torch's, with how many such layers."""
+def _torch_layers(network: nn.Module) -> list[str]:
+    """Return the kinds of layers that stay torch's, with their numbers."""
     lines = Counter(f"{line.kind}: {line.note}" for line in minidl.torch.report(network) if line.how == "torch")
     return [f"{count} {line}" for line, count in lines.items()]
 
 
 def _judge_in_evaluation(row: Row, ours: Side, theirs: Side, exact: Side, batch: Batch) -> None:
-    """The gradients with running statistics: by a batch's own, most of what is left of small ones is rounding."""
+    """Compare gradients with running statistics: with those of a batch, small gradients are mostly rounding."""
     sides, few = (ours, theirs, exact), few_of(batch)
     for side in sides:
         side.networks[""].eval()
     exact.take_statistics(few)
     for side in (ours, exact, theirs):
         side.load(exact if side is ours else ours)
-    own, torchs = network_sides.errors_of([ours, theirs], exact, batch)
-    row.found["errors_in_evaluation"], row.found["torch_errors_in_evaluation"] = own.as_json(), torchs.as_json()
-    row.found["error_ok"] &= network_sides.right(own, torchs, row.dtype)
+    our_errors, torch_errors = network_sides.errors_of([ours, theirs], exact, batch)
+    row.figures["errors_in_evaluation"] = our_errors.as_json()
+    row.figures["torch_errors_in_evaluation"] = torch_errors.as_json()
+    row.figures["error_ok"] &= network_sides.right(our_errors, torch_errors, row.dtype)
     for side in sides:
         side.networks[""].train()
 
 
 def _launched(row: Row, images: int, ours: Side, theirs: Side) -> dict[str, float]:
-    """Milliseconds of a call launched kernel by kernel from Python, of so many images."""
-    found = {}
+    """Return milliseconds of a call on `images` images, launched kernel by kernel from Python."""
+    times = {}
     for name, side in (("ours", ours), ("torch", theirs)):
         first = next(side.networks[""].parameters())
         batch = (ours.net.batch(images, first.device.type, first.dtype),)
-        call = side.given(batch)
+        call = side.call_on(batch)
         call()
         call()
         clock = (Launched if row.gpu else HostClock)([call], True)
-        found[name] = round(statistics.median(clock.time() for _ in range(3)), 4)
+        times[name] = round(statistics.median(clock.time() for _ in range(3)), 4)
         side.forget_gradients()
-    return found
+    return times
 
 
 def _layers_alone(row: Row, theirs: Side, batch: Batch) -> dict[str, Any]:
-    """Milliseconds with the layers that `accelerate` exchanges and nothing fused, and what it leaves to torch."""
+    """Return milliseconds with the layers of `accelerate` and nothing fused, and the layers that stay torch's."""
     try:
-        made = Side(theirs.net, minidl.torch.accelerate(copy.deepcopy(theirs.networks[""])), theirs.cast)
-        call = made.given(batch)
+        side = Side(theirs.net, minidl.torch.accelerate(copy.deepcopy(theirs.networks[""])), theirs.cast)
+        call = side.call_on(batch)
         compile_ahead(call)
-        made.forget_gradients()
-        return {"ms": round(row.alone(call), 5), "left_to_torch": _left(made.networks[""])}
-    except Exception as error:  # noqa: BLE001 (the row holds without it)
+        side.forget_gradients()
+        return {"ms": round(row.time(call), 5), "left_to_torch": _torch_layers(side.networks[""])}
+    except Exception as error:  # noqa: BLE001 (the row is valid without it)
         return {"failed": first_line(error)}
 
 

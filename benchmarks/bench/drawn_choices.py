@@ -1,4 +1,4 @@
-"""What the estimates of this version say of drawn convolutions that were measured: how far they are off, and choose.
+"""Compare this version's estimates and choices with measured times of drawn convolutions.
 
     python -m benchmarks.bench.drawn_choices RESULTS.json...
 
@@ -31,68 +31,68 @@ from minidl.tools.tuning import drawn, drawn_conv
 
 TARGET = "sm_90"
 KINDS = "conv", "conv1d", "conv_transpose"
-NOISE = 1.03  # of two timings; forms that are so near are the same
-FEWEST = 5  # rows of a plan that is shown
-WORST, SHOWN = 10, 1.1  # of the regrets that are shown: how many, and above what
+NOISE = 1.03  # forms whose times differ by less count as equal
+FEWEST = 5  # rows of a plan in the table
+WORST, SHOWN = 10, 1.1  # the number of listed regrets, and their lower limit
 
 
-class Judged(NamedTuple):
-    """A row, and what this version estimates: us of the plan that was measured (None where it is no candidate any
-    more), the plan taken now, and the regret of its form where every form was timed."""
+class Comparison(NamedTuple):
+    """A row, this version's estimate of the measured plan in us (None if it is no candidate now), the plan chosen now,
+    and the regret of its form if every form was timed."""
 
     row: dict[str, Any]
     estimated: float | None
-    taken: str
+    choice: str
     regret: float | None
 
 
-def judged(found: Drawn) -> Iterator[Judged]:
-    """The convolutions of a file. Raises ConfigError for a device whose constants are not here, or another dtype."""
-    device, dtype = found.machine["device"], found.about["dtype"]
-    known = devices.of_name(device)
-    if known is None or dtype not in ("float16", "bfloat16"):
+def comparisons(results: Drawn) -> Iterator[Comparison]:
+    """Yield the convolutions of a file. Raises ConfigError for a device without constants, or another dtype."""
+    device, dtype = results.machine["device"], results.about["dtype"]
+    entry = devices.of_name(device)
+    if entry is None or dtype not in ("float16", "bfloat16"):
         raise ConfigError(f"rows of {dtype} on {device}: expected float16 or bfloat16 on a device that has constants")
-    constants, figures = known
-    for row in found.measured:
+    constants, figures = entry
+    for row in results.measured:
         if row["of"] in KINDS and isinstance(row.get("plan"), str):
-            shape = drawn.draw(row["of"], found.about["seed"], row["index"])
+            shape = drawn.draw(row["of"], results.about["seed"], row["index"])
             if str(shape) != row["shape"] or row["direction"] not in drawn_conv.DIRECTIONS:
-                raise ConfigError(f"the row {row['name']} is of {row['shape']}, and its seed draws {shape}")
-            yield _judged(row, shape, getattr(torch, dtype), constants, int(figures.processors))
+                raise ConfigError(f"the row {row['name']} has the shape {row['shape']}, but its seed draws {shape}")
+            yield _comparison(row, shape, getattr(torch, dtype), constants, int(figures.processors))
 
 
-def _judged(row: dict[str, Any], shape: Any, dtype: torch.dtype, constants: Any, processors: int) -> Judged:
+def _comparison(row: dict[str, Any], shape: Any, dtype: torch.dtype, constants: Any, processors: int) -> Comparison:
     problem = drawn_conv.problem(shape, row["direction"], dtype, TARGET, processors)
     with selection.use(constants):
-        every = [(made, said) for made, said in plan.candidates(problem) if made is not None]
-    best, taken = min(every, key=lambda one: one[0].microseconds)
+        candidates = [(each, name) for each, name in plan.candidates(problem) if each is not None]
+    best, choice = min(candidates, key=lambda pair: pair[0].microseconds)
     times = row.get("forms_ms", {})
     regret = None
     if best.name in times and "regret" in row:
         ratio = times[best.name] / min(times.values())
         regret = ratio if ratio > NOISE else 1.0
-    by_name = {said: made.microseconds for made, said in every}
-    return Judged(row, by_name.get(row["plan"]), taken, regret)
+    by_name = {name: each.microseconds for each, name in candidates}
+    return Comparison(row, by_name.get(row["plan"]), choice, regret)
 
 
-def table(rows: list[Judged]) -> Table:
-    """By plan and direction: what rows took beside the estimate of their plan."""
-    made = Table("measured / estimated", "rows", "5 %", "median", "95 %", "chosen now")
-    by_plan: dict[tuple[str, str], list[Judged]] = defaultdict(list)
+def table(rows: list[Comparison]) -> Table:
+    """Return a table by plan and direction of measured times relative to the plan's estimates."""
+    result = Table("measured / estimated", "rows", "5 %", "median", "95 %", "chosen now")
+    by_plan: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
     for one in rows:
         by_plan[re.sub(r"\d+ (walks|phases)", "phases", one.row["plan"]), one.row["direction"]].append(one)
     for (name, direction), every in sorted(by_plan.items(), key=lambda item: -len(item[1])):
         off = [1e3 * one.row["ours_ms"] / one.estimated for one in every if one.estimated]
         if len(off) >= FEWEST:
             low, middle, high = np.quantile(off, (0.05, 0.5, 0.95))
-            again = sum(one.taken == one.row["plan"] for one in every)
-            cells = (str(len(every)), f"{low:.2f}", f"{middle:.2f}", f"{high:.2f}", str(again))
-            made.add_row(f"{direction}, {name}", *cells)
-    return made
+            repeated = sum(one.choice == one.row["plan"] for one in every)
+            cells = (str(len(every)), f"{low:.2f}", f"{middle:.2f}", f"{high:.2f}", str(repeated))
+            result.add_row(f"{direction}, {name}", *cells)
+    return result
 
 
-def said(rows: list[Judged]) -> Iterator[str]:
-    """The regret, before and now, and its largest rows."""
+def regret_lines(rows: list[Comparison]) -> Iterator[str]:
+    """Yield lines on the regret, as measured and now, and on its largest rows."""
     timed = [(one.regret, one) for one in rows if one.regret is not None]
     if not timed:
         return
@@ -101,7 +101,7 @@ def said(rows: list[Judged]) -> Iterator[str]:
         yield f"regret {name}: {statistics.geometric_mean(values):.3f}, at worst {max(values):.2f} ({len(values)} rows)"
     for regret, one in sorted(timed, key=lambda pair: -pair[0])[:WORST]:
         if regret > SHOWN:
-            yield f"  {regret:.2f}  {one.row['name']}: {one.row['shape']}; {one.taken}, best {one.row['best_form']}"
+            yield f"  {regret:.2f}  {one.row['name']}: {one.row['shape']}; {one.choice}, best {one.row['best_form']}"
 
 
 def main(arguments: list[str]) -> None:
@@ -111,12 +111,13 @@ def main(arguments: list[str]) -> None:
     console = rich_console()
     for path in map(Path, arguments):
         try:
-            rows = list(judged(drawn_results.load(path)))
+            rows = list(comparisons(drawn_results.load(path)))
         except ConfigError as error:
             sys.exit(f"error: {error}")
         console.print(
-            f"{path}: {len(rows)} convolutions", table(rows), *said(rows), sep="\n", highlight=False, soft_wrap=True
-        )
+            f"{path}: {len(rows)} convolutions", table(rows), *regret_lines(rows),
+            sep="\n", highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from pydantic import Field
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.bench.drawn_results import Drawn
+
+T = TypeVar("T")
 
 
 class DrawnOptions(Settings):
@@ -82,11 +84,9 @@ def run(config: DrawnOptions, options: Mapping[str, Any]) -> None:
         raise ConfigError(f"--from {config.from_} leaves none of the {config.drawn} shapes of --drawn, numbered from 0")
     if config.regret and not config.of.startswith(("conv", "all")):
         raise ConfigError(f"--regret requires convolutions; --of is {config.of}")
-    from minidl.tools.bench import machine
-
     indices: Sequence[int] = range(config.from_, config.drawn)
     try:
-        indices = indices if config.part is None else machine.part_of(indices, config.part)
+        indices = indices if config.part is None else part_of(indices, config.part)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if "list" in options:
@@ -95,6 +95,14 @@ def run(config: DrawnOptions, options: Mapping[str, Any]) -> None:
         return
     check_device()
     _measure(config, options.get("json"), indices)
+
+
+def part_of(items: Sequence[T], part: str) -> Sequence[T]:
+    """Return the items of a part such as 1/2 (every second one). Raises ValueError for another text."""
+    number, slash, of = part.partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise ValueError(f"expected a part as 1/2, got {part!r}")
+    return items[int(number) - 1 :: int(of)]
 
 
 def _list(config: DrawnOptions, indices: Sequence[int]) -> None:
@@ -117,7 +125,7 @@ def _measure(config: DrawnOptions, path: Path | None, indices: Sequence[int]) ->
         results = drawn_results.continued(path, about, here)
     else:
         results = drawn_results.Drawn(about, here)
-    rows = drawn_run.wanted(results, indices, "cuda", config.regret)
+    rows = drawn_run.remaining(results, indices, "cuda", config.regret)
     lost_device = ""
     try:
         left = drawn_run.run(
@@ -127,7 +135,7 @@ def _measure(config: DrawnOptions, path: Path | None, indices: Sequence[int]) ->
     except drawn_run.LostError as error:
         left, lost_device = 0, str(error)
     if left:
-        echo(f"{left} of {len(rows)} rows are left: run the same command again", error=True)
+        echo(f"{left} of {len(rows)} rows are left: repeat the command", error=True)
     if lost_device:
         echo(lost_device, error=True)
     _show(results)

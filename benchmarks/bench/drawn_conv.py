@@ -1,6 +1,6 @@
-"""Drawn convolutions beside torch's: ours in every form, torch's in both memory orders, and whether ours are right.
+"""Drawn convolutions: minidl's calls in every form, torch's in both memory formats, and the check of results.
 
-A sample of each result is compared, see drawn_reference.
+Checks compare a sample of each result, see drawn_reference.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from minidl.tools.tuning import drawn_conv
 from minidl.tools.tuning.drawn_conv import DIRECTIONS, kind_of
 
 FORMS = forms.names()
-# From so many pixels on, the gradient of a weight adds them up in shares.
+# From this number of pixels, the gradient of a weight adds them in shares.
 MANY = 2**16
-# A form that takes so many times as long as the one taken is timed once only; with what a launch may take.
+# A form that takes this many times as long as the chosen one, plus the time of a launch, is timed only once.
 SLOW = 4.0
 LAUNCH_MS = 0.5
 
 
 class Layer(drawn_conv.Layer):
-    """The tensors of a drawn convolution, with torch's calls on them and what judges ours."""
+    """The tensors of a drawn convolution, with torch's calls and the check of minidl's results."""
 
     def forms(self, direction: str) -> tuple[str, ...]:
-        """Those that may be asked for."""
+        """Return the names of the forms that can be requested."""
         return FORMS
 
     def theirs(self, direction: str) -> dict[str, list[sides.Call]]:
-        """torch's calls in both memory orders."""
+        """Return torch's calls in both memory formats."""
         shape = self.shape
         how = list(shape.stride), list(shape.padding), list(shape.dilation), shape.transposed, list(shape.ends)
         if direction == DIRECTIONS[0]:
@@ -66,8 +66,8 @@ class Layer(drawn_conv.Layer):
             "cuDNN, contiguous": [partial(backward, x.contiguous(), dy.contiguous(), plain) for x, dy in pairs],
         }
 
-    def taken(self, direction: str) -> dict[str, Any]:
-        """The form taken for the shape, as `explain` names it, and the time that was estimated."""
+    def choice(self, direction: str) -> dict[str, Any]:
+        """Return the form of the plan, as `explain` names it, and its estimate."""
         problem = self.problem(direction)
         line = next(line for line in plans.explain(problem).splitlines() if line.endswith("taken"))
         form = re.sub(r"\s+[0-9.]+ us\s+taken$", "", line).strip()
@@ -75,24 +75,24 @@ class Layer(drawn_conv.Layer):
 
     @property
     def flop(self) -> float:
-        """Products and sums of those whose input is inside the image."""
+        """Return the number of multiplications and additions whose input is inside the image."""
         inside = math.prod(float(sum(axis.inside())) for axis in reference.axes_of(self.geometry))
         return 2.0 * self.shape.images * inside * self.w.shape[0] * self.w.shape[1]
 
     def floor(self) -> float:
-        """The least time: for these products, and for all three tensors."""
+        """Return the floor, for these operations and all three tensors."""
         return floor_ms(self.dtype.itemsize * float(sum(self.shape.elements)), self.flop, rate(self.dtype))
 
-    def right(self, direction: str, got: torch.Tensor) -> bool:
-        """Whether a sample of a result is as exact as the operation's record promises."""
+    def right(self, direction: str, result: torch.Tensor) -> bool:
+        """Return whether a sample of a result is within the error bound of the operation's spec."""
         kind, at, groups = kind_of(self.shape, direction), self.geometry, (self.shape.groups, -1)
         M, C = self.w.shape[0] // at.groups, self.w.shape[1]
         random = Random(f"{self.seed} sample")
         images, of_groups, Ms, Cs = reference.sample(kind, at, self.shape.images, M, C, random)
         large, small = self.large[0].unflatten(1, groups), self.small[0].unflatten(1, groups)
         if kind == "weight":
-            got = reference.part(got.unflatten(0, groups), of_groups, Ms, Cs)
-            exact, total = (torch.zeros_like(got, dtype=torch.float64) for _ in range(2))
+            result = reference.part(result.unflatten(0, groups), of_groups, Ms, Cs)
+            exact, total = (torch.zeros_like(result, dtype=torch.float64) for _ in range(2))
             values = len(of_groups) * (len(Cs) + len(Ms)) * max(large.shape[3:].numel(), small.shape[3:].numel())
             step = max(1, reference.CHUNK // values)
             for first in range(0, len(images), step):
@@ -103,24 +103,24 @@ class Layer(drawn_conv.Layer):
             terms = self.pixels
             depth = chain(terms, 1)
             if terms >= MANY and not launch.INTERPRETED:
-                # As image_rows has it: the blocks of one of a hundred shares, the shares and folded bands.
+                # As in image_rows: the blocks of one of a hundred shares, the shares and folded bands.
                 depth = min(depth, 192 + 2 * (terms // 1600 + 6000))
         else:
             w = reference.part(self.w.unflatten(0, groups), of_groups, Ms, Cs).double()
             from_, to = (Cs, Ms) if kind == "down" else (Ms, Cs)
             x = reference.part(large if kind == "down" else small, images, of_groups, from_).double()
-            got = reference.part(got.unflatten(1, groups), images, of_groups, to)
+            result = reference.part(result.unflatten(1, groups), images, of_groups, to)
             function = reference.down if kind == "down" else reference.up
             exact, total = function(x, w, at), function(x.abs(), w.abs(), at)
             taps = math.prod(self.shape.kernel)
             terms = len(from_) * taps
             depth = chain(terms, taps)
         # |a| + |b| + 1 of normal numbers.
-        return holds(got, exact, products.sum_error(total, total + 9 * terms, depth, self.dtype))
+        return holds(result, exact, products.sum_error(total, total + 9 * terms, depth, self.dtype))
 
 
 def work(layer: Layer, direction: str, name: str) -> Work:
-    """A row of the benchmark."""
+    """Return the work of a row."""
     return Work(
         name, str(layer.dtype).removeprefix("torch."), layer.ours(direction),
         layer.theirs(direction) if layer.values else {}, layer.floor(), partial(layer.right, direction),
@@ -128,7 +128,7 @@ def work(layer: Layer, direction: str, name: str) -> Work:
 
 
 def regret(layer: Layer, direction: str, make_clock: MakeClock, rounds: int, agree: float = 0.0) -> dict[str, Any]:
-    """The time of the form taken divided by that of the best form, and the time of each form that is able."""
+    """Return the regret of the chosen form, and the time of each form that supports the problem."""
     clocks = {"": make_clock(layer.ours(direction), False)}
     limit = SLOW * clocks[""].time()
     times: dict[str, float] = {}
@@ -143,30 +143,30 @@ def regret(layer: Layer, direction: str, make_clock: MakeClock, rounds: int, agr
                 clocks[form] = make_clock(calls, False)
         except conv.UnableError:
             pass
-        except Exception as error:  # noqa: BLE001 (a form that fails is named beside those that do not)
+        except Exception as error:  # noqa: BLE001 (the row names forms that fail)
             failed[form] = first_line(error)
     times |= {form: statistics.median(values) for form, values in in_turn(clocks, rounds, agree).items()}
-    taken = times.pop("")
+    chosen = times.pop("")
     best = min(times, key=lambda form: times[form], default=None)
-    # Forms of the same name are the same kernel, and the noise of two timings is no regret.
+    # The noise of two timings of the same form is no regret.
     return {
-        "regret": 1.0 if best is None else round(max(1.0, taken / times[best]), 3), "best_form": best,
+        "regret": 1.0 if best is None else round(max(1.0, chosen / times[best]), 3), "best_form": best,
         "forms_ms": {form: round(ms, 5) for form, ms in times.items()}, **({"forms_failed": failed} if failed else {}),
     }  # fmt: skip
 
 
 def rate(dtype: torch.dtype) -> str:
-    """The rate of products that a floor is counted with."""
+    """Return the name of the matrix rate for a floor."""
     return launch.float32_precision() if dtype == torch.float32 else str(dtype).removeprefix("torch.")
 
 
 def once(call: sides.Call) -> float:
-    """Milliseconds of one call with its launch."""
+    """Return milliseconds of one call with its launch."""
     _wait()
-    started = time.perf_counter()
+    start = time.perf_counter()
     call()
     _wait()
-    return (time.perf_counter() - started) * 1e3
+    return (time.perf_counter() - start) * 1e3
 
 
 def _wait() -> None:

@@ -1,4 +1,4 @@
-"""Drawn products, softmax, norms, pools and reductions: ours, torch's, and whether a sample of ours is right."""
+"""Drawn products, softmax, norms, pools and reductions: minidl's and torch's calls, and checks of samples."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from minidl.tools.tuning.drawn_conv import LARGEST
 from minidl.tools.tuning.shapes import Gemm, Images, Reduced, Rows
 
 FORWARD, BOTH = "forward", "forward+backward"
-# Values of a sample in float64, and products of a sample of a matrix product.
+# The values of a sample in float64, and the products of a sample of a matrix product.
 VALUES = 2**24
 PRODUCTS = 2**36
 
 
-class Made:
-    """Random tensors of a row, or of any values without `values`, and the indices of its sample."""
+class Inputs:
+    """The tensors of a row, random or (without `values`) uninitialised, and the indices of its sample."""
 
     def __init__(self, dtype: torch.dtype, device: str, seed: str, values: bool = True) -> None:
         self.dtype, self.device, self.values, self.random = dtype, device, values, Random(seed)
@@ -44,11 +44,11 @@ class Made:
         return torch.randn(*shape, device=self.device, dtype=self.dtype, generator=self.generator).mul_(scale)
 
     def images(self, N: int, C: int, size: tuple[int, int], scale: float = 1.0) -> torch.Tensor:
-        """Channels-last."""
+        """Return channels-last images."""
         return self.tensor(N, *size, C, scale=scale).permute(0, 3, 1, 2)
 
     def sample(self, of: int, values_each: float) -> list[int]:
-        """Some indices below `of`, each of which stands for so many values."""
+        """Return some indices below `of`, each with `values_each` values."""
         count = max(1, min(of, int(VALUES / max(values_each, 1))))
         return sorted(self.random.sample(range(of), count))
 
@@ -56,18 +56,18 @@ class Made:
 def work(
     shape: Any, direction: str, name: str, dtype: torch.dtype, device: str, seed: str, values: bool = True
 ) -> Work:
-    """A row of the benchmark; `values` is as `Made` has it."""
-    return _WORKS[type(shape)](shape, direction, name, Made(dtype, device, seed, values))
+    """Return the work of a row; `values` as in `Inputs`."""
+    return _WORKS[type(shape)](shape, direction, name, Inputs(dtype, device, seed, values))
 
 
-def _gemm(shape: Gemm, direction: str, name: str, made: Made) -> Work:
+def _gemm(shape: Gemm, direction: str, name: str, make: Inputs) -> Work:
     M, N, K, kind, _ = shape
-    size, dtype = float(made.dtype.itemsize) * sum(shape.elements), made.dtype
+    size, dtype = float(make.dtype.itemsize) * sum(shape.elements), make.dtype
     pairs = []
     for _ in range(input_sets(size)):
-        a = made.tensor(K, M).t() if kind == "A^TB" else made.tensor(M, K)
-        pairs.append((a, made.tensor(N, K).t() if kind == "AB^T" else made.tensor(K, N)))
-    rows = sorted(made.random.sample(range(M), max(1, min(M, PRODUCTS // (N * K)))))
+        a = make.tensor(K, M).t() if kind == "A^TB" else make.tensor(M, K)
+        pairs.append((a, make.tensor(N, K).t() if kind == "AB^T" else make.tensor(K, N)))
+    rows = sorted(make.random.sample(range(M), max(1, min(M, PRODUCTS // (N * K)))))
 
     def judge(c: torch.Tensor) -> bool:
         a, b = (part(pairs[0][0], rows).double(), pairs[0][1].double())
@@ -80,41 +80,41 @@ def _gemm(shape: Gemm, direction: str, name: str, made: Made) -> Work:
     )  # fmt: skip
 
 
-def _softmax(shape: Rows, direction: str, name: str, made: Made) -> Work:
+def _softmax(shape: Rows, direction: str, name: str, make: Inputs) -> Work:
     M, N, _ = shape
-    size = float(made.dtype.itemsize) * M * N
-    sample = made.sample(M, N)
+    size = float(make.dtype.itemsize) * M * N
+    sample = make.sample(M, N)
     if direction == BOTH:
-        x, dy = made.tensor(M, N), made.tensor(M, N)
+        x, dy = make.tensor(M, N), make.tensor(M, N)
         return _both(
-            name, made.dtype, [x], dy, lambda x: ops.softmax(x, -1), lambda x: torch.softmax(x, -1), 4 * size,
+            name, make.dtype, [x], dy, lambda x: ops.softmax(x, -1), lambda x: torch.softmax(x, -1), 4 * size,
             lambda y, dx: sides.right("softmax", part(y, sample), part(x, sample), -1)
             and sides.right("softmax", part(dx, sample), part(x, sample), -1, wrt=(0,), dy=part(dy, sample)),
         )  # fmt: skip
-    xs = [made.tensor(M, N) for _ in range(input_sets(2 * size))]
+    xs = [make.tensor(M, N) for _ in range(input_sets(2 * size))]
 
     def judge(y: torch.Tensor) -> bool:
         z = part(xs[0], sample).double()
-        depth, blocks = chain("softmax", M, N, made.dtype)
-        # The record's terms, at the largest exponent: of the sum, two exponentials, the blocks' and the division.
+        depth, blocks = chain("softmax", M, N, make.dtype)
+        # The spec's terms, at the largest exponent: the sum, two exponentials, the blocks and the division.
         largest = float((z.amax(-1) - z.amin(-1)).max())
         units = depth + 2 * (3 * largest + 8) + 18 * blocks + 8
         exact = torch.softmax(z, -1)
-        return holds(part(y, sample), exact, gamma(units, acc_unit(made.dtype)) * exact)
+        return holds(part(y, sample), exact, gamma(units, acc_unit(make.dtype)) * exact)
 
     return Work(
-        name, _name(made.dtype), [partial(softmax.softmax, x) for x in xs],
+        name, _name(make.dtype), [partial(softmax.softmax, x) for x in xs],
         {"torch": [partial(torch.softmax, x, -1) for x in xs]}, floor_ms(2 * size), judge,
     )  # fmt: skip
 
 
-def _norm(shape: Images, direction: str, name: str, made: Made) -> Work:
+def _norm(shape: Images, direction: str, name: str, make: Inputs) -> Work:
     N, C, size = shape.images, shape.channels, shape.size
     pixels = N * math.prod(size)
-    x = made.images(N, C, size)
-    weight, bias = made.tensor(C, scale=0.2) + 1, made.tensor(C)
-    dy = made.images(N, C, size, min(1.0, LARGEST / math.sqrt(pixels)))
-    sample = made.sample(C, pixels)
+    x = make.images(N, C, size)
+    weight, bias = make.tensor(C, scale=0.2) + 1, make.tensor(C)
+    dy = make.images(N, C, size, min(1.0, LARGEST / math.sqrt(pixels)))
+    sample = make.sample(C, pixels)
 
     def ours(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return ops.batch_norm(x, None, None, weight, bias, training=True)
@@ -129,21 +129,21 @@ def _norm(shape: Images, direction: str, name: str, made: Made) -> Work:
         if not grads:
             return right
         dx, *affine = grads
-        got = part(dx, everything, sample), *(part(grad, sample) for grad in affine)
-        return right and sides.right("batch_norm", got, *few, wrt=(0, 3, 4), dy=part(dy, everything, sample))
+        results = part(dx, everything, sample), *(part(grad, sample) for grad in affine)
+        return right and sides.right("batch_norm", results, *few, wrt=(0, 3, 4), dy=part(dy, everything, sample))
 
-    moved = float(made.dtype.itemsize) * x.numel()
+    moved = float(make.dtype.itemsize) * x.numel()
     if direction == BOTH:
-        return _both(name, made.dtype, [x, weight, bias], dy, ours, theirs, 5 * moved, judge)
-    return _forward(name, made.dtype, [x, weight, bias], ours, theirs, 2 * moved, judge)
+        return _both(name, make.dtype, [x, weight, bias], dy, ours, theirs, 5 * moved, judge)
+    return _forward(name, make.dtype, [x, weight, bias], ours, theirs, 2 * moved, judge)
 
 
-def _pool(shape: Images, direction: str, name: str, made: Made) -> Work:
+def _pool(shape: Images, direction: str, name: str, make: Inputs) -> Work:
     N, C = shape.images, shape.channels
-    x, dy = made.images(N, C, shape.size), made.images(N, C, shape.out)
+    x, dy = make.images(N, C, shape.size), make.images(N, C, shape.out)
     op = {"max pool": "max_pool2d", "average pool": "avg_pool2d"}[shape.what]
     how = shape.kernel, shape.stride, shape.padding
-    sample = made.sample(N, C * math.prod(shape.size))
+    sample = make.sample(N, C * math.prod(shape.size))
 
     def ours(x: Tensor) -> Tensor:
         return getattr(ops, op)(x, *how)
@@ -152,37 +152,37 @@ def _pool(shape: Images, direction: str, name: str, made: Made) -> Work:
         return getattr(F, op)(x, *how)
 
     def judge(y: torch.Tensor, *grads: torch.Tensor) -> bool:
-        # On a GPU the gradient that torch has of padded averages in channels-last memory is wrong (its issue 188344).
+        # On a GPU torch's gradient of padded averages in channels-last memory is wrong (its issue 188344).
         few, result, dys = (part(t, sample).cpu() for t in (x, y, dy))
         right = sides.right(op, result, few, *how)
         return right and all(sides.right(op, part(dx, sample).cpu(), few, *how, wrt=(0,), dy=dys) for dx in grads)
 
-    moved = float(made.dtype.itemsize) * (x.numel() + dy.numel())
+    moved = float(make.dtype.itemsize) * (x.numel() + dy.numel())
     if direction == BOTH:
-        return _both(name, made.dtype, [x], dy, ours, theirs, 2 * moved, judge)
-    return _forward(name, made.dtype, [x], ours, theirs, moved, judge)
+        return _both(name, make.dtype, [x], dy, ours, theirs, 2 * moved, judge)
+    return _forward(name, make.dtype, [x], ours, theirs, moved, judge)
 
 
-def _reduce(shape: Reduced, direction: str, name: str, made: Made) -> Work:
+def _reduce(shape: Reduced, direction: str, name: str, make: Inputs) -> Work:
     outer, along, inner, what = shape
-    moved = float(made.dtype.itemsize) * sum(shape.elements)
-    xs = [made.tensor(outer, along, inner) for _ in range(input_sets(moved))]
+    moved = float(make.dtype.itemsize) * sum(shape.elements)
+    xs = [make.tensor(outer, along, inner) for _ in range(input_sets(moved))]
     ours, theirs = _REDUCE[what]
-    outers = made.sample(outer, along * inner)
-    inners = made.sample(inner, along * len(outers))
+    outers = make.sample(outer, along * inner)
+    inners = make.sample(inner, along * len(outers))
 
     def judge(y: torch.Tensor) -> bool:
-        got, x = part(y, outers, inners), part(xs[0], outers, range(along), inners).double()
+        result, x = part(y, outers, inners), part(xs[0], outers, range(along), inners).double()
         exact = theirs(x, 1)
         if what == "max":
-            return torch.equal(got.double(), exact)
-        u = acc_unit(made.dtype)
-        error = gamma(reduce.depth(outer * inner, along, made.dtype), u) * x.abs().sum(1)
+            return torch.equal(result.double(), exact)
+        u = acc_unit(make.dtype)
+        error = gamma(reduce.depth(outer * inner, along, make.dtype), u) * x.abs().sum(1)
         # A compiled division is off by 2 units in the last place.
-        return holds(got, exact, error if what == "sum" else error / along + 4 * u * exact.abs())
+        return holds(result, exact, error if what == "sum" else error / along + 4 * u * exact.abs())
 
     return Work(
-        name, _name(made.dtype), [partial(ours, x, 1) for x in xs],
+        name, _name(make.dtype), [partial(ours, x, 1) for x in xs],
         {"torch": [partial(theirs, x, 1) for x in xs]}, floor_ms(moved), judge,
     )  # fmt: skip
 
@@ -196,7 +196,7 @@ def _forward(
     name: str, dtype: torch.dtype, inputs: list[torch.Tensor], ours: Callable[..., Tensor],
     theirs: Callable[..., torch.Tensor], moved: float, judge: Callable[..., bool],
 ) -> Work:  # fmt: skip
-    """A row of an operation without its gradient, torch's in both memory orders."""
+    """Return the work of an operation without its gradient, torch's calls in both memory formats."""
 
     def mine() -> torch.Tensor:
         with no_grad():
@@ -212,12 +212,12 @@ def _both(
     name: str, dtype: torch.dtype, inputs: list[torch.Tensor], dy: torch.Tensor, ours: Callable[..., Tensor],
     theirs: Callable[..., torch.Tensor], moved: float, judge: Callable[..., bool],
 ) -> Work:  # fmt: skip
-    """A row of an operation and all its gradients, torch's in both memory orders."""
+    """Return the work of an operation with all its gradients, torch's calls in both memory formats."""
     leaves = [Tensor(t, requires_grad=True) for t in inputs]
     peers: dict[str, list[sides.Call]] = {}
-    for (order, tensors), its_dy in zip(_orders(inputs).items(), _orders([dy]).values(), strict=True):
-        own = [t.detach().clone().requires_grad_() for t in tensors]
-        peers[order] = [partial(sides.torch_gradients, theirs, own, its_dy[0])]
+    for (order, tensors), cotangents in zip(_orders(inputs).items(), _orders([dy]).values(), strict=True):
+        torch_leaves = [t.detach().clone().requires_grad_() for t in tensors]
+        peers[order] = [partial(sides.torch_gradients, theirs, torch_leaves, cotangents[0])]
     return Work(
         name, _name(dtype), [partial(sides.our_gradients, ours, leaves, dy)], peers, floor_ms(moved),
         lambda results: judge(*results),
@@ -225,7 +225,7 @@ def _both(
 
 
 def _orders(tensors: list[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
-    """The tensors, images of them channels-last and contiguous."""
+    """Return the tensors by memory format: images in channels-last and in contiguous memory."""
     if tensors[0].dim() < 4:
         return {"torch": tensors}
     return {"torch, channels last": tensors, "torch, contiguous": [t.contiguous() for t in tensors]}
@@ -235,8 +235,8 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _images(shape: Images, direction: str, name: str, made: Made) -> Work:
-    return (_norm if shape.what == "batch norm" else _pool)(shape, direction, name, made)
+def _images(shape: Images, direction: str, name: str, make: Inputs) -> Work:
+    return (_norm if shape.what == "batch norm" else _pool)(shape, direction, name, make)
 
 
 _WORKS: dict[type, Callable[..., Work]] = {Gemm: _gemm, Rows: _softmax, Reduced: _reduce, Images: _images}

@@ -1,4 +1,4 @@
-"""torch at its best for a drawn row: cuDNN's search, where it ends in time, and without peers that are far slower."""
+"""The best of torch for a drawn row: with cuDNN's search if it ends in time, without peers that are far slower."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from minidl.tools.bench.measure import Work
 from minidl.tools.bench.sides import Call
 from minidl.tools.first_line import first_line
 
-# Seconds that cuDNN may be expected to search for; it cannot be interrupted.
+# The longest expected search of cuDNN, in seconds; a search cannot be interrupted.
 SEARCH = 5.0
-# The slowest that it tried computed some 1e9 products and sums a second: what has fewer is searched for at once.
+# The slowest algorithm computed some 1e9 operations a second: with fewer operations, the search starts at once.
 SOON = 1e10
-# The part of the images with which is found how long a search takes.
+# A search is timed on 1 / FEWER of the images.
 FEWER = 32
-# Times as long as in the other order of memory, both unsearched, from which on a search finds nothing that counts.
+# From this ratio to the other memory format, both without a search, a search cannot make the peer the best.
 FAR, NOISE = 3.0, 0.02  # ms
 
 
 @contextlib.contextmanager
 def torch_at_its_best(search: bool = True) -> Iterator[None]:
-    """cuDNN searches its fastest algorithm; float32 products are those of float32 on both sides."""
+    """A context in which cuDNN searches its fastest algorithm, without TF32 for float32."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=False):
         yield
 
@@ -34,10 +34,10 @@ def torch_at_its_best(search: bool = True) -> Iterator[None]:
 def chosen(
     work: Work, layer: drawn_conv.Layer | None, direction: str, search: bool = True
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Leave out the peers that fail, or are far slower than another. Returns why, and those for which cuDNN does not
-    search, with the reason, by their names; without `search` these are all.
+    """Remove the peers that fail, or are far slower than another. Returns the reasons by name, and the reasons why
+    other peers run without cuDNN's search (without `search`, all do).
 
-    Expects `torch_at_its_best`.
+    Call it inside `torch_at_its_best`.
     """
     left_out, once, unsearched = {}, {}, {}
     behind = _behind(work) if search and layer is not None else {}
@@ -55,7 +55,7 @@ def chosen(
         try:
             calls[0]()  # cuDNN searches
             once[name] = min(drawn_conv.once(calls[0]) for _ in range(2))
-        except Exception as error:  # noqa: BLE001 (whatever torch raises is why it is left out)
+        except Exception as error:  # noqa: BLE001 (any error of torch is the reason to leave it out)
             left_out[name] = first_line(error)
     limit = drawn_conv.SLOW * min(once.values(), default=0.0) + drawn_conv.LAUNCH_MS
     left_out |= {name: f"{ms:.1f} ms, another takes less" for name, ms in once.items() if ms > limit}
@@ -64,9 +64,9 @@ def chosen(
 
 
 def _behind(work: Work) -> dict[str, float]:
-    """Peers that take far longer than another before cuDNN searches, and how many times as long.
+    """Return the peers that take far longer than another without a search, with the ratio.
 
-    Three quarters of the seconds of drawn convolutions were searches, half of them in the order that then lost.
+    Searches took three quarters of the time of drawn convolutions, half of it in the slower memory format.
     """
     once: dict[str, float] = {}
     for name, calls in work.peers.items():
@@ -78,32 +78,32 @@ def _behind(work: Work) -> dict[str, float]:
 
 
 def _each(call: Call) -> float:
-    """Milliseconds of a call among four."""
+    """Return milliseconds of a call, the mean of four."""
     return drawn_conv.once(lambda: [call() for _ in range(4)]) / 4
 
 
 def searches(layer: drawn_conv.Layer, direction: str) -> dict[str, float]:
-    """The seconds that cuDNN's searches are expected to take, by the peer, of those that may take long.
+    """Return the expected seconds of cuDNN's searches by peer, for those that may take long.
 
-    A search runs all that cuDNN has, and some of it takes thousands of times as long as the best: for the gradient of
-    14x14 patches of 119 images 49 s, of 267 images 109 s, where the best takes 1.6 ms and 3.3 ms.
+    A search runs all of cuDNN's algorithms, and some take thousands of times as long as the best: for the gradient of
+    14x14 patches 49 s with 119 images and 109 s with 267, while the best takes 1.6 ms and 3.3 ms.
     """
     images = layer.shape.images
     few = max(1, images // FEWER)
     if layer.flop < SOON or 2 * few > images:
         return {}
     once, twice = (_searched(layer.of_images(count), direction) for count in (few, 2 * few))
-    # What does not grow with the images is the compiling of kernels.
+    # The compilation of kernels does not depend on the number of images.
     return {name: (twice[name] - once[name]) / few * images for name in once if name in twice}
 
 
 def _searched(layer: drawn_conv.Layer, direction: str) -> dict[str, float]:
-    """Seconds of the searches of those that do not fail."""
-    found = {}
+    """Return the seconds of the searches of peers that do not fail."""
+    seconds = {}
     for name, calls in layer.theirs(direction).items():
-        with contextlib.suppress(Exception):  # it fails again with all images, and is told there
-            found[name] = drawn_conv.once(calls[0]) / 1e3
-    return found
+        with contextlib.suppress(Exception):  # it fails again with all images, which is reported
+            seconds[name] = drawn_conv.once(calls[0]) / 1e3
+    return seconds
 
 
 def _unsearched(call: Call) -> Any:

@@ -1,7 +1,7 @@
-"""A float64 reference of a sample of a convolution's results: the products of one tap after another.
+"""A float64 reference for a sample of a convolution's results, computed tap by tap.
 
-Images are [n, groups, channels, H, W] and weights [groups, M, C, R, S], of the convolution from images with C channels
-to a group to smaller ones with M: "down". "up" is its way back, the transposed convolution. Volumes have D before H.
+Images are [n, groups, channels, H, W] and weights [groups, M, C, R, S]. "down" is the convolution from images with C
+channels per group to smaller ones with M, "up" the transposed convolution. Volumes have D before H.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 
-# Products in float64 that a check takes, and values of images at a time.
+# The number of float64 products of a check, and of image values at a time.
 BUDGET = 4e9
 CHUNK = 2**25
-# From so many pixels on, each image's products are summed by themselves: a sum that is one block's takes long.
+# From this number of pixels, each image is summed separately: one long sum per block is slow.
 LONG = 1024
 
 
 class Sample(NamedTuple):
-    """The images, the groups, and the channels of a group that are checked or read."""
+    """The images, the groups, and the channels of a group in a sample."""
 
     images: list[int]
     groups: list[int]
@@ -34,51 +34,51 @@ class Sample(NamedTuple):
 
 
 At = Geometry | Volume
-Place = tuple[EllipsisType | int | slice, ...]
+Index = tuple[EllipsisType | int | slice, ...]
 
 
 def axes_of(at: At) -> tuple[Axis, ...]:
-    """Those along which a convolution goes."""
+    """Return the axes of a convolution."""
     return at.axes if isinstance(at, Volume) else at[:2]
 
 
 def sample(kind: str, geometry: At, N: int, M: int, C: int, random: Random) -> Sample:
-    """All positions of as many images, groups and channels as BUDGET allows.
+    """Return a sample with all positions of as many images, groups and channels as BUDGET allows.
 
-    A result of "down" and "up" takes all channels read, one of "weight" all images.
+    A result of "down" and "up" needs all input channels, a result of "weight" all images.
     """
     axes = axes_of(geometry)
     taps, small, large = (math.prod(getattr(a, name) for a in axes) for name in ("kernel", "output", "size"))
     groups = geometry.groups
-    left = BUDGET / (small * taps)
+    budget = BUDGET / (small * taps)
     if kind == "weight":
-        images, left = N, left / N
-        of_groups = _between(left / (M * C), groups)
-        Ms = _between(left / (of_groups * C), M)
-        Cs = _between(left / (of_groups * Ms), C)
+        images, budget = N, budget / N
+        of_groups = _between(budget / (M * C), groups)
+        Ms = _between(budget / (of_groups * C), M)
+        Cs = _between(budget / (of_groups * Ms), C)
     else:
-        # Whole images first, then whole groups.
+        # Complete images first, then complete groups.
         values = CHUNK / (max(large, small) * (M + C))
-        each = min(left / (M * C), values)
+        each = min(budget / (M * C), values)
         images = _between(each / groups, N)
         of_groups = _between(each / images, groups)
-        read, made = (C, M) if kind == "down" else (M, C)
-        made = _between(left / (images * of_groups * read), made)
-        Ms, Cs = (made, C) if kind == "down" else (M, made)
+        inputs, outputs = (C, M) if kind == "down" else (M, C)
+        outputs = _between(budget / (images * of_groups * inputs), outputs)
+        Ms, Cs = (outputs, C) if kind == "down" else (M, outputs)
     counts = zip((images, of_groups, Ms, Cs), (N, groups, M, C), strict=True)
     return Sample(*(_picked(random, count, of) for count, of in counts))
 
 
-def part(t: torch.Tensor, *wanted: Sequence[int]) -> torch.Tensor:
-    """The wanted indices of the first dimensions."""
-    for dim, indices in enumerate(wanted):
+def part(t: torch.Tensor, *indices_by_dim: Sequence[int]) -> torch.Tensor:
+    """Return the part of a tensor with these indices of the first dimensions."""
+    for dim, indices in enumerate(indices_by_dim):
         if len(indices) < t.shape[dim]:
             t = t.index_select(dim, torch.tensor(indices, device=t.device))
     return t
 
 
 def down(x: torch.Tensor, w: torch.Tensor, geometry: At) -> torch.Tensor:
-    """The convolution of x with C channels to a group."""
+    """Return the convolution of x with C channels per group."""
     y = x.new_zeros(*x.shape[:2], w.shape[1], *(axis.output for axis in axes_of(geometry)))
     x = _padded(x, geometry)
     for tap, at in _taps(geometry):
@@ -87,7 +87,7 @@ def down(x: torch.Tensor, w: torch.Tensor, geometry: At) -> torch.Tensor:
 
 
 def up(y: torch.Tensor, w: torch.Tensor, geometry: At) -> torch.Tensor:
-    """The transposed convolution of y with M channels to a group."""
+    """Return the transposed convolution of y with M channels per group."""
     axes = axes_of(geometry)
     x = _padded(y.new_zeros(*y.shape[:2], w.shape[2], *(axis.size for axis in axes)), geometry)
     for tap, at in _taps(geometry):
@@ -96,7 +96,7 @@ def up(y: torch.Tensor, w: torch.Tensor, geometry: At) -> torch.Tensor:
 
 
 def weight(x: torch.Tensor, y: torch.Tensor, geometry: At) -> torch.Tensor:
-    """The gradient of the weights, from x and the gradient of "down"'s result."""
+    """Return the gradient of the weights, from x and the gradient of the result of "down"."""
     dw = x.new_zeros(x.shape[1], y.shape[2], x.shape[2], *(axis.kernel for axis in axes_of(geometry)))
     x = _padded(x, geometry)
     y = y.flatten(3)
@@ -111,8 +111,8 @@ def weight(x: torch.Tensor, y: torch.Tensor, geometry: At) -> torch.Tensor:
     return dw
 
 
-def _taps(geometry: At) -> Iterator[tuple[Place, Place]]:
-    """Where in weights each tap is, and where in padded images it reads."""
+def _taps(geometry: At) -> Iterator[tuple[Index, Index]]:
+    """Yield, for each tap, its index in the weights and the index of its inputs in padded images."""
     axes = axes_of(geometry)
     for tap in itertools.product(*(range(axis.kernel) for axis in axes)):
         yield (..., *tap), (..., *map(_reads, axes, tap))
@@ -123,28 +123,28 @@ def _reads(axis: Axis, tap: int) -> slice:
     return slice(first, first + (axis.output - 1) * axis.stride + 1, axis.stride)
 
 
-def _middle(geometry: At) -> Place:
-    """Where in padded images the images are."""
+def _middle(geometry: At) -> Index:
+    """Return the index of the images in padded images."""
     return (..., *(slice(axis.padding, axis.padding + axis.size) for axis in axes_of(geometry)))
 
 
 def _padded(x: torch.Tensor, geometry: At) -> torch.Tensor:
-    """x with zeros around it, at least up to what the last tap reads."""
+    """Return x with zeros around it, at least as far as the last tap reads."""
     sizes = (
         max(axis.padding + axis.size, (axis.kernel - 1) * axis.dilation + (axis.output - 1) * axis.stride + 1)
         for axis in axes_of(geometry)
     )
-    wide = x.new_zeros(*x.shape[:3], *sizes)
-    wide[_middle(geometry)] = x
-    return wide
+    padded = x.new_zeros(*x.shape[:3], *sizes)
+    padded[_middle(geometry)] = x
+    return padded
 
 
-def _between(wanted: float, most: int) -> int:
-    return max(1, min(most, int(wanted)))
+def _between(value: float, most: int) -> int:
+    return max(1, min(most, int(value)))
 
 
 def _picked(random: Random, count: int, of: int) -> list[int]:
-    """So many indices in order, the first and the last among two or more."""
+    """Return `count` indices in order; two or more include the first and the last."""
     if count >= of:
         return list(range(of))
     if count < 3:

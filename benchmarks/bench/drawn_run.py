@@ -1,4 +1,4 @@
-"""Measure drawn shapes one after another, ours beside torch at its best, for a file of results."""
+"""Measure drawn shapes one after another, minidl against the best of torch, for a file of results."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from minidl.tools.tuning.drawn import KINDS, draw
 from minidl.tools.tuning.drawn_conv import DIRECTIONS
 from minidl.tools.tuning.shapes import Conv, Images, Shape
 
-# A row is short: many shapes say more than many rounds of one.
+# A row is short: many shapes tell more than many rounds of one.
 TARGET_MS = 4.0
-# Calls of a graph, see `Replay`.
+# The calls of a graph, see `Replay`.
 CALLS = 128
-# A row has two rounds that agree to this part, or five.
+# A row has two rounds if they differ by at most this fraction, else five.
 ROUNDS = 5
 AGREE = 0.01
 GOAL = 1.0
@@ -37,11 +37,11 @@ NO_END, UNSEARCHED = "no end within ", ", also without cuDNN's search"
 
 
 class LostError(RuntimeError):
-    """The device answers no more: what it was given broke it, and only a new process gets it back."""
+    """A kernel broke the device, which only a new process can use again."""
 
 
 def directions(shape: Shape, of: str) -> tuple[str, ...]:
-    """What is measured of a shape."""
+    """Return the directions to measure for a shape."""
     if isinstance(shape, Conv):
         return DIRECTIONS
     if isinstance(shape, Images) or of == "softmax":
@@ -51,7 +51,7 @@ def directions(shape: Shape, of: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Row:
-    """One row to measure, on a device; without `search` cuDNN does not search."""
+    """A row to measure on a device; without `search` cuDNN does not search."""
 
     of: str
     seed: int
@@ -69,41 +69,41 @@ class Row:
     def shape(self) -> Any:
         return draw(self.of, self.seed, self.index, self.dtype.itemsize)
 
-    def made(self, values: bool = True) -> tuple[Work, drawn_conv.Layer | None]:
-        """Inputs on the device, of any values without `values`, and the calls; of a convolution its layer, too."""
+    def inputs(self, values: bool = True) -> tuple[Work, drawn_conv.Layer | None]:
+        """Return the work, with inputs on the device (uninitialised without `values`), and a convolution's layer."""
         seed = f"{self.seed}:{self.name}"
         if isinstance(self.shape, Conv):
-            of_shape = drawn_volume.Layer if len(self.shape.size) == 3 else drawn_conv.Layer
-            layer = of_shape(self.shape, self.dtype, self.device, seed, values)
+            kind = drawn_volume.Layer if len(self.shape.size) == 3 else drawn_conv.Layer
+            layer = kind(self.shape, self.dtype, self.device, seed, values)
             return drawn_conv.work(layer, self.direction, self.name), layer
         return drawn_other.work(self.shape, self.direction, self.name, self.dtype, self.device, seed, values), None
 
 
-def wanted(found: Drawn, indices: Iterable[int], device: str, regret: bool) -> list[Row]:
-    """The rows of these shapes that are not measured yet; one that had no end, once more without cuDNN's search."""
-    seed, dtype = found.about["seed"], getattr(torch, found.about["dtype"])
-    operations = KINDS if found.about["of"] == EVERY else (found.about["of"],)
+def remaining(results: Drawn, indices: Iterable[int], device: str, regret: bool) -> list[Row]:
+    """Return the rows of these shapes to measure; rows that did not end are repeated without cuDNN's search."""
+    seed, dtype = results.about["seed"], getattr(torch, results.about["dtype"])
+    operations = KINDS if results.about["of"] == EVERY else (results.about["of"],)
     rows = []
     for index, of in itertools.product(indices, operations):
         for direction in directions(draw(of, seed, index, dtype.itemsize), of):
-            before = found.rows.get((of, index, direction))
-            again = regret and of.startswith("conv") and before is not None and before["error_ok"]
-            skipped = (before or {}).get("skipped", "")
+            stored = results.rows.get((of, index, direction))
+            needs_regret = regret and of.startswith("conv") and stored is not None and stored["error_ok"]
+            skipped = (stored or {}).get("skipped", "")
             endless = skipped.startswith(NO_END) and not skipped.endswith(UNSEARCHED)
-            if before is None or endless or (again and "regret" not in before):
+            if stored is None or endless or (needs_regret and "regret" not in stored):
                 rows.append(Row(of, seed, index, direction, dtype, device, search=not endless))
     return rows
 
 
 def run(
-    found: Drawn, rows: list[Row], console: Console, keep: Callable[[], None], minutes: float | None = None,
+    results: Drawn, rows: list[Row], console: Console, keep: Callable[[], None], minutes: float | None = None,
     regret: bool = False, make_clock: MakeClock | None = None, parts: int = 1,
 ) -> int:  # fmt: skip
-    """Measure the rows into `found`, calling `keep` after each; at most so many minutes. Returns how many are left.
+    """Measure the rows into `found` for at most `minutes`, calling `keep` after each; return the number of other rows.
 
-    So many `parts` are measured at the same time, each by a process like this.
+    `parts` is the number of processes like this one that measure at the same time.
 
-    Raises LostError, with what was measured kept, where a kernel broke the device.
+    Raises LostError if a kernel broke the device; earlier rows are kept.
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     clock = make_clock or partial(Replay, target_ms=TARGET_MS, longest=CALLS)
@@ -120,27 +120,27 @@ def run(
             if row.device == "cuda":
                 compiled.wait(number)
                 phases.done("waited")
-            with _no_longer_than(LONGEST, found, row, keep):
-                found.rows[_key(row)] = measured(row, clock, regret, phases=phases)
+            with _no_longer_than(LONGEST, results, row, keep):
+                results.rows[_key(row)] = measured(row, clock, regret, phases=phases)
             left -= 1
             keep()
             progress.advance(task)
-            if found.rows[_key(row)]["error_ok"] is False and row.device == "cuda":
+            if results.rows[_key(row)]["error_ok"] is False and row.device == "cuda":
                 _check_device(row)
     return left
 
 
 @contextlib.contextmanager
-def _no_longer_than(seconds: float, found: Drawn, row: Row, keep: Callable[[], None]) -> Iterator[None]:
-    """A block that ends this process where it takes longer on a GPU: the next one goes on with the next row.
+def _no_longer_than(seconds: float, results: Drawn, row: Row, keep: Callable[[], None]) -> Iterator[None]:
+    """A context that ends this process if its block takes longer on a GPU; the next run continues with the next row.
 
-    cuDNN's search did not come back from the gradient of 14x14 patches of 411 images, and cannot be interrupted.
+    cuDNN's search for the gradient of 14x14 patches of 411 images did not end, and cannot be interrupted.
     """
     if row.device != "cuda":
         yield
         return
     why = f"{NO_END}{seconds:g} s{'' if row.search else UNSEARCHED}"
-    found.rows[_key(row)] = {**_said(row), "error_ok": None, "skipped": why}
+    results.rows[_key(row)] = {**_labels(row), "error_ok": None, "skipped": why}
     keep()
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
@@ -157,7 +157,7 @@ class Phases:
         self._last = time.perf_counter()
 
     def done(self, name: str) -> None:
-        """A phase is done, and the next begins."""
+        """End a phase and begin the next."""
         now = time.perf_counter()
         self.seconds[name], self._last = round(now - self._last, 3), now
 
@@ -165,37 +165,37 @@ class Phases:
 def measured(
     row: Row, make_clock: MakeClock, regret: bool = False, rounds: int = ROUNDS, phases: Phases | None = None
 ) -> dict[str, Any]:
-    """A row of the results file, whatever happens to it, with the seconds of its phases: "waited" for kernels, "made",
-    "peers" (cuDNN's search), "called" (ours, once), "checked", "captured", "timed", "regret"."""
-    said, phases = _said(row), phases or Phases()
+    """Return a row of the results file, also after a failure, with the seconds of its phases: "waited" for kernels,
+    "made", "peers" (cuDNN's search), "called" (ours, once), "checked", "captured", "timed", "regret"."""
+    labels, phases = _labels(row), phases or Phases()
     if row.device == "cuda":
         make_room()
     try:
-        work, layer = row.made()
-        plan = {} if layer is None else layer.taken(row.direction)
+        work, layer = row.inputs()
+        plan = {} if layer is None else layer.choice(row.direction)
         phases.done("made")
         left_out, unsearched = drawn_peers.chosen(work, layer, row.direction, row.search)
         phases.done("peers")
         if not work.peers:
-            return {**said, **plan, "error_ok": None, "skipped": "; ".join(left_out.values())}
-        found = {**plan, **measure(work, make_clock=make_clock, rounds=rounds, agree=AGREE, done=phases.done)}
-        if not found["error_ok"]:
-            found["failed"] = "the result is not within its error bound"
-            return {**said, **found}
-        found["ratio"] = max(found["ratio"], LEAST)
+            return {**labels, **plan, "error_ok": None, "skipped": "; ".join(left_out.values())}
+        figures = {**plan, **measure(work, make_clock=make_clock, rounds=rounds, agree=AGREE, done=phases.done)}
+        if not figures["error_ok"]:
+            figures["failed"] = "the result is not within its error bound"
+            return {**labels, **figures}
+        figures["ratio"] = max(figures["ratio"], LEAST)
         if regret and layer is not None:
-            found |= drawn_conv.regret(layer, row.direction, make_clock, rounds, AGREE)
+            figures |= drawn_conv.regret(layer, row.direction, make_clock, rounds, AGREE)
             phases.done("regret")
-    except Exception as error:  # noqa: BLE001 (whatever a kernel raises is what its row says)
-        return {**said, "error_ok": False, "failed": first_line(error)}
+    except Exception as error:  # noqa: BLE001 (the row reports any error)
+        return {**labels, "error_ok": False, "failed": first_line(error)}
     for name, why in ("left_out", left_out), ("unsearched", unsearched):
         if why:
-            found[name] = why
-    return {**said, **found, "seconds": round(sum(phases.seconds.values()), 2), "seconds_of": phases.seconds}
+            figures[name] = why
+    return {**labels, **figures, "seconds": round(sum(phases.seconds.values()), 2), "seconds_of": phases.seconds}
 
 
-def _said(row: Row) -> dict[str, Any]:
-    """What a row is of."""
+def _labels(row: Row) -> dict[str, Any]:
+    """Return the entries that describe a row."""
     shape = row.shape
     return {
         "index": row.index, "direction": row.direction, "name": row.name, "of": row.of, "group": shape.group,
@@ -207,7 +207,7 @@ def _check_device(row: Row) -> None:
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        raise LostError(f"the device is lost after {row.name}: {first_line(error)}; run again to go on") from None
+        raise LostError(f"the device is lost after {row.name}: {first_line(error)}; run again to continue") from None
 
 
 def _key(row: Row) -> Key:

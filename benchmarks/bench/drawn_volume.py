@@ -1,4 +1,4 @@
-"""Drawn convolutions of volumes, as `drawn_conv` has those of images."""
+"""Drawn convolutions of volumes, like `drawn_conv` for images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minidl.tools.tuning.drawn_conv import kind_of
 
 
 class Layer(drawn_conv.Layer):
-    """The tensors of a drawn convolution of volumes; there is no transposed one."""
+    """The tensors of a drawn convolution of volumes, which is never transposed."""
 
     geometry: Volume
 
@@ -40,8 +40,8 @@ class Layer(drawn_conv.Layer):
         named = () if kind_of(self.shape, direction) == "weight" else self._forms(direction)
         return tuple(form for form in named if form in ("cube", "stack"))
 
-    def taken(self, direction: str) -> dict[str, Any]:
-        """The form taken for the shape."""
+    def choice(self, direction: str) -> dict[str, Any]:
+        """Return the form of the plan."""
         weight = kind_of(self.shape, direction) == "weight"
         return {"plan": self._of_weight() if weight else self._forms(direction)[0]}
 

@@ -1,4 +1,4 @@
-"""Networks of `minidl.models` made by torch: the code of their modules with torch's layers and functions for ours."""
+"""Networks of `minidl.models` in torch: their code runs with torch's layers and functions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from minidl import models
 
-# Rows name networks as functions of `models` are named.
+# Rows use names like those of functions of `models`.
 CLASSES = {"ece408": "ECE408", "small_cnn": "SmallCNN"}
 
 
 def in_torch(name: str, *args: Any, **options: Any) -> torch.nn.Module:
-    """A network of `minidl.models` made by torch from the same code."""
+    """Return a network of `minidl.models` in torch, from the same code."""
     name = CLASSES.get(name, name)
     module = importlib.import_module(getattr(models, name).__module__)
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
@@ -29,17 +29,17 @@ def in_torch(name: str, *args: Any, **options: Any) -> torch.nn.Module:
         "__name__": module.__name__, "nn": _Layers(), "init": torch.nn.init, "ops": _FUNCTIONS, "Tensor": torch.Tensor,
     }  # fmt: skip
     exec(compile(tree, str(module.__file__), "exec"), names)  # noqa: S102 (minidl's own file)
-    made = names[name](*args, **options)
-    assert isinstance(made, torch.nn.Module)
-    return made
+    network = names[name](*args, **options)
+    assert isinstance(network, torch.nn.Module)
+    return network
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: Any = None) -> torch.Tensor:
-    return _after(F.linear(x, weight, bias), act)
+    return _act_and_pool(F.linear(x, weight, bias), act)
 
 
-def _after(x: torch.Tensor, act: Any, pool: str | None = None) -> torch.Tensor:
-    """The activation and the pool that a layer of minidl includes."""
+def _act_and_pool(x: torch.Tensor, act: Any, pool: str | None = None) -> torch.Tensor:
+    """Apply the activation and the pool that a layer of minidl includes."""
     kind, *numbers = act if isinstance(act, tuple) else (act,)
     if kind is not None:
         x = torch.tanh(x) if kind == "tanh" else getattr(F, kind)(x, *numbers)
@@ -49,7 +49,7 @@ def _after(x: torch.Tensor, act: Any, pool: str | None = None) -> torch.Tensor:
 
 
 def _with_act(kind: type[Any]) -> type[Any]:
-    """A layer of torch that takes `act` and `pool`."""
+    """Return a layer class of torch with the arguments `act` and `pool`."""
 
     class Layer(kind):  # type: ignore[misc]
         def __init__(self, *args: Any, act: Any = None, pool: str | None = None, **options: Any) -> None:
@@ -57,13 +57,13 @@ def _with_act(kind: type[Any]) -> type[Any]:
             self.act, self.pool = act, pool
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return _after(super().forward(x), self.act, self.pool)
+            return _act_and_pool(super().forward(x), self.act, self.pool)
 
     return Layer
 
 
 class _Layers:
-    """torch.nn, whose layers take what those of `minidl.nn` do."""
+    """torch.nn, whose layers have the arguments of `minidl.nn`."""
 
     Conv2d, ConvTranspose2d = _with_act(torch.nn.Conv2d), _with_act(torch.nn.ConvTranspose2d)
     Linear, BatchNorm2d = _with_act(torch.nn.Linear), _with_act(torch.nn.BatchNorm2d)

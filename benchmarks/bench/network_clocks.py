@@ -1,4 +1,4 @@
-"""What is measured of a network: the times of all sides in turn, memory, errors, launches and copies."""
+"""The figures of a network: times of all sides in turn, memory, errors, launches and copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minidl.tools.bench.measure import ROUNDS, Clock, HostClock, Launched, Repla
 from minidl.tools.first_line import first_line
 
 S = TypeVar("S", bound=sides.Side)
-# How torch runs a network, by the names that --against takes, with those that rows have.
+# The ways in which torch runs a network: the names for --against, and the names in rows.
 PEERS = {
     "eager": "torch",
     "graph": "torch, CUDA graph",
@@ -31,54 +31,54 @@ _MEGABYTE = 2.0**20
 
 
 def _compiled(network: torch.nn.Module, peer: str) -> Any:
-    """The network under torch.compile; in inference its weights are frozen (by TORCHINDUCTOR_FREEZING, see `run`)."""
+    """Return the network under torch.compile; in inference weights are frozen (TORCHINDUCTOR_FREEZING, see `run`)."""
     mode = "max-autotune-no-cudagraphs" if peer == "autotune" else "default"
     return torch.compile(network, dynamic=False, mode=mode)
 
 
 class Row:
-    """What is known of a row, and the clocks of its sides."""
+    """The figures of a row, and the clocks of its sides."""
 
     def __init__(self, net: Net, device: str, dtype: torch.dtype, floor: float) -> None:
         self.net, self.dtype, self.floor = net, dtype, floor
         self.gpu = device == "cuda"
-        self.found: dict[str, Any] = {
+        self.figures: dict[str, Any] = {
             "name": net.title, "dtype": str(dtype).removeprefix("torch."), "images": net.images,
             "first_step_s": {}, "peak_mb": {}, "pool_mb": {},
         }  # fmt: skip
         self.clocks: dict[str, Clock] = {}
         self._static: dict[str, float] = {}
         self._base: dict[str, float] = {}
-        # All graphs take their memory from one pool: they run one after another.
+        # All graphs share a memory pool, because they run one after another.
         self._pool = torch.cuda.graph_pool_handle() if self.gpu else None
 
-    def begun(self, name: str, make: Callable[[], S]) -> S:
-        """Make a side, and remember what memory others had before."""
+    def new_side(self, name: str, make: Callable[[], S]) -> S:
+        """Make a side, and store the memory allocated before it."""
         self._base[name] = self._allocated()
         return make()
 
     def first(self, name: str, call: Callable[[], Any]) -> None:
-        """Time the first call, kernels compiled in it."""
+        """Time the first call, including compilation."""
         self._wait()
-        started = time.perf_counter()
+        start = time.perf_counter()
         call()
         self._wait()
-        self.found["first_step_s"][name] = round(time.perf_counter() - started, 2)
+        self.figures["first_step_s"][name] = round(time.perf_counter() - start, 2)
 
     def memory(self, name: str, side: sides.Side, call: Callable[[], Any], of: str = "") -> None:
-        """The most memory that a call holds at a time, weights and an optimizer's state included, the batch not."""
+        """Store the peak memory of a call, including weights and the state of an optimizer, but not the batch."""
         if not self.gpu:
             return
         side.forget_gradients()
         self._wait()
         gc.collect()
         before = self._allocated()
-        # Of what lasts: as it is before anything was captured or compiled.
-        lasting = self._static.setdefault(of or name, before - self._base[of or name])
+        # Weights and states, before anything is captured or compiled.
+        static = self._static.setdefault(of or name, before - self._base[of or name])
         torch.cuda.reset_peak_memory_stats()
         call()
         self._wait()
-        self.found["peak_mb"][name] = round(lasting + torch.cuda.max_memory_allocated() / _MEGABYTE - before, 1)
+        self.figures["peak_mb"][name] = round(static + torch.cuda.max_memory_allocated() / _MEGABYTE - before, 1)
 
     def judge(self, ours: sides.Side, theirs: sides.Side, exact: sides.Side, batch: sides.Batch) -> None:
         """Compare both sides with float64 on a small batch."""
@@ -89,59 +89,59 @@ class Row:
             exact.load(ours)
         theirs.load(ours)
         compile_ahead(lambda: ours.compared(sides.few_of(batch)))
-        own, torchs = sides.errors_of([ours, theirs], exact, batch)
-        self.found["errors"], self.found["torch_errors"] = own.as_json(), torchs.as_json()
-        self.found["error_ok"] = sides.right(own, torchs, self.dtype)
+        our_errors, torch_errors = sides.errors_of([ours, theirs], exact, batch)
+        self.figures["errors"], self.figures["torch_errors"] = our_errors.as_json(), torch_errors.as_json()
+        self.figures["error_ok"] = sides.right(our_errors, torch_errors, self.dtype)
 
     def clock(self, name: str, side: sides.Side, call: Callable[[], Any], graph: bool = True) -> None:
-        """Make the clock of a side: its call in a CUDA graph, or launched as it is."""
+        """Make the clock of a side: its call in a CUDA graph, or launched directly."""
         side.forget_gradients()
         if not self.gpu:
             self.clocks[name] = HostClock([call], True, target_ms=0.1)
             return
-        self._emptied()
+        self._empty_cache()
         if graph:
-            # Alone first, to see what memory a graph of it keeps.
+            # First with a separate memory pool, to measure the memory of a graph.
             before = torch.cuda.memory_reserved()
-            alone = Replay([call], True)
+            replay = Replay([call], True)
             side.forget_gradients()
             self._wait()
             torch.cuda.empty_cache()
-            self.found["pool_mb"][name] = round((torch.cuda.memory_reserved() - before) / _MEGABYTE, 1)
-            del alone
-            self._emptied()
+            self.figures["pool_mb"][name] = round((torch.cuda.memory_reserved() - before) / _MEGABYTE, 1)
+            del replay
+            self._empty_cache()
         self.clocks[name] = Replay([call], True, pool=self._pool) if graph else Launched([call], True)
 
-    def alone(self, call: Callable[[], Any]) -> float:
-        """Milliseconds of a call, timed with no other in turn."""
-        self._emptied()
+    def time(self, call: Callable[[], Any]) -> float:
+        """Return milliseconds of a call, timed without other sides."""
+        self._empty_cache()
         clock = Replay([call], True) if self.gpu else HostClock([call], True, target_ms=0.1)
         return statistics.median(clock.time() for _ in range(ROUNDS))
 
-    def beside_all(
+    def measure_peers(
         self, peers: Sequence[str], theirs: sides.Side, batch: sides.Batch, keep: Callable[[dict[str, Any]], None]
     ) -> None:
-        """Time torch in each of these ways, and keep the row after each."""
+        """Time torch in each of these ways, and pass the row to `keep` after each."""
         for peer, name in PEERS.items():
             if peer not in peers:
                 continue
             try:
-                self.beside(peer, name, theirs, batch)
-            except Exception as error:  # noqa: BLE001 (whatever torch raises is why it is left out)
-                self.found.setdefault("left_out", {})[name] = first_line(error)
+                self.add_peer(peer, name, theirs, batch)
+            except Exception as error:  # noqa: BLE001 (any error of torch is the reason to leave it out)
+                self.figures.setdefault("left_out", {})[name] = first_line(error)
             if len(self.clocks) > 1:
                 keep(self.timed())
 
-    def beside(self, peer: str, name: str, theirs: sides.Side, batch: sides.Batch) -> None:
-        """Make the clock of torch running the network in one of its ways."""
+    def add_peer(self, peer: str, name: str, theirs: sides.Side, batch: sides.Batch) -> None:
+        """Make the clock of torch in one of its ways."""
         if peer in ("compile", "autotune"):
             theirs.calls = {part: _compiled(network, peer) for part, network in theirs.networks.items()}
-            self.first(name, theirs.given(batch))
-            self.memory(name, theirs, theirs.given(batch), "torch")
-        self.clock(name, theirs, theirs.given(batch), graph=peer != "eager")
+            self.first(name, theirs.call_on(batch))
+            self.memory(name, theirs, theirs.call_on(batch), "torch")
+        self.clock(name, theirs, theirs.call_on(batch), graph=peer != "eager")
 
     def timed(self) -> dict[str, Any]:
-        """The row with what all clocks say in turn."""
+        """Return the row with the times of all clocks, measured in turn."""
         times = in_turn(self.clocks)
         medians = {name: statistics.median(values) for name, values in times.items()}
         peers = [name for name in self.clocks if name != "ours"]
@@ -151,7 +151,7 @@ class Row:
         peer = min(peers, key=lambda name: medians[name])
         ms = medians["ours"]
         return {
-            **self.found,
+            **self.figures,
             "ours_ms": round(ms, 5),
             "peer": peer,
             "peer_ms": round(medians[peer], 5),
@@ -164,14 +164,14 @@ class Row:
         }
 
     def wrong(self) -> dict[str, Any]:
-        """The row of a network whose results are wrong."""
+        """Return the row of a network whose results are wrong."""
         return {
-            **self.found,
+            **self.figures,
             **dict.fromkeys(("ours_ms", "peer", "peer_ms", "ratio")),
             "floor_ms": round(self.floor, 5),
         }
 
-    def _emptied(self) -> None:
+    def _empty_cache(self) -> None:
         self._wait()
         gc.collect()
         torch.cuda.empty_cache()
@@ -185,7 +185,7 @@ class Row:
 
 
 class _Copies(TorchDispatchMode):
-    """Counts copies of images that torch makes, by what it does and the shape of (the first of) them."""
+    """Counts copies of images by torch, by operation and the shape of the first image."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -200,8 +200,8 @@ class _Copies(TorchDispatchMode):
 
 
 def counted(call: Callable[[], Any]) -> dict[str, Any]:
-    """Launches of a call with fused operations and with none, and the copies of images that torch makes in it."""
-    found: dict[str, Any] = {}
+    """Return the launches of a call with and without fused operations, and torch's copies of images in it."""
+    figures: dict[str, Any] = {}
     for name, fused in (("launches", True), ("launches_plain", False)):
         count, copies = 0, _Copies()
 
@@ -211,7 +211,7 @@ def counted(call: Callable[[], Any]) -> dict[str, Any]:
 
         with fusion(fused), rehearsal(keep), copies:
             rehearse(call)
-        found[name] = count
+        figures[name] = count
         if fused:
-            found |= {"copies": copies.of.total(), "copied": dict(copies.of)}
-    return found
+            figures |= {"copies": copies.of.total(), "copied": dict(copies.of)}
+    return figures

@@ -23,7 +23,7 @@ WORD, IN_TORCH = "networks", "in-torch"
 
 
 class NetworkOptions(drawn_command.DrawnOptions):
-    """The options of whole networks."""
+    """The options of networks."""
 
     against: Annotated[
         str,
@@ -50,7 +50,6 @@ def is_requested(names: tuple[str, ...], options: Mapping[str, Any]) -> bool:
 def run(config: Any, options: Mapping[str, Any]) -> None:
     """Measure networks, list them, or show the results in a file."""
     from benchmarks.bench import accelerated_rows, network_results, network_rows, network_table
-    from minidl.tools.bench import machine
 
     word = config.names[0]
     for name in _OTHERS:
@@ -61,7 +60,7 @@ def run(config: Any, options: Mapping[str, Any]) -> None:
     try:
         nets = (accelerated_rows if word == IN_TORCH else network_rows).chosen(config.names[1:])
         if config.part is not None:
-            nets = list(machine.part_of(nets, config.part))
+            nets = list(drawn_command.part_of(nets, config.part))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if config.list_:
@@ -117,5 +116,5 @@ def _measure(config: Any, nets: list[Net]) -> tuple[Results, list[str]]:
     more = {"module": "benchmarks.bench.accelerated_run"} if in_torch else {}
     left, failures = network_run.run(nets, results.rows, peers, keep, echo, config.minutes, **more)
     if left:
-        echo(f"{left} of {len(nets)} networks are left: run the same command again", error=True)
+        echo(f"{left} of {len(nets)} networks are left: repeat the command", error=True)
     return results, failures

@@ -1,4 +1,4 @@
-"""The rows of whole networks: which, on which batches, with which goals; what a forward has to move and to compute."""
+"""The rows of networks with batches and goals; the bytes and operations of a forward pass."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from benchmarks.bench.in_torch import in_torch
 from minidl.tools.bench.measure import floor_ms
 
 WORD = "networks"
-# The geometric mean of the ratios is to reach this, in inference and in training.
+# The goal for the geometric mean of the ratios, in inference and in training.
 MEAN_GOAL = 1.2
 
 
 @dataclass(frozen=True)
 class Net:
-    """A row. `given` and `options` make the network; images are [images, channels, size, size]."""
+    """A row. `arguments` and `options` make the network; images are [images, channels, size, size]."""
 
     name: str
     images: int
     size: int
     training: bool
     goal: float = 1.0
-    given: tuple[Any, ...] = (1000,)
+    arguments: tuple[Any, ...] = (1000,)
     options: tuple[tuple[str, Any], ...] = ()
     channels: int = 3
 
@@ -41,7 +41,7 @@ class Net:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Inference is in float16; training in bfloat16 with float32 masters, torch under autocast."""
+        """Return float16 for inference, bfloat16 for training (with float32 masters; torch under autocast)."""
         return torch.bfloat16 if self.training else torch.float16
 
 
@@ -55,21 +55,21 @@ _ALL = (
     *_both("resnet50", 64, 224, (1.15, 1.4)),
     *_both("resnet50", 256, 224, (1.2, 1.5)),
     *_both("resnet18", 512, 32, options=_SMALL),
-    *_both("unet", 16, 256, given=(2,)),
+    *_both("unet", 16, 256, arguments=(2,)),
     *_both("mobilenet_v2", 64, 224),
     *_both("mobilenet_v2", 256, 224),
     *_both("vgg16_bn", 64, 224),
     *_both("densenet121", 64, 224),
-    Net("dcgan", 128, 64, True, given=(), options=(("latent", 100),)),
-    Net("dcgan", 512, 64, True, given=(), options=(("latent", 100),)),
-    Net("ece408", 512, 28, True, given=(10,), channels=1),
-    Net("small_cnn", 512, 28, True, given=(1, (28, 28), 10), channels=1),
+    Net("dcgan", 128, 64, True, arguments=(), options=(("latent", 100),)),
+    Net("dcgan", 512, 64, True, arguments=(), options=(("latent", 100),)),
+    Net("ece408", 512, 28, True, arguments=(10,), channels=1),
+    Net("small_cnn", 512, 28, True, arguments=(1, (28, 28), 10), channels=1),
 )
 NETS = {net.row: net for net in sorted(_ALL, key=lambda net: net.training)}
 
 
 def chosen(words: tuple[str, ...]) -> list[Net]:
-    """The rows whose name contains one of the words; all without words. Raises ValueError for a word that none has."""
+    """Return the rows whose name contains a word, all without words. Raises ValueError for an unknown word."""
     for word in words:
         if not word or not any(word in row for row in NETS):
             raise ValueError(
@@ -79,19 +79,19 @@ def chosen(words: tuple[str, ...]) -> list[Net]:
 
 
 def work_of(network: torch.nn.Module, *inputs: torch.Tensor) -> tuple[float, float]:
-    """(elements, operations) of the convolutions, products and pools of a call: each reads its input once and writes
-    its result once, and what lies between them costs nothing."""
+    """Return (elements, operations) of the convolutions, products and pools of a call: each reads its input once and
+    writes its result once; other operations cost nothing."""
     elements, flop = 0.0, 0.0
 
-    def count(layer: torch.nn.Module, given: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
+    def count(layer: torch.nn.Module, args: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
         nonlocal elements, flop
-        elements += given[0].numel() + result.numel()
+        elements += args[0].numel() + result.numel()
         weight = getattr(layer, "weight", None)
         if weight is not None:
             elements += weight.numel()
-            pooled = getattr(layer, "pool", None)
-            places = given[0] if isinstance(layer, torch.nn.ConvTranspose2d) else result
-            flop += 2.0 * weight[0].numel() * places.numel() * (4 if pooled else 1)
+            pool = getattr(layer, "pool", None)
+            pixels = args[0] if isinstance(layer, torch.nn.ConvTranspose2d) else result
+            flop += 2.0 * weight[0].numel() * pixels.numel() * (4 if pool else 1)
 
     kinds = (torch.nn.Conv2d, torch.nn.ConvTranspose2d, torch.nn.Linear, torch.nn.MaxPool2d, torch.nn.AvgPool2d)
     hooks = [layer.register_forward_hook(count) for layer in network.modules() if isinstance(layer, kinds)]
@@ -103,14 +103,14 @@ def work_of(network: torch.nn.Module, *inputs: torch.Tensor) -> tuple[float, flo
 
 
 def floor_of(net: Net) -> float:
-    """Milliseconds: of 16-bit elements moved once, or of the operations. A training step is three forwards: the
-    gradients of the inputs and of the weights move and compute as much each. A DCGAN's is those of the discriminator on
-    real and made images, of the generator, and forward and back through the discriminator without its weights."""
+    """Return the floor in milliseconds: of 16-bit elements moved once, or of the operations. A training step counts as
+    three forward passes, because each gradient moves and computes as much. A DCGAN's step has the discriminator on real
+    and generated images, the generator, and the discriminator forward and backward without gradients of its weights."""
 
-    def counted(name: str, *given: Any, **options: Any) -> Callable[..., tuple[float, float]]:
+    def counted(name: str, *args: Any, **options: Any) -> Callable[..., tuple[float, float]]:
         with torch.device("meta"):
-            made = in_torch(name, *given, **options).eval()
-            return lambda *shape: work_of(made, torch.empty(*shape, device="meta"))
+            network = in_torch(name, *args, **options).eval()
+            return lambda *shape: work_of(network, torch.empty(*shape, device="meta"))
 
     image = (net.channels, net.size, net.size)
     if net.name == "dcgan":
@@ -118,9 +118,9 @@ def floor_of(net: Net) -> float:
         latent = options.pop("latent")
         generator = counted("Generator", latent, net.channels, image[1:], **options)(net.images, latent)
         discriminator = counted("Discriminator", net.channels, image[1:], **options)
-        both, made = discriminator(2 * net.images, *image), discriminator(net.images, *image)
-        elements, flop = (3 * g + 3 * d + 2 * m for g, d, m in zip(generator, both, made, strict=True))
+        all_images, generated = discriminator(2 * net.images, *image), discriminator(net.images, *image)
+        elements, flop = (3 * g + 3 * d + 2 * m for g, d, m in zip(generator, all_images, generated, strict=True))
     else:
-        once = counted(net.name, *net.given, **dict(net.options))(net.images, *image)
+        once = counted(net.name, *net.arguments, **dict(net.options))(net.images, *image)
         elements, flop = (value * (3 if net.training else 1) for value in once)
     return floor_ms(2.0 * elements, flop)

@@ -1,4 +1,4 @@
-"""A network with what trains it, for both sides from one definition: steps, calls, losses and gradients."""
+"""A network with its optimizers, for both sides from one definition: steps, calls, losses and gradients."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from minidl.autograd import no_grad
 from minidl.tensors import Tensor
 
 LAST = torch.channels_last
-# Images that sides are compared on, or more small ones of as many pixels: where a sum is nearly 0 its rounding decides
-# what a ReLU lets through. ECE408's worst gradient, torch in bfloat16: 0.03 to 0.12 of 8 images, 0.05 to 0.06 of 512.
+# The number of images to compare sides on, or more small ones with as many pixels: a sum near 0 may fall on either side
+# of a ReLU. ECE408's worst gradient, torch in bfloat16: 0.03 to 0.12 with 8 images, 0.05 to 0.06 with 512.
 JUDGED, JUDGED_PIXELS = 8, 8 * 224 * 224
-# How far, in the norm, 50 layers of a dtype may be off. Batch norms of few images make it more in training.
+# The largest relative error, in the norm, of 50 layers. In training, batch norms of few images increase it.
 OFF = {torch.float16: 2.0**-6, torch.bfloat16: 2.0**-4, torch.float32: 2.0**-12}
-# Gradients of a step in bfloat16 may be further off than that: as far as this many times torch's under autocast.
+# Gradients of a step in bfloat16 may have this many times torch's error under autocast.
 AS_TORCH = 2.0
 
 
 @dataclass(frozen=True)
 class Kit:
-    """What a side computes with. `make(name, *given, **options)` gives a network, `tensor` what networks take."""
+    """The library of a side: `make(name, *args, **options)` returns a network, `tensor` converts inputs."""
 
     make: Callable[..., Any]
     tensor: Callable[[torch.Tensor], Any]
@@ -40,10 +40,10 @@ class Kit:
 
 
 def ours(device: str, dtype: torch.dtype) -> Kit:
-    """minidl, with weights of a dtype."""
+    """Return minidl's kit, with weights of a dtype."""
 
-    def make(name: str, *given: Any, **options: Any) -> Any:
-        return getattr(models, CLASSES.get(name, name))(*given, **options, device=device, dtype=dtype)
+    def make(name: str, *args: Any, **options: Any) -> Any:
+        return getattr(models, CLASSES.get(name, name))(*args, **options, device=device, dtype=dtype)
 
     return Kit(
         make, Tensor, ops, lambda weights: optim.SGD(weights, lr=1e-3, momentum=0.9),
@@ -52,15 +52,15 @@ def ours(device: str, dtype: torch.dtype) -> Kit:
 
 
 def torchs(device: str, dtype: torch.dtype, autocast: torch.dtype | None = None) -> Kit:
-    """torch, with weights of a dtype in channels-last memory; under autocast to another."""
+    """Return torch's kit, with weights of a dtype in channels-last memory, under autocast to another dtype."""
 
     class Functions:
         cat = staticmethod(torch.cat)
         cross_entropy = staticmethod(F.cross_entropy)
         binary_cross_entropy_with_logits = staticmethod(F.binary_cross_entropy_with_logits)
 
-    def make(name: str, *given: Any, **options: Any) -> Any:
-        return in_torch(name, *given, **options).to(device, dtype).to(memory_format=LAST)  # type: ignore[call-overload]
+    def make(name: str, *args: Any, **options: Any) -> Any:
+        return in_torch(name, *args, **options).to(device, dtype).to(memory_format=LAST)  # type: ignore[call-overload]
 
     def casting() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if autocast is None else torch.autocast(device, autocast)
@@ -78,17 +78,17 @@ Batch = tuple[torch.Tensor, ...]
 
 
 def batch_of(net: Net, device: str, dtype: torch.dtype) -> Batch:
-    """Images in channels-last memory, and the classes of images or pixels; of a DCGAN the latents."""
+    """Return images in channels-last memory, and the classes of images or pixels; for a DCGAN latents."""
     x = torch.randn(net.images, net.channels, net.size, net.size, device=device, dtype=dtype).to(memory_format=LAST)
     if net.name == "dcgan":
         return x, torch.randn(net.images, dict(net.options)["latent"], device=device, dtype=dtype)
     shape = (net.images, net.size, net.size) if net.name == "unet" else (net.images,)
-    classes = net.given[-1]  # the last argument of each
+    classes = net.arguments[-1]
     return x, torch.randint(classes, shape, device=device)
 
 
 class Side:
-    """A network of one side. `calls` are what is called for its networks: themselves, or compiled."""
+    """A network of one side. `calls` has its networks, or compiled versions of them."""
 
     def __init__(self, net: Net, kit: Kit) -> None:
         self.net, self.kit = net, kit
@@ -101,7 +101,7 @@ class Side:
                 "discriminator": kit.make("Discriminator", *image, **options),
             }
         else:
-            self.networks = {"": kit.make(net.name, *net.given, **dict(net.options))}
+            self.networks = {"": kit.make(net.name, *net.arguments, **dict(net.options))}
         for network in self.networks.values():
             network.train(net.training)
             for layer in network.modules():
@@ -114,20 +114,20 @@ class Side:
         }
 
     def load(self, other: Side) -> None:
-        """Take the weights and buffers of another side."""
+        """Load the weights and buffers of another side."""
         for name, network in self.networks.items():
             network.load_state_dict(other.networks[name].state_dict())
 
     def take_statistics(self, batch: Batch) -> None:
-        """Give torch's batch norms running statistics with which a batch's values keep their size: of their mean square
-        variances of 1/2 to 3/2 of it, of its root means of -1/2 to 1/2, channel by channel.
+        """Set running statistics of torch's batch norms that preserve the size of a batch's values: variances of 1/2 to
+        3/2 of their mean square, and means of -1/2 to 1/2 of its root, by channel.
 
-        With the means of 0 and variances of 1 that layers begin with, an untrained MobileNetV2 ends in values of 3e-9,
-        which float16 has as 0. With the batch's own, what is left of a value is mostly rounding: 1e-1 of ResNet-50's.
+        With the initial means of 0 and variances of 1, an untrained MobileNetV2 ends in values of 3e-9, which are 0 in
+        float16. With the statistics of the batch, values are mostly rounding: 1e-1 of ResNet-50's.
         """
 
-        def take(norm: Any, given: tuple[torch.Tensor, ...]) -> None:
-            square, spread = given[0].square().mean(), torch.linspace(-0.5, 0.5, norm.num_features).to(given[0])
+        def take(norm: Any, args: tuple[torch.Tensor, ...]) -> None:
+            square, spread = args[0].square().mean(), torch.linspace(-0.5, 0.5, norm.num_features).to(args[0])
             norm.running_mean.copy_(square.sqrt() * spread)
             norm.running_var.copy_(square * (1 + spread))
 
@@ -138,20 +138,20 @@ class Side:
         for hook in hooks:
             hook.remove()
 
-    def given(self, batch: Batch) -> Callable[[], Any]:
-        """What is timed: a step on a batch, or a call."""
+    def call_on(self, batch: Batch) -> Callable[[], Any]:
+        """Return the call to time: a step on a batch, or an inference."""
         if self.net.training:
             return lambda: self.step(batch)
         return lambda: self.answer(batch)
 
     def answer(self, batch: Batch) -> Any:
-        """The network's result on the images."""
+        """Return the network's result on the images."""
         x = self.kit.tensor(batch[0])
         with self.kit.no_grad(), self.kit.casting():
             return self.calls[""](x)
 
     def step(self, batch: Batch) -> list[Any]:
-        """A training step: the losses, in their order."""
+        """Run a training step and return its losses in order."""
         values = []
         for optimizer, loss in self._losses(batch):
             optimizer.zero_grad()
@@ -161,17 +161,17 @@ class Side:
         return values
 
     def gradients(self, batch: Batch) -> tuple[list[float], list[torch.Tensor]]:
-        """The losses, and the gradients of all weights; nothing is updated."""
+        """Return the losses and the gradients of all weights; updates nothing."""
         values = []
         for optimizer, loss in self._losses(batch):
             optimizer.zero_grad()
             loss.backward()
             values.append(loss.detach().data)
-        found = [weight.grad.data for network in self.networks.values() for weight in network.parameters()]
-        return [float(value) for value in values], found
+        gradients = [weight.grad.data for network in self.networks.values() for weight in network.parameters()]
+        return [float(value) for value in values], gradients
 
     def compared(self, batch: Batch) -> Any:
-        """What is compared with float64."""
+        """Return the values to compare with float64."""
         return self.gradients(batch) if self.net.training else self.answer(batch)
 
     def forget_gradients(self) -> None:
@@ -179,7 +179,7 @@ class Side:
             optimizer.zero_grad()
 
     def _losses(self, batch: Batch) -> Iterator[tuple[Any, Any]]:
-        """Each optimizer with the loss that it lessens, one after another."""
+        """Yield each optimizer with its loss."""
         kit = self.kit
         if self.net.name != "dcgan":
             with kit.casting():
@@ -187,21 +187,21 @@ class Side:
             yield self.optimizers[""], loss
             return
         generator, discriminator = self.calls["generator"], self.calls["discriminator"]
-        how_sure = kit.functions.binary_cross_entropy_with_logits
+        bce = kit.functions.binary_cross_entropy_with_logits
         x, z = (kit.tensor(each) for each in batch)
-        real, judged = self._labels_of(batch[0])
+        real, all_labels = self._labels_of(batch[0])
         with kit.casting():
-            made = generator(z)
-            loss = how_sure(discriminator(kit.functions.cat([x, made.detach()])), judged)
+            fake = generator(z)
+            loss = bce(discriminator(kit.functions.cat([x, fake.detach()])), all_labels)
         yield self.optimizers["discriminator"], loss
         self.networks["discriminator"].requires_grad_(False)
         with kit.casting():
-            loss = how_sure(discriminator(made), real)
+            loss = bce(discriminator(fake), real)
         yield self.optimizers["generator"], loss
         self.networks["discriminator"].requires_grad_(True)
 
     def _labels_of(self, x: torch.Tensor) -> tuple[Any, Any]:
-        """Of images that are real, and of as many real and made ones; kept, as they are no part of a step."""
+        """Return cached labels of real images, and of as many real and generated ones."""
         if len(x) not in self._labels:
             real = torch.ones(len(x), dtype=x.dtype, device=x.device)
             both = torch.cat([real, torch.zeros_like(real)])
@@ -211,7 +211,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Errors:
-    """How far a side is from float64 on a small batch, relative: losses (or results), all gradients, the worst one."""
+    """Relative errors of a side on a small batch: of losses (or results), all gradients, and the worst gradient."""
 
     loss: float
     gradients: float = 0.0
@@ -222,34 +222,34 @@ class Errors:
 
 
 def few_of(batch: Batch) -> Batch:
-    """The batch on which sides are compared."""
+    """Return the part of a batch on which sides are compared."""
     count = max(JUDGED, JUDGED_PIXELS // max(1, batch[0][0, 0].numel()))
     return tuple(each[:count] for each in batch)
 
 
 def errors_of(sides: Sequence[Side], exact: Side, batch: Batch) -> list[Errors]:
-    """The errors of sides that have the same weights as `exact`, which computes in float64."""
+    """Return the errors of sides with the weights of `exact`, which computes in float64."""
     few = few_of(batch)
     if not exact.net.training:
-        wanted = exact.answer(few).data.double()
-        return [Errors(float((side.answer(few).data.double() - wanted).norm() / wanted.norm())) for side in sides]
+        result = exact.answer(few).data.double()
+        return [Errors(float((side.answer(few).data.double() - result).norm() / result.norm())) for side in sides]
     losses, gradients = exact.gradients(few)
     exact.forget_gradients()
     return [_errors(*side.gradients(few), losses, gradients) for side in sides]
 
 
-def _errors(got: list[float], found: list[torch.Tensor], losses: list[float], gradients: list[torch.Tensor]) -> Errors:
-    loss = max(abs(a - b) / abs(b) for a, b in zip(got, losses, strict=True))
-    off = torch.stack([(a.double() - b).norm() for a, b in zip(found, gradients, strict=True)])
-    size = torch.stack([gradient.norm() for gradient in gradients])
-    # Gradients that are nearly zero, as those of biases before batch norms, are all rounding.
+def _errors(losses: list[float], gradients: list[torch.Tensor], exact: list[float], exact_gradients: Any) -> Errors:
+    loss = max(abs(a - b) / abs(b) for a, b in zip(losses, exact, strict=True))
+    distance = torch.stack([(a.double() - b).norm() for a, b in zip(gradients, exact_gradients, strict=True)])
+    size = torch.stack([gradient.norm() for gradient in exact_gradients])
+    # Gradients near zero, such as those of biases before batch norms, are mostly rounding.
     least = size.norm() / 32
-    return Errors(loss, float(off.norm() / size.norm()), float((off / size.clamp(min=least)).max()))
+    return Errors(loss, float(distance.norm() / size.norm()), float((distance / size.clamp(min=least)).max()))
 
 
-def right(own: Errors, torchs_: Errors, dtype: torch.dtype) -> bool:
-    """Whether errors are those of rounding alone: within OFF, of gradients also within AS_TORCH times torch's own."""
+def right(errors: Errors, torch_errors: Errors, dtype: torch.dtype) -> bool:
+    """Return whether errors are only rounding: within OFF, gradients alternatively within AS_TORCH times torch's."""
     allowed = OFF[dtype]
-    pairs = (own.gradients, torchs_.gradients), (own.worst, torchs_.worst)
-    # A NaN is never within.
-    return own.loss <= allowed and all(a <= max(allowed, AS_TORCH * b) for a, b in pairs)
+    pairs = (errors.gradients, torch_errors.gradients), (errors.worst, torch_errors.worst)
+    # False for a NaN.
+    return errors.loss <= allowed and all(a <= max(allowed, AS_TORCH * b) for a, b in pairs)

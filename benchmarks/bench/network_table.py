@@ -1,8 +1,8 @@
-"""What results of whole networks say: a table, a sentence, a picture; and files of parts joined.
+"""The table, summary and chart of results of networks, and joined files of parts.
 
     python -m benchmarks.bench.network_table WHOLE.json PART.json...
 
-joins parts that GPUs of one kind measured, and prints the table as Markdown.
+joins parts from GPUs of one kind, and prints the table as Markdown.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from benchmarks.bench.network_rows import MEAN_GOAL, NETS, WORD
 from benchmarks.bench.network_run import merged
 from minidl.common.console import echo
 from minidl.errors import ConfigError
+from minidl.tools.bench.chart import as_bytes
 from minidl.tools.bench.goals import NOISE
 from minidl.tools.bench.results import Results
-from minidl.tools.bench.table import as_bytes
 from minidl.training.report.plot_processes import own_settings
 
 TITLES = (
@@ -35,8 +35,8 @@ _SAME = ("device", "driver", "cuda", "cudnn", "torch", "triton")
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """A row's figures as texts, by TITLES. torch's memory and first step are those compiled, else eager;
-    memory is that of a step, and behind it that of its graph's pool."""
+    """Return a row's figures as texts, by TITLES. torch's memory and first step are compiled, else eager; memory is
+    that of a step, followed by that of its graph's pool."""
     name = row["row"].removeprefix(f"{WORD} ")
     if not row["error_ok"]:
         return [name, "wrong", *[""] * (len(TITLES) - 2)]
@@ -62,22 +62,22 @@ def _text(seconds: float | None) -> str:
 
 
 def table(results: Results, names: Sequence[str]) -> Table:
-    """A table of the measured rows of `names`: green at the goal, red if slower than the best peer or wrong."""
-    made = Table(*TITLES[:1])
+    """Return a table of the measured rows of `names`: green at the goal, red if slower than the best peer or wrong."""
+    result = Table(*TITLES[:1])
     for title in TITLES[1:]:
-        made.add_column(title, justify="right")
+        result.add_column(title, justify="right")
     for row in (results.rows[name] for name in names if name in results.rows):
         ahead = row["error_ok"] and row["ratio"] >= 1.0
         style = "green" if row["at_goal"] else "yellow" if ahead else "red"
-        made.add_row(*map(escape, cells(row)), style=style)
-    return made
+        result.add_row(*map(escape, cells(row)), style=style)
+    return result
 
 
 def markdown(results: Results) -> str:
-    """The table of all rows."""
+    """Return the table of all rows."""
     lines = [TITLES, ("---",) * len(TITLES), *(cells(row) for row in _of_networks(results))]
-    where = "{device}, driver {driver}, torch {torch}, Triton {triton}, {date}.".format_map(results.machine)
-    return "\n".join([where, "", *(f"| {' | '.join(line)} |" for line in lines), "", summary(results)])
+    heading = "{device}, driver {driver}, torch {torch}, Triton {triton}, {date}.".format_map(results.machine)
+    return "\n".join([heading, "", *(f"| {' | '.join(line)} |" for line in lines), "", summary(results)])
 
 
 def _of_networks(results: Results) -> list[dict[str, Any]]:
@@ -85,36 +85,36 @@ def _of_networks(results: Results) -> list[dict[str, Any]]:
 
 
 def means(results: Results) -> dict[str, float]:
-    """The geometric means of the ratios in inference and in training, where there are any."""
-    found = {}
+    """Return the geometric means of the ratios in inference and in training, if there are any."""
+    result = {}
     for what in ("inference", "training"):
         ratios = [
             row["ratio"] for row in _of_networks(results)
             if row["error_ok"] and NETS[row["row"]].training == (what == "training")
         ]  # fmt: skip
         if ratios:
-            found[what] = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    return found
+            result[what] = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return result
 
 
 def summary(results: Results) -> str:
-    """How many rows reach their goals, and the geometric means, as a sentence."""
+    """Return a sentence with the number of rows at their goals and the geometric means."""
     rows = _of_networks(results)
     reached = sum(row["at_goal"] for row in rows)
     ahead = sum(row["error_ok"] and row["ratio"] >= 1.0 for row in rows)
-    said = []
+    texts = []
     for what, mean in means(results).items():
-        where = "at" if mean >= MEAN_GOAL - NOISE else "behind"
-        said.append(f"{what} {mean:.2f} in geometric mean ({where} its goal of {MEAN_GOAL})")
+        position = "at" if mean >= MEAN_GOAL - NOISE else "behind"
+        texts.append(f"{what} {mean:.2f} in geometric mean ({position} its goal of {MEAN_GOAL})")
     counted = f"{reached} of {len(rows)} networks at their goal, {ahead} ahead of torch's best"
-    return "; ".join([f"{counted} (bench has {len(NETS)})" if len(rows) < len(NETS) else counted, *said])
+    return "; ".join([f"{counted} (bench has {len(NETS)})" if len(rows) < len(NETS) else counted, *texts])
 
 
 @own_settings()
 def picture(results: Results, kind: str = "svg") -> bytes:
-    """Every network's ratio with its goal, inference and training, as an SVG or PNG. Needs the plots extra.
+    """Draw every network's ratio with its goal, in inference and training, as "svg" or "png". Needs the plots extra.
 
-    Told apart without colour: full bars are at their goal, hatched ones behind it, empty ones behind torch.
+    Without colour: filled bars are at their goal, hatched ones below it, empty ones below torch.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -127,14 +127,14 @@ def picture(results: Results, kind: str = "svg") -> bytes:
     figure.suptitle(f"{machine}\ntime of torch's best / ours", fontsize=10, parse_math=False)
     plots = figure.subplots(2, 1, sharex=True, height_ratios=[max(1, len(part)) for part in parts])
     for plot, part, what in zip(plots, parts, ("inference", "training"), strict=True):
-        for place, row in enumerate(part):
+        for position, row in enumerate(part):
             look = "at its goal" if row["at_goal"] else "ahead of torch" if row["ratio"] >= 1 else "behind torch"
             colour, hatch = looks[look]
-            plot.barh(place, row["ratio"], color=colour, hatch=hatch, edgecolor="black", height=0.7)
-            plot.plot([row["goal"]] * 2, [place - 0.45, place + 0.45], color="black", linewidth=2.5)
+            plot.barh(position, row["ratio"], color=colour, hatch=hatch, edgecolor="black", height=0.7)
+            plot.plot([row["goal"]] * 2, [position - 0.45, position + 0.45], color="black", linewidth=2.5)
             plot.text(
                 row["ratio"] + 0.02,
-                place,
+                position,
                 f"{row['ratio']:.2f}",
                 va="center",
                 fontsize=8,
@@ -151,27 +151,27 @@ def picture(results: Results, kind: str = "svg") -> bytes:
 
 
 def joined(parts: Sequence[Results]) -> Results:
-    """The rows of all parts, peers of a row that is in several with their ratios from each. Raises ConfigError for
-    parts of machines that differ."""
+    """Return the rows of all parts; a row in several parts has the peers of each. Raises ConfigError if the machines
+    differ."""
     first = parts[0]
-    whole = empty(first.machine)
+    total = empty(first.machine)
     for part in parts:
         differ = [key for key in _SAME if part.machine.get(key) != first.machine.get(key)]
         if differ:
             raise ConfigError(f"parts of different machines: their {', '.join(differ)} differ")
         for name, row in part.rows.items():
-            whole.add(name, merged(whole.rows.get(name), row))
-    return whole
+            total.add(name, merged(total.rows.get(name), row))
+    return total
 
 
 def main(arguments: list[str]) -> None:
     """Join parts, and print the table."""
     if len(arguments) < 2:
         sys.exit("usage: python -m benchmarks.bench.network_table WHOLE.json PART.json...")
-    whole, *parts = map(Path, arguments)
-    found = joined([load(part) for part in parts])
-    found.save(whole)
-    echo(markdown(found))
+    path, *parts = map(Path, arguments)
+    results = joined([load(part) for part in parts])
+    results.save(path)
+    echo(markdown(results))
 
 
 if __name__ == "__main__":

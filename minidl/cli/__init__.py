@@ -1,7 +1,7 @@
 """The commands. Flags become one frozen class of settings per command; the layers below do the work.
 
-Each command is a module of its name, imported when the command is called. torch, Triton, numpy and pydantic are only
-imported when a command needs them, so help is shown at once.
+Read `options` first (from settings to flags), then `common` and a command: a module of its name, which is imported when
+the command is called. Only commands that need torch, Triton, numpy or pydantic import them, so help is shown at once.
 Exit codes: 0 done, 1 a failure, 2 bad usage or input, 130 stopped by Ctrl-C or SIGTERM.
 """
 

@@ -78,7 +78,7 @@ def _bench(options: dict[str, Any]) -> None:
     if config.peers:
         _check_peers()
 
-    from minidl.tools.bench import machine, results, run, table
+    from minidl.tools.bench import chart, machine, results, run
     from minidl.training.run_folder import files
 
     check_plot(plot)
@@ -95,7 +95,7 @@ def _bench(options: dict[str, Any]) -> None:
         measured = kept_results.shown(show, names, results.load)
         console.print(run.table(measured, names))
     if plot is not None:
-        files.write_bytes(plot, table.picture(measured, plot.suffix[1:]))
+        files.write_bytes(plot, chart.picture(measured, plot.suffix[1:]))
     echo(run.summary(measured))
     for line in failures:
         echo(line, error=True)

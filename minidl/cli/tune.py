@@ -197,7 +197,7 @@ def _estimates(config: Tune) -> None:
         _check_folder(path.parent, "--write:" if config.write else "--out" if config.out else "the folder of estimates")
         if path.parent.is_dir():
             check_output("--out", path, ESTIMATES)
-    rows = estimates.begun(json, about)
+    rows = estimates.stored_rows(json, about)
     try:
         estimates.measure(rows, config.budget, rich_console(), lambda: None if json is None else rows.save(json))
     except KeyboardInterrupt:

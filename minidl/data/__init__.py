@@ -1,6 +1,7 @@
 """Data sets by name or from the user's files, the TF-IDF vectorizers, and batches.
 
-Importing this package is cheap: scikit-learn, scipy and torch are loaded by what needs them.
+Read `loaders` first, then `records` (what a loader returns), `vectorizer`, `batches`, `images` and `image_batches`.
+Importing this package is cheap: the modules that need scikit-learn, scipy or torch import them.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ A batch is cut into virtual shards, independently of the number of processes. Ea
 some consecutive shards, one shard at a time, and the gradients of all shards are added in one fixed binary tree.
 torch.distributed moves bytes, a Triton kernel adds. So no bit depends on the number of processes.
 
+Read `parts` first (shards), then `group`, `sums` (the tree), `parallel` and `zero`; `workers` starts processes.
 Importing this package imports neither torch nor Triton: the names below are loaded when they are first used.
 """
 

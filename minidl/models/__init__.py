@@ -1,4 +1,7 @@
-"""Complete models, each short enough to read like its description."""
+"""Complete models, each short enough to read like its description.
+
+Read `cnn` first, then `text_mlp`, `dcgan` and `resnet`.
+"""
 
 from minidl.models.cnn import ECE408, SmallCNN
 from minidl.models.dcgan import Discriminator, Generator, load_generator

@@ -1,4 +1,7 @@
-"""Layers and models' building blocks, with torch's names where torch has the thing."""
+"""Layers and building blocks of models, under torch's names where torch has them.
+
+Read `module` first, then `layers`, `conv`, `norms` and `losses`; `fold` merges batch norms for inference.
+"""
 
 import importlib
 

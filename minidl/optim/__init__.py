@@ -10,7 +10,7 @@
 Beyond torch, the update itself clips gradients (`max_norm`) and skips steps whose gradients are not finite (it counts
 them and warns once; `skip_nonfinite=False` updates anyway). A gradient that touches few rows of a matrix stays sparse:
 the result equals that of the dense gradient; with `lazy=True` only these rows and their moments change, as in
-torch.optim.SparseAdam.
+torch.optim.SparseAdam. Read `optimizers` first, then `base`, `groups` and `schedules`.
 """
 
 from typing import NoReturn

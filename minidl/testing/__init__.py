@@ -6,7 +6,7 @@
     GuardedAllocations()             finds writes outside a buffer and reads of unwritten memory
     sanitize()                       checks each load and store of interpreted kernels, and names the faulty line
 
-Training does not use this package.
+Training does not use this package. Read `specs` first, then `compare`, `gradients`, `memory` and `sanitizer`.
 """
 
 from minidl.testing.compare import assert_not_vacuous, assert_within, error_bound

@@ -1,1 +1,5 @@
-"""What measures and shows kernels: benchmarks, the search for tiles, the offline compile, profiles, drawn graphs."""
+"""Tools that measure and show kernels.
+
+Read `bench` first (minidl and torch side by side), then `tuning` (the search for tiles), `doctor` (checks of this
+machine, compilation for other GPUs), `profiling`, `drawing` (graphs of operations) and `sanitizing`.
+"""

@@ -35,7 +35,7 @@ class Drawing:
 
     @property
     def dot(self) -> str:
-        """The graph in Graphviz's DOT language."""
+        """Return the graph in Graphviz's DOT language."""
         lines = ["digraph {", '  node [shape=box, style="rounded,filled", fontname="Helvetica"];']
         for index, box in enumerate(self.boxes):
             label = (box.title + "\n" + box.note).strip().replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
@@ -45,8 +45,8 @@ class Drawing:
 
     @property
     def svg(self) -> str:
-        """The graph as an SVG picture with the inputs at the top."""
-        width, height, place = self._places()
+        """Return the graph as an SVG picture with the inputs at the top."""
+        width, height, positions = self._layout()
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}"',
             f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="Helvetica, Arial, sans-serif" text-anchor="middle">',
@@ -55,14 +55,14 @@ class Drawing:
             f'<rect width="{width:.0f}" height="{height:.0f}" fill="white"/>',
         ]
         for a, b in self.arrows:
-            (xa, ya, _), (xb, yb, _) = place[a], place[b]
+            (xa, ya, _), (xb, yb, _) = positions[a], positions[b]
             top, bottom = ya + _BOX_HEIGHT / 2, yb - _BOX_HEIGHT / 2
             middle = (top + bottom) / 2
             parts.append(
                 f'<path d="M{xa:.1f},{top:.1f} C{xa:.1f},{middle:.1f} {xb:.1f},{middle:.1f} {xb:.1f},{bottom:.1f}" '
                 'fill="none" stroke="#666" marker-end="url(#head)"/>'
             )
-        for box, (x, y, w) in zip(self.boxes, place, strict=True):
+        for box, (x, y, w) in zip(self.boxes, positions, strict=True):
             parts.append(
                 f'<rect x="{x - w / 2:.1f}" y="{y - _BOX_HEIGHT / 2:.1f}" width="{w:.1f}" height="{_BOX_HEIGHT}" '
                 f'rx="5" fill="{_COLOURS[box.kind]}" stroke="#888"/>'
@@ -71,8 +71,8 @@ class Drawing:
             )
         return "\n".join([*parts, "</svg>"]) + "\n"
 
-    def _places(self) -> tuple[float, float, list[tuple[float, float, float]]]:
-        """Width, height, and (x, y, width) of every box: a row per distance from the inputs."""
+    def _layout(self) -> tuple[float, float, list[tuple[float, float, float]]]:
+        """Return width, height, and (x, y, width) of every box: a row per distance from the inputs."""
         above: list[list[int]] = [[] for _ in self.boxes]
         below: list[list[int]] = [[] for _ in self.boxes]
         for a, b in self.arrows:
@@ -89,23 +89,23 @@ class Drawing:
         for index, r in enumerate(row):
             rows[r].append(index)
         total = max(sum(widths[i] + _GAP_X for i in r) for r in rows) + _GAP_X if self.boxes else 0.0
-        place = [(0.0, 0.0, 0.0)] * len(self.boxes)
+        positions = [(0.0, 0.0, 0.0)] * len(self.boxes)
         for r, members in enumerate(rows):
             # Each box is near the middle of its inputs, so that few arrows cross.
-            members.sort(key=lambda i: sum(place[s][0] for s in above[i]) / len(above[i]) if above[i] else 0.0)
+            members.sort(key=lambda i: sum(positions[s][0] for s in above[i]) / len(above[i]) if above[i] else 0.0)
             x = (total - sum(widths[i] + _GAP_X for i in members)) / 2 + _GAP_X / 2
             for i in members:
-                place[i] = (x + widths[i] / 2, _GAP_Y + r * (_BOX_HEIGHT + _GAP_Y), widths[i])
+                positions[i] = (x + widths[i] / 2, _GAP_Y + r * (_BOX_HEIGHT + _GAP_Y), widths[i])
                 x += widths[i] + _GAP_X
-        return total, len(rows) * (_BOX_HEIGHT + _GAP_Y) + _GAP_Y, place
+        return total, len(rows) * (_BOX_HEIGHT + _GAP_Y) + _GAP_Y, positions
 
     def _repr_svg_(self) -> str:
         return self.svg
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture: SVG or DOT by the ending of the name. A missing folder is made.
+        """Write the picture as SVG or DOT, by the suffix of the name; creates missing folders.
 
-        Raises ValueError for another ending.
+        Raises ValueError for another suffix.
         """
         path = Path(path)
         if path.suffix not in (".svg", ".dot"):
@@ -146,13 +146,13 @@ def draw(result: Tensor, names: Module | Mapping[str, Tensor] | None = None) -> 
             sources.append(number[id(source)])
         number[id(node)] = len(boxes)
         kind = "result" if node is last else "operation"
-        boxes.append(_Box(_said(node), ", ".join(_shape(s) for s in node.outputs), kind))
+        boxes.append(_Box(_title(node), ", ".join(_shape(s) for s in node.outputs), kind))
         arrows += [(s, number[id(node)]) for s in sources]
     return Drawing(tuple(boxes), tuple(arrows))
 
 
-def _said(node: Node) -> str:
-    """The operation, and what is done in the same kernel."""
+def _title(node: Node) -> str:
+    """Return the name of the operation, with the operations fused into its kernel."""
     act, added = (getattr(node.context, name, None) for name in ("act", "added"))
     act = act[0] if isinstance(act, tuple) else act
     return node.name + " + sum" * bool(added) + (f", {act}" if act else "")

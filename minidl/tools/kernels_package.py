@@ -1,10 +1,10 @@
-"""The operators of `minidl.torch` as a package of their own, in the form of Hugging Face's `kernels`.
+"""Write the operators of `minidl.torch` as a package in the form of Hugging Face's `kernels`.
 
     python -m minidl.tools.kernels_package dist/kernels
 
 writes `build.toml` and `torch-ext/minidl_kernels`, a copy of the modules that `minidl.torch` imports and of their data.
-Imports within it are relative, so that it works from any folder and under any name, several of it beside one another:
-operators are registered under the name that it is loaded by. It needs torch and triton and nothing else.
+Its imports are relative, so that it works from any folder and under any name, and several copies can be loaded:
+operators are registered under the name of the copy. It needs only torch and triton.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __version__ = "{version}"
 
 
 def write(folder: Path) -> Path:
-    """Write the package into a folder, in place of what was there before; where it is."""
+    """Write the package into a folder, replacing an earlier one, and return its path."""
     target = folder / "torch-ext" / NAME
     shutil.rmtree(target, ignore_errors=True)
-    for module in sorted(_needed(_FIRST) - {"minidl"}):
+    for module in sorted(_imported(_FIRST) - {"minidl"}):
         path = _path(module)
         assert path is not None
         to = target / path.relative_to(ROOT)
@@ -55,60 +55,59 @@ def write(folder: Path) -> Path:
 
 
 def _path(module: str) -> Path | None:
-    """The file of a module of minidl."""
+    """Return the file of a module of minidl."""
     at = ROOT.joinpath(*module.split(".")[1:])
-    found = (path for path in (at / "__init__.py", at.with_suffix(".py")) if path.is_file())
-    return next(found, None)
+    return next((path for path in (at / "__init__.py", at.with_suffix(".py")) if path.is_file()), None)
 
 
-def _needed(first: str) -> set[str]:
-    """A module and all those of minidl that it imports, also those that others import when they are called."""
-    found: set[str] = set()
-    waiting = [first]
-    while waiting:
-        module = waiting.pop()
+def _imported(first: str) -> set[str]:
+    """Return a module and all modules of minidl that it imports, also inside functions."""
+    modules: set[str] = set()
+    queue = [first]
+    while queue:
+        module = queue.pop()
         path = _path(module)
-        if module in found or path is None:
+        if module in modules or path is None:
             continue
-        found.add(module)
-        waiting += [module.rpartition(".")[0]] if "." in module else []
-        if module != "minidl":  # which imports all else by name
+        modules.add(module)
+        queue += [module.rpartition(".")[0]] if "." in module else []
+        if module != "minidl":  # it imports all other modules by name
             for node in _imports(path.read_text()):
                 names = [alias.name for alias in node.names]
                 base = node.module if isinstance(node, ast.ImportFrom) else None
-                waiting += names if base is None else [base, *(f"{base}.{name}" for name in names)]
-    return found
+                queue += names if base is None else [base, *(f"{base}.{name}" for name in names)]
+    return modules
 
 
 @functools.cache
 def _imports(text: str) -> list[ast.Import | ast.ImportFrom]:
-    """Statements that import from minidl, also those of functions."""
-    found: list[ast.Import | ast.ImportFrom] = []
-    waiting: list[ast.stmt] = [*ast.parse(text).body]
-    while waiting:
-        node = waiting.pop()
+    """Return the statements that import from minidl, also inside functions."""
+    imports: list[ast.Import | ast.ImportFrom] = []
+    queue: list[ast.stmt] = [*ast.parse(text).body]
+    while queue:
+        node = queue.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             absolute = isinstance(node, ast.Import) or not node.level
-            found += [node] if absolute and any(name.partition(".")[0] == "minidl" for name in names) else []
+            imports += [node] if absolute and any(name.partition(".")[0] == "minidl" for name in names) else []
         for block in ("body", "orelse", "finalbody", "handlers"):
-            waiting += getattr(node, block, [])
-    return found
+            queue += getattr(node, block, [])
+    return imports
 
 
 def _relative(text: str, module: str, path: Path) -> str:
-    """The text of a module with relative imports. Raises ValueError for one that cannot be written so."""
+    """Return the text of a module with relative imports. Raises ValueError for an import that cannot be relative."""
     dots = "." * (module.count(".") + (path.name == "__init__.py"))
     lines = text.splitlines(keepends=True)
     for node in _imports(text):
         line = lines[node.lineno - 1]
         if isinstance(node, ast.ImportFrom):
-            made = re.sub(r"from minidl\.?", f"from {dots}", line, count=1)
+            relative = re.sub(r"from minidl\.?", f"from {dots}", line, count=1)
         else:
-            made = re.sub(r"import minidl\.(\w+)(?=\s|$)", rf"from {dots} import \1", line, count=1)
-        if made == line:
+            relative = re.sub(r"import minidl\.(\w+)(?=\s|$)", rf"from {dots} import \1", line, count=1)
+        if relative == line:
             raise ValueError(f"{path}:{node.lineno}: {line.strip()!r} cannot be made relative")
-        lines[node.lineno - 1] = made
+        lines[node.lineno - 1] = relative
     return "".join(lines)
 
 

@@ -1,7 +1,7 @@
-"""Run a Python script or module with every kernel checked, in its process and in all that it starts.
+"""Run a Python script or module with every kernel checked, in its process and in all processes that it starts.
 
-The script runs as `python script.py` does. Each process appends to one file at once, the record: whatever ends it, even
-SIGKILL, what was found before is there. What begins that, `testing.sanitizer.startup`, is on the PYTHONPATH of all.
+The script runs as with `python script.py`. Each process appends its findings to one file immediately, so that they
+survive even SIGKILL. The PYTHONPATH of all processes begins with `testing.sanitizer.startup`, which starts the checks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from minidl.testing.sanitizer.findings import Finding, Place
 
 _RECORD, _FIRST = "SANITIZED_RECORD", "SANITIZED_FIRST"  # variables that `startup` reads
 _STARTUP = Path(__file__).parents[1] / "testing/sanitizer/startup"
-_PATIENCE = 5.0  # seconds until processes that have outlived the script, or do not heed a signal, are given up
+_PATIENCE = 5.0  # seconds to wait for processes that outlive the script or ignore a signal
 
 
 @dataclass
 class Outcome:
-    """What all processes of a script did: its exit code, launches by kernel, bugs, and what was not checked."""
+    """The results of all processes of a script: exit code, launches by kernel, bugs, and unchecked launches."""
 
     code: int
     launches: Counter[str] = field(default_factory=Counter)
@@ -42,7 +42,7 @@ class Outcome:
 def run(script: str, arguments: Sequence[str], *, module: bool, stop: bool) -> Outcome:
     """Run a script's file, or a module by name, with its arguments; with `stop` a process ends at its first bug.
 
-    The exit code of a script that a signal has ended is 128 and the signal's number, as in a shell.
+    If a signal ended the script, its exit code is 128 plus the number of the signal, as in a shell.
     """
     with tempfile.TemporaryDirectory(prefix="minidl-") as folder:
         record = Path(folder) / "record.jsonl"
@@ -54,17 +54,17 @@ def run(script: str, arguments: Sequence[str], *, module: bool, stop: bool) -> O
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
         command = [sys.executable, *flags, *(["-m"] if module else []), script, *arguments]
         code = _wait(subprocess.Popen(command, env=env))
-        alone = _ends_alone(record)
+        has_ended = _wait_for_all(record)
         outcome = _read(record.read_text(), code)
-    if not alone:
+    if not has_ended:
         outcome.unchecked.append("processes of the script that still run")
     if stop and outcome.findings and code == 1:
-        outcome.code = 0  # it was the bug that ended it
+        outcome.code = 0  # the bug ended it
     return outcome
 
 
 def has_module(name: str) -> bool:
-    """Whether there is a module, or the package that may contain it, also in the current folder."""
+    """Return whether a module, or the package that may contain it, exists, also in the current folder."""
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.util.find_spec(name.partition(".")[0]) is not None
@@ -75,7 +75,7 @@ def has_module(name: str) -> bool:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """The exit code of a process. A signal for this one is passed on, unless a terminal sends it to both."""
+    """Wait for a process and return its exit code. Passes a signal on, unless a terminal sends it to both."""
     try:
         code = process.wait()
     except KeyboardInterrupt:
@@ -89,8 +89,8 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _ends_alone(record: Path) -> bool:
-    """Whether all processes that write to the record end soon."""
+def _wait_for_all(record: Path) -> bool:
+    """Wait for all processes that write to the record; return False if some still run after _PATIENCE."""
     end = time.monotonic() + _PATIENCE
     with record.open("rb") as file:
         while time.monotonic() < end:
@@ -102,7 +102,7 @@ def _ends_alone(record: Path) -> bool:
 
 
 def _read(text: str, code: int) -> Outcome:
-    outcome, found = Outcome(code), dict[tuple[Any, ...], Finding]()
+    outcome, findings = Outcome(code), dict[tuple[Any, ...], Finding]()
     for entry in map(json.loads, text.splitlines()):
         if "launch" in entry:
             outcome.launches[entry["launch"]] += 1
@@ -114,8 +114,8 @@ def _read(text: str, code: int) -> Outcome:
                 entry["kind"], entry["kernel"], program, place, entry["tensor"], entry["what"],
                 None if index is None else tuple(index),
             )  # fmt: skip
-            bug = found.setdefault((bug.kind, bug.kernel, place, bug.tensor), bug)
+            bug = findings.setdefault((bug.kind, bug.kernel, place, bug.tensor), bug)
             bug.elements += entry["elements"]
             bug.programs.add(program)
-    outcome.findings = list(found.values())
+    outcome.findings = list(findings.values())
     return outcome

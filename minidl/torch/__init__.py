@@ -6,9 +6,8 @@
 
     minidl.torch.accelerate(model)                                      # the layers of a model
 
-`torch.compile(model, backend="minidl")` fuses layers with what follows them.
-
-Operators are `torch.ops.minidl.*`.
+`torch.compile(model, backend="minidl")` fuses layers with later operations. Operators are `torch.ops.minidl.*`. Read
+`registry` first (how a function becomes an operator), then `convolution`, `layer`, `accelerating` and `fusion`.
 """
 
 from minidl.torch import flops, mapping, optim

@@ -1,4 +1,4 @@
-"""`accelerate` and `restore`: switch layers of torch to classes whose forward calls minidl's operators, and back."""
+"""`accelerate` and `restore`: switch torch's layers to classes whose forward calls minidl's operators, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _reports: weakref.WeakKeyDictionary[nn.Module, Report] = weakref.WeakKeyDictiona
 
 
 class Line(NamedTuple):
-    """What a module runs as: `how` is "operator" or "torch"; `note` is the reason."""
+    """How a module runs: `how` is "operator" or "torch"; `note` is the reason."""
 
     module: str
     kind: str
@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
 
 class Report(tuple[Line, ...]):
-    """A line for each module that computes something; prints as a table."""
+    """A line for each module that computes; prints as a table."""
 
     __slots__ = ()
 
@@ -40,23 +40,23 @@ class Report(tuple[Line, ...]):
 
 
 def accelerate(model: nn.Module, example: Any = None) -> nn.Module:
-    """Return the same model, whose layers compute with minidl's kernels; `report(model)` tells which do.
+    """Return the same model, whose layers compute with minidl's kernels; `report(model)` lists them.
 
     The class of each torch layer becomes a subclass of it; parameters, buffers, hooks and `state_dict` do not change.
-    Nothing is traced: forward runs at each call, and a changed, patched or replaced layer computes what torch would.
+    Nothing is traced: forward runs at each call, and a changed, patched or replaced layer computes torch's result.
     Results of convolutions, batch norms and pools are channels-last: use `reshape` or `flatten` instead of `view`.
     `torch.compile(model, backend="minidl")` fuses layers with later operations.
 
     example: the model's input, or a tuple of its arguments, on a GPU. The model runs on it once, and each layer is
     timed on its inputs with torch's kernels and minidl's, forward and, in training mode, backward; layers that are
     slower with minidl stay torch's. Without an example all supported layers are switched, except kinds that were slower
-    at drawn shapes; `Linear` passes inputs of few rows to torch.
+    in benchmarks; `Linear` passes inputs of few rows to torch.
     On a CPU kernels are interpreted, for tests. Raises TypeError for anything but a module of torch.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"accelerate: expected a torch.nn.Module, got {type(model).__module__}.{type(model).__qualname__}; "
-            "minidl's own modules have these kernels already"
+            "minidl's modules already use these kernels"
         )
     restore(model)
     reasons = {module: _refuses(module) for module in model.modules()}
@@ -82,7 +82,7 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 def _torch_class(kind: Any) -> Any:
-    """Return torch's class for ours, or a new one for a subclass that torch (parametrizations, FSDP) made."""
+    """Return torch's class for minidl's, or a new one for a subclass that torch created (parametrizations, FSDP)."""
     if "_minidl_torchs" in vars(kind):
         return kind._minidl_torchs
     bases = tuple(_torch_class(base) if hasattr(base, "_minidl_torchs") else base for base in kind.__bases__)
@@ -91,7 +91,7 @@ def _torch_class(kind: Any) -> Any:
 
 
 def report(model: nn.Module) -> Report:
-    """Return what each module of an accelerated model runs as."""
+    """Return how each module of an accelerated model runs."""
     stored = _reports.get(model)
     if stored is None and not any(isinstance(module, Accelerated) for module in model.modules()):
         note = "not accelerated: call minidl.torch.accelerate first"

@@ -1,4 +1,4 @@
-"""Activations with a bias, and linear layers with both, as operators of torch."""
+"""Activations with a bias, and linear layers with both, as torch operators."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     saved, bias = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[:2])
-    if ctx.name is None and not wanted[1]:
+    mask = list(ctx.needs_input_grad[:2])
+    if ctx.name is None and not mask[1]:
         return dy, None, None, None
-    gradients = iter(bias_act_backward(dy, saved, bias, ctx.name, ctx.slope, wanted))
-    dx, db = (next(gradients) if want else None for want in wanted)
+    gradients = iter(bias_act_backward(dy, saved, bias, ctx.name, ctx.slope, mask))
+    dx, db = (next(gradients) if want else None for want in mask)
     return dx, db, None, None
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """Return an empty result of an elementwise kernel: dense, with x's order of axes if x is dense."""
+    """Return an empty result of an elementwise kernel, with x's memory format if x is dense."""
     return torch.empty_like(x)
 
 
@@ -68,12 +68,12 @@ def _as(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return y if y.stride() == like.stride() else like.copy_(y)
 
 
-def _fake_backward(dy: Any, saved: Any, bias: Any, name: Any, slope: Any, wanted: Any) -> list[torch.Tensor]:
+def _fake_backward(dy: Any, saved: Any, bias: Any, name: Any, slope: Any, mask: Any) -> list[torch.Tensor]:
     gradients = (
-        (dy.new_empty(dy.shape) if wanted[1] else _dense(saved)),
-        dy.new_empty(dy.shape[-1:] if wanted[1] else 0),
+        (dy.new_empty(dy.shape) if mask[1] else _dense(saved)),
+        dy.new_empty(dy.shape[-1:] if mask[1] else 0),
     )
-    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
+    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
 
 
 @operator(
@@ -82,15 +82,15 @@ def _fake_backward(dy: Any, saved: Any, bias: Any, name: Any, slope: Any, wanted
     replay=True,
 )
 def bias_act_backward(
-    dy: torch.Tensor, saved: torch.Tensor, bias: torch.Tensor | None, name: str | None, slope: float, wanted: list[bool]
+    dy: torch.Tensor, saved: torch.Tensor, bias: torch.Tensor | None, name: str | None, slope: float, mask: list[bool]
 ) -> list[torch.Tensor]:
     dx, db = kernels.bias_act_grad(
-        dy, saved, bias, act_of(name, slope), from_output(name), want_x=wanted[0], want_bias=wanted[1]
+        dy, saved, bias, act_of(name, slope), from_output(name), want_x=mask[0], want_bias=mask[1]
     )
     if dx is dy:
         dx = dy.clone()
     if dx is not None:
-        dx = dx.contiguous() if wanted[1] else _as(dx, saved)
+        dx = dx.contiguous() if mask[1] else _as(dx, saved)
     return [gradient for gradient in (dx, db) if gradient is not None]
 
 
@@ -100,7 +100,7 @@ def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation = "relu") 
 
 
 def act(x: torch.Tensor, how: Activation) -> torch.Tensor:
-    """Apply an activation to x; the result has its shape, dtype and memory order."""
+    """Apply an activation to x; the result has its shape, dtype and memory format."""
     return _bias_act(x, None, *parts(how))
 
 
@@ -117,9 +117,9 @@ def _save_linear(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 
 def _linear_gradients(ctx: Any, dy: torch.Tensor) -> Any:
     x, weight, y = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[:3])
-    gradients = iter(linear_backward(dy, x, weight, y, ctx.name, ctx.slope, wanted))
-    return *(next(gradients) if want else None for want in wanted), None, None
+    mask = list(ctx.needs_input_grad[:3])
+    gradients = iter(linear_backward(dy, x, weight, y, ctx.name, ctx.slope, mask))
+    return *(next(gradients) if want else None for want in mask), None, None
 
 
 @operator(
@@ -134,9 +134,9 @@ def _linear(
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-def _fake_linear_backward(dy: Any, x: Any, weight: Any, y: Any, name: Any, slope: Any, wanted: Any) -> Any:
+def _fake_linear_backward(dy: Any, x: Any, weight: Any, y: Any, name: Any, slope: Any, mask: Any) -> Any:
     gradients = x.new_empty(x.shape), x.new_empty(weight.shape), x.new_empty(weight.shape[:1])
-    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
+    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
 
 
 @operator(
@@ -146,18 +146,18 @@ def _fake_linear_backward(dy: Any, x: Any, weight: Any, y: Any, name: Any, slope
 )
 def linear_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None, name: str | None, slope: float,
-    wanted: list[bool],
+    mask: list[bool],
 ) -> list[torch.Tensor]:  # fmt: skip
     rows = _rows(dy)
     output = rows if y is None else _rows(y)
-    dz, db = kernels.bias_act_grad(rows, output, None, act_of(name, slope), y is not None, want_bias=wanted[2])
+    dz, db = kernels.bias_act_grad(rows, output, None, act_of(name, slope), y is not None, want_bias=mask[2])
     assert dz is not None
     gradients = []
-    if wanted[0]:
+    if mask[0]:
         gradients.append(gemm.gemm(dz, weight).view(x.shape))
-    if wanted[1]:
+    if mask[1]:
         gradients.append(gemm.gemm(dz.t(), _rows(x)))
-    if wanted[2]:
+    if mask[2]:
         assert db is not None
         gradients.append(db)
     return gradients

@@ -1,4 +1,4 @@
-"""Sums and means of rows of a table, as operators of torch: a bag is a row of a sparse matrix, times the table."""
+"""Sums and means of rows of a table, as torch operators: a bag is a row of a sparse matrix times the table."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from minidl.torch.registry import operator
 def _entries(
     index: torch.Tensor, offsets: torch.Tensor, factors: torch.Tensor | None, rows: int, like: torch.Tensor, mean: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Per entry: the row of the table, the bag, and what the row is multiplied by (NaN for no row, whose place row 0
-    takes)."""
-    inside = (index >= 0) & (index < rows)
-    if launch.INTERPRETED and not bool(inside.all()):
-        raise IndexError(f"embedding_bag: input holds {int(index[~inside][0])}, expected rows from 0 to {rows - 1}")
+    """Return, per entry, the row of the table, the bag, and the row's factor (row 0 and NaN for a row out of range)."""
+    valid = (index >= 0) & (index < rows)
+    if launch.INTERPRETED and not bool(valid.all()):
+        raise IndexError(f"embedding_bag: input holds {int(index[~valid][0])}, expected rows from 0 to {rows - 1}")
     bag = torch.searchsorted(offsets[1:].contiguous(), torch.arange(len(index), device=index.device), right=True)
     bag = bag.clamp(max=max(len(offsets) - 2, 0))
     if mean:
@@ -26,30 +25,30 @@ def _entries(
         factors = elementwise.reciprocal(counts).index_select(0, bag)
     elif factors is None:
         factors = like.new_ones(len(index))
-    factors = torch.where(inside, factors, torch.full((), float("nan"), dtype=like.dtype, device=like.device))
-    return torch.where(inside, index, 0), bag, factors
+    factors = torch.where(valid, factors, torch.full((), float("nan"), dtype=like.dtype, device=like.device))
+    return torch.where(valid, index, 0), bag, factors
 
 
 def _bounds(offsets: torch.Tensor, entries: int) -> torch.Tensor:
-    """Offsets, none of which lies outside of the entries."""
+    """Return the offsets clamped to the entries. In the interpreter, raises an error for invalid ones instead."""
     bounds = offsets.clamp(0, entries)
     if launch.INTERPRETED and not torch.equal(bounds, offsets):
         wrong = int(offsets[bounds != offsets][0])
-        raise IndexError(f"embedding_bag: offsets holds {wrong}, expected places from 0 to {entries}, input's length")
+        raise IndexError(f"embedding_bag: offsets holds {wrong}, expected 0 to {entries}, input's length")
     if launch.INTERPRETED and len(offsets) > 1:
         if int(offsets[0]) != 0:
             raise ValueError(f"embedding_bag: offsets begins with {int(offsets[0])}, expected 0")
         falls = (offsets.diff() < 0).nonzero()
         if len(falls):
             one, next_ = offsets[int(falls[0]) :][:2].tolist()
-            raise ValueError(f"embedding_bag: offsets has {next_} after {one}, expected none below the one before")
+            raise ValueError(f"embedding_bag: offsets has {next_} after {one}, expected offsets that never decrease")
     return bounds
 
 
 def _product(
     crow: torch.Tensor, col: torch.Tensor, factors: torch.Tensor, dense: torch.Tensor
 ) -> torch.Tensor:  # fmt: skip
-    """Of a sparse matrix in rows; the longest are taken first."""
+    """Return a sparse matrix in CSR format times `dense`; the longest rows are computed first."""
     order = torch.argsort(crow[1:] - crow[:-1], descending=True, stable=True)
     return sparse.csr_matmul(crow.int(), col.int(), factors, order.int(), dense)
 
@@ -77,7 +76,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
 def _embedding_bag(
     index: torch.Tensor, offsets: torch.Tensor, weight: torch.Tensor, factors: torch.Tensor | None, mean: bool
 ) -> torch.Tensor:
-    """Bags of index from offsets [bags + 1] on; each row times its factor, or a bag's sum over its number of rows."""
+    """Return the sums of bags, from offsets [bags + 1], of rows times factors; with `mean` divided by their number."""
     offsets = _bounds(offsets, len(index))
     index, _, factors = _entries(index, offsets, factors, len(weight), weight, mean)
     return _product(offsets, index, factors, weight)
@@ -95,13 +94,13 @@ def _fake_backward(dy: Any, index: Any, offsets: Any, factors: Any, rows: Any, m
 def embedding_bag_backward(
     dy: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor, factors: torch.Tensor | None, rows: int, mean: bool
 ) -> torch.Tensor:
-    """The gradient of the table: the same product with the transposed matrix, in the order of the entries."""
+    """Return the gradient of the table: the product with the transposed matrix, in the order of the entries."""
     if len(index) == 0 or len(dy) == 0:
         return dy.new_zeros(rows, dy.shape[1])
     offsets = _bounds(offsets, len(index))
     index, bag, factors = _entries(index, offsets, factors, rows, dy, mean)
-    place = torch.arange(len(index), device=index.device)
-    factors = torch.where((place >= offsets[0]) & (place < offsets[-1]), factors, 0.0)  # before and behind all bags
+    entry = torch.arange(len(index), device=index.device)
+    factors = torch.where((entry >= offsets[0]) & (entry < offsets[-1]), factors, 0.0)  # 0 outside of all bags
     keys, at = lookup.sort(index, rows)
     crow = torch.searchsorted(keys, torch.arange(rows + 1, device=keys.device, dtype=keys.dtype))
     return _product(crow, bag[at], factors[at], dy.contiguous())
@@ -123,8 +122,8 @@ def embedding_bag(
         "max_norm": max_norm is not None, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse,
         "padding_idx": padding_idx is not None,
     }  # fmt: skip
-    for name, is_given in unsupported.items():
-        if is_given:
+    for name, is_set in unsupported.items():
+        if is_set:
             raise ValueError(f"embedding_bag: {name} is not supported; leave it out")
     if mode not in ("sum", "mean"):
         raise ValueError(f"embedding_bag: mode is {mode!r}, expected 'sum' or 'mean'")

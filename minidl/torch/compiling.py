@@ -1,4 +1,4 @@
-"""The backend of `torch.compile`, which loads Dynamo and the passes when a graph is compiled."""
+"""The backend of `torch.compile`, which imports Dynamo and the passes when it compiles a graph."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import fx
 def backend(
     module: fx.GraphModule, inputs: Sequence[Any], mode: str | None = None, options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compute a graph with minidl's operators, fused with what follows: `torch.compile(model, backend="minidl")`.
+    """Compile a graph with minidl's operators, fused with later operations: `torch.compile(model, backend="minidl")`.
 
-    Dynamo traces the model and guards what it has read, so that it is traced anew after a change. Layers, batch norms,
-    sums and activations become one operator where kernels take them; what is left stays torch's.
+    Dynamo traces the model, guards it, and traces it again after a change. Layers, batch norms, sums and activations
+    become one operator if kernels support them; other operations stay torch's.
 
-    mode, options: those of torch's Inductor, which then compiles what lies between the operators, as
-    `mode="reduce-overhead"` for CUDA graphs. Without them torch computes it as it stands.
+    mode, options: arguments of torch's Inductor, which then compiles the other operations, such as
+    `mode="reduce-overhead"` for CUDA graphs. Without them torch runs these operations eagerly.
 
-    The logger `minidl.torch.fusion` tells at level INFO what each graph was made of.
+    The logger `minidl.torch.fusion` reports the operators of each graph at level INFO.
     """
     from minidl.torch.fusion import compile_graph
 

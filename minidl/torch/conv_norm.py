@@ -1,10 +1,11 @@
-"""Convolution and batch norm in training, with an addition and an activation, as one operator of torch.
+"""Convolution and batch norm in training, with an addition and an activation, as one torch operator.
 
 The convolution returns the statistics of its tiles, which saves one pass over its result.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def _conv_norm_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
 
 @replayed
 def _gradients_in_one_replay(*arguments: Any) -> Any:
-    """`_gradients` without operators: one replay in place of two."""
+    """Return `_gradients` without operators: one replay instead of two."""
     return _gradients(batch_norm_backward.function, convolution_backward.function, *arguments)  # type: ignore[attr-defined]
 
 
@@ -56,16 +57,16 @@ def _gradients(
     norm_back: Any, conv_back: Any, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, z: torch.Tensor,
     mean: torch.Tensor, rstd: torch.Tensor, gamma: Any, beta: Any, y: Any, *more: Any,
 ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
-    """Return the wanted gradients of x, weight, bias, `added`, and the batch norm's weight and bias."""
+    """Return the requested gradients of x, weight, bias, `added`, and the batch norm's weight and bias."""
     *settings, name, slope, needs = more
-    wanted = [True, needs[4], needs[5], needs[3] and y is not None]
-    gradients = iter(norm_back(dy, z, mean, rstd, gamma, beta, y, True, name, slope, wanted))
-    dz, dgamma, dbeta, dadded = (next(gradients) if is_wanted else None for is_wanted in wanted)
+    mask = [True, needs[4], needs[5], needs[3] and y is not None]
+    gradients = iter(norm_back(dy, z, mean, rstd, gamma, beta, y, True, name, slope, mask))
+    dz, dgamma, dbeta, dadded = (next(gradients) if want else None for want in mask)
     if needs[3] and y is None:
         dadded = dy
-    conv_wanted = [*needs[:3], False]
-    gradients = iter(conv_back(dz, x, weight, None, *settings, None, 0.0, conv_wanted))
-    return *(next(gradients) if is_wanted else None for is_wanted in conv_wanted[:3]), dadded, dgamma, dbeta
+    conv_mask = [*needs[:3], False]
+    gradients = iter(conv_back(dz, x, weight, None, *settings, None, 0.0, conv_mask))
+    return *(next(gradients) if want else None for want in conv_mask[:3]), dadded, dgamma, dbeta
 
 
 @operator(
@@ -89,16 +90,9 @@ def _conv_norm(
     *running, _, _, _, _, _, _, name, slope = more
     convolution = Convolution(x, conv_weight, more[5:11], bias=conv_bias)
     shape = sizes(x, conv_weight, more[5:11])
-    is_small = added is None and running[3] is not None and shape[0] * _product(shape[2:]) <= alone.MOST
+    is_small = added is None and running[3] is not None and shape[0] * math.prod(shape[2:]) <= alone.MOST
     is_fused = convolution.kind is Conv2d and not is_small and shape[0] > 0
     z, sums = convolution.forward(x, conv_weight, conv_bias, None, **({"statistics": True} if is_fused else {}))
     kernels.check_arguments(z, running[0], running[1], weight, bias, True, running[4])
     y, mean, rstd = normalise_batch(z, weight, bias, added, running, act_of(name, slope), sums if is_fused else None)
     return y, z, mean, rstd
-
-
-def _product(numbers: list[int]) -> int:
-    product = 1
-    for number in numbers:
-        product *= number
-    return product

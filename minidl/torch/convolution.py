@@ -1,4 +1,4 @@
-"""Convolutions in 1, 2 and 3 dimensions, and transposed ones in 1 and 2, as operators of torch."""
+"""Convolutions in 1, 2 and 3 dimensions, and transposed ones in 1 and 2, as torch operators."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Convolution:
     def backward(
         self, dz: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, want_x: bool, want_weight: bool
     ) -> list[torch.Tensor]:
-        """Return the wanted gradients of dz [N, M, ...] in channels-last layout."""
+        """Return the requested gradients of dz [N, M, ...] in channels-last layout."""
         ctx, dz = SimpleNamespace(geometry=self.geometry, form=None), self.up(dz)
         gradients = []
         if want_x:
@@ -89,8 +89,8 @@ class Convolution:
 def _with_strides_of(dw: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return dw with the strides of weight if only axes of size 1 differ, because DDP compares all strides."""
     strides = zip(weight.shape, weight.stride(), dw.stride(), strict=True)
-    same = all(size == 1 or one == other for size, one, other in strides)
-    return dw.as_strided(weight.shape, weight.stride()) if same else dw
+    is_equal = all(size == 1 or one == other for size, one, other in strides)
+    return dw.as_strided(weight.shape, weight.stride()) if is_equal else dw
 
 
 @functools.lru_cache(maxsize=4096)
@@ -134,9 +134,9 @@ def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     x, weight, y = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    wanted = [needs[0], needs[1], needs[2], needs[4] and y is not None]
-    gradients = iter(convolution_backward(dy, x, weight, y, *ctx.settings, ctx.name, ctx.slope, wanted))
-    dx, dw, db, dz = (next(gradients) if is_wanted else None for is_wanted in wanted)
+    mask = [needs[0], needs[1], needs[2], needs[4] and y is not None]
+    gradients = iter(convolution_backward(dy, x, weight, y, *ctx.settings, ctx.name, ctx.slope, mask))
+    dx, dw, db, dz = (next(gradients) if want else None for want in mask)
     if needs[4] and y is None:
         dz = dy
     return dx, dw, db, None, dz, *[None] * 8
@@ -165,10 +165,10 @@ def convolution(
 
 
 def _fake_backward(dy: Any, x: Any, weight: Any, y: Any, *more: Any) -> list[torch.Tensor]:
-    wanted = more[-1]
+    mask = more[-1]
     channels = dy.new_empty(dy.shape[1])
     gradients = last(x.shape, x), last(weight.shape, x), channels, last(dy.shape, x)
-    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
+    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
 
 
 @operator(
@@ -179,7 +179,7 @@ def _fake_backward(dy: Any, x: Any, weight: Any, y: Any, *more: Any) -> list[tor
 def convolution_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None, *more: Any
 ) -> list[torch.Tensor]:
-    """Return the wanted gradients of x, weight, bias and `added`."""
+    """Return the requested gradients of x, weight, bias and `added`."""
     *settings, name, slope, (want_x, want_weight, want_bias, want_added) = more
     dy = dy.movedim(1, -1)
     if dy.stride(-1) != 1:

@@ -1,4 +1,4 @@
-"""What torch.utils.flop_counter counts for the operators: as for torch's own convolutions and products."""
+"""Formulas for torch.utils.flop_counter, equal to those of torch's convolutions and products."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _linear_backward(dy: Any, x: Any, weight: Any, *more: Any, **_: Any) -> int:
 
 
 def register() -> None:
-    """Tell torch the formulas."""
+    """Register the formulas with torch."""
     formulas = {
         "convolution": _convolution, "convolution_backward": _convolution_backward, "conv_norm": _conv_norm,
         "linear": _linear, "linear_backward": _linear_backward,

@@ -1,4 +1,4 @@
-"""The base class of accelerated layers, which decides between an operator and torch's own forward.
+"""The base class of accelerated layers, which chooses between an operator and torch's forward.
 
 torch's forward handles inputs that the operator does not support, such as a tensor on a device without kernels, and all
 calls of a changed layer: by a patch of its class or of torch.nn.functional, or by a method set on it.
@@ -37,14 +37,13 @@ def ready(x: Any) -> bool:
 
 
 def few_rows(x: torch.Tensor, inputs: int, outputs: int) -> bool:
-    """Return whether a product has so few rows that torch is faster: 0.91 of the time in the mean of 10 (H100,
-    float16)."""
+    """Return whether a product has so few rows that torch is faster (0.91 of the time, mean of 10; H100, float16)."""
     return bool(inputs >= 256 and outputs >= 256 and x.numel() < FEW * inputs)
 
 
 def wide_volume(weight: torch.Tensor, groups: int) -> bool:
-    """Return whether a convolution is of volumes of many channels, for which torch is faster: of ten such eight were,
-    forward 0.73 and with the way back 0.74 in the mean; 34 others 2.0 and 2.3 (H100, float16)."""
+    """Return whether a convolution has volumes of many channels, for which torch is faster: 8 of 10 were, on average
+    0.73 forward and 0.74 with backward; 34 others 2.0 and 2.3 (H100, float16)."""
     wide = groups == 1 and weight.dim() == 5 and weight.shape[1] >= 64 and weight.shape[0] >= 32
     return wide and weight.shape[2:].numel() >= 4
 
@@ -52,7 +51,7 @@ def wide_volume(weight: torch.Tensor, groups: int) -> bool:
 class Accelerated(nn.Module):
     """The base of all classes that `accelerate` sets; `_minidl_torchs` is the module's original class.
 
-    A copy is accelerated, too; pickling stores a module of torch's class.
+    Copies are also accelerated; pickling stores a module of torch's class.
     """
 
     _minidl_torchs: ClassVar[type[nn.Module]]
@@ -77,7 +76,7 @@ class Layer(Accelerated):
     _minidl_methods: ClassVar[tuple[str, ...]] = ()
     _minidl_functions: ClassVar[tuple[str, ...]] = ()
     _minidl_originals: ClassVar[tuple[tuple[Any, str, Any], ...]] = ()
-    _minidl_own: ClassVar[tuple[tuple[str, Any], ...]] = ()
+    _minidl_original_methods: ClassVar[tuple[tuple[str, Any], ...]] = ()
 
     def __init_subclass__(cls) -> None:
         torchs = vars(cls).get("_minidl_torchs")
@@ -85,7 +84,7 @@ class Layer(Accelerated):
             return
         names = [(torchs, "forward"), *((F, name) for name in cls._minidl_functions)]
         cls._minidl_originals = tuple((owner, name, _original(owner, name)) for owner, name in names)
-        cls._minidl_own = tuple((name, _original(torchs, name)) for name in cls._minidl_methods)
+        cls._minidl_original_methods = tuple((name, _original(torchs, name)) for name in cls._minidl_methods)
         original = torchs.forward
 
         @functools.wraps(original)
@@ -103,15 +102,15 @@ class Layer(Accelerated):
 
     @classmethod
     def _minidl_slower(cls, module: Any) -> str:
-        """Return why it is not switched without timing; from times at drawn shapes (`benchmarks/notes.md`)."""
+        """Return why it is not switched without timing; from benchmarks of drawn shapes (`benchmarks/notes.md`)."""
         return ""
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
-        """Return whether the operator computes what torch's own forward would."""
+        """Return whether the operator computes the result of torch's forward."""
         for owner, name, original in self._minidl_originals:
             if getattr(owner, name) is not original:
                 return False
-        for name, original in self._minidl_own:
+        for name, original in self._minidl_original_methods:
             if getattr(getattr(self, name), "__func__", None) is not original:
                 return False
         return not more and ready(input) and not _intercepted(self, input) and not torch.onnx.is_in_onnx_export()

@@ -1,6 +1,6 @@
-"""torch's layers with minidl's operators: each is the class that `accelerate` gives a module in place of torch's own.
+"""torch's layers with minidl's operators: the subclasses of torch's classes that `accelerate` sets.
 
-A module keeps its parameters, buffers, hooks and name; only its class is another one, a subclass of what it was.
+Parameters, buffers, hooks and names of a module do not change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Conv(Layer):
         )  # fmt: skip
 
     def _minidl_forward(self: Any, input: torch.Tensor) -> torch.Tensor:
-        weight = self.weight  # once: a parametrization computes it, and may change with each time
+        weight = self.weight  # read once: a parametrization computes it, and may return another value each time
         how = self.stride, self.padding, self.dilation, self.groups, *self._minidl_ends()
         settings = convolution.settings_of(self._minidl_op, weight, *how)
         return convolution.convolved(input, weight, self.bias, settings, None)
@@ -89,7 +89,7 @@ class _BatchNorm(Layer):
 
     @property
     def _minidl_of_batch(self: Any) -> bool:
-        """Whether statistics are those of the batch."""
+        """Return whether the statistics are those of the batch."""
         return self.training or (self.running_mean is None and self.running_var is None)
 
     def _minidl_forward(self: Any, input: torch.Tensor) -> Any:

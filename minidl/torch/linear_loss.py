@@ -1,4 +1,4 @@
-"""Linear layer and cross-entropy as one operator of torch, which never stores all logits."""
+"""Linear layer and cross-entropy as one torch operator, which never stores all logits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _OPTIONS = "Tensor? bias, Tensor? weight, int ignore_index, str reduction, float
 
 
 def _fake(x: Any, w: Any, target: Any, bias: Any, weight: Any, *more: Any) -> tuple[torch.Tensor, ...]:
-    _, reduction, _, wide, wanted = more
+    _, reduction, _, wide, mask = more
     acc = accumulator(x.dtype)
     loss = x.new_empty(x.shape[:1] if reduction == "none" else (), dtype=acc if wide else x.dtype)
-    shapes = (shape if want else 0 for shape, want in zip((x.shape, w.shape, w.shape[:1]), wanted, strict=True))
+    shapes = (shape if want else 0 for shape, want in zip((x.shape, w.shape, w.shape[:1]), mask, strict=True))
     gradients = (x.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, _dtypes(x, reduction), strict=True))
     return loss, *gradients, x.new_empty((), dtype=acc)
 
@@ -36,25 +36,25 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
     _, *grads, divisor = output
     ctx.mark_non_differentiable(divisor)  # grads stay differentiable, so that a second derivative is refused
     ctx.by_row, ctx.dtype = ctx.options[1] == "none", x.dtype
-    if not ctx.by_row and any(want and not has for want, has in zip(_wanted(ctx), computed, strict=True)):
+    if not ctx.by_row and any(want and not has for want, has in zip(_mask(ctx), computed, strict=True)):
         raise ValueError("minidl::linear_cross_entropy: the gradients that backward() needs must be in `wanted`")
     ctx.save_for_backward(*((x, w, target, bias, weight) if ctx.by_row else (*grads, divisor)))
 
 
-def _wanted(ctx: Any) -> list[bool]:
+def _mask(ctx: Any) -> list[bool]:
     return [ctx.needs_input_grad[index] for index in (0, 1, 3)]
 
 
 def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
-    wanted = _wanted(ctx)
+    mask = _mask(ctx)
     if ctx.by_row:
-        gradients = iter(linear_cross_entropy_backward(dy, *ctx.saved_tensors, *ctx.options, wanted))
-        dx, dw, db = (next(gradients) if want else None for want in wanted)
+        gradients = iter(linear_cross_entropy_backward(dy, *ctx.saved_tensors, *ctx.options, mask))
+        dx, dw, db = (next(gradients) if want else None for want in mask)
     else:
         *grads, divisor = ctx.saved_tensors
         dx, dw, db = (
             cross_entropy_backward(dy, grad, divisor).to(ctx.dtype) if want else None
-            for grad, want in zip(grads, wanted, strict=True)
+            for grad, want in zip(grads, mask, strict=True)
         )
     return dx, dw, None, db, *[None] * 6
 
@@ -66,13 +66,13 @@ def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
 )  # fmt: skip
 def _linear_cross_entropy(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *more: Any) -> Any:
     """Return the loss, the unscaled gradients of x, w and bias, and their divisor."""
-    *options, wide, wanted = more
-    loss, grads, divisor = kernels.linear_cross_entropy(x, w, target, *options, wanted=wanted, wide=wide)
+    *options, wide, mask = more
+    loss, grads, divisor = kernels.linear_cross_entropy(x, w, target, *options, wanted=mask, wide=wide)
     if divisor is None:
         divisor = torch.ones((), dtype=accumulator(x.dtype), device=x.device)
     computed, dtypes = iter(grads), _dtypes(x, options[3])
     all_grads = (
-        next(computed) if want else x.new_empty(0, dtype=dtype) for want, dtype in zip(wanted, dtypes, strict=True)
+        next(computed) if want else x.new_empty(0, dtype=dtype) for want, dtype in zip(mask, dtypes, strict=True)
     )
     return loss, *all_grads, divisor
 
@@ -90,9 +90,9 @@ def _fake_backward(dy: Any, x: Any, w: Any, *more: Any) -> list[torch.Tensor]:
 def linear_cross_entropy_backward(
     dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *more: Any
 ) -> list[torch.Tensor]:
-    """Return the wanted gradients of x, w and bias, for the gradient dy of each row's loss."""
-    *options, wanted = more
-    return kernels.linear_cross_entropy(x, w, target, *options, wanted=wanted, dy=dy.contiguous()).grads
+    """Return the requested gradients of x, w and bias, for the gradient dy of each row's loss."""
+    *options, mask = more
+    return kernels.linear_cross_entropy(x, w, target, *options, wanted=mask, dy=dy.contiguous()).grads
 
 
 def linear_cross_entropy(
@@ -108,9 +108,9 @@ def linear_cross_entropy(
     is_vector = input.dim() == 1
     x, t = (input.unsqueeze(0), target.unsqueeze(0)) if is_vector else (input, target)
     tensors = x, linear_weight, linear_bias
-    wanted = [reduction != "none" and tensor is not None and may_want(tensor) for tensor in tensors]
+    mask = [reduction != "none" and tensor is not None and may_want(tensor) for tensor in tensors]
     index = -100 if ignore_index is None else ignore_index
     wide = torch.is_autocast_enabled(input.device.type)
-    arguments = linear_bias, weight, index, reduction, label_smoothing, wide, wanted
+    arguments = linear_bias, weight, index, reduction, label_smoothing, wide, mask
     loss = _linear_cross_entropy(x, linear_weight, t, *arguments)[0]
     return loss[0] if is_vector and reduction == "none" else loss

@@ -13,7 +13,7 @@ import torch
 
 from minidl.torch import registry
 
-# The arguments whose first dimension is such rows, and how many of the results (from the first) have it.
+# The arguments whose first dimension is such rows, and the number of leading results with this dimension.
 _ROWS: dict[str, tuple[tuple[int, ...], int]] = {
     "bias_act": ((0,), 1), "linear": ((0,), 1), "convolution": ((0, 4), 1), "batch_norm_inference": ((0, 3), 1),
     "max_pool2d": ((0,), 2), "max_pool2d_backward": ((0, 1), 1), "avg_pool2d": ((0,), 1),
@@ -40,10 +40,10 @@ def _rule(name: str, op: Any) -> Callable[..., Any]:
         at = {index: dim for index, dim in enumerate(in_dims) if isinstance(dim, int)}
         for index in written:
             if args[index] is not None and index not in at:
-                what = op._schema.arguments[index].name
+                argument = op._schema.arguments[index].name
                 raise ValueError(
-                    f"minidl::{name}: torch.vmap maps x and not {what}, which is updated: map it as well, or call the "
-                    "model in evaluation"
+                    f"minidl::{name}: torch.vmap maps x but not {argument}, which is updated; map it as well, or call "
+                    "the model in evaluation mode"
                 )
         if at and at.keys() <= set(rows) and all(args[index].dim() >= 3 for index in at):
             outputs = op(*(_merged(arg, at.get(i), size) if i in rows else arg for i, arg in enumerate(args)))

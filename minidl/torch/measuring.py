@@ -12,8 +12,8 @@ from minidl.compilation.rehearsal import compile_ahead
 from minidl.runtime import launch
 from minidl.torch.layers import CLASSES
 
-# The ratio of times from which a layer stays torch's: times of two runs differ by as much.
-NEVER_SLOWER = 1.02
+# A layer stays torch's from this ratio of times, the difference between two runs.
+SLOWER_RATIO = 1.02
 REPEATS, ROUNDS = 10, 5
 
 
@@ -33,7 +33,7 @@ def slower(model: nn.Module, example: Any, layers: Sequence[nn.Module]) -> dict[
         if key not in times:
             times[key] = _times(layer, x)
         ours, theirs = times[key]
-        if ours > NEVER_SLOWER * theirs:
+        if ours > SLOWER_RATIO * theirs:
             reasons[layer] = f"torch takes {theirs:.1f} us, these {ours:.1f}"
     return reasons
 

@@ -1,4 +1,4 @@
-"""Batch norm with a residual addition and an activation, as operators of torch.
+"""Batch norm with a residual addition and an activation, as torch operators.
 
 In training the launches that compute the statistics also update the running statistics. In inference `fold_batch_norm`
 turns the batch norm into a scale and a shift, which the convolution applies.
@@ -69,10 +69,10 @@ def _input_gradients(ctx: Any, dy: torch.Tensor) -> list[torch.Tensor | None]:
     """Return the gradients of x, weight, bias and `added`."""
     x, mean, rstd, weight, bias, y = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:4])
-    wanted = [*needs[:3], needs[3] and y is not None]
+    mask = [*needs[:3], needs[3] and y is not None]
     settings = ctx.training, ctx.name, ctx.slope
-    computed = iter(batch_norm_backward(dy, x, mean, rstd, weight, bias, y, *settings, wanted))
-    grads: list[torch.Tensor | None] = [next(computed) if is_wanted else None for is_wanted in wanted]
+    computed = iter(batch_norm_backward(dy, x, mean, rstd, weight, bias, y, *settings, mask))
+    grads: list[torch.Tensor | None] = [next(computed) if want else None for want in mask]
     if needs[3] and y is None:
         grads[3] = dy
     return grads
@@ -100,10 +100,6 @@ def _in_training(x: torch.Tensor, weight: Any, bias: Any, added: Any, *more: Any
     return normalise_batch(x, weight, bias, added, running, act_of(name, slope))
 
 
-def _fake_inference(x: Any, *_: Any) -> tuple[torch.Tensor, ...]:
-    return _fake(x)
-
-
 def _save_inference(ctx: Any, inputs: Any, output: Any) -> None:
     _save(ctx, inputs, output, training=False)
 
@@ -115,7 +111,7 @@ def _inference_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
 @operator(
     "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor? added, Tensor running_mean, "
     "Tensor running_var, float eps, str? act, float slope) -> (Tensor, Tensor, Tensor)",
-    _fake_inference, save=_save_inference, backward=_inference_gradients,
+    _fake, save=_save_inference, backward=_inference_gradients,
 )  # fmt: skip
 def batch_norm_inference(
     x: torch.Tensor, weight: Any, bias: Any, added: Any, mean: torch.Tensor, var: torch.Tensor, eps: float, name: Any,
@@ -146,11 +142,11 @@ def _with_running(
 
 def _fake_backward(
     dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any, y: Any, training: Any, name: Any, slope: Any,
-    wanted: Any,
+    mask: Any,
 ) -> list[torch.Tensor]:  # fmt: skip
     vectors = (x.new_empty(x.shape[1], dtype=(x if vector is None else vector).dtype) for vector in (weight, bias))
     gradients = last(x.shape, x), *vectors, last(x.shape, x)
-    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
+    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
 
 
 @operator(
@@ -160,11 +156,11 @@ def _fake_backward(
 )  # fmt: skip
 def batch_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any, bias: Any, y: Any,
-    training: bool, name: Any, slope: float, wanted: list[bool],
+    training: bool, name: Any, slope: float, mask: list[bool],
 ) -> list[torch.Tensor]:  # fmt: skip
-    """Return the wanted gradients of x, weight, bias and `added`."""
+    """Return the requested gradients of x, weight, bias and `added`."""
     arguments = x, kernels.Statistics(mean, rstd), weight, bias, act_of(name, slope)
-    want_x, want_weight, want_bias, _ = wanted
+    want_x, want_weight, want_bias, _ = mask
     dx: torch.Tensor | None
     dz = dy
     if training and want_x and y is None and alone.fits(x):
@@ -173,7 +169,7 @@ def batch_norm_backward(
         dx, dweight, dbias, dz = kernels.normalise_grad(
             dy, *arguments, training, y=y, want_x=want_x, want_affine=want_weight or want_bias
         )
-    gradients = zip((dx, dweight, dbias, dz), wanted, strict=True)
+    gradients = zip((dx, dweight, dbias, dz), mask, strict=True)
     return [gradient for gradient, want in gradients if want and gradient is not None]
 
 
@@ -215,7 +211,7 @@ def fold_batch_norm(
 
 
 def folded(x: torch.Tensor, *tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """`fold_batch_norm` without a gradient."""
+    """Return `fold_batch_norm` without a gradient."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or not straight((x, *tensors)):
         return fold_batch_norm(x, *tensors)
     mean, var, conv_bias, weight, bias, eps = tensors

@@ -1,4 +1,4 @@
-"""Pools of images as operators of torch."""
+"""Pools of images as torch operators."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _save_max(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _max_gradients(ctx: Any, dy: torch.Tensor, _: Any) -> Any:
-    (places,) = ctx.saved_tensors
-    return max_pool2d_backward(dy, places, list(ctx.size), *ctx.settings), *[None] * 6
+    (indices,) = ctx.saved_tensors
+    return max_pool2d_backward(dy, indices, list(ctx.size), *ctx.settings), *[None] * 6
 
 
 @operator(
@@ -61,23 +61,19 @@ def _max_gradients(ctx: Any, dy: torch.Tensor, _: Any) -> Any:
 def _max_pool2d(x: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
     *settings, keep = more
     kernels.checked("max_pool2d", x)
-    y, places = kernels.max_pool2d(x, _windows("max_pool2d", x, settings), keep)
+    y, indices = kernels.max_pool2d(x, _windows("max_pool2d", x, settings), keep)
     dtype = torch.int8 if settings[0][0] * settings[0][1] <= 127 else torch.int32
-    return y, x.new_empty(0, dtype=dtype) if places is None else places
-
-
-def _fake_max_backward(dy: Any, places: Any, size: Any, *_: Any) -> torch.Tensor:
-    return last([*dy.shape[:2], *size], dy)
+    return y, x.new_empty(0, dtype=dtype) if indices is None else indices
 
 
 @operator(
     f"max_pool2d_backward(Tensor dy, Tensor places, SymInt[] size, {SETTINGS}) -> Tensor",
-    _fake_max_backward,
+    lambda dy, indices, size, *_: _fake_sized(dy, size),
     replay=True,
 )
-def max_pool2d_backward(dy: torch.Tensor, places: torch.Tensor, size: list[int], *settings: Any) -> torch.Tensor:
+def max_pool2d_backward(dy: torch.Tensor, indices: torch.Tensor, size: list[int], *settings: Any) -> torch.Tensor:
     image = _shape_of(dy, size)
-    return kernels.max_pool2d_grad(dy, places, _windows("max_pool2d", image, settings))
+    return kernels.max_pool2d_grad(dy, indices, _windows("max_pool2d", image, settings))
 
 
 def _shape_of(dy: torch.Tensor, size: list[int]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Register functions on torch tensors as operators of torch: `torch.ops.minidl.NAME`.
+"""Register functions on torch tensors as torch operators: `torch.ops.minidl.NAME`.
 
 `operator` defines the schema and registers the function for CUDA and the CPU (in Triton's interpreter), its fake
 implementation for tracing, its gradient and its autocast rule. The returned function replaces `torch.ops`: it calls the
@@ -21,7 +21,7 @@ from minidl.kernels.activation import SLOPES
 from minidl.runtime import launch
 from minidl.runtime.launch_cache.replay import MISSING, TENSORS, Calls
 
-NAMESPACE = __name__.partition(".")[0]  # "minidl", or the name of a copy, see `workbench.kernels_package`
+NAMESPACE = __name__.partition(".")[0]  # "minidl", or the name of a copy, see `tools.kernels_package`
 _library = torch.library.Library(NAMESPACE, "DEF")
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCUDA
@@ -29,7 +29,7 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C
 # A channels-last result must not count as a view of the tensor that kernels write: it may be changed in place.
 _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 Gradients = tuple[torch.Tensor | None, ...]
-# The dtypes of autocast, as in torch's two lists.
+# The dtypes to which autocast casts arguments, as in torch's two lists.
 LOWER, FLOAT32 = "the dtype of autocast", "float32"
 RESULT = "float32 for the result alone"
 NAMES: list[str] = []  # of all operators, in order of definition
@@ -45,8 +45,8 @@ def operator(
     pack: int | None = None,
     replay: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a function as the operator of a schema. The result takes all arguments by position, and has the
-    function itself as `function`.
+    """Decorate a function as the operator of a schema. The result takes all arguments by position; its attribute
+    `function` is the function itself.
 
     fake      returns empty results; also called with symbolic sizes
     save      (ctx, inputs, output), as torch's `setup_context`
@@ -180,7 +180,7 @@ def _refuse_tangents(name: str, args: Sequence[Any]) -> None:
 
 @contextlib.contextmanager
 def _single_level() -> Iterator[None]:
-    """A context in which torch.func's transforms, which dispatch each level themselves, allow `apply`."""
+    """A context in which torch.func's transforms, which dispatch each level, allow `apply`."""
     before = torch._C._functorch.get_single_level_autograd_function_allowed()
     torch._C._functorch.set_single_level_autograd_function_allowed(True)
     try:

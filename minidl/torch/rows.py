@@ -1,7 +1,8 @@
-"""Operators of torch on rows: softmax, cross-entropy, and norms with statistics of each row."""
+"""Torch operators on rows: softmax, cross-entropy, and norms with statistics of each row."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,7 +88,7 @@ def _cross_entropy(
     x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, reduction: str,
     smoothing: float, keep: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Return the loss, its unscaled gradient, and the divisor of that."""
+    """Return the loss, its unscaled gradient, and the gradient's divisor."""
     result = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, keep)
     divisor = result.divisor
     if divisor is None:
@@ -133,16 +134,9 @@ def _order(x: Any, groups: Any, dtype: torch.dtype | None = None) -> torch.Tenso
 def _fake_norm(
     x: Any, weight: Any, bias: Any, dims: Any, groups: Any, eps: Any, rms: Any, dtype: Any
 ) -> tuple[torch.Tensor, ...]:
-    count = x.shape[0] * groups if groups else _number(x.shape[: x.dim() - dims])
+    count = x.shape[0] * groups if groups else math.prod(x.shape[: x.dim() - dims])
     vector = x.new_empty(count, dtype=accumulator(x.dtype))
     return _order(x, groups, dtype), vector, torch.empty_like(vector)
-
-
-def _number(sizes: Any) -> Any:
-    count = 1
-    for size in sizes:
-        count = count * size
-    return count
 
 
 def _save_norm(ctx: Any, inputs: Any, output: Any) -> None:
@@ -153,9 +147,9 @@ def _save_norm(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _norm_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
-    wanted = list(ctx.needs_input_grad[:3])
-    gradients = iter(row_norm_backward(dy, *ctx.saved_tensors, ctx.dims, ctx.groups, ctx.rms, wanted))
-    return *(next(gradients) if want else None for want in wanted), *[None] * 5
+    mask = list(ctx.needs_input_grad[:3])
+    gradients = iter(row_norm_backward(dy, *ctx.saved_tensors, ctx.dims, ctx.groups, ctx.rms, mask))
+    return *(next(gradients) if want else None for want in mask), *[None] * 5
 
 
 @operator(
@@ -183,10 +177,10 @@ def _row_norm(
 
 
 def _fake_norm_backward(
-    dy: Any, x: Any, weight: Any, bias: Any, mean: Any, rstd: Any, dims: Any, groups: Any, rms: Any, wanted: Any
+    dy: Any, x: Any, weight: Any, bias: Any, mean: Any, rstd: Any, dims: Any, groups: Any, rms: Any, mask: Any
 ) -> list[torch.Tensor]:
     gradients = _order(x, groups), *(x if t is None else torch.empty_like(t) for t in (weight, bias))
-    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
+    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
 
 
 @operator(
@@ -196,11 +190,11 @@ def _fake_norm_backward(
 )  # fmt: skip
 def row_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, rstd: torch.Tensor, dims: int,
-    groups: int, rms: bool, wanted: list[bool],
+    groups: int, rms: bool, mask: list[bool],
 ) -> list[torch.Tensor]:  # fmt: skip
     x, rows = _rows(x, dims, groups)
     flat = None if weight is None else weight.reshape(-1)
-    dx, *others = norms.backward(dy, x, rows, flat, mean, rstd, rms, wanted)
+    dx, *others = norms.backward(dy, x, rows, flat, mean, rstd, rms, mask)
     gradients = [
         dx,
         *(
@@ -241,5 +235,5 @@ def group_norm(
 ) -> torch.Tensor:  # fmt: skip
     """torch.nn.functional.group_norm."""
     if input.dim() < 2 or num_groups < 1 or input.shape[1] % num_groups:
-        raise ValueError(f"group_norm: input {list(input.shape)} cannot be shared out to num_groups {num_groups}")
+        raise ValueError(f"group_norm: input {list(input.shape)} cannot be divided into num_groups {num_groups}")
     return _row_norm(input, weight, bias, 0, num_groups, eps, False, None)[0]

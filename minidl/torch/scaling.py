@@ -1,4 +1,4 @@
-"""added + x * scale * factor (by channel and example), the end of ConvNeXt's blocks, as an operator of torch."""
+"""added + x * scale * factor (by channel and example), the end of ConvNeXt's blocks, as a torch operator."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
-    wanted = list(ctx.needs_input_grad[:2])
-    gradients = iter(scaled_sum_backward(dy, *ctx.saved_tensors, ctx.axis, wanted) if any(wanted) else ())
-    dx, dscale = (next(gradients) if want else None for want in wanted)
+    mask = list(ctx.needs_input_grad[:2])
+    gradients = iter(scaled_sum_backward(dy, *ctx.saved_tensors, ctx.axis, mask) if any(mask) else ())
+    dx, dscale = (next(gradients) if want else None for want in mask)
     return dx, dscale, None, dy.to(ctx.added) if ctx.needs_input_grad[3] else None, None
 
 
@@ -45,9 +45,9 @@ def _scaled_sum(
     return kernels.scaled_sum(x.movedim(axis, -1), scale, factor, added.movedim(axis, -1)).movedim(-1, axis)
 
 
-def _fake_backward(dy: Any, x: Any, scale: Any, factor: Any, axis: Any, wanted: Any) -> list[torch.Tensor]:
+def _fake_backward(dy: Any, x: Any, scale: Any, factor: Any, axis: Any, mask: Any) -> list[torch.Tensor]:
     gradients = _like(x, axis, x.dtype), torch.empty_like(scale, memory_format=torch.contiguous_format)
-    return [gradient for gradient, want in zip(gradients, wanted, strict=True) if want]
+    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
 
 
 @operator(
@@ -55,10 +55,10 @@ def _fake_backward(dy: Any, x: Any, scale: Any, factor: Any, axis: Any, wanted: 
     _fake_backward, replay=True,
 )  # fmt: skip
 def scaled_sum_backward(
-    dy: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None, axis: int, wanted: list[bool]
+    dy: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None, axis: int, mask: list[bool]
 ) -> list[torch.Tensor]:
     rows = dy.movedim(axis, -1), x.movedim(axis, -1)
-    dx, dscale = kernels.scaled_sum_grad(*rows, scale, factor, want_x=wanted[0], want_scale=wanted[1])
+    dx, dscale = kernels.scaled_sum_grad(*rows, scale, factor, want_x=mask[0], want_scale=mask[1])
     return [gradient for gradient in (None if dx is None else dx.movedim(-1, axis), dscale) if gradient is not None]
 
 

@@ -1,5 +1,5 @@
 """Training, from data to a finished run, and predictions of finished runs.
 
-Read `train` and `task` first, then `settings`, `tasks`, `loop`, `run_folder`, `report`, `prediction` and `process`.
-Importing this package is fast: the commands import the modules that need torch, numpy or scikit-learn.
+Read `train` and `task` first, then `tasks`, `settings`, `loop`, `run_folder`, `report`, `prediction` and `process`.
+Importing this package is cheap: the modules that need torch, numpy or scikit-learn are imported by the commands.
 """

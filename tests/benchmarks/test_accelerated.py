@@ -1,4 +1,4 @@
-"""Models of others measured as `minidl.torch.accelerate` changes them; their rows and summary."""
+"""Models in torch measured with minidl's operators; their rows and summary."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ interpreted = pytest.mark.skipif(not launch.INTERPRETED, reason="interpreted ker
 
 
 class Segmenter(nn.Module):
-    """What a model may do: residuals, a result in a dict, a layer without a kernel, dropout, an unused parameter."""
+    """Features of models: residuals, a result in a dict, a layer without a kernel, dropout, an unused parameter."""
 
     def __init__(self):
         super().__init__()
@@ -39,11 +39,11 @@ def _one_call(monkeypatch):
 
 @pytest.fixture
 def torchvision(monkeypatch):
-    asked = []
+    calls = []
     module = types.ModuleType("torchvision.models")
-    module.get_model = lambda name, **options: asked.append((name, options)) or Segmenter()
+    module.get_model = lambda name, **options: calls.append((name, options)) or Segmenter()
     monkeypatch.setitem(sys.modules, "torchvision.models", module)
-    return asked
+    return calls
 
 
 def measured(word, training, **changed):
@@ -66,9 +66,9 @@ def test_a_model_is_measured_beside_itself(torchvision, training):
     assert ("errors_in_evaluation" in row) == training
     assert row["launched_ms"].keys() == {"2" if training else "1", "3"}
     assert row["layers_alone"]["left_to_torch"] == ["1 PReLU: no operator"]
-    found = network_results.empty(dict(MACHINE))
-    found.add(net.row, json.loads(json.dumps(row)))
-    assert found.in_order[0]["goal"] == 1.0
+    results = network_results.empty(dict(MACHINE))
+    results.add(net.row, json.loads(json.dumps(row)))
+    assert results.in_order[0]["goal"] == 1.0
 
 
 @interpreted
@@ -76,13 +76,13 @@ def test_wrong_gradients_in_evaluation_are_seen(monkeypatch):
     right = network_sides.errors_of
 
     def wrong(sides, exact, batch):
-        found = right(sides, exact, batch)
+        errors = right(sides, exact, batch)
         if not exact.networks[""].training:
-            found[0] = dataclasses.replace(found[0], gradients=0.1)
-        return found
+            errors[0] = dataclasses.replace(errors[0], gradients=0.1)
+        return errors
 
     monkeypatch.setattr(network_sides, "errors_of", wrong)
-    _, (row,) = measured("dcgan_discriminator", True, images=2, given=(1,))
+    _, (row,) = measured("dcgan_discriminator", True, images=2, arguments=(1,))
     assert (row["error_ok"], row["ratio"]) == (False, None)
     assert row["errors"]["gradients"] < 1e-5
 
@@ -95,13 +95,13 @@ def test_a_model_is_measured_on_a_gpu():
     accelerated_run.measured(dataclasses.replace(net, images=8), ["eager", "graph"], rows.append)
     row = rows[-1]
     assert row["error_ok"], row
-    assert row["by_example"]["ms"] > 0
+    assert row["layers_alone"]["ms"] > 0
     assert row["launched_ms"].keys() == {"2", "8"}
 
 
 def test_rows_are_found_by_names_and_words():
     names = {net.name for net in accelerated_rows.chosen(["resnet50"])}
-    assert names == {"resnet50"}  # not those that are made from one
+    assert names == {"resnet50"}  # not models that contain it
     assert {net.name for net in accelerated_rows.chosen(["resnet"])} == {
         "resnet18", "resnet50", "fcn_resnet50", "deeplabv3_resnet50", "timm/resnetv2_50"
     }  # fmt: skip
@@ -112,8 +112,8 @@ def test_the_summary_has_the_mean_and_the_least_of_those_counted():
     ratios = {"resnet18": 1.0, "resnet50": 1.44, "fcn_resnet50": 0.5}
     rows = {net.row: {"error_ok": True, "ratio": ratios[net.name]} for net in accelerated_rows.NETS.values()
             if net.name in ratios}  # fmt: skip
-    said = accelerated_rows.summary(rows)
-    assert said == (
+    text = accelerated_rows.summary(rows)
+    assert text == (
         "6 of 6 rows right, 4 not behind torch's best; of 4 counted (of 18) the geometric mean is 1.200 (goal 1.1), "
         "the least 1.000 (goal 0.97)"
     )

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.bench` where there is no GPU: drawn shapes, networks and models in torch."""
+"""`python -m benchmarks.bench` without a GPU: drawn shapes, networks and models in torch."""
 
 import json
 from pathlib import Path
@@ -93,12 +93,12 @@ def test_drawn_shapes_are_measured_on_a_gpu_only(bench, tmp_path):
 @pytest.fixture
 def drawing(gpu, monkeypatch):
     """Each row takes a moment; those whose number is in the set are wrong. Returns what is measured."""
-    asked, wrong = [], set()
+    runs, wrong = [], set()
 
-    def run(found, rows, console, keep, minutes, regret, parts):
-        asked.append((len(rows), minutes, regret, parts))
+    def run(results, rows, console, keep, minutes, regret, parts):
+        runs.append((len(rows), minutes, regret, parts))
         for row in rows[:2]:
-            found.rows[row.of, row.index, row.direction] = {
+            results.rows[row.of, row.index, row.direction] = {
                 "index": row.index, "direction": row.direction, "name": row.name, "of": row.of, "group": "thin",
                 "shape": "a shape", "dtype": "float16", "error_ok": row.index not in wrong, "ours_ms": 1.0,
                 "peer": "torch.matmul", "peer_ms": 0.5, "ratio": 0.5, "failed": "it is wrong",
@@ -107,18 +107,18 @@ def drawing(gpu, monkeypatch):
         return max(0, len(rows) - 2)
 
     monkeypatch.setattr("benchmarks.bench.drawn_run.run", run)
-    return asked, wrong
+    return runs, wrong
 
 
 def test_drawn_shapes_are_measured_in_parts_and_shown(bench, drawing, tmp_path):
-    path, (asked, wrong) = tmp_path / "r.json", drawing
+    path, (runs, wrong) = tmp_path / "r.json", drawing
     flags = "--drawn", "5", "--seed", "3", "--of", "gemm", "--json", path
     done = bench(*flags, "--from", "1", "--minutes", "2")
     assert done.code == 0, done.err
-    assert "2 of 4 rows are left: run the same command again" in done.err
+    assert "2 of 4 rows are left: repeat the command" in done.err
     assert "2 rows measured, 0 wrong or failed" in done.out
     done = bench(*flags)
-    assert asked == [(4, 2.0, False, 1), (3, None, False, 1)]
+    assert runs == [(4, 2.0, False, 1), (3, None, False, 1)]
     assert "1 of 3 rows are left" in done.err
     shown = bench("--show", path)
     assert (shown.code, shown.out) == (0, done.out)
@@ -132,21 +132,21 @@ def test_drawn_shapes_are_measured_in_parts_and_shown(bench, drawing, tmp_path):
 
 
 def test_two_gpus_measure_a_half_of_the_drawn_shapes_each(bench, drawing, tmp_path):
-    flags, (asked, _) = ("--drawn", "5", "--seed", "3", "--of", "gemm"), drawing
+    flags, (runs, _) = ("--drawn", "5", "--seed", "3", "--of", "gemm"), drawing
     lines = bench(*flags, "--list").out.splitlines()
     assert bench(*flags, "--list", "--part", "2/2").out.splitlines() == lines[1::2]
     halves = [tmp_path / "1.json", tmp_path / "2.json"]
     for part, half in zip(("1/2", "2/2"), halves, strict=True):
         assert bench(*flags, "--part", part, "--json", half).code == 0
-    assert asked == [(3, None, False, 2), (2, None, False, 2)]
+    assert runs == [(3, None, False, 2), (2, None, False, 2)]
     drawn_results.main([str(tmp_path / "whole.json"), *map(str, halves)])
-    whole = drawn_results.load(tmp_path / "whole.json")
-    assert [index for _, index, _ in whole.rows] == [0, 1, 2, 3]
-    other = drawn_results.Drawn({**whole.about, "of": "pool"}, whole.machine)
-    assert drawn_results.joined([whole, other]).about == {**whole.about, "of": "all"}
-    other.about["seed"], other.machine = 4, {**whole.machine, "device": "another"}
+    joined = drawn_results.load(tmp_path / "whole.json")
+    assert [index for _, index, _ in joined.rows] == [0, 1, 2, 3]
+    other = drawn_results.Drawn({**joined.about, "of": "pool"}, joined.machine)
+    assert drawn_results.joined([joined, other]).about == {**joined.about, "of": "all"}
+    other.about["seed"], other.machine = 4, {**joined.machine, "device": "another"}
     with pytest.raises(ConfigError, match="parts of different runs: their seed, device differ"):
-        drawn_results.joined([whole, other])
+        drawn_results.joined([joined, other])
 
 
 def test_a_file_of_other_drawn_shapes_or_of_rows_is_refused(bench, drawing, tmp_path):
@@ -175,8 +175,8 @@ def test_a_file_of_other_drawn_shapes_or_of_rows_is_refused(bench, drawing, tmp_
 def test_a_lost_device_is_told_and_what_was_measured_is_kept(bench, drawing, monkeypatch, tmp_path):
     from benchmarks.bench import drawn_run
 
-    def lost(found, rows, console, keep, minutes, regret, parts):
-        raise drawn_run.LostError("the device is lost after gemm 0 forward: it; run again to go on")
+    def lost(results, rows, console, keep, minutes, regret, parts):
+        raise drawn_run.LostError("the device is lost after gemm 0 forward: it; run again to continue")
 
     monkeypatch.setattr(drawn_run, "run", lost)
     done = bench("--drawn", "2", "--of", "gemm", "--json", tmp_path / "r.json")
@@ -233,10 +233,10 @@ def row_of(name, ratio):
 
 
 def test_networks_are_measured_in_parts_and_shown(bench, gpu, monkeypatch, tmp_path):
-    path, asked = tmp_path / "r.json", []
+    path, runs = tmp_path / "r.json", []
 
     def run(nets, rows, peers, keep, tell, minutes):
-        asked.append((len(nets), peers, minutes))
+        runs.append((len(nets), peers, minutes))
         keep(nets[0].row, row_of("a network", 1.3))
         return len(nets) - 1, []
 
@@ -244,9 +244,9 @@ def test_networks_are_measured_in_parts_and_shown(bench, gpu, monkeypatch, tmp_p
     flags = "--against", "eager,graph", "--json", path, "--minutes", "9"
     done = bench("networks", "unet", *flags)
     assert done.code == 0, done.err
-    assert "1 of 2 networks are left: run the same command again" in done.err
+    assert "1 of 2 networks are left: repeat the command" in done.err
     assert bench("networks", "--part", "1/2", *flags).code == 0
-    assert asked == [(2, ["eager", "graph"], 9.0), (11, ["eager", "graph"], 9.0)]
+    assert runs == [(2, ["eager", "graph"], 9.0), (11, ["eager", "graph"], 9.0)]
     assert len(network_results.load(path).rows) == 2
     shown = bench("networks", "--show", path)
     assert "2 of 2 networks at their goal, 2 ahead of torch's best (bench has 21)" in shown.out
@@ -254,21 +254,21 @@ def test_networks_are_measured_in_parts_and_shown(bench, gpu, monkeypatch, tmp_p
 
 
 def test_models_are_measured_in_torch(bench, gpu, monkeypatch, tmp_path):
-    path, asked = tmp_path / "r.json", []
+    path, runs = tmp_path / "r.json", []
 
     def run(nets, rows, peers, keep, tell, minutes, module):
-        asked.append(([net.name for net in nets], module))
+        runs.append(([net.name for net in nets], module))
         keep(nets[0].row, row_of("a model", 1.25))
         return 0, []
 
     monkeypatch.setattr("benchmarks.bench.network_run.run", run)
     done = bench("in-torch", "dcgan_generator", "--json", path)
     assert done.code == 0, done.err
-    assert asked == [(["dcgan_generator"] * 2, "benchmarks.bench.accelerated_run")]
-    said = "1 of 1 rows right, 1 not behind torch's best; of 1 counted (of 18) the geometric mean is 1.250 (goal 1.1)"
-    assert network_results.load(path).machine["summary"].startswith(said)
+    assert runs == [(["dcgan_generator"] * 2, "benchmarks.bench.accelerated_run")]
+    text = "1 of 1 rows right, 1 not behind torch's best; of 1 counted (of 18) the geometric mean is 1.250 (goal 1.1)"
+    assert network_results.load(path).machine["summary"].startswith(text)
     shown = bench("in-torch", "--show", path)
-    assert said in shown.out
+    assert text in shown.out
     assert len(bench("in-torch", "--list").out.splitlines()) == 36
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.commands`: its results file, and what it says without one. Nothing is measured here."""
+"""`python -m benchmarks.commands`: its results file, and the errors without one. Measures nothing."""
 
 import json
 
@@ -8,8 +8,8 @@ from benchmarks import commands
 
 
 def row(name, **more):
-    found = {"name": name, "ours_ms": 5000.0, "ratio": None, "goal": {}, "error_ok": True, **more}
-    return {**found, "behind": commands.behind(found)}
+    figures = {"name": name, "ours_ms": 5000.0, "ratio": None, "goal": {}, "error_ok": True, **more}
+    return {**figures, "behind": commands.behind(figures)}
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def test_rows_of_other_parts_are_kept(tmp_path, capsys):
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(commands.merged(file, [row("a"), row("b")])))
     file.write_text(json.dumps(commands.merged(file, [row("b", goal={"seconds": 1.0})])))
-    found = json.loads(file.read_text())
-    assert {"device", "torch", "python", "processors"} <= found.keys()
-    assert [(r["name"], r["behind"]) for r in found["rows"]] == [("a", False), ("b", True)]
+    stored = json.loads(file.read_text())
+    assert {"device", "torch", "python", "processors"} <= stored.keys()
+    assert [(r["name"], r["behind"]) for r in stored["rows"]] == [("a", False), ("b", True)]
     with pytest.raises(SystemExit, match="1"):
         commands.main(["--check", str(file)])
-    said = capsys.readouterr().out
-    assert said == "behind: b: 5.00 s, goal {'seconds': 1.0}\n1 of 2 rows are at their goals\n"
+    printed = capsys.readouterr().out
+    assert printed == "behind: b: 5.00 s, goal {'seconds': 1.0}\n1 of 2 rows are at their goals\n"
 
 
 def test_what_is_no_results_file_is_told(tmp_path):

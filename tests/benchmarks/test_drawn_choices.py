@@ -1,4 +1,4 @@
-"""What the estimates say of drawn rows that were measured."""
+"""Estimates compared with measured drawn rows."""
 
 import json
 import statistics
@@ -15,7 +15,7 @@ TIMED = RESULTS / "drawn-regret-nvidia-h200.json"
 
 @pytest.fixture(scope="module")
 def timed():
-    return list(drawn_choices.judged(drawn_results.load(TIMED)))
+    return list(drawn_choices.comparisons(drawn_results.load(TIMED)))
 
 
 def test_the_regret_of_shapes_that_were_timed_in_every_form(timed):
@@ -27,14 +27,14 @@ def test_the_regret_of_shapes_that_were_timed_in_every_form(timed):
 
 @pytest.mark.parametrize("of", ["conv", "conv1d", "conv_transpose"])
 def test_estimates_of_an_h200_are_right_in_the_median(of):
-    """Of depthwise forms, whose estimates count loads and products, also each one for itself."""
-    found = drawn_results.load(RESULTS / "drawn-nvidia-h200.json")
-    found.rows = {key: row for key, row in found.rows.items() if row["of"] == of}
-    rows = [one for one in drawn_choices.judged(found) if one.estimated]
-    off = [1e3 * one.row["ours_ms"] / one.estimated for one in rows]
-    assert len(off) > 500
-    assert 0.9 < statistics.median(off) < 1.1
-    narrow = [ratio for ratio, one in zip(off, rows, strict=True) if one.row["plan"].startswith("depthwise")]
+    """Of depthwise forms, whose estimates count loads and products, also each single one."""
+    results = drawn_results.load(RESULTS / "drawn-nvidia-h200.json")
+    results.rows = {key: row for key, row in results.rows.items() if row["of"] == of}
+    rows = [one for one in drawn_choices.comparisons(results) if one.estimated]
+    ratios = [1e3 * one.row["ours_ms"] / one.estimated for one in rows]
+    assert len(ratios) > 500
+    assert 0.9 < statistics.median(ratios) < 1.1
+    narrow = [ratio for ratio, one in zip(ratios, rows, strict=True) if one.row["plan"].startswith("depthwise")]
     assert len(narrow) > 30
     assert statistics.median(max(ratio, 1 / ratio) for ratio in narrow) < 1.3
 
@@ -49,25 +49,25 @@ def test_the_tables(timed, capsys):
             drawn_choices.main(arguments)
 
 
-@pytest.mark.parametrize(("change", "said"), [({"device": "NVIDIA T4"}, "float16 on NVIDIA T4"), ({}, "float32 on")])
-def test_other_devices_and_dtypes_are_refused(change, said, tmp_path):
+@pytest.mark.parametrize(("change", "message"), [({"device": "NVIDIA T4"}, "float16 on NVIDIA T4"), ({}, "float32 on")])
+def test_other_devices_and_dtypes_are_refused(change, message, tmp_path):
     content = json.loads(TIMED.read_text()) | change
     content["drawn"] |= {} if change else {"dtype": "float32"}
     (tmp_path / "other.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=said):
-        list(drawn_choices.judged(drawn_results.load(tmp_path / "other.json")))
+    with pytest.raises(ConfigError, match=message):
+        list(drawn_choices.comparisons(drawn_results.load(tmp_path / "other.json")))
 
 
 def test_rows_of_other_shapes_than_their_seed_draws_are_refused(tmp_path):
     content = json.loads(TIMED.read_text())
     content["drawn"]["seed"] += 1
     (tmp_path / "other.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="and its seed draws"):
-        list(drawn_choices.judged(drawn_results.load(tmp_path / "other.json")))
+    with pytest.raises(ConfigError, match="but its seed draws"):
+        list(drawn_choices.comparisons(drawn_results.load(tmp_path / "other.json")))
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("drawn-*.json")), ids=lambda path: path.name)
 def test_what_is_committed_can_be_read(path):
-    found = drawn_results.load(path)
-    assert len(found.measured) > 100
-    assert not [row for row in found.measured if "ratio" not in row]
+    results = drawn_results.load(path)
+    assert len(results.measured) > 100
+    assert not [row for row in results.measured if "ratio" not in row]

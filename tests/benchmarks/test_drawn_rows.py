@@ -1,4 +1,4 @@
-"""Drawn shapes measured end to end where there is no GPU, wrong and failing ones, and what their file says."""
+"""Drawn shapes measured end to end without a GPU, wrong and failing ones, and their results file."""
 
 import contextlib
 import json
@@ -51,32 +51,32 @@ MACHINE = {"device": "a device", "torch": "2", "triton": "3", "date": "2026-01-0
 
 @pytest.fixture(autouse=True)
 def _one_set(monkeypatch):
-    """Of inputs, which need not exceed a cache here."""
+    """Use one set of inputs, because they need not exceed a cache here."""
     monkeypatch.setattr(layers, "input_sets", lambda size: 1)
     monkeypatch.setattr(drawn_other, "input_sets", lambda size: 1)
 
 
 @pytest.fixture
 def drawing(monkeypatch):
-    """What is drawn: these shapes in turn."""
+    """Draw these shapes in turn."""
 
-    def draws(*known):
-        monkeypatch.setattr(drawn_run, "draw", lambda of, seed, index, itemsize: known[index])
+    def draws(*shapes):
+        monkeypatch.setattr(drawn_run, "draw", lambda of, seed, index, itemsize: shapes[index])
 
     return draws
 
 
-def found_of(of, dtype="float32"):
+def empty_results(of, dtype="float32"):
     return Drawn({"of": of, "seed": 1, "dtype": dtype}, dict(MACHINE))
 
 
-def run(found, count, regret=False, **how):
-    rows = drawn_run.wanted(found, range(count), "cpu", regret)
-    kept = []
+def run(results, count, regret=False, **how):
+    rows = drawn_run.remaining(results, range(count), "cpu", regret)
+    saved = []
     left = drawn_run.run(
-        found, rows, Console(quiet=True), lambda: kept.append(1), regret=regret, make_clock=CLOCK, **how
+        results, rows, Console(quiet=True), lambda: saved.append(1), regret=regret, make_clock=CLOCK, **how
     )
-    assert left == len(rows) - len(kept)
+    assert left == len(rows) - len(saved)
     return left
 
 
@@ -87,24 +87,24 @@ def run(found, count, regret=False, **how):
     ids=["plain", "depthwise", "transposed", "sequence", "column", "volume"],
 )
 def test_a_convolution_agrees_with_torch_and_its_reference_and_a_wrong_one_is_told(shape, dtype):
-    of_shape = drawn_volume.Layer if shape is VOLUME else drawn_conv.Layer
-    layer = of_shape(shape, getattr(torch, dtype), "cpu", "a seed")
+    kind = drawn_volume.Layer if shape is VOLUME else drawn_conv.Layer
+    layer = kind(shape, getattr(torch, dtype), "cpu", "a seed")
     for direction in drawn_conv.DIRECTIONS:
         work = drawn_conv.work(layer, direction, "name")
-        got = work.ours[0]()
+        result = work.ours[0]()
         for calls in work.peers.values():
-            torch.testing.assert_close(calls[0](), got, rtol=0.03, atol=0.03 * float(got.abs().max()))
-        assert work.judge(got)
-        for place in (0, -1):
-            wrong = got.clone()
-            wrong[(place,) * got.ndim] += 1.0
+            torch.testing.assert_close(calls[0](), result, rtol=0.03, atol=0.03 * float(result.abs().max()))
+        assert work.judge(result)
+        for index in (0, -1):
+            wrong = result.clone()
+            wrong[(index,) * result.ndim] += 1.0
             assert not work.judge(wrong)
-        assert not work.judge(got * float("nan"))
+        assert not work.judge(result * float("nan"))
         if shape not in (CONV, DEPTHWISE, TRANSPOSED):
             continue
-        (taken,) = {call.func for call in work.ours}
-        assert taken in (conv.grad_weight, layers._first)
-        assert layer.taken(direction)["plan"].split(": ")[0].split()[-1] in drawn_conv.FORMS
+        (function,) = {call.func for call in work.ours}
+        assert function in (conv.grad_weight, layers._first)
+        assert layer.choice(direction)["plan"].split(": ")[0].split()[-1] in drawn_conv.FORMS
 
 
 def test_the_plan_that_is_named_is_the_one_that_runs(monkeypatch):
@@ -125,9 +125,9 @@ def test_a_sample_of_a_large_one_is_compared(monkeypatch, budget, shape):
     monkeypatch.setattr(drawn_reference, "CHUNK", 200)
     layer = drawn_conv.Layer(shape, torch.float32, "cpu", "a seed")
     for direction in drawn_conv.DIRECTIONS:
-        got = layer.ours(direction)[0]()
-        assert layer.right(direction, got)
-        assert not layer.right(direction, got + 1.0)
+        result = layer.ours(direction)[0]()
+        assert layer.right(direction, result)
+        assert not layer.right(direction, result + 1.0)
         M, C = layer.w.shape[0] // shape.groups, layer.w.shape[1]
         kind = drawn_conv.kind_of(shape, direction)
         sample = drawn_reference.sample(kind, layer.geometry, shape.images, M, C, Random(0))
@@ -150,35 +150,35 @@ def test_other_operations_agree_with_torch_and_wrong_ones_are_told(of, dtype):
     for shape in OTHERS[of]:
         for direction in drawn_run.directions(shape, of):
             work = drawn_other.work(shape, direction, "name", getattr(torch, dtype), "cpu", "a seed")
-            got = work.ours[0]()
-            assert work.judge(got)
+            result = work.ours[0]()
+            assert work.judge(result)
             for calls in work.peers.values():
                 theirs = calls[0]()
-                pairs = zip(theirs, got, strict=True) if isinstance(got, tuple) else [(theirs, got)]
+                pairs = zip(theirs, result, strict=True) if isinstance(result, tuple) else [(theirs, result)]
                 for one, other in pairs:
                     torch.testing.assert_close(one.detach(), other.detach(), rtol=0.02, atol=0.02)
-            if not isinstance(got, tuple):
-                assert not work.judge(got + 0.5)
+            if not isinstance(result, tuple):
+                assert not work.judge(result + 0.5)
                 continue
-            for place in range(len(got)):
-                assert not work.judge(tuple(t + 0.5 * (i == place) for i, t in enumerate(got)))
+            for index in range(len(result)):
+                assert not work.judge(tuple(t + 0.5 * (i == index) for i, t in enumerate(result)))
 
 
 def test_two_shapes_end_to_end_and_again_in_parts(drawing, tmp_path):
     drawing(CONV, DEPTHWISE)
-    found = found_of("conv")
-    assert run(found, 1) == 0
-    assert run(found, 2, minutes=0) == 3
-    assert len(found.rows) == 3
+    results = empty_results("conv")
+    assert run(results, 1) == 0
+    assert run(results, 2, minutes=0) == 3
+    assert len(results.rows) == 3
     path = tmp_path / "r.json"
-    found.save(path)
-    again = drawn_results.continued(path, found.about, {**MACHINE, "date": "2027-01-01"})
-    before = {key: dict(row) for key, row in again.rows.items()}
-    assert run(again, 2) == 0
-    assert len(again.rows) == 6
-    assert {key: again.rows[key] for key in before} == before
-    assert not drawn_run.wanted(again, range(2), "cpu", False)
-    row = again.rows["conv", 1, "forward"]
+    results.save(path)
+    loaded = drawn_results.continued(path, results.about, {**MACHINE, "date": "2027-01-01"})
+    before = {key: dict(row) for key, row in loaded.rows.items()}
+    assert run(loaded, 2) == 0
+    assert len(loaded.rows) == 6
+    assert {key: loaded.rows[key] for key in before} == before
+    assert not drawn_run.remaining(loaded, range(2), "cpu", False)
+    row = loaded.rows["conv", 1, "forward"]
     assert (row["name"], row["of"], row["group"], row["dtype"]) == ("conv 1 forward", "conv", "depthwise", "float32")
     assert row["shape"] == "3x3 3->6, 1 images of 4x3, padding 1x1, 3 groups (a net)"
     assert row["error_ok"] is True
@@ -188,9 +188,9 @@ def test_two_shapes_end_to_end_and_again_in_parts(drawing, tmp_path):
     assert {"ours_ms", "ratio", "floor_ms", "share_of_floor", "goal", "estimated_ms", "seconds"} <= set(row)
     assert list(row["seconds_of"]) == ["made", "peers", "called", "checked", "captured", "timed"]
     assert row["seconds"] == pytest.approx(sum(row["seconds_of"].values()), abs=0.01)
-    again.save(path)
-    assert drawn_results.load(path).in_order == json.loads(json.dumps(again.in_order))
-    text = "\n".join(drawn_results.summary(again))
+    loaded.save(path)
+    assert drawn_results.load(path).in_order == json.loads(json.dumps(loaded.in_order))
+    text = "\n".join(drawn_results.summary(loaded))
     assert "6 rows measured, 0 wrong or failed, 0 that torch cannot run" in text
     assert "depthwise" in text
     assert "gradient of the weight" in text
@@ -198,34 +198,34 @@ def test_two_shapes_end_to_end_and_again_in_parts(drawing, tmp_path):
 
 def test_operations_take_turns(drawing, tmp_path):
     drawing(shapes.Rows(3, 5), OTHERS["gemm"][0])
-    found = found_of("all")
-    rows = drawn_run.wanted(found, range(2), "cpu", False)
+    results = empty_results("all")
+    rows = drawn_run.remaining(results, range(2), "cpu", False)
     assert [row.name for row in rows[:2]] == ["conv 0 forward", "conv_transpose 0 forward"]
     assert [row.index for row in rows] == sorted(row.index for row in rows)
     assert {row.of for row in rows} == set(drawn_run.KINDS)
     some = [row for row in rows if row.of in ("softmax", "gemm")]
-    drawn_run.run(found, some, Console(quiet=True), lambda: None, make_clock=CLOCK)
-    found.save(tmp_path / "r.json")
-    again = drawn_results.load(tmp_path / "r.json")
-    assert set(again.rows) == set(found.rows)
-    assert len(drawn_run.wanted(again, range(2), "cpu", False)) == len(rows) - len(some)
-    assert "softmax, forward+backward" in "\n".join(drawn_results.summary(again))
+    drawn_run.run(results, some, Console(quiet=True), lambda: None, make_clock=CLOCK)
+    results.save(tmp_path / "r.json")
+    loaded = drawn_results.load(tmp_path / "r.json")
+    assert set(loaded.rows) == set(results.rows)
+    assert len(drawn_run.remaining(loaded, range(2), "cpu", False)) == len(rows) - len(some)
+    assert "softmax, forward+backward" in "\n".join(drawn_results.summary(loaded))
 
 
 def test_the_regret_is_added_to_rows_that_have_none(drawing):
     drawing(shapes.Conv(2, 1, 2, (4, 4), (1, 1)))
-    found = found_of("conv")
-    run(found, 1)
-    assert not any("regret" in row for row in found.rows.values())
-    assert len(drawn_run.wanted(found, range(1), "cpu", True)) == 3
-    run(found, 1, regret=True)
-    for row in found.rows.values():
+    results = empty_results("conv")
+    run(results, 1)
+    assert not any("regret" in row for row in results.rows.values())
+    assert len(drawn_run.remaining(results, range(1), "cpu", True)) == 3
+    run(results, 1, regret=True)
+    for row in results.rows.values():
         assert row["regret"] >= 1.0
         assert row["best_form"] in row["forms_ms"]
         assert len(row["forms_ms"]) > 1
         assert set(row["forms_ms"]) <= set(drawn_conv.FORMS)
-    assert "worst regret" in "\n".join(drawn_results.summary(found))
-    assert not drawn_run.wanted(found, range(1), "cpu", True)
+    assert "worst regret" in "\n".join(drawn_results.summary(results))
+    assert not drawn_run.remaining(results, range(1), "cpu", True)
 
 
 def test_what_is_wrong_or_fails_is_a_row_and_the_others_go_on(drawing, monkeypatch):
@@ -239,15 +239,15 @@ def test_what_is_wrong_or_fails_is_a_row_and_the_others_go_on(drawing, monkeypat
         return (y + 1 if len(x) == 2 else y), z
 
     monkeypatch.setattr(conv, "forward", broken)
-    found = found_of("conv")
-    assert run(found, 3) == 0
-    first, second, third = (found.rows["conv", index, "forward"] for index in range(3))
+    results = empty_results("conv")
+    assert run(results, 3) == 0
+    first, second, third = (results.rows["conv", index, "forward"] for index in range(3))
     assert (first["error_ok"], first["failed"]) == (False, "the result is not within its error bound")
     assert (second["error_ok"], second["failed"]) == (False, "RuntimeError: no kernel")
     assert third["error_ok"]
-    assert len(found.rows) == 9
-    assert len(found.failed) == 2
-    assert "  conv 1 forward: " in "\n".join(drawn_results.summary(found))
+    assert len(results.rows) == 9
+    assert len(results.failed) == 2
+    assert "  conv 1 forward: " in "\n".join(drawn_results.summary(results))
 
 
 def test_what_torch_cannot_run_is_skipped_with_the_reason(drawing, monkeypatch):
@@ -258,9 +258,9 @@ def test_what_torch_cannot_run_is_skipped_with_the_reason(drawing, monkeypatch):
     monkeypatch.setattr(torch, "softmax", fail)
     row = drawn_run.measured(drawn_run.Row("softmax", 1, 0, "forward", torch.float32, "cpu"), CLOCK)
     assert (row["error_ok"], row["skipped"]) == (None, "RuntimeError: not implemented")
-    found = found_of("softmax")
-    found.rows["softmax", 0, "forward"] = row
-    assert "0 rows measured, 0 wrong or failed, 1 that torch cannot run" in "\n".join(drawn_results.summary(found))
+    results = empty_results("softmax")
+    results.rows["softmax", 0, "forward"] = row
+    assert "0 rows measured, 0 wrong or failed, 1 that torch cannot run" in "\n".join(drawn_results.summary(results))
 
 
 def test_one_order_that_fails_is_left_out(drawing, monkeypatch):
@@ -281,7 +281,7 @@ def test_one_order_that_fails_is_left_out(drawing, monkeypatch):
 
 def test_kernels_of_rows_are_found_before_they_run(drawing):
     drawing(CONV, TRANSPOSED)
-    rows = drawn_run.wanted(found_of("conv", "float16"), range(2), "cpu", False)
+    rows = drawn_run.remaining(empty_results("conv", "float16"), range(2), "cpu", False)
 
     def launches(*args):
         seen = []
@@ -296,9 +296,9 @@ def test_a_rehearsal_launches_what_the_row_does_and_makes_no_values(drawing, mon
     def refuse(*args, **how):
         raise AssertionError("values are made")
 
-    for of, known in {"conv": [CONV, DEPTHWISE], "conv3d": [VOLUME], **OTHERS}.items():
-        drawing(*known)
-        rows = drawn_run.wanted(found_of(of, "float16"), range(len(known)), "cpu", False)
+    for of, shapes_ in {"conv": [CONV, DEPTHWISE], "conv3d": [VOLUME], **OTHERS}.items():
+        drawing(*shapes_)
+        rows = drawn_run.remaining(empty_results(of, "float16"), range(len(shapes_)), "cpu", False)
 
         def launches(of_row, rows=rows):
             seen = []
@@ -307,7 +307,7 @@ def test_a_rehearsal_launches_what_the_row_does_and_makes_no_values(drawing, mon
                     of_row(row)
             return seen
 
-        real = launches(lambda row: row.made()[0].ours[0]())
+        real = launches(lambda row: row.inputs()[0].ours[0]())
         with monkeypatch.context() as patched:
             patched.setattr(torch, "randn", refuse)
             patched.setattr(drawn_conv.Layer, "theirs", refuse)
@@ -330,14 +330,14 @@ def test_kernels_of_the_next_rows_are_compiled_while_these_are_measured(monkeypa
     for number in rows:
         ahead.wait(number)
         assert number in compiled
-        asked = (number // drawn_ahead.AHEAD + drawn_ahead.BATCHES) * drawn_ahead.AHEAD
-        assert set(compiled) <= set(rows[:asked])
+        requested = (number // drawn_ahead.AHEAD + drawn_ahead.BATCHES) * drawn_ahead.AHEAD
+        assert set(compiled) <= set(rows[:requested])
     ahead.end()
     assert sorted(compiled) == rows
 
 
 def test_cudnn_does_not_search_where_it_would_take_long(monkeypatch):
-    """Seconds of a search: half of one to compile, and so many for an image."""
+    """A search takes 0.5 s to compile, plus a time per image."""
     layer = drawn_conv.Layer(CONV._replace(images=64), torch.float32, "cpu", "a seed")
     seen, last = {}, []
 
@@ -360,13 +360,13 @@ def test_cudnn_does_not_search_where_it_would_take_long(monkeypatch):
     assert drawn_peers.searches(layer, "forward") == {"slow": pytest.approx(12.8), "fast": pytest.approx(0.64)}
     monkeypatch.setattr(drawn_conv, "SLOW", 1e9)
     monkeypatch.setattr(drawn_peers, "FAR", 1e9)
-    for search, all_of, some in ((True, "a search of about 13 s", {"slow"}), (False, "a search did", {"slow", "fast"})):
+    for search, reason, some in ((True, "a search of about 13 s", {"slow"}), (False, "a search did", {"slow", "fast"})):
         seen.clear()
         work = drawn_conv.work(layer, "forward", "name")
         with drawn_peers.torch_at_its_best():
             left_out, unsearched = drawn_peers.chosen(work, layer, "forward", search)
         assert (left_out, set(work.peers), set(unsearched)) == ({}, {"slow", "fast"}, some)
-        assert unsearched["slow"].startswith(all_of)
+        assert unsearched["slow"].startswith(reason)
         for name, calls in seen.items():
             searched = [benchmark for images, benchmark in calls if images == 64][
                 9 if search else 0 :
@@ -382,17 +382,17 @@ def test_cudnn_does_not_search_where_it_would_take_long(monkeypatch):
 
 def test_a_row_that_had_no_end_is_measured_once_more_without_a_search(drawing):
     drawing(CONV)
-    found = found_of("conv")
-    (row, *_), kept = drawn_run.wanted(found, range(1), "cuda", False), []
+    results = empty_results("conv")
+    (row, *_), saved = drawn_run.remaining(results, range(1), "cuda", False), []
     for search in (True, False):
         assert row.search is search
-        with pytest.raises(KeyError), drawn_run._no_longer_than(60, found, row, lambda: kept.append(1)):
+        with pytest.raises(KeyError), drawn_run._no_longer_than(60, results, row, lambda: saved.append(1)):
             raise KeyError
         row = next(
-            (row for row in drawn_run.wanted(found, range(1), "cuda", False) if row.direction == "forward"), None
+            (row for row in drawn_run.remaining(results, range(1), "cuda", False) if row.direction == "forward"), None
         )
     assert row is None
-    assert found.rows["conv", 0, "forward"]["skipped"] == "no end within 60 s, also without cuDNN's search"
+    assert results.rows["conv", 0, "forward"]["skipped"] == "no end within 60 s, also without cuDNN's search"
 
 
 def test_rounds_that_agree_are_enough():
@@ -416,7 +416,7 @@ def test_rounds_that_agree_are_enough():
     [(0.002, 32, [32, 128], 3), (0.1, 3, [3, 39], 1), (5.0, 1, [1], 1), (0.001, 300, [300], 1)],
 )
 def test_a_short_graph_is_replayed_several_times(monkeypatch, ms, sets, captures, replays):
-    """As many calls as last 4 ms, at most 400, of which a graph has up to 128."""
+    """Enough calls to last 4 ms, at most 400, of which a graph has up to 128."""
     captured, runs = [], []
 
     class Pretended(Replay):
@@ -437,20 +437,20 @@ def test_a_short_graph_is_replayed_several_times(monkeypatch, ms, sets, captures
 
 
 def test_memory_is_given_back_where_little_is_free_and_a_capture_ends_whatever_is_raised(monkeypatch):
-    cuda, said = torch.cuda, []
+    cuda, events = torch.cuda, []
     monkeypatch.setattr(measure, "_side_stream", mock.MagicMock())
     monkeypatch.setattr(cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(cuda, "empty_cache", lambda: said.append("emptied"))
+    monkeypatch.setattr(cuda, "empty_cache", lambda: events.append("emptied"))
     graph = mock.MagicMock()
     monkeypatch.setattr(cuda, "CUDAGraph", lambda: graph)
     clock = Replay.__new__(Replay)
-    clock.calls, clock.pool = [lambda: said.append("called")], None
+    clock.calls, clock.pool = [lambda: events.append("called")], None
     for free, first in ((60, []), (30, ["emptied"])):
-        said.clear()
+        events.clear()
         monkeypatch.setattr(cuda, "mem_get_info", lambda free=free: (free, 80))
         clock._capture(2)
-        assert said == [*first, "called", "called"]
+        assert events == [*first, "called", "called"]
     clock.calls, clock.pool = [mock.Mock(side_effect=ValueError)], (1, 2)
     graph.reset_mock()
     with pytest.raises(ValueError):  # noqa: PT011
@@ -459,17 +459,17 @@ def test_memory_is_given_back_where_little_is_free_and_a_capture_ends_whatever_i
 
 
 def test_a_row_that_does_not_come_back_is_skipped_by_the_next_process():
-    """In a process of its own, which is ended."""
+    """In a separate process, which is ended."""
     code = """
 import time, torch
-from tests.benchmarks.test_drawn_rows import found_of
+from tests.benchmarks.test_drawn_rows import empty_results
 from benchmarks.bench import drawn_run
-found = found_of("conv")
+results = empty_results("conv")
 row = drawn_run.Row("conv", 1, 0, "forward", torch.float32, "cuda")
-with drawn_run._no_longer_than(0.2, found, row, lambda: print(found.rows["conv", 0, "forward"]["skipped"], flush=True)):
+with drawn_run._no_longer_than(0.2, results, row, lambda: print(results.rows["conv", 0, "forward"]["skipped"])):
     time.sleep(60)
 """
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-u", "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout == "no end within 0.2 s\n"
 
@@ -477,13 +477,19 @@ with drawn_run._no_longer_than(0.2, found, row, lambda: print(found.rows["conv",
 def test_figures_by_hand():
     ratios = [0.5, 0.85, 1.0, 2.0, 4.0]
     rows = [{"ratio": ratio} for ratio in ratios]
-    found = drawn_results.figures(rows)
-    assert found["5 %"] == pytest.approx(0.5 + 0.2 * 0.35)
-    assert (found["rows"], found["worst"], found["median"], found["< 0.8"], found["< 0.9"]) == (5, 0.5, 1.0, 1, 2)
-    assert found["mean"] == pytest.approx((0.5 * 0.85 * 8.0) ** 0.2)
-    assert "regret" not in found
-    found = drawn_results.figures([{"ratio": 1.0, "regret": regret} for regret in (1.0, 4.0)])
-    assert (found["regret"], found["worst regret"]) == (pytest.approx(2.0), 4.0)
+    figures = drawn_results.figures(rows)
+    assert figures["5 %"] == pytest.approx(0.5 + 0.2 * 0.35)
+    assert (figures["rows"], figures["worst"], figures["median"], figures["< 0.8"], figures["< 0.9"]) == (
+        5,
+        0.5,
+        1.0,
+        1,
+        2,
+    )
+    assert figures["mean"] == pytest.approx((0.5 * 0.85 * 8.0) ** 0.2)
+    assert "regret" not in figures
+    figures = drawn_results.figures([{"ratio": 1.0, "regret": regret} for regret in (1.0, 4.0)])
+    assert (figures["regret"], figures["worst regret"]) == (pytest.approx(2.0), 4.0)
 
 
 def file_of(path, **about):
@@ -507,9 +513,9 @@ def file_of(path, **about):
 def test_a_file_of_something_else_is_refused(tmp_path, name, about, machine):
     path = tmp_path / "r.json"
     file_of(path)
-    wanted = {"of": "gemm", "seed": 1, "dtype": "float16", **about}
+    settings = {"of": "gemm", "seed": 1, "dtype": "float16", **about}
     with pytest.raises(ConfigError, match=f"r.json has rows of {name} .*; this is .*: give another file"):
-        drawn_results.continued(path, wanted, {**MACHINE, **machine})
+        drawn_results.continued(path, settings, {**MACHINE, **machine})
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from benchmarks.bench import network_results, network_rows
+from benchmarks.bench.drawn_command import part_of
 from benchmarks.bench.in_torch import in_torch
 from minidl import models, ops
 from minidl.autograd import no_grad
 from minidl.tensors import Tensor, default_device
 from minidl.tools.bench import goals
-from minidl.tools.bench.machine import part_of
 
 # Large enough that the last batch norms have several values.
 SIZES = {"resnet18": 40, "resnet50": 40, "mobilenet_v2": 40, "densenet121": 64, "unet": 16}

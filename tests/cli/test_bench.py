@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from minidl.tools.bench import results, table
+from minidl.tools.bench import chart, results
 from minidl.tools.bench.goals import chosen
 from tests.cli.conftest import ROOT
 from tests.tools.bench.test_peers import install
@@ -70,7 +70,7 @@ def test_the_rows_asked_for_are_those_shown_drawn_and_counted(command, tmp_path)
     alone = results.Results(json.loads(COMMITTED.read_text()), {
         name: row for name, row in results.load(COMMITTED).rows.items() if "cross-entropy" in name
     })  # fmt: skip
-    assert table.fingerprint(alone) in (tmp_path / "r.svg").read_text()
+    assert chart.fingerprint(alone) in (tmp_path / "r.svg").read_text()
     few = tmp_path / "few.json"
     alone.machine.pop("rows")
     alone.save(few)

@@ -87,12 +87,12 @@ def _close(a, b):
 
 def _same(ours, theirs, x, call=lambda model, x: model(x)):
     """Results, gradients and buffers of a call are the same."""
-    given = x.clone().requires_grad_(), x.clone().requires_grad_()
-    made = [call(model, each) for model, each in zip((ours, theirs), given, strict=True)]
-    _close(*made)
-    for y in made:
+    inputs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    results = [call(model, each) for model, each in zip((ours, theirs), inputs, strict=True)]
+    _close(*results)
+    for y in results:
         y.square().sum().backward()
-    _close(given[0].grad, given[1].grad)
+    _close(inputs[0].grad, inputs[1].grad)
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         _close(one.grad, other.grad)
     for (name, one), other in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
@@ -121,21 +121,21 @@ def test_the_report_names_each_layer_and_why_others_stay(device):
         nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU(),
         Odd(5, 5),
     ).to(device)  # fmt: skip
-    found = {line.module: line for line in mt.report(mt.accelerate(model))}
-    assert found["0"].how == "torch"
-    assert "circular" in found["0"].note
-    assert found["1"].how == found["2"].how == "operator"
-    assert "subclass of Linear" in found["4"].note
+    lines = {line.module: line for line in mt.report(mt.accelerate(model))}
+    assert lines["0"].how == "torch"
+    assert "circular" in lines["0"].note
+    assert lines["1"].how == lines["2"].how == "operator"
+    assert "subclass of Linear" in lines["4"].note
     assert "operator: 2" in str(mt.report(model))
 
 
 def test_the_report_of_attention_says_what_torch_computes(device):
     model = nn.TransformerEncoderLayer(8, 2, 16).to(device)
-    found = {line.module: line for line in mt.report(mt.accelerate(model))}
-    assert (found["self_attn"].kind, found["self_attn"].how) == ("MultiheadAttention", "torch")
-    assert found["self_attn"].note == "no operator: torch projects its inputs and computes the attention"
-    assert found["self_attn.out_proj"].how == "torch"
-    assert found["linear1"].how == "operator"
+    lines = {line.module: line for line in mt.report(mt.accelerate(model))}
+    assert (lines["self_attn"].kind, lines["self_attn"].how) == ("MultiheadAttention", "torch")
+    assert lines["self_attn"].note == "no operator: torch projects its inputs and computes the attention"
+    assert lines["self_attn.out_proj"].how == "torch"
+    assert lines["linear1"].how == "operator"
 
 
 def test_the_report_of_a_model_that_is_not_accelerated_says_so(device):
@@ -225,9 +225,9 @@ def test_a_fused_layer_computes_the_activation(name, inplace, device, caplog):
     for training in (True, False):
         torch._dynamo.reset()
         with caplog.at_level(logging.INFO, "minidl.torch.fusion"), torch.set_grad_enabled(training):
-            made = torch.compile(ours.train(training), backend=mt.backend)(x), theirs.train(training)(x)
+            results = torch.compile(ours.train(training), backend=mt.backend)(x), theirs.train(training)(x)
         # On a GPU torch takes 1 / 6 in float32.
-        torch.testing.assert_close(*made, rtol=1e-7 if name in ("hardswish", "hardsigmoid") else 1e-9, atol=1e-10)
+        torch.testing.assert_close(*results, rtol=1e-7 if name in ("hardswish", "hardsigmoid") else 1e-9, atol=1e-10)
     assert [f"1 convolution + batch norm + {name};" in line for line in caplog.messages] == [True, True]
 
 
@@ -314,13 +314,13 @@ def test_a_call_that_a_trace_does_not_know_goes_to_the_modules_own_forward(devic
             return y if mask is None else y * mask
 
     x = torch.randn(2, 3, 2, 2, dtype=torch.float64, device=device)
-    for kind, given in ((Asking, x), (Asking, [x, x]), (Training, x), (Optional, x)):
+    for kind, argument in ((Asking, x), (Asking, [x, x]), (Training, x), (Optional, x)):
         theirs = kind().double().to(device)
         ours = mt.accelerate(copy.deepcopy(theirs))
         for change in (lambda m: None, lambda m: m.eval(), lambda m: setattr(m, "times", 0.5)):
             for model in (ours, theirs):
                 change(model)
-            _close(ours(given), theirs(given))
+            _close(ours(argument), theirs(argument))
 
 
 def test_functional_call_gradients_of_functions_and_checkpoints(pair):
@@ -332,9 +332,9 @@ def test_functional_call_gradients_of_functions_and_checkpoints(pair):
         return torch.func.functional_call(model, values, x).square().sum()
 
     ours.eval(), theirs.eval()
-    found = [torch.func.grad(lambda v, m=model: loss(m, v))(values) for model in (ours, theirs)]
+    gradients = [torch.func.grad(lambda v, m=model: loss(m, v))(values) for model in (ours, theirs)]
     for name in values:
-        _close(found[0][name], found[1][name])
+        _close(gradients[0][name], gradients[1][name])
     _same(
         ours,
         theirs,
@@ -344,7 +344,7 @@ def test_functional_call_gradients_of_functions_and_checkpoints(pair):
 
 
 def test_autocast_and_a_gradient_scaler(device):
-    """float16 and bfloat16: dtypes of results and gradients are torch's; bfloat16 is torch's own on a CPU."""
+    """float16 and bfloat16: dtypes of results and gradients are torch's; on a CPU torch computes bfloat16."""
     for dtype in (torch.float16, torch.bfloat16):
         torch.manual_seed(0)
         theirs = Net().to(device)
@@ -364,16 +364,16 @@ def test_autocast_and_a_gradient_scaler(device):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_is_within_the_bounds_of_its_dtype(device, dtype):
-    """Results by the operations' records, gradients by their chains of additions: of what autocast made of float32."""
+    """Results within the bounds of specs, gradients within those of their additions, for values cast by autocast."""
     torch.manual_seed(0)
     x, image = torch.randn(6, 9, device=device), torch.randn(2, 3, 5, 4, device=device)
     linear, conv = nn.Linear(9, 4).to(device), nn.Conv2d(3, 4, 3, padding=1).to(device)
     calls = (linear, x, "linear", F.linear, {}), (conv, image, "conv2d", F.conv2d, {"padding": 1})
-    for layer, given, name, exact, options in calls:
+    for layer, input, name, exact, options in calls:
         mt.accelerate(layer)
         with torch.autocast(device.type, dtype):
-            y = layer(given)
-        low = [t.detach().to(dtype) for t in (given, layer.weight, layer.bias)]
+            y = layer(input)
+        low = [t.detach().to(dtype) for t in (input, layer.weight, layer.bias)]
         bound = error_bound(name, *low, **options)
         assert y.dtype == dtype
         assert bool(((y - exact(*(t.double() for t in low), **options)).abs() <= bound).all())
@@ -386,8 +386,8 @@ def test_autocast_is_within_the_bounds_of_its_dtype(device, dtype):
             return torch.autograd.grad(exact(x, weight, **options), weight, dy, create_graph=True)[0]
 
         bound = error_bound(gradient, (low[0], dy), reference=gradient, depth=places + 1)
-        wanted = gradient(low[0].double(), dy.double())
-        assert bool(((layer.weight.grad - wanted).abs() <= bound).all())
+        expected = gradient(low[0].double(), dy.double())
+        assert bool(((layer.weight.grad - expected).abs() <= bound).all())
 
 
 def test_compiled_in_one_graph(small):
@@ -438,9 +438,9 @@ def test_wrapped_by_ddp_and_fsdp(pair):
         fully_shard(sharded.blocks[0], mesh=mesh)
         fully_shard(sharded, mesh=mesh)
         assert any(line.how == "operator" for line in mt.report(mt.accelerate(sharded)))
-        made = [model(x) for model in (sharded, theirs)]
-        _close(*made)
-        for y in made:
+        results = [model(x) for model in (sharded, theirs)]
+        _close(*results)
+        for y in results:
             y.square().sum().backward()
         for one, other in zip(sharded.parameters(), theirs.parameters(), strict=True):
             _close(one.grad.full_tensor(), other.grad)
@@ -452,17 +452,17 @@ def test_equal_bits_from_run_to_run(pair):
     ours, _, x = pair
     torch.use_deterministic_algorithms(True)
     try:
-        found = []
+        results = []
         for _ in "ab":
             model = copy.deepcopy(ours)
             y = model(x)
             y.square().sum().backward()
             z = model.eval()(x)
             z.square().sum().backward()
-            found.append([y, z, *(p.grad for p in model.parameters()), *model.buffers()])
+            results.append([y, z, *(p.grad for p in model.parameters()), *model.buffers()])
     finally:
         torch.use_deterministic_algorithms(False)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.gpu
@@ -494,19 +494,19 @@ def test_a_cuda_graph_of_a_training_step_is_the_step(pair):
 
 
 def test_with_an_example_what_is_slower_stays_torchs(monkeypatch, pair):
-    """Times are made up: of the interpreter they say nothing."""
+    """Times are artificial, because those of the interpreter have no meaning."""
     _, theirs, x = pair
-    asked = []
+    timed = []
 
-    def times(unit, given):
-        asked.append(tuple(given.shape))
-        return (3.0, 2.0) if given.shape[1] == 6 else (2.1, 2.0) if given.shape[1] == 3 else (1.0, 2.0)
+    def times(unit, input):
+        timed.append(tuple(input.shape))
+        return (3.0, 2.0) if input.shape[1] == 6 else (2.1, 2.0) if input.shape[1] == 3 else (1.0, 2.0)
 
     with monkeypatch.context() as patch:
         patch.setattr(launch, "INTERPRETED", False)
         patch.setattr(measuring, "_times", times)
         ours = mt.accelerate(copy.deepcopy(theirs), x)
-    assert (3, 3, 9, 8) in asked
+    assert (3, 3, 9, 8) in timed
     left = {line.module: line.note for line in mt.report(ours) if line.how == "torch"}
     assert left["blocks.1.conv2"] == left["blocks.1.bn2"] == "torch takes 2.0 us, these 3.0"
     assert left["stem.0"] == "torch takes 2.0 us, these 2.1"

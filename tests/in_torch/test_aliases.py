@@ -55,7 +55,7 @@ def _reshaped_alias(s, x):
 
 def _statistics(s, x):
     a = s.b(s.c(x))
-    s.e(x)  # moves statistics of its own in training
+    s.e(x)  # updates its statistics in training
     m = s.b.running_mean.detach()
     y = F.relu(a)
     return y + m.sum()

@@ -57,7 +57,7 @@ def module(body, **members):
 
 
 def replaced(index):
-    """Replace a layer's own forward, as libraries' hooks do."""
+    """Replace a layer's forward, as libraries' hooks do."""
 
     def change(model):
         before = model[index].forward
@@ -274,8 +274,8 @@ def test_lists_and_dicts_of_tensors(way):
     torch.manual_seed(0)
     theirs = Net().double()
     run = way(copy.deepcopy(theirs))
-    for given in (X, [X[:, :1], X[:, 1:]], (X[:, :2], X[:, 2:]), {"image": X}):
-        torch.testing.assert_close(run(given), theirs(given), rtol=1e-9, atol=1e-9)
+    for argument in (X, [X[:, :1], X[:, 1:]], (X[:, :2], X[:, 2:]), {"image": X}):
+        torch.testing.assert_close(run(argument), theirs(argument), rtol=1e-9, atol=1e-9)
 
 
 def _lbfgs(model):

@@ -31,7 +31,7 @@ class Layer(nn.Module):
 
 
 class Dense(nn.ModuleDict):
-    """As _DenseBlock; `halved` halves what it was given before this layer."""
+    """As _DenseBlock; `halved` halves the inputs of this layer."""
 
     def __init__(self, inputs=16, growth=8, layers=4, halved=None):
         super().__init__({f"layer{i}": Layer(inputs + i * growth, growth) for i in range(layers)})
@@ -88,12 +88,12 @@ def test_a_dense_block_copies_what_is_new_alone_and_computes_the_same(training, 
                 each.running_var.uniform_(0.5, 2)
     plain = copy.deepcopy(net)
     x = torch.randn(2, 16, 5, 6)
-    found = run(fused(net), x, device)
+    results = run(fused(net), x, device)
     assert copied == [16, 8, 8, 8]
     monkeypatch.setattr(joining, "_fits", lambda *_: False)
     plain_found = run(fused(plain), x, device)
     assert copied == [16, 8, 8, 8]
-    for a, b in zip(found, plain_found, strict=True):
+    for a, b in zip(results, plain_found, strict=True):
         # Where three add up to a gradient, their order differs.
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6) if training else torch.testing.assert_close(
             a, b, rtol=0, atol=0
@@ -116,15 +116,15 @@ def test_nothing_is_kept_after_a_call(device):
     x = torch.randn(1, 16, 4, 4, device=device).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         net(x)
-        kept = []
-        held = Room.contents
-        Room.contents = lambda self: kept.append(weakref.ref(self)) or held(self)
+        rooms = []
+        contents = Room.contents
+        Room.contents = lambda self: rooms.append(weakref.ref(self)) or contents(self)
         try:
             net(x)
         finally:
-            Room.contents = held
-    assert kept
-    assert all(room() is None for room in kept)
+            Room.contents = contents
+    assert rooms
+    assert all(room() is None for room in rooms)
 
 
 class Mixer(nn.Module):
@@ -151,11 +151,11 @@ def test_layer_norms_under_autocast_are_written_as_the_layers_read_them(read, de
     x = torch.randn(70, 24, device=device).half()
     results = []
     for each in (net, alone, theirs):
-        given = x.clone().requires_grad_()
+        input = x.clone().requires_grad_()
         with torch.autocast(torch.device(device).type, torch.float16):
-            y = each(given)
+            y = each(input)
         y.backward(torch.ones_like(y))
-        results.append([y.detach(), given.grad, *(p.grad for p in each.parameters())])
+        results.append([y.detach(), input.grad, *(p.grad for p in each.parameters())])
     for a, b in zip(*results[:2], strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -27,30 +27,30 @@ def test_results_and_gradients_of_each_example_are_torchs(name):
     dims = (1, *[None] * len(rest))
     torch.testing.assert_close(*(vmap(f, dims)(xs, *rest) for f in (ours, torchs)), rtol=1e-10, atol=1e-10)
     of = 1 if rest and "pool" not in name else 0
-    found = [vmap(grad(lambda *t, f=f: f(*t).square().sum(), of), dims)(xs, *rest) for f in (ours, torchs)]
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+    gradients = [vmap(grad(lambda *t, f=f: f(*t).square().sum(), of), dims)(xs, *rest) for f in (ours, torchs)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("mapped", [(0, None, None), (None, None, 2), (1, None, 0)])
 def test_images_of_all_places_are_one_launch(mapped):
     x, w, added = _randn(2, 3, 4, 4), _randn(3, 3, 3, 3), _randn(2, 3, 4, 4)
-    given = [t if d is None else torch.stack([t, -t], d) for t, d in zip((x, w, added), mapped, strict=True)]
+    inputs = [t if d is None else torch.stack([t, -t], d) for t, d in zip((x, w, added), mapped, strict=True)]
     launched = []
     with launch.watch(lambda kernel, grid, args, meta, go: (launched.append(kernel.__name__), go())):
-        y = vmap(lambda x, w, r: mt.conv2d(x, w, padding=1, added=r), mapped)(*given)
+        y = vmap(lambda x, w, r: mt.conv2d(x, w, padding=1, added=r), mapped)(*inputs)
         count = len(launched)
         mt.conv2d(x, w, padding=1, added=added)
     assert count == len(launched) - count
-    expected = vmap(lambda x, w, r: F.conv2d(x, w, padding=1) + r, mapped)(*given)
+    expected = vmap(lambda x, w, r: F.conv2d(x, w, padding=1) + r, mapped)(*inputs)
     torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_running_statistics_are_mapped_with_the_images_or_refused():
     x, mean = _randn(2, 3, 4, 2), torch.zeros(2, 4, dtype=torch.float64, device=_randn(1).device)
     var = mean + 1
-    kept = mean.clone(), var.clone()
+    statistics = mean.clone(), var.clone()
     y = vmap(lambda x, m, v: mt.batch_norm(x, m, v, training=True))(x, mean, var)
-    torch.testing.assert_close(y, vmap(lambda x, m, v: F.batch_norm(x, m, v, training=True))(x, *kept))
-    torch.testing.assert_close((mean, var), kept)
-    with pytest.raises(ValueError, match="maps x and not running_mean, which is updated"):
+    torch.testing.assert_close(y, vmap(lambda x, m, v: F.batch_norm(x, m, v, training=True))(x, *statistics))
+    torch.testing.assert_close((mean, var), statistics)
+    with pytest.raises(ValueError, match="maps x but not running_mean, which is updated"):
         vmap(lambda x: mt.batch_norm(x, mean[0], var[0], training=True))(x)

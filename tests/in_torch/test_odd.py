@@ -62,7 +62,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_shapes_that_do_not_fit_are_refused(name):
-    """Kernels would read outside of what they are given."""
+    """Kernels would read outside of their tensors."""
     call, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
         call()
@@ -91,7 +91,7 @@ def test_an_accelerated_model_refuses_other_channels_and_takes_no_images(device)
 
 
 def test_parametrized_afterwards_computed_once_a_call_and_restored(device):
-    """Spectral norms change with each time that a weight is asked for."""
+    """Spectral norms change with each read of a weight."""
     ours, theirs = two(small, device)
     images = torch.randn(2, 3, 6, 6, dtype=torch.float64, device=device)
     for model in (ours, theirs):
@@ -120,15 +120,15 @@ def test_a_sum_has_torchs_dtype_under_autocast(device, training):
     theirs = Sums().to(device).train(training)
     ours, images = mt.accelerate(copy.deepcopy(theirs)), torch.randn(2, 3, 4, 4, device=device)
     with torch.autocast(device.type, torch.float16):
-        made = ours(images), theirs(images)
-    for one, other in zip(*made, strict=True):
+        results = ours(images), theirs(images)
+    for one, other in zip(*results, strict=True):
         assert one.dtype == other.dtype
         _within_roundings(one, other, 3)  # of the convolution, the norm and the sum
 
 
 def test_models_of_a_stack_get_gradients_from_outside_of_vmap(device):
     images, classes = torch.randn(3, 3, 6, 6, dtype=torch.float64, device=device), torch.tensor([0, 2, 1]).to(device)
-    found = []
+    gradients = []
     for model, loss in zip(two(small, device), (mt.cross_entropy, F.cross_entropy), strict=True):
         values, buffers = torch.func.stack_module_state([model.eval(), copy.deepcopy(model)])
 
@@ -136,8 +136,8 @@ def test_models_of_a_stack_get_gradients_from_outside_of_vmap(device):
             return loss(torch.func.functional_call(model, (v, b), images), classes)
 
         torch.vmap(of)(values, buffers).sum().backward()
-        found.append([v.grad for v in values.values()])
-    for one, other in zip(*found, strict=True):
+        gradients.append([v.grad for v in values.values()])
+    for one, other in zip(*gradients, strict=True):
         _close(one, other)
 
 
@@ -202,8 +202,8 @@ def test_an_old_triton_is_told(monkeypatch):
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_tensors_of_minidl_are_refused_by_operators(requires_grad):
-    given = minidl.zeros(2, 3, requires_grad=requires_grad)
-    for call in (lambda: mt.softmax(given, 1), lambda: mt.linear(x[0, 0, :2, :3].float(), given)):
+    tensor = minidl.zeros(2, 3, requires_grad=requires_grad)
+    for call in (lambda: mt.softmax(tensor, 1), lambda: mt.linear(x[0, 0, :2, :3].float(), tensor)):
         with pytest.raises(TypeError, match=r"got a minidl Tensor; use torch's with x\.to_torch"):
             call()
 
@@ -250,12 +250,12 @@ def test_random_numbers_are_drawn_at_each_call(device):
     torch.manual_seed(1)
     random.seed(1)
     ours, theirs = two(Noise, device)
-    images, found = torch.randn(2, 3, 4, 4, dtype=torch.float64, device=device), []
+    images, results = torch.randn(2, 3, 4, 4, dtype=torch.float64, device=device), []
     for model in (ours, theirs):
         torch.manual_seed(2)
         random.seed(2)
-        found += [model(images), model(images)]
-    _close(found[:2], found[2:])
+        results += [model(images), model(images)]
+    _close(results[:2], results[2:])
     state = torch.get_rng_state(), random.getstate()
     mt.accelerate(theirs)
     assert torch.equal(torch.get_rng_state(), state[0])
@@ -293,7 +293,7 @@ def test_arguments_that_are_none(device):
 
 @pytest.mark.parametrize("kind", [KnownTwice, WithoutGradients, NeverWithGradients, OneNormTwice, Counts, Scales])
 def test_what_a_trace_would_forget(kind, device):
-    """Changes in place of what has two names, modes of gradients, the order of running statistics."""
+    """Changes in place of aliases, modes of gradients, the order of running statistics."""
     ours, theirs = two(kind, device)
     images = torch.randn(2, 3, 4, 4, dtype=torch.float64, device=device)
     if kind is not NeverWithGradients:

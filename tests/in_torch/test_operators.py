@@ -1,4 +1,4 @@
-"""Each operator of minidl.torch: torch's own check of its registration, torch's function in float64, and gradients."""
+"""Each operator of minidl.torch: torch's check of its registration, torch's function in float64, and gradients."""
 
 import itertools
 
@@ -17,10 +17,10 @@ _DEVICE = default_device()
 
 
 def _randn(*shape, last=False):
-    made = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(_DEVICE)
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(_DEVICE)
     if last:
-        made = made.movedim(1, -1).contiguous().movedim(-1, 1)
-    return made
+        values = values.movedim(1, -1).contiguous().movedim(-1, 1)
+    return values
 
 
 def _conv_norm(x, w, gamma, beta, added):
@@ -234,13 +234,13 @@ def test_results_and_gradients_are_torchs(case):
 @pytest.mark.parametrize("name", CHECKED)
 def test_gradients_are_those_of_differences(name):
     ours, _, tensors = CASES[name]
-    wanted = list(_leaves(tensors()))
-    assert torch.autograd.gradcheck(ours, wanted, atol=1e-5, nondet_tol=0.0, fast_mode=True)
+    leaves = list(_leaves(tensors()))
+    assert torch.autograd.gradcheck(ours, leaves, atol=1e-5, nondet_tol=0.0, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_second_derivatives_are_torchs_or_refused(name):
-    """Zero where nothing is recorded: no gradient that is made with the result is taken for a constant."""
+    """Zero without a recorded gradient: a gradient computed with the result does not count as a constant."""
     ours, torchs, tensors = CASES[name]
     leaves = _leaves(tensors())
     firsts = torch.autograd.grad(ours(*leaves).sum(), leaves, create_graph=True)
@@ -263,11 +263,11 @@ class _Calls(torch.utils._python_dispatch.TorchDispatchMode):
     """Keeps the arguments of minidl's operators."""
 
     def __init__(self):
-        self.found = []
+        self.calls = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "minidl":
-            self.found.append((func, args))
+            self.calls.append((func, args))
         return func(*args, **(kwargs or {}))
 
 
@@ -278,25 +278,25 @@ def test_torch_finds_each_operator_registered_as_it_should_be(name):
     with _Calls() as calls:
         y = ours(*_leaves(tensors()))
         y.sum().backward()
-    assert calls.found
+    assert calls.calls
     seen = set()
-    for op, args in calls.found:
+    for op, args in calls.calls:
         if op in seen:
             continue
         seen.add(op)
-        given = [
+        arguments = [
             a.detach().requires_grad_(a.is_floating_point() and "backward" not in str(op))
             if isinstance(a, torch.Tensor)
             else a
             for a in args
         ]
-        torch.library.opcheck(op, tuple(given), rtol=1e-8, atol=1e-8)
+        torch.library.opcheck(op, tuple(arguments), rtol=1e-8, atol=1e-8)
 
 
 def test_torch_finds_the_fold_registered_as_it_should_be():
     x, mean, var, bias = _randn(2, 3, 4, 4), _randn(3), _randn(3).abs(), _randn(3)
-    given = x, mean, var, bias, None, bias, 1e-5
-    torch.library.opcheck(torch.ops.minidl.fold_batch_norm.default, given, rtol=1e-8, atol=1e-8)
+    arguments = x, mean, var, bias, None, bias, 1e-5
+    torch.library.opcheck(torch.ops.minidl.fold_batch_norm.default, arguments, rtol=1e-8, atol=1e-8)
 
 
 def test_every_operator_is_checked():
@@ -305,7 +305,7 @@ def test_every_operator_is_checked():
         ours, _, tensors = CASES[name]
         with _Calls() as calls:
             ours(*_leaves(tensors())).sum().backward()
-        called |= {str(op).split(".")[1] for op, _ in calls.found}
+        called |= {str(op).split(".")[1] for op, _ in calls.calls}
     assert called | {"fold_batch_norm"} == set(registry.NAMES)
 
 
@@ -318,7 +318,7 @@ def test_bags_refuse_what_is_not_built():
 
 @pytest.mark.parametrize(("rows", "offsets"), [(4, [0, 2, 2]), (5, [0, 2, 9]), (5, [-9, 2, 2])])
 def test_bags_read_nothing_outside(rows, offsets):
-    """An error where looking costs nothing; on a GPU NaN for what is not there, as torch's assertion ends a program."""
+    """An error in the interpreter; on a GPU NaN for invalid rows, where torch's assertion ends the program."""
     w, offsets = _randn(5, 3)[:rows].requires_grad_(), torch.tensor(offsets, device=_DEVICE)
     if launch.INTERPRETED:
         with pytest.raises(IndexError, match=r"holds (4|9|-9)"):
@@ -382,7 +382,7 @@ def test_a_view_that_negates_is_read_as_its_numbers():
 
 def test_gradients_in_batches():
     x, dys = _randn(3, 5).requires_grad_(), _randn(2, 3, 5)
-    found, expected = (
+    gradients, expected = (
         torch.autograd.grad(y, x, dys, is_grads_batched=True)[0] for y in (mt.softmax(x, 1), F.softmax(x, 1))
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients, expected)

@@ -57,9 +57,9 @@ def _same_states(ours, theirs):
     ours, theirs = ours.state_dict(), theirs.state_dict()
     assert ours["param_groups"] == theirs["param_groups"]
     assert ours["state"].keys() == theirs["state"].keys()
-    for key, kept in theirs["state"].items():
-        assert ours["state"][key].keys() == kept.keys()
-        for name, value in kept.items():
+    for key, state in theirs["state"].items():
+        assert ours["state"][key].keys() == state.keys()
+        for name, value in state.items():
             if value is not None:
                 torch.testing.assert_close(ours["state"][key][name], value, rtol=1e-10, atol=1e-10)
 
@@ -78,12 +78,12 @@ def test_numbers_and_states_are_torchs_and_go_both_ways(device, name, options):
     torch.save(ours.state_dict(), file)  # noqa: TID251 (a user's)
     file.seek(0)
     states = theirs.state_dict(), torch.load(file)  # noqa: TID251
-    again = [kind(_groups(m), **options) for kind, m in zip(kinds, models, strict=True)]
-    for model, optimizer, state in zip(models, again, copy.deepcopy(states), strict=True):
+    reloaded = [kind(_groups(m), **options) for kind, m in zip(kinds, models, strict=True)]
+    for model, optimizer, state in zip(models, reloaded, copy.deepcopy(states), strict=True):
         optimizer.load_state_dict(state)
         _steps(model, optimizer)
     _same(*models)
-    _same_states(*again)
+    _same_states(*reloaded)
 
 
 def test_muon_is_torchs_with_iterations_that_are_not_rounded(device, monkeypatch):
@@ -100,7 +100,7 @@ def test_muon_is_torchs_with_iterations_that_are_not_rounded(device, monkeypatch
     shapes = (3, 2), (2, 4), (3, 2)
     models = [[nn.Parameter(torch.ones(s, dtype=torch.float64, device=device)) for s in shapes] for _ in "ab"]
 
-    def made(kind, params):
+    def new_muon(kind, params):
         other = {"params": params[2:], "ns_steps": 2, "adjust_lr_fn": "match_rms_adamw", "nesterov": False}
         return kind([{"params": params[:2]}, other], lr=0.25, weight_decay=0.5)
 
@@ -113,17 +113,19 @@ def test_muon_is_torchs_with_iterations_that_are_not_rounded(device, monkeypatch
                     param.grad = None
             optimizer.step()
 
-    optimizers = [made(kind, params) for kind, params in zip((mt.optim.Muon, torch.optim.Muon), models, strict=True)]
+    optimizers = [
+        new_muon(kind, params) for kind, params in zip((mt.optim.Muon, torch.optim.Muon), models, strict=True)
+    ]
     for optimizer, params in zip(optimizers, models, strict=True):
         steps(optimizer, params)
     torch.testing.assert_close(*models, rtol=1e-10, atol=1e-10)
     _same_states(*optimizers)
-    again = [made(kind, params) for kind, params in zip((mt.optim.Muon, torch.optim.Muon), models, strict=True)]
-    for optimizer, other, params in zip(again, reversed(optimizers), models, strict=True):
+    reloaded = [new_muon(kind, params) for kind, params in zip((mt.optim.Muon, torch.optim.Muon), models, strict=True)]
+    for optimizer, other, params in zip(reloaded, reversed(optimizers), models, strict=True):
         optimizer.load_state_dict(copy.deepcopy(other.state_dict()))
         steps(optimizer, params)
     torch.testing.assert_close(*models, rtol=1e-10, atol=1e-10)
-    _same_states(*again)
+    _same_states(*reloaded)
     with pytest.raises(ValueError, match="2D parameters"):
         mt.optim.Muon([nn.Parameter(torch.ones(3, device=device))])
 
@@ -157,7 +159,7 @@ def test_parameters_of_16_bits_have_masters_which_follow_changes(device):
     ours, theirs = mt.optim.SGD(model.parameters(), 0.1, 0.9), torch.optim.SGD(twin.parameters(), 0.1, 0.9)
     _steps(model, ours, 2), _steps(twin, theirs, 2)
     state = ours.state_dict()
-    assert {v.dtype for kept in state["state"].values() for v in kept.values()} == {torch.float32}
+    assert {v.dtype for entry in state["state"].values() for v in entry.values()} == {torch.float32}
     ours.load_state_dict(copy.deepcopy(state))
     assert torch.equal(ours.state[model[2].weight]["master"], state["state"][2]["master"])
     _same(model.float(), twin, 0.02)
@@ -165,8 +167,8 @@ def test_parameters_of_16_bits_have_masters_which_follow_changes(device):
     with torch.no_grad():
         model[2].weight.fill_(3.0)
     model[2].weight.grad.zero_()
-    for kept in ours.state.values():
-        kept["momentum_buffer"].zero_()
+    for entry in ours.state.values():
+        entry["momentum_buffer"].zero_()
     ours.step()
     assert torch.equal(model[2].weight, torch.full_like(model[2].weight, 3.0))
 
@@ -193,7 +195,7 @@ def test_states_that_others_put_there(device):
     """A parameter that comes later, and a state that is another tensor."""
     ours, theirs = (nn.Parameter(torch.ones(3, device=device)) for _ in "ab")
     late, twin = (nn.Parameter(torch.ones(3, device=device)) for _ in "ab")
-    # torch 2.11's Adagrad takes no parameter later: there it has no gradient in the first step.
+    # torch 2.11's Adagrad rejects later parameters: in that version it has no gradient in the first step.
     pair = [
         (mt.optim.Adagrad([ours], initial_accumulator_value=0.3), ours, late),
         (torch.optim.Adagrad([theirs, twin], initial_accumulator_value=0.3), theirs, twin),

@@ -83,14 +83,14 @@ def _results(model, x, seed=3):
     x = x.clone().requires_grad_()
     y = model(x)
     y.square().sum().backward()
-    found = [y.detach(), x.grad, *(p.grad.clone() for p in model.parameters())]
+    results = [y.detach(), x.grad, *(p.grad.clone() for p in model.parameters())]
     model.zero_grad()
-    return [*found, torch.rand(1, device=x.device)]
+    return [*results, torch.rand(1, device=x.device)]
 
 
 def _same(ours, theirs, x):
-    found = zip(_results(ours, x), _results(theirs, x), strict=True)
-    for one, other in found:
+    pairs = zip(_results(ours, x), _results(theirs, x), strict=True)
+    for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
@@ -141,14 +141,14 @@ def test_a_sum_in_place_keeps_the_dtype_of_what_is_added_to(device):
     ours = copy.deepcopy(plain)
     low = torch.randn(5, 4, 3, 6, device=device).movedim(-1, 1).half()
     for input in (low, low.double()):
-        made = []
+        results = []
         for module, call in ((ours, fused(ours)), (plain, plain)):
             module.block = nn.Identity()
             module.block.forward = types.MethodType(lambda self, x: x.half(), module.block)
             torch.manual_seed(0)
-            made.append(call(input))
-        assert [y.dtype for y in made] == [torch.float32] * 2
-        torch.testing.assert_close(*made)
+            results.append(call(input))
+        assert [y.dtype for y in results] == [torch.float32] * 2
+        torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -160,16 +160,16 @@ def test_autocast(dtype, device):
         plain.block.forward = types.MethodType(lambda self, x: x.to(dtype), plain.block)
     ours = copy.deepcopy(plain)
     x = torch.randn(5, 4, 3, 6, device=device).movedim(-1, 1)
-    made = []
+    results = []
     for block, call in ((ours, fused(ours)), (plain, plain)):
         torch.manual_seed(0)
         with torch.autocast(device.type, dtype):
             y = call(x)
         y.sum().backward()
-        made.append((y, block.layer_scale.grad))
-    assert made[0][0].dtype == torch.float32
-    assert torch.equal(made[0][0], made[1][0])
-    torch.testing.assert_close(*(gradient for _, gradient in made), rtol=1e-5, atol=1e-5)
+        results.append((y, block.layer_scale.grad))
+    assert results[0][0].dtype == torch.float32
+    assert torch.equal(results[0][0], results[1][0])
+    torch.testing.assert_close(*(gradient for _, gradient in results), rtol=1e-5, atol=1e-5)
 
 
 def test_inductor_takes_what_lies_between(device, monkeypatch):
@@ -194,7 +194,7 @@ def test_inductor_takes_what_lies_between(device, monkeypatch):
     assert "minidl.scaled_sum" in str(seen[1].graph)
 
 
-@pytest.mark.parametrize("between", ["draws", "changes", "seen", "changes what is given"])
+@pytest.mark.parametrize("between", ["draws", "changes", "seen", "changes the input"])
 def test_order_is_kept(between, device):
     """Nothing is joined over changes in between, or where something else reads or gets the sum; random numbers are
     drawn in their order."""
@@ -211,7 +211,7 @@ def test_order_is_kept(between, device):
             if between == "changes":
                 x += 1
                 return y + x
-            if between == "changes what is given":
+            if between == "changes the input":
                 z = x.relu()
                 x += y.exp()
                 z += y

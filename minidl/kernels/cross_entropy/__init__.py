@@ -13,6 +13,7 @@ torch.nn.functional.cross_entropy does. A program takes BLOCK_M rows, reads rows
 twice. Ignored rows give 0 for any logits. A class out of range is an error on the CPU; on a GPU, where the check would
 wait for the device, its row becomes NaN. Sums are computed as in `loss`. The divisor of a mean depends on all rows: an
 extra launch computes it, or for few rows each program does, in one order, so that all get the same bits.
+Read `kernels` first, then `targets`.
 """
 
 from typing import NamedTuple

@@ -4,8 +4,8 @@
     y         the broadcast shape, the operands' dtype and memory layout (`memory_layout`); torch.bool for comparisons
 
 Floating values are computed in float32 (float64 for float64, and for powers) and rounded once at the end. Integers
-are computed in their own type. A gradient is also an element-wise function, of dy and the saved values. `functions`
-has the formulas on the device; two kernels in `compute` evaluate them.
+are computed in their own type. A gradient is also an element-wise function, of dy and the saved values. Read
+`functions` first (the formulas on the device), then `compute` (the kernels).
 At ties and kinks the gradients follow torch: equal operands of maximum share the gradient, and |x| has gradient 0 at 0.
 """
 

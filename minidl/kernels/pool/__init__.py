@@ -11,7 +11,7 @@ Padding counts as -inf for a maximum and as 0 for a mean. A mean divides by the 
 floor(o I / O) up to ceil((o + 1) I / O), exclusive.
 
 Results do not depend on scheduling: in a gradient, each pixel adds its windows in order; if windows do not overlap,
-each window writes its pixels.
+each window writes its pixels. Read `problem` and `geometry` first, then `maximum` and `average`.
 """
 
 import torch

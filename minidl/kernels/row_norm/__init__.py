@@ -13,7 +13,7 @@ norm has C groups. Sums are in float32 (float64 for float64), in a fixed order.
 A row that fits BLOCK_N is read once. So are x and dy in the backward pass, where a layer norm's programs accumulate dw
 and db over their rows to partial sums, which one more launch adds. A longer row is read twice for mean and variance,
 and once more for y. If a channel has several numbers in a row (S > 1), or if rows are long, the sums of dy and dy v are
-computed first, for S > 1 per channel; added over images, these are dw and db.
+computed first, for S > 1 per channel; added over images, these are dw and db. Read `kernels`.
 """
 
 from collections.abc import Sequence

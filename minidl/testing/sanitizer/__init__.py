@@ -11,7 +11,7 @@ The sanitizer finds
 - races: elements to which two programs write different values, or that one program writes and another reads;
 - lanes that write different values to one element, or that meet in memory without a barrier; misaligned addresses;
 - hints (tl.multiple_of, tl.max_contiguous) that are not true.
-An access out of bounds is skipped, so that the process continues.
+An access out of bounds is skipped, so that the process continues. Read `patches` first, then `checks` and `order`.
 
 A block's lanes are those of any block of its shape; reductions, scans, products, tl.trans, tl.join, tl.split, tl.gather
 and atomic operations on one element are barriers, too. A store after a load at the same place of a block with another

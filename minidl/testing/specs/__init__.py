@@ -1,4 +1,7 @@
-"""The records of every operation, by name."""
+"""The spec of every operation, by name, in modules by subject.
+
+Read `base` first (what a spec has), then `make` (inputs), `bounds` (error bounds) and `elementwise` (simple specs).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows for a generator of pictures: its transposed convolutions, and the whole of it."""
+"""The rows for a generator of pictures: its transposed convolutions, and the complete generator."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ IMAGES = 1000
 LAYERS = {(512, 256, 4): 1.15, (256, 128, 8): 1.15, (128, 64, 16): 1.15, (64, 3, 32): 6.0}
 FIRST = 512  # channels before them
 HOW = {"stride": 2, "padding": 2, "output_padding": 1}
-# How far, in the norm, a whole generator may be off: five layers of a dtype's rounding.
+# The largest relative error, in the norm, of a generator: the rounding of five layers.
 OFF = {"float16": 2.0**-8, "tf32": 2.0**-8, "float32": 2.0**-18}
 
 
 def rows() -> Iterator[Row]:
-    """The rows in order."""
+    """Yield the rows in order."""
     for (C, M, size), goal in LAYERS.items():
         yield f"transposed 5x5 stride 2 {C}->{M}@{size}", goal, partial(_layer, C, M, size)
     for kind in OFF:
@@ -38,7 +38,7 @@ def rows() -> Iterator[Row]:
 
 
 def _products(C: int, M: int, size: int) -> float:
-    """Products whose input is inside the image, for all images."""
+    """Return the number of products whose input is inside the image, for all images."""
     across = sum(0 <= 2 * i - 2 + r < 2 * size for i in range(size) for r in range(5))
     return float(IMAGES) * C * M * across * across
 
@@ -84,7 +84,7 @@ def _layer(C: int, M: int, size: int) -> Work:
 
 
 class _TorchGenerator(torch.nn.Module):
-    """The generator of 64x64x3 pictures in torch, with the weights of ours and its batch norms folded."""
+    """The generator of 64x64x3 pictures in torch, with minidl's weights and folded batch norms."""
 
     def __init__(self, ours: Generator) -> None:
         super().__init__()
@@ -125,20 +125,20 @@ def _generation(kind: str) -> Work:
             return ours(Tensor(z))
 
     @torch.no_grad()
-    def under_flags(model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def with_flags(model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
         return model(z)
 
     peers = {
         f"{way}, {order}": calls
         for order, model in theirs.items()
-        for way, calls in sides.eager_and_compiled(model, call=under_flags, mode="max-autotune-no-cudagraphs").items()
+        for way, calls in sides.eager_and_compiled(model, call=with_flags, mode="max-autotune-no-cudagraphs").items()
     }
 
-    def judge(got: Tensor) -> bool:
+    def judge(pictures: Tensor) -> bool:
         with torch.no_grad():
-            wanted = torch.cat([exact(z[i : i + 250].double()) for i in range(0, IMAGES, 250)])
-        return bool((got.data.double() - wanted).norm() <= OFF[kind] * wanted.norm())
+            expected = torch.cat([exact(z[i : i + 250].double()) for i in range(0, IMAGES, 250)])
+        return bool((pictures.data.double() - expected).norm() <= OFF[kind] * expected.norm())
 
     flop = 2.0 * (IMAGES * 100 * 16 * FIRST + sum(_products(*layer) for layer in LAYERS))
     width = dtype.itemsize

@@ -1,4 +1,4 @@
-"""The rows, with their goals for the time of the best peer divided by ours: reached from 0.01 (the noise) below on."""
+"""The rows, with the goals of their ratios; a row meets its goal from 0.01 (the noise) below it."""
 
 from __future__ import annotations
 

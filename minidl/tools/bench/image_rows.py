@@ -1,4 +1,4 @@
-"""The rows for images: convolution and its gradients, pooling, batch norm, whole networks."""
+"""The rows for images: convolution and its gradients, pooling, batch norm, networks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RELU_INCLUDED = ("1->12 7x7 72x72", "12->24 7x7 33x33", "1->32 5x5 28x28")
 
 
 def rows() -> Iterator[Row]:
-    """The rows in order."""
+    """Yield the rows in order."""
     of_3x3 = [name for name in LAYERS if name.startswith("3x3")]
     for name in LAYERS:
         yield f"conv {name}", LAYERS[name][-2], partial(_forward, name)
@@ -77,16 +77,16 @@ class Layer:
         return floor_ms(2.0 * sum(self.elements), self.flop)
 
     def backward(self, of: str, x: torch.Tensor, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """The gradient of the "input" or of the "weight" by torch."""
-        wanted = of == "input", of == "weight", False
+        """Return torch's gradient of the "input" or of the "weight"."""
+        mask = of == "input", of == "weight", False
         how = [1, 1], self.padding, [1, 1], False, [0, 0], 1
-        return torch.ops.aten.convolution_backward(dy, x, w, None, *how, wanted)[of == "weight"]
+        return torch.ops.aten.convolution_backward(dy, x, w, None, *how, mask)[of == "weight"]
 
 
-def _within(got: torch.Tensor, exact: torch.Tensor, total: torch.Tensor, terms: int) -> bool:
-    # A block; the blocks (16 terms or more) of a sum or of one of a hundred shares of it; the shares and folded bands.
+def _within(result: torch.Tensor, exact: torch.Tensor, total: torch.Tensor, terms: int) -> bool:
+    # A block; the blocks (16 terms or more) of a sum or of one of its hundred shares; the shares and folded bands.
     steps = terms / 16 if terms < 2**16 else terms / 1600 + 6000
-    return holds(got, exact, gamma(192 + 2 * steps, dot_unit(got.dtype)) * total)
+    return holds(result, exact, gamma(192 + 2 * steps, dot_unit(result.dtype)) * total)
 
 
 def _forward(name: str) -> Work:
@@ -125,18 +125,18 @@ def _gradient(name: str, of: str) -> Work:
             return conv.grad_input(dy, layer.w, layer.geometry)
         return conv.grad_weight(x, dy, layer.geometry)
 
-    def judge(got: torch.Tensor) -> bool:
+    def judge(result: torch.Tensor) -> bool:
         x, dy, w = layer.x[0], layer.dy[0], layer.w.double()
         if of == "input":
-            x, dy, got, terms = x[:32], dy[:32], got[:32], layer.terms * w.shape[0] // w.shape[1]
+            x, dy, result, terms = x[:32], dy[:32], result[:32], layer.terms * w.shape[0] // w.shape[1]
         else:
             terms = dy.numel() // dy.shape[1]
-        exact, total = torch.zeros_like(got.double()), torch.zeros_like(got.double())
+        exact, total = torch.zeros_like(result.double()), torch.zeros_like(result.double())
         for i in range(0, len(x), 500):
             part = x[i : i + 500].double(), dy[i : i + 500].double()
             exact += layer.backward(of, *part, w)
             total += layer.backward(of, *(t.abs() for t in part), w.abs())
-        return _within(got, exact, total, terms)
+        return _within(result, exact, total, terms)
 
     return Work(
         f"conv {name} gradient of the {of}", "float16", [partial(ours, x, dy) for x, dy in pairs],
@@ -192,8 +192,8 @@ def _batch_norm() -> Work:
         )
         # float16 results of order 1 and 30; values within a rounding of relu's corner may fall on either side.
         close = ((y.double() - exact_y).abs() <= 2.0**-10 * exact_y.abs() + 2.0**-12).all()
-        for got, wanted in zip(grads, exact_grads, strict=True):
-            off = (got.double() - wanted).norm() / wanted.norm()
+        for grad, exact_grad in zip(grads, exact_grads, strict=True):
+            off = (grad.double() - exact_grad).norm() / exact_grad.norm()
             close = close and off <= 2.0**-9
         return bool(close)
 
@@ -205,7 +205,7 @@ def _batch_norm() -> Work:
 
 
 def _ece408(dtype: torch.dtype) -> tuple[models.ECE408, torch.nn.Module]:
-    """The ECE 408 network of both sides with the same weights."""
+    """Return the ECE 408 network of both sides with the same weights."""
     layers = torch.nn.Sequential(
         torch.nn.Conv2d(1, 32, 5), torch.nn.ReLU(), torch.nn.AvgPool2d(2),
         torch.nn.Conv2d(32, 64, 5), torch.nn.ReLU(), torch.nn.AvgPool2d(2),
@@ -234,11 +234,11 @@ def _cnn_inference() -> Work:
         return model(x).argmax(1)
 
     def judge(_: Tensor) -> bool:
-        """Whether that from which the classes are chosen is right."""
+        """Return whether the logits are right."""
         with no_grad(), torch.no_grad():
-            got = ours(Tensor(x)).data.double()
+            logits = ours(Tensor(x)).data.double()
             exact = copy.deepcopy(theirs).double()(x.double())
-        return bool((got - exact).norm() <= 2.0**-8 * exact.norm())
+        return bool((logits - exact).norm() <= 2.0**-8 * exact.norm())
 
     moved = 2.0 * (x.numel() + 10000 * (24 * 24 * 32 // 4 + 8 * 8 * 64 // 4 + 128 + 10))
     flop = 2.0 * 10000 * (24 * 24 * 32 * 25 + 8 * 8 * 64 * 800 + 1024 * 128 + 1280)
@@ -266,8 +266,8 @@ def _cnn_training() -> Work:
             return our_step()
 
     def judge(loss: Tensor) -> bool:
-        wanted = float(step().detach())
-        return abs(float(loss) - wanted) <= 2.0**-9 * abs(wanted)
+        expected = float(step().detach())
+        return abs(float(loss) - expected) <= 2.0**-9 * abs(expected)
 
     flop = 3 * 2.0 * 512 * (24 * 24 * 32 * 25 + 8 * 8 * 64 * 800 + 1024 * 128 + 1280)
     return Work(

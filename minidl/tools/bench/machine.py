@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import platform
-from collections.abc import Sequence
 from importlib.metadata import version
-from typing import TypeVar
 
 import torch
 
 from minidl.runtime import launch, tile_tables
 from minidl.runtime.cost_model import selection
 from minidl.training.process.environment import driver, tile_hash
-
-T = TypeVar("T")
 
 
 def machine() -> dict[str, str]:
@@ -34,11 +30,3 @@ def machine() -> dict[str, str]:
         **({"tile_tables": f"{tile_tables.CHOSEN} {tile_hash()}"} if tile_tables.CHOSEN else {}),
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
     }
-
-
-def part_of(items: Sequence[T], part: str) -> Sequence[T]:
-    """Return the items of a part such as 1/2 (every second one). Raises ValueError for another text."""
-    number, slash, of = part.partition("/")
-    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise ValueError(f"expected a part as 1/2, got {part!r}")
-    return items[int(number) - 1 :: int(of)]

@@ -20,7 +20,7 @@ DEVICE = "cuda"
 
 
 def rows() -> Iterator[Row]:
-    """The rows in order."""
+    """Yield the rows in order."""
     for size, goal in ((8192, 1.02), (4096, 1.0), (2048, 1.0), (1024, 1.0)):
         yield f"gemm {size}x{size}x{size}", goal, partial(_gemm, size, size, size, torch.bfloat16)
     for M, N, K in ((1024, 128, 32768), (32768, 128, 1024), (128, 32768, 1024)):
@@ -60,7 +60,7 @@ def _gemm(M: int, N: int, K: int, dtype: torch.dtype, precision: str | None = No
     def judge(c: torch.Tensor, against: Callable[..., torch.Tensor] | None = None) -> bool:
         a, b = pairs[0]
         exact = a.double() @ b.double()
-        # float32 accuracy is the claim: not above cuBLAS's own float32 error.
+        # The error must not exceed cuBLAS's float32 error.
         if against is not None and not (c.double() - exact).norm() <= (against(a, b).double() - exact).norm():
             return False
         unit = 2.0**-10 if tf32 else 0.0
@@ -138,8 +138,8 @@ def _cross_entropy() -> Work:
         z = x.double().requires_grad_()
         exact, exact_grad = sides.torch_gradients(loss, [z])
         error = gamma(80, 2.0**-22) * (exact_grad.abs() + torch.softmax(z.detach(), -1) / M)
-        wanted = float(exact.detach())
-        return holds(grad, exact_grad, error) and abs(float(value) - wanted) <= 2.0**-8 * wanted
+        expected = float(exact.detach())
+        return holds(grad, exact_grad, error) and abs(float(value) - expected) <= 2.0**-8 * expected
 
     return Work(
         f"cross-entropy forward+backward {M}x{N}", "bfloat16",
@@ -184,8 +184,8 @@ def _text_step() -> Work:
     peer.load_state_dict(dict(zip(keys, model.state_dict().values(), strict=True)))
 
     def judge(loss: Tensor) -> bool:
-        wanted = float(theirs().detach())
-        return abs(float(loss) - wanted) <= 1e-5 * abs(wanted)
+        expected = float(theirs().detach())
+        return abs(float(loss) - expected) <= 1e-5 * abs(expected)
 
     weights = columns * hidden
     # The dense moments and weights are read and written once, the gathered rows read twice.

@@ -23,7 +23,7 @@ from minidl.tools.first_line import first_line
 
 K = TypeVar("K")
 L2_BYTES = 60e6
-# Measured on an H200: bytes read and written by a copy on the device, and operations by dtype or precision.
+# Measured on an H200: bytes that a copy on the device reads and writes, and operations by dtype or precision.
 COPY_BYTES_PER_MS = 4.30e9
 MATRIX_FLOP_PER_MS = {
     "bfloat16": 0.79e12, "float16": 0.79e12, "tf32": 0.40e12, "ieee": 0.05e12,
@@ -38,7 +38,7 @@ class Work:
     """One row: minidl's calls and those of each peer (one per input set), and the check of the first result.
 
     A `whole_step` is captured once and replayed, as in training; other calls are repeated within a graph. `others`
-    makes the calls of other projects' kernels, which `judge_others` judges where they compute less than ours.
+    makes the calls of other projects' kernels; `judge_others` checks them if they compute less than minidl's.
     """
 
     name: str
@@ -150,9 +150,9 @@ class HostClock:
 
     def timed(self, call: Call) -> float:
         """Return milliseconds of one call."""
-        started = time.perf_counter()
+        start = time.perf_counter()
         call()
-        return (time.perf_counter() - started) * 1e3
+        return (time.perf_counter() - start) * 1e3
 
 
 class Launched(HostClock):

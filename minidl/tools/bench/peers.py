@@ -1,7 +1,7 @@
-"""Other projects' Triton kernels, called by their public functions: attorch, FlagGems and Liger, where installed.
+"""Other projects' Triton kernels, called by their public functions: attorch, FlagGems and Liger, if installed.
 
-All are optional and imported only when measured. Their kernels get contiguous inputs in torch's layout, for which they
-are written; their convolutions have no bias and no activation.
+All are optional and imported only when measured. Their kernels expect contiguous inputs in torch's layout; their
+convolutions have no bias and no activation.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Peer:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the module can be imported; does not import it."""
+        """Return whether the module can be imported; does not import it."""
         return importlib.util.find_spec(self.module) is not None
 
     @property
     def version(self) -> str:
-        """The version of the installed package."""
+        """Return the version of the installed package."""
         try:
             return metadata.version(self.package)
         except metadata.PackageNotFoundError:
@@ -77,12 +77,12 @@ def _of(**makers: Callable[[Any], Sequence[Call]]) -> Others:
 
 
 def products(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Others:
-    """a @ b of each pair."""
+    """Return calls of a @ b for each pair."""
     return _of(FlagGems=lambda gems: [partial(gems.mm, a, b) for a, b in pairs])
 
 
 def softmax(xs: Sequence[torch.Tensor]) -> Others:
-    """Softmax along the last dimension."""
+    """Return calls of softmax along the last dimension."""
 
     def liger(_: Any) -> Sequence[Call]:
         function = _liger("softmax", "LigerSoftmaxFunction")
@@ -96,7 +96,7 @@ def softmax(xs: Sequence[torch.Tensor]) -> Others:
 
 
 def cross_entropy(x: torch.Tensor, target: torch.Tensor) -> Others:
-    """The mean loss with its gradient. Liger overwrites the logits with the gradient, so it gets a copy."""
+    """Return calls of the mean loss with its gradient. Liger gets a copy of the logits, which it overwrites."""
 
     def liger(_: Any) -> Sequence[Call]:
         function = _liger("cross_entropy", "LigerCrossEntropyFunction")
@@ -107,7 +107,7 @@ def cross_entropy(x: torch.Tensor, target: torch.Tensor) -> Others:
 
 
 def conv2d(xs: Sequence[torch.Tensor], w: torch.Tensor, padding: Sequence[int]) -> Others:
-    """Convolution with stride 1."""
+    """Return calls of a convolution with stride 1."""
     weight = w.contiguous()
 
     def attorch(module: Any) -> Sequence[Call]:
@@ -125,7 +125,7 @@ def conv2d(xs: Sequence[torch.Tensor], w: torch.Tensor, padding: Sequence[int]) 
 def conv_transpose2d(
     xs: Sequence[torch.Tensor], w: torch.Tensor, stride: int, padding: int, output_padding: int
 ) -> Others:
-    """Transposed convolution."""
+    """Return calls of a transposed convolution."""
 
     def gems(module: Any) -> Sequence[Call]:
         how = w.contiguous(), None, stride, padding, output_padding
@@ -135,7 +135,7 @@ def conv_transpose2d(
 
 
 def batch_norm_relu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, dy: torch.Tensor) -> Others:
-    """Batch norm in training with ReLU: the result, and the gradients of x, weight and bias."""
+    """Return calls of batch norm in training with ReLU: the result, and the gradients of x, weight and bias."""
 
     def attorch(module: Any) -> Sequence[Call]:
         try:
@@ -155,6 +155,6 @@ def batch_norm_relu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, d
 
 
 def _liger(module: str, name: str) -> Any:
-    """An operator of Liger: from `liger_kernel.ops`, which chooses by device, else from the operator's module."""
+    """Return an operator of Liger: from `liger_kernel.ops`, which chooses by device, else from its module."""
     function = getattr(importlib.import_module("liger_kernel.ops"), name, None)
     return function or getattr(importlib.import_module(f"liger_kernel.ops.{module}"), name)

@@ -58,7 +58,7 @@ def load(path: Path, goals: Mapping[str, float] = GOALS, command: str = "minidl 
         for row in content.pop("rows"):
             _check(row, goals, command)
             if row["row"] in rows:
-                raise ValueError(f"the row {row['row']!r} is there twice")
+                raise ValueError(f"the row {row['row']!r} is listed twice")
             rows[row["row"]] = _judged(row, goals)
         if not all(_is_text(content.get(key)) for key in _MACHINE):
             raise ValueError(f"expected the machine's {', '.join(_MACHINE)}")
@@ -75,7 +75,7 @@ def _check(row: Any, goals: Mapping[str, float], command: str) -> None:
     """Raise ValueError for an invalid row."""
     name = row.get("row") if isinstance(row, dict) else None
     if not isinstance(name, str):
-        raise ValueError("expected rows with their names")
+        raise ValueError("expected rows with names")
     if name not in goals:
         raise ValueError(f"unknown row {name!r}; `{command} --list` shows all rows")
     is_right = row.get("error_ok")

@@ -60,10 +60,10 @@ def our_gradients(
     return y.data, *(leaf.grad.data for leaf in leaves if leaf.grad is not None)
 
 
-def right(record: str, got: Any, *args: Any, wrt: Sequence[int] = (), dy: torch.Tensor | None = None) -> bool:
-    """Return whether a result, or the gradients by the arguments at `wrt`, are within the bounds of the record."""
-    expected = Expected(all_specs()[record], Case(args), args[0].dtype, wrt, lambda *shape: dy)
-    return expected.holds(*as_tuple(got))
+def right(spec: str, result: Any, *args: Any, wrt: Sequence[int] = (), dy: torch.Tensor | None = None) -> bool:
+    """Return whether a result, or the gradients of the arguments at `wrt`, are within the bounds of a spec."""
+    expected = Expected(all_specs()[spec], Case(args), args[0].dtype, wrt, lambda *shape: dy)
+    return expected.holds(*as_tuple(result))
 
 
 def training_step(optimizer: Any, loss: Callable[[], Any]) -> Callable[[], Any]:

@@ -1,6 +1,7 @@
-"""`minidl doctor`: what this machine can run, what is missing, and offline compilation, also for other GPUs.
+"""`minidl doctor`: check this machine, and compile kernels offline, also for other GPUs.
 
-Importing this package is cheap: the command imports torch and rich when it runs.
+Read `machine` first (the checks), then `workloads` and `plan` (the kernels to compile), `jobs`, `offline`, `compile`,
+`report`, `scripts` (kernels of a user's script) and `warm`. The commands import torch and rich when they run.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def doctor() -> int:
     if failed:
         console.print(f"[red]Needs attention:[/] {escape(', '.join(failed))}")
         return 1
-    console.print("[green]Everything needed is there.[/]")
+    console.print("[green]All requirements are met.[/]")
     return 0
 
 
@@ -162,9 +163,9 @@ def doctor_warm(names: Sequence[str], arch: int | None) -> int:
     from minidl.tools.doctor import report, warm
 
     if launch.INTERPRETED:
-        raise ConfigError("kernels are interpreted in this process: run `minidl doctor --warm` in one of its own")
+        raise ConfigError("kernels are interpreted in this process: run `minidl doctor --warm` in a separate process")
     if arch is None and not torch.cuda.is_available():
-        raise ConfigError("--warm finds no GPU on this machine: name one by --arch, such as --arch 90 for an H100")
+        raise ConfigError("--warm: this machine has no GPU; give an architecture, such as --arch 90 for an H100")
     names, console, started = names or warm.NAMES, rich_console(soft_wrap=True), time.perf_counter()
     every_job: dict[str, Job] = {}
     with report.Stages(console) as stages, Compilers("doctor") as compilers:
@@ -180,8 +181,6 @@ def doctor_warm(names: Sequence[str], arch: int | None) -> int:
     for job in failed:
         console.print(f"not compiled: {job}", markup=False, highlight=False)
     compiled, cached, seconds = len(missing) - len(failed), len(every_job) - len(missing), time.perf_counter() - started
-    summary = (
-        f"{compiled} kernels compiled, {cached} were there already; they are in {knobs.cache.dir}; {seconds:.0f} s"
-    )
+    summary = f"{compiled} kernels compiled, {cached} were cached; cache: {knobs.cache.dir}; {seconds:.0f} s"
     console.print(summary, markup=False, highlight=False)
     return 1 if failed else 0

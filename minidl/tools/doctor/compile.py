@@ -39,7 +39,7 @@ RENEW = 500
 
 
 class Worker:
-    """A child process of `workbench.doctor.worker`; it is (re)started when needed, and after RENEW answers."""
+    """A child process that runs `doctor.worker`. It starts when needed, and again after RENEW answers."""
 
     def __init__(self, python: str = sys.executable) -> None:
         self.python = python
@@ -48,7 +48,7 @@ class Worker:
         self._answers = 0
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer to a request. Raises WorkerError."""
+        """Return the answer to a request. Raises WorkerError."""
         if self._answers >= RENEW:
             self.close()
         process = self._process or self._start()
@@ -90,20 +90,20 @@ class Worker:
         )
 
     def _stop(self) -> str:
-        """End the process and return what its standard error says of it, or its last line."""
+        """End the process and return the reason: an error of LLVM, or the last line of its standard error."""
         process, self._process = self._process, None
         process.kill()
         process.communicate()
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
         self._errors.close()
-        told = [line for line in lines if line.startswith("LLVM ERROR") or " Assertion `" in line]
-        return next(iter(told + lines[-1:]), f"exit code {process.returncode}")
+        errors = [line for line in lines if line.startswith("LLVM ERROR") or " Assertion `" in line]
+        return next(iter(errors + lines[-1:]), f"exit code {process.returncode}")
 
 
 @dataclass
 class Verdict:
-    """The figures of every job, the calls and kernels that could not be recorded, and the scripts that failed."""
+    """The figures of every job, calls and kernels that could not be recorded, and scripts that failed."""
 
     figures: dict[str, tuple[Job, Figures]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -112,17 +112,17 @@ class Verdict:
     scripts: dict[str, str] = field(default_factory=dict)
 
     def wrong(self) -> dict[str, list[str]]:
-        """Problems by job, for the jobs that have any."""
-        found: dict[str, list[str]] = {}
+        """Return the problems by job, for jobs that have any."""
+        messages: dict[str, list[str]] = {}
         for job, figures in self.figures.values():
             # Jobs that differ in a flag have one name.
             if wrong := problems(job, figures):
-                found.setdefault(str(job), []).extend(wrong)
-        return found
+                messages.setdefault(str(job), []).extend(wrong)
+        return messages
 
     @property
     def fine(self) -> bool:
-        """Whether nothing is wrong."""
+        """Return whether nothing is wrong."""
         return not self.failures and not self.scripts and not self.wrong()
 
 
@@ -139,8 +139,8 @@ def run(
 ) -> Verdict:
     """Compile the kernels with `only` in their name for each architecture, in child processes of `python`.
 
-    `work` selects the operations that are called, by a part of their name (`workbench.doctor.workloads` lists them).
-    Without `every_tile`, only the tiles that the calls' shapes get are compiled. For the architectures in `brief` each
+    `work` selects the operations to call by a part of their name (`doctor.workloads` lists them).
+    Without `every_tile`, only the tiles for the calls' shapes are compiled. For the architectures in `brief` each
     value of a flag is compiled once (`plan.shorten`), and without `every_tile` tiles are ignored.
     `progress` gets the stage and how many of its jobs are done. Raises ValueError for an architecture whose limits
     are not known, WorkerError when the launches cannot be recorded.
@@ -151,14 +151,14 @@ def run(
     verdict = Verdict()
     with pool(partial(Worker, python), workers) as ready:
         verdict.versions = ready[0].ask({"versions": True}, PLAN_SECONDS)
-        chosen = {"only": only, "work": work, "every_tile": every_tile}
-        made = _plan(ready, [{"arch": arch, **chosen} for arch in archs], progress)
-        verdict.failures = plans.failures(made)
-        jobs = [job for arch, plan in zip(archs, made, strict=True) for job in plans.shorten(plan, arch in brief)]
+        selection = {"only": only, "work": work, "every_tile": every_tile}
+        arch_plans = _plan(ready, [{"arch": arch, **selection} for arch in archs], progress)
+        verdict.failures = plans.failures(arch_plans)
+        jobs = [job for arch, plan in zip(archs, arch_plans, strict=True) for job in plans.shorten(plan, arch in brief)]
         verdict.figures = compile_jobs(ready, jobs, partial(progress, "every flag"))
-        known = {key: figures for key, (_, figures) in verdict.figures.items()}
-        tiled = [plan for arch, plan in zip(archs, made, strict=True) if every_tile or arch not in brief]
-        jobs = [job for plan in tiled for job in plans.heaviest(plan, known)]
+        figures = {key: figure for key, (_, figure) in verdict.figures.items()}
+        tiled = [plan for arch, plan in zip(archs, arch_plans, strict=True) if every_tile or arch not in brief]
+        jobs = [job for plan in tiled for job in plans.heaviest(plan, figures)]
         verdict.figures |= compile_jobs(ready, jobs, partial(progress, "every tile"))
     verdict.seconds = time.perf_counter() - start
     return verdict
@@ -166,30 +166,30 @@ def run(
 
 @contextlib.contextmanager
 def pool(make: Callable[[], Worker], count: int | None = None) -> Iterator[list[Worker]]:
-    """A context with so many workers, by default one for each processor."""
-    made = [make() for _ in range(len(os.sched_getaffinity(0)) if count is None else count)]
+    """A context with `count` workers, by default one for each processor."""
+    workers = [make() for _ in range(len(os.sched_getaffinity(0)) if count is None else count)]
     try:
-        yield made
+        yield workers
     finally:
-        for worker in made:
+        for worker in workers:
             worker.close()
 
 
 def _plan(
-    pool: Sequence[Worker], wanted: Sequence[dict[str, Any]], progress: Callable[[str, int, int], None]
+    pool: Sequence[Worker], requests: Sequence[dict[str, Any]], progress: Callable[[str, int, int], None]
 ) -> list[Plan]:
     def one(worker: Worker, arguments: dict[str, Any]) -> Plan:
         fields = worker.ask({"plan": arguments}, PLAN_SECONDS)
         jobs = {name: {key: Job(**job) for key, job in fields[name].items()} for name in ("first", "forced")}
         return Plan(**{**fields, **jobs})
 
-    return _share(pool, wanted, one, partial(progress, "recording launches"))
+    return _share(pool, requests, one, partial(progress, "recording launches"))
 
 
 def compile_jobs(
     pool: Sequence[Worker], jobs: Iterable[Job], progress: Callable[[int, int], None] = lambda done, of: None
 ) -> dict[str, tuple[Job, Figures]]:
-    """The jobs with their figures, by key; the workers compile in parallel."""
+    """Compile the jobs in parallel, and return them with their figures, by key."""
 
     def one(worker: Worker, job: Job) -> tuple[Job, Figures]:
         try:
@@ -203,7 +203,7 @@ def compile_jobs(
 def _share(
     pool: Sequence[Worker], items: Sequence[T], do: Callable[[Worker, T], R], progress: Callable[[int, int], None]
 ) -> list[R]:
-    """What `do` returns for each item with the next free worker. Raises the first error that `do` raised."""
+    """Call `do` on each item with the next free worker, and return the results. Raises the first error of `do`."""
     free: SimpleQueue[Worker] = SimpleQueue()
     for worker in pool:
         free.put(worker)
@@ -218,10 +218,10 @@ def _share(
     progress(0, len(items))
     threads = ThreadPoolExecutor(len(pool))
     try:
-        begun = [threads.submit(one, item) for item in items]
-        for done, finished in enumerate(as_completed(begun), start=1):
-            finished.result()
+        futures = [threads.submit(one, item) for item in items]
+        for done, future in enumerate(as_completed(futures), start=1):
+            future.result()
             progress(done, len(items))
-        return [finished.result() for finished in begun]
+        return [future.result() for future in futures]
     finally:
         threads.shutdown(wait=False, cancel_futures=True)

@@ -25,8 +25,6 @@ REGISTERS = 65536
 FLOAT64_MATRIX = 80, 90  # NVIDIA GPUs with matrix instructions for float64 products
 MAX_REGISTERS = 255
 ACCEPTED = Path(__file__).parent / "accepted_spills.json"
-
-
 MATRIX = ("wgmma", "mma", "tcgen05", "mfma", "wmma")
 
 
@@ -46,7 +44,7 @@ class Figures:
     wmma: int = 0
     tma: int = 0
     loads: int = 0  # instructions that load from global memory
-    wide: int = 0  # those of 16 bytes or more a thread
+    wide: int = 0  # loads of 16 bytes or more per thread
     lines: int = 0  # of PTX, or AMD's assembler
     wants_matrix: bool = False  # a product in a type that tensor cores have
     serialised: bool = False

@@ -82,7 +82,7 @@ def _devices() -> Check | list[Check]:
     driver = environment.driver()
     if not torch.cuda.is_available():
         if driver is None:
-            return Check("GPU", NOTE, "none", "Kernels run on the CPU; training large models wants an NVIDIA GPU.")
+            return Check("GPU", NOTE, "none", "Kernels run on the CPU. Use an NVIDIA GPU to train large models.")
         if torch.version.cuda is None:
             advice = "Install a torch built for CUDA: pip install -c constraints.txt torch"
             return Check("GPU", BAD, f"driver {driver}, but torch {torch.__version__} is built without CUDA", advice)
@@ -108,7 +108,7 @@ def _kernels() -> Check:
     from minidl.runtime import launch
 
     if not launch.INTERPRETED:
-        why = "a CUDA device is there" if setting is None else f"TRITON_INTERPRET={setting} is set"
+        why = "a CUDA device is present" if setting is None else f"TRITON_INTERPRET={setting} is set"
         if not torch.cuda.is_available():
             advice = "Unset TRITON_INTERPRET: without a CUDA device only the interpreter runs kernels."
             return Check("kernels", BAD, f"compiled: {why}, but there is no CUDA device", advice)

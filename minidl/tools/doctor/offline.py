@@ -1,4 +1,4 @@
-"""Compile recorded launches for a GPU that need not be present, and read the compiler's figures.
+"""Compile recorded launches for a GPU, which need not be present, and read the compiler's figures.
 
 Inside `recording(arch)` the launchers run on CPU tensors, and each launch becomes a `Job`: the kernel with the types,
 constants and alignments that Triton would specialise it for. `compile_job` compiles one and returns its `Figures`.
@@ -37,7 +37,7 @@ from minidl.tools.doctor import constants
 from minidl.tools.doctor.jobs import Figures, target_name
 from minidl.tools.first_line import first_line
 
-# wgmma had to be serialised because the registers of the accumulators are touched in between.
+# wgmma had to be serialised because other instructions use the registers of the accumulators in between.
 SERIALISED = ("C7510", "C7511", "C7515")
 INSTRUCTIONS = {
     "wgmma": r"\bwgmma\.mma_async\b", "mma": r"\bmma\.sync\b", "tcgen05": r"\btcgen05\.mma\b",
@@ -46,7 +46,7 @@ INSTRUCTIONS = {
     "wide": r"\bld\.global\S*\.(?:v4\.\w32|v8\.\w32|v[24]\.\w64)|\bcp\.async\.c[ag]\b[^;]*\b0x10\b"
     r"|\b(?:global|buffer)_load_(?:lds_)?(?:dwordx4|b128)",
 }  # fmt: skip
-# In Triton's own code, a product whose left operand or precision tensor cores have.
+# In Triton's IR, a product whose left operand or precision tensor cores support.
 WANTS_MATRIX = r" tt\.dot .*(?:inputPrecision = tf32|: tensor<[\dx]+x(?:f16|bf16|f64|f8E\w+)> \*)"
 WANTS_MATRIX_OF_AMD = r" tt\.dot .*: tensor<[\dx]+x(?:f16|bf16)> \*"
 AMD_FIGURES = {
@@ -55,9 +55,9 @@ AMD_FIGURES = {
 }  # fmt: skip
 WAIT = "griddepcontrol.wait"
 MEMORY = r"\b(?:ld\.global|st\.global|cp\.async|atom\.global|red\.global)"
-# What LLVM says to standard error, with the line of assembler that an error may be about.
-TOLD = r"(?<!ld\.lld: )error: (.*(?:\n[ \t]+\S.*)?)"
-_MOST_SAID = 1 << 22  # with the code that a pass of the compiler failed on
+# An error that LLVM writes to standard error, with its line of assembler if there is one.
+LLVM_ERROR = r"(?<!ld\.lld: )error: (.*(?:\n[ \t]+\S.*)?)"
+_MOST_STDERR = 1 << 22  # bytes, with the code that a pass of the compiler failed on
 FIGURES_FILE = "minidl_figures_5.json"
 
 
@@ -72,7 +72,7 @@ def recording(arch: Arch) -> Iterator[list[Job]]:
     jobs: list[Job] = []
 
     def keep(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
-        if isinstance(arch, str):  # AMD's have no such option, which is False here, and no PTX (`reduce.layout.again`)
+        if isinstance(arch, str):  # AMD's GPUs have neither this option nor PTX
             meta = {name: value for name, value in meta.items() if name != "launch_pdl"}
             if "OPAQUE" in meta:
                 meta["OPAQUE"] = False
@@ -91,49 +91,49 @@ def compile_job(job: Job) -> Figures:
         with triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
             triton.knobs.nvidia.dump_ptxas_log = True
             compiled = launch_jobs.compile_job(job)
-    except Exception as error:  # noqa: BLE001 (whatever the compiler raises is the finding)
+    except Exception as error:  # noqa: BLE001 (any error of the compiler is the result)
         return Figures(error=_reason(error), seconds=time.perf_counter() - start)
     cache = get_cache_manager(compiled.hash)
-    if known := cache.get_file(FIGURES_FILE):
-        return Figures(**json.loads(Path(known).read_text()))
-    said = log.getvalue()
-    if "ptx" in compiled.asm and "registers" not in said:
-        said = _ptxas(compiled.asm["ptx"], job)
-    figures = _read(compiled, said, time.perf_counter() - start)
+    if path := cache.get_file(FIGURES_FILE):
+        return Figures(**json.loads(Path(path).read_text()))
+    output = log.getvalue()
+    if "ptx" in compiled.asm and "registers" not in output:
+        output = _ptxas(compiled.asm["ptx"], job)
+    figures = _read(compiled, output, time.perf_counter() - start)
     cache.put(json.dumps(asdict(figures)), FIGURES_FILE, binary=False)
     return figures
 
 
 def _reason(error: BaseException) -> str:
-    """Why something does not compile, in one line: the innermost error, and the line of the kernel that it is about."""
+    """Return in one line why a kernel does not compile: the innermost error, and its line of the kernel."""
     while isinstance(error, CompilationError) and error.error_message is None and error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, CompilationError) and error.src and hasattr(error.node, "lineno"):
         message = " ".join((error.error_message or "").split())
         return f"{type(error).__name__}: {message} at `{error.src.splitlines()[error.node.lineno - 1].strip()}`"
-    told = re.findall(TOLD, _said()) if re.search("PassManager|LLD", str(error)) else []
-    return f"{type(error).__name__}: {' '.join(told[-1].split())}" if told else first_line(error)
+    errors = re.findall(LLVM_ERROR, _stderr()) if re.search("PassManager|LLD", str(error)) else []
+    return f"{type(error).__name__}: {' '.join(errors[-1].split())}" if errors else first_line(error)
 
 
-def _said() -> str:
-    """The end of what this process has written to its standard error, if that is a file."""
+def _stderr() -> str:
+    """Return the end of this process's standard error if that is a file, else ""."""
     with contextlib.suppress(OSError):
-        return os.pread(2, _MOST_SAID, max(0, os.fstat(2).st_size - _MOST_SAID)).decode(errors="replace")
+        return os.pread(2, _MOST_STDERR, max(0, os.fstat(2).st_size - _MOST_STDERR)).decode(errors="replace")
     return ""
 
 
-def _read(compiled: Any, said: str, seconds: float) -> Figures:
+def _read(compiled: Any, output: str, seconds: float) -> Figures:
     code, amd = compiled.asm.get("ptx") or compiled.asm["amdgcn"], "amdgcn" in compiled.asm
-    found: dict[str, Any] = {name: len(re.findall(pattern, code)) for name, pattern in INSTRUCTIONS.items()}
-    found |= _read_amd(code) if amd else _read_ptxas(said)
-    wanted = WANTS_MATRIX_OF_AMD if amd else WANTS_MATRIX
+    figures: dict[str, Any] = {name: len(re.findall(pattern, code)) for name, pattern in INSTRUCTIONS.items()}
+    figures |= _read_amd(code) if amd else _read_ptxas(output)
+    pattern = WANTS_MATRIX_OF_AMD if amd else WANTS_MATRIX
     return Figures(
-        **found,
+        **figures,
         shared=compiled.metadata.shared,
         warps=compiled.metadata.num_warps,
         lines=code.count("\n"),
-        wants_matrix=re.search(wanted, compiled.asm["ttir"]) is not None,
-        serialised=any(warning in said for warning in SERIALISED),
+        wants_matrix=re.search(pattern, compiled.asm["ttir"]) is not None,
+        serialised=any(warning in output for warning in SERIALISED),
         hasty=_hasty(code),
         rounded=", ".join(constants.rounded(compiled.asm["ttir"])),
         triton=triton.__version__,
@@ -141,31 +141,31 @@ def _read(compiled: Any, said: str, seconds: float) -> Figures:
     )
 
 
-def _read_ptxas(said: str) -> dict[str, int]:
-    spilled = [int(stores) + int(loads) for stores, loads in re.findall(r"(\d+) bytes spill stores, (\d+)", said)]
+def _read_ptxas(output: str) -> dict[str, int]:
+    spilled = [int(stores) + int(loads) for stores, loads in re.findall(r"(\d+) bytes spill stores, (\d+)", output)]
     return {
-        "registers": max(map(int, re.findall(r"Used (\d+) registers", said)), default=0),
+        "registers": max(map(int, re.findall(r"Used (\d+) registers", output)), default=0),
         "spill": max(spilled, default=0),
-        "stack": max(map(int, re.findall(r"(\d+) bytes stack frame", said)), default=0),
+        "stack": max(map(int, re.findall(r"(\d+) bytes stack frame", output)), default=0),
     }
 
 
 def _read_amd(code: str) -> dict[str, int]:
-    found = {name: max(map(int, re.findall(pattern, code)), default=0) for name, pattern in AMD_FIGURES.items()}
-    return found | {"spill": 4 * found["spill"]}  # registers of 4 bytes
+    figures = {name: max(map(int, re.findall(pattern, code)), default=0) for name, pattern in AMD_FIGURES.items()}
+    return figures | {"spill": 4 * figures["spill"]}  # registers of 4 bytes
 
 
 def _hasty(ptx: str) -> bool:
-    """Whether programs that may start early access memory before they wait (`runtime.early`)."""
+    """Return whether programs of a dependent launch access memory before they wait (`runtime.dependent_launch`)."""
     body = ptx[ptx.find("{") :]
-    touched = re.search(MEMORY, body)
+    access = re.search(MEMORY, body)
     return "griddepcontrol.launch_dependents" in body and (
-        WAIT not in body or (touched is not None and touched.start() < body.index(WAIT))
+        WAIT not in body or (access is not None and access.start() < body.index(WAIT))
     )
 
 
 def _ptxas(ptx: str, job: Job) -> str:
-    """The output of ptxas for a kernel whose machine code came from the cache."""
+    """Return the output of ptxas for a kernel whose machine code came from the cache."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)

@@ -1,4 +1,4 @@
-"""What to compile for one architecture: every operation is called and its launches are recorded.
+"""Find the kernels to compile for an architecture: call every operation and record its launches.
 
 The first pass makes every call with the tiles of its shape, the second forces each tile of the architecture's tables in
 turn. Most launches differ little, so `shorten` and `heaviest` select some of them.
@@ -25,7 +25,7 @@ class Plan:
     tile_names  parameters that tile tables set
     failed      calls that raised, with the first line of the error
     uncovered   kernels that no call launches
-    newest      whether every kernel should be launched: the table of older GPUs does without some
+    newest      whether every kernel should be launched; the tables of older GPUs do not use some
     """
 
     first: dict[str, Job] = field(default_factory=dict)
@@ -52,10 +52,10 @@ def make(arch: Arch, only: str = "", work: str = "", every_tile: bool = True) ->
             possible = PRECISIONS.get(arch, precisions(dtype))
             for precision in [each for each in precisions(dtype) if each in possible]:
                 with launch.in_precision(precision):
-                    found = _record(plan, load, dtype, arch)
-                    plan.first |= found
-                    # Tiles of what launches no such kernel are left out.
-                    tiled = every_tile and any(only in job.name for job in found.values())
+                    recorded = _record(plan, load, dtype, arch)
+                    plan.first |= recorded
+                    # Calls that launch no such kernel need no other tiles.
+                    tiled = every_tile and any(only in job.name for job in recorded.values())
                     for family in load.families if tiled else ():
                         for tile in launch.tiles(family, target_name(arch), dtype):
                             with launch.force(**{family: tile}):
@@ -68,10 +68,10 @@ def make(arch: Arch, only: str = "", work: str = "", every_tile: bool = True) ->
 
 
 def shorten(plan: Plan, brief: bool = False) -> list[Job]:
-    """Jobs of the first pass that cover every dtype and every pair of values of two flags of each kernel.
+    """Return jobs of the first pass that cover every dtype and every pair of values of two flags of each kernel.
 
     Flags are the constants that no tile table sets: operation, epilogue, layout, accumulate type. `brief` covers each
-    value of a flag in place of every pair, with about half of the jobs. Tiles are covered by `heaviest`.
+    value of a flag instead of every pair, with about half of the jobs. Tiles are covered by `heaviest`.
     """
     by_kernel: dict[str, list[Job]] = {}
     for job in plan.first.values():
@@ -80,11 +80,11 @@ def shorten(plan: Plan, brief: bool = False) -> list[Job]:
     for jobs in by_kernel.values():
         covers = {job.key: _covers(job, plan, brief) for job in jobs}
         size = {job.key: math.prod(_blocks(job, plan)) for job in jobs}
-        left = set().union(*covers.values())
-        while left:
-            best = max(jobs, key=lambda job: (len(covers[job.key] & left), size[job.key]))
+        missing = set().union(*covers.values())
+        while missing:
+            best = max(jobs, key=lambda job: (len(covers[job.key] & missing), size[job.key]))
             chosen.append(best)
-            left -= covers[best.key]
+            missing -= covers[best.key]
     return chosen
 
 
@@ -94,30 +94,30 @@ def _covers(job: Job, plan: Plan, brief: bool) -> set[Any]:
 
 
 def heaviest(plan: Plan, figures: Mapping[str, Figures]) -> list[Job]:
-    """For each kernel, tile, width of dtype and precision, the jobs of the longest code and of the most shared memory.
+    """Return, by kernel, tile, width of dtype and precision, the jobs with the longest code and the most shared memory.
 
     `figures` (by key, for some jobs of the first pass) estimates them: a job is judged by the most similar job with
     figures, tile aside. Jobs in `figures` are left out.
     """
-    known: dict[tuple[str, ...], list[tuple[set[str], Figures]]] = {}
+    measured: dict[tuple[str, ...], list[tuple[set[str], Figures]]] = {}
     for key, job in plan.first.items():
         if key in figures:
-            known.setdefault((job.kernel, job.dtype, job.precision), []).append((_traits(job, plan), figures[key]))
+            measured.setdefault((job.kernel, job.dtype, job.precision), []).append((_traits(job, plan), figures[key]))
     groups: dict[tuple[Any, ...], list[Job]] = {}
     for job in {**plan.forced, **plan.first}.values():
         sizes = {name: value for name, value in job.constant.items() if name in plan.tile_names}
-        # float16 and bfloat16 differ in how they are converted, which the first pass has of each.
+        # float16 and bfloat16 differ only in conversions, which the first pass covers.
         width = job.dtype.removeprefix("b")
         groups.setdefault((job.kernel, width, job.precision, str(sizes | job.options)), []).append(job)
     chosen = {}
     for group in groups.values():
         guesses = []
         for job in group:
-            like = known.get((job.kernel, job.dtype, job.precision), [])
+            like = measured.get((job.kernel, job.dtype, job.precision), [])
             traits = _traits(job, plan)
             near = max(like, key=lambda pair: len(traits & pair[0]) - len(traits ^ pair[0]), default=(set(), Figures()))
             guesses.append((job, near[1]))
-        # One job where no other has more shared memory than that of the longest code.
+        # Both are one job if no other has more shared memory than the job with the longest code.
         longest = max(guesses, key=lambda pair: (pair[1].lines, pair[1].shared))[0]
         largest = max(guesses, key=lambda pair: (pair[1].shared, pair[0] is longest))[0]
         chosen.update({job.key: job for job in (longest, largest)})
@@ -125,9 +125,9 @@ def heaviest(plan: Plan, figures: Mapping[str, Figures]) -> list[Job]:
 
 
 def _traits(job: Job, plan: Plan) -> set[str]:
-    """Everything about a launch except its tile."""
+    """Return everything about a launch except its tile."""
     flags = {f"{name}={value}" for name, value in _flags(job, plan).items()}
-    return flags | {f"{n}:{kind}" for n, kind in job.signature.items()} | {str(known) for known in job.attributes}
+    return flags | {f"{n}:{kind}" for n, kind in job.signature.items()} | {str(value) for value in job.attributes}
 
 
 def _flags(job: Job, plan: Plan) -> dict[str, Any]:
@@ -143,20 +143,20 @@ def _record(plan: Plan, load: Any, dtype: Any, arch: Arch) -> dict[str, Job]:
 
     jobs: dict[str, Job] = {}
     for name, call in load.calls(dtype):
-        with offline.recording(arch) as found:
+        with offline.recording(arch) as recorded:
             try:
                 call()
             except Exception as error:  # noqa: BLE001 (named in the report; the other calls still count)
                 plan.failed[f"{load.name}: {name}, {dtype}"] = first_line(error)
-        jobs.update({job.key: job for job in found})
+        jobs.update({job.key: job for job in recorded})
     return jobs
 
 
 def failures(plans: Iterable[Plan]) -> dict[str, str]:
-    """Calls that raised, and kernels that no plan launches."""
+    """Return the calls that raised, and the kernels that no plan launches, with the reason."""
     plans = list(plans)
-    found = {name: error for plan in plans for name, error in plan.failed.items()}
-    every = any(plan.newest for plan in plans)
-    for kernel in sorted(set.intersection(*(set(plan.uncovered) for plan in plans))) if every else ():
-        found[kernel] = "no operation's examples and no workload of the doctor launches this kernel"
-    return found
+    reasons = {name: error for plan in plans for name, error in plan.failed.items()}
+    is_complete = any(plan.newest for plan in plans)
+    for kernel in sorted(set.intersection(*(set(plan.uncovered) for plan in plans))) if is_complete else ():
+        reasons[kernel] = "no operation's examples and no workload of the doctor launches this kernel"
+    return reasons

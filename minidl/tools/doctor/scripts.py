@@ -1,8 +1,8 @@
-"""`minidl doctor --compile FILE.py`: what a script launches is recorded as it runs, and then compiled for GPUs.
+"""`minidl doctor --compile FILE.py`: record the launches of a script, and compile them for GPUs.
 
 The script runs in this process, with its kernels interpreted. A launch becomes a job for each architecture, specialised
-as Triton itself does it there. The processes that compile are forked from this one, so that they have every kernel,
-also those that a function has made.
+as Triton does. The compiling processes are forked from this one, so that they have every kernel, also kernels that a
+function created.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from minidl.tools.first_line import first_line
 
 
 class _Compiled(JITFunction[Any]):  # type: ignore[misc]
-    """A function as Triton would compile it. It has no key here, where what it calls is interpreted."""
+    """A function as Triton would compile it, without Triton's hash, because the functions it calls are interpreted."""
 
     __hash__ = object.__hash__
     __eq__ = object.__eq__
@@ -44,11 +44,11 @@ class _Compiled(JITFunction[Any]):  # type: ignore[misc]
 
 @dataclass
 class Launches:
-    """What scripts launch: jobs for each architecture by key.
+    """The launches of scripts: jobs for each architecture by key.
 
-    refused  launches that an architecture has no job for, and why
-    failed   scripts that did not end well or launched nothing
-    count    how many launches there were; those of minidl's kernels, with tiles for each GPU, are left out
+    refused  launches for which an architecture has no job, and why
+    failed   scripts that failed or launched nothing
+    count    the number of launches, without those of minidl's kernels
     """
 
     archs: Sequence[Arch]
@@ -61,7 +61,7 @@ class Launches:
 
     @property
     def kernels(self) -> set[str]:
-        """The names of the kernels that were launched."""
+        """Return the names of the launched kernels."""
         return {job.name for job in self.jobs.values()} | {name.rpartition(" for ")[0] for name in self.refused}
 
     def add(self, function: InterpretedFunction[Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -69,22 +69,22 @@ class Launches:
         if function.fn.__module__.startswith("minidl."):
             return
         self.count += 1
-        name, kernel = self._known(function)
+        name, kernel = self._registered(function)
         args = tuple(map(self._argument, args))
         named = {key: self._argument(value) for key, value in named.items()}
         for arch in self.archs:
             try:
                 job = launch_jobs.job_of(arch, kernel, (), args, named, name)
-            except Exception as error:  # noqa: BLE001 (told in the report; the launch itself may still work)
+            except Exception as error:  # noqa: BLE001 (the report names it; the launch itself may still work)
                 self.refused[f"{name.partition(':')[2]} for {arch_name(arch)}"] = first_line(error)
             else:
                 self.jobs[job.key] = job
 
     def _argument(self, value: Any) -> Any:
-        return self._known(value)[1] if isinstance(value, InterpretedFunction) else value
+        return self._registered(value)[1] if isinstance(value, InterpretedFunction) else value
 
-    def _known(self, function: InterpretedFunction[Any]) -> tuple[str, _Compiled]:
-        """The name of a function in `launch_jobs.registered`, and the function as Triton would compile it."""
+    def _registered(self, function: InterpretedFunction[Any]) -> tuple[str, _Compiled]:
+        """Return the name of a function in `launch_jobs.registered`, and the function as Triton would compile it."""
         code = function.fn.__code__
         key = code, str([cell.cell_contents for cell in function.fn.__closure__ or ()])
         if key not in self._names:
@@ -95,7 +95,7 @@ class Launches:
         return name, self._compiled[name]
 
     def _new_name(self, code: Any) -> str:
-        """As "add.py:add", of a second function of this name "add.py:add 2 (add.py:12)"."""
+        """Return a name such as "add.py:add", or "add.py:add 2 (add.py:12)" for a second function of this name."""
         file, name = Path(code.co_filename).name, code.co_name
         others = sum(other.co_name == name for other, _ in self._names)
         return f"{file}:{name} {others + 1} ({file}:{code.co_firstlineno})" if others else f"{file}:{name}"
@@ -103,7 +103,7 @@ class Launches:
 
 @contextlib.contextmanager
 def recording(archs: Sequence[Arch]) -> Iterator[Launches]:
-    """A context that records what is launched. Of an autotuned kernel every configuration is, and the first runs."""
+    """A context that records launches: of an autotuned kernel those of every configuration, of which the first runs."""
     launches, run, tune = Launches(archs), InterpretedFunction.run, Autotuner.run
 
     def recorded(function: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
@@ -112,7 +112,7 @@ def recording(archs: Sequence[Arch]) -> Iterator[Launches]:
 
     def untuned(tuner: Any, *args: Any, **named: Any) -> Any:
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-        for configuration in _left(tuner, named):
+        for configuration in _configurations(tuner, named):
             if configuration.pre_hook is not None:
                 configuration.pre_hook({**tuner.nargs, **named, **configuration.all_kwargs()})
             tuner.fn.run(*args, **{**named, "warmup": True}, **configuration.all_kwargs())
@@ -126,16 +126,16 @@ def recording(archs: Sequence[Arch]) -> Iterator[Launches]:
         InterpretedFunction.run, Autotuner.run = run, tune
 
 
-def _left(tuner: Any, named: dict[str, Any]) -> Sequence[Any]:
-    """The configurations that a tuner does not rule out; all of them where it asks the GPU for that."""
+def _configurations(tuner: Any, named: dict[str, Any]) -> Sequence[Any]:
+    """Return the configurations that a tuner does not prune; all of them if pruning needs the GPU."""
     try:
         return tuner.prune_configs(named)
-    except Exception:  # noqa: BLE001 (a function of the script's)
+    except Exception:  # noqa: BLE001 (a function of the script)
         return tuner.configs
 
 
 def record(files: Sequence[str], archs: Sequence[Arch], *, module: bool = False) -> Launches:
-    """What scripts launch, or the module `files[0]` with the others as its arguments."""
+    """Run scripts, or the module `files[0]` with the others as arguments, and return their launches."""
     folder = Path.cwd()
     with recording(archs) as launches:
         for script, arguments in [(files[0], files[1:])] if module else [(file, ()) for file in files]:
@@ -162,25 +162,25 @@ def compile_all(launches: Launches, only: str, progress: Callable[[int, int], No
 
 
 class Forked(compile.Worker):
-    """A worker that is forked from this process, and has its kernels compiled."""
+    """A worker that is forked from this process and compiles its kernels."""
 
     def _begin(self) -> Any:
         return _Process(self._errors.fileno())
 
 
 class _Process:
-    """A forked process, as `subprocess.Popen` has it."""
+    """A forked process with the interface of `subprocess.Popen`."""
 
     def __init__(self, errors: int) -> None:
-        own, other = socket.socketpair()
-        # Python 3.12 and later warn of other threads: none of them holds what a compiler needs.
+        near, far = socket.socketpair()
+        # Python 3.12 and later warn of other threads: none of them holds a lock that a compiler needs.
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             self.pid = os.fork()
         if self.pid == 0:
-            _serve(other.fileno(), other.fileno(), errors)
-        self.stdin, self.stdout, self.returncode = own.makefile("w"), own.makefile(), 0
-        own.close()
-        other.close()
+            _serve(far.fileno(), far.fileno(), errors)
+        self.stdin, self.stdout, self.returncode = near.makefile("w"), near.makefile(), 0
+        near.close()
+        far.close()
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
@@ -193,17 +193,17 @@ class _Process:
 
 
 def _serve(*files: int) -> NoReturn:
-    """Be a worker, with these as standard input, output and error."""
+    """Run a worker with these files as standard input, output and error."""
     code = 1
     try:
         for number, file in enumerate(files):
             os.dup2(file, number)
-        os.closerange(3, 1024)  # those of other workers: they end with the process that asks
+        os.closerange(3, 1024)  # other workers' files: these workers end with the parent process
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
         patches.compile_from_now_on()
         worker.main()
         code = 0
-    except BaseException as error:  # noqa: BLE001 (told to the process that asks)
+    except BaseException as error:  # noqa: BLE001 (reported to the parent process)
         sys.stderr.write(f"{first_line(error)}\n")
         sys.stderr.flush()
     finally:

@@ -81,7 +81,7 @@ def works(name: str, inputs: Sequence[int] = _INPUTS) -> Iterator[Callable[[], o
 
 
 def _train(kind: str, source: str, inputs: Sequence[int]) -> None:
-    """Run training at default settings, its test, and predictions of its model."""
+    """Run training at default settings, its evaluation on the test split, and predictions of its model."""
     task = TASKS[kind]
     with tempfile.TemporaryDirectory() as folder:
         config = train_settings(kind, {"data": source, "out": Path(folder) / "run", "quiet": True})

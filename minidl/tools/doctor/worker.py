@@ -6,7 +6,7 @@ Both are JSON, one line each:
     {"compile": fields of a Job}      ->  the fields of Figures
     {"versions": true}                ->  versions of Python, torch and Triton
 
-What the compiler prints goes to standard error.
+The output of the compiler goes to standard error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minidl.compilation.job import Job
 
 def main() -> None:
     """Answer until standard input ends."""
-    # Whatever else is printed, also by compilers, goes to standard error.
+    # All other output, also of compilers, goes to standard error.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for line in sys.stdin:
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to one request. Raises ValueError for an unknown one."""
+    """Return the answer to a request. Raises ValueError for an unknown one."""
     if "compile" in request:
         from minidl.tools.doctor import offline
 

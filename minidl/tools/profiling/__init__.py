@@ -1,12 +1,12 @@
-"""Which kernels ran, how long, and how near to what the device can do: a table, and a trace for Chrome.
+"""Profile kernels: their times, and how close these are to the floor, as a table and as a trace for Chrome.
 
     with minidl.profile("trace.json") as profile:
         train_some_steps()
     print(profile)
 
-On a GPU times are those of the device (CUPTI through torch.profiler), also of kernels that CUDA graphs launch. In the
-interpreter they are the host's time for each launch. `work` says what bytes and operations are counted,
-`bench.measure` what they are compared with. Results are those without profiling, bit for bit.
+On a GPU, CUPTI (through torch.profiler) measures the times, also of kernels in CUDA graphs. In the interpreter they are
+the host's time for each launch. Profiling does not change results. Read `work` first (the bytes and operations of a
+launch), then `recorder` and `table`; `bench.measure` has the rates of the floor.
 """
 
 from minidl.tools.profiling.recorder import Profile as Profile

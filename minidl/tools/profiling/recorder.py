@@ -1,4 +1,4 @@
-"""The recorder: it watches launches, and joins them with the times of kernels."""
+"""The recorder: watches launches, and joins them with the times of kernels."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from minidl.training.run_folder import files
 from minidl.training.run_folder.outputs import check_output
 from minidl.training.run_folder.provenance import TRACE
 
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # what CUPTI's trace calls work of the device
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of work on the device in CUPTI's trace
 UPDATE = "update_kernel"  # of an optimiser: one for each step and dtype
 _running = threading.Lock()
 _counting = threading.Lock()
 
 
-def _stopped(begun: Any) -> dict[str, Any]:
-    """The trace of torch's profile in Chrome's format: kernels have `cat` "kernel", `ts` and `dur` in microseconds."""
+def _stop(profiler: Any) -> dict[str, Any]:
+    """Return torch's profile in Chrome's format: kernels have `cat` "kernel", `ts` and `dur` in microseconds."""
     torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
-        begun.stop()
+        profiler.stop()
         path = Path(folder) / "trace.json"
-        begun.export_chrome_trace(str(path))
+        profiler.export_chrome_trace(str(path))
         return json.loads(path.read_text())
 
 
 class Profile:
-    """Context manager that profiles what runs inside, in all threads; afterwards it has the figures.
+    """Context manager that profiles the kernels of all threads; its figures are complete after the block.
 
-    trace    a file for the trace in Chrome's format (chrome://tracing, Perfetto), written at the end; a missing folder
-             is made
-    updates  how many optimisers update weights in a training step
+    trace    a file for the trace in Chrome's format (chrome://tracing, Perfetto), written at the end; missing folders
+             are created
+    updates  the number of optimisers that update weights in a training step
     """
 
     def __init__(self, trace: str | os.PathLike[str] | None = None, updates: int = 1) -> None:
@@ -69,15 +69,15 @@ class Profile:
 
     def __enter__(self) -> Profile:
         if self.trace is not None:
-            with contextlib.suppress(OSError):  # the check tells
+            with contextlib.suppress(OSError):  # `check_output` reports it
                 write_files.make_folder(self.trace.parent, parents=True)
             check_output("profile: trace", self.trace, TRACE)
-        with contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as stack:
             if not _running.acquire(blocking=False):
                 raise RuntimeError(
-                    "profile: another profile is running, which sees all that runs: leave it before this one begins"
+                    "profile: another profile is running and records all kernels; end it before you start this one"
                 )
-            opened.callback(_running.release)
+            stack.callback(_running.release)
             self.events, self._timed, self._at_once = [], [], 0
             self._launched.clear()
             if self.on_gpu:
@@ -86,8 +86,8 @@ class Profile:
                 with warnings.catch_warnings(action="ignore"):
                     self._cuda = torch_profile(activities=[ProfilerActivity.CUDA])
                     self._cuda.start()
-            opened.enter_context(launch.watch(self._on_launch))
-            self._open = opened.pop_all()
+            stack.enter_context(launch.watch(self._on_launch))
+            self._open = stack.pop_all()
         return self
 
     def __exit__(
@@ -96,12 +96,12 @@ class Profile:
         self._open.close()
         self.events = self._timed
         if self._cuda is not None:
-            # A device that failed says so once more, which must not hide the failure.
+            # A failed device raises again, which must not hide the first error.
             with contextlib.suppress(*([] if error is None else [RuntimeError])):
-                self._chrome = _stopped(self._cuda)
+                self._chrome = _stop(self._cuda)
                 self.events = self._join(self._chrome["traceEvents"])
         if self.trace is not None and self.events:
-            # Nor must a full disk.
+            # A full disk must not hide it either.
             with contextlib.suppress(*([] if error is None else [OSError])):
                 self.save(self.trace)
 
@@ -115,46 +115,46 @@ class Profile:
                 self._at_once += not torch.cuda.is_current_stream_capturing()
             go()
             return
-        started = time.perf_counter_ns()
+        start = time.perf_counter_ns()
         go()
-        ended = time.perf_counter_ns()
-        self._timed.append(Event(work.kernel, ((work, 1),), started / 1e3, (ended - started) / 1e3))
+        end = time.perf_counter_ns()
+        self._timed.append(Event(work.kernel, ((work, 1),), start / 1e3, (end - start) / 1e3))
 
-    def _join(self, found: list[dict[str, Any]]) -> list[Event]:
-        """Runs on the device with the launches of the same kernel, grid and warps.
+    def _join(self, records: list[dict[str, Any]]) -> list[Event]:
+        """Return the runs on the device with the launches of the same kernel, grid and warps.
 
-        A launch recorded into a graph is one launch and many runs; where several kinds have one kernel, grid and number
-        of warps, a run counts as each of them in part. A kernel that starts early waits for the one before it on its
-        stream (`runtime.early`): its time begins when that one ends.
+        A launch captured in a graph is one launch and many runs. If several kinds of launch have the same kernel, grid
+        and warps, a run counts as each of them in part. The time of a dependent launch (`runtime.dependent_launch`)
+        begins when the kernel before it on its stream ends.
         """
         kinds: dict[tuple[Any, ...], list[tuple[Work, int]]] = {}
         for work, count in self._launched.items():
             kinds.setdefault((work.kernel, work.grid, work.threads), []).append((work, count))
             kinds.setdefault((work.kernel,), []).append((work, count))
         events = []
-        ended: dict[Any, float] = {}
-        for event in sorted((e for e in found if e.get("cat") in ON_DEVICE), key=lambda e: float(e["ts"])):
+        ends: dict[Any, float] = {}
+        for event in sorted((e for e in records if e.get("cat") in ON_DEVICE), key=lambda e: float(e["ts"])):
             name, shape = event["name"], event.setdefault("args", {})
             grid, block = tuple(shape.get("grid", ())), shape.get("block", (0,))
             same = kinds.get((name, grid, block[0])) or kinds.get((name,), [])
             if same:
                 shape["minidl"] = [work._asdict() for work, _ in same]
             start = float(event["ts"])
-            end, before = start + float(event["dur"]), ended.get(shape.get("stream"), start)
+            end, before = start + float(event["dur"]), ends.get(shape.get("stream"), start)
             events.append(Event(name, tuple(same), start, max(0.0, end - max(start, before))))
-            ended[shape.get("stream")] = max(end, before)
+            ends[shape.get("stream")] = max(end, before)
         return events
 
     @property
     def rows(self) -> list[Row]:
-        """A row for each kernel and tile, the most time first. Kernels that are not of minidl have no tile."""
+        """Return a row for each kernel and tile, the most time first. Kernels of other projects have no tile."""
         return rows_of(self.events, self.device)
 
     @property
     def launches_per_step(self) -> float | None:
-        """Kernels of minidl from the last update of a step to that of the next, the median; None before there are two.
+        """Return the median number of minidl's kernels from one step's update to the next; None for fewer than two.
 
-        Updates that follow one another at once are one optimiser's, which has one for each dtype.
+        Updates in direct succession belong to one optimiser, which has one for each dtype.
         """
         between = 0
         counts: list[int] = []
@@ -168,14 +168,14 @@ class Profile:
                 else:
                     counts.append(between)
                 between = 0
-        whole = len(counts) // self.updates * self.updates
-        steps = [sum(counts[i : i + self.updates]) for i in range(0, whole, self.updates)]
-        # The first has what ran before.
+        end = len(counts) // self.updates * self.updates
+        steps = [sum(counts[i : i + self.updates]) for i in range(0, end, self.updates)]
+        # The first step also counts earlier kernels.
         return statistics.median(steps[1:]) if len(steps) > 1 else None
 
     @property
     def missing(self) -> int:
-        """At least so many launches that the GPU's recorder has no time of: it stops when its buffer is full."""
+        """Return a lower bound of launches without a time: the GPU's recorder stops when its buffer is full."""
         return max(0, self._at_once - sum(bool(event.kinds) for event in self.events))
 
     def __str__(self) -> str:
@@ -193,23 +193,23 @@ class Profile:
         files.write_text(Path(path), json.dumps(trace, separators=(",", ":")))
 
     def _host_events(self) -> list[dict[str, Any]]:
-        place = {"pid": os.getpid(), "tid": 0}
-        found: list[dict[str, Any]] = [
-            {"name": "process_name", "ph": "M", "args": {"name": "Triton's interpreter"}, **place}
+        process = {"pid": os.getpid(), "tid": 0}
+        records: list[dict[str, Any]] = [
+            {"name": "process_name", "ph": "M", "args": {"name": "Triton's interpreter"}, **process}
         ]
         for event in self.events:
             times = {"ts": event.start - self.events[0].start, "dur": event.duration}
             args = event.kinds[0][0]._asdict()
-            found.append({"name": event.kernel, "cat": "kernel", "ph": "X", **times, "args": args, **place})
-        return found
+            records.append({"name": event.kernel, "cat": "kernel", "ph": "X", **times, "args": args, **process})
+        return records
 
 
 def profile(trace: str | os.PathLike[str] | None = None, *, updates: int = 1) -> Profile:
-    """A context manager that profiles the kernels that run inside; see `Profile`.
+    """Return a context manager that profiles the kernels of its block; see `Profile`.
 
     trace    a file for the trace in Chrome's format
-    updates  how many optimisers update weights in a training step, such as the two of a GAN: for launches per step
+    updates  the number of optimisers that update weights in a training step, such as 2 for a GAN: for launches per step
     Entering raises ValueError for a trace that cannot be written, RuntimeError inside another profile or, on a GPU,
-    inside another profiler of torch's.
+    inside torch's profiler.
     """
     return Profile(trace, updates)

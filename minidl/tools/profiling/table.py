@@ -19,9 +19,9 @@ MOST_ROWS = 30
 
 
 class Event(NamedTuple):
-    """One run of a kernel: its name, the kinds of launch it may come from with their numbers, times in microseconds.
+    """One run of a kernel: its name, its possible kinds of launch with their counts, and times in microseconds.
 
-    `duration` leaves out what the kernel before it on its stream still took.
+    `duration` excludes the time in which the kernel before it on its stream still ran.
     """
 
     kernel: str
@@ -32,9 +32,9 @@ class Event(NamedTuple):
 
 @dataclass
 class Row:
-    """All runs of a kernel with one tile. Sums over the runs; None where it is unknown of one of them.
+    """All runs of a kernel with one tile. Figures are sums over the runs, or None if one of them is unknown.
 
-    `tile` is empty for a kernel that is not of minidl, and names several where runs cannot be told apart.
+    `tile` is empty for kernels of other projects, and names several tiles if runs cannot be distinguished.
     """
 
     kernel: str
@@ -48,34 +48,34 @@ class Row:
 
     @property
     def mean_us(self) -> float:
-        """Microseconds of a run."""
+        """Return the mean microseconds of a run."""
         return self.total_us / self.calls
 
     @property
     def gigabytes_per_second(self) -> float | None:
-        """Of the bytes counted by `profiling.work`."""
+        """Return the rate of the bytes counted by `profiling.work`."""
         return None if self.bytes is None or not self.total_us else self.bytes / self.total_us / 1e3
 
     @property
     def teraflop_per_second(self) -> float | None:
-        """Of the operations counted by `profiling.work`."""
+        """Return the rate of the operations counted by `profiling.work`."""
         return None if self.flop is None or not self.total_us else self.flop / self.total_us / 1e6
 
     @property
     def share_of_floor(self) -> float | None:
-        """The least time that the device could take, as a share of the time taken."""
+        """Return the floor as a share of the measured time."""
         return None if self.floor_us is None or not self.total_us else self.floor_us / self.total_us
 
     def as_json(self) -> dict[str, Any]:
-        """All figures, for a file."""
+        """Return all figures for JSON."""
         derived = ("mean_us", "gigabytes_per_second", "teraflop_per_second", "share_of_floor")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
 
 def floor_us(work: Work, device: str | None) -> float | None:
-    """The least time that a launch could take on a CUDA device; None where that is unknown.
+    """Return the floor of a launch in microseconds, None if it is unknown.
 
-    It is known for an H200, on which `minidl.tools.bench` measured the rates.
+    It is known for an H200, whose rates `minidl.tools.bench` has.
     """
     if device is None or "H200" not in device or work.bytes is None:
         return None
@@ -85,7 +85,7 @@ def floor_us(work: Work, device: str | None) -> float | None:
 
 
 def rows_of(events: Iterable[Event], device: str | None) -> list[Row]:
-    """The rows of events on a device, the most time first."""
+    """Return the rows of events on a device, the most time first."""
     groups: dict[tuple[str, str], list[Event]] = {}
     for event in events:
         tile = " or ".join(sorted({work.tile for work, _ in event.kinds}))
@@ -101,7 +101,7 @@ def rows_of(events: Iterable[Event], device: str | None) -> list[Row]:
 
 
 def _sum(runs: Iterable[Event], figure: Callable[[Work], float | None]) -> float | None:
-    """The sum of a figure, of each run the mean of what it may come from; None where it is unknown of one of these."""
+    """Return the sum over runs of a figure, averaged over a run's possible launches; None if it is unknown for one."""
     total = 0.0
     for run in runs:
         values = [value for work, _ in run.kinds if (value := figure(work)) is not None]
@@ -112,15 +112,15 @@ def _sum(runs: Iterable[Event], figure: Callable[[Work], float | None]) -> float
 
 
 def as_text(rows: list[Row], device: str | None, launches_per_step: float | None, missing: int) -> str:
-    """What ran on `device` (None: the CPU), in a line and a table of the kernels that took the most time."""
+    """Return a line on the kernels that ran on `device` (None: the CPU), and a table of the slowest."""
     if not rows:
-        silent = f"{missing:,} kernels were launched, but the GPU's recorder (CUPTI) gave no times"
-        return f"profile: {silent if missing else 'no kernel ran'}\n"
+        no_times = f"{missing:,} kernels were launched, but the GPU's recorder (CUPTI) gave no times"
+        return f"profile: {no_times if missing else 'no kernel ran'}\n"
     total = sum(row.total_us for row in rows)
-    where = device or "the CPU, interpreted: the host's time for each launch"
-    said = f"profile: {sum(row.calls for row in rows):,} kernels ran in {_time(total)} on {where}"
+    location = device or "the CPU, interpreted: the host's time for each launch"
+    summary = f"profile: {sum(row.calls for row in rows):,} kernels ran in {_time(total)} on {location}"
     if launches_per_step is not None:
-        said += f"; {launches_per_step:g} launches per training step"
+        summary += f"; {launches_per_step:g} launches per training step"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("kernel", no_wrap=True)
     for title in ("calls", "total ms", "mean us", "share", "GB/s", "TFLOP/s", "of floor"):
@@ -129,11 +129,11 @@ def as_text(rows: list[Row], device: str | None, launches_per_step: float | None
     for row in rows[:MOST_ROWS]:
         table.add_row(
             row.kernel[:48], f"{row.calls:,}", f"{row.total_us / 1e3:.3f}", f"{row.mean_us:.1f}", f"{row.share:.1%}",
-            _shown(row.gigabytes_per_second), _shown(row.teraflop_per_second), _percent(row.share_of_floor),
+            _number(row.gigabytes_per_second), _number(row.teraflop_per_second), _percent(row.share_of_floor),
             row.tile or "-",
         )  # fmt: skip
     if missing:
-        said += f"\n{missing:,} launches or more have no time: the GPU's recorder was full; profile a shorter run"
+        summary += f"\n{missing:,} launches or more have no time: the GPU's recorder was full; profile a shorter run"
     rest = rows[MOST_ROWS:]
     if rest:
         spent = sum(row.total_us for row in rest)
@@ -141,7 +141,7 @@ def as_text(rows: list[Row], device: str | None, launches_per_step: float | None
             f"{len(rest)} more", f"{sum(row.calls for row in rest):,}", f"{spent / 1e3:.3f}", "", f"{spent / total:.1%}"
         )
     text = io.StringIO()
-    Console(file=text, width=160).print(said, table, sep="\n", highlight=False, markup=False, soft_wrap=False)
+    Console(file=text, width=160).print(summary, table, sep="\n", highlight=False, markup=False, soft_wrap=False)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
@@ -149,7 +149,7 @@ def _time(microseconds: float) -> str:
     return f"{microseconds / 1e6:.2f} s" if microseconds >= 1e6 else f"{microseconds / 1e3:.2f} ms"
 
 
-def _shown(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 

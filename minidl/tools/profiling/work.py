@@ -1,8 +1,8 @@
-"""What a launch has to do at least: bytes to move, and operations of matrix products.
+"""The least work of a launch: bytes to move, and operations of matrix products.
 
-Bytes are those of the tensors and boxes that the kernel is given, each once, whether read or written. Operations are a
-multiplication and an addition for each product; a convolution's taps beyond the border of the image are counted. Both
-are None where they do not follow from the arguments.
+Bytes are those of the kernel's tensors and descriptors, counted once, whether read or written. Operations are a
+multiplication and an addition for each product, including taps outside the image. Both are None if they do not follow
+from the arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from minidl.runtime.launch import Tile
 
 Arguments = Mapping[str, Any]
 
-# These follow addresses in a table, or read the rows that an index names.
+# These kernels read addresses from a table, or rows by an index.
 BYTES_UNKNOWN = ("measure_kernel", "prepare_kernel", "update_kernel", "csr_matmul_kernel", "pick_kernel")
 
 
@@ -26,11 +26,11 @@ def _taps(a: Arguments) -> int:
 
 
 def _rows(a: Arguments) -> int:
-    """Rows of outputs that a batch-tiled walk visits."""
+    """Return the number of output rows of a phase of the batch-tiled form."""
     return -(-(a["OH"] - a["out_h"]) // a["OUT_STEP_H"])
 
 
-# Products of each kernel of matrix products whose number follows from its arguments.
+# The number of products, for kernels whose arguments determine it.
 PRODUCTS: dict[str, Callable[[Arguments], int]] = {
     "gemm_tma_kernel": lambda a: a["M"] * a["N"] * a["K"],
     "gemm_tail_kernel": lambda a: a["M"] * a["N"] * a["K"],
@@ -65,13 +65,13 @@ class Work(NamedTuple):
 
 
 def work_of(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> Work:
-    """The work of a launch as `runtime.launch.run` gets it."""
+    """Return the work of a launch with the arguments of `runtime.launch.run`."""
     name = kernel.__name__
     warps = meta.get("num_warps", 4)
     sizes = {key: value for key, value in meta.items() if key.startswith("BLOCK")}
     tensors = [value for value in args if isinstance(getattr(value, "base", value), torch.Tensor)]
     arguments = {**dict(zip(kernel.arg_names, args, strict=False)), **meta}
-    # It stands in for a product in parts, where that cannot be: mostly it has nothing to do.
+    # A fallback for products in parts, which usually has nothing to do.
     idle = name == "gemm_tma_kernel" and arguments["p_wild"] is not None
     flop = 2 * PRODUCTS[name](arguments) if name in PRODUCTS and not idle else None
     x, y, z = (*grid, 1, 1)[:3]
@@ -87,12 +87,12 @@ def work_of(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dic
 
 
 def _bytes(tensors: list[Any]) -> int:
-    """Of what lies at each address, the most that one of the tensors there has."""
+    """Return the bytes of all tensors; of tensors at one address, the largest counts."""
     extents: dict[int, int] = {}
     for value in tensors:
         base = getattr(value, "base", value)
-        held = base.untyped_storage().nbytes()
-        extent = min(math.prod(value.shape) * base.element_size(), held)
+        allocated = base.untyped_storage().nbytes()
+        extent = min(math.prod(value.shape) * base.element_size(), allocated)
         extents[base.data_ptr()] = max(extents.get(base.data_ptr(), 0), extent)
     return sum(extents.values())
 

@@ -17,23 +17,23 @@ MOST_WORKERS = 16
 
 @contextmanager
 def under(shapes: ShapeClass, tile: Tile) -> Iterator[None]:
-    """A context in which the class's rule has this tile."""
+    """A context in which the rule of the class has this tile."""
     table = with_tile(launch.table(shapes.family), shapes.target, shapes.index, tile)
     with launch.use_tables(**{shapes.family: table}):
         yield
 
 
 def launches(shapes: ShapeClass, tile: Tile) -> list[Any]:
-    """(kernel, grid, arguments, constants) of everything that the class's problems launch with a tile."""
-    found: list[Any] = []
+    """Return (kernel, grid, arguments, constants) of each launch of the class's problems with a tile."""
+    records: list[Any] = []
     for problem in shapes.problems:
-        with under(shapes, tile), launch.record(lambda *launched: found.append(launched), shapes.target):
+        with under(shapes, tile), launch.record(lambda *launched: records.append(launched), shapes.target):
             problem.empty()()
-    return found
+    return records
 
 
 def signature(launched: list[Any]) -> str:
-    """Equal for launches that do the same. (A block larger than the shape is cut to it.)"""
+    """Return a text that is equal for equal launches. (A block larger than the shape is reduced to it.)"""
     marks = []
     for kernel, grid, args, meta in launched:
         numbers = [arg for arg in args if isinstance(arg, int | float)]
@@ -48,7 +48,7 @@ class Check:
     """
 
     def problems(self, shapes: ShapeClass, launched: dict[int, list[Any]]) -> dict[int, str]:
-        """A message for each tile that must be rejected."""
+        """Return a message for each tile that must be rejected."""
         return {}
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Compiles(Check):
         self.pool = [Worker() for _ in range(min(MOST_WORKERS, len(os.sched_getaffinity(0))))]
 
     def problems(self, shapes: ShapeClass, launched: dict[int, list[Any]]) -> dict[int, str]:
-        """Errors of the compiler, spills, and what exceeds the device's limits."""
+        """Return compiler errors, spills and exceeded limits of the device, by tile."""
         from minidl.tools.doctor.compile import compile_jobs
         from minidl.tools.doctor.jobs import problems
 
@@ -89,11 +89,11 @@ class Compiles(Check):
 
 
 def for_device() -> Check:
-    """The check for this process's device."""
+    """Return the check for this process's device."""
     return Check() if launch.INTERPRETED else Compiles()
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` of the items, evenly spaced, including the first."""
+    """Return at most `most` of the items, evenly spaced, including the first."""
     count = min(most, len(items))
     return [items[i * len(items) // count] for i in range(count)]

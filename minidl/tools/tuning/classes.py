@@ -1,7 +1,7 @@
 """The shape classes of a family: the rules of its table, each with the problems that use it.
 
-A tuned table keeps the rules of the present one with their order and conditions; only the tiles change. So a new batch
-size needs no tuning, and a tuned table can be compared line by line with the one it came from.
+A tuned table keeps the rules of the current one with their order and conditions; only the tiles change. So a new batch
+size needs no tuning, and the two tables can be compared line by line.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ class ShapeClass:
 
     @property
     def name(self) -> str:
-        """The family and the rule's conditions: "softmax: float64, N to 1024"."""
+        """Return the family and the rule's conditions: "softmax: float64, N to 1024"."""
         return f"{self.family}: {conditions(self.when)}"
 
 
 def conditions(when: dict[str, Any]) -> str:
-    """A rule's conditions as text."""
-    said = []
+    """Return a rule's conditions as text."""
+    texts = []
     for name, value in when.items():
         if name in ("dtype", "precision"):
-            said.append(" or ".join(value))
+            texts.append(" or ".join(value))
         else:
-            said.append(f"{name[:-4]} {'to' if name.endswith('_max') else 'from'} {value}")
-    return ", ".join(said) or ALWAYS
+            texts.append(f"{name[:-4]} {'to' if name.endswith('_max') else 'from'} {value}")
+    return ", ".join(texts) or ALWAYS
 
 
 def of_family(family: str, target: str) -> list[ShapeClass]:
-    """The classes of the table in use, in its order; empty for a target without this family. Runs no kernel."""
+    """Return the classes of the table in use, in its order; none for a target without this family. Runs no kernel."""
     rules = launch.table(family)[target]
-    met: list[list[Problem]] = [[] for _ in rules]
+    by_rule: list[list[Problem]] = [[] for _ in rules]
     for problem in problems(family, target):
         for index in rules_met(family, target, problem):
-            met[index].append(problem)
+            by_rule[index].append(problem)
     return [
-        ShapeClass(family, target, index, rule.get("when", {}), launch.tile_of(rule), tuple(met[index]))
+        ShapeClass(family, target, index, rule.get("when", {}), launch.tile_of(rule), tuple(by_rule[index]))
         for index, rule in enumerate(rules)
     ]
 
 
 def rules_met(family: str, target: str, problem: Problem) -> list[int]:
-    """The rules that the problem's launches take their tiles from; empty where the form cannot do the problem."""
+    """Return the rules whose tiles the problem's launches use; none if the form does not support the problem."""
     seen: set[int] = set()
     rules: list[dict[str, Any]] = [
-        _Watched(rule, index, seen) for index, rule in enumerate(launch.table(family)[target])
+        _WatchedRule(rule, index, seen) for index, rule in enumerate(launch.table(family)[target])
     ]
     recorded = launch.record(lambda *launched: None, target)
     with launch.use_tables(**{family: {**launch.table(family), target: rules}}), recorded:
@@ -77,7 +77,7 @@ def rules_met(family: str, target: str, problem: Problem) -> list[int]:
     return sorted(seen)
 
 
-class _Watched(dict[str, Any]):
+class _WatchedRule(dict[str, Any]):
     """A rule that records when its tile is used."""
 
     def __init__(self, rule: dict[str, Any], index: int, seen: set[int]) -> None:
@@ -91,7 +91,7 @@ class _Watched(dict[str, Any]):
 
 
 def with_tile(table: Table, target: str, index: int, tile: Tile) -> Table:
-    """The table with another tile in one rule."""
+    """Return the table with another tile in one rule."""
     rules = [dict(rule) for rule in table[target]]
     rules[index]["tile"] = dict(tile.sizes)
     if target != "interpreted":

@@ -1,8 +1,8 @@
-"""Shapes drawn from a seed: what people's networks may have, beside the few that the fixed rows have.
+"""Shapes drawn from a seed, as networks may have them.
 
 Sizes are drawn log-uniformly, so that small and large ones, odd ones and primes come up alike; about 40 % are layers of
-published networks (published.py) with a drawn batch. Row i of a kind and seed is the same however many are drawn.
-Only what is no valid shape is drawn again, and what needs more than LIMIT bytes for tensors and gradients.
+published networks (published.py) with a drawn batch. Row i of a kind and seed does not depend on the number of rows.
+Invalid shapes, and shapes whose tensors and gradients need more than LIMIT bytes, are drawn again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PUBLISHED = 0.4
 
 
 def draw(kind: str, seed: int, index: int, itemsize: int = 2) -> Any:
-    """Shape `index` of a kind, of those that fit into LIMIT at so many bytes to a value."""
+    """Return shape `index` of a kind; with values of `itemsize` bytes, all shapes fit into LIMIT."""
     rng = Random(f"{seed}:{kind}:{index}")
     while True:
         shape = KINDS[kind](rng)
@@ -29,7 +29,7 @@ def draw(kind: str, seed: int, index: int, itemsize: int = 2) -> Any:
 
 
 def memory(shape: Shape, itemsize: int) -> int:
-    """The bytes of the tensors of a shape and of their gradients."""
+    """Return the bytes of the tensors of a shape and of their gradients."""
     return 2 * itemsize * sum(shape.elements)
 
 
@@ -72,7 +72,7 @@ def _conv_transpose(rng: Random) -> Conv:
 
 
 def _conv1d(rng: Random) -> Conv:
-    """A sequence is an image of one row."""
+    """Draw a sequence, an image of one row."""
     if rng.random() < PUBLISHED:
         source, channels, outputs, length, kernel, stride, padding, dilation, groups, transposed = rng.choice(CONV1D)
         return Conv(
@@ -163,7 +163,7 @@ def _images(rng: Random, what: str) -> Images:
 
 
 def _channels(rng: Random) -> tuple[int, int, int]:
-    """Groups, channels and outputs."""
+    """Return groups, channels and outputs."""
     kind = rng.choices(("one", "some", "all"), (14, 3, 3))[0]
     if kind == "one":
         return 1, _even(rng, _log(rng, 1, 2048)), _even(rng, _log(rng, 1, 2048))
@@ -195,12 +195,12 @@ def _size(rng: Random, largest: int) -> Pair:
 
 
 def _even(rng: Random, size: int) -> int:
-    """The size, or half of the time a multiple of 8 near it."""
+    """Return the size, or half of the time a multiple of 8 near it."""
     return size // 8 * 8 if size >= 16 and rng.random() < 0.5 else size
 
 
 def _log(rng: Random, low: int, high: int) -> int:
-    """A whole number from low to high, log-uniformly."""
+    """Return an integer from low to high, drawn log-uniformly."""
     return min(high, int(math.exp(rng.uniform(math.log(low), math.log(high + 1)))))
 
 

@@ -1,8 +1,8 @@
 """Drawn convolutions: their tensors, their problems, and minidl's calls.
 
-Both kinds are seen as one: a pair of images, a large one and a small one, and the weights [small channels, large
-channels of a group, R, S] of the convolution from the large to the small one ("down"). Its way back ("up") is the
-transposed convolution, and each is the other's gradient of the input.
+Both kinds are treated as one: a pair of images, a large one and a small one, and the weights [small channels, large
+channels of a group, R, S] of the convolution from the large to the small one ("down"). "up" is the transposed
+convolution, and each is the other's gradient of the input.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ LARGEST = 1000.0
 
 
 class Layer:
-    """The tensors of a drawn convolution, channels-last: as many sets as exceed the L2 cache.
+    """The tensors of a drawn convolution, channels-last: enough sets to exceed the L2 cache.
 
-    Without `values` there is one set, with any values: for a rehearsal, or to see how long something takes.
+    Without `values` there is one uninitialised set, for a rehearsal or a first timing.
     """
 
     def __init__(self, shape: Conv, dtype: torch.dtype, device: str, seed: str, values: bool = True) -> None:
@@ -43,82 +43,82 @@ class Layer:
         self.pixels = shape.images * math.prod(small[1:])
         sets = input_sets(float(dtype.itemsize) * sum(shape.elements)) if values else 1
 
-        def made(images: int, size: tuple[int, ...], scale: float) -> torch.Tensor:
+        def tensor(images: int, size: tuple[int, ...], scale: float) -> torch.Tensor:
             channels, *sizes = size
             if not values:
                 return torch.empty(images, *sizes, channels, device=device, dtype=dtype).movedim(-1, 1)
-            drawn = torch.randn(images, *sizes, channels, device=device, dtype=dtype, generator=generator)
-            return drawn.mul_(scale).movedim(-1, 1)
+            values_ = torch.randn(images, *sizes, channels, device=device, dtype=dtype, generator=generator)
+            return values_.mul_(scale).movedim(-1, 1)
 
-        # The gradient of the output is the large one of a transposed convolution.
+        # A transposed convolution's gradient of the output is the large image.
         scale = min(1.0, LARGEST / math.sqrt(self.pixels))
         of_large, of_small = (scale, 1.0) if shape.transposed else (1.0, scale)
-        self.large = [made(shape.images, large, of_large) for _ in range(sets)]
-        self.small = [made(shape.images, small, of_small) for _ in range(sets)]
+        self.large = [tensor(shape.images, large, of_large) for _ in range(sets)]
+        self.small = [tensor(shape.images, small, of_small) for _ in range(sets)]
         weights = large[0] // shape.groups, *shape.kernel
-        self.w = made(small[0], weights, math.prod(weights) ** -0.5)
+        self.w = tensor(small[0], weights, math.prod(weights) ** -0.5)
 
     def of_axes(self, *axes: Axis) -> Any:
-        """The geometry with these axes."""
+        """Return the geometry with these axes."""
         return Geometry(axes[0], axes[1], self.shape.groups)
 
     def of_images(self, count: int) -> Self:
-        """Return the same layer with fewer images and any values."""
+        """Return the same layer with fewer, uninitialised images."""
         return type(self)(self.shape._replace(images=count), self.dtype, self.device, self.seed, values=False)
 
     def ours(self, direction: str, form: str | None = None) -> list[Call]:
-        """Our calls, in a form or in the one taken for the shape."""
+        """Return minidl's calls, in a form or (by default) in the form of the plan."""
         kind = kind_of(self.shape, direction)
         if _is_column(self.shape):
-            return [partial(_back, call) for call in self._turned().ours(direction, form)]
+            return [partial(_as_row, call) for call in self._as_column().ours(direction, form)]
         if kind == "weight":
             pairs = zip(self.large, self.small, strict=True)
             return [partial(conv.grad_weight, x, dy, self.geometry, form=form) for x, dy in pairs]
         function, images = (conv.forward, self.large) if kind == "down" else (conv.transposed, self.small)
         return [partial(_first, function, x, self.w, self.geometry, form=form) for x in images]
 
-    def _turned(self) -> Layer:
-        """The same with rows as columns."""
-        turned = copy.copy(self)
-        turned.shape = _turned(self.shape)
-        turned.w = self.w.permute(0, 2, 3, 1).reshape(-1, *turned.shape.kernel, 1).permute(0, 3, 1, 2)
-        turned.large, turned.small = ([t.transpose(2, 3) for t in images] for images in (self.large, self.small))
-        turned.geometry = turned.of_axes(*_axes(turned.shape))
-        return turned
+    def _as_column(self) -> Layer:
+        """Return the same layer with rows as columns."""
+        column = copy.copy(self)
+        column.shape = _as_column(self.shape)
+        column.w = self.w.permute(0, 2, 3, 1).reshape(-1, *column.shape.kernel, 1).permute(0, 3, 1, 2)
+        column.large, column.small = ([t.transpose(2, 3) for t in images] for images in (self.large, self.small))
+        column.geometry = column.of_axes(*_axes(column.shape))
+        return column
 
     def problem(self, direction: str) -> Problem:
-        """What our call looks up its plan by."""
+        """Return the problem of minidl's call."""
         return problem(self.shape, direction, self.dtype, launch.target(), launch.processors())
 
 
 def kind_of(shape: Conv, direction: str) -> str:
-    """What is computed: "down", "up" or "weight"."""
+    """Return what a direction computes: "down", "up" or "weight"."""
     if direction == DIRECTIONS[2]:
         return "weight"
     return "up" if shape.transposed == (direction == DIRECTIONS[0]) else "down"
 
 
 def problem(shape: Conv, direction: str, dtype: torch.dtype, target: str, processors: int) -> Problem:
-    """What a call on the tensors of a `Layer` looks up its plan by, on such a device."""
+    """Return the problem of a call on the tensors of a `Layer`, on a device with these properties."""
     if _is_column(shape):
-        shape = _turned(shape)
+        shape = _as_column(shape)
     (large, *_), (small, *_) = _pair(shape)
     M, C, (R, S) = small // shape.groups, large // shape.groups, shape.kernel
     h, w = _axes(shape)
-    made = Problem(
+    down = Problem(
         FORWARD, Geometry(h, w, shape.groups), shape.images, C, M, dtype, launch.precision(dtype),
         target=target, processors=processors,
     )  # fmt: skip
     kind = kind_of(shape, direction)
     if kind == "down":
-        return made
+        return down
     if kind == "weight":
-        return made._replace(direction=GRAD_WEIGHT)
-    return made._replace(direction=TRANSPOSED, C=M, M=C, strides=(R * S * C, 1, S * C, C))
+        return down._replace(direction=GRAD_WEIGHT)
+    return down._replace(direction=TRANSPOSED, C=M, M=C, strides=(R * S * C, 1, S * C, C))
 
 
 def _pair(shape: Conv) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Channels, rows and columns of the large image and of the small one."""
+    """Return channels, rows and columns of the large image and of the small one."""
     x, y = (shape.channels, *shape.size), (shape.outputs, *shape.out)
     return (y, x) if shape.transposed else (x, y)
 
@@ -130,12 +130,12 @@ def _axes(shape: Conv) -> tuple[Axis, ...]:
 
 
 def _is_column(shape: Conv) -> bool:
-    """Whether conv1d sees a sequence as a column: where each channel has a group of its own."""
+    """Return whether conv1d treats a sequence as a column: if each channel is a group."""
     return shape.sequence and _pair(shape)[0][0] == shape.groups
 
 
-def _turned(shape: Conv) -> Conv:
-    """A row as a column."""
+def _as_column(shape: Conv) -> Conv:
+    """Return the shape with rows as columns."""
     names = "size", "kernel", "stride", "padding", "dilation", "ends"
     return shape._replace(**{name: getattr(shape, name)[::-1] for name in names}, sequence=False)
 
@@ -144,6 +144,6 @@ def _first(function: Callable[..., tuple[torch.Tensor, Any]], *args: Any, **how:
     return function(*args, **how)[0]
 
 
-def _back(call: Call) -> torch.Tensor:
-    """A column as a row."""
+def _as_row(call: Call) -> torch.Tensor:
+    """Return the result of a call with columns as rows."""
     return call().transpose(2, 3)

@@ -1,4 +1,4 @@
-"""`minidl tune --estimates`: the measurements, which continue those in a file, and the fit to them."""
+"""`minidl tune --estimates`: measurements, which continue those in a file, and the fit to them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Rows:
         files.write_json(path, {"estimates": self.about, "rates": self.rates, "rows": rows})
 
 
-def begun(path: Path | None, about: dict[str, Any]) -> Rows:
+def stored_rows(path: Path | None, about: dict[str, Any]) -> Rows:
     """Return the rows in a file, or none. Raises ConfigError for another kind of file, device or seed."""
     if path is None or not path.exists():
         return Rows(about)
@@ -82,7 +82,7 @@ def load(path: Path) -> Rows:
             raise ValueError("expected rates above 0")
         rows = [Trial.from_json(row) for row in content["rows"]]
         if not all(row.is_valid for row in rows):
-            raise ValueError("a row is of no shape or form of this version, or has no time")
+            raise ValueError("this version has no shape or form of a row, or a row has no time")
         return Rows(about, rates, rows)
     except OSError as error:
         why = str(error.strerror)

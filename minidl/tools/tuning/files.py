@@ -21,7 +21,7 @@ from minidl.training.run_folder import files
 
 
 def usual_folder() -> Path:
-    """The default folder of tables: one for this device in the user's configuration.
+    """Return the default folder of tables: one for this device in the user's configuration.
 
     Raises ConfigError for a user without a home.
     """
@@ -33,17 +33,17 @@ def usual_folder() -> Path:
 
 
 def slug(name: str) -> str:
-    """A folder name from a device name: "NVIDIA H200" gives nvidia-h200."""
+    """Return a folder name from a device name: nvidia-h200 for "NVIDIA H200"."""
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
 def device_name() -> str:
-    """The name of the GPU, or of the CPU for the interpreter."""
+    """Return the name of the GPU, or of the CPU for the interpreter."""
     return f"cpu {platform.machine()}" if launch.INTERPRETED else torch.cuda.get_device_name()
 
 
 def start_from(folder: Path, family: str) -> Table:
-    """The table that tuning into this folder starts from: the folder's own, else the one in use.
+    """Return the table from which tuning into this folder starts: the folder's table, else the table in use.
 
     Raises TableError for a file that is no tile table.
     """
@@ -54,7 +54,7 @@ def start_from(folder: Path, family: str) -> Table:
 
 
 def write_table(folder: Path, family: str, table: Table) -> Path:
-    """Write the table atomically; creates the folder if it is missing."""
+    """Write the table atomically, and return its path. Creates a missing folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{family}.json"
     files.write_text(path, as_text(table))
@@ -62,7 +62,7 @@ def write_table(folder: Path, family: str, table: Table) -> Path:
 
 
 def as_text(table: Table) -> str:
-    """A table as JSON with one line per rule, so that a diff shows single rules; equal tables give equal text."""
+    """Return a table as JSON with one line per rule, so that a diff shows single rules."""
     targets = []
     for target, rules in table.items():
         lines = ",\n".join(f"    {json.dumps(rule)}" for rule in rules)
@@ -71,7 +71,7 @@ def as_text(table: Table) -> str:
 
 
 def record(results: Sequence[SearchResult]) -> dict[str, Any]:
-    """Every measurement, for `--json`; without dates, so that equal results give equal files."""
+    """Return every measurement for `--json`, without dates, so that equal results give equal files."""
     return {
         "device": device_name(),
         "target": launch.target(),

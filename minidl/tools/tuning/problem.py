@@ -26,12 +26,12 @@ class Problem:
     """A shape in a dtype that stands for its class.
 
     inputs     makes the arguments of a call
-    start      from the arguments, the call to time; it returns torch tensors, or a tuple of them
-    record     name of the operation's record, whose reference and bound judge the result. Without a record, and where
-               integers give exact results, a tile must give the present tile's result on integers, bit for bit
+    start      makes the call to time from the arguments; the call returns torch tensors, or a tuple of them
+    record     name of the operation's spec, whose reference and bound check the result. Without a spec, and if
+               integers give exact results, a tile must give the current tile's result on integers, bit for bit
     wrt        positions of the arguments whose gradients the call returns; empty: it returns the result
     in_place   the call changes its inputs, so only the result of the first call can be checked
-    off        for a transform, the allowed distance from the present tile's result, relative to its norm
+    off        for a transform, the allowed distance from the current tile's result, relative to its norm
     by_values  the call makes tensors whose sizes depend on the values of its inputs
     """
 
@@ -51,15 +51,15 @@ class Problem:
         return launch.in_precision(self.precision if self.dtype == torch.float32 else launch.float32_precision())
 
     def call(self, seed: int, device: torch.device | str, kind: str = "normal") -> Call:
-        """The call on new inputs."""
-        return self._made(SeededMake(seed, self.dtype, device, kinds=(kind,)))
+        """Return the call on new inputs."""
+        return self._new_call(SeededMake(seed, self.dtype, device, kinds=(kind,)))
 
     def empty(self) -> Call:
-        """The call on uninitialised inputs, for recording launches; of a GPU if possible without memory."""
-        looked_at = self.by_values or launch.target() == "interpreted"
-        return self._made(Empty(SEED, self.dtype, "cpu" if looked_at else "meta"))
+        """Return the call on uninitialised inputs, for recording launches; on a GPU if possible without memory."""
+        needs_values = self.by_values or launch.target() == "interpreted"
+        return self._new_call(Empty(SEED, self.dtype, "cpu" if needs_values else "meta"))
 
-    def _made(self, make: Make) -> Call:
+    def _new_call(self, make: Make) -> Call:
         with self.set_up():
             call = self.start(self.inputs(make), make)
         if self.dtype != torch.float32:
@@ -73,7 +73,7 @@ class Problem:
 
     @property
     def exact(self) -> bool:
-        """Whether results on integers are compared bit for bit."""
+        """Return whether results on integers are compared bit for bit."""
         return self.record is None or (all_specs()[self.record].exact and not self.off)
 
 
@@ -81,20 +81,20 @@ class Empty(SeededMake):
     """A Make of uninitialised tensors."""
 
     def tensor(self, *shape: int, low: float | None = None, high: float | None = None) -> torch.Tensor:
-        """Whatever was in the memory."""
+        """Return an uninitialised tensor."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def integers(self, *shape: int, low: int, high: int) -> torch.Tensor:
-        """The lowest number only."""
+        """Return a tensor of the lowest number."""
         return torch.full(shape, low, dtype=torch.int64, device=self.device)
 
     def choice(self, options: Sequence[T]) -> T:
-        """The first."""
+        """Return the first option."""
         return options[0]
 
 
 def operation(name: str, wrt: tuple[int, ...] = ()) -> Start:
-    """Calls of an operation, by its record's name; with `wrt`, of the backward pass of its first result alone."""
+    """Return calls of an operation by its name; with `wrt`, of only the backward pass of its first result."""
 
     def start(case: Case, make: Make) -> Call:
         args = [wrap(arg, position in wrt) for position, arg in enumerate(case.args)]
@@ -116,40 +116,40 @@ def operation(name: str, wrt: tuple[int, ...] = ()) -> Start:
 
 
 def kernel(launcher: Callable[..., Any]) -> Start:
-    """Calls of a launcher on torch tensors."""
+    """Return calls of a launcher on torch tensors."""
     return lambda case, make: lambda: launcher(*case.args, **case.kwargs)
 
 
 class Judge:
-    """Checks a problem's result. Create it while the tiles in use are known to be right.
+    """Checks a problem's result. Create it while the tiles in use are right.
 
-    Raises AssertionError when the present result is outside its bound.
+    Raises AssertionError if the current result is outside its bound.
     """
 
     def __init__(self, problem: Problem, device: torch.device | str) -> None:
         self.problem, self.device = problem, device
         self._call: Call | None = None
         if problem.exact or problem.off:
-            self._present = tuple(t.clone() for t in self._results())
+            self._reference = tuple(t.clone() for t in self._results())
         else:
-            # The inputs that `_results` makes again.
+            # The same inputs as in `_results`.
             make = SeededMake(SEED, problem.dtype, device)
             spec, case = all_specs()[problem.record or ""], problem.inputs(make)
             self._expected = Expected(spec, case, problem.dtype, problem.wrt, make.tensor)
         if not self.right():
             raise AssertionError(
-                f"{problem.name}: the present tile's result is wrong, so no tile can be compared with it"
+                f"{problem.name}: the result of the current tile is wrong, so no tile can be compared with it"
             )
 
     def right(self) -> bool:
-        """Whether the tiles in use give the right result."""
-        got, off = self._results(), self.problem.off
+        """Return whether the tiles in use give the right result."""
+        results, off = self._results(), self.problem.off
         if off:
-            return all(_near(*pair, off) for pair in zip(got, self._present, strict=True))
+            return all(_near(*pair, off) for pair in zip(results, self._reference, strict=True))
         if self.problem.exact:
-            return all(_same(*pair) for pair in zip(got, self._present, strict=True))
+            return all(_same(*pair) for pair in zip(results, self._reference, strict=True))
         with self.problem.set_up():
-            return self._expected.holds(*got)
+            return self._expected.holds(*results)
 
     def _results(self) -> list[torch.Tensor]:
         if self._call is None or self.problem.in_place:

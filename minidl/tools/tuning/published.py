@@ -1,4 +1,4 @@
-"""Layers of published networks, from which some of the drawn shapes are taken."""
+"""Layers of published networks, the source of some of the drawn shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of operations that a benchmark can be made of."""
+"""Shapes of operations for benchmarks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Sizes = tuple[int, ...]
 
 
 class Conv(NamedTuple):
-    """A convolution, or a transposed one of images of `size`, with the padding of its output; or one of volumes, with
-    three sizes. A `sequence` is an image of one row."""
+    """A convolution of images or, with three sizes, of volumes; a `transposed` one has an output padding, `ends`. A
+    `sequence` is an image of one row."""
 
     images: int
     channels: int
@@ -29,7 +29,7 @@ class Conv(NamedTuple):
 
     @property
     def out(self) -> Sizes:
-        """The sizes of the result; below 1 where the kernel does not fit."""
+        """Return the sizes of the result; below 1 if the kernel does not fit."""
         return tuple(
             (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + end + 1
             if self.transposed
@@ -41,12 +41,12 @@ class Conv(NamedTuple):
 
     @property
     def valid(self) -> bool:
-        """Whether there is such a convolution."""
+        """Return whether the sizes are those of a convolution."""
         return min(self.out) > 0 and self.channels % self.groups == 0 == self.outputs % self.groups
 
     @property
     def elements(self) -> tuple[int, int, int]:
-        """Of the images, the weights and the result."""
+        """Return the numbers of elements of the images, the weights and the result."""
         weights = self.channels * self.outputs // self.groups * math.prod(self.kernel)
         return (
             self.images * self.channels * math.prod(self.size), weights,
@@ -55,18 +55,18 @@ class Conv(NamedTuple):
 
     @property
     def group(self) -> str:
-        """The kind it is counted with: "depthwise", "grouped", "1x1" or "other"."""
+        """Return the kind for statistics: "depthwise", "grouped", "1x1" or "other"."""
         if self.groups > 1:
             return "depthwise" if self.groups == min(self.channels, self.outputs) else "grouped"
         return "1x1" if math.prod(self.kernel) == 1 else "other"
 
     def __str__(self) -> str:
         of = "volumes" if len(self.size) == 3 else "images"
-        said = f"{_by(self.kernel)} {self.channels}->{self.outputs}, {self.images} {of} of {_by(self.size)}"
+        text = f"{_by(self.kernel)} {self.channels}->{self.outputs}, {self.images} {of} of {_by(self.size)}"
         for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1), ("ends", 0)):
             value = getattr(self, name)
-            said += "" if set(value) == {usual} else f", {'output padding' if name == 'ends' else name} {_by(value)}"
-        return said + (f", {self.groups} groups" if self.groups > 1 else "") + _from(self.source)
+            text += "" if set(value) == {usual} else f", {'output padding' if name == 'ends' else name} {_by(value)}"
+        return text + (f", {self.groups} groups" if self.groups > 1 else "") + _from(self.source)
 
 
 class Gemm(NamedTuple):
@@ -88,7 +88,7 @@ class Gemm(NamedTuple):
 
     @property
     def group(self) -> str:
-        """ "thin" where a size is below 64, "unaligned" where a row is not of a multiple of 16 bytes in 16 bits."""
+        """Return "thin" (a size below 64), "unaligned" (16-bit rows not of a multiple of 16 bytes) or "aligned"."""
         if min(self.M, self.N, self.K) < 64:
             return "thin"
         return "unaligned" if self.N % 8 or self.K % 8 or (self.kind == "A^TB" and self.M % 8) else "aligned"
@@ -98,7 +98,7 @@ class Gemm(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A matrix whose rows are each worked on as a whole."""
+    """A matrix whose rows are independent."""
 
     rows: int
     columns: int
@@ -121,7 +121,7 @@ class Rows(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Images that are normalised or, by windows, pooled."""
+    """Images for a batch norm or a pool."""
 
     images: int
     channels: int

@@ -17,10 +17,10 @@ PRODUCTS = {
     "conv_fft_product", "conv_flat", "conv_grad_weight", "conv_held", "conv_pair_pool", "conv_two_rows",
     "conv_unfolded_grad_weight",
 }  # fmt: skip
-# Families whose block has three axes, where others have blocks of two.
+# Families whose blocks have three axes instead of two.
 CUBES = {"gemm_thin"}
-# Sizes that change more than speed: whether a row fits one block, the length of a vector. And
-# the block that adds shares up, with which there would be two million candidates.
+# Sizes that change more than speed: whether a row fits one block, the length of a vector. Also the block that adds
+# shares, with which there would be two million candidates.
 FIXED = {
     "softmax": {"BLOCK_N"}, "softmax_grad": {"BLOCK_N"}, "cross_entropy": {"BLOCK_N"},
     "update": {"BLOCK_V"}, "update_measure": {"BLOCK_V"}, "conv_depthwise_grad_weight": {"OUTPUTS"},
@@ -29,13 +29,13 @@ LARGEST_PRODUCT = 256
 ACCUMULATORS = 128 * 256  # of a product's block
 LARGEST_BLOCK = 2**15  # elements of any other block on a GPU
 LARGEST_INTERPRETED = 2**20  # Triton refuses larger ones
-# How far a size may differ from the present one, in powers of two.
+# The largest distance of a size from the current one, in powers of two.
 REACH, REACH_INTERPRETED = 3, 4
 WARPS, MATRIX_WARPS, STAGES = (1, 2, 4, 8, 16, 32), (4, 8), (2, 3, 4, 5)
 
 
 def candidates(family: str, target: str, present: Tile) -> list[Tile]:
-    """Every tile to try in place of `present`, the nearest first; `present` is not among them.
+    """Return every other tile to try instead of `present`, the nearest first.
 
     On a GPU, block sizes, warps, the flags of a kernel and, for products (whose loads are pipelined), stages vary. The
     interpreter uses only blocks.
@@ -51,18 +51,18 @@ def candidates(family: str, target: str, present: Tile) -> list[Tile]:
     elif family in CUBES:
         stages = sorted({1, *STAGES, present.num_stages})
     every = itertools.product(itertools.product(*ranges), warps, stages)
-    found = [Tile(dict(zip(present.sizes, sizes, strict=True)), w, s) for sizes, w, s in every]
-    found = [tile for tile in found if tile != present and _fits(family, tile, present, interpreted)]
-    return nearest(found, present)
+    tiles = [Tile(dict(zip(present.sizes, sizes, strict=True)), w, s) for sizes, w, s in every]
+    tiles = [tile for tile in tiles if tile != present and _fits(family, tile, present, interpreted)]
+    return nearest(tiles, present)
 
 
 def nearest(tiles: list[Tile], to: Tile) -> list[Tile]:
-    """The tiles sorted by distance; equally distant tiles keep their order."""
+    """Return the tiles sorted by distance; equally distant tiles keep their order."""
     return sorted(tiles, key=lambda tile: distance(tile, to))
 
 
 def distance(a: Tile, b: Tile) -> float:
-    """Steps between two tiles: each doubling of a size or of the warps, each stage, each changed flag."""
+    """Return the steps between two tiles: each doubling of a size or of the warps, each stage, each changed flag."""
     doubled = [(a[name], b[name]) for name in a.sizes if name.startswith("BLOCK")] + [(a.num_warps, b.num_warps)]
     flags = sum(a[name] != b[name] for name in a.sizes if not name.startswith("BLOCK"))
     return sum(abs(math.log2(x / y)) for x, y in doubled) + flags + abs(a.num_stages - b.num_stages)
@@ -84,7 +84,7 @@ def _range(family: str, name: str, present: int, interpreted: bool) -> Iterator[
 
 
 def _fits(family: str, tile: Tile, present: Tile, interpreted: bool) -> bool:
-    """Whether the block is small enough to be worth compiling: within the limits, or no larger than the present one."""
+    """Return whether the block is small enough to compile: within the limits, or no larger than the current one."""
     if interpreted or family not in PRODUCTS:
         largest = LARGEST_INTERPRETED if interpreted else LARGEST_BLOCK
         return _elements(family, tile) <= max(largest, _elements(family, present))
@@ -92,11 +92,11 @@ def _fits(family: str, tile: Tile, present: Tile, interpreted: bool) -> bool:
 
 
 def _elements(family: str, tile: Tile) -> int:
-    """Elements of the largest block: of two sizes (or the only one), of all three for a cube."""
+    """Return the elements of the largest block: of two sizes (or the only one), of all three for a cube."""
     blocks = sorted(size for name, size in tile.sizes.items() if name.startswith("BLOCK"))
     return math.prod(blocks if family in CUBES else blocks[-2:])
 
 
 def describe(tile: Tile) -> str:
-    """The tile as text, without warps and stages for the interpreter."""
+    """Return the tile as text, without warps and stages for the interpreter."""
     return str(tile).partition(" warps=")[0] if launch.target() == "interpreted" else str(tile)

@@ -32,7 +32,7 @@ from minidl.tools.tuning import drawn, drawn_conv
 from minidl.tools.tuning.shapes import Gemm
 from minidl.training.run_folder.progress import is_number
 
-KINDS = "gemm", "conv", "gemm", "conv", "conv_transpose"  # of shapes, in the order in which they are drawn
+KINDS = "gemm", "conv", "gemm", "conv", "conv_transpose"  # of shapes, in the order of drawing
 DTYPE = torch.float16
 FAR = 4.0
 MOST = 8  # trials of a problem
@@ -151,8 +151,8 @@ class Setup:
             shape = operands.shape_of(a, b, form == "gemm_pointer")
             for tile in launch.tiles_for(family, DTYPE, floor=16, precision="ieee", target_=self.target, M=M, N=N, K=K):
                 for _, shares, _ in choice._choices(family, shape, tile, self.processors, None, tail=False):
-                    settled = choice._trimmed(shape, tile, shares, self.processors)
-                    trial = Trial("gemm", index, "", form, settled, shares)
+                    trimmed = choice._trimmed(shape, tile, shares, self.processors)
+                    trial = Trial("gemm", index, "", form, trimmed, shares)
                     estimates.append((trial, self.microseconds(trial)))
         return estimates
 
@@ -242,7 +242,7 @@ def run(
     setup: Setup, rows: list[Trial], seconds: float, device: str, make_clock: Callable[..., Clock],
     report: Callable[[float, str], None], keep: Callable[[], None], together: int = 12,
 ) -> None:  # fmt: skip
-    """Measure more shapes into `rows` for so many seconds, calling `keep` after each; kernels of `together` shapes are
+    """Measure more shapes into `rows` for `seconds`, calling `keep` after each; the kernels of `together` shapes are
     compiled at once."""
     started = time.monotonic()
     endless = shapes({row.problem[:2] for row in rows})

@@ -1,10 +1,9 @@
-"""The backend "minidl" of `torch.compile`: Dynamo traces and guards a model, this fuses what it has traced.
+"""The backend "minidl" of `torch.compile`, which fuses the graphs that Dynamo traces.
 
-Dynamo hands over a graph of torch's functions, and traces anew what was changed since, so that nothing of a trace can
-be out of date. The passes, in their order: `reading` marks layers and batch norms, `chains` puts operators in the place
-of them and of what follows, `sums` does so for scaled sums, `exchanging` for functions alone, `orders` keeps torch's
-memory order where the graph depends on it, `joining` joins parts in one memory, `folding` folds all batch norms of an
-inference at once. What is left stays torch's.
+Dynamo guards a model and traces it again after a change. Read the passes in their order: `reading` marks layers and
+batch norms, `chains` replaces each with its later operations by one operator, `sums` replaces scaled sums, `exchanging`
+single functions, `orders` keeps torch's memory format if the graph depends on it, `joining` joins tensors in one
+memory, and `folding` folds all batch norms of an inference at once. Other operations stay torch's.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _log = logging.getLogger(__name__)
 def compile_graph(
     module: fx.GraphModule, inputs: Sequence[Any], mode: str | None, options: dict[str, Any] | None
 ) -> Callable[..., Any]:
-    """Return what computes a graph of Dynamo: see `minidl.torch.backend`."""
+    """Return a function that computes a graph of Dynamo: see `minidl.torch.backend`."""
     compiles = mode is not None or options is not None
     guarding.guard_modules()
     graph = module.graph
@@ -62,14 +61,14 @@ def _summary(graph: fx.Graph, counts: Counter[str]) -> str:
 
 
 def _ahead(module: fx.GraphModule) -> Callable[..., Any]:
-    """The graph, whose first call compiles its kernels on all processors, with those of its gradients."""
-    waiting = True
+    """Return the graph, whose first call compiles its kernels and those of its gradients on all processors."""
+    is_first = True
 
     def call(*args: Any) -> Any:
-        nonlocal waiting
-        if waiting and not torch.cuda.is_current_stream_capturing():
+        nonlocal is_first
+        if is_first and not torch.cuda.is_current_stream_capturing():
             compile_ahead(lambda: _step(module, args))
-            waiting = False
+            is_first = False
         return module.forward(*args)
 
     return call
@@ -79,11 +78,11 @@ def _step(module: fx.GraphModule, args: Sequence[Any]) -> None:
     args = [_detached(each) for each in args]
     results = (each for each in tree_leaves(module.forward(*args)) if isinstance(each, torch.Tensor))
     recorded = [each for each in results if each.grad_fn is not None]
-    wanted = [each for each in args if isinstance(each, torch.Tensor) and each.requires_grad]
-    if recorded and wanted:
+    inputs = [each for each in args if isinstance(each, torch.Tensor) and each.requires_grad]
+    if recorded and inputs:
         gradients = [torch.empty_like(each) for each in recorded]
-        with contextlib.suppress(RuntimeError):  # of a graph without a gradient, if anybody asks for one
-            torch.autograd.grad(recorded, wanted, gradients, allow_unused=True)
+        with contextlib.suppress(RuntimeError):  # a graph without a gradient
+            torch.autograd.grad(recorded, inputs, gradients, allow_unused=True)
 
 
 def _detached(value: Any) -> Any:

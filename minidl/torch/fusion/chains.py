@@ -1,10 +1,10 @@
-"""Replace a layer and what follows it by one operator: convolution or product, batch norm, sum and activation.
+"""Replace a layer and later operations by one operator: convolution or product, batch norm, sum and activation.
 
-    layer -> batch norm -> + other -> activation      as far as each is the only reader of the one before
+    layer -> batch norm -> + other -> activation      as long as each is the only reader of the one before
 
 In training a convolution and its batch norm are `conv_norm`, which reads the convolution's result once less. In
-inference a scale and a shift made from the batch norm go into the convolution. An activation whose gradient needs its
-input is an operator of its own where a gradient is recorded.
+inference the batch norm becomes a scale and a shift of the convolution. An activation whose gradient needs its input is
+a separate operator if a gradient is recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ACTS: dict[Any, str] = {
 
 
 class Chain(NamedTuple):
-    """What one operator computes, and the nodes that it replaces."""
+    """The operations of one operator, and the nodes that it replaces."""
 
     layer: Layer | None
     norm: Norm | None
@@ -52,7 +52,7 @@ class Chain(NamedTuple):
 
 
 def fuse(graph: fx.Graph) -> list[str]:
-    """Replace all marked layers and batch norms by operators that take in what follows; return what each computes."""
+    """Replace all marked layers and batch norms, with later operations, by operators; return the operators' names."""
     names = []
     for node in list(graph.nodes):
         if node.target in (Layer, Norm) and not node._erased:
@@ -81,23 +81,23 @@ def _chain(node: fx.Node) -> Chain:
         _take(nodes, after)
     statistics = (norm.mean, norm.var, norm.batches) if norm is not None and norm.training else ()
     read = (norm.mean, norm.var) if norm is not None and not norm.training else ()
-    if graphs.has_barrier(nodes, statistics) or _moves_between(nodes, read):
+    if graphs.has_barrier(nodes, statistics) or _updates_between(nodes, read):
         return Chain(layer, norm if layer is None else None, None, _NONE, (node,))
     return Chain(layer, norm, added, act, tuple(nodes))
 
 
-def _moves_between(nodes: list[fx.Node], read: tuple[Any, ...]) -> bool:
+def _updates_between(nodes: list[fx.Node], read: tuple[Any, ...]) -> bool:
     memory = {graphs.storage(each) for each in read} - {None}
     node = nodes[0]
     while node is not nodes[-1]:
-        if memory and node not in nodes and moves(node) & memory:
+        if memory and node not in nodes and updated_memory(node) & memory:
             return True
         node = node.next
     return False
 
 
-def moves(node: fx.Node) -> set[Any]:
-    """Return the memory that a batch norm of a graph may move."""
+def updated_memory(node: fx.Node) -> set[Any]:
+    """Return the memory that a node may update if it is a batch norm."""
     if node.target not in (F.batch_norm, F.instance_norm, Norm, norms.batch_norm_training, conv_norm.conv_norm):
         return set()
     args: Any = node.args
@@ -112,18 +112,18 @@ def _take(nodes: list[fx.Node], node: fx.Node) -> fx.Node | None:
 
 
 def _can_add(one: fx.Node, other: fx.Node) -> bool:
-    """Whether the operator's sum is torch's: of one shape, dtype and device."""
+    """Return whether the operator supports a sum: both have one shape, dtype and device."""
     a, b = value(one), value(other)
     return ready(b) and a.dtype == b.dtype and a.device == b.device and graphs.same_shape(a, b)
 
 
 def _act_of(node: fx.Node) -> Act | None:
-    """The name and number of the activation that a node is of its one tensor."""
+    """Return the name and number of a node's activation, None for other nodes."""
     name = _ACTS.get(node.target)
     if name is None or node.op not in ("call_function", "call_method"):
         return None
-    named = [number for key, number in node.kwargs.items() if key != "inplace"]
-    numbers = [number for number in (*node.args[1:], *named) if not isinstance(number, bool)]  # inplace, by position
+    keywords = [number for key, number in node.kwargs.items() if key != "inplace"]
+    numbers = [number for number in (*node.args[1:], *keywords) if not isinstance(number, bool)]  # inplace, by position
     if name in ("leaky_relu", "elu"):
         slope = numbers[0] if numbers else SLOPES[name]
         if not isinstance(slope, int | float) or slope < 0:
@@ -138,23 +138,23 @@ def _act_of(node: fx.Node) -> Act | None:
 
 def _emit(graph: fx.Graph, chain: Chain) -> None:
     layer, norm, added, (name, slope), nodes = chain
-    # A detach_() later has changed what the fake tensor says.
+    # A later detach_() has changed the fake tensor's requires_grad.
     detaches = any(node.target in ("detach_", torch.detach_) for node in graph.nodes)
     recorded = bool(value(nodes[-1]).requires_grad) or detaches
-    # A batch norm alone keeps its input, of which the gradient of any activation can be made.
-    late = recorded and not from_output(name) and (norm is None or added is not None)
-    act = _NONE if late else (name, slope)
+    # A batch norm without an addition saves its input, from which every activation's gradient follows.
+    separate = recorded and not from_output(name) and (norm is None or added is not None)
+    act = _NONE if separate else (name, slope)
     if norm is None:
         assert layer is not None
         result = graphs.replace(graph, nodes, *_layer_call(layer, layer.bias, None, added, act))
     elif norm.training:
-        moved = (norm.mean, norm.var, norm.batches, norm.momentum, norm.eps)
-        moved = moved if norm.mean is not None else (None, None, None, 0.1, norm.eps)
+        running = (norm.mean, norm.var, norm.batches, norm.momentum, norm.eps)
+        running = running if norm.mean is not None else (None, None, None, 0.1, norm.eps)
         if layer is None:
-            args: Any = (norm.x, norm.weight, norm.bias, added, *moved, *act)
+            args: Any = (norm.x, norm.weight, norm.bias, added, *running, *act)
             result = graphs.replace(graph, nodes, norms.batch_norm_training, args, 0)
         else:
-            args = (*layer[:3], added, norm.weight, norm.bias, *moved, *(layer.settings or ()), *act)
+            args = (*layer[:3], added, norm.weight, norm.bias, *running, *(layer.settings or ()), *act)
             result = graphs.replace(graph, nodes, conv_norm.conv_norm, args, 0)
     elif layer is None or recorded:
         x = norm.x
@@ -169,7 +169,7 @@ def _emit(graph: fx.Graph, chain: Chain) -> None:
             folded = graph.call_function(norms.folded, (layer.x, *vectors, norm.eps))
             scale, shift = (graph.call_function(operator.getitem, (folded, i)) for i in range(2))
         result = graphs.replace(graph, nodes, *_layer_call(layer, shift, scale, added, act))
-    if late:
+    if separate:
         graphs.append(graph, result, activations._bias_act, (result, None, name, slope))
 
 

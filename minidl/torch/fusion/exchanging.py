@@ -1,4 +1,4 @@
-"""Replace torch's functions that need nothing of what follows them by minidl's of the same arguments."""
+"""Replace single functions of torch by minidl's functions with the same arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _is_image(arguments: dict[str, Any]) -> bool:
 
 
 def _has_classes(x: Any, target: Any, weight: Any) -> bool:
-    """Whether a target is classes, or probabilities of the dtype of the logits, and gets no gradient."""
+    """Return whether a target is classes, or probabilities of the logits' dtype, and gets no gradient."""
     recorded = any(each is not None and each.requires_grad for each in (target, weight))
     return target is not None and not recorded and target.dtype in (torch.int64, torch.uint8, x.dtype)
 
@@ -105,7 +105,7 @@ def _is_ready(node: fx.Node, arguments: dict[str, Any]) -> bool:
 
 
 def _dtype_read(node: fx.Node) -> torch.dtype | None:
-    """The dtype of autocast, where nothing but layers reads a layer norm: it is rounded as it is written."""
+    """Return autocast's dtype for a layer norm that only layers read, so that its result is rounded once, else None."""
     dtypes = {value(user).dtype if user.target in _LAYERS and user.args[0] is node else None for user in node.users}
     dtype = dtypes.pop() if len(dtypes) == 1 else None
     return None if dtype == value(node).dtype else dtype

@@ -1,4 +1,4 @@
-"""How passes read and change a graph of torch.fx that Dynamo has traced: values of nodes, barriers, replacement."""
+"""Read and change a graph of torch.fx that Dynamo has traced: values of nodes, barriers, replacement."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _IN_PLACE_OPERATORS = {getattr(operator, f"i{name}") for name in ("add", "sub", 
 
 
 def value(node: Any) -> Any:
-    """Return the fake tensor of a node, with its shape, dtype and device; None where it is no tensor."""
+    """Return the fake tensor of a node, with its shape, dtype and device; None for other values."""
     example = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return example if isinstance(example, torch.Tensor) else None
 
 
 def bind(node: fx.Node, names: Sequence[str], defaults: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a call's arguments by name, in the order of the names; None where it has others."""
+    """Return a call's arguments by name, in the order of the names; None if it has others."""
     if len(node.args) > len(names) or node.kwargs.keys() - set(names):
         return None
     arguments = {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
@@ -31,7 +31,7 @@ def bind(node: fx.Node, names: Sequence[str], defaults: dict[str, Any]) -> dict[
 
 
 def is_constant(argument: Any) -> bool:
-    """Return whether an argument holds no node, as sizes that are symbols do."""
+    """Return whether an argument contains no node (a symbolic size is a node)."""
     if isinstance(argument, list | tuple):
         return all(map(is_constant, argument))
     return not isinstance(argument, fx.Node)
@@ -45,12 +45,12 @@ def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def only_user(node: fx.Node) -> fx.Node | None:
-    """Return the node that reads another one alone."""
+    """Return the only user of a node, None if it has several or none."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def other_addend(node: fx.Node | None, one: fx.Node) -> fx.Node | None:
-    """Return the node that a sum adds to `one`; None where it is no such sum, or adds in place to the other."""
+    """Return the node that a sum adds to `one`; None for other nodes, and for a sum in place of the other addend."""
     if node is None or node.target not in ADDITIONS or node.kwargs or len(node.args) != 2:
         return None
     first, second = node.args
@@ -62,13 +62,13 @@ def other_addend(node: fx.Node | None, one: fx.Node) -> fx.Node | None:
 
 
 def storage(node: Any) -> Any:
-    """What tells the memory of a node's fake tensor, the same for views of it; None where it is no tensor."""
+    """Return a key of the memory of a node's fake tensor, equal for its views; None for other values."""
     tensor = value(node)
     return None if tensor is None or tensor.layout is not torch.strided else tensor.untyped_storage()._cdata
 
 
 def is_in_place(node: fx.Node) -> bool:
-    """Return whether a node may change a tensor but a counter of batches, which no pass reads late."""
+    """Return whether a node may change a tensor other than a counter of batches, which no pass reads later."""
     if node.op not in ("call_function", "call_method"):
         return node.op == "call_module"
     target = node.target
@@ -92,7 +92,7 @@ def is_in_place(node: fx.Node) -> bool:
 
 
 def _inplace(node: fx.Node) -> bool:
-    """Whether a function of torch is told to work in place, by name or by position."""
+    """Return whether a torch function gets `inplace`, by name or by position."""
     try:
         target: Any = node.target
         names = list(inspect.signature(target).parameters)
@@ -103,18 +103,18 @@ def _inplace(node: fx.Node) -> bool:
 
 
 def is_mode(node: fx.Node) -> bool:
-    """Return whether a node changes a mode of torch, as whether gradients are recorded."""
+    """Return whether a node changes a mode of torch, such as the recording of gradients."""
     name = str(getattr(node.target, "__name__", node.target))
     return node.op == "call_function" and name.startswith(("_enter_", "_exit_", "_set_", "_saved_tensors"))
 
 
 def has_barrier(
-    nodes: Sequence[fx.Node], kept: Sequence[Any] = (), but: Callable[[fx.Node], bool] = lambda node: False
+    nodes: Sequence[fx.Node], written: Sequence[Any] = (), but: Callable[[fx.Node], bool] = lambda node: False
 ) -> bool:
-    """Return whether what nodes compute would differ at the place of the last: a tensor or a mode is changed between
-    them, or one of the tensors `kept` is read. Changes for which `but` holds are left out."""
+    """Return whether moving nodes to the last one would change their results: another node in between changes a tensor
+    or a mode, or reads one of the tensors `written`. Changes for which `but` returns True do not count."""
     node = nodes[0]
-    memory = {storage(tensor) for tensor in kept} - {None}
+    memory = {storage(tensor) for tensor in written} - {None}
     while node is not nodes[-1]:
         changes = (is_mode(node) or is_in_place(node)) and not but(node)
         if node not in nodes and (changes or any(storage(each) in memory for each in node.all_input_nodes)):
@@ -126,7 +126,7 @@ def has_barrier(
 def replace(
     graph: fx.Graph, nodes: Sequence[fx.Node], target: Any, args: Sequence[Any], item: int | None = None
 ) -> fx.Node:
-    """Put a call in the place of the last of these nodes, or an item of its result, and erase them all."""
+    """Replace the last of these nodes by a call, or by an item of its result, and erase them all."""
     last = nodes[-1]
     with graph.inserting_before(last):
         call = result = graph.call_function(target, tuple(args))
@@ -140,7 +140,7 @@ def replace(
 
 
 def append(graph: fx.Graph, node: fx.Node, target: Any, args: Sequence[Any]) -> fx.Node:
-    """Put a call of a node's result behind it, which all its readers get."""
+    """Insert a call on a node's result after it, and pass the call's result to all readers."""
     readers = list(node.users)
     with graph.inserting_after(node):
         result = graph.call_function(target, tuple(args))

@@ -1,7 +1,7 @@
-"""Guards that Dynamo leaves out by default: hooks that modules get later, and another forward of their classes.
+"""Guards that Dynamo omits by default: for later hooks of modules, and for a patched forward of their classes.
 
-Dynamo notes empty dicts of hooks and then checks them only under `skip_nnmodule_hook_guards = False`, and takes the
-methods of torch's classes for unchangeable. A fused model would go on without a hook or a patch that came after it.
+Dynamo checks empty dicts of hooks only under `skip_nnmodule_hook_guards = False`, and assumes that the methods of
+torch's classes do not change. A fused model would ignore a later hook or patch.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from torch._guards import TracingContext
 
 
 def guard_modules() -> None:
-    """Have the graph that Dynamo is compiling traced anew where a module's hooks or its class's forward change."""
+    """Make Dynamo trace the current graph again after a change of a module's hooks or of its class's forward."""
     context = TracingContext.try_get()
-    if context is None:  # a backend that is called without Dynamo
+    if context is None:  # called without Dynamo
         return
     guards = context.guards_context.dynamo_guards
     for guard in list(guards):

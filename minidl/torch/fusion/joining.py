@@ -1,7 +1,7 @@
-"""Tensors joined again and again along the channels, for batch norms, in one memory: see `minidl.ops.join`.
+"""Store repeated joins along the channels, for batch norms, in one memory: see `minidl.ops.join`.
 
-A dense block joins what it has with the result of each layer. Batch norms read rows of channels that lie apart in
-memory, so each join copies what is new alone, into rows as wide as the last join of the block.
+A dense block joins all earlier results with the result of each layer. Batch norms can read strided rows of channels, so
+each join copies only the new tensor, into rows as wide as the last join of the block.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Join(NamedTuple):
 
 
 def join_in_one_memory(graph: fx.Graph) -> None:
-    """Replace joins of which each begins with the parts of the one before, and which batch norms alone read."""
+    """Replace joins that each begin with the parts of the join before, and that only batch norms read."""
     families: list[list[_Join]] = []
     for node in graph.nodes:
         parts = _parts(node)
@@ -51,7 +51,7 @@ def join_in_one_memory(graph: fx.Graph) -> None:
 
 
 def _parts(node: fx.Node) -> list[fx.Node] | None:
-    """The parts of a join along the channels that batch norms alone read."""
+    """Return the parts of a join along the channels that only batch norms read, None for other nodes."""
     arguments = graphs.bind(node, ("tensors", "dim"), {"dim": 0}) if node.target in _JOINS else None
     if arguments is None or arguments["dim"] != 1 or value(node) is None or value(node).dim() < 3 or not node.users:
         return None
@@ -63,24 +63,24 @@ def _parts(node: fx.Node) -> list[fx.Node] | None:
 
 def _replace(graph: fx.Graph, family: list[_Join]) -> None:
     channels = value(family[-1].node).shape[1]
-    before: _Join | None = None
+    previous: _Join | None = None
     call: fx.Node | None = None
     for join in family:
         with graph.inserting_before(join.node):
-            if before is None or call is None:
-                made = graph.call_function(begin, (join.parts, channels))
+            if previous is None or call is None:
+                joined = graph.call_function(begin, (join.parts, channels))
             else:
-                count = 1 if join.parts[0] is before.node else len(before.parts)
-                made = graph.call_function(extend, (call, join.parts[:count], join.parts[count:]))
-            result = graph.call_function(operator.getitem, (made, 0))
+                count = 1 if join.parts[0] is previous.node else len(previous.parts)
+                joined = graph.call_function(extend, (call, join.parts[:count], join.parts[count:]))
+            result = graph.call_function(operator.getitem, (joined, 0))
         result.meta["example_value"] = value(join.node)
         join.node.replace_all_uses_with(result)
         graph.erase_node(join.node)
-        before, call = _Join(result, [result if part is join.node else part for part in join.parts]), made
+        previous, call = _Join(result, [result if part is join.node else part for part in join.parts]), joined
 
 
 class _InRoom(torch.autograd.Function):
-    """Parts [N, C_i, ...], the first of which ends where the room is filled to."""
+    """Append parts [N, C_i, ...] to a room; the first part is already in it."""
 
     @staticmethod
     def forward(ctx: Any, room: Room, *parts: torch.Tensor) -> torch.Tensor:
@@ -99,15 +99,15 @@ def _fill(room: Room, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def begin(parts: Sequence[torch.Tensor], channels: int) -> Joined:
-    """Return parts joined in a room for so many channels, and the room; None where they do not fit."""
+    """Return the joined parts and their room for `channels` channels, or None as room if they do not fit."""
     if not _fits(parts):
         return torch.cat(list(parts), 1), None
     return _in_room(Room(parts[0].detach(), channels), parts)
 
 
-def extend(before: Joined, first: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Joined:
-    """Return what was joined before, of the parts `first`, with further parts."""
-    joined, room = before
+def extend(previous: Joined, first: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Joined:
+    """Return an earlier join, of the parts `first`, extended by further parts."""
+    joined, room = previous
     if room is None or not _fits((joined, *parts)):
         return torch.cat([*first, *parts], 1), None
     return _in_room(room, (joined, *parts))
@@ -119,7 +119,7 @@ def _in_room(room: Room, parts: Sequence[torch.Tensor]) -> Joined:
 
 
 def _fits(parts: Sequence[torch.Tensor]) -> bool:
-    """Whether all are plain rows of channels."""
+    """Return whether all parts are dense rows of channels."""
     first = parts[0]
     return straight(parts) and all(
         type(part) is torch.Tensor and part.stride(1) == 1 and part.dtype == first.dtype

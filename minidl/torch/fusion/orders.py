@@ -1,7 +1,7 @@
-"""Give results torch's memory order where a graph depends on it: kernels write channels last what torch has contiguous.
+"""Give results torch's memory format if a graph depends on it: kernels write channels-last, torch contiguous results.
 
-A view of a contiguous result may not exist of one that lies channels last (`view`), may be another one (`as_strided`)
-or a copy (`reshape`, `flatten`), which would not see a change in place.
+A view of a contiguous result may not exist for a channels-last one (`view`), be a different one (`as_strided`) or a
+copy (`reshape`, `flatten`), in which a change in place would be lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COPIES = {
 
 
 def keep_order(graph: fx.Graph) -> None:
-    """Make results contiguous whose order views or changes in place of their copies would tell."""
+    """Make results contiguous if a view, or a change in place of a copy, depends on their memory format."""
     mutations = [node for node in graph.nodes if graphs.is_in_place(node)]
     changed = {graphs.storage(each) for node in mutations for each in node.all_input_nodes}
     for node in list(graph.nodes):
@@ -33,7 +33,7 @@ def keep_order(graph: fx.Graph) -> None:
 
 
 def _is_ours(node: fx.Node) -> bool:
-    """Whether a node is a result, or an item of the results, of a function of minidl."""
+    """Return whether a node is a result, or an item of the results, of a function of minidl."""
     call: Any = node.args[0] if node.target is operator.getitem else node
     ours = isinstance(call, fx.Node) and str(getattr(call.target, "__module__", "")).startswith("minidl.")
     return ours and value(node) is not None and value(node).dim() > 2

@@ -1,7 +1,7 @@
-"""Mark the layers of a graph, whether torch's functions or minidl's operators compute them: one kind of node for each.
+"""Mark the layers of a graph, computed by torch's functions or minidl's operators, by one kind of node each.
 
-`mark` replaces a convolution or linear layer by a call of `Layer`, a batch norm with the counter of its batches by one
-of `Norm`, where kernels take it and torch is not known to be faster. `chains.fuse` replaces these by operators.
+`mark` replaces a convolution or linear layer by a call of `Layer`, and a batch norm with its counter of batches by a
+call of `Norm`, if kernels support it and torch is not known to be faster. `chains.fuse` replaces these by operators.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Layer(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A batch norm. `batches` is the counter that it moves, None where nothing counts."""
+    """A batch norm. `batches` is the counter that it increments, None without one."""
 
     x: Any
     mean: Any
@@ -60,11 +60,11 @@ def mark(graph: fx.Graph) -> None:
     absorbed: set[fx.Node] = set()
     for node in list(graph.nodes):
         layer = _torchs_layer(node) or _our_layer(node, operators)
-        if layer is not None and _kernels_take(node, layer):
+        if layer is not None and _supports_layer(node, layer):
             graphs.replace(graph, [node], Layer, layer)
             continue
         norm = _torchs_norm(node) if node.target is F.batch_norm else _our_norm(node, operators)
-        if norm is not None and _kernels_normalise(node, norm):
+        if norm is not None and _supports_norm(node, norm):
             if node.target is operator.getitem:
                 absorbed.add(node.args[0])
             graphs.replace(graph, [node], Norm, norm if norm.batches is not None else _counted(graph, node, norm))
@@ -74,7 +74,7 @@ def mark(graph: fx.Graph) -> None:
 
 
 def _is_operator(node: fx.Node) -> bool:
-    """Whether nothing reads one of minidl's operators any more: its result was an item of it."""
+    """Return whether a node is an operator of minidl without users."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == NAMESPACE and not node.users
 
 
@@ -110,7 +110,7 @@ def _our_layer(node: fx.Node, operators: Any) -> Layer | None:
     return None
 
 
-def _kernels_take(node: fx.Node, layer: Layer) -> bool:
+def _supports_layer(node: fx.Node, layer: Layer) -> bool:
     if not _are_ready(node, layer.x, layer.weight, layer.bias):
         return False
     x, weight, bias = value(layer.x), value(layer.weight), value(layer.bias)
@@ -147,7 +147,7 @@ def _our_norm(node: fx.Node, operators: Any) -> Norm | None:
     return norm if added is None and act is None else None
 
 
-def _kernels_normalise(node: fx.Node, norm: Norm) -> bool:
+def _supports_norm(node: fx.Node, norm: Norm) -> bool:
     if not _are_ready(node, norm.x, norm.weight, norm.bias, norm.mean, norm.var) or value(norm.x).dim() < 2:
         return False
     if not norm.training:
@@ -158,8 +158,7 @@ def _kernels_normalise(node: fx.Node, norm: Norm) -> bool:
 
 
 def _counted(graph: fx.Graph, node: fx.Node, norm: Norm) -> Norm:
-    """The batch norm with the `batches.add_(1)` before it, where nothing else reads that counter: moved by either, it
-    is as torch moves it."""
+    """Return the batch norm with the `batches.add_(1)` before it absorbed, if nothing else reads that counter."""
     before = node.prev
     while norm.training and norm.mean is not None and before.op not in ("root", "placeholder"):
         counter: Any = before.args[0] if before.target == "add_" and before.args[1:] == (1,) else None
@@ -175,6 +174,6 @@ def _counted(graph: fx.Graph, node: fx.Node, norm: Norm) -> Norm:
 
 
 def _are_ready(node: fx.Node, *tensors: Any) -> bool:
-    """Whether kernels take these tensors where they are, and have results of the node's dtype."""
+    """Return whether kernels support these tensors and the node's dtype, all on one device."""
     values = [value(tensor) for tensor in (node, *tensors) if tensor is not None]
     return all(map(ready, values)) and len({each.device for each in values}) == 1

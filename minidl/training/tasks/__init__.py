@@ -1,4 +1,7 @@
-"""The registry of tasks, the kinds of runs. To add one, write a file or folder here and add a line below."""
+"""The kinds of runs: one file or folder each, and one line below.
+
+Read `table` first, which is the shortest, then `text`, `images` and `gan`.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from minidl.tools.bench import measure, peers, results, run, table
+from benchmarks.bench import results_page
+from minidl.tools.bench import measure, peers, results, run
 from minidl.tools.bench.measure import HostClock, Work
 
 MODULES = {"attorch": "attorch", "FlagGems": "flag_gems", "Liger": "liger_kernel"}
@@ -183,10 +184,11 @@ def test_a_wrong_peer_and_one_that_fails_are_left_out_by_name(monkeypatch):
 
 
 def test_results_keep_them_and_the_table_names_them(all_there, tmp_path):
-    found = results.Results({"device": "d", "driver": "1", "torch": "2", "triton": "3", "date": "2026-01-01"})
-    found.add("softmax 65536x128", measure.measure(softmax_row(torch.randn(8, 8)), True, HostClock))
-    found.save(tmp_path / "r.json")
-    again = results.load(tmp_path / "r.json")
-    assert again.in_order == found.in_order
-    assert "the fastest of torch (eager or compiled), FlagGems, Liger and attorch, divided by" in table.markdown(again)
-    assert run.table(again, ["softmax 65536x128"]).row_count == 1
+    stored = results.Results({"device": "d", "driver": "1", "torch": "2", "triton": "3", "date": "2026-01-01"})
+    stored.add("softmax 65536x128", measure.measure(softmax_row(torch.randn(8, 8)), True, HostClock))
+    stored.save(tmp_path / "r.json")
+    loaded = results.load(tmp_path / "r.json")
+    assert loaded.in_order == stored.in_order
+    page = results_page.markdown(loaded)
+    assert "the fastest of torch (eager or compiled), FlagGems, Liger and attorch, divided by" in page
+    assert run.table(loaded, ["softmax 65536x128"]).row_count == 1

@@ -1,15 +1,14 @@
-"""Results on disk, the rows that there are, and what the README and docs/performance.md show of the committed ones."""
+"""Results files, the list of rows, and the chart of the committed results."""
 
 import io
 import json
-import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from minidl.errors import ConfigError
-from minidl.tools.bench import goals, results, run, table
+from minidl.tools.bench import chart, goals, results, run
 from minidl.tools.bench.goals import GOALS
 
 ROOT = Path(__file__).parents[3]
@@ -41,20 +40,20 @@ def test_words_choose_rows():
 
 
 def test_a_row_is_at_its_goal_from_the_noise_below_it_on(tmp_path):
-    found = results.Results(dict(MACHINE))
+    stored = results.Results(dict(MACHINE))
     for row, ratio, reached in (("softmax 65536x128", 1.19, True), ("softmax 65536x1024", 1.03, False)):
-        found.add(row, measured(ratio))
-        assert found.rows[row]["at_goal"] is reached
-    found.add("gemm 4096x4096x4096", measured(right=False))
-    assert not found.rows["gemm 4096x4096x4096"]["at_goal"]
-    assert not found.right
-    assert run.summary(found) == "1 of 3 rows at their goal, 2 ahead of the best other (bench has 59 rows)"
-    found.save(tmp_path / "r.json")
-    again = results.load(tmp_path / "r.json")
-    assert again.machine == MACHINE
-    assert again.in_order == found.in_order
-    assert [row["row"] for row in again.in_order] == ["gemm 4096x4096x4096", "softmax 65536x128", "softmax 65536x1024"]
-    assert run.table(again, list(GOALS)).row_count == 3
+        stored.add(row, measured(ratio))
+        assert stored.rows[row]["at_goal"] is reached
+    stored.add("gemm 4096x4096x4096", measured(right=False))
+    assert not stored.rows["gemm 4096x4096x4096"]["at_goal"]
+    assert not stored.right
+    assert run.summary(stored) == "1 of 3 rows at their goal, 2 ahead of the best other (bench has 59 rows)"
+    stored.save(tmp_path / "r.json")
+    loaded = results.load(tmp_path / "r.json")
+    assert loaded.machine == MACHINE
+    assert loaded.in_order == stored.in_order
+    assert [row["row"] for row in loaded.in_order] == ["gemm 4096x4096x4096", "softmax 65536x128", "softmax 65536x1024"]
+    assert run.table(loaded, list(GOALS)).row_count == 3
 
 
 @pytest.mark.parametrize(
@@ -106,74 +105,47 @@ def test_what_is_no_file_is_told_as_the_system_does(tmp_path):
 
 
 def test_a_wrong_row_is_not_at_its_goal_whatever_ratio_it_has(tmp_path):
-    found = results.Results(dict(MACHINE))
-    found.add("softmax 65536x128", {**measured(5.0), "error_ok": False})
-    found.save(tmp_path / "r.json")
+    stored = results.Results(dict(MACHINE))
+    stored.add("softmax 65536x128", {**measured(5.0), "error_ok": False})
+    stored.save(tmp_path / "r.json")
     assert not results.load(tmp_path / "r.json").rows["softmax 65536x128"]["at_goal"]
 
 
 def test_text_in_a_file_is_shown_as_it_is():
     pytest.importorskip("matplotlib")
-    found = results.Results({**MACHINE, "device": r"GPU $\frac$"})
-    found.add("softmax 65536x128", {**measured(), "dtype": "[/red]"})
+    stored = results.Results({**MACHINE, "device": r"GPU $\frac$"})
+    stored.add("softmax 65536x128", {**measured(), "dtype": "[/red]"})
     shown = io.StringIO()
-    Console(file=shown, width=140).print(run.table(found, list(GOALS)))
+    Console(file=shown, width=140).print(run.table(stored, list(GOALS)))
     assert "[/red]" in shown.getvalue()
-    assert b"<svg" in table.picture(found)
-    assert table.picture(found, "png").startswith(b"\x89PNG")
+    assert b"<svg" in chart.picture(stored)
+    assert chart.picture(stored, "png").startswith(b"\x89PNG")
 
 
 def test_a_kept_row_is_judged_by_the_goal_of_today(tmp_path, monkeypatch):
-    found = results.Results(dict(MACHINE))
-    found.add("softmax 65536x128", measured(1.5))
-    found.save(tmp_path / "r.json")
+    stored = results.Results(dict(MACHINE))
+    stored.add("softmax 65536x128", measured(1.5))
+    stored.save(tmp_path / "r.json")
     monkeypatch.setitem(GOALS, "softmax 65536x128", 2.0)
-    again = results.load(tmp_path / "r.json").rows["softmax 65536x128"]
-    assert (again["goal"], again["at_goal"]) == (2.0, False)
+    loaded = results.load(tmp_path / "r.json").rows["softmax 65536x128"]
+    assert (loaded["goal"], loaded["at_goal"]) == (2.0, False)
 
 
 def test_the_committed_results_have_every_row_right():
-    found = results.load(COMMITTED)
-    assert list(found.rows) == goals.chosen([])
-    assert json.loads(COMMITTED.read_text())["rows"] == found.in_order
-    assert found.right
-    for row in found.in_order:
+    stored = results.load(COMMITTED)
+    assert list(stored.rows) == goals.chosen([])
+    assert json.loads(COMMITTED.read_text())["rows"] == stored.in_order
+    assert stored.right
+    for row in stored.in_order:
         assert row["goal"] == GOALS[row["row"]]
         assert row["at_goal"] == (row["ratio"] >= row["goal"] - goals.NOISE)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
-def test_the_pages_show_the_chart_of_the_committed_results(page):
-    """Otherwise run `make results`."""
-    path = ROOT / page
-    chart = re.search(r"!\[[^]]*\]\(([^)]*svg)\)", path.read_text())[1]
-    assert table.fingerprint(results.load(COMMITTED)) in (path.parent / chart).read_text()
-
-
-def test_the_page_shows_the_table_of_the_committed_results():
-    """Otherwise run `make results`."""
-    text = (ROOT / "docs/performance.md").read_text()
-    assert table.inserted(text, table.markdown(results.load(COMMITTED))) == text
-
-
-def test_the_short_chart_shows_eight_rows():
-    pytest.importorskip("matplotlib")
-    assert set(table.SHORT) <= set(GOALS)
-    chart = table.short_picture(results.load(COMMITTED)).decode()
-    assert len(table.SHORT) == 8
-    assert all(row.replace(">", "&gt;") in chart for row in table.SHORT)
-
-
-def test_a_text_without_marks_is_refused():
-    with pytest.raises(ConfigError, match="results: begin"):
-        table.inserted("no marks", "table")
-
-
 def test_the_picture_shows_every_row_and_is_the_same_each_time():
     pytest.importorskip("matplotlib")
-    found = results.load(COMMITTED)
-    drawn = table.picture(found)
-    assert drawn == table.picture(found)
-    assert table.fingerprint(found).encode() in drawn
-    del found.rows["softmax 65536x128"]
-    assert table.picture(found) != drawn
+    stored = results.load(COMMITTED)
+    drawn = chart.picture(stored)
+    assert drawn == chart.picture(stored)
+    assert chart.fingerprint(stored).encode() in drawn
+    del stored.rows["softmax 65536x128"]
+    assert chart.picture(stored) != drawn

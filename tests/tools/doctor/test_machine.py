@@ -22,7 +22,7 @@ def test_this_machine_passes(capsys):
     shown = capsys.readouterr().out
     for name in ("Python", "torch", "triton", "numpy", "GPU", "kernels", "C compiler", "data", "disk", "self-test"):
         assert name in shown
-    assert "Everything needed is there." in shown
+    assert "All requirements are met." in shown
 
 
 def test_something_bad_is_named_and_fails(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""The files of what commands usually launch have it, with each version of Triton."""
+"""The files of command kernels have the kernels that commands launch, with each version of Triton."""
 
 import json
 import os
@@ -12,14 +12,14 @@ ROOT = Path(__file__).parents[3]
 LACKING = """
 import json
 from minidl.compilation import command_kernels
-from minidl.tools.doctor import usual as made
+from minidl.tools.doctor import usual
 lacking = {}
-for command in made.warm.NAMES:
-    found, known = [*made.found(90, command)], [*command_kernels.jobs(command, 90)]
+for command in usual.warm.NAMES:
+    launched, stored = [*usual.jobs_of(90, command)], [*command_kernels.jobs(command, 90)]
     # Triton 3.10 changes its default.
-    assert all("enable_fp_fusion" in job.options for job in (*found, *known)), command
-    found, known = ({job.key for job in jobs} for jobs in (found, known))
-    lacking[command] = [len(found - known), len(found)]
+    assert all("enable_fp_fusion" in job.options for job in (*launched, *stored)), command
+    launched, stored = ({job.key for job in jobs} for jobs in (launched, stored))
+    lacking[command] = [len(launched - stored), len(launched)]
 print(json.dumps(lacking))
 """
 

@@ -64,7 +64,7 @@ def test_kernels_are_compiled_once_and_found_by_another_process(tmp_path):
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         last = done.stdout.splitlines()[-1]
-        made, there = map(int, re.match(r"(\d+) kernels compiled, (\d+) were there already", last).groups())
+        made, there = map(int, re.match(r"(\d+) kernels compiled, (\d+) were cached", last).groups())
         assert str(tmp_path) in last
         return made, there
 

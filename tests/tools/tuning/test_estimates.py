@@ -74,15 +74,15 @@ def test_rows_go_on_from_a_file_of_the_same_device_and_seed(tmp_path, drawn):
     path = tmp_path / "trials.json"
     rows = tuned.Rows(ABOUT, {"copy": 2.9e6}, [replace(drawn[0], ms=0.01), drawn[-1]])
     rows.save(path)
-    assert tuned.begun(path, ABOUT) == rows
-    assert tuned.begun(tmp_path / "none.json", ABOUT).trials == []
+    assert tuned.stored_rows(path, ABOUT) == rows
+    assert tuned.stored_rows(tmp_path / "none.json", ABOUT).trials == []
     with pytest.raises(ConfigError, match="has rows of seed 4; this is 5: give another file"):
-        tuned.begun(path, {**ABOUT, "seed": 5})
+        tuned.stored_rows(path, {**ABOUT, "seed": 5})
     other = path.read_text().replace('"index"', '"place"')
     for content in ("[]", "{", '{"estimates": {}, "rates": {}, "rows": []}', other):
         path.write_text(content)
         with pytest.raises(ConfigError, match="has no rows of `minidl tune --estimates`"):
-            tuned.begun(path, ABOUT)
+            tuned.stored_rows(path, ABOUT)
 
 
 def test_trials_that_fail_have_no_time_and_those_that_run_are_measured_in_turn(setup, drawn, monkeypatch):

@@ -174,7 +174,7 @@ def test_a_present_tile_that_is_wrong_is_told(monkeypatch):
     problem = Problem(
         "changing", torch.float32, lambda make: Case((make.tensor(3),)), kernel(lambda x: x + float(next(values)))
     )
-    with pytest.raises(AssertionError, match="the present tile's result is wrong"):
+    with pytest.raises(AssertionError, match="the result of the current tile is wrong"):
         Judge(problem, "cpu")
 
 

@@ -1,4 +1,7 @@
-"""`minidl train images`: a convolutional network on pictures of one size."""
+"""`minidl train images`: a convolutional network on pictures of one size.
+
+Read `settings` and `task` first, then `networks`, `start` (initial weights), `course`, `pictures`, `answers` and `cam`.
+"""
 
 # No __all__: these names are for the package itself, and no promise.
 from minidl.training.tasks.images.answers import PictureClassifier as PictureClassifier
