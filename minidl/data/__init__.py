@@ -24,7 +24,8 @@ from minidl.data.records import (
 
 if TYPE_CHECKING:
     from minidl.data.batches import Batches, csr_from_scipy, epoch_order
-    from minidl.data.files import read_labelled, read_texts
+    from minidl.data.corpus import read_labelled
+    from minidl.data.files import read_texts
     from minidl.data.hashing import HashedTfidf
     from minidl.data.image_batches import ImageBatches
     from minidl.data.image_folders import read_labelled_pictures
@@ -84,7 +85,8 @@ IMAGE_DATA = {
 _MODULES = {
     "loaders": "to_device",
     "batches": "Batches csr_from_scipy epoch_order",
-    "files": "read_labelled read_texts",
+    "corpus": "read_labelled",
+    "files": "read_texts",
     "hashing": "HashedTfidf",
     "image_batches": "ImageBatches",
     "image_folders": "read_labelled_pictures",
@@ -99,7 +101,7 @@ _LAZY = {name: module for module, names in _MODULES.items() for name in names.sp
 def load_text(name_or_path: str | Path, **options: Any) -> TextDataset:
     """A text classification task: a name of `TEXT_DATA`, or a CSV, TSV or JSONL file of the user.
 
-    Options of a file: `text_column`, `label_column`, `validation`, `test`, `split_seed`, see `files.load_text_file`.
+    Options of a file: `text_column`, `label_column`, `validation`, `test`, `split_seed`, see `corpus.load_corpus`.
     Options of the Reuters sets: `progress`, `cache`, `mirrors`, see `reuters.load_reuters`. `docstrings` takes
     `workers`.
 
@@ -111,7 +113,7 @@ def load_text(name_or_path: str | Path, **options: Any) -> TextDataset:
     if name in TEXT_DATA:
         return _call("reuters", "load_reuters", name, options, name)
     check_text_file(name_or_path)
-    return _call("files", "load_text_file", name, options, name_or_path)
+    return _call("corpus", "load_corpus", name, options, name_or_path).texts()
 
 
 def check_text_file(name_or_path: str | Path) -> None:

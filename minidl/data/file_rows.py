@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from minidl.data.parsing import ARGUMENT, at_line, kind_of, listed, with_point
+from minidl.data.parsing import ARGUMENT, at_line, is_utf8, kind_of, listed, with_point
 from minidl.data.records import DataError
 
 
@@ -49,33 +49,41 @@ class Records:
     def _places(self) -> dict[str, int]:
         return {column: i for i, column in enumerate(self.columns)}
 
-    def taken(self, rows: Iterable[int]) -> Records:
-        """The rows of these indices."""
+    def texts(self, at: int) -> list[str]:
+        """Return the texts of a column. Raises DataError for a value of another type and for invalid characters."""
+        texts = [self.cell(row, at) for row in range(len(self.rows))]
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise DataError(
+                    f"{self.path}, line {self.lines[row]}: {kind_of(text)} in text column {self.columns[at]!r} where "
+                    "a string is expected"
+                )
+            if "\0" in text or not is_utf8(text):
+                check_characters(text, f"{self.path}, line {self.lines[row]}")
+        return texts
+
+    def labels(self, at: int) -> list[str]:
+        """Return the labels of a column. Raises DataError as `label_at`."""
+        return [label_at(self, row, at) for row in range(len(self.rows))]
+
+    def select(self, rows: Iterable[int]) -> Records:
+        """Return the rows with these indices."""
         chosen = list(rows)
         return replace(self, rows=[self.rows[i] for i in chosen], lines=[self.lines[i] for i in chosen])
 
 
-def text_at(records: Records, row: int, at: int) -> str:
-    """The text in a cell. Raises DataError for another type and for invalid characters."""
-    value = records.cell(row, at)
-    where = f"{records.path}, line {records.lines[row]}"
-    if not isinstance(value, str):
-        raise DataError(f"{where}: {kind_of(value)} in text column {records.columns[at]!r} where a string is expected")
-    check_characters(value, where)
-    return value
-
-
 def label_at(records: Records, row: int, at: int) -> str:
-    """The label in a cell; numbers and booleans as JSON writes them.
+    """Return the label in a cell; numbers and booleans as JSON writes them.
 
     Raises DataError for an empty cell and for NaN or infinity, with which tables mark missing values.
     """
     value = records.cell(row, at)
-    where = f"{records.path}, line {records.lines[row]}"
     label = as_label(value)
+    if label is not None and "\0" not in label and is_utf8(label):
+        return label
+    where = f"{records.path}, line {records.lines[row]}"
     if label is not None:
         check_characters(label, where)
-        return label
     if value is None or isinstance(value, str | float):
         raise DataError(f"{where}: no label in column {records.columns[at]!r}; fill it in or delete the row")
     raise DataError(f"{where}: {kind_of(value)} in label column {records.columns[at]!r} where one label is expected")

@@ -109,7 +109,7 @@ def load_table_file(
     labels: list[str] = []
     classes = [0] * len(records.rows)
     if task == CLASSIFICATION:
-        names = [label_at(records, row, target_at) for row in range(len(records.rows))]
+        names = records.labels(target_at)
         labels = sort_labels(set(names))
         check_classes(records.path, labels, target)
         index = {label: i for i, label in enumerate(labels)}
@@ -120,12 +120,12 @@ def load_table_file(
         found = read_records(file)
         at = found.position(target, "target")
         if labels:
-            check_labels(file, (label_at(found, row, at) for row in range(len(found.rows))), labels, records.path)
+            check_labels(file, found.labels(at), labels, records.path)
         return found, digests(_keys(found, names_of_inputs, forms.values()), split_seed)
 
     keys = _keys(records, names_of_inputs, forms.values())
     own = digests(keys, split_seed), np.array(classes, dtype=np.int64)
-    parts, split = splitter.split(records.path, "inputs", *own, records.taken, read)
+    parts, split = splitter.split(records.path, "inputs", *own, records.select, read)
     are_numbers = bool(labels) and all(to_number(label) is not None for label in labels)
     advice = "give at least three different rows of some class" if labels else "give at least three different rows"
     advice += ", or predict the numbers as such (--task regression)" if are_numbers else ""

@@ -43,8 +43,8 @@ class Counted:
             own = slice(starts[first], starts[last])
             yield Counted(self.terms, self.sizes[first:last], self.ids[own], self.counts[own])
 
-    def taken(self, rows: np.ndarray) -> Counted:
-        """The texts of these indices."""
+    def select(self, rows: np.ndarray) -> Counted:
+        """Return the texts with these indices."""
         import numpy as np
         from scipy.sparse import csr_matrix
 

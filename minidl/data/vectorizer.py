@@ -126,7 +126,7 @@ class Tfidf(Checked):
 
         Raises DataError when no term is left.
         """
-        taken = counted if rows is None else counted.taken(rows)
+        taken = counted if rows is None else counted.select(rows)
         texts, names = len(taken), counted.terms
         found = _sums(taken.ids, None, len(names))
         kept = np.flatnonzero(found >= min(options.min_df, max(1, texts)))

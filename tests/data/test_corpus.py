@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minidl.data import DataError, TfidfOptions, load_text, parts, read_labelled, read_texts, terms
-from minidl.data.corpus import counted, load_corpus, read_corpus, read_counted
+from minidl.data.corpus import count_dataset, load_corpus, read_corpus, read_counted
 from minidl.data.split import digests
 from minidl.data.workers import Workers
 from tests.data.test_files import labels, texts, write_csv
@@ -65,7 +65,7 @@ def agree(path, known=None, workers=None):
         return
     assert (found.labels, found.classes.tolist(), found.source) == (expected[2], expected[1], expected[3])
     assert (found.digests == digests(expected[0])).all()
-    assert entries(found.counted) == entries(terms.count_texts(expected[0], ANALYZER))
+    assert entries(found.content) == entries(terms.count_texts(expected[0], ANALYZER))
 
 
 def entries(counts):
@@ -201,9 +201,9 @@ def test_processes_read_a_large_file_as_one_does(large):
     for corpus in (shared, alone):
         assert corpus.classes.tolist() == texts.labels
         assert (corpus.digests == digests(texts.texts)).all()
-    assert shared.counted.terms == alone.counted.terms
+    assert shared.content.terms == alone.content.terms
     for name in ("sizes", "ids", "counts"):
-        assert (getattr(shared.counted, name) == getattr(alone.counted, name)).all()
+        assert (getattr(shared.content, name) == getattr(alone.content, name)).all()
 
 
 @pytest.mark.slow
@@ -225,13 +225,13 @@ def test_the_splits_are_those_of_the_texts(tmp_path):
         expected = load_text(path, **shares)
         with Workers(1) as pool:
             found = load_corpus(path, ANALYZER, **shares, workers=pool)
-            in_memory = counted(expected, ANALYZER, pool)
+            in_memory = count_dataset(expected, ANALYZER, pool)
         assert (found.labels, found.name, found.source) == (expected.labels, expected.name, expected.source)
         for name in ("train", "validation", "test"):
             part, texts = getattr(found, name), getattr(expected, name)
             assert part.classes.tolist() == texts.labels
             assert (part.digests == digests(texts.texts, shares.get("split_seed", 0))).all()
-            assert entries(part.counted) == entries(getattr(in_memory, name).counted)
+            assert entries(part.content) == entries(getattr(in_memory, name).content)
         assert found.texts() == expected
 
 

@@ -174,7 +174,7 @@ class TextTask(Task):
 
     def load(self, config: TrainText) -> CorpusDataset:
         """As `Task.load`, with counted texts: those of the user's own file are counted while they are read."""
-        from minidl.data.corpus import counted, load_corpus
+        from minidl.data.corpus import count_dataset, load_corpus
 
         analyzer, options = _tfidf(config).analyzer, self.options(config)
         helpers.in_thread(lambda: importlib.import_module("scipy.sparse"))  # 0.2 s; splits are the first to need it
@@ -182,10 +182,10 @@ class TextTask(Task):
             if config.data == "docstrings":
                 options["workers"] = workers
             if config.data in data.TEXT_DATA:
-                return counted(self.read(config.data, **options), analyzer, workers)
+                return count_dataset(self.read(config.data, **options), analyzer, workers)
             data.check_text_file(config.data)
             given = {name: value for name, value in options.items() if value is not None}
-            return load_corpus(config.data, analyzer, **given, workers=workers)
+            return load_corpus(config.data, analyzer, workers, **given)
 
     def settled(self, config: TrainText, dataset: CorpusDataset) -> TrainText:
         """The settings with those that suit the number of texts, where none are given."""
@@ -218,7 +218,7 @@ class TextTask(Task):
         from minidl.training.loop.targets import Classification
 
         kind, document = _vectorizer(config)
-        vectorizer = kind.of_counts(dataset.train.counted, _tfidf(config))
+        vectorizer = kind.of_counts(dataset.train.content, _tfidf(config))
         count, classes = len(vectorizer), len(dataset.labels)
         targets = Classification(dataset.labels)
         return Supervised(
