@@ -167,7 +167,7 @@ def read_corpus(
                     sums.append(np.frombuffer(message.buffers[7], dtype=np.uint8))
                     yield message
 
-            counts = terms.merged(messages())
+            counts = terms.merge(messages())
             _release_memory()
             if not len(counts) or not names.keys() <= set(names if labels is None else labels):
                 raise Doubt
@@ -191,7 +191,7 @@ def read_counted(
             return None
         form = Form.of(path, kind, raw)
         text = files.text_position(Records(path, form.columns, [], [], ""), text_column, usual)
-        counts = terms.merged(_map(workers, form.messages(raw, analyzer, text)))
+        counts = terms.merge(_map(workers, form.messages(raw, analyzer, text)))
     except (OSError, DataError, Doubt):
         return None
     return counts if len(counts) else None

@@ -110,7 +110,7 @@ class TableSchema(Record):
             label = label_at(records, row, at)
             if label not in index:
                 raise DataError(
-                    f"{cells.place(records, row, at)}: label {shorten(label)} is unknown to the model; "
+                    f"{cells.location(records, row, at)}: label {shorten(label)} is unknown to the model; "
                     f"its labels are: {listed(self.labels)}"
                 )
             indices.append(index[label])

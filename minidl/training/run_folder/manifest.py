@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidl.data.saved import Checked, made
+from minidl.data.saved import Checked, validate
 from minidl.errors import DamagedError, damaged, missing
 from minidl.training.run_folder import files
 
@@ -65,7 +65,7 @@ def read(folder: Path) -> Manifest | None:
     if (found.pop("format", None), found.pop("version", None)) != (FORMAT, VERSION):
         raise damaged(path, f"not a {FORMAT} file of version {VERSION}")
     try:
-        return made(Manifest, found)
+        return validate(Manifest, found)
     except ValueError as error:
         raise damaged(path, error) from None
 
