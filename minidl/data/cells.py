@@ -16,7 +16,7 @@ from minidl.data.records import DataError
 _MISSING_NUMBER = {"", "na", "n/a", "nan", "null", "none", "?"}
 
 
-def standardised(values: Sequence[float], mean: float, scale: float, records: Records, column: str) -> np.ndarray:
+def standardize(values: Sequence[float], mean: float, scale: float, records: Records, column: str) -> np.ndarray:
     """Return float32 [N] of (v - mean) / scale. Raises DataError for a value of the column beyond float32."""
     with np.errstate(over="ignore"):
         result = ((np.array(values, dtype=np.float64) - mean) / scale).astype(np.float32)
@@ -81,8 +81,8 @@ def target_numbers(records: Records, at: int, form: NumberFormat | None) -> list
 def not_a_number(records: Records, row: int, at: int, more: str = "") -> DataError:
     """Return the error for a cell without a finite number in a column of numbers."""
     return DataError(
-        f"{location(records, row, at)}: {shown(records.rows[row][at])} is not a finite number, unlike most of the column; "
-        f"correct it{more}"
+        f"{location(records, row, at)}: {shown(records.rows[row][at])} is not a finite number, unlike most of the "
+        f"column; correct it{more}"
     )
 
 

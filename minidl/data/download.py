@@ -1,4 +1,4 @@
-"""Get public data sets from MINIDL_DATA, a package of the system, the cache, or the first mirror with the right content.
+"""Get public data sets from MINIDL_DATA, a system package, the cache, or the first mirror with the right content.
 
 Checksums refer to the unpacked content, because mirrors recompress the same files. A download is written to a temporary
 file, which is renamed after the check of its content.
@@ -63,8 +63,8 @@ def fetch(
     """Return the checked, unpacked parts of a resource, and their origin (a path or an address).
 
     It searches the folder of the environment variable MINIDL_DATA, SYSTEM, `cache` (default `cache_folder()`) and each
-    mirror. Raises DataError if a file in MINIDL_DATA has the wrong content, if the cache cannot be read or written, and,
-    with every address and its error, if no mirror delivers.
+    mirror. Raises DataError if a file in MINIDL_DATA has the wrong content, if the cache cannot be used, and if no
+    mirror delivers, with every address and its error.
     """
     data_folder = os.environ.get("MINIDL_DATA")
     if data_folder:

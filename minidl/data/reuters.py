@@ -41,7 +41,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class Document:
-    """A newswire text: `half` is "train", "test" or "unused" in the ModApte split; `text` has the title and the body."""
+    """A newswire text: `half` is "train", "test" or "unused" in the ModApte split; `text` has title and body."""
 
     half: str
     topics: tuple[str, ...]

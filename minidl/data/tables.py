@@ -31,7 +31,7 @@ _LARGEST = 1e100  # the square of a number is summed in float64
 
 
 def load_diabetes(*, validation: float = 0.1, test: float = 0.2, split_seed: int = 0) -> TableDataset:
-    """Return scikit-learn's diabetes table (442 patients, 10 measurements, disease progression after a year): regression."""
+    """Return scikit-learn's diabetes table: 442 patients, 10 measurements, disease progression after a year."""
     with import_lock.LOCK:
         from sklearn.datasets import load_diabetes as sklearn_diabetes
     bunch = sklearn_diabetes(scaled=False)
@@ -59,7 +59,7 @@ def load_table_file(
     test: float | str | Path = 0.2,
     split_seed: int = 0,
 ) -> TableDataset:
-    """Return a data file, or its rows, as a table task: split by a hash of the inputs, statistics of the training split.
+    """Return a data file, or its rows, as a table task, split by a hash of the inputs.
 
     `target` is the column to predict (default: a column named "target"); `task` is "regression" or "classification"
     (default: classification if the target is text or has at most 20 different whole numbers); `ignore` names columns
@@ -212,8 +212,8 @@ def _measure_column(
         raise DataError(f"{records.path}: column {name!r} is empty; ignore the column")
     if len(categories) > MAX_CATEGORIES:
         raise DataError(
-            f"{records.path}: column {name!r} has {len(categories)} different texts, at most {MAX_CATEGORIES} categories "
-            "are taken; ignore the column (--ignore), or use it as the text of a text task"
+            f"{records.path}: column {name!r} has {len(categories)} different texts, at most {MAX_CATEGORIES} "
+            "categories are taken; ignore the column (--ignore), or use it as the text of a text task"
         )
     if len(categories) > _FEW_CATEGORIES and 2 * len(categories) > len(train.rows):
         notes.append(

@@ -165,16 +165,16 @@ def test_another_file_in_its_place(folder, decodings, content):
 
 def test_a_full_disk_is_one_note(folder, decodings, monkeypatch):
     expected = contents(load_images(folder))
-    whole = picture_cache.write_files.whole
+    atomic = picture_cache.write_files.atomic
 
     @contextmanager
     def full(path):
-        with whole(path) as file:
+        with atomic(path) as file:
             file.write(b"a part")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         yield
 
-    monkeypatch.setattr(picture_cache.write_files, "whole", full)
+    monkeypatch.setattr(picture_cache.write_files, "atomic", full)
     found, count, told = decodings.load(folder)
     assert (found, count) == (expected, 1)
     (note,) = told
@@ -210,7 +210,7 @@ def test_there_is_a_limit(folder, decodings, monkeypatch):
     monkeypatch.setattr(picture_cache, "MAX_BYTES", each)
     assert decodings.load(folder)[2][0].startswith(KEPT)
     other = write(folder.parent / "test", first=1)
-    assert any("are not kept" in note for note in decodings.load(folder, test=other)[2])
+    assert any("are not cached" in note for note in decodings.load(folder, test=other)[2])
     later(folder)
     assert decodings.load(folder)[2][0].startswith(KEPT), "its own old entry does not count"
 

@@ -27,8 +27,8 @@ def both(features, batch_size, **options):
     targets = np.arange(features.shape[0])
     there = Batches(features, targets, batch_size, device=CPU, resident=True, **options)
     host = Batches(features, targets, batch_size, device=CPU, resident=False, **options)
-    assert there._there is not None
-    assert host._there is None
+    assert there._resident is not None
+    assert host._resident is None
     return there, host
 
 
