@@ -1,7 +1,7 @@
 """Read files of labelled texts; with an analyzer, their terms are counted by all processors.
 
 Each worker gets a part of the file that begins and ends between two records; the texts stay with the workers. If a part
-is invalid, or the parts disagree, the file is parsed whole, and the error names the line.
+is invalid, or its columns differ, one process parses the complete file, and the error names the line.
 """
 
 from __future__ import annotations
@@ -171,9 +171,9 @@ def read_corpus(
             _release_memory()
             if not len(counts) or not names.keys() <= set(names if labels is None else labels):
                 raise Doubt
-            known, classes = _classes(records, list(names), np.concatenate(codes), labels)
+            label_names, classes = _classes(records, list(names), np.concatenate(codes), labels)
             source["rows"] = len(counts)
-            return Corpus(known, classes, np.concatenate(sums).reshape(-1, 32), counts, source)
+            return Corpus(label_names, classes, np.concatenate(sums).reshape(-1, 32), counts, source)
     records = files.parse_records(path, kind, raw)
     return _corpus(*_labelled(records, labels, text_column, label_column), analyzer, seed, workers)
 
@@ -213,8 +213,8 @@ def _labelled(
     texts, names = records.texts(text), records.labels(label)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     codes = np.array([numbers[name] for name in names], dtype=np.int64)
-    known, classes = _classes(records, list(numbers), codes, labels)
-    return Texts(texts, classes.tolist()), known, source
+    label_names, classes = _classes(records, list(numbers), codes, labels)
+    return Texts(texts, classes.tolist()), label_names, source
 
 
 def _source(records: Records, text_column: str | None, label_column: str | None) -> tuple[dict[str, Any], int, int]:
@@ -235,16 +235,16 @@ def _classes(
 
     Raises DataError for a label outside of `labels`.
     """
-    known = files.sort_labels(set(names)) if labels is None else list(labels)
-    index = {name: i for i, name in enumerate(known)}
+    label_names = files.sort_labels(set(names)) if labels is None else list(labels)
+    index = {name: i for i, name in enumerate(label_names)}
     classes = np.array([index.get(name, -1) for name in names], dtype=np.int64)[codes]
     if (classes < 0).any():
         row = int(np.argmin(classes))
         raise DataError(
             f"{records.path}, line {records.lines[row]}: label {shorten(names[codes[row]])} is unknown to the model; "
-            f"its labels are: {listed(known)}"
+            f"its labels are: {listed(label_names)}"
         )
-    return known, classes
+    return label_names, classes
 
 
 def _corpus(

@@ -1,4 +1,4 @@
-"""The rows of a file or of standard input as they are written there."""
+"""The rows of a file or of standard input, without conversions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from minidl.data.records import DataError
 
 @dataclass(frozen=True)
 class Records:
-    """The rows of a file. `rows[i]` has one value per column, read from line `lines[i]`; JSONL values keep their type.
+    """The rows of a file. `rows[i]` has one value per column, from line `lines[i]`; JSONL values keep their type.
 
-    A key that a JSONL object lacks is None. With `decimal_comma` the file's decimal mark is the comma.
+    A missing key of a JSONL object is None. With `decimal_comma` the file's decimal mark is the comma.
     """
 
     path: Path
@@ -28,25 +28,25 @@ class Records:
     decimal_comma: bool = False
 
     def cell(self, row: int, at: int) -> Any:
-        """The value in a cell; a number with the file's decimal mark has a point."""
+        """Return the value in a cell; a number with a decimal comma gets a point."""
         value = self.rows[row][at]
         return with_point(value) if self.decimal_comma and isinstance(value, str) else value
 
     def position(self, column: str, role: str) -> int:
-        """Index of a column. Raises DataError as `positions`."""
+        """Return the index of a column. Raises DataError as `positions`."""
         return self.positions([column], role)[0]
 
     def positions(self, columns: Sequence[str], role: str) -> list[int]:
-        """Indices of columns. Raises DataError that lists those that are missing, and the columns there are."""
-        lacking = [column for column in columns if column not in self._places]
-        if lacking:
-            where = at_line(self.path, self.lines[0]) if self.path == ARGUMENT else self.path
-            named = f"column{'s' if len(lacking) > 1 else ''} {listed(lacking)}"
-            raise DataError(f"{where} has no {role} {named}; its columns are: {listed(self.columns)}")
-        return [self._places[column] for column in columns]
+        """Return the indices of columns. Raises DataError that lists missing columns and all columns of the file."""
+        missing = [column for column in columns if column not in self._positions]
+        if missing:
+            source = at_line(self.path, self.lines[0]) if self.path == ARGUMENT else self.path
+            named = f"column{'s' if len(missing) > 1 else ''} {listed(missing)}"
+            raise DataError(f"{source} has no {role} {named}; its columns are: {listed(self.columns)}")
+        return [self._positions[column] for column in columns]
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _positions(self) -> dict[str, int]:
         return {column: i for i, column in enumerate(self.columns)}
 
     def texts(self, at: int) -> list[str]:
@@ -68,8 +68,8 @@ class Records:
 
     def select(self, rows: Iterable[int]) -> Records:
         """Return the rows with these indices."""
-        chosen = list(rows)
-        return replace(self, rows=[self.rows[i] for i in chosen], lines=[self.lines[i] for i in chosen])
+        indices = list(rows)
+        return replace(self, rows=[self.rows[i] for i in indices], lines=[self.lines[i] for i in indices])
 
 
 def label_at(records: Records, row: int, at: int) -> str:
@@ -90,7 +90,7 @@ def label_at(records: Records, row: int, at: int) -> str:
 
 
 def as_label(value: object) -> str | None:
-    """A cell as a label, None for one that is empty or no label."""
+    """Return a cell as a label; None for an empty cell or a value that is not a label."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
@@ -99,7 +99,7 @@ def as_label(value: object) -> str | None:
 
 
 def check_characters(value: str, where: str) -> None:
-    """Raises DataError for what `decode` refuses in bytes: JSON escapes can contain it."""
+    """Raise DataError for characters that `decode` refuses in bytes, which JSON escapes can contain."""
     if "\0" in value:
         raise DataError(f"{where}: a zero character, so this is not text; remove it")
     try:

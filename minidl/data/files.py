@@ -58,7 +58,7 @@ def parse_records(path: Path, kind: str, raw: bytes) -> Records:
 
 
 def no_rows(path: Path) -> DataError:
-    """The error for CSV that ends after its first line."""
+    """Return the error for CSV that ends after its first line."""
     return DataError(f"{path} has a header and no rows: add a line per example")
 
 
@@ -93,7 +93,7 @@ def text_position(records: Records, text_column: str | None, usual: str | None) 
 def check_sizes(
     path: str | Path, sizes: Sequence[int], keys: Sequence[Any], names: Sequence[str], column: str, advice: str
 ) -> None:
-    """Raises DataError if training, validation or test has no rows, as when nearly every row has a class of its own.
+    """Raise DataError if training, validation or test has no rows, such as when nearly every row has a different class.
 
     `names` are the labels of the rows, empty in a regression; rows with equal `keys` count as one.
     """
@@ -109,15 +109,15 @@ def check_sizes(
     )
 
 
-def guesses(**given: str | None) -> list[str]:
-    """Names of the options that were not given: their values are guessed, and the report says so."""
-    return [name for name, value in given.items() if value is None]
+def guesses(**options: str | None) -> list[str]:
+    """Return the names of the options that are None: their values are guessed, and the report says so."""
+    return [name for name, value in options.items() if value is None]
 
 
 def choose_columns(records: Records, text_column: str | None, label_column: str | None) -> tuple[str, str]:
-    """The text and the label column, guessed where not named: by usual names, or the other one of two columns.
+    """Return the text and the label column. None is guessed: by common names, or as the other one of two columns.
 
-    Raises DataError when a named column does not exist or one cannot be guessed.
+    Raises DataError if a column cannot be guessed or is named twice.
     """
     if label_column is None:
         label_column = _guess(records, LABEL_NAMES, text_column, "label", TEXT_NAMES)
@@ -129,7 +129,7 @@ def choose_columns(records: Records, text_column: str | None, label_column: str 
 
 
 def sort_labels(names: set[str]) -> list[str]:
-    """Label names in order: by value when every one is a whole number, else as text."""
+    """Return label names in order: by value if all are whole numbers, otherwise as text."""
     if all(name.removeprefix("-").isdecimal() and name.isascii() and len(name) < 19 for name in names):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)

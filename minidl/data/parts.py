@@ -22,7 +22,7 @@ _HEAD = 2**16  # bytes that must contain the header and the first row
 _BOM = b"\xef\xbb\xbf"
 
 
-class Doubt(Exception):  # noqa: N818  (not an error: the file is then read whole)
+class Doubt(Exception):  # noqa: N818  (not an error: one process then reads the file)
     """A file cannot be read in parts: it is invalid, or its columns depend on all of its rows."""
 
 
