@@ -155,13 +155,12 @@ def read_corpus(
             form = Form.of(path, kind, raw)
             records = Records(path, form.columns, [], [], hashlib.sha256(raw).hexdigest())
             source, text, label = _source(records, text_column, label_column)
-            if workers is None or len(raw) < 2 * PART:
-                workers = Workers(1)
+            pool = Workers(1) if workers is None or len(raw) < 2 * PART else workers
             names: dict[str, int] = {}
             codes, sums = [], []
 
             def messages() -> Iterator[Message]:
-                for message in _map(workers, form.messages(raw, analyzer, text, label, seed)):
+                for message in _map(pool, form.messages(raw, analyzer, text, label, seed)):
                     numbers = [names.setdefault(name, len(names)) for name in message.values["labels"]]
                     codes.append(np.array(numbers, dtype=np.int64)[np.frombuffer(message.buffers[6], dtype=np.int32)])
                     sums.append(np.frombuffer(message.buffers[7], dtype=np.uint8))
@@ -174,14 +173,15 @@ def read_corpus(
             label_names, classes = _classes(records, list(names), np.concatenate(codes), labels)
             source["rows"] = len(counts)
             return Corpus(label_names, classes, np.concatenate(sums).reshape(-1, 32), counts, source)
-    records = files.parse_records(path, kind, raw)
-    return _corpus(*_labelled(records, labels, text_column, label_column), analyzer, seed, workers)
+    labelled = _labelled(files.parse_records(path, kind, raw), labels, text_column, label_column)
+    raw = b""  # counting needs the memory
+    return _corpus(*labelled, analyzer, seed, workers)
 
 
 def read_counted(
     path: Path, analyzer: Analyzer, text_column: str | None, usual: str | None, workers: Workers
 ) -> Counted | None:
-    """Return the counts of the texts of `files.read_texts`; None for a small or invalid file, which that must read."""
+    """Return the counts of the texts of `files.read_texts`; None for small and invalid files, which it must read."""
     kind = formats.kind_of(path)
     # A pipe can be read only once, and small files need no processes.
     if kind not in formats.LINES or workers.count == 1:
