@@ -25,7 +25,8 @@ from minidl.data.records import (
 
 if TYPE_CHECKING:
     from minidl.data.batches import Batches, csr_from_scipy, epoch_order
-    from minidl.data.files import read_labelled, read_texts
+    from minidl.data.corpus import read_labelled
+    from minidl.data.files import read_texts
     from minidl.data.hashing import HashedTfidf
     from minidl.data.image_batches import ImageBatches
     from minidl.data.image_folders import read_labelled_pictures
@@ -85,7 +86,8 @@ IMAGE_DATA = {
 _MODULES = {
     "loaders": "to_device",
     "batches": "Batches csr_from_scipy epoch_order",
-    "files": "read_labelled read_texts",
+    "corpus": "read_labelled",
+    "files": "read_texts",
     "hashing": "HashedTfidf",
     "image_batches": "ImageBatches",
     "image_folders": "read_labelled_pictures",
@@ -98,13 +100,13 @@ _LAZY = {name: module for module, names in _MODULES.items() for name in names.sp
 
 
 def load_text(name_or_path: str | Path, **options: Any) -> TextDataset:
-    """A text classification task: a name of `TEXT_DATA`, or a CSV, TSV or JSONL file of the user.
+    """Return a text classification task: a name of `TEXT_DATA`, or a data file of the user.
 
-    Options of a file: `text_column`, `label_column`, `validation`, `test`, `split_seed`, see `files.load_text_file`.
+    Options of a file: `text_column`, `label_column`, `validation`, `test`, `split_seed`, see `corpus.load_corpus`.
     Options of the Reuters sets: `progress`, `cache`, `mirrors`, see `reuters.load_reuters`. `docstrings` takes
     `workers`.
 
-    Raises DataError for an unknown name, an option that the data does not take, and data that cannot be used.
+    Raises DataError for an unknown name, an unsupported option, and data that cannot be used.
     """
     name = str(name_or_path)
     if name == "docstrings":
@@ -112,21 +114,21 @@ def load_text(name_or_path: str | Path, **options: Any) -> TextDataset:
     if name in TEXT_DATA:
         return _call("reuters", "load_reuters", name, options, name)
     check_text_file(name_or_path)
-    return _call("files", "load_text_file", name, options, name_or_path)
+    return _call("corpus", "load_corpus", name, options, name_or_path).texts()
 
 
 def check_text_file(name_or_path: str | Path) -> None:
-    """Raises DataError for what is neither a file nor the name of a data set."""
+    """Raise DataError unless it is a file or the name of a data set."""
     _check_path(name_or_path, TEXT_DATA, "text data")
 
 
 def load_table(name_or_path: str | Path, **options: Any) -> TableDataset:
-    """A table task: a name of `TABLE_DATA`, or a CSV, TSV or JSONL file of the user.
+    """Return a table task: a name of `TABLE_DATA`, or a data file of the user.
 
     Options of a file: `target`, `task`, `ignore`, `missing`, `validation`, `test`, `split_seed`, see
     `tables.load_table_file`; `diabetes` takes the last three.
 
-    Raises DataError for an unknown name, an option that the data does not take, and data that cannot be used.
+    Raises DataError for an unknown name, an unsupported option, and data that cannot be used.
     """
     name = str(name_or_path)
     if name in TABLE_DATA:
@@ -136,13 +138,13 @@ def load_table(name_or_path: str | Path, **options: Any) -> TableDataset:
 
 
 def load_images(name_or_path: str | Path, **options: Any) -> ImageDataset:
-    """An image classification task: a name of `IMAGE_DATA`, or a folder with a folder of pictures per class.
+    """Return an image classification task: a name of `IMAGE_DATA`, or a folder with a folder of pictures per class.
 
     Options of a folder: `size`, `validation`, `test`, `split_seed`, `workers`, `cache`, see
     `image_folders.load_folder`. Options of `mnist` and `fashion-mnist`: `progress`, `cache`, `mirrors`, see
     `images.load_mnist`. `digits` takes none.
 
-    Raises DataError for an unknown name, an option that the data does not take, and data that cannot be used.
+    Raises DataError for an unknown name, an unsupported option, and data that cannot be used.
     """
     name = str(name_or_path)
     if name == "digits":
@@ -156,30 +158,30 @@ def load_images(name_or_path: str | Path, **options: Any) -> ImageDataset:
 
 
 def _call(module: str, loader: str, name: str, options: dict[str, Any], *arguments: str | Path) -> Any:
-    """Call the loader of a module with the options that are not None: a command passes all its flags."""
+    """Call the loader of a module with the options that are not None; commands pass all their options."""
     function = getattr(importlib.import_module(f"minidl.data.{module}"), loader)
-    given = {key: value for key, value in options.items() if value is not None}
-    taken = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for key in given:
-        if key not in taken:
-            raise DataError(f"{name} has no option {key!r}; its options are: {', '.join(taken) or 'none'}")
-    return function(*arguments, **given)
+    options = {key: value for key, value in options.items() if value is not None}
+    names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for key in options:
+        if key not in names:
+            raise DataError(f"{name} has no option {key!r}; its options are: {', '.join(names) or 'none'}")
+    return function(*arguments, **options)
 
 
 def _check_path(
     name_or_path: str | Path,
-    known: dict[str, str],
-    what: str,
+    names: dict[str, str],
+    kind: str,
     expected: str = "a file that exists",
     path: str = "of a .csv, .tsv, .jsonl, .parquet or .arrow file",
 ) -> None:
     try:
-        there = Path(name_or_path).exists()
-    except OSError:  # an impossible file name, or a folder that may not be read
-        there = False
-    if not there:
+        exists = Path(name_or_path).exists()
+    except OSError:  # an invalid file name, or a folder without read permission
+        exists = False
+    if not exists:
         raise DataError(
-            f"unknown {what} {shorten(str(name_or_path))}: neither {one_of(known)} nor {expected}; "
+            f"unknown {kind} {shorten(str(name_or_path))}: neither {one_of(names)} nor {expected}; "
             f"give a name or the path {path}"
         )
 

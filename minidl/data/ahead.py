@@ -1,4 +1,4 @@
-"""Copying batches to the device while the previous step runs there."""
+"""Copy batches to the device while the previous step runs on it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _AHEAD = 2
 
 
 def fits(nbytes: int, device: torch.device) -> bool:
-    """Whether a data set of this size is to be kept on the device as a whole."""
+    """Return whether a data set of this size should stay on the device."""
     return device.type != "cuda" or nbytes <= SHARE * torch.cuda.mem_get_info(device)[0]
 
 
 def pinned(part: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The host tensor in pinned memory, from which a GPU copies without the CPU."""
+    """Return the host tensor in pinned memory, from which a GPU copies without the CPU."""
     return part.pin_memory() if device.type == "cuda" else part
 
 
 def ahead(batches: Iterable[tuple[Any, ...]], device: torch.device) -> Iterator[tuple[Any, ...]]:
-    """The batches (of tensors and CSR in pinned memory) on the device.
+    """Return the batches (of tensors and CSR in pinned memory) on the device.
 
     Up to two batches are prepared ahead of their use and copied on a separate stream.
     """
@@ -37,25 +37,25 @@ def ahead(batches: Iterable[tuple[Any, ...]], device: torch.device) -> Iterator[
     waiting: deque[tuple[tuple[Any, ...], torch.cuda.Event]] = deque()
     for batch in batches:
         with torch.cuda.stream(copies):
-            moved = tuple(part.to(device, non_blocking=True) for part in batch)
-            waiting.append((moved, copies.record_event()))
+            copy = tuple(part.to(device, non_blocking=True) for part in batch)
+            waiting.append((copy, copies.record_event()))
         if len(waiting) > _AHEAD:
-            yield _arrived(*waiting.popleft())
+            yield _wait_for(*waiting.popleft())
     while waiting:
-        yield _arrived(*waiting.popleft())
+        yield _wait_for(*waiting.popleft())
 
 
 @functools.cache
 def _copies(device: torch.device) -> torch.cuda.Stream:
-    """The one stream of all copies: the allocator does not reuse one stream's memory on another."""
+    """Return the stream of all copies: the allocator does not reuse memory of one stream on another."""
     return torch.cuda.Stream(device)
 
 
-def _arrived(batch: tuple[Any, ...], copied: torch.cuda.Event) -> tuple[Any, ...]:
+def _wait_for(batch: tuple[Any, ...], copied: torch.cuda.Event) -> tuple[Any, ...]:
     kernels = torch.cuda.current_stream()
     kernels.wait_event(copied)
     for part in batch:
         for tensor in (part.packed or ()) if isinstance(part, CSR) else (part,):
-            # The allocator must not hand the memory to another copy before the kernels have read it.
+            # The allocator must not reuse the memory for another copy before the kernels have read it.
             tensor.record_stream(kernels)
     return batch

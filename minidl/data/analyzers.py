@@ -1,7 +1,7 @@
-"""From a text to its terms: words with runs of neighbours, or runs of characters.
+"""Split a text into terms: words and runs of neighboring words, or runs of characters.
 
-The terms are those of scikit-learn's CountVectorizer (tested). Unlike there, a text is first normalised to NFC, and a
-combining mark counts as the character that it marks, so that the words of all scripts stay whole.
+The terms are those of scikit-learn's CountVectorizer (tested), except that texts are first normalized to NFC, and a
+combining mark counts as the character that it marks, so that words stay in one piece in all scripts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from minidl.common import import_lock
 
-_JOINERS = "\u200c\u200d"  # zero width: between letters of Persian, Hindi or Bangla they change the form of both
+_JOINERS = "\u200c\u200d"  # zero width; in Persian, Hindi or Bangla they change the shape of the letters around them
 _LAST_OF_PLANE = "\uffff"
 _SPACES = re.compile(r"\s\s+")
 
@@ -23,7 +23,7 @@ Terms = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class Analyzer:
-    """What finds the terms of a text; the names are those of `TfidfOptions`."""
+    """The options that determine the terms of a text; see `TfidfOptions`."""
 
     token_pattern: str
     lowercase: bool
@@ -34,7 +34,7 @@ class Analyzer:
     nfc: bool = True
 
     def function(self) -> Terms:
-        """From a text to its terms, one for each occurrence."""
+        """Return the function from a text to its terms, one per occurrence."""
         terms = {"word": self._words, "char": self._characters, "char_wb": self._characters_of_words}[self.unit]()
         lower, normal = self.lowercase, self.nfc
 
@@ -98,13 +98,13 @@ class Analyzer:
 
 
 def _normal(text: str, lower: bool) -> str:
-    """The text in NFC. In lower case, an i with a second dot, as Python makes it of a dotted capital I, is an i."""
+    """Return the text in NFC. In lower case, an i with a second dot, Python's lower case of a dotted I, is an i."""
     return unicodedata.normalize("NFC", text.replace("i\u0307", "i") if lower else text)
 
 
 def _without_marks(text: str) -> tuple[str, int]:
-    """The text with each combining mark, and each joiner before a letter, replaced by the character before it, and how
-    many runs of them there may be."""
+    """Return the text with combining marks, and joiners before letters, replaced by the character before them, and the
+    number of matches."""
 
     def bases(match: re.Match[str]) -> str:
         run, (start, end) = match[0], match.span()
@@ -122,8 +122,8 @@ def _without_marks(text: str) -> tuple[str, int]:
 
 @functools.cache
 def _marks() -> re.Pattern[str]:
-    """Runs of combining marks, of joiners, and of the characters that have more than 16 bits: they are looked up one by
-    one, as a class with some of them is searched ten times as long."""
+    """Return a pattern for runs of combining marks, joiners, and characters of more than 16 bits, which are checked one
+    by one: a class with some of them takes ten times as long."""
     marks = "".join(filter(_is_mark, map(chr, range(0x300, ord(_LAST_OF_PLANE)))))
     return re.compile(f"[{marks}{_JOINERS}\U00010000-\U0010ffff]+")
 

@@ -1,4 +1,4 @@
-"""Cells of a table: numbers, missing values, and how a message names them."""
+"""Cells of a table: numbers, missing values, and their names in messages."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from minidl.data.records import DataError
 _MISSING_NUMBER = {"", "na", "n/a", "nan", "null", "none", "?"}
 
 
-def standardised(values: Sequence[float], mean: float, scale: float, records: Records, column: str) -> np.ndarray:
-    """float32 [N] of (v - mean) / scale. Raises DataError for a value of the column that float32 does not hold."""
+def standardize(values: Sequence[float], mean: float, scale: float, records: Records, column: str) -> np.ndarray:
+    """Return float32 [N] of (v - mean) / scale. Raises DataError for a value of the column beyond float32."""
     with np.errstate(over="ignore"):
-        narrow = ((np.array(values, dtype=np.float64) - mean) / scale).astype(np.float32)
-    if not np.isfinite(narrow).all():
-        row = int(np.flatnonzero(~np.isfinite(narrow))[0])
+        result = ((np.array(values, dtype=np.float64) - mean) / scale).astype(np.float32)
+    if not np.isfinite(result).all():
+        row = int(np.flatnonzero(~np.isfinite(result))[0])
         at = records.columns.index(column)
         raise DataError(
-            f"{place(records, row, at)}: {shown(records.rows[row][at])} is too large; correct or rescale it"
+            f"{location(records, row, at)}: {shown(records.rows[row][at])} is too large; correct or rescale it"
         )
-    return narrow
+    return result
 
 
 def read_numbers(records: Records, at: int, form: NumberFormat | None) -> list[float | None]:
-    """The number in each cell of a column with a format, or with plain numbers; None where there is none."""
+    """Return the number in each cell of a column with this format, or with plain numbers; None for other cells."""
     if form is not None:
         return [form.number(values[at]) for values in records.rows]
     if records.decimal_comma:
@@ -39,7 +39,7 @@ def read_numbers(records: Records, at: int, form: NumberFormat | None) -> list[f
 
 
 def same_cells(records: Records, at: int, form: NumberFormat | None) -> list[Any]:
-    """For each cell of a column a value that is equal for those that the model cannot tell apart: 1, "1" and " 1.0"."""
+    """Return for each cell of a column a value that is equal if the model sees equal input: for 1, "1" and " 1.0"."""
 
     def other(row: int) -> Any:
         value = records.cell(row, at)
@@ -50,25 +50,25 @@ def same_cells(records: Records, at: int, form: NumberFormat | None) -> list[Any
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell is empty: None, blank text, or NaN."""
+    """Return whether a cell is empty: None, blank text, or NaN."""
     if isinstance(value, float):
         return math.isnan(value)
     return value is None or (isinstance(value, str) and not value.strip())
 
 
 def is_missing_number(value: Any) -> bool:
-    """Whether a cell of a column of numbers is empty or marked as missing, as by "n/a"."""
+    """Return whether a cell of a column of numbers is empty or marked as missing, as by "n/a"."""
     return is_missing(value) or (isinstance(value, str) and value.strip().lower() in _MISSING_NUMBER)
 
 
 def no_number(records: Records, row: int, at: int, expected: str, form: NumberFormat | None) -> DataError:
-    """The error for a cell without a finite number, which says what is `expected` and what to do."""
-    such = "" if form is None else f"; the column's numbers are written as {form.example!r}"
-    return DataError(f"{place(records, row, at)}: {shown(records.rows[row][at])} where {expected}{such}")
+    """Return the error for a cell without a finite number; `expected` includes the remedy."""
+    written = "" if form is None else f"; the column's numbers are written as {form.example!r}"
+    return DataError(f"{location(records, row, at)}: {shown(records.rows[row][at])} where {expected}{written}")
 
 
 def target_numbers(records: Records, at: int, form: NumberFormat | None) -> list[float]:
-    """The targets of a regression. Raises DataError unless all are finite numbers."""
+    """Return the targets of a regression. Raises DataError unless all are finite numbers."""
     expected = "the target of a regression must be a finite number; correct it, delete the row, or choose the task"
     numbers: list[float] = []
     for row, number in enumerate(read_numbers(records, at, form)):
@@ -79,28 +79,28 @@ def target_numbers(records: Records, at: int, form: NumberFormat | None) -> list
 
 
 def not_a_number(records: Records, row: int, at: int, more: str = "") -> DataError:
-    """The error for a cell without a finite number in a column of numbers."""
+    """Return the error for a cell without a finite number in a column of numbers."""
     return DataError(
-        f"{place(records, row, at)}: {shown(records.rows[row][at])} is not a finite number, unlike most of the column; "
-        f"correct it{more}"
+        f"{location(records, row, at)}: {shown(records.rows[row][at])} is not a finite number, unlike most of the "
+        f"column; correct it{more}"
     )
 
 
 def missing(records: Records, row: int, at: int) -> DataError:
-    """The error for an empty cell."""
+    """Return the error for an empty cell."""
     return DataError(
-        f"{place(records, row, at)}: the value is missing; fill it in, delete the row, ignore the column "
+        f"{location(records, row, at)}: the value is missing; fill it in, delete the row, ignore the column "
         "(--ignore), or let missing values be filled (--missing fill)"
     )
 
 
-def place(records: Records, row: int, at: int) -> str:
-    """File, line and column of a cell for a message."""
+def location(records: Records, row: int, at: int) -> str:
+    """Return the file, line and column of a cell for a message."""
     return f"{at_line(records.path, records.lines[row])}, column {records.columns[at]!r}"
 
 
 def shown(value: Any) -> str:
-    """A cell's value for a message."""
+    """Return a cell's value for a message."""
     if isinstance(value, str):
         return shorten(value)
     return str(value) if isinstance(value, int | float) else kind_of(value)

@@ -1,9 +1,9 @@
-"""Which chapter of the Python Library Reference a standard module belongs to.
+"""Map the modules of Python's standard library to chapters of the Library Reference.
 
-The table follows the order of the public library index (Python 3.12). Modules that a later version added stand with
-the chapter that version documents them in; private modules stand with the public module they implement
-(`_pydecimal` with `decimal`). A package name covers its submodules unless a submodule is named itself. Left out: the
-chapter of superseded modules, which is no subject, and lib2to3 and distutils, which the index no longer has.
+The table follows the order of the public library index (Python 3.12). Modules of later versions are in the chapter of
+that version, private modules in the chapter of the public module that they implement (`_pydecimal` with `decimal`). A
+package name covers its submodules, except those with an entry of their own. The table omits the chapter of superseded
+modules, which has no common subject, and lib2to3 and distutils, which the index no longer lists.
 """
 
 _INDEX: dict[str, str] = {
@@ -61,7 +61,7 @@ CHAPTERS: dict[str, str] = {module: chapter for chapter, modules in _INDEX.items
 
 
 def chapter_of(module: str) -> str | None:
-    """The chapter of a dotted module name by its longest listed prefix, or None when no part of it is listed."""
+    """Return the chapter of a dotted module name by its longest listed prefix, or None if no prefix is listed."""
     name = module
     while name:
         if name in CHAPTERS:

@@ -1,8 +1,7 @@
-"""A file of labelled texts, read and counted by all processors: the texts themselves stay with the workers.
+"""Read files of labelled texts; with an analyzer, their terms are counted by all processors.
 
-Each worker gets a part of the file that begins and ends between two records, and runs the strict reader of `files` on
-it. Where that finds anything wrong, or the parts do not agree, the whole file is read again by the strict reader in one
-process, whose error names the line.
+Each worker gets a part of the file that begins and ends between two records; the texts stay with the workers. If a part
+is invalid, or its columns differ, one process parses the complete file, and the error names the line.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import ctypes
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from minidl.common import timing
 from minidl.data import files, formats, terms
 from minidl.data.analyzers import Analyzer
 from minidl.data.file_rows import Records
-from minidl.data.parts import PART, Doubt, Form, count_part, ranges, read_part
+from minidl.data.parsing import listed, shorten
+from minidl.data.parts import PART, Doubt, Form, count_part
 from minidl.data.records import DataError, TextDataset, Texts
 from minidl.data.split import Splitter, check_classes, check_labels, digests
 from minidl.data.terms import Counted
@@ -30,28 +30,30 @@ from minidl.data.workers import Message, Workers
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts, counted: `classes[i]` is the class of text i, and `digests[i]` the SHA-256 of the split seed and the text.
+    """Labelled texts: `classes[i]` is the class of text i, `digests[i]` the SHA-256 of the split seed and the text.
 
-    `source` says where they come from, for the report.
+    `content` has the counts of the texts or the texts. `source` describes their origin, for the report.
     """
 
     labels: list[str]
     classes: np.ndarray  # int64 [texts]
     digests: np.ndarray  # uint8 [texts, 32]
-    counted: Counted
+    content: Any  # Counted or list[str]
     source: dict[str, Any]
 
     def __len__(self) -> int:
         return len(self.classes)
 
-    def taken(self, rows: np.ndarray) -> Corpus:
-        """The texts of these indices."""
-        return replace(self, classes=self.classes[rows], digests=self.digests[rows], counted=self.counted.taken(rows))
+    def select(self, rows: np.ndarray) -> Corpus:
+        """Return the texts with these indices."""
+        content = self.content
+        content = content.select(rows) if isinstance(content, Counted) else [content[row] for row in rows.tolist()]
+        return replace(self, classes=self.classes[rows], digests=self.digests[rows], content=content)
 
 
 @dataclass(frozen=True)
 class CorpusDataset:
-    """A text classification task: a `TextDataset` with counted texts. `texts` makes that, with the texts themselves."""
+    """A text classification task. `texts` returns it with the texts themselves."""
 
     name: str
     labels: list[str]
@@ -62,18 +64,82 @@ class CorpusDataset:
     texts: Callable[[], TextDataset]
 
 
-def counted(dataset: TextDataset, analyzer: Analyzer, workers: Workers) -> CorpusDataset:
-    """The task of texts in memory."""
+def count_dataset(dataset: TextDataset, analyzer: Analyzer, workers: Workers) -> CorpusDataset:
+    """Return the task of texts in memory, counted."""
     train, validation, test = (
-        of_texts(part, dataset.labels, dataset.source, analyzer, workers=workers)
+        _corpus(part, dataset.labels, dataset.source, analyzer, workers=workers)
         for part in (dataset.train, dataset.validation, dataset.test)
     )
     return CorpusDataset(dataset.name, dataset.labels, train, validation, test, dataset.source, lambda: dataset)
 
 
+def load_corpus(
+    path: str | Path,
+    analyzer: Analyzer | None = None,
+    workers: Workers | None = None,
+    *,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    validation: float | str | Path = 0.1,
+    test: float | str | Path = 0.2,
+    split_seed: int = 0,
+) -> CorpusDataset:
+    """Return the user's file as a text classification task, split by class and by hash of the text.
+
+    Rows with the same text are in the same split. `validation` and `test` are shares of the file, or other files with
+    the same columns. Raises DataError as `read_labelled`, for a file with only one class or too few rows for the
+    splits, and for labels in another file that this one lacks.
+    """
+    splitter = Splitter(validation, test, split_seed)
+    names: Any = {"text_column": text_column, "label_column": label_column}
+    corpus = read_corpus(path, analyzer, **names, seed=split_seed, workers=workers)
+    labels, columns = corpus.labels, {name: corpus.source[name] for name in names}
+    check_classes(path, labels, columns["label_column"])
+
+    def read(file: Path) -> tuple[Corpus, np.ndarray]:
+        other = read_corpus(file, analyzer, **columns, seed=split_seed, workers=workers)
+        check_labels(file, other.labels, labels, path)
+        index = np.array([labels.index(name) for name in other.labels], dtype=np.int64)
+        return replace(other, labels=labels, classes=index[other.classes]), other.digests
+
+    with timing.timed("split"):
+        parts, split = splitter.split(path, "text", corpus.digests, corpus.classes, corpus.select, read)
+    if not all(map(len, parts)):
+        classes = [labels[label] for label in corpus.classes]
+        keys = [digest.tobytes() for digest in corpus.digests]
+        advice = "give at least three different texts of some class"
+        files.check_sizes(path, [len(part) for part in parts], keys, classes, columns["label_column"], advice)
+    name, source = Path(path).stem, {**corpus.source, **split}
+
+    def dataset() -> TextDataset:
+        if analyzer is not None:
+            return load_corpus(path, **names, validation=validation, test=test, split_seed=split_seed).texts()
+        texts = [Texts(part.content, part.classes.tolist()) for part in parts]
+        return TextDataset(name, labels, texts[0], texts[1], texts[2], source)
+
+    return CorpusDataset(name, labels, parts[0], parts[1], parts[2], source, dataset)
+
+
+def read_labelled(
+    path: str | Path,
+    labels: Sequence[str] | None = None,
+    *,
+    text_column: str | None = None,
+    label_column: str | None = None,
+) -> tuple[Texts, list[str], dict[str, Any]]:
+    """Return all texts of a file with their labels: (texts, label names, source).
+
+    If `labels` are given (those of a trained model), the label indices refer to them, and any other label is an error.
+    Otherwise the names are those in the file, sorted, numbers by value. Columns that are not named are guessed.
+
+    Raises DataError as `files.read_records`, and for a missing column, a missing text or an empty label.
+    """
+    return _labelled(files.read_records(path), labels, text_column, label_column)
+
+
 def read_corpus(
     path: str | Path,
-    analyzer: Analyzer,
+    analyzer: Analyzer | None,
     labels: Sequence[str] | None = None,
     *,
     text_column: str | None = None,
@@ -81,161 +147,117 @@ def read_corpus(
     seed: int = 0,
     workers: Workers | None = None,
 ) -> Corpus:
-    """All texts of a CSV, TSV or JSONL file, counted, with their labels, as `files.read_labelled` reads them.
+    """Return all texts of a file with their labels, as `read_labelled`; with an `analyzer`, their counts."""
+    path = Path(path)
+    kind, raw = files.read_bytes(path)
+    if analyzer is not None and kind in formats.LINES:
+        with contextlib.suppress(DataError, Doubt):
+            form = Form.of(path, kind, raw)
+            records = Records(path, form.columns, [], [], hashlib.sha256(raw).hexdigest())
+            source, text, label = _source(records, text_column, label_column)
+            pool = Workers(1) if workers is None or len(raw) < 2 * PART else workers
+            names: dict[str, int] = {}
+            codes, sums = [], []
 
-    Raises DataError as `files.read_labelled`.
-    """
-    columns = {"text_column": text_column, "label_column": label_column}
-    try:
-        return _by_workers(Path(path), analyzer, labels, columns, seed, workers)
-    except (DataError, Doubt):
-        texts, names, source = files.read_labelled(path, labels, **columns)
-        return of_texts(texts, names, source, analyzer, seed, workers)
+            def messages() -> Iterator[Message]:
+                for message in _map(pool, form.messages(raw, analyzer, text, label, seed)):
+                    numbers = [names.setdefault(name, len(names)) for name in message.values["labels"]]
+                    codes.append(np.array(numbers, dtype=np.int64)[np.frombuffer(message.buffers[6], dtype=np.int32)])
+                    sums.append(np.frombuffer(message.buffers[7], dtype=np.uint8))
+                    yield message
 
-
-def of_texts(
-    texts: Texts, labels: Sequence[str], source: dict[str, Any], analyzer: Analyzer, seed: int = 0,
-    workers: Workers | None = None,
-) -> Corpus:  # fmt: skip
-    """The corpus of texts in memory."""
-    return Corpus(
-        list(labels),
-        np.asarray(texts.labels, dtype=np.int64),
-        digests(texts.texts, seed),
-        terms.count_texts(texts.texts, analyzer, workers=workers),
-        source,
-    )
-
-
-def load_corpus(
-    path: str | Path,
-    analyzer: Analyzer,
-    *,
-    text_column: str | None = None,
-    label_column: str | None = None,
-    validation: float | str | Path = 0.1,
-    test: float | str | Path = 0.2,
-    split_seed: int = 0,
-    workers: Workers | None = None,
-) -> CorpusDataset:
-    """The user's file as a text classification task: `files.load_text_file`, with counted texts.
-
-    Raises DataError as that.
-    """
-    splitter = Splitter(validation, test, split_seed)
-    columns: Any = {"text_column": text_column, "label_column": label_column}
-    whole = read_corpus(path, analyzer, **columns, seed=split_seed, workers=workers)
-    shares: Any = {"validation": validation, "test": test, "split_seed": split_seed}
-    check_classes(path, whole.labels, whole.source["label_column"])
-
-    def read(file: Path) -> tuple[Corpus, np.ndarray]:
-        columns = {name: whole.source[name] for name in ("text_column", "label_column")}
-        other = read_corpus(file, analyzer, **columns, seed=split_seed, workers=workers)
-        check_labels(file, other.labels, whole.labels, path)
-        index = np.array([whole.labels.index(name) for name in other.labels], dtype=np.int64)
-        return replace(other, labels=whole.labels, classes=index[other.classes]), other.digests
-
-    with timing.timed("split"):
-        parts, split = splitter.split(path, "text", whole.digests, whole.classes, whole.taken, read)
-    if not all(map(len, parts)):
-        names = [whole.labels[label] for label in whole.classes]
-        keys = [digest.tobytes() for digest in whole.digests]
-        advice = "give at least three different texts of some class"
-        files.check_sizes(path, [len(part) for part in parts], keys, names, whole.source["label_column"], advice)
-    return CorpusDataset(
-        Path(path).stem, whole.labels, parts[0], parts[1], parts[2], {**whole.source, **split},
-        lambda: files.load_text_file(path, **columns, **shares),
-    )  # fmt: skip
+            counts = terms.merge(messages())
+            _release_memory()
+            if not len(counts) or not names.keys() <= set(names if labels is None else labels):
+                raise Doubt
+            label_names, classes = _classes(records, list(names), np.concatenate(codes), labels)
+            source["rows"] = len(counts)
+            return Corpus(label_names, classes, np.concatenate(sums).reshape(-1, 32), counts, source)
+    labelled = _labelled(files.parse_records(path, kind, raw), labels, text_column, label_column)
+    raw = b""  # counting needs the memory
+    return _corpus(*labelled, analyzer, seed, workers)
 
 
 def read_counted(
     path: Path, analyzer: Analyzer, text_column: str | None, usual: str | None, workers: Workers
 ) -> Counted | None:
-    """The texts of `files.read_texts`, counted; None where that is to read them: small files, and all doubtful ones."""
+    """Return the counts of the texts of `files.read_texts`; None for small and invalid files, which it must read."""
     kind = formats.kind_of(path)
+    # A pipe can be read only once, and small files need no processes.
     if kind not in formats.LINES or workers.count == 1:
         return None
     try:
-        # A pipe can be read once only, and small files need no processes.
-        if not path.is_file() or path.stat().st_size < PART // 4:
-            return None
-        raw = formats.read_bytes(path)
-        if len(raw) < 2 * PART:
+        if not path.is_file() or path.stat().st_size < PART // 4 or len(raw := formats.read_bytes(path)) < 2 * PART:
             return None
         form = Form.of(path, kind, raw)
-        at = files.text_position(Records(path, form.columns, [], [], ""), text_column, usual)
+        text = files.text_position(Records(path, form.columns, [], [], ""), text_column, usual)
+        counts = terms.merge(_map(workers, form.messages(raw, analyzer, text)))
     except (OSError, DataError, Doubt):
         return None
-    values = {"analyzer": asdict(analyzer), "form": asdict(form), "text": at}
-
-    def gathered() -> Iterator[Message]:
-        for found in workers.map(count_part, _parts(raw, form, values)):
-            if not found.buffers:
-                raise Doubt
-            yield found
-
-    try:
-        counted = terms.merged(gathered())
-    except Doubt:
-        return None
-    return counted if len(counted) else None
+    return counts if len(counts) else None
 
 
-def _parts(raw: bytes, form: Form, values: dict[str, Any]) -> Iterator[Message]:
-    """The messages with the parts of a file."""
-    start, view = 3 if raw.startswith(b"\xef\xbb\xbf") else 0, memoryview(raw)
-    for first, last in ranges(raw, start, form):
-        yield Message({**values, "first": first == start}, [view[first:last]])
+def _map(workers: Workers, requests: Iterator[Message]) -> Iterator[Message]:
+    """Return the counts of the parts of a file. Raises Doubt for an invalid part."""
+    for message in workers.map(count_part, requests):
+        if not message.buffers:
+            raise Doubt
+        yield message
 
 
-def _give_back() -> None:
-    """Return freed memory to the system: of a million texts glibc keeps 600 MB that messages took."""
+def _labelled(
+    records: Records, labels: Sequence[str] | None, text_column: str | None, label_column: str | None
+) -> tuple[Texts, list[str], dict[str, Any]]:
+    """Return what `read_labelled` returns."""
+    source, text, label = _source(records, text_column, label_column)
+    texts, names = records.texts(text), records.labels(label)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    codes = np.array([numbers[name] for name in names], dtype=np.int64)
+    label_names, classes = _classes(records, list(numbers), codes, labels)
+    return Texts(texts, classes.tolist()), label_names, source
+
+
+def _source(records: Records, text_column: str | None, label_column: str | None) -> tuple[dict[str, Any], int, int]:
+    """Return the origin of texts, for the report, and the indices of their columns. Raises DataError."""
+    text, label = files.choose_columns(records, text_column, label_column)
+    guessed = files.guesses(text_column=text_column, label_column=label_column)
+    source = {
+        "name": str(records.path), "sha256": records.sha256, "rows": len(records.rows), "text_column": text,
+        "label_column": label, "guessed": guessed,
+    }  # fmt: skip
+    return source, records.position(text, "text"), records.position(label, "label")
+
+
+def _classes(
+    records: Records, names: Sequence[str], codes: np.ndarray, labels: Sequence[str] | None
+) -> tuple[list[str], np.ndarray]:
+    """Return the label names and the class of each text, where `names[codes[i]]` is the label of text i.
+
+    Raises DataError for a label outside of `labels`.
+    """
+    label_names = files.sort_labels(set(names)) if labels is None else list(labels)
+    index = {name: i for i, name in enumerate(label_names)}
+    classes = np.array([index.get(name, -1) for name in names], dtype=np.int64)[codes]
+    if (classes < 0).any():
+        row = int(np.argmin(classes))
+        raise DataError(
+            f"{records.path}, line {records.lines[row]}: label {shorten(names[codes[row]])} is unknown to the model; "
+            f"its labels are: {listed(label_names)}"
+        )
+    return label_names, classes
+
+
+def _corpus(
+    texts: Texts, labels: Sequence[str], source: dict[str, Any], analyzer: Analyzer | None, seed: int = 0,
+    workers: Workers | None = None,
+) -> Corpus:  # fmt: skip
+    """Return the corpus of texts in memory."""
+    content = texts.texts if analyzer is None else terms.count_texts(texts.texts, analyzer, workers=workers)
+    classes = np.asarray(texts.labels, dtype=np.int64)
+    return Corpus(list(labels), classes, digests(texts.texts, seed), content, source)
+
+
+def _release_memory() -> None:
+    """Return free memory to the system: after a million texts glibc keeps 600 MB of messages."""
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _by_workers(
-    path: Path, analyzer: Analyzer, labels: Sequence[str] | None, columns: dict[str, str | None], seed: int,
-    workers: Workers | None,
-) -> Corpus:  # fmt: skip
-    kind = formats.kind_of(path)
-    if kind not in formats.LINES:
-        raise Doubt
-    raw = formats.read_bytes(path)
-    form = Form.of(path, kind, raw)
-    records = Records(path, form.columns, [], [], hashlib.sha256(raw).hexdigest())
-    text, label = files.choose_columns(records, columns["text_column"], columns["label_column"])
-    at = {"text": records.position(text, "text"), "label": records.position(label, "label")}
-    values = {"analyzer": asdict(analyzer), "form": asdict(form), **at, "seed": seed}
-    if workers is None or len(raw) < 2 * PART:
-        workers = Workers(1)
-    names: dict[str, int] = {}
-    classes, sums = [], []
-
-    def gathered() -> Iterator[Message]:
-        for found in workers.map(read_part, _parts(raw, form, values)):
-            if "labels" not in found.values:
-                raise Doubt
-            own = [names.setdefault(name, len(names)) for name in found.values["labels"]]
-            classes.append(np.array(own, dtype=np.int64)[np.frombuffer(found.buffers[6], dtype=np.int32)])
-            sums.append(np.frombuffer(found.buffers[7], dtype=np.uint8))
-            yield found
-
-    counted = terms.merged(gathered())
-    _give_back()
-    if not len(counted):
-        raise Doubt
-    known = files.sort_labels(set(names)) if labels is None else list(labels)
-    index = {name: i for i, name in enumerate(known)}
-    if not names.keys() <= index.keys():
-        raise Doubt
-    order = np.array([index[name] for name in names], dtype=np.int64)
-    source = {
-        "name": str(path),
-        "sha256": records.sha256,
-        "rows": len(counted),
-        "text_column": text,
-        "label_column": label,
-        "guessed": files.guesses(**columns),
-    }
-    return Corpus(known, order[np.concatenate(classes)], np.concatenate(sums).reshape(-1, 32), counted, source)

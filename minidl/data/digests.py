@@ -1,4 +1,4 @@
-"""Digests of texts and other keys, which decide the splits. Without numpy: workers load this."""
+"""Digests of texts and other keys, which decide the splits. Workers import this module, so it does not import numpy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ SIZE = 32  # bytes
 
 
 def content_digest(key: str, seed: int = 0) -> bytes:
-    """The SHA-256 of the seed and the key."""
+    """Return the SHA-256 of the seed and the key."""
     return hashlib.sha256(f"{seed}\n{key}".encode()).digest()
 
 
 def content_hash(key: str, seed: int = 0) -> int:
-    """The first 64 bits of the digest."""
+    """Return the first 64 bits of the digest."""
     return int.from_bytes(content_digest(key, seed)[:8], "big")

@@ -1,8 +1,7 @@
-"""Public data sets: from MINIDL_DATA, from a package of the system, from the cache, or from the first mirror that
-delivers the right content.
+"""Get public data sets from MINIDL_DATA, a system package, the cache, or the first mirror with the right content.
 
-The checksum is that of the unpacked content, because mirrors recompress the same files. A download goes to a
-temporary file beside its final place and is renamed only after its content was checked.
+Checksums refer to the unpacked content, because mirrors recompress the same files. A download is written to a temporary
+file, which is renamed after the check of its content.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from minidl.common import console, read_files, write_files
 from minidl.data.records import DataError
 
 TIMEOUT_SECONDS = 30
-SYSTEM = Path("/usr/share/datasets")  # where Debian's packages put data sets, such as dataset-fashion-mnist
+SYSTEM = Path("/usr/share/datasets")  # the folder of Debian packages such as dataset-fashion-mnist
 _CHUNK = 1 << 16
 _OTHER_CACHE = "set XDG_CACHE_HOME to a folder that can be written, or MINIDL_DATA to one that holds the data"
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A public file: where it lies below MINIDL_DATA and the cache, who mirrors it, and what it must contain.
+    """A public file: its path below MINIDL_DATA and the cache, its mirrors, and its content.
 
-    `unpack` turns the file's bytes into named parts, or raises DataError; `sha256` is that of the parts joined in
-    order of name; `max_bytes` bounds the download.
+    `unpack` turns the file's bytes into named parts, or raises DataError; `sha256` refers to the parts concatenated in
+    order of name; `max_bytes` limits the download.
     """
 
     path: str
@@ -45,7 +44,7 @@ class Resource:
 
 
 def cache_folder() -> Path:
-    """The folder of downloads: the platform's cache folder for minidl. Raises DataError for a user without a home."""
+    """Return the folder of downloads: the platform's cache folder. Raises DataError for a user without a home."""
     import platformdirs
 
     try:
@@ -61,18 +60,17 @@ def fetch(
     cache: Path | None = None,
     progress: bool = True,
 ) -> tuple[Mapping[str, bytes], str]:
-    """The checked, unpacked parts of a resource, and where they came from (a path or an address).
+    """Return the checked, unpacked parts of a resource, and their origin (a path or an address).
 
-    Looked for in the folder named by the environment variable MINIDL_DATA, then in SYSTEM, in `cache` (default
-    `cache_folder()`) and at each mirror in turn. Raises DataError when a file in MINIDL_DATA has the wrong content,
-    when the cache cannot be read or written, and when no mirror delivers; the last names every address and what each
-    answered.
+    It searches the folder of the environment variable MINIDL_DATA, SYSTEM, `cache` (default `cache_folder()`) and each
+    mirror. Raises DataError if a file in MINIDL_DATA has the wrong content, if the cache cannot be used, and if no
+    mirror delivers, with every address and its error.
     """
-    given = os.environ.get("MINIDL_DATA")
-    if given:
-        path = Path(given) / resource.path
+    data_folder = os.environ.get("MINIDL_DATA")
+    if data_folder:
+        path = Path(data_folder) / resource.path
         if path.exists():
-            return _checked(resource, _read(path), str(path)), str(path)
+            return _check(resource, _read(path), str(path)), str(path)
     stored = (cache_folder() if cache is None else Path(cache)) / resource.path
     for path in (SYSTEM / resource.path, stored):
         try:
@@ -82,13 +80,13 @@ def fetch(
         if is_stored:
             # A damaged cache entry is fetched again and replaced.
             with contextlib.suppress(DataError):
-                return _checked(resource, _read(path), str(path)), str(path)
+                return _check(resource, _read(path), str(path)), str(path)
     addresses = list(resource.mirrors if mirrors is None else mirrors)
     answers = []
     for address in addresses:
         try:
             raw = _get(address, resource.max_bytes, progress)
-            parts = _checked(resource, raw, address)
+            parts = _check(resource, raw, address)
         except (OSError, http.client.HTTPException, ValueError) as error:  # DataError is a ValueError
             answers.append(f"  {address}: {error}")
             continue
@@ -100,7 +98,11 @@ def fetch(
                 f"the download cannot be stored as {stored}: {error.strerror or error}; {_OTHER_CACHE}"
             ) from None
         return parts, address
-    missing = f"MINIDL_DATA is set to {given}, which has no {resource.path}" if given else "MINIDL_DATA is not set"
+    missing = (
+        f"MINIDL_DATA is set to {data_folder}, which has no {resource.path}"
+        if data_folder
+        else "MINIDL_DATA is not set"
+    )
     raise DataError(
         f"{resource.path} is not on this machine and no mirror delivered it:\n" + "\n".join(answers) + "\n"
         f"Download it from one of these addresses to {stored}, or set MINIDL_DATA to a folder that holds "
@@ -109,7 +111,7 @@ def fetch(
 
 
 def gunzip(raw: bytes, most: int) -> bytes:
-    """The content of gzipped bytes. Raises DataError for another or a truncated file, or more than `most` bytes."""
+    """Return the content of gzipped bytes. Raises DataError for other or truncated bytes, or more than `most`."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(raw)) as stream:
             content = stream.read(most + 1)
@@ -120,7 +122,7 @@ def gunzip(raw: bytes, most: int) -> bytes:
     return content
 
 
-def _checked(resource: Resource, raw: bytes, origin: str) -> Mapping[str, bytes]:
+def _check(resource: Resource, raw: bytes, origin: str) -> Mapping[str, bytes]:
     try:
         parts = resource.unpack(raw)
     except DataError as error:
@@ -144,31 +146,31 @@ def _read(path: Path) -> bytes:
 
 
 def _get(address: str, max_bytes: int, progress: bool) -> bytes:
-    """The bytes at an address. Raises OSError, HTTPException or ValueError when they do not arrive whole.
+    """Return the bytes at an address. Raises OSError, HTTPException or ValueError if the download fails.
 
     Shows a progress bar on standard error if it is a terminal, else one line with the address.
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    bar = progress and sys.stderr.isatty()
-    if progress and not bar:
+    has_bar = progress and sys.stderr.isatty()
+    if progress and not has_bar:
         console.echo(f"downloading {address}", error=True)
     columns = (TextColumn("downloading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    # The addresses are this package's own, or the caller's; file: is as good as http: since the content is checked.
+    # Addresses come from this package or the caller; the check of the content makes file: as safe as http:.
     request = urllib.request.Request(address, headers={"User-Agent": "minidl"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
         length = answer.headers.get("Content-Length", "")
         total = int(length) if length.isdigit() else None
         chunks: list[bytes] = []
         received = 0
-        with Progress(*columns, console=console.rich_console(stderr=True), disable=not bar) as shown:
-            task = shown.add_task(address, total=total)
+        with Progress(*columns, console=console.rich_console(stderr=True), disable=not has_bar) as display:
+            task = display.add_task(address, total=total)
             while chunk := answer.read(_CHUNK):
                 received += len(chunk)
                 if received > max_bytes:
                     raise ValueError(f"sent more than the expected {max_bytes} bytes")
                 chunks.append(chunk)
-                shown.advance(task, len(chunk))
+                display.advance(task, len(chunk))
     if total is not None and received != total:
         raise ValueError(f"sent {received} of {total} bytes")
     return b"".join(chunks)

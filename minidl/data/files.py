@@ -1,7 +1,7 @@
-"""The user's own data: CSV, TSV and JSONL files in UTF-8, read strictly, and tables of `formats`.
+"""Read the user's data files: CSV, TSV and JSONL in UTF-8, and the tables of `formats`.
 
-CSV and TSV have a header line; fields may be quoted and then contain line ends. JSONL has one object per line.
-Every error is a DataError that names the file, the line and what to do.
+CSV and TSV have a header line; quoted fields may contain line ends. JSONL has one object per line.
+Every error is a DataError that names the file, the line and the remedy.
 """
 
 from __future__ import annotations
@@ -12,22 +12,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidl.data import formats, limits
-from minidl.data.file_rows import Records, check_characters, label_at, text_at
-from minidl.data.parsing import (
-    CsvRows,
-    decode,
-    in_columns,
-    json_object,
-    listed,
-    shorten,
-)
-from minidl.data.records import DataError, TextDataset, Texts
-
-if TYPE_CHECKING:
-    import numpy as np
+from minidl.data.file_rows import Records, check_characters
+from minidl.data.parsing import CsvRows, decode, in_columns, json_object, listed, shorten
+from minidl.data.records import DataError
 
 TEXT_NAMES = ("text", "sentence", "content", "body", "message", "review", "document")
 LABEL_NAMES = ("label", "class", "category", "target", "topic")
@@ -35,49 +25,54 @@ _EXAMPLE = '{"text": "...", "label": "..."}'
 
 
 def read_records(path: str | Path) -> Records:
-    """All rows of a file that `formats` knows by its ending.
+    """Return all rows of a file whose suffix `formats` knows.
 
-    Raises DataError for a file that is missing, empty, binary, not UTF-8, or not of the form its ending names.
+    Raises DataError for a file that is missing, empty, binary, not UTF-8, or not of the format its suffix names.
     """
     path = Path(path)
+    return parse_records(path, *read_bytes(path))
+
+
+def read_bytes(path: Path) -> tuple[str, bytes]:
+    """Return the kind of a data file, as `formats.kind_of`, and its unpacked bytes. Raises DataError."""
     kind = formats.kind_of(path)
     if kind is None:
         raise formats.no_data_file(path)
-    raw = formats.read_bytes(path)
-    records = replace(_parsed(raw, kind, path), sha256=hashlib.sha256(raw).hexdigest())
-    if not records.rows:
-        raise no_rows(path)
-    return records
+    return kind, formats.read_bytes(path)
 
 
-def _parsed(raw: bytes, kind: str, path: Path) -> Records:
+def parse_records(path: Path, kind: str, raw: bytes) -> Records:
+    """Return the rows in the bytes of a file. Raises DataError as `read_records`."""
     if kind in formats.TABLES:
         columns, rows = formats.table(raw, path)
-        return Records(path, columns, rows, list(range(1, len(rows) + 1)), "")
-    text = decode(raw, path)
-    if not text.strip():
-        header = "" if kind == ".jsonl" else ", after a header line that names the columns"
-        raise DataError(f"{path} is empty: it needs a line per example{header}")
-    return _parse_jsonl(text, path) if kind == ".jsonl" else _parse_csv(text, path, kind)
+        records = Records(path, columns, rows, list(range(1, len(rows) + 1)), "")
+    else:
+        text = decode(raw, path)
+        if not text.strip():
+            header = "" if kind == ".jsonl" else ", after a header line that names the columns"
+            raise DataError(f"{path} is empty: it needs a line per example{header}")
+        records = parse_jsonl(text, path) if kind == ".jsonl" else parse_csv(text, path, kind)
+    if not records.rows:
+        raise no_rows(path)
+    return replace(records, sha256=hashlib.sha256(raw).hexdigest())
 
 
 def no_rows(path: Path) -> DataError:
-    """The error for CSV that ends after its first line."""
+    """Return the error for CSV that ends after its first line."""
     return DataError(f"{path} has a header and no rows: add a line per example")
 
 
 def read_texts(path: str | Path, text_column: str | None = None, usual: str | None = None) -> list[str]:
-    """The texts to be classified in a file: a column of one that `read_records` reads, or the lines of any other.
+    """Return the texts to classify in a file: a column of a data file, or the lines of any other file.
 
-    If no column is named, it is the only one, the `usual` one if the file has it, or a guess.
+    Without `text_column` the column is the only one, the `usual` one if the file has it, or a guess.
 
     Raises DataError as `read_records`.
     """
     path = Path(path)
     if formats.kind_of(path) is not None:
         records = read_records(path)
-        at = text_position(records, text_column, usual)
-        return [text_at(records, i, at) for i in range(len(records.rows))]
+        return records.texts(text_position(records, text_column, usual))
     lines = decode(formats.read_bytes(path), path).split("\n")
     if lines and not lines[-1]:
         lines.pop()
@@ -85,7 +80,7 @@ def read_texts(path: str | Path, text_column: str | None = None, usual: str | No
 
 
 def text_position(records: Records, text_column: str | None, usual: str | None) -> int:
-    """The place of the column of `read_texts`. Raises DataError."""
+    """Return the index of the column that `read_texts` reads. Raises DataError."""
     if text_column is None and len(records.columns) == 1:
         text_column = records.columns[0]
     if text_column is None and usual in records.columns:
@@ -95,92 +90,10 @@ def text_position(records: Records, text_column: str | None, usual: str | None) 
     return records.position(text_column, "text")
 
 
-def read_labelled(
-    path: str | Path,
-    labels: Sequence[str] | None = None,
-    *,
-    text_column: str | None = None,
-    label_column: str | None = None,
-) -> tuple[Texts, list[str], dict[str, Any]]:
-    """All texts of a file with their labels: (texts, label names, where they come from).
-
-    With `labels` given (an existing model's), label indices are those of that list and a label outside it is an
-    error; otherwise the names are those found, sorted, numbers by value. Columns that are not named are guessed.
-
-    Raises DataError as `read_records`, and for a missing column, a missing text or an empty label.
-    """
-    records = read_records(path)
-    guessed = guesses(text_column=text_column, label_column=label_column)
-    text_column, label_column = choose_columns(records, text_column, label_column)
-    text_position = records.position(text_column, "text")
-    label_position = records.position(label_column, "label")
-    texts = [text_at(records, i, text_position) for i in range(len(records.rows))]
-    names = [label_at(records, i, label_position) for i in range(len(records.rows))]
-    known = sort_labels(set(names)) if labels is None else list(labels)
-    index = {name: i for i, name in enumerate(known)}
-    for i, name in enumerate(names):
-        if name not in index:
-            raise DataError(
-                f"{records.path}, line {records.lines[i]}: label {shorten(name)} is unknown to the model; "
-                f"its labels are: {listed(known)}"
-            )
-    source = {
-        "name": str(records.path),
-        "sha256": records.sha256,
-        "rows": len(texts),
-        "text_column": text_column,
-        "label_column": label_column,
-        "guessed": guessed,
-    }
-    return Texts(texts, [index[name] for name in names]), known, source
-
-
-def load_text_file(
-    path: str | Path,
-    *,
-    text_column: str | None = None,
-    label_column: str | None = None,
-    validation: float | str | Path = 0.1,
-    test: float | str | Path = 0.2,
-    split_seed: int = 0,
-) -> TextDataset:
-    """The user's file as a text classification task, split by class and by hash of the text.
-
-    Rows with the same text fall into the same split. `validation` and `test` are shares of the file, or other files
-    with the same columns. Raises DataError as `read_labelled`, when there is only one class, when there are too few
-    rows for the splits, and for labels in another file that this one lacks.
-    """
-    import numpy as np
-
-    from minidl.data.split import Splitter, check_classes, check_labels, digests
-
-    splitter = Splitter(validation, test, split_seed)
-    whole, labels, source = read_labelled(path, text_column=text_column, label_column=label_column)
-    check_classes(path, labels, source["label_column"])
-
-    def taken(chosen: np.ndarray) -> Texts:
-        rows = chosen.tolist()
-        return Texts([whole.texts[i] for i in rows], [whole.labels[i] for i in rows])
-
-    def read(file: Path) -> tuple[Texts, np.ndarray]:
-        columns = {name: source[name] for name in ("text_column", "label_column")}
-        texts, found, _ = read_labelled(file, **columns)
-        check_labels(file, found, labels, path)
-        index = [labels.index(name) for name in found]
-        return Texts(texts.texts, [index[label] for label in texts.labels]), digests(texts.texts, split_seed)
-
-    own = digests(whole.texts, split_seed), np.array(whole.labels, dtype=np.int64)
-    parts, split = splitter.split(path, "text", *own, taken, read)
-    advice = "give at least three different texts of some class"
-    names = [labels[label] for label in whole.labels]
-    check_sizes(path, [len(part) for part in parts], whole.texts, names, source["label_column"], advice)
-    return TextDataset(Path(path).stem, labels, parts[0], parts[1], parts[2], {**source, **split})
-
-
 def check_sizes(
     path: str | Path, sizes: Sequence[int], keys: Sequence[Any], names: Sequence[str], column: str, advice: str
 ) -> None:
-    """Raises DataError if training, validation or test has no rows, as when nearly every row has a class of its own.
+    """Raise DataError if training, validation or test has no rows, such as when nearly every row has a different class.
 
     `names` are the labels of the rows, empty in a regression; rows with equal `keys` count as one.
     """
@@ -196,15 +109,15 @@ def check_sizes(
     )
 
 
-def guesses(**given: str | None) -> list[str]:
-    """Names of the options that were not given: their values are guessed, and the report says so."""
-    return [name for name, value in given.items() if value is None]
+def guesses(**options: str | None) -> list[str]:
+    """Return the names of the options that are None: their values are guessed, and the report says so."""
+    return [name for name, value in options.items() if value is None]
 
 
 def choose_columns(records: Records, text_column: str | None, label_column: str | None) -> tuple[str, str]:
-    """The text and the label column, guessed where not named: by usual names, or the other one of two columns.
+    """Return the text and the label column. None is guessed: by common names, or as the other one of two columns.
 
-    Raises DataError when a named column does not exist or one cannot be guessed.
+    Raises DataError if a column cannot be guessed or is named twice.
     """
     if label_column is None:
         label_column = _guess(records, LABEL_NAMES, text_column, "label", TEXT_NAMES)
@@ -216,30 +129,38 @@ def choose_columns(records: Records, text_column: str | None, label_column: str 
 
 
 def sort_labels(names: set[str]) -> list[str]:
-    """Label names in order: by value when every one is a whole number, else as text."""
+    """Return label names in order: by value if all are whole numbers, otherwise as text."""
     if all(name.removeprefix("-").isdecimal() and name.isascii() and len(name) < 19 for name in names):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
 
 
-def _parse_csv(text: str, path: Path, kind: str) -> Records:
-    reader = CsvRows(path, text.lstrip("\r\n").split("\n", 1)[0], tabs=kind == ".tsv")
+def parse_csv(text: str, path: Path, kind: str, header_line: str | None = None, columns: Sequence[str] = ()) -> Records:
+    """Return the rows of CSV or TSV; text without its header needs the file's `header_line` and `columns`."""
+    header_line = text.lstrip("\r\n").split("\n", 1)[0] if header_line is None else header_line
+    reader = CsvRows(path, header_line, tabs=kind == ".tsv")
+    reader.columns = list(columns)
     rows = list(reader.read(io.StringIO(text, newline="")))
     lines = [line for line, _ in rows]
     return Records(path, reader.columns, [cells for _, cells in rows], lines, "", reader.decimal_comma)
 
 
-def _parse_jsonl(text: str, path: Path) -> Records:
+def parse_jsonl(text: str, path: Path, columns: Sequence[str] = ()) -> Records:
+    """Return the rows of JSON objects, one per line. With `columns`, other keys or another order raise DataError."""
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    found = [json_object(line, path, number, _EXAMPLE) for number, line in lines]
+    objects = [json_object(line, path, number, _EXAMPLE) for number, line in lines]
+    if columns:
+        if any(list(value) != columns for value in objects):
+            raise DataError(f"{path}: objects with different keys")
+        return Records(path, list(columns), [list(value.values()) for value in objects], [n for n, _ in lines], "")
     keys: dict[str, int] = {}
-    for (number, _), value in zip(lines, found, strict=True):
+    for (number, _), value in zip(lines, objects, strict=True):
         for key in value:
             keys.setdefault(key, number)
     for key, number in keys.items():
         check_characters(key, f"{path}, line {number}: key {shorten(key)}")
-    limits.check_cells(path, len(keys), len(found), sum(map(len, found)))
-    return Records(path, *in_columns(found), [number for number, _ in lines], "")
+    limits.check_cells(path, len(keys), len(objects), sum(map(len, objects)))
+    return Records(path, *in_columns(objects), [number for number, _ in lines], "")
 
 
 def _guess(

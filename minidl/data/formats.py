@@ -1,7 +1,6 @@
-"""Data files by their endings: CSV, TSV and JSON lines, also compressed by gzip or Zstandard; Parquet and Arrow.
+"""Read data files by suffix: CSV, TSV and JSON Lines, also compressed by gzip or Zstandard; Parquet and Arrow.
 
-Zstandard, Parquet and Arrow are read by pyarrow, which is the extra `arrow`. What a file unpacks to has a limit, see
-`limits`.
+pyarrow, the extra `arrow`, reads Zstandard, Parquet and Arrow. `limits` limits the unpacked size.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ TABLES = (".parquet", ".arrow", ".feather")
 SUFFIXES = (*LINES, *TABLES)
 PACKED = (".gz", ".zst")
 _BLOCK = 2**20
-_ROWS = 1024  # of a table that are read at a time
+_ROWS = 1024  # of a table per read
 _AS_TEXT = "write it as .csv or .jsonl, which has no such limit"
 
 
 def kind_of(path: Path) -> str | None:
-    """The ending that says what is in a file, without that of a compression: ".csv" of a.csv.gz; None for others."""
+    """Return the suffix of a data file without that of its compression: ".csv" for a.csv.gz; None for other files."""
     endings = [ending.lower() for ending in path.suffixes]
     if endings and endings[-1] in PACKED:
         endings.pop()
@@ -38,22 +37,22 @@ def kind_of(path: Path) -> str | None:
 
 
 def endings() -> str:
-    """The endings of data files, for a message."""
+    """Return the suffixes of data files, for a message."""
     return f"{', '.join(SUFFIXES)} ({', '.join(LINES)} also with {' or '.join(PACKED)})"
 
 
 def no_data_file(path: Path) -> DataError:
-    """The error for a path whose ending is none of a data file."""
+    """Return the error for a path without the suffix of a data file."""
     try:
         folder = path.is_dir()
     except (OSError, ValueError):
         folder = False
-    what = "a folder" if folder else "not a data file that minidl reads"
-    return DataError(f"{path} is {what}: give a file ending in {endings()}")
+    kind = "a folder" if folder else "not a data file that minidl reads"
+    return DataError(f"{path} is {kind}: give a file ending in {endings()}")
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file, unpacked. Raises DataError."""
+    """Return the unpacked content of a file. Raises DataError."""
     try:
         raw = limits.content(path)
     except IsADirectoryError:
@@ -67,10 +66,10 @@ def read_bytes(path: Path) -> bytes:
     except ValueError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     ending = path.suffix.lower()
-    return raw if ending not in PACKED else _unpacked(raw, ending, path)
+    return raw if ending not in PACKED else _unpack(raw, ending, path)
 
 
-def _unpacked(raw: bytes, ending: str, path: Path) -> bytes:
+def _unpack(raw: bytes, ending: str, path: Path) -> bytes:
     unpacked = Unpacked(path, len(raw), "unpack it")
     errors: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
     stream: Any
@@ -80,19 +79,19 @@ def _unpacked(raw: bytes, ending: str, path: Path) -> bytes:
         pyarrow = _pyarrow(path)
         stream = pyarrow.CompressedInputStream(pyarrow.BufferReader(raw), "zstd")
         errors = (*errors, pyarrow.ArrowException)
-    found: list[bytes] = []
+    blocks: list[bytes] = []
     try:
         with stream:
             while block := stream.read(_BLOCK):
-                found.append(block)
+                blocks.append(block)
                 unpacked.text(block)
     except errors as error:
         raise DataError(f"{path} cannot be unpacked ({error}); it is damaged or incomplete: create it again") from None
-    return b"".join(found)
+    return b"".join(blocks)
 
 
 def table(raw: bytes, path: Path) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of a Parquet or an Arrow file. Raises DataError for another or a damaged file."""
+    """Return columns and rows of a Parquet or an Arrow file. Raises DataError for any other or a damaged file."""
     pyarrow = _pyarrow(path)
     unpacked = Unpacked(path, len(raw), _AS_TEXT)
     rows: list[list[Any]] = []
@@ -113,8 +112,8 @@ def table(raw: bytes, path: Path) -> tuple[list[str], list[list[Any]]]:
 
 
 def _plain(column: Any, pyarrow: Any) -> Any:
-    """The values of a column by themselves: the bytes of a part of a dictionary, of runs or of views are those of the
-    whole, and a value that stands for many rows is one in each of them."""
+    """Return a column with its values stored per row. A slice of a dictionary, run-length or view column reports the
+    bytes of all rows, and a value shared by many rows becomes one in each row."""
     types = pyarrow.types
     if types.is_dictionary(column.type):
         return _plain(column.dictionary, pyarrow).take(column.indices)
@@ -128,39 +127,39 @@ def _plain(column: Any, pyarrow: Any) -> Any:
 
 
 def _batches(raw: bytes, path: Path, pyarrow: Any) -> tuple[list[str], Iterator[Any]]:
-    """The names of the columns, and the rows, some at a time."""
+    """Return the names of the columns and batches of rows."""
     source = pyarrow.BufferReader(raw)
     if path.suffix.lower() == ".parquet":
         from pyarrow import parquet
 
         file = parquet.ParquetFile(source)
-        _check_promise(file.metadata, Unpacked(path, len(raw), _AS_TEXT))
+        _check_declared_size(file.metadata, Unpacked(path, len(raw), _AS_TEXT))
         return list(file.schema_arrow.names), file.iter_batches(batch_size=_ROWS)
     from pyarrow import ipc
 
     opened = ipc.open_file(source) if raw.startswith(b"ARROW1") else ipc.open_stream(source)
-    every = (
+    batches = (
         (opened.get_batch(i) for i in range(opened.num_record_batches)) if raw.startswith(b"ARROW1") else iter(opened)
     )
-    return list(opened.schema.names), (part for batch in every for part in _cut(batch))
+    return list(opened.schema.names), (part for batch in batches for part in _slices(batch))
 
 
-def _cut(batch: Any) -> Iterator[Any]:
-    """A batch of an Arrow file in parts, once its offsets are known to lie in its buffers: Arrow believes them."""
+def _slices(batch: Any) -> Iterator[Any]:
+    """Return slices of a batch of an Arrow file, after a check of its offsets, which Arrow does not check."""
     batch.validate(full=True)
     return (batch.slice(start, _ROWS) for start in range(0, batch.num_rows, _ROWS))
 
 
-def _check_promise(about: Any, unpacked: Unpacked) -> None:
-    """Raises DataError for a Parquet file that says itself that it unpacks to too much, before it is unpacked."""
-    for group in map(about.row_group, range(about.num_row_groups)):
+def _check_declared_size(metadata: Any, unpacked: Unpacked) -> None:
+    """Raise DataError for a Parquet file whose metadata declare too much content, before it is unpacked."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
         columns = [group.column(i) for i in range(group.num_columns)]
         size = sum(max(0, column.total_uncompressed_size) for column in columns)
         unpacked.add(size, max(0, group.num_rows), sum(max(0, column.num_values) for column in columns))
 
 
 def _values(column: Any) -> int:
-    """How many values a column has, with those inside of lists and structures: each becomes an object of Python's."""
+    """Return the number of values in a column and its lists and structures; each becomes a Python object."""
     inner = [column.keys, column.items] if hasattr(column, "items") else getattr(column, "flatten", list)()
     return len(column) + sum(map(_values, inner if isinstance(inner, list) else [inner]))
 

@@ -1,6 +1,6 @@
-"""Batches of pictures: the data set is on the device, and kernels select, augment, standardise and mix each batch.
+"""Batches of pictures: kernels select, augment, standardize and mix pictures of a data set on the device.
 
-A data set too large for that stays in host memory, and batches are copied ahead of their use. The order of the
+A data set too large for the device stays in host memory, and batches are copied ahead of their use. The order of the
 pictures and their augmentation depend only on the seed, the epoch and the picture's index.
 """
 
@@ -20,14 +20,14 @@ from minidl.tensors import default_device
 
 
 class ImageBatches(Epochs):
-    """Batches (x, y) on the device: x [B, C, H, W] of `dtype` in channels-last memory, y int64 [B], or where pictures
-    are mixed float32 [B, classes].
+    """Batches (x, y) on the device: x [B, C, H, W] of `dtype` in channels-last memory, y int64 [B], or float32
+    [B, classes] if pictures are mixed.
 
-    `sizes` are pairs of an epoch and the (height, width) of pictures from there on, in ascending order; before the
-    first of them pictures have their own size. Orders and sizes of batches are those of `Batches`. The pixels are kept
-    on the device if they take at most a quarter of its free memory; `resident` overrides this. Raises ValueError as
-    `Epochs`, and for a negative shift, a crop out of its range, a mean that is not finite or a deviation that is not
-    above 0; TypeError for an integer `dtype`.
+    `sizes` are pairs of an epoch and the (height, width) of pictures from this epoch on, in ascending order; earlier
+    epochs have the original size. Batches have the orders and sizes of `Batches`. The pixels stay on the device if they
+    take at most a quarter of its free memory; `resident` overrides this. Raises ValueError as `Epochs`, and for a
+    negative shift, a crop out of range, a mean that is not finite or a deviation that is not positive; TypeError for an
+    integer `dtype`.
     """
 
     def __init__(
@@ -62,41 +62,41 @@ class ImageBatches(Epochs):
 
     def _visit(self, epoch: int, order: np.ndarray, rows: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         augment, count = self.augment or Augment(), len(self.targets)
-        own, size = self._host.shape[1:3], self.size(epoch)
+        original, size = self._host.shape[1:3], self.size(epoch)
         index, targets = self._put(order), self._put(self.targets[order])
-        resized = size != own or augment.crop < 1
-        changes = mixed = next_ones = None
+        resized = size != original or augment.crop < 1
+        changes = mixed = next_indices = None
         if resized:
-            changes = self._put(epoch_parts(count, own, augment, self.seed, epoch)[order])
+            changes = self._put(epoch_parts(count, original, augment, self.seed, epoch)[order])
         elif augment.shift or augment.flip:
             changes = self._put(epoch_moves(count, augment, self.seed, epoch)[order])
         if augment.mixup or augment.cutmix:
-            found = epoch_mixes(count, size, augment, self.seed, epoch)
-            mixed = tuple(self._put(each[order]) for each in (found.share, found.box, found.part))
-            next_ones = self._next_ones(rows)
+            mixes = epoch_mixes(count, size, augment, self.seed, epoch)
+            mixed = tuple(self._put(array[order]) for array in (mixes.share, mixes.box, mixes.part))
+            next_indices = self._next_indices(rows)
         parts = [slice(start, start + rows) for start in range(0, len(order), rows)]
-        for part, (pixels, picked) in zip(parts, self._pictures(order, index, parts, rows), strict=True):
-            how = self._mean, self._std, self.dtype, augment.replicate
+        for part, (pixels, indices) in zip(parts, self._pictures(order, index, parts, rows), strict=True):
+            arguments = self._mean, self._std, self.dtype, augment.replicate
             change = None if changes is None else changes[part]
             if resized and change is not None:
-                x = crops.crop(pixels, picked, change, size, *how)
+                x = crops.crop(pixels, indices, change, size, *arguments)
             else:
-                x = images.pick(pixels, picked, change, *how)
+                x = images.pick(pixels, indices, change, *arguments)
             y = targets[part]
             if mixed is not None:
-                whole = len(picked) == rows
-                partner = next_ones if whole and next_ones is not None else self._next_ones(len(picked))
-                share, box, own_part = (each[part] for each in mixed)
+                partner = next_indices if len(indices) == rows else None
+                partner = self._next_indices(len(indices)) if partner is None else partner
+                share, box, target_share = (tensor[part] for tensor in mixed)
                 x = mixing.mix(x, partner, share, box)
-                y = mixing.mix_targets(y, partner, own_part, self._classes)
+                y = mixing.mix_targets(y, partner, target_share, self._classes)
             yield x, y
 
-    def _next_ones(self, count: int) -> torch.Tensor:
-        """The place of each picture's partner: the next one of the batch, of the last one the first."""
+    def _next_indices(self, count: int) -> torch.Tensor:
+        """Return the index of each picture's partner: the next picture of the batch, and the first for the last."""
         return self._put(np.roll(np.arange(count), -1))
 
     def size(self, epoch: int) -> tuple[int, int]:
-        """(height, width) of the pictures of an epoch."""
+        """Return (height, width) of the pictures of an epoch."""
         size = self._host.shape[1:3]
         for begin, other in self.sizes:
             if epoch >= begin:
@@ -106,16 +106,16 @@ class ImageBatches(Epochs):
     def _pictures(
         self, order: np.ndarray, index: torch.Tensor, parts: Sequence[slice], rows: int
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """For every batch, pixels on the device and the indices of its pictures in them."""
+        """Return for every batch pixels on the device and the indices of its pictures in them."""
         if self._pixels is not None:
             for part in parts:
                 yield self._pixels, index[part]
             return
-        straight = self._put(np.arange(rows))
+        indices = self._put(np.arange(rows))
         copied = (pinned(torch.from_numpy(self._host[order[part]]), self._device) for part in parts)
         for (pixels,) in ahead(((pixels,) for pixels in copied), self._device):
-            yield pixels, straight[: len(pixels)]
+            yield pixels, indices[: len(pixels)]
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
-        # A copy: torch refuses read-only arrays, such as those over the bytes of a file.
+        # Copy, because torch refuses read-only arrays, such as views of the bytes of a file.
         return torch.from_numpy(array.copy()).to(self._device)

@@ -1,4 +1,4 @@
-"""Pictures to classify: scikit-learn's digits, MNIST and Fashion-MNIST.
+"""Image classification data: scikit-learn's digits, MNIST and Fashion-MNIST.
 
 MNIST: LeCun, Bottou, Bengio and Haffner, Proc. IEEE 86(11), 1998. Fashion-MNIST: Xiao, Rasul and Vollgraf, arXiv
 1708.07747. digits: the test half of Alpaydin and Kaynak's optical digits (UCI, 1998), 8x8 pixels of 17 greys.
@@ -42,7 +42,7 @@ FASHION_MIRRORS = (
 )
 
 
-def _unpacked(raw: bytes) -> Mapping[str, bytes]:
+def _unpack(raw: bytes) -> Mapping[str, bytes]:
     return {"content": gunzip(raw, _MAX_FILE)}
 
 
@@ -51,7 +51,7 @@ def _resources(folder: str, mirrors: Sequence[str], checksums: Mapping[str, str]
         name: Resource(
             path=f"{folder}/{name}-ubyte.gz",
             mirrors=tuple(f"{mirror}{name}-ubyte.gz" for mirror in mirrors),
-            unpack=_unpacked,
+            unpack=_unpack,
             sha256=sha256,
             max_bytes=_MAX_FILE,
         )
@@ -59,7 +59,7 @@ def _resources(folder: str, mirrors: Sequence[str], checksums: Mapping[str, str]
     }
 
 
-# Mirrors and distributions have recompressed the files, so the checksums are those of the content.
+# Checksums of the content, because mirrors and distributions have recompressed the files.
 MNIST = _resources(
     "mnist",
     MNIST_MIRRORS,
@@ -83,7 +83,7 @@ FASHION = _resources(
 
 
 def load_digits() -> ImageDataset:
-    """scikit-learn's 1,797 digits of 8x8 pixels, their 17 greys spread over 0 to 255; split 70, 10 and 20%."""
+    """Return scikit-learn's 1,797 digits of 8x8 pixels, with 17 greys scaled to 0 to 255; split 70, 10 and 20%."""
     rows = _digits()
     pixels = np.round(rows[:, :64].reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)[:, :, :, None]
     source = {
@@ -96,7 +96,7 @@ def load_digits() -> ImageDataset:
 
 
 def _digits() -> np.ndarray:
-    """float64 [1797, 65]: pixels and class. From scikit-learn's file, since importing it takes a second."""
+    """Return float64 [1797, 65], pixels and class, from scikit-learn's file: its import takes a second."""
     package = find_spec("sklearn")
     for folder in package.submodule_search_locations or () if package is not None else ():
         file = Path(folder, "datasets", "data", "digits.csv.gz")
@@ -111,10 +111,10 @@ def _digits() -> np.ndarray:
 def load_mnist(
     name: str = "mnist", *, mirrors: Sequence[str] | None = None, cache: Path | None = None, progress: bool = True
 ) -> ImageDataset:
-    """`mnist` or `fashion-mnist`: the published test half; a twelfth of the training half is for validation.
+    """Return `mnist` or `fashion-mnist`; a twelfth of the published training half is the validation split.
 
-    `mirrors` are addresses of folders that hold the four files. Raises DataError when a file is neither on the machine
-    nor delivered by a mirror, or has another content.
+    `mirrors` are addresses of folders with the four files. Raises DataError if a file is neither on the machine nor
+    available from a mirror, or has other content.
     """
     resources, labels, about, augment = {
         "mnist": (MNIST, DIGITS, "MNIST, handwritten digits of 28x28 pixels", Augment(2)),
@@ -139,16 +139,16 @@ def load_mnist(
 
 
 def parse_idx(content: bytes, dimensions: int, source: str) -> np.ndarray:
-    """uint8 array of the given number of dimensions, from the IDX format of MNIST.
+    """Return a uint8 array with this number of dimensions, from the IDX format of MNIST.
 
         bytes 0 and 1   0
-        byte 2          type of the values: 8 for unsigned bytes, the only one that is read here
+        byte 2          type of the values: 8 for unsigned bytes, the only supported type
         byte 3          number of dimensions D
         4 D bytes       sizes, big-endian; then the values
 
     Source: LeCun, Cortes and Burges, The MNIST database of handwritten digits, "File formats".
 
-    Raises DataError, naming `source`, for anything else.
+    Raises DataError, naming `source`, for any other content.
     """
     head = 4 + 4 * dimensions
     if len(content) < head:
@@ -162,14 +162,14 @@ def parse_idx(content: bytes, dimensions: int, source: str) -> np.ndarray:
     shape = struct.unpack(f">{dimensions}I", content[4:head])
     expected = head + math.prod(shape)
     if len(content) != expected:
-        what = "is truncated" if len(content) < expected else "has more than its values"
+        fault = "is truncated" if len(content) < expected else "has more than its values"
         raise DataError(
-            f"{source} {what}: {' x '.join(map(str, shape))} bytes with the header are {expected}, it has "
+            f"{source} {fault}: {' x '.join(map(str, shape))} bytes with the header are {expected}, it has "
             f"{len(content)}"
         )
     try:
         return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(shape)
-    except ValueError:  # a size of 0 beside others that numpy cannot multiply
+    except ValueError:  # sizes with a 0 whose other sizes overflow numpy
         raise DataError(f"{source} has sizes that no array can have: {' x '.join(map(str, shape))}") from None
 
 
@@ -180,35 +180,35 @@ def _half(arrays: Mapping[str, np.ndarray], half: str) -> Images:
     return Images(pixels[:, :, :, None], labels.astype(np.int64))
 
 
-def _split(whole: Images, validation: float, test: float) -> tuple[Images, Images, Images]:
-    """(training, validation, test)."""
-    sides = sides_of(digests(_keys(whole.pixels)), whole.labels, validation, test)
+def _split(images: Images, validation: float, test: float) -> tuple[Images, Images, Images]:
+    """Return (training, validation, test)."""
+    sides = sides_of(digests(_keys(images.pixels)), images.labels, validation, test)
     masks = (sides == TRAIN, sides == VALIDATION, sides == TEST)
-    parts = [Images(whole.pixels[mask], whole.labels[mask]) for mask in masks]
+    parts = [Images(images.pixels[mask], images.labels[mask]) for mask in masks]
     return parts[0], parts[1], parts[2]
 
 
 def dataset(
     name: str, labels: list[str], parts: Sequence[Images], augment: Augment, source: dict[str, Any]
 ) -> ImageDataset:
-    """The data set of training, validation and test pictures."""
+    """Return the data set of training, validation and test pictures."""
     mean, std = _statistics(parts[0].pixels)
     height, width, channels = parts[0].pixels.shape[1:]
-    described = {**source, "height": height, "width": width, "channels": channels}
-    return ImageDataset(name, labels, parts[0], parts[1], parts[2], mean, std, augment, described)
+    source = {**source, "height": height, "width": width, "channels": channels}
+    return ImageDataset(name, labels, parts[0], parts[1], parts[2], mean, std, augment, source)
 
 
 def _keys(pixels: np.ndarray) -> list[str]:
-    """A key per picture: equal pictures have equal keys."""
+    """Return a key per picture; equal pictures have equal keys."""
     return [hashlib.sha256(np.ascontiguousarray(picture).data).hexdigest() for picture in pixels]
 
 
 def _statistics(pixels: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel, from exact integer sums; a constant channel has deviation 1."""
+    """Return mean and deviation of each channel, from exact integer sums; a constant channel has deviation 1."""
     values = pixels[0].size
     sums = np.zeros((2, values))
-    # float32 holds the sums of squares of 258 values, float64 those of all pictures in memory, and _EXACT pictures of
-    # 64 x 64 stay in the cache: 7 us for each, and 36 with np.bincount.
+    # Sums of squares are exact for 258 values in float32 and for all pictures in memory in float64. _EXACT pictures of
+    # 64 x 64 fit in the cache: 7 us per picture, and 36 us with np.bincount.
     for start in range(0, len(pixels), _EXACT):
         part = pixels[start : start + _EXACT].reshape(-1, values).astype(np.float32)
         sums[0] += part.sum(axis=0)

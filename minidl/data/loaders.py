@@ -1,4 +1,4 @@
-"""The batches of any loader, such as torch's, on the device."""
+"""Copy the batches of any loader, such as torch's, to the device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from minidl.data.ahead import ahead
 from minidl.tensors import Tensor, default_device
 
 
-class _Place:
-    """Where a tensor was in a batch."""
+class _Slot:
+    """Marks the position of a tensor in a batch."""
 
 
-def _taken(found: list[torch.Tensor], part: torch.Tensor) -> _Place:
-    found.append(part)
-    return _Place()
+def _take(tensors: list[torch.Tensor], part: torch.Tensor) -> _Slot:
+    tensors.append(part)
+    return _Slot()
 
 
 class Loaded:
@@ -29,49 +29,49 @@ class Loaded:
         self.loader, self.device = loader, device
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]  # raises what it raises
+        return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        forms: deque[Any] = deque()
+        structures: deque[Any] = deque()
 
         def parts() -> Iterator[tuple[torch.Tensor, ...]]:
             for batch in self.loader:
-                found: list[torch.Tensor] = []
-                # The form alone waits: a batch's memory is free as soon as it is copied.
-                forms.append(_mapped(batch, torch.Tensor, functools.partial(_taken, found)))
-                yield tuple(found)
+                tensors: list[torch.Tensor] = []
+                # Only the structure is stored, so that a batch's memory is free after its copy.
+                structures.append(_map(batch, torch.Tensor, functools.partial(_take, tensors)))
+                yield tuple(tensors)
 
-        for moved in ahead(parts(), self.device):
-            yield _mapped(forms.popleft(), _Place, functools.partial(self._next, iter(moved)))
+        for copies in ahead(parts(), self.device):
+            yield _map(structures.popleft(), _Slot, functools.partial(self._next, iter(copies)))
 
-    def _next(self, arrived: Iterator[torch.Tensor], _: _Place) -> Tensor:
-        return Tensor(next(arrived).to(self.device))
+    def _next(self, copies: Iterator[torch.Tensor], _: _Slot) -> Tensor:
+        return Tensor(next(copies).to(self.device))
 
 
 def to_device(loader: Iterable[Any], device: torch.device | str | None = None) -> Loaded:
-    """The batches of a loader, such as `torch.utils.data.DataLoader`, with minidl's Tensors on the device.
+    """Return the batches of a loader, such as `torch.utils.data.DataLoader`, with minidl's Tensors on the device.
 
     for x, y in data.to_device(loader):
         loss = ops.cross_entropy(model(x), y)
 
-    Torch tensors in tuples, lists and dicts become Tensors; anything else in a batch is passed on. On a GPU the next
-    two batches are copied while one is used, on a stream of their own. The CPU waits for a copy, though not for
-    kernels, unless the loader pins its batches (`pin_memory=True`). On a CPU a Tensor shares memory with the batch.
-    `device` is the usual one if it is not given. Raises TypeError for what cannot be iterated over.
+    Torch tensors in tuples, lists and dicts become Tensors; other values stay the same. On a GPU the next two batches
+    are copied on a separate stream while one is used. The CPU waits for a copy, but not for kernels, unless the loader
+    pins its batches (`pin_memory=True`). On a CPU a Tensor shares memory with the batch. The default `device` is the
+    usual one. Raises TypeError for a loader that cannot be iterated over.
     """
     if not isinstance(loader, Iterable):
         raise TypeError(f"to_device: loader is a {type(loader).__name__}, expected batches to iterate over")
     return Loaded(loader, default_device() if device is None else torch.device(device))
 
 
-def _mapped(batch: Any, kind: type, function: Callable[[Any], Any]) -> Any:
-    """The batch with `function` applied to everything of this kind in it, in order."""
+def _map(batch: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Return the batch with `function` applied to each value of this kind, in order."""
     if isinstance(batch, kind):
         return function(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_mapped(part, kind, function) for part in batch))
+        return type(batch)(*(_map(part, kind, function) for part in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(_mapped(part, kind, function) for part in batch)
+        return type(batch)(_map(part, kind, function) for part in batch)
     if isinstance(batch, Mapping):
-        return {key: _mapped(part, kind, function) for key, part in batch.items()}
+        return {key: _map(part, kind, function) for key, part in batch.items()}
     return batch

@@ -1,7 +1,7 @@
-"""Numbers as people write them: "$1,234.50", "12 %", "(5)", "1.234,5 €", "1 234".
+"""Read numbers in common notations: "$1,234.50", "12 %", "(5)", "1.234,5 €", "1 234".
 
-A column has one format, which all of its values decide on. A comma before three digits may group thousands or be a
-decimal mark: where no value of the column tells which, the decimal mark of the file is taken, and a note says so.
+All values of a column determine its one format. A comma before three digits may group thousands or be a decimal mark:
+if no value of the column decides this, the decimal mark of the file applies, and a note says so.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pydantic import Field
 from minidl.data.parsing import with_point
 from minidl.data.saved import Checked
 
-NUMBERS = ("auto", "plain", "point", "comma")  # what numbers of a table are, see `of_column`
+NUMBERS = ("auto", "plain", "point", "comma")  # number formats of a table, see `of_column`
 PERCENT = "%"
 _OTHER = {".": ",", ",": "."}
-_LONGEST = 64  # characters of a number: longer ones are texts, and would take long
+_LONGEST = 64  # characters of a number; longer values are texts
 _MINUS = dict.fromkeys(map(ord, "\u2212\u2013\ufe63\uff0d"), "-")  # minus sign, en dash, and the wide ones
 _PLAIN = {**_MINUS, 0xA0: " ", 0x2009: " ", 0x202F: " ", 0x2019: "'", 0xFF05: PERCENT}
 _PARTS = re.compile(
@@ -33,7 +33,7 @@ _PARTS = re.compile(
 
 
 def to_number(value: Any) -> float | None:
-    """A finite float, or None for anything else; True and False are categories, not numbers."""
+    """Return a finite float, or None for any other value; True and False are categories, not numbers."""
     if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
         return None
     try:
@@ -47,10 +47,10 @@ def to_number(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class NumberFormat(Checked):
-    """How a column writes its numbers: the decimal mark, what is between groups of digits ("": nothing), and the unit,
-    a currency's sign or a percent sign.
+    """The format of a column's numbers: the decimal mark, the separator of groups of digits ("": none), and the unit, a
+    currency sign or a percent sign.
 
-    The number is the one that is written: 12 of "12%". A value may lack the sign of a currency, and no percent sign.
+    "12%" is the number 12. A value may lack a currency sign, but not a percent sign.
     """
 
     decimal: Literal[".", ","] = "."
@@ -58,31 +58,31 @@ class NumberFormat(Checked):
     unit: Annotated[str, Field(max_length=1)] = ""
 
     def number(self, value: Any) -> float | None:
-        """The number in a cell, None where it has none of this format."""
+        """Return the number in a cell; None if it has no number of this format."""
         if not isinstance(value, str):
             return None if self.unit == PERCENT else to_number(value)
         parts = _parts(value)
         if parts is None:
             return None
         sign, unit, digits, exponent = parts
-        lacks = unit == "" and self.unit != PERCENT
-        if not (unit == self.unit or lacks) or not _digits(self.decimal, self.group).fullmatch(digits):
+        lacks_currency = unit == "" and self.unit != PERCENT
+        if not (unit == self.unit or lacks_currency) or not _digits(self.decimal, self.group).fullmatch(digits):
             return None
         plain = digits.replace(self.group, "") if self.group else digits
         return to_number(f"{sign}{plain.replace(self.decimal, '.')}{exponent}")
 
     @property
     def example(self) -> str:
-        """A number of this format, for a message."""
+        """Return a number of this format, for a message."""
         number = f"1{self.group}234{self.decimal}5"
         return number + self.unit if self.unit == PERCENT else self.unit + number
 
 
 def of_column(values: Sequence[Any], numbers: str, decimal_comma: bool) -> tuple[NumberFormat | None, str | None]:
-    """The format of most of a column's values, none of them missing, and a note of what it makes of them.
+    """Return the format of most of a column's values, without missing values, and a note with an example.
 
-    The format is None for plain numbers and for what is no number. `numbers` is one of NUMBERS, and `decimal_comma`
-    says whether the file's decimal mark is the comma.
+    The format is None for plain numbers and for other values. `numbers` is one of NUMBERS; `decimal_comma` means that
+    the file's decimal mark is the comma.
     """
     if numbers == "plain":
         return None, None
@@ -97,29 +97,29 @@ def of_column(values: Sequence[Any], numbers: str, decimal_comma: bool) -> tuple
     decimals = {"point": ".", "comma": ","}.get(numbers, ",." if decimal_comma else ".,")
     form, doubtful = _guess(texts, decimals)
     count = sum(form.number(value) is not None for value in values)
-    # A single value that is written differently is a mistake.
+    # A single value in another format is a mistake.
     is_plain = all_plain or form == NumberFormat()
     least = others + 2 if numbers == "auto" else others
     if not all_plain and (2 * count <= len(values) or count < least):
         return None, None
     special = (text for text in texts if to_number(text) is None and form.number(text) is not None)
-    shown = doubtful or max(special, key=len, default=None)
-    if shown is None or (all_plain and doubtful is None):
+    example = doubtful or max(special, key=len, default=None)
+    if example is None or (all_plain and doubtful is None):
         return None if is_plain else form, None
-    number = plain[values.index(shown)] if all_plain else form.number(shown)
-    note = f"{shown!r} is read as {number:.15g}"
+    number = plain[values.index(example)] if all_plain else form.number(example)
+    note = f"{example!r} is read as {number:.15g}"
     for decimal in decimals:
-        other = _guess(texts, decimal)[0].number(shown)
+        other = _guess(texts, decimal)[0].number(example)
         if doubtful is not None and other not in (None, number):
             note += f"; --numbers {'comma' if decimal == ',' else 'point'} reads it as {other:.15g}"
     return None if is_plain else form, note
 
 
 def _guess(texts: Mapping[str, int], decimals: Sequence[str]) -> tuple[NumberFormat, str | None]:
-    """The format that reads the most of a column's texts, whose numbers of rows are given.
+    """Return the format that reads most of a column's texts, counted by their rows, and an ambiguous text or None.
 
-    `decimals` are the decimal marks that may be, the likelier one first. The other is a text that another format, which
-    reads as many, reads as another number; None if there is none.
+    `decimals` are the possible decimal marks, the likelier one first. A text is ambiguous if another format that reads
+    as many rows reads it as another number.
     """
     parts = {text: split for text in texts if (split := _parts(text)) is not None}
     units: Counter[str] = Counter()
@@ -144,25 +144,25 @@ def _guess(texts: Mapping[str, int], decimals: Sequence[str]) -> tuple[NumberFor
 
 
 def _parts(text: str) -> tuple[str, str, str, str] | None:
-    """Sign, unit, digits with their marks, and exponent of a number; None for another text."""
+    """Return sign, unit, digits with their marks, and exponent of a number; None for any other text."""
     if len(text) > _LONGEST:
         return None
     match = _PARTS.fullmatch(text.translate(_PLAIN).strip())
     if match is None:
         return None
-    opened, signs, units = match["open"], match["sign"] + match["inner"], match["before"] + match["after"]
-    if bool(opened) != bool(match["close"]) or len(signs) + len(opened) > 1 or len(units) > 1:
+    bracket, signs, units = match["open"], match["sign"] + match["inner"], match["before"] + match["after"]
+    if bool(bracket) != bool(match["close"]) or len(signs) + len(bracket) > 1 or len(units) > 1:
         return None
     if units and units != PERCENT and unicodedata.category(units) != "Sc":
         return None
-    return "-" if opened else signs, units, match["digits"].rstrip(), match["exponent"]
+    return "-" if bracket else signs, units, match["digits"].rstrip(), match["exponent"]
 
 
 @cache
 def _digits(decimal: str, group: str) -> re.Pattern[str]:
-    whole = r"\d+"
+    integer = r"\d+"
     if group:
         mark = re.escape(group)
-        # Of three digits, or in India of two before the last three.
-        whole += rf"|[1-9]\d{{0,2}}(?:{mark}\d{{3}})+|[1-9]\d?(?:{mark}\d\d)+{mark}\d{{3}}"
-    return re.compile(rf"(?:{whole})(?:{re.escape(decimal)}\d*)?|{re.escape(decimal)}\d+")
+        # Groups of three digits, or in India of two before the last three.
+        integer += rf"|[1-9]\d{{0,2}}(?:{mark}\d{{3}})+|[1-9]\d?(?:{mark}\d\d)+{mark}\d{{3}}"
+    return re.compile(rf"(?:{integer})(?:{re.escape(decimal)}\d*)?|{re.escape(decimal)}\d+")

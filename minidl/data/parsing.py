@@ -1,6 +1,6 @@
-"""From bytes to rows: UTF-8 text, CSV with a header line, JSON objects; the same rules for files and standard input.
+"""Parse UTF-8 text, CSV with a header line, and JSON objects, with the same rules for files and standard input.
 
-Every error is a DataError that names the source, the line and what to do.
+Every error is a DataError that names the source, the line and the remedy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from minidl.common.console import escaped
 from minidl.data.records import DataError
 
-ARGUMENT = Path("argument")  # in place of a file; its lines are the arguments
+ARGUMENT = Path("argument")  # the path of command line arguments; an argument is a line
 MAX_NESTING = 64  # of JSON: what minidl writes has 6 levels
 _MAX_FIELD = 2**31 - 1  # csv's own limit of 131,072 characters would refuse long texts
 # A number with a decimal comma, alone in its cell.
@@ -29,16 +29,16 @@ QUOTES = "close every quoted field and write a double quote inside one twice"
 
 
 def decode(raw: bytes, path: Path, first: int = 1) -> str:
-    """The text of UTF-8 bytes (with or without a byte order mark) whose first line has the number `first`.
+    """Return the text of UTF-8 bytes (with or without a byte order mark) whose first line has the number `first`.
 
     Raises DataError with the line of the first bad byte.
     """
     if first == 1 and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"{path} is UTF-16 text: save it as UTF-8")
     zero = raw.find(b"\0")
-    whole = raw if zero < 0 else raw[:zero]
+    content = raw if zero < 0 else raw[:zero]
     try:
-        text = whole.decode("utf-8-sig" if first == 1 else "utf-8")
+        text = content.decode("utf-8-sig" if first == 1 else "utf-8")
     except UnicodeDecodeError as error:
         line = first + raw.count(b"\n", 0, error.start)
         raise DataError(
@@ -47,18 +47,18 @@ def decode(raw: bytes, path: Path, first: int = 1) -> str:
         ) from None
     if zero >= 0:
         raise DataError(
-            f"{path}, line {first + whole.count(bytes([10]))}: a zero byte, so this is not a text file; "
+            f"{path}, line {first + content.count(bytes([10]))}: a zero byte, so this is not a text file; "
             "save the data as UTF-8 text"
         )
     return text
 
 
 class CsvRows:
-    """Rows of CSV or TSV with a header line. `columns` is empty until the header is read.
+    """Reads the rows of CSV or TSV with a header line. `columns` is empty until the header is read.
 
-    A first line such as `sep=;`, as Excel reads and writes it, names the delimiter. Without it that of CSV is the first
-    of comma, semicolon, tab and bar that the header line has outside of quotes. Where it is a semicolon, the comma is
-    the decimal mark, as spreadsheets write it. `advice` says what to do about an unclosed field.
+    A first line such as `sep=;`, Excel's notation, declares the delimiter. Otherwise the delimiter of CSV is the first
+    of comma, semicolon, tab and bar that the header line has outside of quotes. With a semicolon, the decimal mark is
+    the comma, as in spreadsheets. `advice` is the remedy for an unclosed field.
     """
 
     def __init__(self, path: Path, first_line: str, advice: str = QUOTES, tabs: bool = False) -> None:
@@ -73,7 +73,7 @@ class CsvRows:
         self.decimal_comma = self.delimiter == ";"
 
     def read(self, lines: Iterable[str], first: int = 1) -> Iterator[tuple[int, list[str]]]:
-        """Each row with its line number; the first of `lines` has the number `first`.
+        """Return each row with its line number; the first of `lines` has the number `first`.
 
         Raises DataError for a column named twice, another number of fields than the header has, and bad quotes.
         """
@@ -111,12 +111,12 @@ class CsvRows:
 
 
 def with_point(cell: str) -> str:
-    """A cell of a file whose decimal mark is the comma: a number alone in it with a point."""
+    """Return a cell of a file with decimal commas; if it is a number, with a decimal point."""
     return _DECIMAL_COMMA.sub(r"\1.\2", cell)
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """`json.loads` of a text that is nested at most MAX_NESTING deep, so that code may recurse through the value.
+    """Return `json.loads` of a text nested at most MAX_NESTING deep, so that code may recurse through the value.
 
     Raises ValueError for any other text.
     """
@@ -125,24 +125,24 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
     except RecursionError:
         raise ValueError(f"it is nested more than {MAX_NESTING} deep") from None
     level, depth = [value], 0
-    while level := [inner for outer in level for inner in _inside(outer)]:
+    while level := [inner for outer in level for inner in _children(outer)]:
         depth += 1
         if depth > MAX_NESTING:
             raise ValueError(f"it is nested more than {MAX_NESTING} deep")
     return value
 
 
-def _inside(value: Any) -> Iterable[Any]:
+def _children(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def at_line(path: Path, line: int) -> str:
-    """A line of a file, or an argument, for a message."""
+    """Return the name of a line of a file, or of an argument, for a message."""
     return f"{path} {line}" if path == ARGUMENT else f"{path}, line {line}"
 
 
 def json_object(text: str, path: Path, line: int, example: str) -> dict[str, Any]:
-    """The JSON object on a line. Raises DataError for anything else; `example` shows what a line may be."""
+    """Return the JSON object on a line. Raises DataError for any other line; `example` is a valid line."""
     where, advice = at_line(path, line), f"write one object per line, such as {example}"
     try:
         value = parse_json(text)
@@ -156,13 +156,13 @@ def json_object(text: str, path: Path, line: int, example: str) -> dict[str, Any
 
 
 def in_columns(objects: Sequence[dict[str, Any]], expected: Sequence[str] = ()) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of JSON objects: the `expected` columns first, then the keys by first occurrence."""
+    """Return columns and rows of JSON objects: the `expected` columns, then other keys by first occurrence."""
     columns = list(dict.fromkeys([*expected, *(key for value in objects for key in value)]))
     return columns, [[value.get(column) for column in columns] for value in objects]
 
 
 def kind_of(value: object) -> str:
-    """A JSON value's type in words, and that of another value of a table by its name: "a date"."""
+    """Return the type of a JSON value in words, or of another value by its name: "a date"."""
     if value is None:
         return "nothing"
     names = {
@@ -172,24 +172,24 @@ def kind_of(value: object) -> str:
 
 
 def one_of(names: Iterable[str]) -> str:
-    """ "one of a, b", or the name alone where there is one."""
+    """Return "one of a, b", or a single name."""
     listed = ", ".join(names)
     return f"one of {listed}" if ", " in listed else listed
 
 
 def shorten(value: str) -> str:
-    """A quoted, printable form of a value for a message."""
+    """Return a value in quotes, shortened and printable, for a message."""
     shown = value if len(value) <= 60 else value[:57] + "..."
     return ascii(shown) if not shown.isprintable() else repr(shown)
 
 
 def encoded(value: Any) -> str:
-    """A value as JSON on one line, with every control character escaped."""
+    """Return a value as JSON on one line, with control characters escaped."""
     return escaped(_ENCODER.encode(value))
 
 
 def is_utf8(text: str) -> bool:
-    """Whether this text can be encoded: JSON escapes and file names may contain half of a surrogate pair."""
+    """Return whether the text can be encoded: JSON and file names may contain half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -198,12 +198,12 @@ def is_utf8(text: str) -> bool:
 
 
 def counted(number: int, what: str) -> str:
-    """As "1 launch", "3,000 kernels"."""
+    """Return a number with its noun: "1 launch", "3,000 kernels"."""
     ending = "" if number == 1 else "es" if what.endswith(("ch", "s")) else "s"
     return f"{number:,} {what}{ending}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for a message, the first thirty of them."""
+    """Return the first thirty names for a message."""
     shown = ", ".join(shorten(name) for name in names[:30])
     return shown + (f" and {len(names) - 30} more" if len(names) > 30 else "")

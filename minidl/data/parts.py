@@ -1,33 +1,34 @@
-"""Parts of a file of labelled texts: where they end, and what a worker makes of one. See `corpus`."""
+"""Parts of a file of texts: their ends, and the job with which a worker counts one. See `corpus`."""
 
 from __future__ import annotations
 
 import io
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from minidl.data import files
 from minidl.data.analyzers import Analyzer
 from minidl.data.digests import content_digest
-from minidl.data.file_rows import as_label
-from minidl.data.parsing import CsvRows, is_utf8, json_object, with_point
+from minidl.data.file_rows import Records
+from minidl.data.parsing import CsvRows, decode, is_utf8, json_object
 from minidl.data.records import DataError
 from minidl.data.terms import TermCounter
 from minidl.data.workers import Message
 
 PART = 2**21  # bytes of a worker's part of a file
-_HEAD = 2**16  # bytes in which the header and a first row are looked for
+_HEAD = 2**16  # bytes that must contain the header and the first row
+_BOM = b"\xef\xbb\xbf"
 
 
-class Doubt(Exception):  # noqa: N818  (the strict reader decides)
-    """A file that is not as simple as the quick way takes it."""
+class Doubt(Exception):  # noqa: N818  (not an error: one process then reads the file)
+    """A file cannot be read in parts: it is invalid, or its columns depend on all of its rows."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the parts of a file are read: its path, its kind, its header line if it has one, and its columns."""
+    """How the parts of a file are read: its path, kind, header line (None for JSONL) and columns."""
 
     path: str
     kind: str
@@ -36,7 +37,7 @@ class Form:
 
     @classmethod
     def of(cls, path: Path, kind: str, raw: bytes) -> Form:
-        """Raises Doubt and DataError for what the strict reader is to judge."""
+        """Return the form of a file. Raises Doubt and DataError for files that cannot be read in parts."""
         head = raw[:_HEAD]
         if len(raw) > _HEAD:
             head = head[: head.rfind(b"\n") + 1]
@@ -54,89 +55,69 @@ class Form:
             return cls(str(path), kind, None, columns)
         header_line = text.lstrip("\r\n").split("\n", 1)[0]
         reader = CsvRows(path, header_line, tabs=kind == ".tsv")
-        # Its first row: with it, the header has been read.
+        # The reader has read the header once it returns the first row.
         if next(reader.read(io.StringIO(text, newline="")), None) is None:
             raise Doubt
         return cls(str(path), kind, header_line, reader.columns)
 
+    def records(self, raw: bytes, has_header: bool) -> Records:
+        """Return the rows of a part. Raises DataError, whose line numbers count from the start of the part."""
+        path = Path(self.path)
+        text = decode(raw, path, first=2)  # a byte order mark is valid only at the start of the file
+        if self.header_line is None:
+            return files.parse_jsonl(text, path, self.columns)
+        return files.parse_csv(text, path, self.kind, self.header_line, () if has_header else self.columns)
 
-def read_part(asked: Message) -> Message:
-    """A worker's job: the rows of a part of a file. The answer is empty where the strict reader is to decide."""
-    values = asked.values
-    form, text_at, label_at = Form(**values["form"]), values["text"], values["label"]
-    counter = TermCounter(Analyzer(**values["analyzer"]))
-    labels: dict[str, int] = {}
-    classes, digests, seed = array("i"), [], values["seed"]
-    try:
-        for row in _rows(bytes(asked.buffers[0]), form, values["first"]):
-            text, label = row[text_at], as_label(row[label_at])
-            if label is None or not isinstance(text, str) or "\0" in text or "\0" in label:
-                return Message({})
-            digests.append(content_digest(text, seed))
-            counter.add(text)
-            classes.append(labels.setdefault(label, len(labels)))
-    except (DataError, UnicodeError):
-        return Message({})
-    if not all(map(is_utf8, labels)):
-        return Message({})
-    values, buffers = counter.message(labels=list(labels))
-    return Message(values, [*buffers, classes, b"".join(digests)])
+    def messages(
+        self, raw: bytes, analyzer: Analyzer, text: int, label: int | None = None, seed: int = 0
+    ) -> Iterator[Message]:
+        """Return the requests for `count_part`; `text` and `label` are indices of columns."""
+        values = {"form": asdict(self), "analyzer": asdict(analyzer), "text": text, "label": label, "seed": seed}
+        start, view = len(_BOM) if raw.startswith(_BOM) else 0, memoryview(raw)
+        for first, last in self._ranges(raw, start):
+            yield Message({**values, "has_header": first == start}, [view[first:last]])
 
+    def _ranges(self, raw: bytes, start: int) -> Iterator[tuple[int, int]]:
+        """Return parts that end with a line; in CSV and TSV, with a line after which all quotes are closed.
 
-def count_part(asked: Message) -> Message:
-    """A worker's job: the texts of a part of a file, counted. The answer is empty where the strict reader decides."""
-    values = asked.values
-    counter = TermCounter(Analyzer(**values["analyzer"]))
-    try:
-        for row in _rows(bytes(asked.buffers[0]), Form(**values["form"]), values["first"]):
-            text = row[values["text"]]
-            if not isinstance(text, str) or "\0" in text or not is_utf8(text):
-                return Message({})
-            counter.add(text)
-    except (DataError, UnicodeError):
-        return Message({})
-    return counter.message()
-
-
-def _rows(raw: bytes, form: Form, first: bool) -> Iterator[Sequence[Any]]:
-    """The rows of a part. Raises DataError and UnicodeError for what the strict reader is to judge."""
-    if b"\0" in raw:
-        raise DataError("a zero byte")
-    text, path = raw.decode(), Path(form.path)
-    if form.header_line is not None:
-        reader = CsvRows(path, form.header_line, tabs=form.kind == ".tsv")
-        if not first:
-            reader.columns = form.columns
-        for _, row in reader.read(io.StringIO(text, newline="")):
-            yield list(map(with_point, row)) if reader.decimal_comma else row
-        return
-    for line in text.split("\n"):
-        if line.strip():
-            value = json_object(line, path, 1, "")
-            # Where objects have other keys, all of them decide on the columns.
-            if list(value) != form.columns or any(isinstance(cell, dict | list) for cell in value.values()):
-                raise DataError("other keys")
-            yield list(value.values())
+        A reader that begins between two records and reaches the end outside of quotes has ended between two records,
+        so the parts have the rows of the file.
+        """
+        quoted = self.header_line is not None
+        while start < len(raw):
+            end = min(start + PART, len(raw))
+            odd = quoted and raw.count(b'"', start, end) % 2 == 1
+            while end < len(raw):
+                line = raw.find(b"\n", end)
+                if line < 0:
+                    end = len(raw)
+                    break
+                odd ^= quoted and raw.count(b'"', end, line) % 2 == 1
+                end = line + 1
+                if not odd:
+                    break
+            yield start, end
+            start = end
 
 
-def ranges(raw: bytes, start: int, form: Form) -> Iterator[tuple[int, int]]:
-    """Parts that end with a line; in CSV and TSV with one after which as many quotes were opened as closed.
+def count_part(request: Message) -> Message:
+    """Return the counts of the texts in a part and, with a label column, their labels and digests.
 
-    A reader that begins between records and ends without an error inside of quotes has also ended between records, so
-    the parts are read as the whole is.
+    A worker's job. The message has no buffers if the part is invalid.
     """
-    quoted = form.header_line is not None
-    while start < len(raw):
-        end = min(start + PART, len(raw))
-        odd = quoted and raw.count(b'"', start, end) % 2 == 1
-        while end < len(raw):
-            line = raw.find(b"\n", end)
-            if line < 0:
-                end = len(raw)
-                break
-            odd ^= quoted and raw.count(b'"', end, line) % 2 == 1
-            end = line + 1
-            if not odd:
-                break
-        yield start, end
-        start = end
+    values = request.values
+    counter = TermCounter(Analyzer(**values["analyzer"]))
+    try:
+        records = Form(**values["form"]).records(bytes(request.buffers[0]), values["has_header"])
+        texts, labels, digests = records.texts(values["text"]), list[str](), b""
+        if values["label"] is not None:
+            labels = records.labels(values["label"])
+            digests = b"".join(content_digest(text, values["seed"]) for text in texts)
+    except DataError:
+        return Message({})
+    for text in texts:
+        counter.add(text)
+    names: dict[str, int] = {}
+    codes = array("i", [names.setdefault(label, len(names)) for label in labels])
+    counts = counter.message(labels=list(names))
+    return Message(counts.values, [*counts.buffers, codes, digests])

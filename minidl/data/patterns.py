@@ -1,8 +1,8 @@
-"""Regular expressions that find words in time proportional to the text, whatever the text is.
+"""Check that a regular expression finds words in time proportional to the length of every text.
 
-Python's matcher tries one way after another: of `(a+)+$` their number doubles with every letter. Accepted are patterns
-of single characters and repeats of them of which only the last has no upper bound, with nothing behind it that can
-fail. Then at most MOST_STEPS are in vain wherever a word may begin, and the others read a word.
+Python's matcher backtracks: for `(a+)+$` the number of attempts doubles with every letter. Accepted are patterns of
+single characters and their repeats, of which only the last is unbounded and no later item can fail. At each position,
+at most MOST_STEPS then fail; the other steps read a word.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 try:
     from re import _parser  # type: ignore[attr-defined]
-except ImportError:  # a Python that has another
+except ImportError:  # a Python without this private module
     _parser = None
 
 MOST_STEPS = 1000
 MOST_CHARACTERS = 200
-_KNOWN = (r"(?u)[^\W\d_][^\W_]+", r"(?u)\b\w\w+\b")  # accepted without a parser
+_ACCEPTED = (r"(?u)[^\W\d_][^\W_]+", r"(?u)\b\w\w+\b")  # accepted without a parser
 _SINGLE = (["LITERAL"], ["NOT_LITERAL"], ["IN"], ["ANY"])
 _REPEATS = {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"}
 _EDGE = ("AT", "AT_BOUNDARY")
@@ -28,20 +28,20 @@ Item = tuple[str, Any]  # an operation of the parser's and its arguments
 
 
 def linear(pattern: str) -> str:
-    """The pattern, if it is matched in linear time. Raises ValueError for any other text."""
-    if pattern in _KNOWN:
+    """Return the pattern if it matches in linear time. Raises ValueError otherwise."""
+    if pattern in _ACCEPTED:
         return pattern
     if len(pattern) > MOST_CHARACTERS:
         raise ValueError(f"{len(pattern)} characters, expected at most {MOST_CHARACTERS}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            found = re.compile(pattern)
+            compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError, Warning) as error:
         raise ValueError(f"not a regular expression: {error}") from None
-    if found.groups > 1:
-        raise ValueError(f"{found.groups} groups, expected at most one; write the others as (?:...)")
-    if not (_parser and _is_linear(_parser.parse(pattern), bool(found.flags & re.ASCII))):
+    if compiled.groups > 1:
+        raise ValueError(f"{compiled.groups} groups, expected at most one; write the others as (?:...)")
+    if not (_parser and _is_linear(_parser.parse(pattern), bool(compiled.flags & re.ASCII))):
         raise ValueError(
             "a pattern that some texts may keep busy for very long: expected characters and classes, alone or with "
             r"bounded repeats, then at most one unbounded repeat, which ends the pattern (or \b after \w+)"
@@ -51,47 +51,47 @@ def linear(pattern: str) -> str:
 
 def _is_linear(parsed: Any, is_ascii: bool) -> bool:
     try:
-        return sum(_steps(way, is_ascii) for way in _ways(parsed)) <= MOST_STEPS
+        return sum(_steps(items, is_ascii) for items in _sequences(parsed)) <= MOST_STEPS
     except ValueError:
         return False
 
 
-def _ways(parsed: Iterable[Any]) -> list[list[Item]]:
-    """The sequences of items that a pattern means, its groups and branches written out.
+def _sequences(parsed: Iterable[Any]) -> list[list[Item]]:
+    """Return the sequences of items that a pattern matches, with its groups and branches expanded.
 
-    Raises ValueError for many, and for an item that is neither a character, nor a repeat of one, nor a place.
+    Raises ValueError for too many items, and for one other than a character, a repeat of one, and an anchor.
     """
-    ways: list[list[Item]] = [[]]
-    for operation, given in parsed:
+    sequences: list[list[Item]] = [[]]
+    for operation, arguments in parsed:
         name = str(operation)
         if name == "BRANCH":
-            ends = [way for branch in given[1] for way in _ways(branch)]
-        elif name == "SUBPATTERN" and not given[1] and not given[2]:  # no flags of its own
-            ends = _ways(given[3])
+            ends = [items for branch in arguments[1] for items in _sequences(branch)]
+        elif name == "SUBPATTERN" and not arguments[1] and not arguments[2]:  # without inline flags
+            ends = _sequences(arguments[3])
         else:
-            names = [str(inner) for inner, _ in given[2]] if name in _REPEATS else [name]
+            names = [str(inner) for inner, _ in arguments[2]] if name in _REPEATS else [name]
             if names not in _SINGLE and name != "AT":
                 raise ValueError
-            ends = [[(name, given)]]
-        ways = [way + end for way in ways for end in ends]
-        if sum(map(len, ways)) > MOST_STEPS:
+            ends = [[(name, arguments)]]
+        sequences = [items + end for items in sequences for end in ends]
+        if sum(map(len, sequences)) > MOST_STEPS:
             raise ValueError
-    return ways
+    return sequences
 
 
-def _steps(way: list[Item], is_ascii: bool) -> int:
-    """How many steps are at most in vain where a word may begin. Raises ValueError where nothing bounds them."""
-    *before, (name, given) = way or [_EDGE]
-    if before and (name, str(given)) == _EDGE and _is_unbounded(before[-1]):
-        # Behind all of \w it cannot fail; behind some of it, it fails once in a word that begins with \b.
+def _steps(items: list[Item], is_ascii: bool) -> int:
+    """Return an upper bound of the steps that fail at one position. Raises ValueError if there is none."""
+    *before, (name, arguments) = items or [_EDGE]
+    if before and (name, str(arguments)) == _EDGE and _is_unbounded(before[-1]):
+        # After \w+ the edge cannot fail; after a part of \w, it fails once in a word that begins with \b.
         begins = (before[0][0], str(before[0][1])) == _EDGE
         if _is_all_letters(before[-1]) or (begins and all(_is_letters(item, is_ascii) for item in before[1:])):
-            way = before
+            items = before
     steps = 1
-    for place, item in reversed(list(enumerate(way, 1))):
+    for i, item in reversed(list(enumerate(items, 1))):
         low, high = item[1][:2] if item[0] in _REPEATS else (1, 1)
         if _is_unbounded(item):
-            if place < len(way):
+            if i < len(items):
                 raise ValueError
             high = low
         steps = high + (high - low + 1) * steps
@@ -103,9 +103,9 @@ def _is_unbounded(item: Item) -> bool:
 
 
 def _characters(item: Item) -> list[tuple[str, Any]]:
-    """What a single character, or that of a repeat, may be: the entries of its class."""
-    name, given = item if item[0] not in _REPEATS else item[1][2][0]
-    return [(str(kind), value) for kind, value in given] if str(name) == "IN" else [(str(name), given)]
+    """Return the entries of the class of a single character, or of a repeated one."""
+    name, arguments = item if item[0] not in _REPEATS else item[1][2][0]
+    return [(str(kind), value) for kind, value in arguments] if str(name) == "IN" else [(str(name), arguments)]
 
 
 def _is_all_letters(item: Item) -> bool:
@@ -113,14 +113,14 @@ def _is_all_letters(item: Item) -> bool:
 
 
 def _is_letters(item: Item, is_ascii: bool) -> bool:
-    r"""Whether a character is always one of \w."""
+    r"""Return whether a character always matches \w."""
     kinds = _characters(item)
     if kinds[0][0] == "NEGATE":
         return any(str(value) == "CATEGORY_NOT_WORD" for _, value in kinds)
     return all(
         str(value) in ("CATEGORY_WORD", "CATEGORY_DIGIT")
         or (kind == "LITERAL" and _is_letter(value, is_ascii))
-        or (kind == "RANGE" and all(_is_letter(each, is_ascii) for each in range(value[0], value[1] + 1)))
+        or (kind == "RANGE" and all(_is_letter(code, is_ascii) for code in range(value[0], value[1] + 1)))
         for kind, value in kinds
     )
 

@@ -1,8 +1,8 @@
-"""Decoded pictures of folders, kept on disk between runs: `minidl train images --cache`.
+"""Cache the decoded pictures of folders on disk: `minidl train images --cache`.
 
-An entry is a file for each folder, size and number of channels: a line with the SHA-256 of what follows it and the
-length of the JSON that comes next, and then the pixels. It is used while every file has the path, the size and the
-modification time that it had, and Pillow the same version; otherwise all pictures are decoded again.
+There is one entry for each folder, size and number of channels: a line with the SHA-256 of the rest and the length of
+the JSON, the JSON, and the pixels. An entry is valid while the path, the size and the modification time of every file
+and Pillow's version stay the same; otherwise all pictures are decoded again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minidl.data.download import cache_folder
 from minidl.data.records import DataError
 
 MAX_BYTES = 2**33  # of all entries
-_VERSION = 1  # of entries, and of what makes pixels of a file
+_VERSION = 1  # of the entries, and of the code that decodes files
 _HEAD = 64 + 1 + 12 + 1  # bytes of the first line
 
 Pixels = tuple[np.ndarray, list[str]]  # what `pictures.read_keyed` returns
@@ -30,7 +30,7 @@ Pixels = tuple[np.ndarray, list[str]]  # what `pictures.read_keyed` returns
 
 @dataclass(frozen=True)
 class PictureCache:
-    """The user's cache of pictures. `tell` gets a line about what was kept, or why nothing was."""
+    """The user's cache of pictures. `tell` receives a note: the pictures are cached, or the reason why not."""
 
     tell: Callable[[str], None]
 
@@ -41,28 +41,28 @@ class PictureCache:
         channels: int | None,
         decode: Callable[[], Pixels],
     ) -> Pixels:
-        """Pictures of class folders in a folder as they were kept, or as `decode` returns them, which are then kept.
+        """Return the pictures of class folders from the cache, or from `decode` and then store them.
 
-        Nothing but `decode` raises.
+        Only `decode` raises.
         """
         try:
             folder = cache_folder() / "pictures"
             root = Path(os.path.commonpath([path.parent for path in paths]))
-            asked = [_VERSION, str(root.resolve()), size, channels]
-            # Before decoding: a file that is changed meanwhile has another time afterwards.
-            stamp = _stamp(asked, paths, root)
+            key = [_VERSION, str(root.resolve()), size, channels]
+            # Computed before decoding: a file that changes during decoding invalidates the entry.
+            stamp = _stamp(key, paths, root)
         except (DataError, OSError) as error:
             self.tell(f"note: pictures are not cached: {error}")
             return decode()
-        path = folder / f"{_digest(asked)[:32]}.pictures"
-        found = self._kept(path, stamp)
-        if found is None:
-            found = decode()
-            self._keep(path, stamp, *found)
-        return found
+        path = folder / f"{_digest(key)[:32]}.pictures"
+        pixels = self._load(path, stamp)
+        if pixels is None:
+            pixels = decode()
+            self._store(path, stamp, *pixels)
+        return pixels
 
-    def _kept(self, path: Path, stamp: str) -> Pixels | None:
-        """What an entry holds; None if there is none for this stamp."""
+    def _load(self, path: Path, stamp: str) -> Pixels | None:
+        """Return the pictures of an entry; None if it does not exist or has another stamp."""
         try:
             with read_files.opened(path) as file:
                 raw = np.fromfile(file, dtype=np.uint8)
@@ -76,18 +76,18 @@ class PictureCache:
             if hashlib.sha256(raw[_HEAD:].data).hexdigest().encode() != checksum:
                 raise ValueError("its checksum does not match")
             end = _HEAD + int(length)
-            about = json.loads(raw[_HEAD:end].tobytes())
-            if about["stamp"] != stamp:
+            header = json.loads(raw[_HEAD:end].tobytes())
+            if header["stamp"] != stamp:
                 return None
-            return raw[end:].reshape(about["shape"]), about["keys"]
+            return raw[end:].reshape(header["shape"]), header["keys"]
         except (ValueError, KeyError, TypeError):
             self.tell(f"note: {path} is damaged: all pictures are decoded, and it is rebuilt")
             return None
 
-    def _keep(self, path: Path, stamp: str, pixels: np.ndarray, keys: list[str]) -> None:
-        folder, about = path.parent, json.dumps({"stamp": stamp, "shape": pixels.shape, "keys": keys}).encode()
+    def _store(self, path: Path, stamp: str, pixels: np.ndarray, keys: list[str]) -> None:
+        folder, header = path.parent, json.dumps({"stamp": stamp, "shape": pixels.shape, "keys": keys}).encode()
         remove = f"to clear the cache: rm -r {shlex.quote(str(folder))}"
-        digest = hashlib.sha256(about)
+        digest = hashlib.sha256(header)
         digest.update(pixels.data)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ class PictureCache:
                 )
                 return
             with write_files.atomic(path) as file:
-                file.write(f"{digest.hexdigest()} {len(about):012d}\n".encode() + about)
+                file.write(f"{digest.hexdigest()} {len(header):012d}\n".encode() + header)
                 file.write(pixels.data)
         except OSError as error:
             self.tell(
@@ -110,12 +110,12 @@ class PictureCache:
         self.tell(f"note: the decoded pictures are cached for the next run with --cache; {remove}")
 
 
-def _stamp(asked: list[object], paths: Sequence[Path], root: Path) -> str:
-    """A digest of all that pixels depend on. Raises OSError for a file that is not there."""
+def _stamp(key: list[object], paths: Sequence[Path], root: Path) -> str:
+    """Return a digest of everything that determines the pixels. Raises OSError for a missing file."""
     import PIL
 
-    stats = [(path.relative_to(root).parts, path.stat()) for path in paths]  # however the folder is named
-    return _digest([*asked, PIL.__version__, [(name, found.st_size, found.st_mtime_ns) for name, found in stats]])
+    stats = [(path.relative_to(root).parts, path.stat()) for path in paths]
+    return _digest([*key, PIL.__version__, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]])
 
 
 def _digest(values: list[object]) -> str:

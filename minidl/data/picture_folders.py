@@ -1,4 +1,4 @@
-"""Folders of pictures: which files are pictures, and what is left out. Without numpy and Pillow."""
+"""Find the picture files in folders. Without numpy and Pillow."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "te
 
 
 def picture_files(folder: Path, skipped: Counter[str] | None = None) -> list[Path]:
-    """The picture files in a folder and in the folders in it, known by their suffixes, in the order of torchvision's
-    ImageFolder; hidden ones are left out. `skipped` counts the others by their suffixes.
+    """Return the picture files in a folder and its subfolders, by suffix, in the order of torchvision's ImageFolder.
 
-    Linked folders are read, but for those that lead back to a folder around them.
+    Hidden files are ignored; `skipped` counts the other files by suffix. Linked folders are read, except links to a
+    parent folder.
     """
     names_in: dict[str, list[str]] = {}
     waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(os.fspath(folder), frozenset())]
     while waiting:
-        path, around = waiting.pop()
+        path, parents = waiting.pop()
         stat = Path(path).stat()
-        if (stat.st_dev, stat.st_ino) in around:
+        if (stat.st_dev, stat.st_ino) in parents:
             continue
-        within = around | {(stat.st_dev, stat.st_ino)}
+        path_parents = parents | {(stat.st_dev, stat.st_ino)}
         names_in[path] = []
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
                 if _is(entry.is_dir):
-                    waiting.append((entry.path, within))
+                    waiting.append((entry.path, path_parents))
                 elif entry.name.lower().endswith(SUFFIXES) and _is(entry.is_file):
                     names_in[path].append(entry.name)
                 elif skipped is not None:
@@ -43,7 +43,7 @@ def picture_files(folder: Path, skipped: Counter[str] | None = None) -> list[Pat
 
 
 def pictures_in(folder: Path, skipped: Counter[str]) -> list[Path]:
-    """The picture files directly in a folder, or else those in its folders."""
+    """Return the picture files directly in a folder or, if there are none, in its subfolders."""
     files = picture_files(folder, skipped)
     direct = [path for path in files if path.parent == folder]
     if direct and len(direct) < len(files):
@@ -52,10 +52,10 @@ def pictures_in(folder: Path, skipped: Counter[str]) -> list[Path]:
 
 
 def class_folders(folder: Path, skipped: Counter[str]) -> Iterator[tuple[str, list[Path]]]:
-    """Name and picture files of each folder in a folder, by name. `skipped` counts the other files by their suffixes.
+    """Return the name and picture files of each subfolder, by name. `skipped` counts the other files by suffix.
 
-    Raises DataError for one without pictures, for splits in place of classes, and for a name that is not UTF-8 text:
-    labels are saved as text.
+    Raises DataError for a subfolder without pictures, for splits in place of classes, and for a name that is not UTF-8
+    text, because labels are saved as text.
     """
     visible = sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
     classes = [path for path in visible if path.is_dir()]
@@ -84,7 +84,7 @@ def class_folders(folder: Path, skipped: Counter[str]) -> Iterator[tuple[str, li
 
 
 def left_out(folder: str | Path, skipped: Counter[str]) -> str | None:
-    """A note of the files that are no pictures for minidl; None if there are none."""
+    """Return a note about the skipped files; None if there are none."""
     if not skipped:
         return None
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in skipped.most_common(8))
@@ -92,7 +92,7 @@ def left_out(folder: str | Path, skipped: Counter[str]) -> str | None:
 
 
 def _is(kind: Callable[[], bool]) -> bool:
-    """Whether it is a file or a folder, or a link to one. A link that leads to itself is none."""
+    """Return the result of `kind`; False for a link that leads to itself."""
     try:
         return kind()
     except OSError:

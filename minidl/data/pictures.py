@@ -1,9 +1,9 @@
-"""Picture files, read by Pillow within limits and resized to one size.
+"""Read picture files with Pillow, within limits, and resize them to one size.
 
-A picture is grey (one channel) or colour (red, green, blue); transparency becomes black. Only formats that Pillow
-decodes itself are tried, never those for which it starts another program.
+A picture is grey (one channel) or color (red, green, blue); transparency becomes black. Formats for which Pillow starts
+another program are not read.
 
-numpy is imported where it is needed: most workers decode without it, and it is half of the time that they start in.
+Functions import numpy themselves: workers decode without it, and its import is half of their start time.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ if TYPE_CHECKING:
 
     from minidl.data.picture_cache import PictureCache
 
-MAX_PIXELS = 2**26  # of one file: 8192 x 8192; a small file can promise far more
-MAX_LENGTH = 2**16  # of a side of one file: resizing takes 32 bytes for each pixel of it, in either direction
-MAX_SIDE = 1024  # of the pictures a network gets
+MAX_PIXELS = 2**26  # of one file: 8192 x 8192; a small file can declare far more
+MAX_LENGTH = 2**16  # of a side of one file: resizing takes 32 bytes per pixel of a side
+MAX_SIDE = 1024  # of the inputs of a network
 MAX_BYTES = 2**32  # of all pictures in memory
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-# Files that a worker reads at a time; more of many, as each part waits for Python's lock, which the import of torch
-# holds: 20,000 in 16 processes took 2.0 to 2.9 s meanwhile in parts of 16, 1.7 to 2.3 s in parts of 78, 1.7 s without.
-_TOGETHER = 16
-_MOST_TOGETHER, _MOST_BYTES = 128, 2**24  # of a part: files, and their pixels
-_PARTS = 16  # for each worker, so that all of them end at much the same time
-_FEW = 240  # files, for which starting processes takes longer than they save
+# Files in a part; larger parts if there are many files, because each part waits for Python's lock, which the import of
+# torch holds: 20,000 files in 16 processes took 2.0 to 2.9 s in parts of 16, 1.7 to 2.3 s in parts of 78, and 1.7 s
+# without the import.
+_LEAST_FILES = 16
+_MOST_FILES, _MOST_BYTES = 128, 2**24  # of a part: files, and their pixels
+_PARTS = 16  # per worker, so that all workers finish at about the same time
+_FEW = 240  # files, for which starting processes takes longer than it saves
 _Result = TypeVar("_Result")
 
 
 def read_pictures(
     paths: Sequence[Path], size: tuple[int, int] | None, channels: int | None, workers: Workers | None = None
 ) -> np.ndarray:
-    """uint8 [N, H, W, C] of picture files.
+    """Return uint8 [N, H, W, C] of picture files.
 
-    `size` is (height, width); None takes the most common one, or the largest of equally common ones. `channels` None
+    `size` is (height, width); None means the most common size, or the largest of equally common sizes. `channels` None
     means 1 if every pixel of every picture is grey, else 3. Raises DataError, naming the file, for a file that is not a
     picture, is truncated or has more than MAX_PIXELS pixels or MAX_LENGTH in a row or column, for a size above
-    MAX_SIDE, and for more than MAX_BYTES in all.
+    MAX_SIDE, and for more than MAX_BYTES in total.
     """
     return _read(paths, size, channels, workers, keyed=False)[0]
 
@@ -67,8 +68,8 @@ def read_keyed(
     workers: Workers | None = None,
     cache: PictureCache | None = None,
 ) -> tuple[np.ndarray, list[str]]:
-    """`read_pictures`, or what the cache has of it, and for each picture the SHA-256 of its pixels: equal pictures have
-    equal keys."""
+    """Return the result of `read_pictures`, from the cache if it has the pictures, and the SHA-256 of each picture's
+    pixels: equal pictures have equal keys."""
     decode = partial(_read, paths, size, channels, workers, keyed=True)
     return decode() if cache is None else cache.read(paths, size, channels, decode)
 
@@ -79,61 +80,58 @@ def _read(
     import numpy as np
 
     if size is None:
-        counted: Counter[tuple[int, int]] = Counter()
-        for found in _in_parts(_sizes, paths, {}, workers):
-            counted.update(map(tuple, found.values["sizes"]))
-        size = max(counted, key=lambda s: (counted[s], s[0] * s[1], s))
+        counts: Counter[tuple[int, int]] = Counter()
+        for message in _in_parts(_sizes, paths, {}, workers):
+            counts.update(map(tuple, message.values["sizes"]))
+        size = max(counts, key=lambda s: (counts[s], s[0] * s[1], s))
     height, width = size
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
         raise DataError(
             f"the pictures are {height} x {width} pixels, a network takes sides from 1 to {MAX_SIDE}; give a --size"
         )
     depth = 3 if channels is None else channels
-    each = height * width * depth
-    if (total := len(paths) * each) > MAX_BYTES:
+    picture_bytes = height * width * depth
+    if (total := len(paths) * picture_bytes) > MAX_BYTES:
         raise DataError(
             f"{len(paths)} pictures of {height} x {width} are {total:,} bytes, above the limit of {MAX_BYTES:,}; give "
             "a smaller --size"
         )
-    grey, keys, of_grey = channels is None, list[str](), list[str]()
-    # The pixels do not pass through this process, whose threads would copy them one after another: workers write them
-    # to memory that becomes the array.
+    is_grey, keys, grey_keys = channels is None, list[str](), list[str]()
+    # Workers write the pixels to the memory of the array, because the threads of this process would copy them one after
+    # another.
     memory = os.memfd_create("minidl-pictures")
     try:
         os.truncate(memory, total)
         values = {
-            "size": [height, width], "channels": depth, "grey": grey, "keyed": keyed, "bytes": each,
+            "size": [height, width], "channels": depth, "grey": is_grey, "keyed": keyed, "bytes": picture_bytes,
             "into": [f"/proc/{os.getpid()}/fd/{memory}", os.fstat(memory).st_ino],
         }  # fmt: skip
-        for found in _in_parts(_pixels, paths, values, workers, each):
-            for buffer in found.buffers:
-                os.pwrite(memory, buffer, found.values["first"] * each)
-            keys += found.values["keys"]
-            of_grey += found.values["grey_keys"]
-            grey = grey and found.values["grey"]
-        held = mmap.mmap(memory, total, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE) if total else b""
+        for message in _in_parts(_pixels, paths, values, workers, picture_bytes):
+            for buffer in message.buffers:
+                os.pwrite(memory, buffer, message.values["first"] * picture_bytes)
+            keys += message.values["keys"]
+            grey_keys += message.values["grey_keys"]
+            is_grey = is_grey and message.values["grey"]
+        mapping = mmap.mmap(memory, total, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE) if total else b""
     except OSError as error:
         if error.errno not in (errno.ENOMEM, errno.ENOSPC):
             raise
         raise MemoryError(f"{total:,} bytes of pictures: {error.strerror}") from None
     finally:
         os.close(memory)
-    pixels = np.frombuffer(held, dtype=np.uint8).reshape(-1, height, width, depth)
-    return (np.ascontiguousarray(pixels[:, :, :, :1]), of_grey) if grey else (pixels, keys)
+    pixels = np.frombuffer(mapping, dtype=np.uint8).reshape(-1, height, width, depth)
+    return (np.ascontiguousarray(pixels[:, :, :, :1]), grey_keys) if is_grey else (pixels, keys)
 
 
 def _in_parts(
-    job: Job, paths: Sequence[Path], values: dict[str, Any], workers: Workers | None, each: int = 1
+    job: Job, paths: Sequence[Path], values: dict[str, Any], workers: Workers | None, result_bytes: int = 1
 ) -> Iterator[Message]:
-    """The results of a job for the paths, some at a time: by processes, or by threads where there are few.
-
-    `each` are the bytes of a result.
-    """
+    """Return the results of a job for parts of the paths: from processes, or from threads if there are few paths."""
     names = [os.fspath(path) for path in paths]
     shared = workers is not None and workers.count > 1 and len(names) > _FEW
     count = workers.count if workers is not None and shared else 1
-    most = max(_TOGETHER, min(_MOST_TOGETHER, _MOST_BYTES // each))
-    step = min(most, max(_TOGETHER, len(names) // (_PARTS * count)))
+    most = max(_LEAST_FILES, min(_MOST_FILES, _MOST_BYTES // result_bytes))
+    step = min(most, max(_LEAST_FILES, len(names) // (_PARTS * count)))
     parts = [
         Message({**values, "first": start, "paths": names[start : start + step]})
         for start in range(0, len(names), step)
@@ -144,56 +142,56 @@ def _in_parts(
     yield from in_threads(job, parts)
 
 
-def _sizes(asked: Message) -> Message:
-    """A worker's job: the sizes of picture files."""
-    return Message({"sizes": [picture_size(Path(name)) for name in asked.values["paths"]]})
+def _sizes(request: Message) -> Message:
+    """Return the sizes of picture files. A worker's job."""
+    return Message({"sizes": [picture_size(Path(name)) for name in request.values["paths"]]})
 
 
-def _pixels(asked: Message) -> Message:
-    """A worker's job: the pixels of picture files, their keys, and whether all of them are grey.
+def _pixels(request: Message) -> Message:
+    """Return the keys of picture files, and whether all of them are grey. A worker's job.
 
-    The pixels go to the memory `into`, a path and its inode, or are a buffer of the answer where it cannot be written.
+    It writes the pixels to the memory `into` (a path and its inode) or, if that fails, returns them as a buffer.
     """
-    values = asked.values
-    grey, first, size = values["grey"], values["first"], tuple(values["size"])
-    found, keys, of_grey = list[bytes](), list[str](), list[str]()
+    values = request.values
+    is_grey, first, size = values["grey"], values["first"], tuple(values["size"])
+    pictures, keys, grey_keys = list[bytes](), list[str](), list[str]()
     for name in values["paths"]:
         pixels = _pixels_of(Path(name), size, values["channels"])
-        grey = grey and pixels[0::3] == pixels[1::3] == pixels[2::3]
-        found.append(pixels)
+        is_grey = is_grey and pixels[0::3] == pixels[1::3] == pixels[2::3]
+        pictures.append(pixels)
         if values["keyed"]:
             keys.append(hashlib.sha256(pixels).hexdigest())
-            of_grey += [hashlib.sha256(pixels[::3]).hexdigest()] if grey else []
-    whole = b"".join(found)
-    answer = {"first": first, "grey": grey, "keys": keys, "grey_keys": of_grey}
+            grey_keys += [hashlib.sha256(pixels[::3]).hexdigest()] if is_grey else []
+    content = b"".join(pictures)
+    answer = {"first": first, "grey": is_grey, "keys": keys, "grey_keys": grey_keys}
     try:
         name, inode = values["into"]
         with Path(name).open("r+b") as file:
-            # After an error the command has closed it, and another file may have its number.
+            # After an error the command closes the memory, and another file may reuse its descriptor.
             if os.fstat(file.fileno()).st_ino != inode:
-                return Message(answer, [whole])
+                return Message(answer, [content])
             file.seek(first * values["bytes"])
-            file.write(whole)
+            file.write(content)
     except OSError:
-        return Message(answer, [whole])
+        return Message(answer, [content])
     return Message(answer)
 
 
 def read_picture(path: Path, size: tuple[int, int], channels: int) -> np.ndarray:
-    """uint8 [H, W, C] of a picture file, resized with antialiasing. Raises DataError as `read_pictures`."""
+    """Return uint8 [H, W, C] of a picture file, resized with antialiasing. Raises DataError as `read_pictures`."""
     import numpy as np
 
     return np.frombuffer(_pixels_of(path, size, channels), dtype=np.uint8).reshape(*size, channels)
 
 
 def _pixels_of(path: Path, size: tuple[int, int], channels: int) -> bytes:
-    """The values of `read_picture`."""
+    """Return the values of `read_picture` as bytes."""
     from PIL import Image, ImageOps
 
     mode = "L" if channels == 1 else "RGB"
 
     def convert(image: Image.Image) -> bytes:
-        ImageOps.exif_transpose(image, in_place=True)  # not in place, it copies every picture that is upright
+        ImageOps.exif_transpose(image, in_place=True)  # otherwise it copies upright pictures
         plain = plain_picture(image)
         if plain.mode != mode:
             plain = plain.convert(mode)
@@ -204,21 +202,21 @@ def _pixels_of(path: Path, size: tuple[int, int], channels: int) -> bytes:
             plain = plain.resize((width, height), Image.Resampling.BICUBIC)
         return plain.tobytes()
 
-    return _opened(path, convert)
+    return _with_image(path, convert)
 
 
 def picture_size(path: Path) -> tuple[int, int]:
-    """(height, width) of a picture file as it is shown, from its header. Raises DataError as `read_pictures`."""
+    """Return (height, width) of a picture file as displayed, from its header. Raises DataError as `read_pictures`."""
 
     def size(image: Image.Image) -> tuple[int, int]:
-        turned = image.getexif().get(0x0112) in (5, 6, 7, 8)
-        return (image.width, image.height) if turned else (image.height, image.width)
+        is_rotated = image.getexif().get(0x0112) in (5, 6, 7, 8)
+        return (image.width, image.height) if is_rotated else (image.height, image.width)
 
-    return _opened(path, size)
+    return _with_image(path, size)
 
 
-def _opened(path: Path, use: Callable[[Image.Image], _Result]) -> _Result:
-    """The result of `use` on the open picture. Every failure becomes a DataError that names the file."""
+def _with_image(path: Path, use: Callable[[Image.Image], _Result]) -> _Result:
+    """Return the result of `use` for the open image. Every failure becomes a DataError that names the file."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -249,6 +247,6 @@ def _opened(path: Path, use: Callable[[Image.Image], _Result]) -> _Result:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; give the path of a picture") from None
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, struct.error, zlib.error) as error:
-        # Which error Pillow raises for a damaged file depends on the format.
+        # The error that Pillow raises for a damaged file depends on the format.
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise DataError(f"{path} cannot be read as a picture: {why}; correct it or leave it out") from None

@@ -1,4 +1,4 @@
-"""What every loader returns, and the one error type of the data layer."""
+"""The data sets that loaders return, and the error type of the data layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class DataError(ValueError):
-    """Data that cannot be used: the message names the file, the line where there is one, and what to do."""
+    """Data that cannot be used; the message names the file, the line if any, and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Texts:
 class TextDataset:
     """A text classification task.
 
-    `labels[i]` is the name of class i. `source` says where the texts come from (for the report): plain JSON values.
+    `labels[i]` is the name of class i. `source` describes the origin of the texts for the report, in JSON values.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pixels uint8 [N, H, W, C] with the mean and standard deviation of each channel, for standardising."""
+    """Pixels uint8 [N, H, W, C] with the mean and standard deviation of each channel."""
 
     pixels: np.ndarray
     mean: tuple[float, ...]
@@ -63,7 +63,7 @@ class Pictures:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[N, H, W, C]."""
+        """Return [N, H, W, C]."""
         return self.pixels.shape
 
 
@@ -82,9 +82,9 @@ class Images:
 class Augment:
     """Augmentation of training pictures: shifts by up to `shift` pixels in each direction, mirroring left to right.
 
-    Pixels shifted in at an edge are 0, or with `replicate` copies of that edge. `crop` below 1 cuts out parts of at
-    least that share of the area, in place of shifts, and makes them as large as the picture. `mixup` and `cutmix` are
-    the alphas of the shares in which pictures of a batch and their targets are mixed; 0: not at all.
+    Pixels shifted in at an edge are 0 or, with `replicate`, copies of the edge. `crop` below 1 replaces shifts by crops
+    of at least that share of the area, resized to the picture. `mixup` and `cutmix` are the alphas of the distribution
+    of shares in which pictures of a batch and their targets are mixed; 0 disables them.
     """
 
     shift: int = 0
@@ -99,7 +99,7 @@ class Augment:
 class ImageDataset:
     """An image classification task; pictures have one size and 1 (grey) or 3 (red, green, blue) channels.
 
-    `mean` and `std` are per channel over the training split; `augment` is the augmentation that suits the data.
+    `mean` and `std` are per channel over the training split; `augment` is the recommended augmentation.
     """
 
     name: str

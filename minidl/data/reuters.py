@@ -1,7 +1,7 @@
-"""Reuters-21578 (Distribution 1.0), read from its SGML files, by the ModApte split.
+"""Read Reuters-21578 (Distribution 1.0) from its SGML files, with the ModApte split.
 
-R52 are the documents with exactly one topic, of the 52 topics that have such a document in both halves; R8 are those
-of eight of these topics. The counts are published figures and are checked: another count is an error.
+R52 has the documents with exactly one topic, for the 52 topics with such a document in both halves; R8 has eight of
+these topics. The counts are published figures; any other count is an error.
 
 The newswire texts belong to Reuters Ltd and may be used for research.
 """
@@ -41,7 +41,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class Document:
-    """One newswire text: `half` is "train", "test" or "unused" in the ModApte split; `text` is title and body."""
+    """A newswire text: `half` is "train", "test" or "unused" in the ModApte split; `text` has title and body."""
 
     half: str
     topics: tuple[str, ...]
@@ -49,17 +49,17 @@ class Document:
 
 
 def unpack(archive: bytes) -> Mapping[str, bytes]:
-    """The SGML files of the gzipped tar by name, in memory. Raises DataError for anything but a tar of that size."""
+    """Return the SGML files of the gzipped tar archive by name. Raises DataError for other or oversized content."""
     tar_bytes = gunzip(archive, _MAX_UNPACKED)
     parts = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(tar_bytes), mode="r:") as tar:
             for member in tar:
-                wanted = member.isfile() and member.name.endswith(".sgm")
+                is_sgml = member.isfile() and member.name.endswith(".sgm")
                 # The archive contains only part of a sparse member's size.
-                if wanted and (member.issparse() or member.size > len(tar_bytes)):
+                if is_sgml and (member.issparse() or member.size > len(tar_bytes)):
                     raise DataError(f"its member {cut(member.name, 60)!r} says that it is {member.size} bytes")
-                file = tar.extractfile(member) if wanted else None
+                file = tar.extractfile(member) if is_sgml else None
                 if file is not None:
                     parts[member.name.rpartition("/")[2]] = file.read()
     except (OSError, EOFError, tarfile.TarError) as error:
@@ -87,9 +87,9 @@ def load_reuters(
     cache: Path | None = None,
     progress: bool = True,
 ) -> TextDataset:
-    """`reuters-r8` or `reuters-r52`: the published test half, and a tenth of the training half as validation split.
+    """Return `reuters-r8` or `reuters-r52`; a tenth of the published training half is the validation split.
 
-    Raises DataError when the archive is neither on the machine nor delivered by a mirror, or is not the original.
+    Raises DataError if the archive is neither on the machine nor available from a mirror, or is not the original.
     """
     parts, origin = fetch(RESOURCE, mirrors=mirrors, cache=cache, progress=progress)
     documents = [document for file in sorted(parts) for document in parse_sgml(parts[file].decode("latin-1"))]
@@ -99,29 +99,28 @@ def load_reuters(
 
 
 def parse_sgml(sgml: str) -> list[Document]:
-    """The documents of one SGML file, with entities resolved and control characters replaced by spaces.
+    """Return the documents of an SGML file, with entities resolved and control characters replaced by spaces.
 
-    Texts of type UNPROC have no title and body of their own: the whole text is taken; those of type BRIEF have a
-    title only.
+    Texts of type UNPROC have no title and body, so that all of the text is used; texts of type BRIEF have only a title.
     """
     documents = []
-    for attributes_text, inside in _DOCUMENT.findall(sgml):
+    for attributes_text, content in _DOCUMENT.findall(sgml):
         attributes = dict(_ATTRIBUTE.findall(attributes_text))
         half = {"TRAIN": "train", "TEST": "test"}.get(attributes.get("LEWISSPLIT", ""), "unused")
         if attributes.get("TOPICS") != "YES":
             half = "unused"
-        topics = _TOPICS.search(inside)
+        topics = _TOPICS.search(content)
         documents.append(
-            Document(half, tuple(_ITEM.findall(topics.group(1))) if topics else (), _title_and_body(inside))
+            Document(half, tuple(_ITEM.findall(topics.group(1))) if topics else (), _title_and_body(content))
         )
     return documents
 
 
 def single_topic_dataset(name: str, documents: Sequence[Document], origin: str) -> TextDataset:
-    """R8 or R52 from all documents. Raises DataError unless both halves have the published number of documents."""
+    """Return R8 or R52. Raises DataError unless both halves have the published number of documents."""
     single = [document for document in documents if document.half != "unused" and len(document.topics) == 1]
     halves = {half: [document for document in single if document.half == half] for half in ("train", "test")}
-    topics = {half: {document.topics[0] for document in chosen} for half, chosen in halves.items()}
+    topics = {half: {document.topics[0] for document in part} for half, part in halves.items()}
     labels = sorted(topics["train"] & topics["test"])
     if name == "reuters-r8":
         labels = [label for label in labels if label in R8_TOPICS]
@@ -129,8 +128,8 @@ def single_topic_dataset(name: str, documents: Sequence[Document], origin: str) 
 
     from minidl.data.split import TRAIN, VALIDATION, stratified_split
 
-    def part(chosen: Sequence[Document]) -> Texts:
-        return Texts([document.text for document in chosen], [index[document.topics[0]] for document in chosen])
+    def texts_of(documents: Sequence[Document]) -> Texts:
+        return Texts([document.text for document in documents], [index[document.topics[0]] for document in documents])
 
     train = [document for document in halves["train"] if document.topics[0] in index]
     test = [document for document in halves["test"] if document.topics[0] in index]
@@ -139,8 +138,8 @@ def single_topic_dataset(name: str, documents: Sequence[Document], origin: str) 
             f"{name} from {origin} has {len(train)} training and {len(test)} test documents, "
             f"expected {COUNTS[name][0]} and {COUNTS[name][1]}"
         )
-    whole = part(train)
-    sides = stratified_split(whole.texts, whole.labels, validation=VALIDATION_SHARE, test=0.0)
+    texts = texts_of(train)
+    sides = stratified_split(texts.texts, texts.labels, validation=VALIDATION_SHARE, test=0.0)
     source = {
         "name": name,
         "about": "Reuters-21578 Distribution 1.0, ModApte split, documents with one topic",
@@ -153,21 +152,21 @@ def single_topic_dataset(name: str, documents: Sequence[Document], origin: str) 
     return TextDataset(
         name,
         labels,
-        part([document for document, side in zip(train, sides, strict=True) if side == TRAIN]),
-        part([document for document, side in zip(train, sides, strict=True) if side == VALIDATION]),
-        part(test),
+        texts_of([document for document, side in zip(train, sides, strict=True) if side == TRAIN]),
+        texts_of([document for document, side in zip(train, sides, strict=True) if side == VALIDATION]),
+        texts_of(test),
         source,
     )
 
 
-def _title_and_body(inside: str) -> str:
-    found = _TEXT.search(inside)
-    if found is None:
+def _title_and_body(sgml: str) -> str:
+    match = _TEXT.search(sgml)
+    if match is None:
         return ""
-    attributes, content = found.groups()
+    attributes, content = match.groups()
     if "UNPROC" in attributes:
         pieces = [_TAG.sub(" ", content)]
     else:
-        pieces = [match.group(1) for match in (_TITLE.search(content), _BODY.search(content)) if match]
+        pieces = [part.group(1) for part in (_TITLE.search(content), _BODY.search(content)) if part]
     text = html.unescape("\n".join(pieces))
     return _CONTROL.sub(" ", text).strip()

@@ -1,4 +1,4 @@
-"""Records that are saved as JSON: dataclasses whose types say what a file may hold, checked by pydantic."""
+"""Records saved as JSON: dataclasses whose types, checked by pydantic, define the valid files."""
 
 from __future__ import annotations
 
@@ -28,70 +28,70 @@ Scale = Annotated[float, Field(gt=0)]
 
 
 class Checked:
-    """The base of dataclasses for `made`: no value is converted, none is unknown, all numbers are finite."""
+    """The base of dataclasses for `validate`: no conversions, no unknown fields, only finite numbers."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class Record(Checked):
-    """The base of dataclasses that are saved as files, which say that they are of this `format`.
+    """The base of dataclasses that are saved as files of a `format`, whose name is in the file.
 
-    Fields of an `_optional` name, which earlier versions lacked, are left out where they are None.
+    `_optional` names fields that earlier versions lacked; they are omitted if they are None.
     """
 
     format: ClassVar[str]
     _optional: ClassVar[tuple[str, ...]] = ()
 
     def to_json(self) -> str:
-        """The record as JSON text."""
-        whole: Any = self
+        """Return the record as JSON text."""
+        record: Any = self
 
-        def written(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             return {name: value for name, value in pairs if value is not None or name not in self._optional}
 
-        values = asdict(whole, dict_factory=written)
+        values = asdict(record, dict_factory=to_dict)
         return json.dumps({"format": self.format, "version": 1, **values}, ensure_ascii=False, indent=1)
 
     @classmethod
     def from_json(cls, text: str, source: str = "") -> Self:
-        """The record that `to_json` wrote. Raises DataError, naming `source`, for anything else."""
+        """Return the record that `to_json` wrote. Raises DataError, naming `source`, for any other text."""
         try:
             data = parse_json(text)
             if not isinstance(data, dict) or data.pop("format", None) != cls.format or data.pop("version", None) != 1:
                 raise ValueError(f"not a {cls.format} file of version 1")
-            return made(cls, data, cls._optional)
+            return validate(cls, data, cls._optional)
         except ValueError as error:
             raise DataError(f"{source or cls.format} is damaged: {cut(error)}; restore it or train again") from None
 
 
-def made(cls: type[R], data: object, optional: Container[str] = ()) -> R:
-    """The record of JSON values. Raises ValueError, naming the field, for a value that is another or missing."""
+def validate(cls: type[R], data: object, optional: Container[str] = ()) -> R:
+    """Return the record of JSON values. Raises ValueError, naming the field, for an invalid or missing value."""
     adapter = TypeAdapter(cls)
     text = json.dumps(data, ensure_ascii=False).encode()
     try:
-        found = adapter.validate_json(text)
+        record = adapter.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place, what = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        field, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
         if first["type"] == "missing":
-            raise ValueError(f"it lacks {place}") from None
-        got = f"{place or 'it'} is {cut(repr(first['input']), 60)}: "
-        raise ValueError(what if first["type"] == "value_error" and not place else got + what) from None
-    lacking = _lacking(adapter.dump_python(found), data, optional)
-    if lacking is not None:
-        raise ValueError(f"it lacks {lacking}")
-    return found
+            raise ValueError(f"it lacks {field}") from None
+        got = f"{field or 'it'} is {cut(repr(first['input']), 60)}: "
+        raise ValueError(reason if first["type"] == "value_error" and not field else got + reason) from None
+    missing = _missing_field(adapter.dump_python(record), data, optional)
+    if missing is not None:
+        raise ValueError(f"it lacks {missing}")
+    return record
 
 
-def _lacking(whole: Any, given: Any, optional: Container[str]) -> str | None:
-    """The first place of a whole record that the given values do not have, as a default would fill it."""
-    pairs = whole.items() if isinstance(whole, Mapping) else enumerate(whole) if isinstance(whole, list) else ()
-    for place, value in pairs:
-        if isinstance(given, Mapping) and place not in given:
-            if place in optional:
+def _missing_field(record: Any, data: Any, optional: Container[str]) -> str | None:
+    """Return the first field of a record that is not in the JSON data, where its default would replace it."""
+    pairs = record.items() if isinstance(record, Mapping) else enumerate(record) if isinstance(record, list) else ()
+    for key, value in pairs:
+        if isinstance(data, Mapping) and key not in data:
+            if key in optional:
                 continue
-            return str(place)
-        inner = _lacking(value, given[place], optional)
+            return str(key)
+        inner = _missing_field(value, data[key], optional)
         if inner is not None:
-            return f"{place}.{inner}"
+            return f"{key}.{inner}"
     return None

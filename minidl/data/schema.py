@@ -1,4 +1,4 @@
-"""The schema of a table: turns rows into model inputs and model outputs into answers; saved with the model as JSON."""
+"""The schema of a table, which turns rows into model inputs; saved with the model as JSON."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MAX_CATEGORIES = 100  # of a column
 
 @dataclass(frozen=True)
 class Column(Checked):
-    """One input column: a number with the training split's mean and scale, or a category with its known values.
+    """An input column: a number with the training split's mean and scale, or a category with its values.
 
-    `number_format` says how the numbers are written; None for plain ones.
+    `number_format` is the format of the numbers; None for plain numbers.
     """
 
     name: str
@@ -34,17 +34,17 @@ class Column(Checked):
 
     @property
     def features(self) -> list[str]:
-        """Names of the features this column becomes."""
+        """Return the names of the features of this column."""
         return [self.name] if self.categories is None else [f"{self.name}={value}" for value in self.categories]
 
 
 @dataclass(frozen=True)
 class TableSchema(Record):
-    """Everything needed to turn rows into model inputs, and model outputs into answers.
+    """The columns, labels and statistics that turn rows into model inputs and model outputs into answers.
 
     `missing` is "error" (a missing value raises) or "fill" (a missing number becomes the mean, a missing category
     zeros). `labels` is empty in a regression; `target_mean` and `target_scale` are 0 and 1 in a classification.
-    `target_format` says how the target's numbers are written; None for plain ones.
+    `target_format` is the format of the target's numbers; None for plain numbers.
     """
 
     format = "minidl-table-schema"
@@ -60,17 +60,17 @@ class TableSchema(Record):
 
     @property
     def feature_names(self) -> list[str]:
-        """The name of each column that the model sees."""
+        """Return the name of each feature of the model."""
         return [name for column in self.columns for name in column.features]
 
     def features(self, records: Records) -> np.ndarray:
-        """float32 [N, F]. Raises DataError for a missing column and for a value that does not fit its column."""
+        """Return float32 [N, F]. Raises DataError for a missing column and for a value that does not fit its column."""
         blocks = [np.zeros((len(records.rows), 0), dtype=np.float32)]
-        places = records.positions([column.name for column in self.columns], "input")
-        for column, at in zip(self.columns, places, strict=True):
+        positions = records.positions([column.name for column in self.columns], "input")
+        for column, at in zip(self.columns, positions, strict=True):
             if column.categories is None:
                 values = self._numbers(records, at, column)
-                numbers = cells.standardised(values, column.mean, column.scale, records, column.name)
+                numbers = cells.standardize(values, column.mean, column.scale, records, column.name)
                 blocks.append(numbers[:, None])
             else:
                 index = {value: i for i, value in enumerate(column.categories)}
@@ -83,19 +83,19 @@ class TableSchema(Record):
         return np.concatenate(blocks, axis=1)
 
     def unknown(self, records: Records) -> list[list[str]]:
-        """For each row, the columns whose category is not in the training split and is therefore ignored."""
-        found: list[list[str]] = [[] for _ in records.rows]
+        """Return for each row the columns whose category is not in the training split and is therefore ignored."""
+        unknown: list[list[str]] = [[] for _ in records.rows]
         for column in self.columns:
             if column.categories is None:
                 continue
-            at, known = records.position(column.name, "input"), {None, *column.categories}
-            for row, names in enumerate(found):
-                if self._category(records, row, at) not in known:
+            at, categories = records.position(column.name, "input"), {None, *column.categories}
+            for row, names in enumerate(unknown):
+                if self._category(records, row, at) not in categories:
                     names.append(column.name)
-        return found
+        return unknown
 
     def targets(self, records: Records) -> np.ndarray:
-        """float32 [N] standardised (regression) or int64 [N] (classification).
+        """Return float32 [N], standardized (regression), or int64 [N] (classification).
 
         Raises DataError for a missing target column, a missing value, a value that is not a number in a regression,
         and a label that the model does not know.
@@ -103,14 +103,14 @@ class TableSchema(Record):
         at = records.position(self.target, "target")
         if self.task == REGRESSION:
             values = cells.target_numbers(records, at, self.target_format)
-            return cells.standardised(values, self.target_mean, self.target_scale, records, self.target)
+            return cells.standardize(values, self.target_mean, self.target_scale, records, self.target)
         index = {label: i for i, label in enumerate(self.labels)}
         indices = []
         for row in range(len(records.rows)):
             label = label_at(records, row, at)
             if label not in index:
                 raise DataError(
-                    f"{cells.place(records, row, at)}: label {shorten(label)} is unknown to the model; "
+                    f"{cells.location(records, row, at)}: label {shorten(label)} is unknown to the model; "
                     f"its labels are: {listed(self.labels)}"
                 )
             indices.append(index[label])
@@ -146,9 +146,9 @@ class TableSchema(Record):
 class TableDataset:
     """A table with one target column.
 
-    `schema` turns a raw row into model inputs and model outputs back into the target's units; it holds the feature
-    names, the target's name, the task, the labels of a classification and every statistic of the training split.
-    In a regression y is standardised with the training split's mean and deviation.
+    `schema` turns a raw row into model inputs and model outputs back into the target's units; it has the names of the
+    features and the target, the task, the labels of a classification and the statistics of the training split. In a
+    regression y is standardized with the training split's mean and deviation.
     """
 
     name: str

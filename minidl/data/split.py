@@ -1,6 +1,6 @@
-"""Splits decided by a hash of the content: the same on every machine, whatever the order of the rows.
+"""Split data by a hash of the content: the splits are the same on every machine and for every order of the rows.
 
-Rows with the same key (the same text) are always in the same part, so no training text is in the test.
+Rows with the same key (the same text) are in the same split, so no training text is in the test split.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Part = TypeVar("_Part")
 class Splitter:
     """Makes the validation and the test split: each is a share of the data, or all of another file or folder.
 
-    Raises DataError unless the shares are positive and leave something for training.
+    Raises DataError unless the shares are positive and leave a share for training.
     """
 
     validation: float | str | Path
@@ -36,17 +36,17 @@ class Splitter:
     def __post_init__(self) -> None:
         shares = self.shares
         if not (all(0 < share < 1 for share in shares.values()) and sum(shares.values()) < 1):
-            given = " and ".join(f"the {_NAMES[side]} share {share}" for side, share in shares.items())
-            raise DataError(f"{given} must lie between 0 and 1 and add up to less than 1")
+            values = " and ".join(f"the {_NAMES[side]} share {share}" for side, share in shares.items())
+            raise DataError(f"{values} must lie between 0 and 1 and add up to less than 1")
 
     @property
     def shares(self) -> dict[int, float]:
-        """The splits that are taken from the data."""
+        """Return the splits that are shares of the data."""
         return {side: part for side, part in self._parts.items() if not isinstance(part, str | Path)}
 
     @property
     def files(self) -> dict[int, Path]:
-        """The splits that are files or folders of their own."""
+        """Return the splits that are other files or folders."""
         return {side: Path(part) for side, part in self._parts.items() if isinstance(part, str | Path)}
 
     @property
@@ -59,45 +59,45 @@ class Splitter:
         by: str,
         digests: np.ndarray,
         classes: np.ndarray,
-        taken: Callable[[np.ndarray], _Part],
+        select: Callable[[np.ndarray], _Part],
         read: Callable[[Path], tuple[_Part, np.ndarray]],
     ) -> tuple[list[_Part], dict[str, Any]]:
-        """Training, validation and test split, and for the report how they were made and their leakage.
+        """Return the training, validation and test split and, for the report, their description and leakage.
 
-        `path` has the examples with these `digests` of what `by` names, and `classes`. `taken` makes a split of the
-        examples with some indices, `read` one of a file, with its digests.
+        `digests` and `classes` describe the examples in `path`; `by` names the hashed content. `select` returns the
+        examples with some indices, `read` the split of a file with its digests.
         """
         shares = self.shares
         sides = sides_of(digests, classes, shares.get(VALIDATION, 0.0), shares.get(TEST, 0.0))
-        parts = list(in_threads(lambda side: taken(np.flatnonzero(sides == side)), (TRAIN, VALIDATION, TEST)))
-        every = [(str(path), digests)]
+        parts = list(in_threads(lambda side: select(np.flatnonzero(sides == side)), (TRAIN, VALIDATION, TEST)))
+        sources = [(str(path), digests)]
         for side, file in self.files.items():
-            parts[side], its_own = read(file)
-            every.append((str(file), its_own))
+            parts[side], file_digests = read(file)
+            sources.append((str(file), file_digests))
         about = [f"{_NAMES[side]} from {file}" for side, file in self.files.items()]
         if shares:
-            taken_shares = ", ".join(f"{share:.0%} {_NAMES[side]}" for side, share in shares.items())
-            about.append(f"by class and hash of the {by}, seed {self.seed}: {taken_shares}")
-        return parts, {"split": "; ".join(about), **({"leakage": leakage(every)} if self.files else {})}
+            listed_shares = ", ".join(f"{share:.0%} {_NAMES[side]}" for side, share in shares.items())
+            about.append(f"by class and hash of the {by}, seed {self.seed}: {listed_shares}")
+        return parts, {"split": "; ".join(about), **({"leakage": leakage(sources)} if self.files else {})}
 
 
 def leakage(files: Sequence[tuple[str, np.ndarray]]) -> list[dict[str, Any]]:
-    """How many of a file's examples are also in another, for each pair of (name, digests of the examples)."""
+    """Return for each pair of files, as (name, digests), how many examples of one are in the other."""
     return [
-        {"file": file, "also_in": other, "examples": int(np.isin(_whole(own), _whole(others)).sum()), "of": len(own)}
-        for place, (file, own) in enumerate(files)
-        for other, others in files[:place]
+        {"file": file, "also_in": other, "examples": int(np.isin(_as_values(a), _as_values(b)).sum()), "of": len(a)}
+        for i, (file, a) in enumerate(files)
+        for other, b in files[:i]
     ]
 
 
-def _whole(digests: np.ndarray) -> np.ndarray:
-    """Each digest as one value."""
+def _as_values(digests: np.ndarray) -> np.ndarray:
+    """Return each digest as one value."""
     return np.ascontiguousarray(digests).view(np.dtype((np.void, SIZE))).reshape(-1)
 
 
-def check_labels(file: Path, found: Iterable[str], labels: Sequence[str], path: str | Path) -> None:
-    """Raises DataError when a validation or test file has labels that are not among those of the training file."""
-    unknown = sorted(set(found).difference(labels))
+def check_labels(file: Path, names: Iterable[str], labels: Sequence[str], path: str | Path) -> None:
+    """Raise DataError if a validation or test file has `names` outside of the training file's `labels`."""
+    unknown = sorted(set(names).difference(labels))
     if unknown:
         raise DataError(
             f"{file} has labels that {path} lacks, so that no model can learn them: {listed(unknown)}; add examples of "
@@ -106,7 +106,7 @@ def check_labels(file: Path, found: Iterable[str], labels: Sequence[str], path: 
 
 
 def check_classes(path: str | Path, labels: Sequence[str], column: str) -> None:
-    """Raises DataError when there is nothing to tell apart."""
+    """Raise DataError if there is only one class."""
     if len(labels) < 2:
         raise DataError(
             f"{path} has one class only ({shorten(labels[0])} in column {column!r}): "
@@ -115,41 +115,40 @@ def check_classes(path: str | Path, labels: Sequence[str], column: str) -> None:
 
 
 def split_by_hash(keys: Sequence[str], validation: float, test: float) -> list[int]:
-    """TRAIN, VALIDATION or TEST for each key by its hash alone: adding or removing others does not move it."""
+    """Return TRAIN, VALIDATION or TEST for each key; it depends only on the hash of the key."""
     sides = []
     for key in keys:
-        place = content_hash(key) / 2**64
-        sides.append(TEST if place < test else VALIDATION if place < test + validation else TRAIN)
+        position = content_hash(key) / 2**64
+        sides.append(TEST if position < test else VALIDATION if position < test + validation else TRAIN)
     return sides
 
 
 def stratified_split(
     keys: Sequence[str], classes: Sequence[int], validation: float, test: float, seed: int = 0
 ) -> list[int]:
-    """TRAIN, VALIDATION or TEST for each row, the same shares of distinct keys from every class.
+    """Return TRAIN, VALIDATION or TEST for each row, with the same shares of distinct keys in every class.
 
-    A class with one distinct key is all in training; with two, it has none in validation; with three or more, each
-    wanted part gets at least one, and training always does. A key with several classes counts as the class of the
-    smallest index.
+    A class with one distinct key is in training; with two keys, none is in validation; with three or more, each split
+    with a share gets at least one, and so does training. A key with several classes counts for the smallest index.
     """
     return sides_of(digests(keys, seed), np.asarray(classes, dtype=np.int64), validation, test).tolist()
 
 
 def digests(keys: Iterable[str], seed: int = 0) -> np.ndarray:
-    """uint8 [keys, SIZE]: the digest of each."""
+    """Return uint8 [keys, SIZE]: the digest of each key."""
     return np.frombuffer(b"".join(content_digest(key, seed) for key in keys), dtype=np.uint8).reshape(-1, SIZE)
 
 
 def sides_of(digests: np.ndarray, classes: np.ndarray, validation: float, test: float) -> np.ndarray:
-    """int8 [rows]: `stratified_split` of keys with these digests."""
-    # Words of 64 bits, so that rows are ordered as their bytes are.
+    """Return int8 [rows]: `stratified_split` of keys with these digests."""
+    # Big-endian words of 64 bits sort in the order of the bytes.
     words = np.ascontiguousarray(digests).view(">u8").astype(np.uint64)
     order = np.argsort(words[:, 0], kind="stable")
     is_first = np.ones(len(order), dtype=bool)
     is_first[1:] = words[order[1:], 0] != words[order[:-1], 0]
-    again = np.flatnonzero(~is_first)
-    if (words[order[again]] != words[order[again - 1]]).any():
-        # Two digests of the same first 64 bits: all bits decide.
+    repeats = np.flatnonzero(~is_first)
+    if (words[order[repeats]] != words[order[repeats - 1]]).any():
+        # Different digests share their first 64 bits: compare all bits.
         order = np.lexsort(words.T[::-1])
         is_first[1:] = (words[order[1:]] != words[order[:-1]]).any(axis=1)
     key_of = np.empty(len(order), dtype=np.int64)

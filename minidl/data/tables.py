@@ -1,9 +1,8 @@
-"""Tables: numeric and categorical columns to float32 features, one target column.
+"""Turn the numeric and categorical columns of a table into float32 features, with one target column.
 
-Numbers are standardised with the training split's mean and deviation, (v - mean) / deviation; a constant column
-becomes zeros. A categorical column becomes one column per category of the training split (one-hot); a category that
-the training split does not have becomes zeros. The target is standardised likewise in a regression and an index into
-the labels in a classification.
+Numbers are standardized with the training split's mean and deviation, (v - mean) / deviation; a constant column
+becomes zeros. A categorical column becomes one column per category of the training split (one-hot); other categories
+become zeros. The target is standardized, too, in a regression, and an index into the labels in a classification.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from minidl.data.records import DataError, Rows
 from minidl.data.schema import CLASSIFICATION, MAX_CATEGORIES, REGRESSION, Column, TableDataset, TableSchema
 from minidl.data.split import Splitter, check_classes, check_labels, digests
 
-MAX_INTEGER_CLASSES = 20  # an integer target with more values than this is taken for a quantity
-_FEW_CATEGORIES = 20  # that need no note
+MAX_INTEGER_CLASSES = 20  # an integer target with more values is a quantity
+_FEW_CATEGORIES = 20  # no note about them
 _LARGEST = 1e100  # the square of a number is summed in float64
 
 
 def load_diabetes(*, validation: float = 0.1, test: float = 0.2, split_seed: int = 0) -> TableDataset:
-    """scikit-learn's diabetes table (442 patients, 10 measurements, disease progression after a year): regression."""
+    """Return scikit-learn's diabetes table: 442 patients, 10 measurements, disease progression after a year."""
     with import_lock.LOCK:
         from sklearn.datasets import load_diabetes as sklearn_diabetes
     bunch = sklearn_diabetes(scaled=False)
@@ -60,13 +59,12 @@ def load_table_file(
     test: float | str | Path = 0.2,
     split_seed: int = 0,
 ) -> TableDataset:
-    """A CSV, TSV or JSONL file, or its rows, as a table task: split by a hash of the inputs, measured on the
-    training split.
+    """Return a data file, or its rows, as a table task, split by a hash of the inputs.
 
     `target` is the column to predict (default: a column named "target"); `task` is "regression" or "classification"
-    (default: classification when the target is text or has at most 20 different whole numbers); `ignore` names
-    columns to leave out; `missing` is "error" or "fill", see `TableSchema`; `numbers` is how they are written: "plain",
-    with the decimal mark "point" or "comma", or "auto": as each column shows, see `number_formats`. `validation` and
+    (default: classification if the target is text or has at most 20 different whole numbers); `ignore` names columns
+    to ignore; `missing` is "error" or "fill", see `TableSchema`; `numbers` is their format: "plain", with the decimal
+    mark "point" or "comma", or "auto", decided for each column, see `number_formats`. `validation` and
     `test` are shares of the file, or other files with the same columns.
 
     Raises DataError as `read_records`, and for a missing column or value, a target of one value only, a column of more
@@ -91,41 +89,41 @@ def load_table_file(
     target_at = records.position(target, "target")
     if target in ignore:
         raise DataError(f"{records.path}: column {target!r} is the target (--target) and cannot be ignored (--ignore)")
-    left_out = {target_at, *(records.position(column, "ignored") for column in ignore)}
-    inputs = [i for i in range(len(records.columns)) if i not in left_out]
+    ignored = {target_at, *(records.position(column, "ignored") for column in ignore)}
+    inputs = [i for i in range(len(records.columns)) if i not in ignored]
     if not inputs:
         raise DataError(f"{records.path} has no input column besides the target {target!r}")
     notes: list[str] = []
     forms = {at: _format(records, at, numbers, notes) for at in inputs}
-    told: list[str] = []
-    target_form = None if task == CLASSIFICATION else _format(records, target_at, numbers, told)
+    target_notes: list[str] = []
+    target_form = None if task == CLASSIFICATION else _format(records, target_at, numbers, target_notes)
     task = task or _guess_task(records, target_at, target_form)
     if task == CLASSIFICATION:
         target_form = None
     else:
-        notes = [*told, *notes]
+        notes = [*target_notes, *notes]
 
     names: list[str] = []
     labels: list[str] = []
     classes = [0] * len(records.rows)
     if task == CLASSIFICATION:
-        names = [label_at(records, row, target_at) for row in range(len(records.rows))]
+        names = records.labels(target_at)
         labels = sort_labels(set(names))
         check_classes(records.path, labels, target)
         index = {label: i for i, label in enumerate(labels)}
         classes = [index[label] for label in names]
-    names_of_inputs = [records.columns[i] for i in inputs]
+    input_names = [records.columns[i] for i in inputs]
 
     def read(file: Path) -> tuple[Records, np.ndarray]:
-        found = read_records(file)
-        at = found.position(target, "target")
+        other = read_records(file)
+        at = other.position(target, "target")
         if labels:
-            check_labels(file, (label_at(found, row, at) for row in range(len(found.rows))), labels, records.path)
-        return found, digests(_keys(found, names_of_inputs, forms.values()), split_seed)
+            check_labels(file, other.labels(at), labels, records.path)
+        return other, digests(_keys(other, input_names, forms.values()), split_seed)
 
-    keys = _keys(records, names_of_inputs, forms.values())
-    own = digests(keys, split_seed), np.array(classes, dtype=np.int64)
-    parts, split = splitter.split(records.path, "inputs", *own, records.taken, read)
+    keys = _keys(records, input_names, forms.values())
+    sums, targets = digests(keys, split_seed), np.array(classes, dtype=np.int64)
+    parts, split = splitter.split(records.path, "inputs", sums, targets, records.select, read)
     are_numbers = bool(labels) and all(to_number(label) is not None for label in labels)
     advice = "give at least three different rows of some class" if labels else "give at least three different rows"
     advice += ", or predict the numbers as such (--task regression)" if are_numbers else ""
@@ -149,7 +147,7 @@ def load_table_file(
         "target": target,
         "task": task,
         "guessed": guessed,
-        "inputs": names_of_inputs,
+        "inputs": input_names,
         **({"notes": notes} if notes else {}),
         **split,
     }
@@ -157,26 +155,26 @@ def load_table_file(
 
 
 def read_rows(path: str | Path, schema: TableSchema) -> Rows:
-    """The rows of a file with their targets, for an existing schema. Raises DataError as the schema's methods."""
+    """Return the rows of a file with their targets, for a schema. Raises DataError as the schema's methods."""
     records = read_records(path)
     return Rows(schema.features(records), schema.targets(records))
 
 
 def read_features(path: str | Path, schema: TableSchema) -> np.ndarray:
-    """float32 [N, F] of a file that needs no target column. Raises DataError as `TableSchema.features`."""
+    """Return float32 [N, F] of a file, which needs no target column. Raises DataError as `TableSchema.features`."""
     return schema.features(read_records(path))
 
 
 def _keys(records: Records, columns: Sequence[str], forms: Iterable[NumberFormat | None]) -> list[str]:
-    """A key per row: rows with the same inputs have equal keys. Raises DataError for a missing column."""
-    places = zip(records.positions(columns, "input"), forms, strict=True)
-    same = [cells.same_cells(records, at, form) for at, form in places]
-    # By repr what JSON lacks, such as the dates of a Parquet file: where a column of them is used, it is refused.
-    return [json.dumps(row, default=repr) for row in zip(*same, strict=True)]
+    """Return a key per row; rows with the same inputs have equal keys. Raises DataError for a missing column."""
+    positions = zip(records.positions(columns, "input"), forms, strict=True)
+    values = [cells.same_cells(records, at, form) for at, form in positions]
+    # The repr of values that JSON lacks, such as dates of a Parquet file, which no feature can use.
+    return [json.dumps(row, default=repr) for row in zip(*values, strict=True)]
 
 
 def _format(records: Records, at: int, numbers: str, notes: list[str]) -> NumberFormat | None:
-    """The format of a column whose numbers are not plain; None for all others."""
+    """Return the format of a column of numbers that are not plain; None for any other column."""
     values = [row[at] for row in records.rows if not cells.is_missing_number(row[at])]
     form, note = of_column(values, numbers, records.decimal_comma)
     if note is not None:
@@ -187,7 +185,7 @@ def _format(records: Records, at: int, numbers: str, notes: list[str]) -> Number
 def _measure_column(
     records: Records, train: Records, at: int, missing: str, form: NumberFormat | None, notes: list[str]
 ) -> Column:
-    """The whole file decides between number and category; the statistics are those of the training split."""
+    """Return a column whose kind follows from all rows and whose statistics are those of the training split."""
     name = records.columns[at]
     others = [row for row, number in enumerate(cells.read_numbers(records, at, form)) if number is None]
     not_numbers = [row for row in others if not cells.is_missing_number(records.rows[row][at])]
@@ -203,33 +201,33 @@ def _measure_column(
         return Column(name, mean, scale, number_format=form)
     if 2 * len(not_numbers) < present:
         raise cells.not_a_number(records, not_numbers[0], at)
-    found: set[str] = set()
+    categories: set[str] = set()
     for row in range(len(train.rows)):
         if cells.is_missing(train.rows[row][at]):
             if missing == "error":
                 raise cells.missing(train, row, at)
         else:
-            found.add(label_at(train, row, at))
-    if not found:
+            categories.add(label_at(train, row, at))
+    if not categories:
         raise DataError(f"{records.path}: column {name!r} is empty; ignore the column")
-    if len(found) > MAX_CATEGORIES:
+    if len(categories) > MAX_CATEGORIES:
         raise DataError(
-            f"{records.path}: column {name!r} has {len(found)} different texts, at most {MAX_CATEGORIES} categories "
-            "are taken; ignore the column (--ignore), or use it as the text of a text task"
+            f"{records.path}: column {name!r} has {len(categories)} different texts, at most {MAX_CATEGORIES} "
+            "categories are taken; ignore the column (--ignore), or use it as the text of a text task"
         )
-    if len(found) > _FEW_CATEGORIES and 2 * len(found) > len(train.rows):
+    if len(categories) > _FEW_CATEGORIES and 2 * len(categories) > len(train.rows):
         notes.append(
-            f"column {name!r} has {len(found)} categories in {len(train.rows)} training rows, such as "
-            f"{shorten(min(found))}: few rows share one; write its values as numbers, or ignore it (--ignore)"
+            f"column {name!r} has {len(categories)} categories in {len(train.rows)} training rows, such as "
+            f"{shorten(min(categories))}: few rows share one; write its values as numbers, or ignore it (--ignore)"
         )
-    return Column(name, categories=sort_labels(found))
+    return Column(name, categories=sort_labels(categories))
 
 
 def _guess_task(records: Records, at: int, form: NumberFormat | None) -> str:
-    """The task that the target's values suggest. Raises DataError where a few of them look like mistyped numbers.
+    """Return the task that the target's values suggest. Raises DataError if a few values look like mistyped numbers.
 
-    Other values count as mistakes among quantities if most values are numbers, among whole numbers that could be
-    classes if at least 9 of 10 are.
+    Other values are mistakes if most values are quantities, or if at least 9 of 10 values are whole numbers that could
+    be classes.
     """
     numbers: list[float] = []
     others: list[int] = []
@@ -238,8 +236,8 @@ def _guess_task(records: Records, at: int, form: NumberFormat | None) -> str:
             numbers.append(number)
         elif not cells.is_missing_number(records.rows[row][at]):
             others.append(row)
-    different = set(numbers)
-    classes = len(different) <= MAX_INTEGER_CLASSES and all(number.is_integer() for number in different)
+    distinct = set(numbers)
+    classes = len(distinct) <= MAX_INTEGER_CLASSES and all(number.is_integer() for number in distinct)
     if others and len(numbers) >= (9 * len(others) if classes else len(others) + 1):
         more = ", delete the row, or choose a classification (--task classification)"
         raise cells.not_a_number(records, others[0], at, more)
@@ -247,12 +245,12 @@ def _guess_task(records: Records, at: int, form: NumberFormat | None) -> str:
 
 
 def _statistics(values: Sequence[float], where: str) -> tuple[float, float]:
-    if min(values) == max(values):  # the mean of equal numbers need not be that number
+    if min(values) == max(values):  # the computed mean of equal numbers may differ from them
         return float(values[0]), 1.0
     with np.errstate(over="ignore", invalid="ignore"):
         array = np.array(values, dtype=np.float64)
         mean, scale = float(array.mean()), float(array.std())
     if not (math.isfinite(mean) and math.isfinite(scale) and max(map(abs, values)) < _LARGEST):
         raise DataError(f"{where} has numbers too large to standardise (up to {max(map(abs, values)):g}); rescale it")
-    # A deviation this small is rounding error: the column is constant.
+    # A smaller deviation is a rounding error of a constant column.
     return mean, scale if scale > 1e-12 * max(1e-290, abs(mean)) else 1.0

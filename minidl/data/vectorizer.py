@@ -6,9 +6,8 @@ For a text d and a term t with count c(d, t) > 0 (Salton and Buckley 1988):
     idf(t)  = ln((1 + N) / (1 + n(t))) + 1   N texts, n(t) of them with the term
     x(d, t) = v(d, t) / ||v(d, .)||_2
 
-Terms, weights and their bits are those of scikit-learn's TfidfVectorizer (tested), on all processors and without
-importing it. A fitted and a reloaded vectorizer run the same code on the same numbers: their matrices are equal bit for
-bit.
+Terms and weights equal those of scikit-learn's TfidfVectorizer bit for bit (tested), on all processors and without
+importing it. The matrices of a fitted and a reloaded vectorizer are equal bit for bit, too.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from minidl.data.analyzers import Analyzer
 from minidl.data.parsing import parse_json
 from minidl.data.patterns import linear
 from minidl.data.records import DataError
-from minidl.data.saved import Checked, Names, made
+from minidl.data.saved import Checked, Names, validate
 from minidl.data.terms import Counted
 from minidl.data.threads import in_threads
 from minidl.data.workers import Workers
@@ -45,14 +44,14 @@ _STEP = 2**19  # entries that a thread counts at a time: 2 ms
 
 TOKEN_PATTERN = r"(?u)[^\W\d_][^\W_]+"
 MOST_NEIGHBOURS = 10
-# What the options that earlier versions lacked are in their files; they are left out where they are that.
+# Values of options that files of earlier versions lack; options with these values are not saved.
 _EARLIER = {"ngram_min": 1, "unit": "word", "nfc": False}
 Positive = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)
 class TfidfOptions(Checked):
-    """How texts become terms and weights; scikit-learn's names.
+    """Options of term extraction and weighting, with scikit-learn's names.
 
     `unit` is what its `analyzer` is there: "word", "char" for characters, or "char_wb" for characters of words with a
     space at either end. Terms are runs of `ngram_min` to `ngram_max` neighbours. A term must occur in `min_df` texts;
@@ -81,13 +80,13 @@ class TfidfOptions(Checked):
 
     @property
     def saved(self) -> dict[str, Any]:
-        """The options as in the files of vectorizers."""
+        """Return the options as the files of vectorizers store them."""
         return {name: value for name, value in asdict(self).items() if (name, value) not in _EARLIER.items()}
 
     @property
     def analyzer(self) -> Analyzer:
-        """What finds the terms of a text."""
-        return Analyzer(**{each.name: getattr(self, each.name) for each in fields(Analyzer)})
+        """Return the analyzer, which splits a text into terms."""
+        return Analyzer(**{field.name: getattr(self, field.name) for field in fields(Analyzer)})
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value of the wrong type or range."""
@@ -96,8 +95,8 @@ class TfidfOptions(Checked):
             try:
                 TypeAdapter(kind).validate_python(value, strict=True)
             except ValidationError as error:
-                what = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-                raise ValueError(f"bad TF-IDF option {name}: {cut(repr(value), 60)}: {what}") from None
+                reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+                raise ValueError(f"bad TF-IDF option {name}: {cut(repr(value), 60)}: {reason}") from None
         if self.ngram_min > self.ngram_max:
             raise ValueError(
                 f"bad TF-IDF option ngram_min: {self.ngram_min}: expected at most {self.ngram_max}, ngram_max"
@@ -116,47 +115,48 @@ class Tfidf(Checked):
 
     @classmethod
     def fit(cls, texts: Sequence[str], options: TfidfOptions | None = None) -> Tfidf:
-        """Vocabulary and weights of the texts. Raises DataError when no term is left."""
+        """Return a vectorizer with the vocabulary and weights of texts. Raises DataError if no term is left."""
         options = options or TfidfOptions()
         return cls.of_counts(terms.count_texts(texts, options.analyzer), options)
 
     @classmethod
     def of_counts(cls, counted: Counted, options: TfidfOptions, rows: np.ndarray | None = None) -> Tfidf:
-        """Vocabulary and weights of texts whose terms were counted by `options.analyzer`, of all or of some rows.
+        """Return a vectorizer of texts, or some rows of them, counted by `options.analyzer`.
 
-        Raises DataError when no term is left.
+        Raises DataError if no term is left.
         """
-        taken = counted if rows is None else counted.taken(rows)
-        texts, names = len(taken), counted.terms
-        found = _sums(taken.ids, None, len(names))
-        kept = np.flatnonzero(found >= min(options.min_df, max(1, texts)))
-        if not len(kept):
+        counts = counted if rows is None else counted.select(rows)
+        texts, names = len(counts), counted.terms
+        document_counts = _sums(counts.ids, None, len(names))
+        columns = np.flatnonzero(document_counts >= min(options.min_df, max(1, texts)))
+        if not len(columns):
             raise DataError(
                 f"the {texts} training texts contain no term that occurs in {options.min_df} of them; give more or "
                 "longer texts"
             )
-        kept = np.array(sorted(kept.tolist(), key=names.__getitem__))
-        if options.max_features is not None and len(kept) > options.max_features:
-            # As scikit-learn: by sums in float32, and where they are equal by the order that numpy's sort leaves.
-            sums = _sums(taken.ids, taken.counts, len(names)).astype(np.float32)[kept]
-            kept = kept[np.sort((-sums).argsort()[: options.max_features])]
-        idf = np.full(len(kept), texts + 1, dtype=np.float32) / (found[kept].astype(np.float32) + np.float32(1))
-        return cls(options, [names[i] for i in kept], (np.log(idf) + np.float32(1)).astype(np.float64).tolist())
+        columns = np.array(sorted(columns.tolist(), key=names.__getitem__))
+        if options.max_features is not None and len(columns) > options.max_features:
+            # As in scikit-learn: by float32 sums; the order of equal sums is that of numpy's unstable sort.
+            sums = _sums(counts.ids, counts.counts, len(names)).astype(np.float32)[columns]
+            columns = columns[np.sort((-sums).argsort()[: options.max_features])]
+        divisors = document_counts[columns].astype(np.float32) + np.float32(1)
+        idf = np.log(np.full(len(columns), texts + 1, dtype=np.float32) / divisors) + np.float32(1)
+        return cls(options, [names[i] for i in columns], idf.astype(np.float64).tolist())
 
     @property
     def analyzer(self) -> Analyzer:
-        """What finds the terms of a text."""
+        """Return the analyzer, which splits a text into terms."""
         return self.options.analyzer
 
     def __len__(self) -> int:
         return len(self.terms)
 
     def transform(self, texts: Sequence[str], workers: Workers | None = None) -> csr_matrix:
-        """float32 CSR [len(texts), len(self)], columns ascending in each row; unknown words are ignored."""
+        """Return float32 CSR [len(texts), len(self)], columns ascending in each row; unknown terms are ignored."""
         return self.weighted(terms.count_texts(texts, self.options.analyzer, self._columns, workers))
 
     def weighted(self, counted: Counted) -> csr_matrix:
-        """`transform` of texts whose terms were counted by `options.analyzer`."""
+        """Return `transform` of texts whose terms were counted by `options.analyzer`."""
         from scipy.sparse import vstack
 
         numbers = None
@@ -169,17 +169,17 @@ class Tfidf(Checked):
         return matrix
 
     def _rows(self, counted: Counted, numbers: np.ndarray | None, idf: np.ndarray) -> csr_matrix:
-        """`weighted`, where `numbers` has the column of each term, -1 for others; None if the terms are the columns."""
+        """Return `weighted` for the column `numbers` of all terms, -1 for unknown ones; None: term i is column i."""
         from scipy.sparse import csr_matrix
 
         columns, sizes, data = counted.ids, counted.sizes, counted.counts
         if numbers is not None:
             columns = numbers[columns]
-            known = columns >= 0
-            before = np.concatenate([[0], np.cumsum(known)])
+            mask = columns >= 0
+            totals = np.concatenate([[0], np.cumsum(mask)])
             ends = np.cumsum(sizes)
-            sizes = before[ends] - before[ends - sizes]
-            columns, data = columns[known], data[known]
+            sizes = totals[ends] - totals[ends - sizes]
+            columns, data = columns[mask], data[mask]
         starts = np.concatenate([[0], np.cumsum(sizes)])
         matrix = csr_matrix((data.astype(np.float32), columns, starts), shape=(len(sizes), len(self)))
         matrix.sort_indices()
@@ -192,16 +192,16 @@ class Tfidf(Checked):
         return matrix
 
     def to_json(self) -> str:
-        """Options, terms, weights and a checksum of them as JSON text."""
-        return sealed(_FORMAT, {"options": self.options.saved, "terms": self.terms, "idf": self.idf})
+        """Return the options, terms, weights and their checksum as JSON text."""
+        return with_checksum(_FORMAT, {"options": self.options.saved, "terms": self.terms, "idf": self.idf})
 
     @classmethod
     def from_json(cls, text: str, source: str = "the vocabulary") -> Tfidf:
-        """The vectorizer that `to_json` wrote. Raises DataError, naming `source`, for anything else."""
-        found = opened(cls, _FORMAT, text, source)
-        if len(found.terms) != len(found.idf):
+        """Return the vectorizer that `to_json` wrote. Raises DataError, naming `source`, for any other text."""
+        vectorizer = parse(cls, _FORMAT, text, source)
+        if len(vectorizer.terms) != len(vectorizer.idf):
             raise damaged(source, "terms and idf are not two lists of one length")
-        return found
+        return vectorizer
 
     @cached_property
     def _columns(self) -> dict[str, int]:
@@ -209,26 +209,26 @@ class Tfidf(Checked):
 
 
 def _sums(ids: np.ndarray, counts: np.ndarray | None, length: int) -> np.ndarray:
-    """[length]: how often each number is among the ids, or the sum of its counts, exact in any order."""
+    """Return [length]: how often each number is among the ids, or the sum of its counts, exact in any order."""
     step = max(_STEP, length)  # so that all sums together are no larger than the ids as int64
 
     def of_part(start: int) -> np.ndarray:
         part = slice(start, start + step)
         return np.bincount(ids[part], None if counts is None else counts[part], length)
 
-    whole, *others = in_threads(of_part, range(0, max(1, len(ids)), step))
+    total, *others = in_threads(of_part, range(0, max(1, len(ids)), step))
     for other in others:
-        whole += other
-    return whole
+        total += other
+    return total
 
 
 def unit_rows(matrix: csr_matrix) -> None:
-    """Scale the rows of a float32 CSR to length 1, in place; a row of zeros stays."""
+    """Scale the rows of a float32 CSR to length 1, in place; rows of zeros stay zero."""
     from scipy.sparse import csr_matrix
 
     values, starts = matrix.data, matrix.indptr
-    # Sums in float64, one value after another: a product with ones does so, numpy's sums do not. As all columns are
-    # taken for one, the product needs no ones for each.
+    # A product with ones adds in float64 one value after another; numpy's sums do not. With all values in column 0, one
+    # factor of 1 is enough.
     squares = csr_matrix(
         ((values * values).astype(np.float64), np.zeros(len(values), np.int32), starts), shape=(matrix.shape[0], 1)
     )
@@ -237,14 +237,14 @@ def unit_rows(matrix: csr_matrix) -> None:
     values /= np.repeat(norms, np.diff(starts))
 
 
-def sealed(kind: str, content: dict[str, Any]) -> str:
-    """JSON text of a vectorizer's content with its format and a checksum."""
+def with_checksum(kind: str, content: dict[str, Any]) -> str:
+    """Return a vectorizer's content as JSON text with its format and a checksum."""
     head = {"format": kind, "version": 1, "sha256": _checksum(content)}
     return json.dumps({**head, **content}, ensure_ascii=False)
 
 
-def opened(cls: type[V], kind: str, text: str, source: str) -> V:
-    """The vectorizer whose content was `sealed`. Raises DataError, naming `source`, for anything else."""
+def parse(cls: type[V], kind: str, text: str, source: str) -> V:
+    """Return the vectorizer of a text of `with_checksum`. Raises DataError, naming `source`, for any other text."""
     try:
         data = parse_json(text)
         if not isinstance(data, dict) or data.pop("format", None) != kind or data.pop("version", None) != 1:
@@ -253,13 +253,13 @@ def opened(cls: type[V], kind: str, text: str, source: str) -> V:
             raise ValueError("its content does not match its checksum")
         if isinstance(data.get("options"), dict):
             data["options"] = {**_EARLIER, **data["options"]}
-        return made(cls, data)
+        return validate(cls, data)
     except ValueError as error:
         raise damaged(source, error) from None
 
 
 def damaged(source: str, why: object) -> DataError:
-    """The error of a vectorizer's file that cannot be used."""
+    """Return the error for a damaged file of a vectorizer."""
     return DataError(f"{source} is damaged: {cut(why)}; restore it or train again")
 
 

@@ -1,8 +1,7 @@
-"""Work in processes of their own, with the same results as in this one and in the same order.
+"""Run jobs in worker processes, with the same results and in the same order as in this process.
 
-A worker is a Python process that this one starts and talks to over pipes: JSON and bytes, nothing is pickled. It ends
-when its pipe is closed, so none outlives the command that started it, however that ended.
-Ctrl-C is left to the command.
+A worker is a Python process that receives and sends JSON and bytes over pipes, without pickle. It ends when its pipe is
+closed, so no worker outlives its command. Workers ignore Ctrl-C, which the command handles.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from typing import IO, Any, NamedTuple, Self
 from minidl.common import import_lock
 
 _HEAD = struct.Struct("<Q")
-STOPPED, _TICK = 60.0, 0.5  # seconds after which a process that is stopped is ended; between two looks
-_AHEAD = 2  # items for each worker that are taken before their results are asked for
+STOPPED, _TICK = 60.0, 0.5  # seconds until a stopped process is killed, and between two checks
+_AHEAD = 2  # items per worker that are read before their results are needed
 _ERRORS: dict[str, type[Exception]] = {"MemoryError": MemoryError, "OSError": OSError}
 _START = "from minidl.data.workers import main; main()"
 
 
 class Message(NamedTuple):
-    """What goes to a job and comes back: JSON values, and buffers: bytes and contiguous arrays, which arrive as
+    """The request and the result of a job: JSON values, and buffers (bytes or contiguous arrays), which arrive as
     bytes."""
 
     values: dict[str, Any]
@@ -44,26 +43,26 @@ Job = Callable[[Message], Message]
 
 
 class WorkerError(RuntimeError):
-    """A worker process could not be started, or ended before its work was done."""
+    """A worker process could not be started, or ended before its work was complete."""
 
 
 def available() -> int:
-    """The number of processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a child of this process is stopped, as by SIGSTOP."""
+    """Return whether a child of this process is stopped, as by SIGSTOP."""
     with contextlib.suppress(ChildProcessError):
         return os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
     return False
 
 
 class Workers:
-    """`count` processes that run jobs, which are functions of modules; one is this process itself.
+    """`count` processes that run jobs, which are functions of modules; a count of 1 means this process.
 
-    Used as a context manager: at its end the processes are ended, too; one that is stopped for long is ended before.
-    `variables` are set in the environment of each, `flag` gives their number.
+    The end of the context manager kills the processes; a process that stays stopped is killed earlier. `variables` are
+    the environment variables of each process; `flag` is the option for their number.
     """
 
     def __init__(self, count: int, variables: Sequence[dict[str, str]] = (), flag: str = "--workers") -> None:
@@ -81,11 +80,11 @@ class Workers:
         for process in self._processes:
             process.kill()
         if self._threads is not None:
-            # Their reads have ended with the processes.
+            # The end of the processes ends the reads of these threads.
             self._threads.shutdown(cancel_futures=True)
 
     def start(self) -> None:
-        """Start the processes now, so that they are ready when `map` needs them. Raises WorkerError."""
+        """Start the processes before `map` needs them. Raises WorkerError."""
         if self.count > 1 and self._threads is None:
             for variables in self.variables:
                 try:
@@ -101,17 +100,17 @@ class Workers:
             threading.Thread(target=self._watch, name="watch of workers", daemon=True).start()
 
     def _watch(self) -> None:
-        """End processes that are stopped: whoever reads from one would wait without end. The time is counted in looks,
-        as this process may be stopped together with them."""
+        """Kill stopped processes, because reads from them would never end. Time is measured in checks, because this
+        process may be stopped, too."""
         while not self._ended.wait(_TICK):
             for process in self._processes:
-                process.look(_TICK)
+                process.check_stopped(_TICK)
 
     def map(self, job: Job, items: Iterable[Message]) -> Iterator[Message]:
-        """The results of a job for each item, in order.
+        """Return the results of a job for each item, in order.
 
-        Raises what the job raised: minidl's own errors, MemoryError and OSError as such, others as RuntimeError with
-        their traceback; WorkerError when a process cannot be started or was ended.
+        Raises the error of a job: minidl's errors, MemoryError and OSError with their type, others as RuntimeError with
+        their traceback; WorkerError if a process cannot be started or was killed.
         """
         self.start()
         if self._threads is None:
@@ -130,7 +129,7 @@ class Workers:
                 future.cancel()
 
     def later(self, job: Job, item: Message) -> Callable[[], Message]:
-        """Begin a job; a function that waits for its result, and raises as `map`."""
+        """Start a job and return a function that waits for its result, and raises as `map`."""
         self.start()
         return partial(job, item) if self._threads is None else self._threads.submit(self._call, job, item).result
 
@@ -143,12 +142,12 @@ class Workers:
 
 
 class _Process:
-    """One worker."""
+    """A worker process."""
 
     def __init__(self, variables: dict[str, str], flag: str) -> None:
-        self.flag, self._still = flag, 0.0  # seconds for which it is stopped
-        # Inherited: a terminal sends Ctrl-C to the worker, too, which would print a traceback while it starts.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        self.flag, self._stopped = flag, 0.0  # seconds
+        # The worker inherits this mask: Ctrl-C in a terminal would print a traceback while it starts.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._popen = subprocess.Popen(
                 import_lock.python(_START),
@@ -157,7 +156,7 @@ class _Process:
                 stdout=subprocess.PIPE,
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def call(self, job: Job, item: Message) -> Message:
         assert self._popen.stdin is not None
@@ -168,17 +167,17 @@ class _Process:
             answer = _receive(self._popen.stdout)
         except (BrokenPipeError, EOFError, ValueError):  # ValueError: the pipe was closed
             raise WorkerError(self._ending()) from None
-        failed = answer.values.get("failed")
-        if failed is None:
+        failure = answer.values.get("failed")
+        if failure is None:
             return Message(answer.values["values"], answer.buffers)
-        module, _, kind = failed["kind"].rpartition(":")
+        module, _, kind = failure["kind"].rpartition(":")
         error = getattr(importlib.import_module(module), kind) if module else _ERRORS.get(kind, RuntimeError)
-        raise error(*failed["arguments"])
+        raise error(*failure["arguments"])
 
-    def look(self, seconds: float) -> None:
-        """Look at it after so many seconds, and end it where it is stopped for long."""
-        self._still = self._still + seconds if is_stopped(self._popen.pid) else 0.0
-        if self._still >= STOPPED:
+    def check_stopped(self, seconds: float) -> None:
+        """Kill the process if it is stopped for too long; `seconds` have passed since the last check."""
+        self._stopped = self._stopped + seconds if is_stopped(self._popen.pid) else 0.0
+        if self._stopped >= STOPPED:
             self._popen.kill()
 
     def kill(self) -> None:
@@ -186,53 +185,53 @@ class _Process:
         self._popen.wait()
         for pipe in (self._popen.stdin, self._popen.stdout):
             assert pipe is not None
-            with contextlib.suppress(OSError):  # for what was not yet sent
+            with contextlib.suppress(OSError):  # for unsent data
                 pipe.close()
 
     def _ending(self) -> str:
         code = self._popen.wait()
         names = {number.value: number.name for number in signal.Signals}
-        how = f"by {names.get(-code, f'signal {-code}')}" if code < 0 else f"with exit code {code}"
-        if self._still >= STOPPED:
+        cause = f"by {names.get(-code, f'signal {-code}')}" if code < 0 else f"with exit code {code}"
+        if self._stopped >= STOPPED:
             return f"a worker process was stopped for {STOPPED:g} s, as by SIGSTOP, and ended; run the command again"
         return (
-            f"a worker process was ended {how}, as by the system where memory runs out; run the command again, with "
+            f"a worker process was ended {cause}, as by the system where memory runs out; run the command again, with "
             f"fewer {self.flag} if it happens again"
         )
 
 
 def main() -> None:
-    """A worker: answers until its input ends."""
+    """Answer requests until the input ends. The main function of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source = os.fdopen(os.dup(0), "rb")
     target = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # output of libraries is not an answer
     try:
         while True:
-            asked = _receive(source)
-            _send(target, _answer(asked))
+            request = _receive(source)
+            _send(target, _answer(request))
     except (EOFError, BrokenPipeError):
-        # The command has ended, and with it whoever could read anything.
+        # The command has ended, so no process reads an answer.
         os._exit(0)
 
 
-def _answer(asked: Message) -> Message:
-    module, _, name = asked.values["job"].partition(":")
-    failed: dict[str, Any]
+def _answer(request: Message) -> Message:
+    module, _, name = request.values["job"].partition(":")
+    failure: dict[str, Any]
     try:
         job: Job = getattr(importlib.import_module(module), name)
-        values, buffers = job(Message(asked.values["values"], asked.buffers))
+        values, buffers = job(Message(request.values["values"], request.buffers))
         return Message({"values": values}, buffers)
     except MemoryError as error:
-        failed = {"kind": "MemoryError", "arguments": [str(error)]}
+        failure = {"kind": "MemoryError", "arguments": [str(error)]}
     except OSError as error:
         file = None if error.filename is None else str(error.filename)
-        failed = {"kind": "OSError", "arguments": [str(error)] if error.errno is None else [*error.args[:2], file]}
-    except Exception as error:  # noqa: BLE001 (raised in the process that asked)
-        failed = {"kind": "RuntimeError", "arguments": [traceback.format_exc()]}
+        failure = {"kind": "OSError", "arguments": [str(error)] if error.errno is None else [*error.args[:2], file]}
+    except Exception as error:  # noqa: BLE001 (raised in the process of the request)
+        failure = {"kind": "RuntimeError", "arguments": [traceback.format_exc()]}
         if type(error).__module__.startswith("minidl."):
-            failed = {"kind": f"{type(error).__module__}:{type(error).__name__}", "arguments": [str(error)]}
-    return Message({"failed": failed})
+            failure = {"kind": f"{type(error).__module__}:{type(error).__name__}", "arguments": [str(error)]}
+    return Message({"failed": failure})
 
 
 def _send(pipe: IO[bytes], message: Message) -> None:
@@ -249,8 +248,8 @@ def _receive(pipe: IO[bytes]) -> Message:
 
 
 def _exactly(pipe: IO[bytes], size: int) -> bytes:
-    """Raises EOFError where the other end has closed the pipe."""
-    found = pipe.read(size)
-    if len(found) < size:
+    """Return `size` bytes. Raises EOFError if the other end has closed the pipe."""
+    data = pipe.read(size)
+    if len(data) < size:
         raise EOFError
-    return found
+    return data

@@ -17,7 +17,7 @@ import torch
 from minidl import models, nn
 from minidl.common import write_files
 from minidl.data.parsing import parse_json
-from minidl.data.saved import made
+from minidl.data.saved import validate
 from minidl.errors import ConfigError, DamagedError, damaged
 from minidl.generation import built_in as built_in_weights
 from minidl.training.loop.forward import saved_outputs
@@ -75,7 +75,7 @@ def load(path: Path) -> Evaluator:
             raise ValueError(f"its format is not {FORMAT!r}")
         settings = parse_json(about.pop("settings"))
         labels, (height, width) = settings.pop("labels"), settings.pop("size")
-        described = made(PictureFormat, {**settings, "height": height, "width": width})
+        described = validate(PictureFormat, {**settings, "height": height, "width": width})
         if not isinstance(labels, list) or len(labels) < 2 or not all(isinstance(label, str) for label in labels):
             raise ValueError("its labels are not a list of two names or more")
         model = models.SmallCNN(described.channels, described.size, len(labels))

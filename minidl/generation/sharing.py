@@ -25,7 +25,7 @@ from pydantic import Field
 from minidl.common import read_files, write_files
 from minidl.common.console import cut
 from minidl.data.records import DataError
-from minidl.data.saved import Checked, made
+from minidl.data.saved import Checked, validate
 from minidl.distributed import started, workers
 from minidl.distributed.workers import Place
 from minidl.errors import DamagedError, RunError
@@ -240,7 +240,7 @@ def join(staged: Path, place: Place, run: str, about: dict[str, Any]) -> Part:
 def read(staged: Path) -> Plan | None:
     """The plan, if there is a whole one."""
     try:
-        return made(Plan, files.read_json(staged / PLAN))
+        return validate(Plan, files.read_json(staged / PLAN))
     except (OSError, DamagedError, ValueError):
         return None
 

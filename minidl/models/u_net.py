@@ -31,7 +31,7 @@ class UNet(nn.Module):
     """[N, channels, H, W] -> [N, classes, H, W], for sizes that are multiples of 2^depth.
 
     Down: `depth` times two convolutions and a 2x2 max pool, with twice the channels each time; up: a 2x2 transposed
-    convolution of stride 2, joined with what was on this level on the way down, and two convolutions.
+    convolution of stride 2, concatenated with the result of this level on the way down, and two convolutions.
     """
 
     def __init__(

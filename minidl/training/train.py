@@ -13,7 +13,7 @@ from pydantic import Field
 
 from minidl.common import timing, write_files
 from minidl.common.console import escaped, one_line
-from minidl.data.saved import Checked, made
+from minidl.data.saved import Checked, validate
 from minidl.distributed.group import current
 from minidl.errors import ConfigError, Interrupted, RunError, damaged
 from minidl.runtime import launch
@@ -259,7 +259,7 @@ def resumed(checkpoint: Checkpoint, described: dict[str, Any], after: str, displ
     """
     entries = checkpoint.state.get("resumed", [])
     try:
-        made(list[Resumption], entries)
+        validate(list[Resumption], entries)
     except ValueError as error:
         raise damaged(checkpoint.path, f"resumed: {error}") from None
     changes = environment.changes(checkpoint.state["environment"], described)

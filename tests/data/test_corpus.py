@@ -1,4 +1,4 @@
-"""A file that workers read is the file that the strict reader reads, and every error is the strict reader's."""
+"""Files read in parts give the same texts and errors as files parsed at once."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minidl.data import DataError, TfidfOptions, load_text, parts, read_labelled, read_texts, terms
-from minidl.data.corpus import counted, load_corpus, read_corpus, read_counted
+from minidl.data.corpus import count_dataset, load_corpus, read_corpus, read_counted
 from minidl.data.split import digests
 from minidl.data.workers import Workers
 from tests.data.test_files import labels, texts, write_csv
@@ -19,53 +19,53 @@ keep_files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture
 rows = st.lists(st.tuples(texts | st.just('"'), labels), min_size=1, max_size=8)
 
 
-def strict(path, known=None):
-    """What the strict reader makes of a file, or its complaint."""
+def read_at_once(path, model_labels=None):
+    """Return the texts, classes, label names and source of a file, or the error message."""
     try:
-        found, names, source = read_labelled(path, known)
+        texts, names, source = read_labelled(path, model_labels)
     except DataError as error:
         return str(error)
-    return found.texts, found.labels, names, source
+    return texts.texts, texts.labels, names, source
 
 
-def quick(path, known=None, workers=None):
-    """The same by the quick reader; texts by their digests and counts."""
+def read_in_parts(path, model_labels=None, workers=None):
+    """Return the corpus of a file, or the error message."""
     try:
-        corpus = read_corpus(path, ANALYZER, known, workers=workers)
+        return read_corpus(path, ANALYZER, model_labels, workers=workers)
     except DataError as error:
         return str(error)
-    return corpus
 
 
-class Alone:
-    """Workers of this process."""
+class InProcess:
+    """Workers that run in this process."""
 
     count = 2
     map = staticmethod(map)
 
 
-def agree_on_texts(path, workers=Alone):
-    """The quick reader of texts to be classified counts those of the strict one, or leaves the file to it."""
-    found = read_counted(path, ANALYZER, None, None, workers)
+def check_counts(path):
+    """Check and return the counts of texts to classify; None if `read_counted` leaves them to `read_texts`."""
+    counts = read_counted(path, ANALYZER, None, None, InProcess)
     try:
         expected = read_texts(path)
     except DataError:
-        assert found is None
+        assert counts is None
         return None
-    if found is not None:
-        assert entries(found) == entries(terms.count_texts(expected, ANALYZER))
-    return found
+    if counts is not None:
+        assert entries(counts) == entries(terms.count_texts(expected, ANALYZER))
+    return counts
 
 
-def agree(path, known=None, workers=None):
-    agree_on_texts(path)
-    expected, found = strict(path, known), quick(path, known, workers)
+def check(path, model_labels=None):
+    check_counts(path)
+    expected, corpus = read_at_once(path, model_labels), read_in_parts(path, model_labels)
     if isinstance(expected, str):
-        assert found == expected
+        assert corpus == expected
         return
-    assert (found.labels, found.classes.tolist(), found.source) == (expected[2], expected[1], expected[3])
-    assert (found.digests == digests(expected[0])).all()
-    assert entries(found.counted) == entries(terms.count_texts(expected[0], ANALYZER))
+    texts, classes, names, source = expected
+    assert (corpus.labels, corpus.classes.tolist(), corpus.source) == (names, classes, source)
+    assert (corpus.digests == digests(texts)).all()
+    assert entries(corpus.content) == entries(terms.count_texts(texts, ANALYZER))
 
 
 def entries(counts):
@@ -93,7 +93,7 @@ def test_csv_in_small_parts(tmp_path, rows, suffix, mark, quoted):
     )
     if mark:
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    agree(path)
+    check(path)
 
 
 @pytest.mark.usefixtures("small")
@@ -103,12 +103,12 @@ def test_csv_in_small_parts(tmp_path, rows, suffix, mark, quoted):
         st.sampled_from([b'"', b",", b"\n", b"\r", b"a", b'""', b"x,y\n", b'"q\n"', b"\xff", b"\0", b";"]), max_size=24
     )
 )
-def test_any_bytes_are_read_as_strictly(tmp_path, found):
+def test_any_bytes(tmp_path, fragments):
     path = tmp_path / "data.csv"
-    path.write_bytes(b"text,label\n" + b"".join(found))
-    agree(path)
-    path.write_bytes(b"text;label\n" + b"".join(found).replace(b",", b";"))
-    agree(path)
+    path.write_bytes(b"text,label\n" + b"".join(fragments))
+    check(path)
+    path.write_bytes(b"text;label\n" + b"".join(fragments).replace(b",", b";"))
+    check(path)
 
 
 values = (
@@ -125,23 +125,23 @@ values = (
         max_size=6,
     )
 )
-def test_any_objects_are_read_as_strictly(tmp_path, found):
+def test_any_objects(tmp_path, objects):
     path = tmp_path / "data.jsonl"
-    path.write_text("\n".join(map(json.dumps, found)) + "\n")
-    agree(path)
+    path.write_text("\n".join(map(json.dumps, objects)) + "\n")
+    check(path)
 
 
 @pytest.mark.parametrize("key", ["a\0", "\ud800"])
 def test_a_key_that_is_no_text_is_refused(tmp_path, key):
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps({"text": "a word", "label": label, key: 1}) + "\n" for label in "ab"))
-    agree(path)
-    assert "key" in quick(path)
+    check(path)
+    assert "key" in read_in_parts(path)
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    ("name", "content", "there"),
+    ("name", "content", "is_counted"),
     [
         ("a.csv", "text,other\n" + '"one, two",1\nthree,2\n' * 9, True),
         ("a.csv", "x\n" + "one two\n" * 9, True),
@@ -153,30 +153,30 @@ def test_a_key_that_is_no_text_is_refused(tmp_path, key):
         ("a.csv", "x\n1", False),
     ],
 )
-def test_texts_to_classify_are_counted_where_there_is_no_doubt(tmp_path, name, content, there):
+def test_valid_texts_to_classify_are_counted(tmp_path, name, content, is_counted):
     path = tmp_path / name
     path.write_text(content)
-    assert (agree_on_texts(path) is not None) == there
+    assert (check_counts(path) is not None) == is_counted
 
 
 @pytest.mark.usefixtures("small")
-def test_a_pipe_is_left_to_be_read_once(tmp_path):
+def test_a_pipe_is_not_read_twice(tmp_path):
     path = tmp_path / "a.csv"
     os.mkfifo(path)
-    assert read_counted(path, ANALYZER, None, None, Alone) is None
+    assert read_counted(path, ANALYZER, None, None, InProcess) is None
 
 
-def test_known_labels(tmp_path):
+def test_labels_of_a_model(tmp_path):
     path = write_csv(tmp_path / "d.csv", ["text", "label"], [("one two", "a"), ("three", "b")])
-    agree(path, ["b", "a", "c"])
-    agree(path, ["a"])
+    check(path, ["b", "a", "c"])
+    check(path, ["a"])
 
 
 @pytest.mark.parametrize("name", ["missing.csv", "folder.csv", "data.txt"])
-def test_what_cannot_be_read_is_told_by_the_strict_reader(tmp_path, name):
+def test_files_that_cannot_be_read(tmp_path, name):
     (tmp_path / "folder.csv").mkdir()
     (tmp_path / "data.txt").write_text("text,label\na,b\n")
-    agree(tmp_path / name)
+    check(tmp_path / name)
 
 
 @pytest.fixture(scope="module")
@@ -193,27 +193,27 @@ def large(tmp_path_factory):
 @pytest.mark.slow
 def test_processes_read_a_large_file_as_one_does(large):
     with Workers(3) as pool:
-        shared = read_corpus(large, ANALYZER, workers=pool)
-    alone = read_corpus(large, ANALYZER)
+        by_workers = read_corpus(large, ANALYZER, workers=pool)
+    in_process = read_corpus(large, ANALYZER)
     texts, names, source = read_labelled(large)
-    assert shared.source == alone.source == source
-    assert shared.labels == alone.labels == names
-    for corpus in (shared, alone):
+    assert by_workers.source == in_process.source == source
+    assert by_workers.labels == in_process.labels == names
+    for corpus in (by_workers, in_process):
         assert corpus.classes.tolist() == texts.labels
         assert (corpus.digests == digests(texts.texts)).all()
-    assert shared.counted.terms == alone.counted.terms
+    assert by_workers.content.terms == in_process.content.terms
     for name in ("sizes", "ids", "counts"):
-        assert (getattr(shared.counted, name) == getattr(alone.counted, name)).all()
+        assert (getattr(by_workers.content, name) == getattr(in_process.content, name)).all()
 
 
 @pytest.mark.slow
-def test_a_fault_late_in_a_large_file_is_told_with_its_line(large, tmp_path):
+def test_an_error_late_in_a_large_file_names_the_line(large, tmp_path):
     raw = large.read_bytes()
     path = tmp_path / "bad.csv"
     path.write_bytes(raw + b"one field\n")
     with Workers(2) as pool:
-        message = quick(path, workers=pool)
-    assert message == strict(path)
+        message = read_in_parts(path, workers=pool)
+    assert message == read_at_once(path)
     assert f"line {raw.count(bytes([10])) + 1}: 1 fields where the header has 2" in message
 
 
@@ -224,15 +224,15 @@ def test_the_splits_are_those_of_the_texts(tmp_path):
     for shares in ({}, {"validation": 0.2, "test": 0.3, "split_seed": 3}, {"test": other}):
         expected = load_text(path, **shares)
         with Workers(1) as pool:
-            found = load_corpus(path, ANALYZER, **shares, workers=pool)
-            in_memory = counted(expected, ANALYZER, pool)
-        assert (found.labels, found.name, found.source) == (expected.labels, expected.name, expected.source)
+            dataset = load_corpus(path, ANALYZER, pool, **shares)
+            in_memory = count_dataset(expected, ANALYZER, pool)
+        assert (dataset.labels, dataset.name, dataset.source) == (expected.labels, expected.name, expected.source)
         for name in ("train", "validation", "test"):
-            part, texts = getattr(found, name), getattr(expected, name)
+            part, texts = getattr(dataset, name), getattr(expected, name)
             assert part.classes.tolist() == texts.labels
             assert (part.digests == digests(texts.texts, shares.get("split_seed", 0))).all()
-            assert entries(part.counted) == entries(getattr(in_memory, name).counted)
-        assert found.texts() == expected
+            assert entries(part.content) == entries(getattr(in_memory, name).content)
+        assert dataset.texts() == expected
 
 
 @pytest.mark.parametrize(
@@ -242,11 +242,11 @@ def test_the_splits_are_those_of_the_texts(tmp_path):
         ("text,label\n" + "".join(f"t{i} u,c{i}\n" for i in range(9)), "has too few rows to split"),
     ],
 )
-def test_a_file_that_makes_no_task_is_told_as_before(tmp_path, content, message):
+def test_a_file_without_a_task(tmp_path, content, message):
     path = tmp_path / "d.csv"
     path.write_text(content)
     with pytest.raises(DataError, match=message) as expected:
         load_text(path)
-    with pytest.raises(DataError) as found:
+    with pytest.raises(DataError) as error:
         load_corpus(path, ANALYZER)
-    assert str(found.value) == str(expected.value)
+    assert str(error.value) == str(expected.value)

@@ -32,7 +32,7 @@ def test_a_first_line_declares_the_delimiter(tmp_path, delimiter, head, mark):
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("head", ["", "sep={}\n"])
 def test_all_readers_see_the_same_cells(tmp_path, monkeypatch, delimiter, head):
-    """The strict reader of files, the quick one of large files in parts, and that of standard input."""
+    """Files read whole, files read in parts, and standard input have the same cells."""
     path = tmp_path / "a.csv"
     raw = content(delimiter, head.format(delimiter))
     path.write_text(raw, newline="")
@@ -40,10 +40,10 @@ def test_all_readers_see_the_same_cells(tmp_path, monkeypatch, delimiter, head):
     assert expected.columns == ["text", "label"]
     monkeypatch.setattr(parts, "PART", 64)
     monkeypatch.setattr("minidl.data.corpus.PART", 64)
-    monkeypatch.setattr("minidl.data.files.read_labelled", None)  # the quick reader has no doubt
+    monkeypatch.setattr("minidl.data.files.parse_records", None)  # the file is read in parts
     corpus = read_corpus(path, TfidfOptions(min_df=1, token_pattern=r"\S+").analyzer)
     assert (len(corpus), corpus.labels) == (24, ["a", "b"])
-    assert corpus.counted.terms[:2] == ["text", "0"]
+    assert corpus.content.terms[:2] == ["text", "0"]
     found = list(rows_as_they_come(io.BufferedReader(io.BytesIO(raw.encode())), []))
     assert found[0].columns == expected.columns
     assert [row for records in found for row in records.rows] == expected.rows

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from minidl.data import DataError, HashedTfidf, TfidfOptions, hashing, terms, vectorizer
-from minidl.data.hashing import hashed
+from minidl.data.hashing import hash_counts
 from minidl.data.workers import Workers
 from tests.data.test_terms import of_analyzer, options, same, texts, zipf
 from tests.data.test_vectorizer import TEXTS, equal
@@ -29,13 +29,13 @@ def theirs(chosen):
 
 def expected(chosen, training, others):
     """The rows of `others` by the formula, in float64."""
-    found = (theirs(chosen).transform(training).toarray() != 0).sum(0)
-    idf = np.log((1 + len(training)) / (1 + found)) + 1
+    document_counts = (theirs(chosen).transform(training).toarray() != 0).sum(0)
+    idf = np.log((1 + len(training)) / (1 + document_counts)) + 1
     counts = theirs(chosen).transform(others).toarray().astype(np.float64)
     sizes = np.abs(counts)
     if chosen.sublinear_tf:
         sizes = np.where(counts != 0, 1 + np.log(np.where(counts != 0, sizes, 1)), 0)
-    rows = np.sign(counts) * sizes * idf * (found >= min(chosen.min_df, len(training)))
+    rows = np.sign(counts) * sizes * idf * (document_counts >= min(chosen.min_df, len(training)))
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
 
 
@@ -46,9 +46,9 @@ def test_columns_and_counts_are_those_of_scikit_learn(training, chosen, columns,
     counts = theirs(chosen).transform(training)
     counts.eliminate_zeros()
     counted = terms.count_texts(training, chosen.analyzer)
-    found = hashed(counted, columns)
-    assert found.dtype == np.int32
-    same(found.astype(np.float32), counts)
+    matrix = hash_counts(counted, columns)
+    assert matrix.dtype == np.int32
+    same(matrix.astype(np.float32), counts)
     if columns > 40:
         return
     rows = expected(chosen, training, training)
@@ -68,16 +68,16 @@ def test_columns_and_counts_are_those_of_scikit_learn(training, chosen, columns,
 @pytest.mark.parametrize("columns", [1, 7, 1000, 2**16])
 def test_the_hash_without_a_counterpart_has_scikit_learns_column(monkeypatch, columns):
     monkeypatch.setattr(sklearn.utils, "murmurhash3_32", lambda _: -(2**31))
-    found = hashed(terms.count_texts(["oil oil"], FEW.analyzer), columns)
-    assert found.indices.tolist() == [(2**31 - 1 - (columns - 1)) % columns]
-    assert found.data.tolist() == [-2]
+    matrix = hash_counts(terms.count_texts(["oil oil"], FEW.analyzer), columns)
+    assert matrix.indices.tolist() == [(2**31 - 1 - (columns - 1)) % columns]
+    assert matrix.data.tolist() == [-2]
 
 
 def test_terms_that_collide_are_added_and_may_cancel(monkeypatch):
     hashes = {b"oil": 3, b"rose": 19, b"fell": -3, b"corn": -4}
     monkeypatch.setattr(sklearn.utils, "murmurhash3_32", hashes.__getitem__)
     some = ["oil oil rose", "oil fell", "corn"]
-    counts = hashed(terms.count_texts(some, FEW.analyzer), 16)
+    counts = hash_counts(terms.count_texts(some, FEW.analyzer), 16)
     assert counts.toarray()[:, 3:5].tolist() == [[3, 0], [0, 0], [0, -1]]
     assert counts.nnz == 2
     fitted = HashedTfidf.fit(some, FEW)
@@ -104,10 +104,10 @@ def test_a_column_of_too_few_texts_is_empty():
 )
 def test_a_reloaded_vectorizer_gives_the_same_bits(chosen):
     fitted = HashedTfidf.fit(TEXTS, chosen)
-    again = HashedTfidf.from_json(fitted.to_json())
-    assert again == fitted
+    restored = HashedTfidf.from_json(fitted.to_json())
+    assert restored == fitted
     some = [*TEXTS, "", "unknown words only", "OIL \0 oil"]
-    assert equal(fitted.transform(some), again.transform(some))
+    assert equal(fitted.transform(some), restored.transform(some))
 
 
 def test_a_half_of_a_surrogate_pair_is_hashed():
@@ -163,9 +163,9 @@ def content():
 )
 def test_a_consistent_checksum_does_not_hide_nonsense(change, message):
     bad = {name: value for name, value in content().items() if name not in ("format", "version", "sha256")} | change
-    with pytest.raises(DataError, match=r"^run/hashing.json is damaged: .*; restore it or train again$") as told:
-        HashedTfidf.from_json(vectorizer.sealed("minidl-hashed-tfidf", bad), "run/hashing.json")
-    assert message in str(told.value)
+    with pytest.raises(DataError, match=r"^run/hashing.json is damaged: .*; restore it or train again$") as error:
+        HashedTfidf.from_json(vectorizer.with_checksum("minidl-hashed-tfidf", bad), "run/hashing.json")
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -37,24 +37,26 @@ def class_folders(folder, classes=("a", "b"), count=10, **options):
 
 
 def test_digits_are_split_in_fifths_by_class():
-    found = load_images("digits")
-    assert found.labels == [str(i) for i in range(10)]
-    assert (len(found.train), len(found.validation), len(found.test)) == (1259, 179, 359)
-    for part in (found.train, found.validation, found.test):
+    dataset = load_images("digits")
+    assert dataset.labels == [str(i) for i in range(10)]
+    assert (len(dataset.train), len(dataset.validation), len(dataset.test)) == (1259, 179, 359)
+    for part in (dataset.train, dataset.validation, dataset.test):
         assert part.pixels.shape[1:] == (8, 8, 1)
         assert part.pixels.dtype == np.uint8
         shares = np.bincount(part.labels) / len(part)
         assert 0.09 < shares.min() < shares.max() < 0.11
-    assert found.train.pixels.max() == 255
-    assert found.augment == Augment(shift=1)
-    keys = [{picture.tobytes() for picture in part.pixels} for part in (found.train, found.validation, found.test)]
+    assert dataset.train.pixels.max() == 255
+    assert dataset.augment == Augment(shift=1)
+    keys = [
+        {picture.tobytes() for picture in part.pixels} for part in (dataset.train, dataset.validation, dataset.test)
+    ]
     assert sum(map(len, keys)) == len(set().union(*keys))
 
 
 def test_statistics_are_those_of_the_training_split():
-    found = load_images("digits")
-    assert found.mean == pytest.approx([found.train.pixels.mean()], rel=1e-12)
-    assert found.std == pytest.approx([found.train.pixels.astype(np.float64).std()], rel=1e-12)
+    dataset = load_images("digits")
+    assert dataset.mean == pytest.approx([dataset.train.pixels.mean()], rel=1e-12)
+    assert dataset.std == pytest.approx([dataset.train.pixels.astype(np.float64).std()], rel=1e-12)
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.sampled_from([1, 3]), st.integers(0, 255))
@@ -71,8 +73,8 @@ def test_statistics_are_exact(count, side, channels, least):
 
 def test_a_split_never_changes():
     # A changed split would make scores of different versions incomparable.
-    found = load_images("digits")
-    digest = hashlib.sha256(found.test.pixels.tobytes() + found.test.labels.tobytes()).hexdigest()
+    dataset = load_images("digits")
+    digest = hashlib.sha256(dataset.test.pixels.tobytes() + dataset.test.labels.tobytes()).hexdigest()
     assert digest == "07c54e0d8128dfcad4f28dca835df835a7713831044e4d252625e9a7412d6dfa"
 
 
@@ -103,13 +105,13 @@ def four_files(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("name", "first", "flip"), [("mnist", "0", False), ("fashion-mnist", "T-shirt/top", True)])
 def test_the_four_files_are_read(four_files, name, first, flip):
-    found = load_images(name, progress=False)
-    assert found.labels[0] == first
-    assert np.array_equal(found.test.pixels[:, :, :, 0], four_files["t10k-images-idx3"])
-    assert np.array_equal(found.test.labels, four_files["t10k-labels-idx1"])
-    assert len(found.train) + len(found.validation) == 24
-    assert found.augment == Augment(shift=2, flip=flip)
-    assert found.source["origin"].endswith(name)
+    dataset = load_images(name, progress=False)
+    assert dataset.labels[0] == first
+    assert np.array_equal(dataset.test.pixels[:, :, :, 0], four_files["t10k-images-idx3"])
+    assert np.array_equal(dataset.test.labels, four_files["t10k-labels-idx1"])
+    assert len(dataset.train) + len(dataset.validation) == 24
+    assert dataset.augment == Augment(shift=2, flip=flip)
+    assert dataset.source["origin"].endswith(name)
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
@@ -181,13 +183,13 @@ def test_every_resource_has_an_address_and_a_checksum():
     reason="needs mnist/train-images-idx3-ubyte.gz below MINIDL_DATA",
 )
 def test_mnist():
-    found = load_images("mnist")
-    assert len(found.train) + len(found.validation) == 60_000
-    assert len(found.test) == 10_000
-    assert 4_990 <= len(found.validation) <= 5_010
+    dataset = load_images("mnist")
+    assert len(dataset.train) + len(dataset.validation) == 60_000
+    assert len(dataset.test) == 10_000
+    assert 4_990 <= len(dataset.validation) <= 5_010
     # Published: mean 0.1307 and deviation 0.3081 of the training half.
-    assert found.mean[0] / 255 == pytest.approx(0.1307, abs=3e-4)
-    assert found.std[0] / 255 == pytest.approx(0.3081, abs=3e-4)
+    assert dataset.mean[0] / 255 == pytest.approx(0.1307, abs=3e-4)
+    assert dataset.std[0] / 255 == pytest.approx(0.3081, abs=3e-4)
 
 
 def test_a_folder_has_a_class_per_folder(tmp_path):
@@ -195,24 +197,26 @@ def test_a_folder_has_a_class_per_folder(tmp_path):
     (tmp_path / "notes.txt").write_text("not a picture")
     (tmp_path / "cat" / "notes.txt").write_text("not a picture")
     (tmp_path / ".hidden").mkdir()
-    found = load_images(tmp_path)
-    assert found.labels == ["cat", "dog", "eel"]
-    assert (len(found.train), len(found.validation), len(found.test)) == (21, 3, 6)
-    assert found.train.pixels.shape[1:] == (8, 8, 1)
+    dataset = load_images(tmp_path)
+    assert dataset.labels == ["cat", "dog", "eel"]
+    assert (len(dataset.train), len(dataset.validation), len(dataset.test)) == (21, 3, 6)
+    assert dataset.train.pixels.shape[1:] == (8, 8, 1)
     # The pictures are what was written, whatever side they are on.
-    known = {grey(100 * c + i).tobytes(): c for c in range(3) for i in range(10)}
-    for part in (found.train, found.validation, found.test):
+    classes = {grey(100 * c + i).tobytes(): c for c in range(3) for i in range(10)}
+    for part in (dataset.train, dataset.validation, dataset.test):
         for picture, label in zip(part.pixels, part.labels, strict=True):
-            assert known[picture.tobytes()] == label
-    assert load_images(tmp_path, split_seed=1).test.pixels.tobytes() != found.test.pixels.tobytes()
+            assert classes[picture.tobytes()] == label
+    assert load_images(tmp_path, split_seed=1).test.pixels.tobytes() != dataset.test.pixels.tobytes()
 
 
 def test_equal_pictures_are_on_one_side(tmp_path):
     class_folders(tmp_path)
     for i in range(10):
         file(tmp_path, f"a/copy{i}.bmp", grey(i))
-    found = load_images(tmp_path, test=0.4)
-    sides = [{picture.tobytes() for picture in part.pixels} for part in (found.train, found.validation, found.test)]
+    dataset = load_images(tmp_path, test=0.4)
+    sides = [
+        {picture.tobytes() for picture in part.pixels} for part in (dataset.train, dataset.validation, dataset.test)
+    ]
     assert sum(map(len, sides)) == len(set().union(*sides))
 
 
@@ -226,9 +230,9 @@ def test_the_most_common_size_is_taken(tmp_path):
 def test_one_colour_picture_makes_all_colour(tmp_path):
     class_folders(tmp_path)
     file(tmp_path, "b/colour.png", np.full((8, 8, 3), (200, 10, 10), dtype=np.uint8))
-    found = load_images(tmp_path)
-    assert found.train.pixels.shape[1:] == (8, 8, 3)
-    assert len(found.mean) == len(found.std) == 3
+    dataset = load_images(tmp_path)
+    assert dataset.train.pixels.shape[1:] == (8, 8, 3)
+    assert len(dataset.mean) == len(dataset.std) == 3
 
 
 def test_folders_that_are_refused(tmp_path):
@@ -263,8 +267,8 @@ def test_shares_leave_pictures_for_training(tmp_path, validation, test):
 
 
 def test_a_large_test_share_leaves_pictures_for_validation(tmp_path):
-    found = load_images(class_folders(tmp_path, count=6), validation=0.05, test=0.9)
-    for part in (found.train, found.validation, found.test):
+    dataset = load_images(class_folders(tmp_path, count=6), validation=0.05, test=0.9)
+    for part in (dataset.train, dataset.validation, dataset.test):
         assert set(part.labels) == {0, 1}
 
 

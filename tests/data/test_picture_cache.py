@@ -1,4 +1,4 @@
-"""Decoded pictures that are kept between runs: the same data set, or all decoded again, and never an error."""
+"""Cached pictures give the same data set or are decoded again, and never raise an error."""
 
 import errno
 import os
@@ -33,10 +33,10 @@ def write(folder, first=0):
 
 
 class Decodings:
-    """How often pictures were decoded, and what was told."""
+    """Counts the decodings of pictures, and collects notes."""
 
     def __init__(self, monkeypatch):
-        self.count, self.told, self._read = 0, [], pictures._read
+        self.count, self.notes, self._read = 0, [], pictures._read
         monkeypatch.setattr(pictures, "_read", self.read)
 
     def read(self, *arguments, **options):
@@ -45,9 +45,9 @@ class Decodings:
 
     def load(self, folder, **options):
         """The content of the data set, times decoded, and notes."""
-        self.count, self.told = 0, []
-        found = load_images(folder, cache=PictureCache(self.told.append), **options)
-        return contents(found), self.count, self.told
+        self.count, self.notes = 0, []
+        dataset = load_images(folder, cache=PictureCache(self.notes.append), **options)
+        return contents(dataset), self.count, self.notes
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def decodings(monkeypatch):
     return Decodings(monkeypatch)
 
 
-def contents(found):
+def contents(dataset):
     parts = [(part.pixels.tobytes(), part.pixels.shape, part.labels.tolist()) for part in
-             (found.train, found.validation, found.test)]  # fmt: skip
-    return parts, found.labels, found.mean, found.std, found.source
+             (dataset.train, dataset.validation, dataset.test)]  # fmt: skip
+    return parts, dataset.labels, dataset.mean, dataset.std, dataset.source
 
 
 def entries():
@@ -69,13 +69,13 @@ def entries():
 def test_the_second_time_nothing_is_decoded(folder, decodings, options, monkeypatch):
     expected = contents(load_images(folder, **options))
     assert entries() == []
-    _, count, told = decodings.load(folder, **options)
+    _, count, notes = decodings.load(folder, **options)
     assert count == 1
-    assert told == [f"{KEPT}{picture_cache.cache_folder() / 'pictures'}"]
+    assert notes == [f"{KEPT}{picture_cache.cache_folder() / 'pictures'}"]
     monkeypatch.chdir(folder.parent)  # the same folder, named in another way
-    found, count, told = decodings.load("photos", **options)
-    assert (count, told) == (0, [])
-    assert found[:4] == expected[:4]
+    dataset, count, notes = decodings.load("photos", **options)
+    assert (count, notes) == (0, [])
+    assert dataset[:4] == expected[:4]
     assert [path.suffix for path in entries()] == [".pictures"]
 
 
@@ -132,27 +132,27 @@ def test_another_size_or_pillow_decodes_again(folder, decodings, monkeypatch):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(place=st.integers(0, 10**6), mask=st.integers(1, 255), cut=st.booleans())
-def test_damage_is_told_and_mended(folder, decodings, place, mask, cut):
+@given(position=st.integers(0, 10**6), mask=st.integers(1, 255), cut=st.booleans())
+def test_damaged_entries_are_rebuilt(folder, decodings, position, mask, cut):
     expected = decodings.load(folder)[0]
     (path,) = entries()
     content = bytearray(path.read_bytes())
-    place %= len(content)
+    position %= len(content)
     if cut:
-        del content[place:]
+        del content[position:]
     else:
-        content[place] ^= mask
+        content[position] ^= mask
     path.write_bytes(content)
-    found, count, told = decodings.load(folder)
+    dataset, count, notes = decodings.load(folder)
     # Spaces and digits of the length may stand for the same number.
-    if (count, told) != (0, []):
+    if (count, notes) != (0, []):
         assert count == 1
-        assert told[0] == f"note: {path} is damaged: all pictures are decoded, and it is rebuilt"
-        assert told[1].startswith(KEPT)
+        assert notes[0] == f"note: {path} is damaged: all pictures are decoded, and it is rebuilt"
+        assert notes[1].startswith(KEPT)
     else:
         assert not cut
-        assert 64 <= place < picture_cache._HEAD
-    assert found == expected
+        assert 64 <= position < picture_cache._HEAD
+    assert dataset == expected
     assert decodings.load(folder) == (expected, 0, [])
 
 
@@ -175,9 +175,9 @@ def test_a_full_disk_is_one_note(folder, decodings, monkeypatch):
         yield
 
     monkeypatch.setattr(picture_cache.write_files, "atomic", full)
-    found, count, told = decodings.load(folder)
-    assert (found, count) == (expected, 1)
-    (note,) = told
+    dataset, count, notes = decodings.load(folder)
+    assert (dataset, count) == (expected, 1)
+    (note,) = notes
     assert note.startswith("note: the decoded pictures are not cached, as ")
     assert note.endswith("cannot be written: No space left on device")
     assert entries() == []
@@ -186,18 +186,18 @@ def test_a_full_disk_is_one_note(folder, decodings, monkeypatch):
 def test_a_cache_that_is_no_folder(folder, decodings):
     expected = contents(load_images(folder))
     (folder.parent / "cache").write_text("")
-    found, count, told = decodings.load(folder)
-    assert (found, count) == (expected, 1)
-    assert any("cannot be written" in note for note in told), told
+    dataset, count, notes = decodings.load(folder)
+    assert (dataset, count) == (expected, 1)
+    assert any("cannot be written" in note for note in notes), notes
     entry = picture_cache.cache_folder() / "pictures"
     (folder.parent / "cache").unlink()
     decodings.load(folder)
     (path,) = entries()
     path.unlink()
     path.mkdir()
-    found, count, told = decodings.load(folder)
-    assert (found, count) == (expected, 1)
-    assert told[0] == f"note: {path} cannot be read (Is a directory): all pictures are decoded"
+    dataset, count, notes = decodings.load(folder)
+    assert (dataset, count) == (expected, 1)
+    assert notes[0] == f"note: {path} cannot be read (Is a directory): all pictures are decoded"
     assert entry.is_dir()
 
 

@@ -1,4 +1,4 @@
-"""Batches made on a device are those that are made on the host and padded, tensor by tensor."""
+"""Batches built on a device equal padded batches from the host, tensor by tensor."""
 
 import numpy as np
 import pytest
@@ -14,22 +14,22 @@ CPU = torch.device("cpu")
 
 
 def matrix(rows, columns, density, seed=0, dtype=np.float32, empty=()):
-    made = sparse.random(rows, columns, density, "csr", dtype=dtype, random_state=seed)
-    made.sort_indices()
+    rows_matrix = sparse.random(rows, columns, density, "csr", dtype=dtype, random_state=seed)
+    rows_matrix.sort_indices()
     for row in empty:
-        made.data[made.indptr[row] : made.indptr[row + 1]] = 0
-    made.eliminate_zeros()
-    return made
+        rows_matrix.data[rows_matrix.indptr[row] : rows_matrix.indptr[row + 1]] = 0
+    rows_matrix.eliminate_zeros()
+    return rows_matrix
 
 
 def both(features, batch_size, **options):
-    """Batches made on the device, and on the host with the same room."""
+    """Return batches from the device, and from the host with the same capacity."""
     targets = np.arange(features.shape[0])
-    there = Batches(features, targets, batch_size, device=CPU, resident=True, **options)
+    on_device = Batches(features, targets, batch_size, device=CPU, resident=True, **options)
     host = Batches(features, targets, batch_size, device=CPU, resident=False, **options)
-    assert there._there is not None
-    assert host._there is None
-    return there, host
+    assert on_device._resident is not None
+    assert host._resident is None
+    return on_device, host
 
 
 def same(one, other):
@@ -52,30 +52,30 @@ def same(one, other):
 )  # fmt: skip
 def test_batches_are_those_of_the_host(rows, columns, density, batch_size, seed, shuffle, empty):
     features = matrix(rows, columns, density, seed, empty=[row for row in empty if row < rows])
-    there, host = both(features, batch_size, seed=seed, shuffle=shuffle)
+    on_device, host = both(features, batch_size, seed=seed, shuffle=shuffle)
     for epoch in (0, 1):
-        made = list(there.epoch(epoch))
-        assert len(made) == len(there)
-        for one, other in zip(made, host.epoch(epoch), strict=True):
+        batches = list(on_device.epoch(epoch))
+        assert len(batches) == len(on_device)
+        for one, other in zip(batches, host.epoch(epoch), strict=True):
             same(one, other)
-    if len(there) > 1:
-        same(next(there.epoch(1, 1)), next(host.epoch(1, 1)))
+    if len(on_device) > 1:
+        same(next(on_device.epoch(1, 1)), next(host.epoch(1, 1)))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_more_batches_than_are_made_at_a_time(monkeypatch, dtype):
     monkeypatch.setattr(resident, "TOGETHER", 3)
-    there, host = both(matrix(50, 20, 0.2, dtype=dtype), 4)
-    for one, other in zip(there.epoch(0), host.epoch(0), strict=True):
+    on_device, host = both(matrix(50, 20, 0.2, dtype=dtype), 4)
+    for one, other in zip(on_device.epoch(0), host.epoch(0), strict=True):
         same(one, other)
         assert one[0].val.dtype == (torch.float32 if dtype == np.float32 else torch.float64)
 
 
 def test_each_batch_is_two_buffers_at_multiples_of_16_bytes():
-    there, _ = both(matrix(64, 33, 0.1), 8)
-    for x, _ in there.epoch(0):
+    on_device, _ = both(matrix(64, 33, 0.1), 8)
+    for x, _ in on_device.epoch(0):
         assert x._buffers() is not None
         for name, part in x._parts().items():
             assert part.data_ptr() % 16 == 0, name
-        held = CSR.clone(x)
-        assert held.copy_(x).to_dense().equal(x.to_dense())
+        clone = CSR.clone(x)
+        assert clone.copy_(x).to_dense().equal(x.to_dense())

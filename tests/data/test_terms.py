@@ -103,7 +103,7 @@ def test_as_many_processes_as_there_are_give_the_same_bits():
 def test_rows_of_counts():
     some = ["a b a", "", "c", "b c d"]
     counted = terms.count_texts(some, Analyzer(r"\w+", True, None, 1))
-    part = counted.taken(np.array([3, 1, 0]))
+    part = counted.select(np.array([3, 1, 0]))
     assert part.sizes.tolist() == [3, 0, 2]
     pairs = [(part.terms[i], int(n)) for i, n in zip(part.ids, part.counts, strict=True)]
     assert sorted(pairs[:3]) == [("b", 1), ("c", 1), ("d", 1)]

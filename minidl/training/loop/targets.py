@@ -16,7 +16,7 @@ from pydantic import Field
 from minidl import nn, ops
 from minidl.autograd import no_grad
 from minidl.compilation import rehearsal
-from minidl.data.saved import Checked, Names, made
+from minidl.data.saved import Checked, Names, validate
 from minidl.data.workers import Workers
 from minidl.errors import DamagedError, damaged
 from minidl.tensors import Tensor, default_device
@@ -52,7 +52,7 @@ class Classification(Checked):
         """Return the classification of a finished run. Raises DamagedError."""
         path = run.folder / "labels.json"
         try:
-            return made(cls, files.as_json(run.text(path.name).encode(), path))
+            return validate(cls, files.as_json(run.text(path.name).encode(), path))
         except ValueError as error:
             raise damaged(path, error) from None
 

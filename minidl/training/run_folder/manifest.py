@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidl.data.saved import Checked, made
+from minidl.data.saved import Checked, validate
 from minidl.errors import DamagedError, damaged, missing
 from minidl.training.run_folder import files
 
@@ -52,7 +52,7 @@ class Manifest(Checked):
         if {name: content.pop(name, None) for name in _FORMAT} != _FORMAT:
             raise damaged(path, "not a minidl-manifest file of version 1")
         try:
-            return made(cls, content)
+            return validate(cls, content)
         except ValueError as error:
             raise damaged(path, error) from None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from minidl.common.console import cut
-from minidl.data.saved import Checked, Count, made
+from minidl.data.saved import Checked, Count, validate
 from minidl.errors import damaged
 
 
@@ -36,7 +36,7 @@ class Position(Checked):
     @classmethod
     def from_saved(cls, saved: object) -> Self:
         """Return the progress in a checkpoint. Raises ValueError, naming the field, for invalid values."""
-        progress = made(cls, saved)
+        progress = validate(cls, saved)
         if len(progress.history) != progress.epoch:
             raise ValueError(f"history is {cut(progress.history, 60)}, expected a list of {progress.epoch} epochs")
         for i, record in enumerate(progress.history):

@@ -196,13 +196,13 @@ class TablePredictor(Predictor[TrainTable]):
 
         def fails(count: int) -> bool:
             try:
-                self.schema.features(records.taken(range(count)))
+                self.schema.features(records.select(range(count)))
             except DataError:
                 return True
             return False
 
         readable = bisect.bisect_left(range(1, len(records.rows) + 1), True, key=fails)
-        return [records.taken(range(readable))] if readable else []
+        return [records.select(range(readable))] if readable else []
 
     def labelled(self, config: Evaluate) -> tuple[Any, np.ndarray, dict[str, Any]]:
         assert config.data is not None

@@ -58,7 +58,7 @@ class TextTask(Task[TrainText]):
 
     def load(self, config: TrainText) -> CorpusDataset:
         """Return the data set as term counts; texts of the user's own file are counted while they are read."""
-        from minidl.data.corpus import counted, load_corpus
+        from minidl.data.corpus import count_dataset, load_corpus
 
         analyzer, options = _tfidf(config).analyzer, self.options(config)
         helpers.in_thread(lambda: importlib.import_module("scipy.sparse"))  # takes 0.2 s; the split needs it first
@@ -66,10 +66,10 @@ class TextTask(Task[TrainText]):
             if config.data == "docstrings":
                 options["workers"] = workers
             if config.data in data.TEXT_DATA:
-                return counted(self.read(config.data, **options), analyzer, workers)
+                return count_dataset(self.read(config.data, **options), analyzer, workers)
             data.check_text_file(config.data)
             options = {name: value for name, value in options.items() if value is not None}
-            return load_corpus(config.data, analyzer, **options, workers=workers)
+            return load_corpus(config.data, analyzer, workers, **options)
 
     def settled(self, config: TrainText, dataset: CorpusDataset) -> TrainText:
         """Return the settings with defaults that suit the number of texts."""
@@ -99,7 +99,7 @@ class TextTask(Task[TrainText]):
         from minidl.training.loop.targets import Classification
 
         kind, document = _vectorizer(config)
-        vectorizer = kind.of_counts(dataset.train.counted, _tfidf(config))
+        vectorizer = kind.of_counts(dataset.train.content, _tfidf(config))
         count, classes = len(vectorizer), len(dataset.labels)
         targets = Classification(dataset.labels)
         return Supervised(

@@ -126,4 +126,4 @@ def examples(vectorizer: Tfidf | HashedTfidf, part: Texts | Corpus) -> tuple[Any
 
     if isinstance(part, data.Texts):
         return vectorizer.transform(part.texts), np.asarray(part.labels, dtype=np.int64)
-    return vectorizer.weighted(part.counted), part.classes
+    return vectorizer.weighted(part.content), part.classes
