@@ -1,4 +1,5 @@
-"""Pictures from a generator: latents, the passes through the network, files, and how good the pictures are.
+"""Pictures from a generator: latents, passes through the network, files, and the quality of the pictures.
 
-Importing this package is cheap: the modules that need torch or numpy are imported by the commands.
+Read `generate` first, then `latents`, `passes`, `writing`, `folder` and `sharing`; `evaluate` uses `quality`.
+Importing this package imports neither torch nor NumPy.
 """

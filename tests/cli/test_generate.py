@@ -210,7 +210,7 @@ def test_a_manifest_names_no_file_elsewhere(command, model, tmp_path):
         (("--truncation", "0"), "--truncation is 0"),
         (("--count", "2.5"), "--count is 2.5, expected a whole number from 1 to 10000000"),
         (("--format", "gif"), "expected one of png, jpg, webp, bmp, npy, zip"),
-        (("--count", "5", "--grid", "2x2"), "has 4 places, and 5 pictures"),
+        (("--count", "5", "--grid", "2x2"), "has 4 cells, and 5 pictures"),
     ],
 )
 def test_bad_requests_are_told_and_leave_nothing(command, model, tmp_path, monkeypatch, flags, message):
@@ -236,7 +236,7 @@ def test_latents_of_another_length(command, model, tmp_path):
     result = command(
         "generate", "--model", model, "--latents", tmp_path / "z.npy", "--grid", "2x2", "--out", tmp_path / "out"
     )
-    refused(result, "--grid 2x2 has 4 places, and 5 pictures")
+    refused(result, "--grid 2x2 has 4 cells, and 5 pictures")
 
 
 def test_models_that_are_none(command, model, tmp_path, text_run):
