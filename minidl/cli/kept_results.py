@@ -22,9 +22,7 @@ def check_device() -> None:
     from minidl.runtime import launch
 
     if launch.INTERPRETED or not torch.cuda.is_available():
-        raise ConfigError(
-            "bench requires a CUDA device with compiled kernels; --list and --show FILE work without one"
-        )
+        raise ConfigError("bench requires a CUDA device with compiled kernels; --list and --show FILE work without one")
 
 
 def shown(path: Path, names: list[str], load: Callable[[Path], Results]) -> Results:

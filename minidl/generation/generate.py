@@ -13,7 +13,7 @@ import numpy as np
 from minidl.common import timing, write_files
 from minidl.data import encoding
 from minidl.distributed import workers
-from minidl.distributed.workers import Place
+from minidl.distributed.workers import Ranks
 from minidl.errors import ConfigError, RunError
 from minidl.generation import folder, latents, passes, sharing, writing
 from minidl.generation.config import Generate, grid_too_small
@@ -37,8 +37,8 @@ def generate(config: Generate, most: int = 1) -> int:
     Raises ConfigError and DataError for impossible requests, RunError for a model that cannot be read or a folder that
     cannot be written, WorkerError if a process that encodes pictures ends.
     """
-    place = workers.place() or sharing.ALONE
-    first = place.rank == 0
+    ranks = workers.ranks() or sharing.ALONE
+    first = ranks.rank == 0
     if first:
         folder.check(config.out, config.overwrite)
     loaded = load(config.model, config.precision)
@@ -50,10 +50,10 @@ def generate(config: Generate, most: int = 1) -> int:
     display, started = Display(config.quiet or not first), time.perf_counter()
     try:
         if first and folder.finish(config.out, pictures.manifest()):
-            display.note(f"{config.out}: the images of an interrupted command were moved into place")
+            display.note(f"{config.out}: the images of an interrupted command were moved to it")
             return 1
         with contextlib.ExitStack() as stack:
-            part, staged = _part(pictures, place, most, stack)
+            part, staged = _part(pictures, ranks, most, stack)
             if part is not None and first and (finished := part.finished()):
                 display.note(f"{finished:,} of {count:,} images already exist")
             images = _images(config, loaded, latents_of(np.arange(count) if part is None else part.numbers))
@@ -95,24 +95,24 @@ def _requested(config: Generate, loaded: Loaded) -> tuple[Sequence[int], Callabl
 
 
 def _part(
-    pictures: writing.Files, place: Place, most: int, stack: contextlib.ExitStack
+    pictures: writing.Files, ranks: Ranks, most: int, stack: contextlib.ExitStack
 ) -> tuple[sharing.Part | None, Path]:
     """Return this process's part, None if it makes all pictures from the start, and the folder of new pictures, which
     is valid while `stack` is open."""
     config, staged = pictures.config, folder.staged_in(pictures.config.out)
-    if place.world == 1 and most == 1 and sharing.read(staged) is None:
+    if ranks.world == 1 and most == 1 and sharing.read(staged) is None:
         return None, stack.enter_context(folder.replaced(config.out, config.overwrite, pictures.manifest()))
     about = pictures.about()
-    run, _store = sharing.run_of(place)
+    run, _store = sharing.run_of(ranks)
     names = [] if config.format == "npy" else [*map(pictures.file, pictures.names)]
-    if place.rank > 0:
-        part = sharing.join(staged, place, run, about)
+    if ranks.rank > 0:
+        part = sharing.join(staged, ranks, run, about)
         stack.enter_context(write_files.fixed(config.out))
     else:
         old = sharing.read(staged)
         resumed = old is not None and old.about == about
         stack.enter_context(folder.replaced(config.out, config.overwrite, pictures.manifest(), resumed))
-        part = sharing.begin(staged, place, run, about, names, pictures.rows(staged))
+        part = sharing.begin(staged, ranks, run, about, names, pictures.rows(staged))
     stack.callback(part.close)
     if names:
         part.clear(names)

@@ -27,7 +27,7 @@ from minidl.common.console import cut
 from minidl.data.records import DataError
 from minidl.data.saved import Checked, made
 from minidl.distributed import started, workers
-from minidl.distributed.workers import Place
+from minidl.distributed.workers import Ranks
 from minidl.errors import DamagedError, RunError
 from minidl.generation.config import MAX_COUNT
 from minidl.generation.output import RowFile, runs
@@ -38,7 +38,7 @@ _LOG = re.compile(r"made-[0-9]+\.txt")
 _LINE = re.compile(rb"([0-9]{1,9}) ([0-9a-f]{32})")  # of a log: a picture's number, and the checksum of its file or row
 _MAX_PROCESSES = 4096
 _SECONDS, POLL = 300, 0.02  # until the first process has written the plan; between two polls
-ALONE = Place(0, 1, 0, 1)
+ALONE = Ranks(0, 1, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Plan(Checked):
 class Part:
     """The pictures that this process makes: `numbers` of all `count`."""
 
-    def __init__(self, staged: Path, place: Place, plan: Plan) -> None:
-        self.staged, self.place, self.count = staged, place, plan.count
-        self._logs = _Logs(staged, place.world, self.count)
+    def __init__(self, staged: Path, ranks: Ranks, plan: Plan) -> None:
+        self.staged, self.ranks, self.count = staged, ranks, plan.count
+        self._logs = _Logs(staged, ranks.world, self.count)
         missing = np.concatenate([np.arange(*ends) for ends in plan.missing] or [np.arange(0)])
-        share = missing[_nth(len(missing), place) : _nth(len(missing), place._replace(rank=place.rank + 1))]
+        share = missing[_nth(len(missing), ranks) : _nth(len(missing), ranks._replace(rank=ranks.rank + 1))]
         self.numbers = share[~self._logs.read()[share]]
-        self._log = write_files.handle_of(staged / f"made-{place.rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._log = write_files.handle_of(staged / f"made-{ranks.rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._read_at, self._finished = -math.inf, 0
 
     def clear(self, names: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class Part:
 
     def is_complete(self) -> bool:
         """Return whether all processes have started and all pictures are finished."""
-        return bool(self._logs.read().all()) and len(self._logs.offsets) == self.place.world
+        return bool(self._logs.read().all()) and len(self._logs.offsets) == self.ranks.world
 
     def wait(self, report: Callable[[int], object]) -> None:
         """Wait until all are finished, and report their number. Raises RunError if none is finished for a long time."""
@@ -136,7 +136,7 @@ class _Logs:
 
 
 def begin(
-    staged: Path, place: Place, run: str, about: dict[str, Any], names: Sequence[str], rows: RowFile | None
+    staged: Path, ranks: Ranks, run: str, about: dict[str, Any], names: Sequence[str], rows: RowFile | None
 ) -> Part:
     """Write the plan in the first process, and keep intact pictures of an earlier command; `names` are the files of
     the pictures if each has one, `rows` is the file with all of them."""
@@ -152,9 +152,9 @@ def begin(
         for path in logs - {first}:
             write_files.remove(path)
         missing = runs(np.setdiff1d(np.arange(count), numbers))
-        plan = Plan(run, about, count, place.world, missing)
+        plan = Plan(run, about, count, ranks.world, missing)
         files.write_json(staged / PLAN, asdict(plan))
-    return Part(staged, place, plan)
+    return Part(staged, ranks, plan)
 
 
 def _intact(staged: Path, plan: Plan, names: Sequence[str], rows: RowFile | None) -> dict[int, str]:
@@ -178,7 +178,7 @@ def joined(row: str, file: str) -> str:
     return write_files.brief_sum((row + file).encode()) if row and file else row or file
 
 
-def join(staged: Path, place: Place, run: str, about: dict[str, Any]) -> Part:
+def join(staged: Path, ranks: Ranks, run: str, about: dict[str, Any]) -> Part:
     """Wait for the plan of the first process. Raises RunError for no plan, or one with different pictures."""
     end = time.monotonic() + _SECONDS
     while (plan := read(staged)) is None or plan.run != run:
@@ -188,9 +188,9 @@ def join(staged: Path, place: Place, run: str, about: dict[str, Any]) -> Part:
     different = [name for name in about if about[name] != plan.about.get(name)]
     if different:
         raise RunError(
-            f"process {place.rank} would make other pictures than process 0: they differ in {', '.join(different)}"
+            f"process {ranks.rank} would make other pictures than process 0: they differ in {', '.join(different)}"
         )
-    return Part(staged, place, plan)
+    return Part(staged, ranks, plan)
 
 
 def read(staged: Path) -> Plan | None:
@@ -217,20 +217,20 @@ def ranges(numbers: Sequence[int] | np.ndarray) -> str:
     return ",".join(str(first) if end == first + 1 else f"{first}-{end - 1}" for first, end in ends)
 
 
-def run_of(place: Place) -> tuple[str, Any]:
+def run_of(ranks: Ranks) -> tuple[str, Any]:
     """Return an identifier that only the processes of this start share, and an object to keep alive until all have it.
 
     Raises DistributedError if they cannot meet, DataError without an address.
     """
     run = os.environ.get(workers.RUN)
-    if run or place.world == 1:
+    if run or ranks.world == 1:
         return run or secrets.token_hex(8), None
     if message := workers.missing_address():
         raise DataError(message)
     from minidl.distributed.rendezvous import join_store
 
     store, _, _ = join_store(_SECONDS)
-    if place.rank == 0:
+    if ranks.rank == 0:
         store.set("minidl/run", secrets.token_hex(8))
     return store.get("minidl/run").decode(), store
 
@@ -247,8 +247,8 @@ def processes(rest: int, each: float, waiting: float, start: float, most: int) -
     return next(count for count, total in seconds.items() if total <= 1.05 * min(seconds.values()))
 
 
-def _nth(count: int, place: Place) -> int:
-    return place.rank * count // place.world
+def _nth(count: int, ranks: Ranks) -> int:
+    return ranks.rank * count // ranks.world
 
 
 def _lines(numbers: np.ndarray, checksums: Sequence[str]) -> bytes:

@@ -174,7 +174,7 @@ class Files:
                     start += len(batch)
 
         few = len(numbers) * (_PER_PICTURE + math.prod(shape)) < _MANY
-        processors = max(1, available() // (1 if part is None else part.place.local_world))
+        processors = max(1, available() // (1 if part is None else part.ranks.local_world))
         job: Job = encoding.write
         into: AbstractContextManager[output.Save | None] = nullcontext()
         if config.format == "zip" and part is None:

@@ -256,7 +256,7 @@ def test_what_cannot_be(command, tmp_path, flags, message):
 def test_one_process_where_more_have_nothing_to_do(command, model, tmp_path):
     result = command("generate", "--model", model, "--count", 1, "--devices", 2, "--out", tmp_path / "a")
     assert result.out.startswith(
-        "note: --devices 2: using one process, because there is only one picture\n1 image of 8x8"
+        "note: --devices 2: using one process, because only one picture was requested\n1 image of 8x8"
     )
     result = command("generate", "--model", model, "--count", 2, "--devices", "all", "--out", tmp_path / "b")
     alone = result.out.startswith("note: --devices all: using one process, because at most one GPU is available\n")

@@ -173,7 +173,7 @@ def test_the_script_ends_as_it_would(minidl, script, source, code, out, err):
     ("arguments", "message"),
     [
         (("missing.py",), "missing.py is not a file; expected a Python script, or -m and the name of a module"),
-        (("-m", "no.such.module"), "there is no module 'no.such.module'; -m takes the name of a module"),
+        (("-m", "no.such.module"), "no module 'no.such.module' was found; -m requires a module's name"),
         (("--json", "/no/folder/found.json", __file__), "--json"),
     ],
 )
