@@ -133,10 +133,8 @@ def _parameter(name: str, info: FieldInfo, required: bool) -> inspect.Parameter:
     """Return the parameter for typer. None means not specified; the help states the default."""
     written, kind, text = note(info, Written), value_type(info), description(info)
     declared: Any
-    if (operand := note(info, Positional)) is not None:
-        declared = typer.Argument(
-            help=text, show_default=False, metavar=operand.metavar or name.upper(), readable=False
-        )
+    if (word := note(info, Positional)) is not None:
+        declared = typer.Argument(help=text, show_default=False, metavar=word.metavar or name.upper(), readable=False)
     elif kind is bool:
         # A flag sets the value other than the default; if the default depends on the data, there are two flags.
         names = {False: flag(name), True: f" /{flag('no_' + name)}", None: f"{flag(name)}/{flag('no_' + name)}"}

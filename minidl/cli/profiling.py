@@ -47,7 +47,7 @@ def profiled(profiling: Profiling, default: Path | None, updates: int = 1) -> It
     """A context that profiles a command whose device is chosen, and then prints the table to standard error.
 
     The trace is written to --trace, or to `default` if its folder exists at the end. `updates` is the number of
-    optimizer steps in a training step. Raises ConfigError for --trace without --profile, or a file that cannot be written.
+    optimizer steps in a training step. Raises ConfigError for --trace without --profile, or an unwritable file.
     """
     trace = profiling.trace
     if not profiling.profile:

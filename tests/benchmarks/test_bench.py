@@ -72,7 +72,7 @@ def test_drawn_shapes_are_listed_without_a_gpu(bench):
         (("--drawn", "3", "--plot", "r.svg"), "--plot cannot be combined with --drawn"),
         (("--drawn", "3", "--from", "3"), "--from 3 leaves none of the 3 shapes of --drawn, numbered from 0"),
         (("--drawn", "3", "--of", "gemm", "--regret"), "--regret is for convolutions"),
-        (("--drawn", "3", "--list", "--json", "r.json"), "--list only lists what is available: leave out --json"),
+        (("--drawn", "3", "--list", "--json", "r.json"), "--list cannot be combined with --json"),
     ],
 )
 def test_bad_settings_of_drawn_shapes(bench, flags, message):
@@ -205,7 +205,7 @@ def test_networks_are_listed(bench):
         (("networks", "--plot", "r.pdf"), "--plot is r.pdf, expected a name that ends with .png or .svg"),
         (("networks", "--plot", "r"), "--plot is r, expected a name that ends with .png or .svg"),
         (("networks", "--show", "r.json", "--part", "1/2"), "--part cannot be combined with --show"),
-        (("networks", "--list", "--minutes", "3"), "--list only lists what is available: leave out --minutes"),
+        (("networks", "--list", "--minutes", "3"), "--list cannot be combined with --minutes"),
         (
             ("in-torch", "vgg19"),
             f"no model's row contains 'vgg19'; `{COMMAND} in-torch --list` shows them",
