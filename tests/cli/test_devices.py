@@ -26,6 +26,7 @@ from minidl.training.loop import forward
 from minidl.training.prediction import multi_gpu
 from minidl.training.process.device import processes
 from tests.cli.conftest import start, wait_for
+from tests.cli.test_errors import refused
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +52,6 @@ def as_one_of(command, monkeypatch):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def refused(result, message, code=2):
-    assert (result.code, message in result.err) == (code, True), result
-    assert result.err.startswith("error: ")
 
 
 class Died(Exception):  # noqa: N818

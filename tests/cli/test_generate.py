@@ -20,6 +20,7 @@ from minidl.generation.evaluate import Reference, as_text, reference_rows
 from minidl.generation.model import load
 from minidl.models import dcgan
 from minidl.training.run_folder import folder_lock
+from tests.cli.test_errors import refused
 from tests.cli.test_images import stripes
 
 
@@ -62,12 +63,6 @@ def judge_run(command, pictures):
     result = command("train", "images", "--data", pictures, "--out", folder, "--epochs", 2, "--no-plots")
     assert result.code == 0, result.err
     return folder
-
-
-def refused(result, message, code=2):
-    assert result.code == code, result.err
-    assert message in result.err.replace("\n", " "), result.err
-    assert result.err.startswith("error: ")
 
 
 def test_pictures_have_their_seed_and_model_in_them(minidl, model, tmp_path):

@@ -1,4 +1,4 @@
-"""What is said of a name that torch has and minidl has not computes the same, or says that minidl does not provide it."""
+"""The hint for a name that torch has and minidl lacks computes the same, or says that minidl does not provide it."""
 
 import inspect
 import math
