@@ -1,6 +1,6 @@
 """The command line, as `minidl` and as `python -m minidl`."""
 
-import _signal as signal  # type: ignore[import-not-found]  # signal itself imports other modules first
+import _signal as signal  # type: ignore[import-not-found]  # the module signal imports others first
 import os
 import sys
 
@@ -8,7 +8,7 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Entry point of the command `minidl`: a signal shows no traceback, not even while the rest is imported."""
+    """Run the command `minidl`. A signal prints no traceback, not even during imports."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop)
@@ -19,11 +19,11 @@ def main() -> None:
     try:
         cli.main()
     except SystemExit as end:
-        # With torch, Python takes up to a second to end; and it cannot while a thread still imports or reads.
-        code, alone = end.code or 0, len(sys._current_frames()) == 1
-        if not isinstance(code, int) or (code != _INTERRUPTED and "torch" not in sys.modules and alone):
+        # With torch, Python takes up to a second to exit, and it cannot exit while another thread imports or reads.
+        code, is_single = end.code or 0, len(sys._current_frames()) == 1
+        if not isinstance(code, int) or (code != _INTERRUPTED and "torch" not in sys.modules and is_single):
             raise
-        # Python ends by the signal itself where one came in a text that it compiled, such as a dataclass.
+        # Python would end by the signal itself if it arrived in exec'd source, such as that of a dataclass.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

@@ -1,4 +1,4 @@
-"""What programs ask torch of the GPU: whether there is one, its memory, and to wait for it. Seeds are minidl's."""
+"""torch.cuda's functions for devices, memory and synchronization; `manual_seed` is minidl's."""
 
 from torch.cuda import current_device as current_device
 from torch.cuda import device_count as device_count

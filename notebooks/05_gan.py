@@ -216,7 +216,7 @@ show(pictures_of(np.concatenate(shortened)), 3, 8)
 
 # %%
 ends = latents.from_seeds([3, 17], built_in.latent)
-walk = latents.walk(ends[0], ends[1], 24)
+walk = latents.slerp(ends[0], ends[1], 24)
 middle = (ends[0] + ends[1]) / 2
 print(f"lengths: ends {np.linalg.norm(ends[0]):.1f} and {np.linalg.norm(ends[1]):.1f}, ", end="")
 print(f"middle of the walk {np.linalg.norm(walk[12]):.1f}, of the straight line {np.linalg.norm(middle):.1f}")

@@ -1,4 +1,4 @@
-"""The commands. Flags become one frozen class of settings per command; the layers below do the work.
+"""The commands. Options become one frozen class of settings per command; other packages do the work.
 
 Read `options` first (from settings to flags), then `common` and a command: a module of its name, which is imported when
 the command is called. Only commands that need torch, Triton, numpy or pydantic import them, so help is shown at once.
@@ -19,7 +19,7 @@ from minidl.cli.common import Command, Group, check_folder, examples, output_los
 from minidl.common.console import echo
 from minidl.version import __version__
 
-# One line of help each, the same as that of the command itself (tested).
+# The first line of each command's help (a test compares them).
 COMMANDS = {
     "train": "Train a model and report how good it is.",
     "evaluate": "Score a finished run on its test split or on other data, or a generator by its pictures.",
@@ -35,10 +35,10 @@ COMMANDS = {
 
 
 class Deferred(Command):
-    """A command in the overview, imported when it is called."""
+    """A command in the overview, which is imported when it is called."""
 
     def load(self) -> Any:
-        """The typer command itself."""
+        """Import and return the typer command."""
         app = typer.Typer(rich_markup_mode="rich", add_completion=False)
         app.callback()(lambda: None)
         importlib.import_module(f"minidl.cli.{self.name}").add_to(app)
@@ -87,7 +87,7 @@ def main(command: Callable[[], Any] = app) -> None:
         if isinstance(end.__context__, typer.Exit) and isinstance(end.__context__.__cause__, KeyboardInterrupt):
             echo("interrupted", error=True)
         raise
-    except OSError as error:  # of the help, or of the last lines
+    except OSError as error:  # from the help, or the last lines
         sys.exit(output_lost(error))
     finally:
         # All output is written: another Ctrl-C must not print a traceback while Python exits.
@@ -95,8 +95,8 @@ def main(command: Callable[[], Any] = app) -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(enabled: bool) -> None:
+    if enabled:
         echo(__version__)
         raise typer.Exit
 

@@ -1,10 +1,11 @@
-"""What the commands share: examples in the help, checks, and errors as one sentence with an exit code."""
+"""Code that the commands share: examples in the help, checks, signals, and errors as one sentence with an exit code."""
 
 from __future__ import annotations
 
 import errno
 import io
 import itertools
+import math
 import os
 import signal
 import sys
@@ -27,10 +28,12 @@ from minidl.errors import ConfigError, DamagedError, Interrupted, RunError
 from minidl.training.process import out_of_memory
 from minidl.training.run_folder.outputs import discard_output
 
-_SOON, _PATIENCE = 0.01, 5.0  # seconds
-# Libraries take an exception in an import of theirs for the absence of what they import; pydantic makes another of it.
-# A process that is being started would be left behind, and its pipes open.
-_UNINTERRUPTED = ("<frozen importlib._bootstrap>", f"{os.sep}pydantic{os.sep}", "distributed/workers.py:_One.__init__")
+_RETRY, _PATIENCE = 0.01, 5.0  # seconds until a deferred signal is tried again, and until it is no longer deferred
+# Libraries treat an exception in an import as a missing module, and pydantic turns it into another one; an interrupted
+# start of a process would leave the process running.
+_UNINTERRUPTED = (
+    "<frozen importlib._bootstrap>", f"{os.sep}pydantic{os.sep}", "distributed/workers.py:_Process.__init__"
+)  # fmt: skip
 
 
 def examples(*commands: str) -> str:
@@ -39,23 +42,23 @@ def examples(*commands: str) -> str:
 
 
 class Command(PlainHelp, TyperCommand):
-    """`several` are the options of two values and what these are: typer would take the next option for one of them."""
+    """`pairs` are the options with two values, and descriptions of these: typer would accept the next option as one."""
 
-    several: ClassVar[Mapping[str, str]] = {}
+    pairs: ClassVar[Mapping[str, str]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for name in self.several.keys() & set(args):
-            at = args.index(name) + 1
-            given = list(itertools.takewhile(lambda word: not word.startswith("--"), args[at : at + 2]))
-            if len(given) < 2:
-                told = f"expected {self.several[name]}, got {' '.join(given) or 'none'}"
-                raise typer.BadParameter(told, param_hint=f"'{name}'")
+        for name in self.pairs.keys() & set(args):
+            start = args.index(name) + 1
+            values = list(itertools.takewhile(lambda word: not word.startswith("--"), args[start : start + 2]))
+            if len(values) < 2:
+                message = f"expected {self.pairs[name]}, got {' '.join(values) or 'none'}"
+                raise typer.BadParameter(message, param_hint=f"'{name}'")
         return super().parse_args(ctx, args)
 
 
 @contextmanager
 def _usage() -> Iterator[None]:
-    """What typer says of a wrong usage has words of the command line in it."""
+    """A context that escapes typer's messages on wrong usage, because they quote the command line."""
     try:
         yield
     except Exception as error:
@@ -74,12 +77,12 @@ class Group(PlainHelp, TyperGroup):
             with _usage():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            # Ctrl-C before a command starts its work or after it.
+            # Ctrl-C before or after the work of a command.
             _fail("interrupted", 130)
 
 
 def check_folder() -> None:
-    """Exits when the working folder was deleted: libraries then end the process as they are imported."""
+    """Exit if the working folder was deleted: libraries would end the process during their import."""
     try:
         Path.cwd()
     except OSError as error:
@@ -87,7 +90,7 @@ def check_folder() -> None:
 
 
 def check_plot(path: Path | None) -> None:
-    """Raises ConfigError when a plot is wanted in another format than PNG and SVG, or matplotlib is missing."""
+    """Raise ConfigError for a plot in another format than PNG and SVG, or if matplotlib is missing."""
     from minidl.training.report import plot_processes
 
     if path is not None and path.suffix not in (".png", ".svg"):
@@ -97,9 +100,9 @@ def check_plot(path: Path | None) -> None:
 
 
 class _Errors(io.FileIO):
-    """Standard error: what cannot be written is dropped, as there is nowhere to say so.
+    """Standard error that drops data it cannot write, because nothing can report the failure.
 
-    No buffer stands before it: one would keep, and write again, what a signal's exception says nothing of.
+    It is unbuffered: after an exception from a signal handler, a buffer would write its data a second time.
     """
 
     def write(self, data: Any) -> int:
@@ -111,12 +114,10 @@ class _Errors(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Make output streams that can be used: closed ones discard, characters without an encoding are escaped.
-
-    Standard error never fails.
-    """
+    """Make the output streams usable: closed streams discard, characters that cannot be encoded are escaped, and
+    standard error never fails."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
-        # Else the next file that is opened would be standard output.
+        # Otherwise the next opened file would become standard output.
         os.set_inheritable(opened, True)
     os.close(opened)
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -132,21 +133,21 @@ def prepare_streams() -> None:
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turns errors into one sentence on standard error and an exit code; SIGTERM acts as Ctrl-C."""
+    """A context that turns errors into one sentence on standard error and an exit code; SIGTERM acts as Ctrl-C."""
     from minidl.data.records import DataError
     from minidl.data.workers import WorkerError
     from minidl.distributed.started import DistributedError
 
-    came: list[int] = []
+    signals: list[int] = []
     try:
-        with terminated(came):
+        with terminated(signals):
             yield
     except Interrupted as stop:
         _fail(str(stop) if _leads() else None, 130)
     except DistributedError as error:
         _fail(*_ended(error, f"error: {one_line(str(error))}", 1))
     except (ConfigError, DataError, DamagedError) as error:
-        if came and isinstance(error, DamagedError):  # torch took the signal for an error of what it read
+        if signals and isinstance(error, DamagedError):  # torch turned the KeyboardInterrupt into a read error
             _fail("interrupted", 130)
         _fail(*_ended(error, f"error: {one_line(str(error))}", 2))
     except (RunError, WorkerError) as error:
@@ -156,31 +157,31 @@ def errors() -> Iterator[None]:
     except OSError as error:
         if not error.filename and error.errno in (errno.EPIPE, errno.ENOSPC):
             raise typer.Exit(output_lost(error)) from None
-        if (told := _read(error)) is not None:
-            _fail(*_ended(error, *told))
+        if (failure := _read(error)) is not None:
+            _fail(*_ended(error, *failure))
         where = f"{error.filename}: " if error.filename else ""
         _fail(*_ended(error, f"error: {one_line(f'{where}{error.strerror or error}')}", 1))
     except Exception as error:
-        if came:
+        if signals:
             _fail("interrupted", 130)
-        if (told := _read(error)) is None:
+        if (failure := _read(error)) is None:
             _ended(error, f"error: {type(error).__name__}: {error}", 1)
             raise
-        _fail(*_ended(error, *told))
+        _fail(*_ended(error, *failure))
 
 
 def _read(error: Exception) -> tuple[str, int] | None:
-    """What is said of memory or threads that have run out and of a library that cannot be imported; the exit code."""
+    """Return the message and exit code for lack of memory or threads, or a failed import; None for other errors."""
     if (short := out_of_memory.read(error)) is not None:
-        # The frames that the error came through hold what has taken the memory.
+        # The frames of the traceback hold the memory.
         traceback.clear_frames(error.__traceback__)
         return f"error: {short}; {out_of_memory.advice(short)}", 1
-    told = failed_import(error)
-    return None if told is None else (f"error: {one_line(told)}", 2)
+    message = failed_import(error)
+    return None if message is None else (f"error: {one_line(message)}", 2)
 
 
 def output_lost(error: OSError) -> int:
-    """Tells that standard output cannot be written, unless its reader has left; returns the exit code."""
+    """Report that standard output cannot be written, unless its reader closed the pipe, and return the exit code."""
     discard_output()
     if isinstance(error, BrokenPipeError):
         return 141
@@ -189,90 +190,87 @@ def output_lost(error: OSError) -> int:
 
 
 @contextmanager
-def terminated(came: list[int] | None = None) -> Iterator[None]:
-    """While entered, Ctrl-C and SIGTERM raise KeyboardInterrupt; in the main thread only. `came` gets their numbers.
+def terminated(signals: list[int] | None = None) -> Iterator[None]:
+    """A context in which Ctrl-C and SIGTERM raise KeyboardInterrupt, in the main thread only; `signals` gets their
+    numbers.
 
-    Python drops exceptions raised within a finaliser or a weak reference's callback, and some libraries take them for
-    others: then it is raised again, or later. A second signal is not put off.
+    Python drops an exception in a finaliser or a weak reference's callback, and some libraries turn it into another
+    error. So a signal at such a point is raised later, but a second signal is not deferred.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    waits, end = False, 0.0  # whether a signal is to be raised again, and until when it may wait
+    deadline = 0.0  # until when the deferred signal may wait, 0 without one
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal waits
-        if came is not None:
-            came.append(number)
-        if not waits and _is_uninterrupted(frame):
-            raise_later()
+        nonlocal deadline
+        is_retry = number == signal.SIGALRM
+        if is_retry and not deadline:
             return
-        waits = False
+        if signals is not None and not is_retry:
+            signals.append(number)
+        is_second = deadline and not is_retry
+        if not is_second and time.monotonic() < (deadline or math.inf) and _is_uninterrupted(frame):
+            defer()
+            return
+        deadline = 0.0
         raise KeyboardInterrupt
 
-    def dropped(what: sys.UnraisableHookArgs) -> None:
-        if issubclass(what.exc_type, KeyboardInterrupt):
-            raise_later()  # here it would be dropped again
+    def defer() -> None:
+        nonlocal deadline
+        deadline = deadline or time.monotonic() + _PATIENCE
+        # By a timer: a thread cannot be started if their number is limited.
+        before.setdefault(signal.SIGALRM, signal.signal(signal.SIGALRM, interrupt))
+        signal.setitimer(signal.ITIMER_REAL, _RETRY)
+
+    def unraisable(dropped: sys.UnraisableHookArgs) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            defer()
         else:
-            hook(what)
-
-    def raise_later() -> None:
-        nonlocal waits, end
-        waits, end = True, time.monotonic() + _PATIENCE
-        # By a timer: a thread cannot be started where their number is limited.
-        before.setdefault(signal.SIGALRM, signal.signal(signal.SIGALRM, again))
-        signal.setitimer(signal.ITIMER_REAL, _SOON)
-
-    def again(number: int, frame: FrameType | None) -> None:
-        nonlocal waits
-        if waits and _is_uninterrupted(frame) and time.monotonic() < end:
-            signal.setitimer(signal.ITIMER_REAL, _SOON)
-        elif waits:
-            waits = False
-            raise KeyboardInterrupt
+            hook(dropped)
 
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what is in the background
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # set by a shell for background commands
         numbers.remove(signal.SIGINT)
     before: dict[int, Any] = {number: signal.signal(number, interrupt) for number in numbers}
-    hook, sys.unraisablehook = sys.unraisablehook, dropped
+    hook, sys.unraisablehook = sys.unraisablehook, unraisable
     try:
         yield
     finally:
         sys.unraisablehook = hook
         if signal.SIGALRM in before:
-            waits = False
+            deadline = 0.0
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _is_uninterrupted(frame: FrameType | None) -> bool:
-    """Whether a frame, or one that called it, is of code that must not be interrupted."""
+    """Return whether a frame or one of its callers runs code that must not be interrupted."""
     while frame is not None:
-        place = f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}"
-        if any(part in place for part in _UNINTERRUPTED):
+        name = f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}"
+        if any(part in name for part in _UNINTERRUPTED):
             return True
         frame = frame.f_back
     return False
 
 
 def _leads() -> bool:
-    """Whether this process is alone, or the first of several."""
+    """Return whether this process is the only one, or the first of several."""
     group = _group()
     return group is None or bool(group.leads)
 
 
 def _ended(error: BaseException, message: str, code: int) -> tuple[str | None, int]:
-    """What is to be said of an error, and the exit code; one of several processes speaks for all."""
+    """Return the message for an error, None if another process prints it, and the exit code."""
     group = _group()
     return (message, code) if group is None else group.failed(error, message, code)
 
 
 def _group() -> Any:
-    """The processes that this one is of, None where it is alone, or has not got so far."""
-    current = getattr(sys.modules.get("minidl.distributed.group"), "current", None)  # a thread may still import it
+    """Return the group of this process, None if it has not joined one."""
+    current = getattr(sys.modules.get("minidl.distributed.group"), "current", None)  # may be partly imported
     return None if current is None else current()
 
 

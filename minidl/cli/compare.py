@@ -9,8 +9,8 @@ from minidl.common.console import echo
 from minidl.training.settings.command import Compare
 
 
-def _compare(given: dict[str, Any]) -> None:
-    config = Compare(**given)
+def _compare(options: dict[str, Any]) -> None:
+    config = Compare(**options)
     from minidl.training.report import compare
 
     echo(compare.compare(config), end="")

@@ -85,16 +85,16 @@ class Doctor(Settings):
     ] = None
 
 
-def _doctor(given: dict[str, Any]) -> None:
-    config = Doctor(**given)
+def _doctor(options: dict[str, Any]) -> None:
+    config = Doctor(**options)
     from minidl.tools import doctor as work
 
     if config.warm:
-        raise typer.Exit(_warm(config, given))
+        raise typer.Exit(_warm(config, options))
     if not config.compile:
         if config.names:
             raise ConfigError("names of commands require --warm, and files require --compile")
-        for name in given:
+        for name in options:
             raise ConfigError(f"{flag(name)} requires --compile")
         raise typer.Exit(work.doctor())
     json = config.json_file
@@ -115,7 +115,7 @@ def _doctor(given: dict[str, Any]) -> None:
 
 
 def _check_scripts(config: Doctor) -> None:
-    """Have kernels interpreted, and raise ConfigError for scripts that are not there."""
+    """Select the interpreter, and raise ConfigError for missing scripts."""
     if config.brief is not None:
         raise ConfigError("--brief applies to minidl's own kernels: remove it, or remove the files")
     if config.module and not config.names:
@@ -124,10 +124,10 @@ def _check_scripts(config: Doctor) -> None:
     sanitize.check_scripts(config.names[:1] if config.module else config.names, module=config.module)
 
 
-def _warm(config: Doctor, given: dict[str, Any]) -> int:
+def _warm(config: Doctor, options: dict[str, Any]) -> int:
     from minidl.tools import doctor as work
 
-    for name in given:
+    for name in options:
         if name not in ("warm", "names", "arch"):
             raise ConfigError(f"{flag(name)} cannot be combined with --warm")
     archs: list[Any] = [None] if config.arch is None else _architectures("arch", config.arch)
@@ -139,10 +139,10 @@ def _warm(config: Doctor, given: dict[str, Any]) -> int:
         raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
 
 
-def _architectures(name: str, given: str) -> list[Arch]:
-    parts = [part.strip().removeprefix("sm_") for part in given.split(",")]
+def _architectures(name: str, text: str) -> list[Arch]:
+    parts = [part.strip().removeprefix("sm_") for part in text.split(",")]
     if not all(is_number(part) or part.startswith("gfx") for part in parts):
-        raise ConfigError(f"{flag(name)} is {given}, expected compute capabilities without the point, such as 80,90")
+        raise ConfigError(f"{flag(name)} is {text}, expected compute capabilities without the point, such as 80,90")
     return [int(part) if is_number(part) else part for part in parts]
 
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from minidl.cli.options import command, taken
+from minidl.cli.options import command, extract
 from minidl.cli.profiling import ProfilingOfRun, profiled
 from minidl.common.console import echo
 from minidl.errors import ConfigError
@@ -17,38 +17,38 @@ from minidl.training.run_folder.folder import RunFolder
 from minidl.training.settings.command import Evaluate
 
 
-def _evaluate(given: dict[str, Any]) -> None:
-    profiling = taken(given, ProfilingOfRun)
-    generator: dict[str, Any] = {name: given.pop(name) for name in ("samples", "evaluator") if name in given}
-    config = Evaluate(**given)
-    usual = None
+def _evaluate(options: dict[str, Any]) -> None:
+    profiling = extract(options, ProfilingOfRun)
+    of_generator: dict[str, Any] = {name: options.pop(name) for name in ("samples", "evaluator") if name in options}
+    config = Evaluate(**options)
+    trace = None
     if (config.run / "config.json").is_file():
-        usual = config.run / "trace-evaluate.json"
-    around = profiled(profiling, usual)
+        trace = config.run / "trace-evaluate.json"
+    profiler = profiled(profiling, trace)
     if _is_generator(config.run):
-        _evaluate_generator(config, generator, around)
+        _evaluate_generator(config, of_generator, profiler)
         return
-    for name in generator:
+    for name in of_generator:
         raise ConfigError(f"--{name} requires a generator; {config.run} is not one")
     work = device.prepare(config.device, "minidl.training.prediction.predict")
     from minidl.training.report import report_files
 
-    with around:
+    with profiler:
         echo(report_files.as_text(work.evaluate(config)), end="")
 
 
-def _evaluate_generator(config: Evaluate, given: dict[str, Any], around: AbstractContextManager[None]) -> None:
+def _evaluate_generator(config: Evaluate, options: dict[str, Any], profiler: AbstractContextManager[None]) -> None:
     if config.text_column or config.label_column:
         raise ConfigError("--text-column and --label-column are for text runs")
     if config.devices != 1:
         raise ConfigError("--devices cannot be used with a generator: scoring its pictures takes a second")
     model = str(config.run) if _is_built_in(config.run) else str(config.run.absolute())
-    wanted = EvaluateGan(model=model, data=config.data, json_file=config.json_file, **given)
+    settings = EvaluateGan(model=model, data=config.data, json_file=config.json_file, **options)
     work = device.prepare(config.device, "minidl.generation.evaluate")
     environment.fix_threads(environment.thread_count())
 
-    with around:
-        echo(work.as_text(work.evaluate(wanted)), end="")
+    with profiler:
+        echo(work.as_text(work.evaluate(settings)), end="")
 
 
 def _is_generator(run: Path) -> bool:
@@ -60,7 +60,7 @@ def _is_generator(run: Path) -> bool:
 
 
 def _is_built_in(run: Path) -> bool:
-    """Whether the built-in generator is meant; a run in a folder of that name has precedence."""
+    """Return whether this is the name of a built-in generator; a run in a folder of that name has precedence."""
     return str(run) in BUILT_IN and not (run / "config.json").is_file()
 
 

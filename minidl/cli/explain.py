@@ -12,19 +12,19 @@ from minidl.training.process import device
 from minidl.training.settings.command import Explain
 
 
-def _explain(given: dict[str, Any]) -> None:
-    config = Explain(**given)
+def _explain(options: dict[str, Any]) -> None:
+    config = Explain(**options)
     device.prepare(config.device, "minidl.training.loop.forward")
     from minidl.training.prediction import explain
 
-    total = unknown = 0
+    total = unrecognized = 0
     for text, labels in explain.explain(config):
-        total, unknown = total + 1, unknown + (not labels[0].terms)
+        total, unrecognized = total + 1, unrecognized + (not labels[0].terms)
         if config.as_json:
             echo(encoded(explain.as_json(text, labels)))
         else:
             echo(explain.as_text(text, labels, config.terms), end="")
-    inputs.note_unknown(unknown, total)
+    inputs.note_unknown(unrecognized, total)
 
 
 add_to = command("explain", Explain, _explain)

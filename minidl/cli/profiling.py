@@ -43,11 +43,11 @@ class ProfilingOfRun(Profiling):
 
 
 @contextmanager
-def profiled(profiling: Profiling, usual: Path | None, updates: int = 1) -> Iterator[None]:
-    """Profiles the work of a command, once its device is chosen, and shows the table on standard error.
+def profiled(profiling: Profiling, default: Path | None, updates: int = 1) -> Iterator[None]:
+    """A context that profiles a command whose device is chosen, and then prints the table to standard error.
 
-    The trace is written to --trace, or to `usual` if its folder exists at the end. `updates` is the number of optimizer
-    steps in a training step. Raises ConfigError for --trace without --profile, or a file that cannot be written.
+    The trace is written to --trace, or to `default` if its folder exists at the end. `updates` is the number of
+    optimizer steps in a training step. Raises ConfigError for --trace without --profile, or an unwritable file.
     """
     trace = profiling.trace
     if not profiling.profile:
@@ -55,8 +55,8 @@ def profiled(profiling: Profiling, usual: Path | None, updates: int = 1) -> Iter
             raise ConfigError("--trace requires --profile")
         yield
         return
-    if trace is None and usual is not None and usual.parent.exists():
-        check_output("--trace", usual, TRACE)
+    if trace is None and default is not None and default.parent.exists():
+        check_output("--trace", default, TRACE)
     from minidl.tools.profiling import Profile
 
     recorder = Profile(updates=updates)
@@ -65,12 +65,12 @@ def profiled(profiling: Profiling, usual: Path | None, updates: int = 1) -> Iter
             yield
     except BaseException:
         if recorder.events:
-            # The error itself must be shown: it may say how to continue the run.
+            # The error must be shown: it may say how to continue the run.
             with contextlib.suppress(OSError):
-                _show(recorder, trace or usual)
+                _show(recorder, trace or default)
         raise
     if recorder.events:
-        _show(recorder, trace or usual)
+        _show(recorder, trace or default)
     else:
         echo(str(recorder), error=True, end="")
 

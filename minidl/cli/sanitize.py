@@ -50,8 +50,8 @@ class Sanitize(Settings):
     ] = None
 
 
-def _sanitize(given: dict[str, Any]) -> None:
-    config = Sanitize(**given)
+def _sanitize(options: dict[str, Any]) -> None:
+    config = Sanitize(**options)
     script, json = config.script, config.json_file
     if json is not None:
         json = json.absolute()  # the script may change the working directory
@@ -62,20 +62,20 @@ def _sanitize(given: dict[str, Any]) -> None:
 
     outcome = sanitizing.run(script, list(config.arguments), module=config.module, stop=config.first)
     _show(outcome)
-    fine = outcome.launches and not outcome.findings and not outcome.unchecked
+    clean = outcome.launches and not outcome.findings and not outcome.unchecked
     if json is not None:
-        check_output("--json", json, FINDINGS)  # again: the script may have made it
+        check_output("--json", json, FINDINGS)  # the script may have created it
         files.write_json(json, _as_json(outcome))
-    raise typer.Exit(outcome.code or int(not fine))
+    raise typer.Exit(outcome.code or int(not clean))
 
 
 def check_scripts(names: Sequence[str], *, module: bool) -> None:
-    """Raises ConfigError for a script, or a module, that is not there."""
+    """Raise ConfigError for a missing script or module."""
     from minidl.tools.sanitizing import has_module
 
     for name in names:
         if module and not has_module(name):
-            raise ConfigError(f"there is no module {name!r}; -m takes the name of a module, such as package.module")
+            raise ConfigError(f"no module {name!r} was found; -m requires a module's name, such as package.module")
         if not module and not Path(name).is_file():
             raise ConfigError(f"{name} is not a file; expected a Python script, or -m and the name of a module")
 
@@ -84,8 +84,8 @@ def _show(outcome: Outcome) -> None:
     code = outcome.code
     for number, finding in enumerate(outcome.findings, 1):
         echo(f"{number}. {finding}", error=True)
-    for each in outcome.unchecked:
-        echo(f"not checked: {one_line(each)}", error=True)
+    for process in outcome.unchecked:
+        echo(f"not checked: {one_line(process)}", error=True)
     partly = "; not all processes were checked" if outcome.unchecked else ""
     end = f" before the script {'was interrupted' if code == 130 else f'failed (exit code {code})'}" if code else ""
     launches = sum(outcome.launches.values())

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from minidl.cli.common import Group, examples
-from minidl.cli.options import command, taken
+from minidl.cli.options import command, extract
 from minidl.cli.profiling import Profiling, profiled
 from minidl.common import timing
 from minidl.common.console import echo
@@ -25,8 +25,8 @@ from minidl.training.run_folder.training_folder import TrainingFolder
 from minidl.training.tasks import TASKS
 
 _MANY = 4  # processors; with fewer, more processes only delay the first
-_LATER = 20.0  # seconds
-_RESTARTS = 3  # after which a run whose processes are killed is given up
+_EXTRA = 20.0  # seconds
+_RESTARTS = 3  # of a run whose processes are killed
 
 
 def add_to(app: typer.Typer) -> None:
@@ -45,73 +45,72 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(group, name="train")
 
 
-def _train(kind: str, given: dict[str, Any]) -> None:
+def _train(kind: str, options: dict[str, Any]) -> None:
     timing.begin()
-    profiling = taken(given, Profiling)
-    place = workers.place()
-    if place is not None and (place.world > 1 or workers.starter()):
-        _train_together(kind, given, profiling, place)
+    profiling = extract(options, Profiling)
+    ranks = workers.ranks()
+    if ranks is not None and (ranks.world > 1 or workers.starter()):
+        _train_together(kind, options, profiling, ranks)
         return
-    count = device.processes(given.get("devices", 1), given.get("device", "auto"))
+    count = device.processes(options.get("devices", 1), options.get("device", "auto"))
     if count > 1:
-        # With all its checks: the first of these processes makes them.
-        # Later than the others notice by themselves.
-        stopped = given.get("timeout", started.TIMEOUT) + _LATER
+        # The first process checks the options. The others notice a stopped process before this limit.
+        stopped = options.get("timeout", started.TIMEOUT) + _EXTRA
         workers.run(workers.own_command(), count, _RESTARTS, first=True, together=True, stopped=stopped)
         return
-    config = train_settings(kind, given)
-    done = TrainingFolder(config.out).finished_report() if config.resume else None
-    if done is not None:
+    config = train_settings(kind, options)
+    report = TrainingFolder(config.out).finished_report() if config.resume else None
+    if report is not None:
         if not config.quiet:
-            echo(done, end="")
+            echo(report, end="")
         return
     processors = min(available(), config.workers or available())
-    with contextlib.ExitStack() as alongside:
-        gpu = alongside.enter_context(compiler_processes.started(kind, config.device))
-        if gpu and processors >= _MANY:  # without a GPU the network has the processors
-            alongside.enter_context(helpers.start_processes(processors))
+    with contextlib.ExitStack() as stack:
+        gpu = stack.enter_context(compiler_processes.started(kind, config.device))
+        if gpu and processors >= _MANY:  # without a GPU, training uses the processors
+            stack.enter_context(helpers.start_processes(processors))
         _run(kind, config, profiling)
 
 
-def _train_together(kind: str, given: dict[str, Any], profiling: Profiling, place: workers.Place) -> None:
-    """As one of several processes: the first reads the flags and writes the run, the others follow it."""
-    if lacking := workers.missing_address():
-        raise ConfigError(lacking)
-    there = 0 if given.get("device") == "cpu" else workers.gpus()
-    if 0 < there < place.local_world:
-        raise ConfigError(f"{place.local_world} processes of this host share {there} GPUs: start one process per GPU")
-    os.environ |= workers.only(place.local)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # of lost connections one sentence is said
-    module = device.prepare(given.get("device", "auto"), "minidl.distributed.group")
-    group = module.init(max(1.0, given.get("timeout", started.TIMEOUT)))  # the flag is checked by the first
-    group.check_same(version=environment.code(), command=json.dumps(given, default=str, sort_keys=True))
+def _train_together(kind: str, options: dict[str, Any], profiling: Profiling, ranks: workers.Ranks) -> None:
+    """Train as one of several processes: the first checks the options and writes the run, the others follow it."""
+    if message := workers.missing_address():
+        raise ConfigError(message)
+    gpus = 0 if options.get("device") == "cpu" else workers.gpus()
+    if 0 < gpus < ranks.local_world:
+        raise ConfigError(f"{ranks.local_world} processes of this host share {gpus} GPUs: start one process per GPU")
+    os.environ |= workers.only(ranks.local)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # minidl reports lost connections itself
+    module = device.prepare(options.get("device", "auto"), "minidl.distributed.group")
+    group = module.init(max(1.0, options.get("timeout", started.TIMEOUT)))  # the first process checks the option
+    group.check_same(version=environment.code(), command=json.dumps(options, default=str, sort_keys=True))
     group.starters = [*filter(None, group.gathered(workers.starter(), "the comparison of the processes"))]
-    config = told = None
+    config = message_to_all = None
     if group.leads:
-        if TrainingFolder(given["out"]).is_started_by(group.starters):  # they have been started again
-            given |= {"resume": True, "overwrite": False}
-        config = train_settings(kind, given)
+        if TrainingFolder(options["out"]).is_started_by(group.starters):  # a restart
+            options |= {"resume": True, "overwrite": False}
+        config = train_settings(kind, options)
         if config.shards is None and not (config.resume and (config.out / "config.json").exists()):
             config = config.model_copy(update={"shards": started.USUAL})
-        done = TrainingFolder(config.out).finished_report() if config.resume else None
-        told = [config.identity(), done is None]
-        if done is not None and not config.quiet:
-            echo(done, end="")
-    identity, goes_on = group.from_leader(told, "the settings")
-    if not goes_on:
+        report = TrainingFolder(config.out).finished_report() if config.resume else None
+        message_to_all = [config.identity(), report is None]
+        if report is not None and not config.quiet:
+            echo(report, end="")
+    identity, is_unfinished = group.from_leader(message_to_all, "the settings")
+    if not is_unfinished:
         return
     if not group.leads:
         settings = TASKS[kind].settings
-        own = {name: given[name] for name in settings.of_process().model_fields if name in given}
-        config, profiling = settings(**{**settings.earlier, **identity, **own}), Profiling()
+        of_process = {name: options[name] for name in settings.of_process().model_fields if name in options}
+        config, profiling = settings(**{**settings.earlier, **identity, **of_process}), Profiling()
     _run(kind, config, profiling)
 
 
 def _run(kind: str, config: Any, profiling: Profiling) -> None:
     task = TASKS[kind]
-    import numpy as np  # noqa: F401 (before the thread, which needs it, too)
+    import numpy as np  # noqa: F401 (before the thread, which also imports it)
 
-    # torch takes some seconds; meanwhile the data is read.
+    # The import of torch takes some seconds; meanwhile the data is read.
     wait = helpers.in_thread(lambda: device.prepare(config.device, "minidl.training.train"))
     with timing.timed("read"):
         dataset = task.load(config)

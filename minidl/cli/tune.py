@@ -105,8 +105,8 @@ def _run(options: dict[str, Any]) -> None:
         check_alone(options, "out", "write", "dry_run", "json", "plot")
         for shapes in selected:
             count = len(space.candidates(shapes.family, shapes.target, shapes.tile))
-            met = ", ".join(problem.name for problem in shapes.problems) or "no problem meets it"
-            echo(f"{shapes.name}: {space.describe(shapes.tile)} ({count} candidates; {met})")
+            problems = ", ".join(problem.name for problem in shapes.problems) or "no problem uses it"
+            echo(f"{shapes.name}: {space.describe(shapes.tile)} ({count} candidates; {problems})")
         return
     _tune(selected, config)
 
@@ -160,7 +160,7 @@ def _tune(selected: list[ShapeClass], config: Tune) -> None:
     try:
         run.run(selected, tables, config.budget, check.for_device(), rich_console(), keep, results)
     finally:
-        # After Ctrl-C as well, and each even if another fails: measurements are worth keeping.
+        # Also after Ctrl-C, and each output even if another fails: measurements take long.
         with contextlib.ExitStack() as outputs:
             if plot is not None and results:
                 outputs.callback(_draw, plot, results)
@@ -223,7 +223,7 @@ def _draw(plot: Path, results: list[SearchResult]) -> None:
 
 
 def _with_tables(selected: list[ShapeClass], tables: dict[str, Table]) -> list[ShapeClass]:
-    """The same classes with the tiles of the tables that tuning starts from."""
+    """Return the same classes with the tiles of the tables that tuning starts from."""
     from minidl.runtime import launch
     from minidl.tools.tuning import classes
 
@@ -237,7 +237,7 @@ def _with_tables(selected: list[ShapeClass], tables: dict[str, Table]) -> list[S
 
 
 def _check_folder(out: Path | None, what: str) -> None:
-    """Raises ConfigError, before the work, when the folder cannot be created or written; `what` is its flag."""
+    """Raise ConfigError, before the work, if the folder cannot be created or written; `what` is its option."""
     if out is None:
         return
     try:

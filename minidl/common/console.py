@@ -1,6 +1,6 @@
-"""What the commands print. A terminal obeys control characters: those of names and texts are escaped.
+"""Print the output of commands. Control characters in names and texts are escaped, because a terminal obeys them.
 
-A label, the name of a file or a text of a data set could otherwise erase the line above it, or write another one.
+Otherwise a label, a file name or a text of a data set could erase the line above it, or write another one.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import re
 import sys
 from typing import Any
 
-# C0 but for the tab and the line feed, DEL, C1, line separators, overrides of the direction, halves of surrogate pairs.
+# C0 except tab and line feed, DEL, C1, line separators, direction overrides, halves of surrogate pairs.
 _CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _SHORT = {"\t": r"\t", "\n": r"\n", "\r": r"\r"}
 _CONTROLS, _LINE = re.compile(f"[{_CONTROL}]"), re.compile(rf"[{_CONTROL}\t\n]")
 
 
 def escaped(text: str) -> str:
-    """A text of several lines without control characters: escaped as in JSON, so that JSON remains valid."""
+    """Return a text of one or more lines with control characters escaped as in JSON, so that JSON remains valid."""
     return _CONTROLS.sub(_escape, text)
 
 
 def one_line(text: str) -> str:
-    """`escaped` of a text that is part of a line, as a name is: tabs and line feeds, too."""
+    """Return text for part of a line, such as a name: `escaped`, tabs and line feeds too."""
     return _LINE.sub(_escape, text)
 
 
@@ -33,12 +33,12 @@ def echo(text: str, *, error: bool = False, end: str = "\n") -> None:
 
 
 def note(text: str) -> None:
-    """Print a note of one line to standard error: standard output has answers."""
+    """Print a note of one line to standard error, because standard output has results."""
     echo(f"note: {one_line(text)}", error=True)
 
 
 def rich_console(**settings: Any) -> Any:
-    """A console of rich, for tables and colours, whose texts are `escaped`."""
+    """Return a console of rich, for tables and colours, that prints `escaped` texts."""
     from rich.console import Console
 
     class Escaping(Console):
@@ -48,8 +48,8 @@ def rich_console(**settings: Any) -> Any:
     return Escaping(**settings)
 
 
-def _escape(found: re.Match[str]) -> str:
-    return _SHORT.get(found[0]) or f"\\u{ord(found[0]):04x}"
+def _escape(match: re.Match[str]) -> str:
+    return _SHORT.get(match[0]) or f"\\u{ord(match[0]):04x}"
 
 
 def cut(value: object, most: int = 300) -> str:

@@ -1,7 +1,7 @@
-"""Tensors in einops, whichever of the two is imported first. Nothing here imports einops, nor torch.
+"""Support of minidl's Tensors in einops, in any order of imports. This module imports neither einops nor torch.
 
-einops asks the subclasses of its `AbstractBackend` whose a tensor is. Its backend of torch calls names that minidl has,
-too, so that one with `minidl` in place of `torch` is all that it takes; it is made once einops has been imported.
+einops asks the subclasses of its `AbstractBackend` for the type of a tensor. Its torch backend calls only names that
+minidl has too, so a subclass with `minidl` instead of `torch` suffices; it is defined when einops has been imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BACKENDS = "einops._backends"
 
 
 def add_to(backends: ModuleType) -> None:
-    """Give einops a backend of minidl's Tensors."""
+    """Give einops a backend for minidl's Tensors."""
 
     class Backend(backends.TorchBackend):  # type: ignore[misc, name-defined]
         framework_name = "minidl"
@@ -27,7 +27,7 @@ def add_to(backends: ModuleType) -> None:
             return "minidl.tensors" in sys.modules and isinstance(tensor, self.torch.Tensor)
 
         def layers(self) -> Any:
-            raise NotImplementedError("einops has no layers of minidl's; call rearrange, reduce or einsum in forward()")
+            raise NotImplementedError("einops has no layers for minidl; call rearrange, reduce or einsum in forward()")
 
     backends.MinidlBackend = Backend  # type: ignore[attr-defined]  # einops refers to subclasses weakly
 
@@ -42,11 +42,11 @@ class _AfterEinops:
             return None
         execute = loader.exec_module
 
-        def executed(module: ModuleType) -> None:
+        def execute_and_add(module: ModuleType) -> None:
             execute(module)
             add_to(module)
 
-        loader.exec_module = executed
+        loader.exec_module = execute_and_add
         return spec
 
 

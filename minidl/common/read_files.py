@@ -1,7 +1,7 @@
 """Read the files of minidl: runs, pictures, caches, plans, results and tile tables.
 
-Opening a pipe waits for its writer, a device such as /dev/zero never ends, and a sparse file may be larger than memory:
-only regular files of a size that their kind may have are read.
+A path may lead to anything. Opening a pipe waits for its writer, a device such as /dev/zero never ends, and a sparse
+file may have more bytes than the memory, so only regular files are read, up to a size that depends on their kind.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 
 DOCUMENT = 2**28  # bytes of JSON, text and plots
-_VALUES = (".safetensors", ".pictures", ".npy", ".npz", ".zip", ".gz", ".rows")  # limited by the memory
+_VALUES = (".safetensors", ".pictures", ".npy", ".npz", ".zip", ".gz", ".rows")  # up to the size of the memory
 _NO_FILE = "it is a pipe, a socket or a device: only a regular file is read"
 
 
@@ -29,7 +29,7 @@ def handle(path: Path, flags: int = os.O_RDONLY, folder: int | None = None) -> i
     try:
         descriptor = os.open(path if folder is None else path.name, flags, 0o666, dir_fd=folder)
     except OSError as error:
-        if error.errno != errno.ENXIO:  # of a socket, and of a pipe that nobody reads
+        if error.errno != errno.ENXIO:  # a socket, or a pipe without a reader
             raise
         raise OSError(errno.EINVAL, _NO_FILE, str(path)) from None
     mode = os.fstat(descriptor).st_mode

@@ -104,18 +104,18 @@ INSTEAD = {
     "Dropout3d": "Dropout2d of x.flatten(3)",
     "EmbeddingBag": "SparseLinear, whose input is a CSR, or Embedding and a sum",
     "Generator": "seed= where random numbers are drawn, or minidl.manual_seed before",
-    "GRU*": "Conv1d with padding='causal', another layer for sequences: there are no recurrent ones",
-    "LSTM*": "Conv1d with padding='causal', another layer for sequences: there are no recurrent ones",
+    "GRU*": "Conv1d with padding='causal', another layer for sequences: minidl has no recurrent layers",
+    "LSTM*": "Conv1d with padding='causal', another layer for sequences: minidl has no recurrent layers",
     "Lazy*": "the layer without Lazy, with its number of inputs",
-    "MultiheadAttention": "it of Linear, matmul and softmax",
+    "MultiheadAttention": "attention made of Linear, matmul and softmax",
     "ParameterDict": "parameters as attributes, by setattr(self, name, parameter)",
     "ParameterList": "parameters as attributes, by setattr(self, f'weight{i}', parameter)",
-    "RNN*": "Conv1d with padding='causal', another layer for sequences: there are no recurrent ones",
+    "RNN*": "Conv1d with padding='causal', another layer for sequences: minidl has no recurrent layers",
     "ReflectionPad*": "ReflectionPad2d, or ops.pad with mode='reflect'",
     "ReplicationPad*": "ReplicationPad2d, or ops.pad with mode='replicate'",
     "Softmax2d": "Softmax(dim=1)",
     "SparseAdam": "Adam(lazy=True)",
-    "Transformer*": "it of Linear, LayerNorm, matmul and softmax",
+    "Transformer*": "a block made of Linear, LayerNorm, matmul and softmax",
     "UpsamplingBilinear2d": "Upsample(mode='bilinear', align_corners=True)",
     "UpsamplingNearest2d": "Upsample",
     "ZeroPad*": "ZeroPad2d, or ops.pad",
@@ -127,7 +127,7 @@ INSTEAD = {
     "fuse_conv_bn_eval": "nn.fold_batch_norms(model)",
     "gradcheck": "minidl.check_grads",
     "gradgradcheck": "minidl.check_grads of a function that calls grad with create_graph=True",
-    "linalg": "x.norm(p, dim) or x @ y; what solves and decomposes is torch.linalg's, of x.to_torch()",
+    "linalg": "x.norm(p, dim) or x @ y; solve and decompose with torch.linalg on x.to_torch()",
     "torch": "import minidl.torch, which nothing else imports",
     "utils": "torch.utils.data, which works as it is; see minidl.data.to_device",
     "vector_to_parameters": "p.copy_(part.reshape(p.shape)) of the parts vector.split(sizes), under minidl.no_grad()",
@@ -166,7 +166,7 @@ def hint(module: str, name: str, names: Iterable[str]) -> str:
     if name.endswith("_") and name[:-1] in names:
         return f"; write x = {name[:-1]}(x)"
     near = f"{name}_" if f"{name}_" in names else nearest(name, names)
-    return f"; did you mean {near}?" if near else f": it is not built; dir({module}) lists what is"
+    return f"; did you mean {near}?" if near else f": minidl does not provide it; see dir({module})"
 
 
 def attribute(module: str, name: str, names: Iterable[str]) -> AttributeError:

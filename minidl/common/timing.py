@@ -26,7 +26,7 @@ class Phases:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """A context timed as this phase; a nested context is timed as its own phase only."""
+        """A context timed as this phase; a nested context counts only for its phase."""
         self._change()
         self._open.append(name)
         try:
@@ -76,7 +76,7 @@ def timed(name: str) -> Any:
 def table(seconds: dict[str, float]) -> str:
     """Return the phases that took time as lines of text, with their shares."""
     total = max(seconds["total"], 1e-9)
-    lines = [f"{name:<10}{taken:>9.2f} s{taken / total:>7.0%}" for name, taken in seconds.items() if taken >= 0.005]
+    lines = [f"{name:<10}{value:>9.2f} s{value / total:>7.0%}" for name, value in seconds.items() if value >= 0.005]
     return "\n".join([f"{'phase':<10}{'time':>11}{'share':>7}", *lines]) + "\n"
 
 

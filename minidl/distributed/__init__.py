@@ -2,7 +2,7 @@
 
     distributed.init()                              # reads torchrun's environment
     parallel = distributed.DataParallel(model)
-    for x, y in batches:                            # whole batches, the same in every process
+    for x, y in batches:                            # complete batches, the same in every process
         loss = parallel(lambda x, y: F.cross_entropy(model(x), y), x, y)
         optimizer.step()
 

@@ -1,9 +1,9 @@
 """Buckets of gradients, which are summed over all shards while other shards are still computed.
 
-A shard's gradients are copied into its row of a bucket once all gradients of the bucket are known; the last layers come
-first. The last shard's copy sends the bucket, which sums it over all shards of all processes. While a step is recorded
-for a CUDA graph, shards and sums run on separate streams, so that the graph has parallel branches. Otherwise there is
-one stream, which the host fills more slowly than a GPU empties it.
+A shard's gradients are copied into its row of a bucket once all gradients of the bucket are computed; the last layers
+come first. The last shard's copy sends the bucket, which sums it over all shards of all processes. While a step is
+recorded for a CUDA graph, shards and sums run on separate streams, so that the graph has parallel branches. Otherwise
+one stream suffices: the host fills it more slowly than a GPU empties it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class ShardedStep:
         self._in_backward[self._shard] = False
 
     def arrived(self, parameter: Tensor) -> None:
-        """Take the gradient of a parameter, and fill its bucket if all gradients are known."""
+        """Take the gradient of a parameter, and fill its bucket if it has all gradients."""
         if not self._in_backward[self._shard]:  # more gradients will be added
             return
         gradients = self._gradients[self._shard]

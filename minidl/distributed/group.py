@@ -31,7 +31,7 @@ _INTERVAL = 0.25  # seconds between checks of the store
 _ANSWER = 1.5  # seconds in which live processes answer
 _GRACE = 5.0  # seconds in which a process ends by itself after another one has failed
 _PATIENCE = 10.0  # seconds that it keeps waiting in a captured step after SIGTERM
-_FAILED, _ASKED, _SEEN, _REPORTED = "failed", "asked", "seen", "told"  # keys of the store
+_FAILED, _REQUEST, _SEEN, _REPORTED = "failed", "request", "seen", "reported"  # keys of the store
 
 
 class Group:
@@ -45,7 +45,7 @@ class Group:
         self.rank, self.size, self.last, self.waited = rank, size, "the start", 0.0
         self.starters: list[str] = []
         self._store, self._timeout = store, timeout
-        self._place = "after the start"
+        self._position = "after the start"
         self._since: float | None = None  # when it began to wait
         self._endless = False  # whether no error can end the wait
         self._left: int | None = None  # the exit code after an exchange was interrupted, as by a signal
@@ -68,10 +68,10 @@ class Group:
 
         `endless`: nothing in it raises an error when a process is missing, such as the exchanges of a recorded step.
         """
-        self.last, self._place, self._endless, self._since = what, f"in {what}", endless, time.monotonic()
+        self.last, self._position, self._endless, self._since = what, f"in {what}", endless, time.monotonic()
         try:
             yield
-            self._place = f"after {what}"
+            self._position = f"after {what}"
         finally:
             self._since = None
 
@@ -165,18 +165,18 @@ class Group:
 
     def _lost(self, what: str) -> str:
         """Return a message with the missing processes, or with what each is waiting in."""
-        self._store.set(_ASKED, "1")
-        self._store.set(f"at {self.rank}", self._place)
+        self._store.set(_REQUEST, "1")
+        self._store.set(f"at {self.rank}", self._position)
         time.sleep(_ANSWER)
-        places = {
+        positions = {
             rank: self._store.get(f"at {rank}").decode() if self._store.check([f"at {rank}"]) else None
             for rank in range(self.size)
         }
-        gone = [rank for rank, at in places.items() if at is None]
+        gone = [rank for rank, at in positions.items() if at is None]
         if gone:
             names = ", ".join(map(str, gone))
             return f"no answer from process {names} of {self.size} (killed or stopped?), the others were in {self.last}"
-        listed = "; ".join(f"process {rank} {at}" for rank, at in places.items())
+        listed = "; ".join(f"process {rank} {at}" for rank, at in positions.items())
         return f"the processes wait for each other: {listed} ({what})"
 
     def _attend(self) -> None:
@@ -188,13 +188,13 @@ class Group:
             dist.destroy_process_group()
 
     def _watch(self) -> None:
-        """Report this process's place on request, and end it after another one has failed, or when it waits too long in
-        an exchange without time-out: in a captured step, where signals are not handled either."""
+        """Report this process's position on request, and end it after another one has failed, or when it waits too long
+        in an exchange without time-out: in a captured step, where signals are not handled either."""
         answered, stopped = False, math.inf
         with contextlib.suppress(RuntimeError):  # the store has ended
             while not self._store.check([_FAILED]):
-                if not answered and self._store.check([_ASKED]):
-                    self._store.set(f"at {self.rank}", self._place)
+                if not answered and self._store.check([_REQUEST]):
+                    self._store.set(f"at {self.rank}", self._position)
                     answered = True
                 since = self._since
                 if since is not None and time.monotonic() > since + self._timeout + 2 * _GRACE:
@@ -284,7 +284,7 @@ def _on_gpu() -> str:
     if count == 1:
         local = 0  # the only visible one; NCCL refuses a GPU shared by processes
     elif local >= count:
-        raise DistributedError(f"there is no GPU {local} for this process: this host has {count}")
+        raise DistributedError(f"GPU {local} of this process does not exist: this host has {count}")
     if not dist.is_nccl_available():
         raise DistributedError("this torch has no NCCL, which moves the tensors of GPUs")
     torch.cuda.set_device(local)

@@ -37,7 +37,7 @@ _WHAT = "the sums of a batch norm"
 
 
 class Turns:
-    """Switches between a process's shards, each with its own version of shared state: the next random stream, the
+    """Switch between a process's shards, each with its own version of shared state: the next random stream, the
     gradients of `trained`, and the data of `buffers`, replaced by one of `copies`."""
 
     def __init__(

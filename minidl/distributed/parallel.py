@@ -50,7 +50,7 @@ class DataParallel:
         share([tensor.data for _, tensor in model.named_tensors()], "the first weights")
         self._buffers = list(model.buffers() if buffers is None else buffers)
         self._sync = sync_batch_norm
-        # One copy of the buffers for each shard, to be changed in place of the model's.
+        # One copy of the buffers for each shard, which it changes instead of the model's.
         self._copies: list[list[torch.Tensor]] = []
         self._weights: dict[int, torch.Tensor] = {}
         # Results of the first step, valid for these parameters and modes of modules.
@@ -187,6 +187,6 @@ def _computed(
     return [value.data for value in values]
 
 
-def _both(given: Given) -> tuple[Tensor, list[Tensor]]:
+def _both(result: Given) -> tuple[Tensor, list[Tensor]]:
     """Return the scalar of a shard's result, and the values to average."""
-    return (given, [given]) if isinstance(given, Tensor) else (given[0], list(given[1]))
+    return (result, [result]) if isinstance(result, Tensor) else (result[0], list(result[1]))

@@ -31,7 +31,7 @@ class Shards:
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= tree.MOST:
-            raise ValueError(f"there are {self.count} shards, expected 1 to {tree.MOST}")
+            raise ValueError(f"count is {self.count}, expected 1 to {tree.MOST} shards")
         if self.size > self.count:
             raise DistributedError(
                 f"{self.size} processes are more than the {self.count} shards of a batch: start at most {self.count}"

@@ -46,7 +46,7 @@ _COUNT = (
 )
 
 
-class Place(NamedTuple):
+class Ranks(NamedTuple):
     """The ranks of a process."""
 
     rank: int
@@ -55,7 +55,7 @@ class Place(NamedTuple):
     local_world: int
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place | None:
+def ranks(environment: Mapping[str, str] = os.environ) -> Ranks | None:
     """Return the ranks that torchrun or `run` gave this process, None for a single process. Raises DataError for
     inconsistent variables."""
     if "WORLD_SIZE" not in environment or "RANK" not in environment:
@@ -68,8 +68,8 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
         raise DataError(f"{values}: expected whole numbers, as torchrun sets them; unset them for one process")
     rank, world, local, local_world = map(int, texts)
     if not (rank < world and local < local_world <= world):
-        raise DataError(f"RANK={rank} of WORLD_SIZE={world}, LOCAL_RANK={local} of {local_world}: no such place")
-    return Place(rank, world, local, local_world)
+        raise DataError(f"RANK={rank} of WORLD_SIZE={world}, LOCAL_RANK={local} of {local_world}: no such rank")
+    return Ranks(rank, world, local, local_world)
 
 
 def missing_address(environment: Mapping[str, str] = os.environ) -> str:

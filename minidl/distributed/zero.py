@@ -28,11 +28,11 @@ def shard_optimizer(optimizer: Optimizer) -> Optimizer:
     """
     group, name = current(), type(optimizer).__name__
     if isinstance(optimizer, Muon):
-        raise ValueError("Muon: its iterations take whole matrices, so its state is not shared out; leave it as it is")
+        raise ValueError("Muon needs complete matrices: do not distribute its state")
     if optimizer.lazy:
-        raise ValueError(f"{name}: lazy updates rows, and state is shared out by values: leave one of them out")
+        raise ValueError(f"{name}: lazy updates cannot be combined with distributed state; use lazy=False")
     if optimizer._update.part is not None:
-        raise ValueError(f"{name}: its state is shared out already")
+        raise ValueError(f"{name}: its state is already distributed")
     if group.size > 1:
         optimizer._dense = True
         optimizer._update.share_out(_Part(group.rank, group.size))

@@ -20,8 +20,8 @@ USUAL_STEPS = 9
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Seeds in order from "0-63,100". Raises ConfigError for what is no list of numbers and ranges, a range that ends
-    before it begins, a seed above 2^63 - 1, one named twice, and more than 10 million."""
+    """Return seeds in order from "0-63,100". Raises ConfigError for text that is not a list of numbers and ranges, a
+    range that ends before it begins, a seed above 2^63 - 1, a repeated seed, and more than 10 million seeds."""
     seeds: list[int] = []
     for part in text.split(","):
         ends = [_seed("--seeds", end.strip()) for end in part.split("-")]
@@ -46,7 +46,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def parse_pair(texts: tuple[str, str]) -> tuple[int, int]:
-    """The ends of a walk. Raises ConfigError for what is no seed, and for equal ones."""
+    """Return the two seeds of an interpolation. Raises ConfigError for text that is not a seed, and for equal seeds."""
     first, last = (_seed("--interpolate", text.strip()) for text in texts)
     if first == last:
         raise ConfigError(f"--interpolate requires two different seeds, got {first} twice")
@@ -54,7 +54,7 @@ def parse_pair(texts: tuple[str, str]) -> tuple[int, int]:
 
 
 def parse_grid(text: str) -> tuple[int, int]:
-    """(rows, columns) from 8x8. Raises ConfigError."""
+    """Return (rows, columns) from 8x8. Raises ConfigError."""
     parts = text.lower().split("x")
     if len(parts) != 2 or not all(is_number(part) and 1 <= int(part) <= 1000 for part in parts):
         raise ConfigError(f"--grid is {shorten(text)}, expected rows and columns from 1 to 1000, such as 8x8")
@@ -167,9 +167,9 @@ class Generate(Settings):
         sources = {
             "--seeds": self.seeds, "--count": self.count, "--interpolate": self.interpolate, "--latents": self.latents,
         }  # fmt: skip
-        given = [name for name, value in sources.items() if value is not None]
-        if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} cannot be combined: each selects the pictures")
+        used = [name for name, value in sources.items() if value is not None]
+        if len(used) > 1:
+            raise ConfigError(f"{' and '.join(used)} cannot be combined: each selects the pictures")
         if self.steps is not None and self.interpolate is None:
             raise ConfigError("--steps requires --interpolate A B")
         if self.truncation is not None and self.latents is not None:
@@ -181,7 +181,7 @@ class Generate(Settings):
         return self
 
     def all_seeds(self) -> tuple[int, ...]:
-        """The seeds of the pictures in order; the two ends where a walk is wanted, none for latents from a file."""
+        """Return the seeds of the pictures in order; two for an interpolation, none for latents from a file."""
         if self.latents is not None:
             return ()
         if self.interpolate is not None:
@@ -189,7 +189,7 @@ class Generate(Settings):
         return self.seeds if self.seeds is not None else tuple(range(self.total()))
 
     def total(self) -> int:
-        """How many pictures seeds and steps ask for."""
+        """Return the number of pictures from seeds or steps."""
         if self.interpolate is not None:
             return self.steps or USUAL_STEPS
         if self.seeds is not None:
@@ -200,9 +200,9 @@ class Generate(Settings):
 
 
 class EvaluateGan(Settings):
-    """What of a generator is evaluated: `model` is a run of `minidl train gan`, a file of one, or a built-in name.
+    """Settings of the evaluation of a generator: `model` is a run of `minidl train gan`, its file, or a built-in name.
 
-    `data` None is what the run was trained on.
+    `data` None is the data that the run was trained on.
     """
 
     model: str
@@ -223,6 +223,6 @@ class EvaluateGan(Settings):
 
 
 def grid_too_small(grid: tuple[int, int], count: int) -> None:
-    """Raises ConfigError."""
-    places = f"--grid {grid[0]}x{grid[1]} has {grid[0] * grid[1]} places"
-    raise ConfigError(f"{places}, and {count} pictures were requested: use a larger grid or fewer pictures")
+    """Raise ConfigError."""
+    cells = f"--grid {grid[0]}x{grid[1]} has {grid[0] * grid[1]} cells"
+    raise ConfigError(f"{cells}, and {count} pictures were requested: use a larger grid or fewer pictures")

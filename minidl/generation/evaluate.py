@@ -1,9 +1,9 @@
-"""`minidl evaluate` of a generator: the scores of its pictures beside those of sets with known faults.
+"""`minidl evaluate` of a generator: the scores of its pictures, and of reference sets with one fault each.
 
 real               training pictures: the best possible
 a class missing    training pictures without one class, the one whose absence changes the Frechet distance least
 blurred            training pictures under a Gaussian blur of one pixel
-ten images         ten training pictures, one of each class, over and over
+ten images         ten training pictures, one of each class, repeated
 noise              every pixel drawn from the uniform distribution
 """
 
@@ -33,8 +33,8 @@ from minidl.training.tasks.gan import training_pixels
 
 SAMPLES = 10_000
 SAMPLES_CPU = 1_000
-_TOGETHER = 64  # images of one pass on a CPU: here the last bits do not matter
-_SHOWN = 10
+_PASS = 64  # images of one pass on a CPU: the last bits do not matter for scores
+_SHOWN = 10  # nearest pictures
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Reference:
 
 
 def evaluate(config: EvaluateGan) -> dict[str, Any]:
-    """The report of a generator: its scores, those of the references, and what they were taken with. A run's folder
-    gets it as evaluation.json, with nearest.png, the pictures nearest to training pictures beside these.
+    """Return the report of a generator: its scores, the scores of the references, and how they were computed. In a
+    run's folder, also write it as evaluation.json, and the pictures nearest to training pictures as nearest.png.
 
-    Raises ConfigError for a model, data and an evaluator that do not fit each other.
+    Raises ConfigError for a model, data and an evaluator with different shapes of pictures.
     """
     started = time.perf_counter()
     loaded = load(config.model)
@@ -67,7 +67,7 @@ def evaluate(config: EvaluateGan) -> dict[str, Any]:
     reference = reference_of(dataset, judge, count)
     real = subset(reference.training, count)
     pixels = samples(loaded, count)
-    generated, near = scores(pixels, judge, reference)
+    generated, neighbours = scores(pixels, judge, reference)
     rows = {"generated": generated, **reference_rows(real, judge, reference)}
     report = {
         "task": "generation",
@@ -85,20 +85,20 @@ def evaluate(config: EvaluateGan) -> dict[str, Any]:
     if config.model not in BUILT_IN and folder.is_dir():
         with RunFolder(folder).add_files("evaluation.json", "nearest.png"):
             files.write_json(folder / "evaluation.json", report)
-            write_nearest(folder / "nearest.png", pixels, near, reference.training)
+            write_nearest(folder / "nearest.png", pixels, neighbours, reference.training)
     if config.json_file is not None:
         files.write_json(config.json_file, report)
     return report
 
 
 def samples(loaded: Loaded, count: int) -> np.ndarray:
-    """Pixels uint8 [count, H, W, C] of the seeds from 0 on."""
+    """Return pixels uint8 [count, H, W, C] of the seeds from 0 on."""
     z = latents.from_seeds(range(count), loaded.latent)
-    return output.pixels(passes.everything(loaded.generator, z, loaded.channels, loaded.size, None, _TOGETHER))
+    return output.pixels(passes.everything(loaded.generator, z, loaded.channels, loaded.size, None, _PASS))
 
 
 def reference_of(dataset: ImageDataset, judge: evaluator.Evaluator, count: int) -> Reference:
-    """`count` test pictures (or all) as what generated ones are compared with."""
+    """Return the reference for generated pictures, with at most `count` test pictures."""
     test = subset(dataset.test, count)
     labels = np.concatenate([dataset.train.labels, dataset.validation.labels])
     training = Images(training_pixels(dataset), labels)
@@ -110,17 +110,17 @@ def reference_of(dataset: ImageDataset, judge: evaluator.Evaluator, count: int) 
 def scores(
     pixels: np.ndarray, judge: evaluator.Evaluator, reference: Reference
 ) -> tuple[dict[str, Any], tuple[np.ndarray, np.ndarray]]:
-    """(scores of pictures, (distances, indices) of the nearest training pictures)."""
+    """Return (scores of pictures, (distances, indices) of the nearest training pictures)."""
     features, classes = judge.read(pixels)
-    found = feature_scores(features, classes, reference)
+    values = feature_scores(features, classes, reference)
     distances, indices = quality.nearest(pixels, reference.training.pixels)
-    found["memorised"] = quality.memorised(distances, reference.distances)
-    found["nearest_percentile"] = quality.median_percentile(distances, reference.distances)
-    return found, (distances, indices)
+    values["memorised"] = quality.memorised(distances, reference.distances)
+    values["nearest_percentile"] = quality.median_percentile(distances, reference.distances)
+    return values, (distances, indices)
 
 
 def feature_scores(features: np.ndarray, classes: np.ndarray, reference: Reference) -> dict[str, Any]:
-    """The scores that need features [N, d] and the classes of the pictures alone."""
+    """Return the scores that follow from features [N, d] and the classes of the pictures."""
     precision, recall = quality.precision_recall(reference.features, features)
     return {
         "frechet": quality.frechet_distance(reference.features, features),
@@ -132,9 +132,9 @@ def feature_scores(features: np.ndarray, classes: np.ndarray, reference: Referen
 
 
 def reference_rows(real: Images, judge: evaluator.Evaluator, reference: Reference) -> dict[str, dict[str, Any]]:
-    """The scores of the sets of known faults, by name; `memorised` is left out: these are training pictures.
+    """Return the scores of the reference sets by name, without `memorised`: they are training pictures.
 
-    "a class missing" is there where enough are left without some class.
+    "a class missing" requires enough pictures of the other classes.
     """
     features, predicted = judge.read(real.pixels)
     distances = {
@@ -145,8 +145,8 @@ def reference_rows(real: Images, judge: evaluator.Evaluator, reference: Referenc
     rows = {"real": feature_scores(features, predicted, reference)}
     if distances:
         mildest = min(distances, key=lambda label: distances[label])
-        kept = real.labels != mildest
-        rows["a class missing"] = {**feature_scores(features[kept], predicted[kept], reference), "missing": mildest}
+        rest = real.labels != mildest
+        rows["a class missing"] = {**feature_scores(features[rest], predicted[rest], reference), "missing": mildest}
     for name, pixels in (
         ("blurred", blurred(real.pixels)),
         ("ten images", collapsed(real, len(real))),
@@ -157,38 +157,38 @@ def reference_rows(real: Images, judge: evaluator.Evaluator, reference: Referenc
 
 
 def blurred(pixels: np.ndarray) -> np.ndarray:
-    """uint8 [N, H, W, C] under a Gaussian blur with a standard deviation of one pixel."""
+    """Return uint8 [N, H, W, C] under a Gaussian blur with a standard deviation of one pixel."""
     smooth = ndimage.gaussian_filter(pixels.astype(np.float32), (0, 1, 1, 0))
     return np.clip(np.rint(smooth), 0, 255).astype(np.uint8)
 
 
 def collapsed(images: Images, count: int) -> np.ndarray:
-    """`count` pictures: the first of each class, over and over."""
+    """Return `count` pictures: the first of each class, repeated."""
     firsts = [int(np.flatnonzero(images.labels == label)[0]) for label in np.unique(images.labels)]
     return images.pixels[np.resize(firsts, count)]
 
 
 def noise(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Pixels uint8 of a shape, drawn from the uniform distribution on 0 to 255."""
+    """Return pixels uint8 of a shape, drawn from the uniform distribution on 0 to 255."""
     return np.random.Generator(np.random.Philox(seed)).integers(0, 256, shape, dtype=np.uint8)
 
 
 def subset(images: Images, count: int, seed: int = 0) -> Images:
-    """`count` different pictures in a random order given by the seed; all of them if there are fewer."""
+    """Return `count` different pictures, or all if there are fewer, in a random order that depends on the seed."""
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(images))[:count]
     return Images(images.pixels[order], images.labels[order])
 
 
-def write_nearest(path: Path, pixels: np.ndarray, near: tuple[np.ndarray, np.ndarray], training: Images) -> None:
-    """Two rows: the pictures that lie nearest to a training picture, and under each that picture."""
-    distances, indices = near
+def write_nearest(path: Path, pixels: np.ndarray, neighbours: tuple[np.ndarray, np.ndarray], training: Images) -> None:
+    """Write a grid of two rows: the pictures nearest to a training picture, and below each the training picture."""
+    distances, indices = neighbours
     first = np.argsort(distances, kind="stable")[:_SHOWN]
     both = np.concatenate([pixels[first], training.pixels[indices[first]]])
     output.write_picture(path, output.grid(both, 2, len(first)), {"Software": "minidl"})
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """The report as a table in plain text."""
+    """Return the report as a table in plain text."""
     judge, model = report["evaluator"]["name"], f"{report['model']} ({report['model_sha256'][:12]})"
     about = f"{report['samples']:,} pictures by {model} compared with {report['data']}, evaluator {judge}"
     lines = [one_line(about), ""]
@@ -222,16 +222,15 @@ def _data(config: EvaluateGan, run: SavedRun | None) -> str:
 
 
 def _check(loaded: Loaded, judge: evaluator.Evaluator, dataset: ImageDataset) -> None:
-    """Raises ConfigError when generator, evaluator and data have pictures of different shapes, and for fewer pictures
-    than the scores need neighbours of."""
+    """Raise ConfigError if generator, evaluator and data have pictures of different shapes, or there are too few."""
     shapes = {
         "the generator makes": (*loaded.size, loaded.channels),
         f"the evaluator {judge.name} takes": judge.format.shape,
         f"{dataset.name} has": dataset.test.pixels.shape[1:],
     }
     if len(set(shapes.values())) > 1:
-        said = ", ".join(f"{who} {' x '.join(map(str, shape))}" for who, shape in shapes.items())
-        raise ConfigError(f"pictures of different shapes: {said}; give another --data or --evaluator")
+        listed = ", ".join(f"{source} {' x '.join(map(str, shape))}" for source, shape in shapes.items())
+        raise ConfigError(f"pictures of different shapes: {listed}; give another --data or --evaluator")
     training = len(dataset.train) + len(dataset.validation)
     for count, what in ((len(dataset.test), "test"), (training, "training")):
         if count <= quality.NEIGHBOURS:

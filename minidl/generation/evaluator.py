@@ -1,7 +1,7 @@
 """The network whose features measure the quality of pictures: a small classifier, trained once and then fixed.
 
 It is a `models.SmallCNN` trained by minidl; a picture's features are the inputs of its last layer (the mean of each
-channel over the pixels). The file holds the settings, how it was made, and its accuracy on the test split.
+channel over the pixels). The file has the settings, the training command, and the accuracy on the test split.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMAT = "minidl evaluator"
 
 @dataclass(frozen=True)
 class Evaluator:
-    """`about` is what its file says of it: command, seed, commit and accuracy; `sha256` is the file's."""
+    """`about` is the metadata of the evaluator's file: command, seed, commit and accuracy; `sha256` is of the file."""
 
     model: models.SmallCNN
     labels: list[str]
@@ -40,7 +40,7 @@ class Evaluator:
     about: dict[str, str]
 
     def read(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(features float32 [N, d], classes int64 [N]) of pixels uint8 [N, H, W, C].
+        """Return (features float32 [N, d], classes int64 [N]) of pixels uint8 [N, H, W, C].
 
         Raises ValueError for pictures of another shape.
         """
@@ -52,21 +52,21 @@ class Evaluator:
 
 
 def built_in(data: str) -> Path:
-    """The file of the evaluator for a data set. Raises ConfigError when minidl has none."""
+    """Return the file of the evaluator for a data set. Raises ConfigError if minidl has none."""
     path = built_in_weights.FOLDER / f"{data}-evaluator.safetensors"
     if not path.exists():
-        known = ", ".join(
-            sorted(found.name.partition("-evaluator")[0] for found in built_in_weights.FOLDER.glob("*-evaluator.*"))
+        names = ", ".join(
+            sorted(path.name.partition("-evaluator")[0] for path in built_in_weights.FOLDER.glob("*-evaluator.*"))
         )
         raise ConfigError(
-            f"minidl has no evaluator for {data} (it has: {known or 'none'}): train a classifier of the same pictures "
+            f"minidl has no evaluator for {data} (it has: {names or 'none'}): train a classifier of the same pictures "
             f"with `minidl train images --data {data} --out RUN`, and give --evaluator RUN"
         )
     return path
 
 
 def load(path: Path) -> Evaluator:
-    """An evaluator from a file that `save` wrote. Raises DamagedError for anything else, FileNotFoundError."""
+    """Load an evaluator from a file of `save`. Raises DamagedError for any other content, and FileNotFoundError."""
     digest = sha256(path)
     built_in_weights.check(path, digest)
     try:
@@ -87,23 +87,23 @@ def load(path: Path) -> Evaluator:
 
 
 def from_run(folder: Path) -> Evaluator:
-    """An evaluator from a run of `minidl train images`. Raises ConfigError for another run, DamagedError."""
-    found, model = _small(folder, f"--evaluator {folder}")
+    """Load an evaluator from a run of `minidl train images`. Raises ConfigError for another run, and DamagedError."""
+    classifier, model = _small(folder, f"--evaluator {folder}")
     nn.fold_batch_norms(model.to(dtype=torch.float32).eval().requires_grad_(False))
     digest = sha256(folder / "model.safetensors")
-    return Evaluator(model, found.targets.labels, found.format, folder.name, digest, {})
+    return Evaluator(model, classifier.targets.labels, classifier.format, folder.name, digest, {})
 
 
 def save(run: Path, path: Path, about: dict[str, str]) -> None:
     """Write the model of an image run as an evaluator's file, with its test accuracy.
 
-    Raises ConfigError when the run is no `minidl train images --model small`.
+    Raises ConfigError unless the run is of `minidl train images --model small`.
     """
-    found, model = _small(run, str(run))
+    classifier, model = _small(run, str(run))
     report = files.read_json(run / "report.json")
-    described = found.format
+    described = classifier.format
     settings: dict[str, Any] = {
-        "channels": described.channels, "size": list(described.size), "labels": found.targets.labels,
+        "channels": described.channels, "size": list(described.size), "labels": classifier.targets.labels,
         "mean": list(described.mean), "std": list(described.std),
     }  # fmt: skip
     if not isinstance(report.get("accuracy"), float):
@@ -118,7 +118,7 @@ def save(run: Path, path: Path, about: dict[str, str]) -> None:
 def _small(run: Path, what: str) -> tuple[PictureClassifier, models.SmallCNN]:
     from minidl.training.prediction import predict
 
-    found = predict.load(run)
-    if not isinstance(found, PictureClassifier) or not isinstance(found.model, models.SmallCNN):
+    classifier = predict.load(run)
+    if not isinstance(classifier, PictureClassifier) or not isinstance(classifier.model, models.SmallCNN):
         raise ConfigError(f"{what} is not a run of `minidl train images --model small`")
-    return found, found.model
+    return classifier, classifier.model

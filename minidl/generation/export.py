@@ -20,7 +20,7 @@ from minidl.training.run_folder.saved_run import SavedRun
 
 
 def command(run: SavedRun) -> str:
-    """The command that makes a run, with every setting that is one of its flags."""
+    """Return the command that trains a run, with every setting that is one of its flags."""
     words = ["minidl", "train", run.kind]
     for name, value in run.config.items():
         if value is None or value is False or isinstance(value, dict):
@@ -34,7 +34,7 @@ def command(run: SavedRun) -> str:
 
 
 def commit() -> str:
-    """The commit of the working tree that this package lies in, with "-dirty" for one with changes; "" elsewhere."""
+    """Return the commit of this package's working tree, with "-dirty" if it has changes; "" without a working tree."""
     done = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"],
         cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
@@ -45,19 +45,19 @@ def commit() -> str:
 def export(kind: str, folder: Path, path: Path, about_commit: str | None = None) -> None:
     """Write the model of a finished run. Raises ConfigError, DamagedError or ValueError for a run of another kind."""
     run = RunFolder(folder).read_finished()
-    made_by = command(run)
-    found = commit() if about_commit is None else about_commit
+    training_command = command(run)
+    version = commit() if about_commit is None else about_commit
     seed = run.config.get("seed", 0)
     path.parent.mkdir(parents=True, exist_ok=True)
     check_output("FILE", path, MODEL)
     if kind == "generator":
-        dcgan.save_generator(dcgan.load_generator(folder), path, command=made_by, seed=seed, commit=found)
+        dcgan.save_generator(dcgan.load_generator(folder), path, command=training_command, seed=seed, commit=version)
     else:
-        evaluator.save(folder, path, {"command": made_by, "seed": str(seed), "commit": found})
+        evaluator.save(folder, path, {"command": training_command, "seed": str(seed), "commit": version})
 
 
 def main(arguments: list[str]) -> None:
-    """Raises SystemExit for other arguments than the three (and a commit, where git is not there to ask)."""
+    """Export a model. Raises SystemExit unless there are three arguments (or four, with a commit, without git)."""
     if not 3 <= len(arguments) <= 4 or arguments[0] not in ("generator", "evaluator"):
         sys.exit(__doc__)
     export(arguments[0], Path(arguments[1]), Path(arguments[2]), *arguments[3:])

@@ -1,8 +1,8 @@
-"""The folder of pictures: new ones are made in a folder inside it, and then take the place of the old ones.
+"""The folder of pictures: new pictures are made in a folder inside it, and then replace the old ones.
 
-images.json says what made the pictures, and names their files with the SHA-256 of each: a folder without it is never
-overwritten, and no other file is touched. That of the new pictures lies beside them once all are made: a command that
-is stopped from then on has begun an exchange, which the next one finishes.
+images.json describes the pictures, and lists their files with the SHA-256 of each: a folder without it is never
+overwritten, and other files are not touched. The inner folder gets its images.json once all new pictures are complete:
+if the command is stopped from then on, the next command finishes the replacement.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from minidl.training.run_folder.outputs import cannot_write, check_length
 
 MANIFEST = "images.json"
 FORMAT, VERSION = "minidl-images", 1
-_STAGED = ".new-pictures"  # in the folder, until all of them are made
-_MARK, _MARKED = "begun.json", {"format": "minidl-images-begun"}  # in that folder: it is minidl's
+_STAGED = ".new-pictures"  # the inner folder
+_MARK, _MARKED = "begun.json", {"format": "minidl-images-begun"}  # in the inner folder: minidl created it
 _SHARED = re.compile(r"plan\.json|made-[0-9]+\.txt|grid\.rows")  # of `sharing`
 _NAME = re.compile(r"((seed|step|latent)-[0-9]+|grid)\.(png|jpg|webp|bmp)|images\.(npy|zip)")
 
 
 def check(folder: Path, overwrite: bool) -> set[str]:
-    """The files that an earlier command made in a folder. Raises ConfigError when pictures must not be written there:
-    told before the work."""
+    """Return the files that an earlier command made in a folder. Raises ConfigError, before the work, if pictures must
+    not be written to it."""
     check_length(folder)
     try:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--out {folder} is a file: give the name of a folder")
-        if not folder.exists() or _begun(folder) is not None or all(map(_is_begun, folder.iterdir())):
+        if not folder.exists() or _pending(folder) is not None or all(map(_is_leftover, folder.iterdir())):
             return set()
     except OSError as error:
         raise ConfigError(cannot_write(folder, error)) from None
@@ -51,43 +51,43 @@ def check(folder: Path, overwrite: bool) -> set[str]:
 
 
 def staged_in(folder: Path) -> Path:
-    """Where the new pictures of a folder are made."""
+    """Return the inner folder, in which the new pictures are made."""
     return folder / _STAGED
 
 
 def finish(folder: Path, manifest: dict[str, Any]) -> bool:
-    """Finish the exchange that a stopped command has begun; whether its pictures are those of `manifest`.
+    """Finish the replacement that a stopped command has begun, and return whether its pictures match `manifest`.
 
-    Raises ConfigError where another process writes there, or a file of the user's is in the way; OSError.
+    Raises ConfigError if another process writes to the folder or a user's file has the name of a picture, and OSError.
     """
-    if _begun(folder) is None:
+    if _pending(folder) is None:
         return False
     with folder_lock.lock(folder), write_files.pin_folder(folder):
-        new = _begun(folder)
+        new = _pending(folder)
         if new is not None:
-            _exchange(folder, new)
+            _replace(folder, new)
     return new is not None and _without_sums(new) == _without_sums(manifest)
 
 
 @contextmanager
-def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any], kept: bool | None = None) -> Iterator[Path]:
-    """A folder for the files that `manifest` names: they are in `folder`, in the place of the old ones, when the block
-    has ended. Where it does not end, all is as it was.
+def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any], resumed: bool | None = None) -> Iterator[Path]:
+    """A context with an inner folder for the files of `manifest`, which replace the old files of `folder` at its end.
+    If an exception is raised, `folder` is unchanged.
 
-    The folder is empty. Where `kept` is given it stays when the block does not end; if it is True, so does what an
-    earlier block has left there.
+    The inner folder is empty, and deleted after an exception. With `resumed` False it is not deleted, and with True it
+    also has the files of an earlier context.
 
-    Raises ConfigError where another process writes there, or where a new file has the name of one that no earlier
-    command made; OSError.
+    Raises ConfigError if another process writes to the folder, or a new file has the name of a file that no earlier
+    command made, and OSError.
     """
     with write_files.folder_for(folder), folder_lock.lock(folder), write_files.pin_folder(folder):
         _check_free(folder, _listed(manifest), check(folder, overwrite))
         staged = folder / _STAGED
-        if staged.is_symlink() or not _is_begun(staged):
+        if staged.is_symlink() or not _is_leftover(staged):
             raise ConfigError(
                 f"{staged} was not written by minidl, which needs this name: move it, or choose another --out"
             )
-        if not kept:
+        if not resumed:
             _discard(staged)
         files.sweep(folder)
         try:
@@ -96,24 +96,24 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any], kept: bool
             yield staged
             new = _with_sums(manifest, staged)
             files.write_json(staged / MANIFEST, new)
-            _exchange(folder, new)
+            _replace(folder, new)
         finally:
-            if kept is None and _begun(folder) is None:
+            if resumed is None and _pending(folder) is None:
                 _discard(staged)
 
 
-def _is_begun(path: Path) -> bool:
-    """Whether a process that only began has left this, or one that is at work holds it."""
+def _is_leftover(path: Path) -> bool:
+    """Return whether a running or stopped command may have created this before the first picture."""
     if path.name == _STAGED and not path.is_symlink():
-        begun = _read(path / _MARK) == _MARKED
+        marked = _read(path / _MARK) == _MARKED
         return (
-            begun or not path.exists() or (path.is_dir() and all(write_files.is_part(x.name) for x in path.iterdir()))
+            marked or not path.exists() or (path.is_dir() and all(write_files.is_part(x.name) for x in path.iterdir()))
         )
     return path.name == folder_lock.INSIDE or write_files.is_part(path.name)
 
 
-def _begun(folder: Path) -> dict[str, Any] | None:
-    """What images.json is to be, where a stopped command has begun an exchange."""
+def _pending(folder: Path) -> dict[str, Any] | None:
+    """Return the new images.json if a stopped command has begun the replacement, else None."""
     staged = folder / _STAGED
     return None if staged.is_symlink() or _read(staged / _MARK) != _MARKED else _manifest(staged)
 
@@ -126,20 +126,20 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
-    """The content of an images.json, None where there is no intact one."""
-    found = _read(folder / MANIFEST)
-    return found if found.get("format") == FORMAT and isinstance(found.get("files"), list) else None
+    """Return the content of images.json, None if it is missing or damaged."""
+    manifest = _read(folder / MANIFEST)
+    return manifest if manifest.get("format") == FORMAT and isinstance(manifest.get("files"), list) else None
 
 
-def _exchange(folder: Path, new: dict[str, Any]) -> None:
-    """Put the pictures that were made, which `new` lists, in the place of the old ones. It may be stopped anywhere."""
+def _replace(folder: Path, new: dict[str, Any]) -> None:
+    """Replace the old pictures by the pictures that `new` lists. It may be stopped anywhere and repeated."""
     staged, old = folder / _STAGED, _written(folder)
     names = [name for name in _listed(new) if _NAME.fullmatch(name)]
-    left = {path.name for path in staged.iterdir()}
-    _check_free(folder, [name for name in names if name in left], old)
+    remaining = {path.name for path in staged.iterdir()}
+    _check_free(folder, [name for name in names if name in remaining], old)
     with write_files.open_folder(staged) as source, write_files.open_folder(folder) as target:
         for name in names:
-            if name in left:
+            if name in remaining:
                 os.replace(name, name, src_dir_fd=source, dst_dir_fd=target)  # 20,000 take 0.2 s
         for name in sorted(old.difference(names)):
             write_files.remove(folder / name)
@@ -149,10 +149,10 @@ def _exchange(folder: Path, new: dict[str, Any]) -> None:
 
 
 def _check_free(folder: Path, names: Iterable[str], old: Container[str]) -> None:
-    """Raises ConfigError for new files whose names others than the `old` ones have."""
-    there = {path.name for path in folder.iterdir()}
+    """Raise ConfigError for a new file whose name a file other than the `old` ones has."""
+    existing = {path.name for path in folder.iterdir()}
     for name in names:
-        if name in there and name not in old:
+        if name in existing and name not in old:
             raise ConfigError(
                 f"--out {folder} has a {name} that is not the one that {MANIFEST} lists: move it, or give another "
                 "folder"
@@ -160,7 +160,7 @@ def _check_free(folder: Path, names: Iterable[str], old: Container[str]) -> None
 
 
 def _discard(staged: Path) -> None:
-    """Delete what was made in the inner folder, and then its mark."""
+    """Delete minidl's files in the inner folder, and then the folder."""
     if staged.is_symlink():
         return
     if _read(staged / _MARK) == _MARKED:
@@ -174,29 +174,29 @@ def _discard(staged: Path) -> None:
 
 
 def _written(folder: Path) -> set[str]:
-    """The files in a folder that an earlier command made: images.json lists them with their SHA-256.
+    """Return the files of an earlier command in a folder, unchanged since: images.json lists them with their SHA-256.
 
-    An earlier version listed no sums; of its pictures those are known that name minidl.
+    An earlier version listed no SHA-256; its pictures are recognized by metadata that names minidl.
     """
-    found = set()
+    written = set()
     for entry in _entries(_manifest(folder) or {"files": []}):
         name, expected = entry["file"], entry.get("sha256")
         path = folder / name
-        # No others, whatever images.json says: nothing outside of the folder, and nothing of the user's.
+        # images.json may be edited: it must not name files outside the folder or files of the user.
         if _NAME.fullmatch(name) and path.is_file() and not path.is_symlink():
-            known = provenance.is_of_run(path) if expected is None else files.sha256(path) == expected
-            found |= {name} if known else set()
-    return found
+            is_ours = provenance.is_of_run(path) if expected is None else files.sha256(path) == expected
+            written |= {name} if is_ours else set()
+    return written
 
 
 def _entries(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """What images.json says of each file."""
+    """Return the entries of files."""
     entries = [*manifest["files"], manifest.get("grid")]
     return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("file"), str)]
 
 
 def _listed(manifest: dict[str, Any]) -> list[str]:
-    """The files that images.json names."""
+    """Return the files that images.json lists."""
     return [entry["file"] for entry in _entries(manifest)]
 
 

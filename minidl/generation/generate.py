@@ -1,5 +1,5 @@
-"""`minidl generate`: from seeds, a walk or a file of latents to pictures in a folder (see `writing`), by one process or
-by several (see `sharing`)."""
+"""`minidl generate`: pictures from seeds, an interpolation or a file of latents, written to a folder (see `writing`) by
+one process or several (see `sharing`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from minidl.common import timing, write_files
 from minidl.data import encoding
 from minidl.distributed import workers
-from minidl.distributed.workers import Place
+from minidl.distributed.workers import Ranks
 from minidl.errors import ConfigError, RunError
 from minidl.generation import folder, latents, passes, sharing, writing
 from minidl.generation.config import Generate, grid_too_small
@@ -22,49 +22,49 @@ from minidl.training.process import out_of_memory
 from minidl.training.process.display import Display
 from minidl.training.run_folder.outputs import cannot_write
 
-_MEASURED = 0.5  # seconds of making pictures after which --devices auto chooses
+_MEASURED = 0.5  # seconds of pictures after which --devices auto chooses the number of processes
 
 
-class _Spread(Exception):  # noqa: N818  (a choice, not an error)
-    """So many processes make the rest sooner than this one."""
+class _MoreProcesses(Exception):  # noqa: N818  (a choice, not an error)
+    """Its argument is the number of processes that make the rest sooner than this one."""
 
 
 def generate(config: Generate, most: int = 1) -> int:
-    """Make the pictures, or this process's part of them. For --devices auto, `most` processes can be had: when more
-    than one pay for the rest, what is made stays, and their number is returned; else 1.
+    """Make the pictures, or this process's part of them, and return 1. With --devices auto, up to `most` processes are
+    available: if several are faster for the rest, keep the finished pictures and return the number of processes.
 
-    Raises ConfigError and DataError for what cannot be made, RunError for a model that cannot be read and a folder that
-    cannot be written, WorkerError when a process that makes files is ended.
+    Raises ConfigError and DataError for impossible requests, RunError for a model that cannot be read or a folder that
+    cannot be written, WorkerError if a process that encodes pictures ends.
     """
-    place = workers.place() or sharing.ALONE
-    first = place.rank == 0
+    ranks = workers.ranks() or sharing.ALONE
+    first = ranks.rank == 0
     if first:
         folder.check(config.out, config.overwrite)
     loaded = load(config.model, config.precision)
     _check_format(config, loaded)
     if first and not config.quiet:
         loaded.show_notes()
-    names, z_of = _asked(config, loaded)
-    wanted, count = writing.Files.of(config, loaded, names), len(names)
+    names, latents_of = _requested(config, loaded)
+    pictures, count = writing.Files.of(config, loaded, names), len(names)
     display, started = Display(config.quiet or not first), time.perf_counter()
     try:
-        if first and folder.finish(config.out, wanted.manifest()):
-            display.note(f"{config.out}: the images of an interrupted command were moved into place")
+        if first and folder.finish(config.out, pictures.manifest()):
+            display.note(f"{config.out}: the images of an interrupted command were moved to it")
             return 1
-        with contextlib.ExitStack() as block:
-            part, staged = _part(wanted, place, most, block)
-            if part is not None and first and (there := part.done()):
-                display.note(f"{there:,} of {count:,} images already exist")
-            made = _parts(config, loaded, z_of(np.arange(count) if part is None else part.mine))
+        with contextlib.ExitStack() as stack:
+            part, staged = _part(pictures, ranks, most, stack)
+            if part is not None and first and (finished := part.finished()):
+                display.note(f"{finished:,} of {count:,} images already exist")
+            images = _images(config, loaded, latents_of(np.arange(count) if part is None else part.numbers))
             if part is not None and most > 1:
-                made = _paced(made, len(part.mine), most, display)
+                images = _measured(images, len(part.numbers), most, display)
             with display.counted("images") as progress:
-                wanted.write(staged, made, part, lambda done: progress(done, count))
+                pictures.write(staged, images, part, lambda done: progress(done, count))
                 if part is not None and first:
                     part.wait(lambda done: progress(done, count))
             if part is not None and first:
-                wanted.finish(staged)
-    except _Spread as choice:
+                pictures.finish(staged)
+    except _MoreProcesses as choice:
         return int(choice.args[0])
     except OSError as error:
         if out_of_memory.read(error) is not None:
@@ -78,8 +78,8 @@ def generate(config: Generate, most: int = 1) -> int:
     return 1
 
 
-def _asked(config: Generate, loaded: Loaded) -> tuple[Sequence[int], Callable[[np.ndarray], np.ndarray]]:
-    """The seed, or the place, of each picture, and what makes the latents of those of some numbers."""
+def _requested(config: Generate, loaded: Loaded) -> tuple[Sequence[int], Callable[[np.ndarray], np.ndarray]]:
+    """Return the seeds or numbers of the pictures, and a function from their indices to their latents."""
     if config.latents is not None:
         z = latents.read(config.latents, loaded.latent)
         if config.grid is not None and len(z) > config.grid[0] * config.grid[1]:
@@ -89,37 +89,37 @@ def _asked(config: Generate, loaded: Loaded) -> tuple[Sequence[int], Callable[[n
     if config.interpolate is None:
         return seeds, lambda at: latents.from_seeds([seeds[i] for i in at.tolist()], loaded.latent, config.truncation)
     ends = latents.from_seeds(seeds, loaded.latent, config.truncation)
-    walk = latents.walk(ends[0], ends[1], config.total())
-    return range(len(walk)), lambda at: walk[at]
+    rows = latents.slerp(ends[0], ends[1], config.total())
+    return range(len(rows)), lambda at: rows[at]
 
 
 def _part(
-    wanted: writing.Files, place: Place, most: int, block: contextlib.ExitStack
+    pictures: writing.Files, ranks: Ranks, most: int, stack: contextlib.ExitStack
 ) -> tuple[sharing.Part | None, Path]:
-    """This process's part, None for all of what nobody has begun, and the folder of new pictures, until the block
-    ends."""
-    config, staged = wanted.config, folder.staged_in(wanted.config.out)
-    if place.world == 1 and most == 1 and sharing.read(staged) is None:
-        return None, block.enter_context(folder.replaced(config.out, config.overwrite, wanted.manifest()))
-    about = wanted.about()
-    run, _met = sharing.run_of(place)
-    names = [] if config.format == "npy" else [*map(wanted.file, wanted.names)]
-    if place.rank > 0:
-        part = sharing.join(staged, place, run, about)
-        block.enter_context(write_files.pin_folder(config.out))
+    """Return this process's part, None if it makes all pictures from the start, and the folder of new pictures, which
+    is valid while `stack` is open."""
+    config, staged = pictures.config, folder.staged_in(pictures.config.out)
+    if ranks.world == 1 and most == 1 and sharing.read(staged) is None:
+        return None, stack.enter_context(folder.replaced(config.out, config.overwrite, pictures.manifest()))
+    about = pictures.about()
+    run, _store = sharing.run_of(ranks)
+    names = [] if config.format == "npy" else [*map(pictures.file, pictures.names)]
+    if ranks.rank > 0:
+        part = sharing.join(staged, ranks, run, about)
+        stack.enter_context(write_files.pin_folder(config.out))
     else:
         old = sharing.read(staged)
-        kept = old is not None and old.about == about
-        block.enter_context(folder.replaced(config.out, config.overwrite, wanted.manifest(), kept))
-        part = sharing.begin(staged, place, run, about, names, wanted.rows(staged))
-    block.callback(part.close)
+        resumed = old is not None and old.about == about
+        stack.enter_context(folder.replaced(config.out, config.overwrite, pictures.manifest(), resumed))
+        part = sharing.begin(staged, ranks, run, about, names, pictures.rows(staged))
+    stack.callback(part.close)
     if names:
         part.clear(names)
     return part, staged
 
 
 def _check_format(config: Generate, loaded: Loaded) -> None:
-    """Raises ConfigError for pictures that the format does not hold, and for a Pillow that has it not."""
+    """Raise ConfigError for pictures too large for the format, or a Pillow without the format."""
     from PIL import features
 
     (height, width), (rows, columns) = loaded.size, config.grid or (1, 1)
@@ -131,11 +131,11 @@ def _check_format(config: Generate, loaded: Loaded) -> None:
             "give --format png" + (" or a smaller --grid" if config.grid else "")
         )
     if config.format == "webp" and not features.check("webp"):
-        raise ConfigError("the Pillow that is installed has no WebP: install one that has, or give --format png")
+        raise ConfigError("the installed Pillow does not support WebP: install another Pillow, or give --format png")
 
 
-def _parts(config: Generate, loaded: Loaded, z: np.ndarray) -> Iterator[np.ndarray]:
-    """The generator's pictures [n, C, H, W], each of finite values; each part is overwritten by a later one."""
+def _images(config: Generate, loaded: Loaded, z: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the generator's images [n, C, H, W], all finite; a later array overwrites an earlier one."""
     done = 0
     for part in passes.images(loaded.generator, z, loaded.channels, loaded.size, config.batch_size):
         passes.check_finite(part, done)
@@ -143,26 +143,26 @@ def _parts(config: Generate, loaded: Loaded, z: np.ndarray) -> Iterator[np.ndarr
         yield part
 
 
-def _paced(parts: Iterator[np.ndarray], count: int, most: int, display: Display) -> Iterator[np.ndarray]:
-    """The parts; raises _Spread once it has been measured that more processes pay for the rest of `count`."""
-    given, waited, began, start = 0, 0.0, 0.0, 0.0
-    asked = time.perf_counter()
+def _measured(parts: Iterator[np.ndarray], count: int, most: int, display: Display) -> Iterator[np.ndarray]:
+    """Yield the parts, and raise _MoreProcesses once measured times show that more are faster for the rest."""
+    done, waiting, begin, start = 0, 0.0, 0.0, 0.0
+    requested = time.perf_counter()
     for part in parts:
         now = time.perf_counter()
-        if given == 0:  # it is not measured: it takes compiling with it
-            start, began = timing.age(), now
+        if done == 0:  # not measured, because it includes compiling
+            start, begin = timing.age(), now
         else:
-            waited += now - asked
+            waiting += now - requested
         yield part
-        asked, given = time.perf_counter(), given + len(part)
-        if waited and asked - began > _MEASURED:
-            rest, each = count - given, (asked - began) / given
-            chosen = sharing.processes(rest, each, waited / given, start, most)
-            why = f"the rest takes one {rest * each:.1f} s, of which its GPU {rest * waited / given:.1f} s"
+        requested, done = time.perf_counter(), done + len(part)
+        if waiting and requested - begin > _MEASURED:
+            rest, each = count - done, (requested - begin) / done
+            chosen = sharing.processes(rest, each, waiting / done, start, most)
+            why = f"the rest takes one {rest * each:.1f} s, of which its GPU {rest * waiting / done:.1f} s"
             display.note(f"--devices auto: {chosen} of {most}: {why}, and others start in {start:.1f} s")
             if chosen > 1:
-                raise _Spread(chosen)
+                raise _MoreProcesses(chosen)
             break
     else:
-        display.note(f"--devices auto: 1 of {most}: all are made before others would have begun")
+        display.note(f"--devices auto: 1 of {most}: all images are finished before other processes would have started")
     yield from parts

@@ -1,13 +1,13 @@
-"""Latent vectors: from seeds, along a walk between two of them, and from files.
+"""Latent vectors: from seeds, interpolated between two vectors, and from files.
 
     seed s       z = `minidl.randn(latent, seed=s)`: standard normal numbers that depend on the seed alone
     truncation   T shortens a longer latent to the length T sqrt(n), where sqrt(n) is the typical length of n normal
                  numbers: z' = z min(1, T sqrt(n) / |z|). The truncation trick (Brock, Donahue and Simonyan, Large
                  Scale GAN Training for High Fidelity Natural Image Synthesis, ICLR 2019, arXiv 1809.11096) limits
-                 each number instead. With T below 1 that gives far shorter latents, such as no generator saw in
-                 training: at 0.5 every digit of the built-in generator dissolves.
-    walk         z(t) = sin((1-t) w) / sin w  a + sin(t w) / sin w  b,   w the angle between a and b
-                 (slerp: Shoemake, SIGGRAPH 1985; for latents White, Sampling Generative Networks, arXiv 1609.04468):
+                 each number instead. With T below 1 that gives far shorter latents than any in training: at 0.5
+                 every digit of the built-in generator dissolves.
+    slerp        z(t) = sin((1-t) w) / sin w  a + sin(t w) / sin w  b,   w the angle between a and b
+                 (Shoemake, SIGGRAPH 1985; for latents White, Sampling Generative Networks, arXiv 1609.04468):
                  the length in between stays typical of normal numbers.
 
 Latents are inputs: they are computed on the host in float64 and rounded to float32 once. Sums use `math.fsum`, so no
@@ -33,7 +33,7 @@ MAX_BYTES = 2**32
 
 
 def from_seeds(seeds: Sequence[int], latent: int, truncation: float | None = None) -> np.ndarray:
-    """float32 [N, latent]: row i depends on seeds[i] (and truncation) alone.
+    """Return float32 [N, latent]: row i depends only on seeds[i] (and truncation).
 
     Raises ValueError for a seed outside [0, 2^63) and a truncation that is not above 0.
     """
@@ -54,13 +54,13 @@ def shorten(z: np.ndarray, limit: float) -> np.ndarray:
     return (wide * (longest / np.maximum(lengths, longest))).astype(np.float32)
 
 
-def walk(first: np.ndarray, last: np.ndarray, steps: int) -> np.ndarray:
-    """float32 [steps, latent] from the first vector [latent] to the last along the sphere, both included.
+def slerp(first: np.ndarray, last: np.ndarray, steps: int) -> np.ndarray:
+    """Return float32 [steps, latent] from the first vector [latent] to the last along the sphere, both included.
 
-    Parallel and opposite vectors, and zeros, are joined by a straight line. Raises ValueError for fewer than two steps.
+    Between parallel or opposite vectors, or zeros, the line is straight. Raises ValueError for fewer than two steps.
     """
     if steps < 2:
-        raise ValueError(f"a walk has {steps} steps, expected at least 2")
+        raise ValueError(f"an interpolation has {steps} steps, expected at least 2")
     a, b = first.astype(np.float64), last.astype(np.float64)
     lengths = math.sqrt(math.fsum(a * a)) * math.sqrt(math.fsum(b * b))
     angle = math.acos(max(-1.0, min(1.0, math.fsum(a * b) / lengths))) if lengths > 0 else 0.0
@@ -78,12 +78,12 @@ def walk(first: np.ndarray, last: np.ndarray, steps: int) -> np.ndarray:
 
 
 def read(path: Path, latent: int) -> np.ndarray:
-    """float32 [N, latent] from a file of latents.
+    """Return float32 [N, latent] from a file of latents.
 
-    Text (.txt): numbers separated by white space, `latent` for each picture, one picture after another; where lines
-    end does not matter. NumPy (.npy): a floating or integer array [N, latent] or [latent].
+    Text (.txt): numbers separated by white space, `latent` for each picture, one picture after another; line breaks do
+    not matter. NumPy (.npy): a floating or integer array [N, latent] or [latent].
 
-    Raises DataError, naming the file and the expected shape, for a file that cannot be read, another number of values,
+    Raises DataError, with the file and the expected shape, for a file that cannot be read, another number of values,
     and values that are not finite in float32.
     """
     if path.suffix.lower() not in _SUFFIXES:
@@ -114,12 +114,12 @@ def _read_text(path: Path, latent: int) -> np.ndarray:
     if not words:
         raise DataError(f"{path} is empty: expected {_expected(latent)}")
     values = np.empty(len(words))
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         try:
-            values[place] = float(word)
+            values[index] = float(word)
         except ValueError:
             raise DataError(
-                f"{path}: {word[:40]!r} (value {place + 1}) is not a number: expected {_expected(latent)}"
+                f"{path}: {word[:40]!r} (value {index + 1}) is not a number: expected {_expected(latent)}"
             ) from None
     if len(values) % latent:
         raise DataError(
@@ -130,15 +130,15 @@ def _read_text(path: Path, latent: int) -> np.ndarray:
 
 def _read_npy(path: Path, latent: int) -> np.ndarray:
     try:
-        # Not np.load, which takes archives and pickles as well.
+        # Not np.load, which also reads archives and pickles.
         with read_files.opened(path, MAX_BYTES) as file:
             _check_size(file, path)
             values = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, DataError):
         raise
-    except Exception as error:  # noqa: BLE001  (NumPy's reader of headers raises what Python's tokenizer does)
-        why = "its header cannot be read" if "<" in str(error) else str(error)[:120]  # some name Python's own objects
-        raise DataError(f"{path} is not an array file of NumPy: {why}") from None
+    except Exception as error:  # noqa: BLE001  (NumPy's header reader raises any error of Python's tokenizer)
+        why = "its header cannot be read" if "<" in str(error) else str(error)[:120]  # some show an object's repr
+        raise DataError(f"{path} is not a NumPy array file: {why}") from None
     if values.dtype.kind not in "fiu":
         raise DataError(f"{path} has values of type {values.dtype}, expected {_expected(latent)}")
     if values.ndim == 1 and len(values) == latent:
@@ -151,14 +151,14 @@ def _read_npy(path: Path, latent: int) -> np.ndarray:
 
 
 def _check_size(file: BinaryIO, path: Path) -> None:
-    """Raises DataError unless the file is as long as its header says: NumPy allocates memory before it checks."""
+    """Raise DataError for a file shorter than its header says: NumPy allocates memory before it checks."""
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read_header(file)
-    wanted, there = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
-    if wanted > there:
+    expected, actual = math.prod(shape) * dtype.itemsize, path.stat().st_size - file.tell()
+    if expected > actual:
         raise DataError(
-            f"{path} is truncated: its header has shape {list(shape)}, {wanted:,} bytes, and it has {there:,}"
+            f"{path} is truncated: its header has shape {list(shape)}, {expected:,} bytes, and it has {actual:,}"
         )
     file.seek(0)
 

@@ -1,4 +1,4 @@
-"""The generator of a command: built in, a run of `minidl train gan`, or a file, made ready for inference."""
+"""The generator of a command: built in, a run of `minidl train gan`, or a file, prepared for inference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from minidl.training.run_folder.saved_run import SavedRun
 class Loaded:
     """A generator in evaluation mode, its batch norms folded.
 
-    `sha256` is that of its file of weights; `run` is the run that it is of, if any.
+    `sha256` is of its file of weights; `run` is its run, if any.
     """
 
     generator: nn.Module
@@ -43,9 +43,9 @@ class Loaded:
 
 
 def load(model: str, precision: str = "float32") -> Loaded:
-    """Read a generator and make it ready. Sets how this process computes float32 products when `precision` is tf32.
+    """Read and prepare a generator. With `precision` tf32, also set the precision of this process's float32 products.
 
-    Raises ConfigError when there is no such model, DamagedError for a file that is not what minidl wrote.
+    Raises ConfigError for a missing model, DamagedError for a damaged file.
     """
     path = source = Path(model)
     run: SavedRun | None = None
@@ -72,7 +72,7 @@ def load(model: str, precision: str = "float32") -> Loaded:
     try:
         digest = sha256(path)
         built_in.check(path, digest)
-        read = dcgan.load_generator(source)
+        trained = dcgan.load_generator(source)
         if run is not None and RunFolder(source).read_finished().identity != run.identity:
             raise DamagedError(f"{source} was replaced by another run while it was read; run the command again")
     except FileNotFoundError as error:
@@ -81,22 +81,22 @@ def load(model: str, precision: str = "float32") -> Loaded:
         raise ConfigError(f"--model {model}: {path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise DamagedError(f"{error}; restore it or train again") from None
-    for name, tensor in read.state_dict().items():
+    for name, tensor in trained.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise DamagedError(f"{path}: {name} has values that are not finite; train the model again")
         if name.endswith("running_var") and (tensor < 0).any():
             raise DamagedError(f"{path}: {name} has negative values: no variance is below 0; train the model again")
     if precision == "tf32":
         launch.set_float32_precision("tf32")
-    generator = prepared(read, torch.float16 if precision == "float16" else torch.float32)
+    generator = prepared(trained, torch.float16 if precision == "float16" else torch.float32)
     dtype = "float16" if precision == "float16" else "float32"
     name = model if model in BUILT_IN else Path(model).name
-    return Loaded(generator, name, digest, read.latent, read.channels, read.size, dtype, run)
+    return Loaded(generator, name, digest, trained.latent, trained.channels, trained.size, dtype, run)
 
 
 def prepared(generator: dcgan.Generator, dtype: torch.dtype = torch.float32) -> dcgan.Generator:
-    """A copy of a generator for inference in a dtype, without gradients, its batch norms folded into the layers before
-    them. In half precision the one after the linear layer stays: float16 cannot hold every shift."""
+    """Return a copy of a generator for inference in a dtype, without gradients, its batch norms folded into the layers
+    before them. In half precision the one after the linear layer stays: its shifts may exceed the range of float16."""
     model = dcgan.Generator(**{**generator.settings, "size": generator.size}, dtype=dtype)
     model.load_state_dict(generator.state_dict())
     model.eval()

@@ -1,4 +1,4 @@
-"""How good generated pictures are: distances between two sets of feature vectors, float64 in NumPy and SciPy.
+"""The quality of generated pictures: distances between two sets of feature vectors, float64 in NumPy and SciPy.
 
     Frechet distance   |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2))   of two normal distributions with the sets' means
                        and covariances (Heusel, Ramsauer, Unterthiner, Nessler and Hochreiter, NIPS 2017,
@@ -32,7 +32,7 @@ _SCALE = 1.0 / 255.0
 
 
 def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [d] and covariance [d, d] (of N - 1) of features [N, d]. Raises ValueError for fewer than two rows."""
+    """Return mean [d] and covariance [d, d] (of N - 1) of features [N, d]. Raises ValueError for one row or none."""
     if features.ndim != 2 or len(features) < 2:
         raise ValueError(f"features have shape {list(features.shape)}, expected two rows or more of a matrix")
     x = features.astype(np.float64)
@@ -40,10 +40,10 @@ def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def frechet(mean_1: np.ndarray, cov_1: np.ndarray, mean_2: np.ndarray, cov_2: np.ndarray) -> float:
-    """The Frechet distance of two normal distributions: 0 or more.
+    """Return the Frechet distance of two normal distributions: 0 or more.
 
-    The trace of (C1 C2)^(1/2) is that of (A C2 A)^(1/2) with A = C1^(1/2), which is symmetric: no complex numbers
-    arise, whatever the rank.
+    The trace of (C1 C2)^(1/2) equals the trace of (A C2 A)^(1/2) with A = C1^(1/2). That matrix is symmetric, so there
+    are no complex numbers for any rank.
     """
     values, vectors = np.linalg.eigh(cov_1)
     root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
@@ -54,12 +54,12 @@ def frechet(mean_1: np.ndarray, cov_1: np.ndarray, mean_2: np.ndarray, cov_2: np
 
 
 def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
-    """`frechet` of the moments of features [N, d] and [M, d]."""
+    """Return `frechet` of the moments of features [N, d] and [M, d]."""
     return frechet(*moments(real), *moments(generated))
 
 
 def kernel_distance(real: np.ndarray, generated: np.ndarray) -> float:
-    """The kernel distance of features [N, d] and [M, d]; near 0, also below, for samples of one distribution.
+    """Return the kernel distance of features [N, d] and [M, d]; near 0, possibly below, for equal distributions.
 
     Raises ValueError for fewer than two rows.
     """
@@ -81,7 +81,7 @@ def _kernel_sum(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def precision_recall(real: np.ndarray, generated: np.ndarray, neighbours: int = NEIGHBOURS) -> tuple[float, float]:
-    """(precision, recall) of features [N, d] and [M, d].
+    """Return (precision, recall) of features [N, d] and [M, d].
 
     Raises ValueError for sets of no more than `neighbours` rows.
     """
@@ -98,12 +98,12 @@ def precision_recall(real: np.ndarray, generated: np.ndarray, neighbours: int = 
 
 
 def _radii(x: np.ndarray, neighbours: int) -> np.ndarray:
-    """The squared distance of each row to its k-th nearest neighbour, k = `neighbours`; itself is number 0."""
+    """Return the squared distance of each row to its k-th nearest neighbour, k = `neighbours`; k = 0 is the row."""
     return np.concatenate([np.partition(squares, neighbours, axis=1)[:, neighbours] for _, squares in _squares(x, x)])
 
 
 def _squares(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Squared distances between all rows of y and a part of the rows of x, with the index of its first row."""
+    """Yield the index of a row of x, and the squared distances of the rows from it on to all rows of y."""
     x, y = x.astype(np.float64), y.astype(np.float64)
     lengths = (y * y).sum(axis=1)
     for start in range(0, len(x), _ROWS):
@@ -113,12 +113,11 @@ def _squares(x: np.ndarray, y: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def nearest(pictures: np.ndarray, training: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(distances float64 [N], indices [N]) of the nearest of `training` for uint8 pictures [N, H, W, C].
+    """Return (distances float64 [N], indices [N]) of the nearest of `training` for uint8 pictures [N, H, W, C].
 
     A distance is the root of the mean squared difference of pixels from 0 to 1. With |a - b|^2 = |a|^2 + |b|^2 - 2 a b
     the products of all pairs are matrix products. They select the neighbour; its distance is then computed from the
-    pixels. Raises ValueError for pictures of
-    different shapes and an empty training set.
+    pixels. Raises ValueError for pictures of different shapes and an empty training set.
     """
     if pictures.shape[1:] != training.shape[1:] or not len(training):
         raise ValueError(f"pictures have shape {list(pictures.shape)}, the training pictures {list(training.shape)}")
@@ -138,21 +137,21 @@ def _flat(pictures: np.ndarray) -> np.ndarray:
 
 
 def _product_kernel(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """What multiplies rows [n, d] with all rows of y."""
+    """Return a function that multiplies rows [n, d] with all rows of y."""
     on_device = torch.from_numpy(y).to(default_device())
     return lambda x: gemm.gemm(torch.from_numpy(x).to(on_device.device), on_device.t()).cpu().numpy()
 
 
 def histogram(classes: np.ndarray, count: int) -> list[float]:
-    """The share of each of `count` classes among class indices [N]."""
+    """Return the share of each of `count` classes among class indices [N]."""
     return (np.bincount(classes, minlength=count) / max(1, len(classes))).tolist()
 
 
 def memorised(distances: np.ndarray, real_distances: np.ndarray) -> float:
-    """The share of distances below the 1st percentile of those of real pictures that were not trained on."""
+    """Return the share of distances below the 1st percentile of those of real pictures that were not trained on."""
     return float((distances < np.percentile(real_distances, 1.0)).mean())
 
 
 def median_percentile(distances: np.ndarray, real_distances: np.ndarray) -> float:
-    """The percentile of the median distance among those of real pictures."""
+    """Return the percentile of the median distance among the distances of real pictures."""
     return float(100.0 * (real_distances < np.median(distances)).mean())

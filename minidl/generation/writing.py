@@ -1,7 +1,7 @@
-"""The files of pictures: one each, an archive, an array or a grid, and images.json, which says what made them.
+"""The files of pictures: one each, an archive, an array or a grid, and images.json, which describes them.
 
-A picture is named after its seed alone, as seed-000003.png, or after its place in a walk or a file of latents: the same
-picture has the same name whichever others are made with it.
+A picture is named after its seed, such as seed-000003.png, or after its number in an interpolation or a file of
+latents: so its name does not depend on the other pictures of the command.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from minidl.training.process import environment
 from minidl.training.run_folder import files
 from minidl.version import __version__
 
-Tell = Callable[[int], None]  # how many pictures are written
+Report = Callable[[int], None]  # gets the number of written pictures
 
-_DIGITS = 6  # of the number in a name, at least
-_TOGETHER, _TOGETHER_BYTES = 64, 2**20  # pictures, and their pixels, that a worker gets at a time
-_MANY, _EACH = 2**23, 1500  # bytes of pixels, and what a picture takes besides: for fewer, processes start too slowly
+_DIGITS = 6  # minimum, of the number in a name
+_JOB_PICTURES, _JOB_BYTES = 64, 2**20  # pictures that a worker encodes at a time, and their pixels
+# Bytes of pixels that are worth starting processes for; a picture counts as 1500 more.
+_MANY, _PER_PICTURE = 2**23, 1500
 
 
 @dataclass(frozen=True)
 class Files:
-    """Those of a command: `facts` are what all pictures share, `names` the seed or the place of each, in order."""
+    """The files of a command: `facts` describe all pictures, `names` are their seeds or numbers, in order."""
 
     config: Generate
     loaded: Loaded
@@ -63,39 +64,39 @@ class Files:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of a picture."""
+        """The shape of a picture, (H, W, C)."""
         return *self.loaded.size, self.loaded.channels
 
     @property
     def kind(self) -> str:
-        """What a number names."""
+        """The kind of number that names a picture."""
         if self.config.latents is not None:
             return "latent"
         return "seed" if self.config.interpolate is None else "step"
 
     @property
     def suffix(self) -> str:
-        """Of a picture's file, or of its name in an archive."""
+        """The suffix of a picture's file, or of its name in an archive."""
         return "png" if self.config.format == "zip" else self.config.format
 
     def file(self, name: int) -> str:
-        """The name of a picture's file."""
+        """Return the name of a picture's file."""
         return f"{self.kind}-{name:0{_DIGITS}}.{self.suffix}"
 
     def manifest(self) -> dict[str, Any]:
-        """The content of images.json: a record per picture has its file, or its name in an archive (none in an
-        array), and what it is named after."""
+        """Return the content of images.json: an entry per picture has its file, or its name in an archive (none in an
+        array), and its seed or number."""
         config, kind = self.config, self.kind
-        whole = [{"file": f"images.{config.format}"}] if config.format in ("npy", "zip") else []
-        place = "member" if config.format == "zip" else "file"
-        own = [{} if config.format == "npy" else {place: self.file(name)} for name in self.names]
+        common = [{"file": f"images.{config.format}"}] if config.format in ("npy", "zip") else []
+        key = "member" if config.format == "zip" else "file"
+        entries = [{} if config.format == "npy" else {key: self.file(name)} for name in self.names]
         manifest = {
             "format": folder.FORMAT,
             "version": folder.VERSION,
             **self.facts,
             "device": environment.device_name(),
             "shape": [self.loaded.channels, *self.loaded.size],
-            "files": [*whole, *({**each, kind: name} for each, name in zip(own, self.names, strict=True))],
+            "files": [*common, *({**entry, kind: name} for entry, name in zip(entries, self.names, strict=True))],
             "grid": None,
         }
         if config.grid is not None:
@@ -103,7 +104,7 @@ class Files:
         return manifest
 
     def about(self) -> dict[str, Any]:
-        """What determines the pictures and their files, as JSON: the same in all processes that make them."""
+        """Return the values that determine the pictures and files, as JSON: they must be the same in all processes."""
         host = {} if launch.INTERPRETED else {"processor", "blas", "threads", "libc"}
         described = environment.describe(torch.get_num_threads())
         return {
@@ -115,86 +116,87 @@ class Files:
             **{name: described[name] for name in environment.DECIDING if name not in host},
         }
 
-    def rows(self, staged: Path) -> sharing.Rows | None:
-        """The file of all pictures that several processes write to: the array, or what a grid is made of."""
+    def rows(self, staged: Path) -> output.RowFile | None:
+        """Return the file of all pictures that several processes write to: the array, or the pictures of a grid."""
         count, values = len(self.names), math.prod(self.shape)
         if self.config.format != "npy":
-            return None if self.config.grid is None else sharing.Rows(staged / "grid.rows", b"", values, count)
-        head = output.array_header(*self._array())
-        return sharing.Rows(staged / "images.npy", head, values * self._array()[1].itemsize, count)
+            return None if self.config.grid is None else output.RowFile(staged / "grid.rows", b"", values, count)
+        header = output.array_header(*self._array())
+        return output.RowFile(staged / "images.npy", header, values * self._array()[1].itemsize, count)
 
     def _array(self) -> tuple[tuple[int, ...], np.dtype]:
         return (len(self.names), self.loaded.channels, *self.loaded.size), np.dtype(self.loaded.dtype_name)
 
-    def write(self, staged: Path, parts: Iterable[np.ndarray], part: sharing.Part | None, tell: Tell) -> None:
-        """Write all pictures, or those of a part."""
+    def write(self, staged: Path, parts: Iterable[np.ndarray], part: sharing.Part | None, report: Report) -> None:
+        """Write all pictures, or the pictures of a part."""
         rows, written = None if part is None else self.rows(staged), 0
         if self.config.format != "npy":
-            self._write_pictures(staged, parts, part, rows, tell)
+            self._write_pictures(staged, parts, part, rows, report)
         elif part is None or rows is None:
             with output.array_file(staged / "images.npy", *self._array()) as write:
-                for some in parts:
-                    write(some)
-                    written += len(some)
-                    tell(written)
+                for images in parts:
+                    write(images)
+                    written += len(images)
+                    report(written)
         else:
-            for some in parts:
-                at = part.mine[written : written + len(some)]
-                part.made(at, rows.put(at, some))
-                written += len(some)
-                tell(part.done())
+            for images in parts:
+                numbers = part.numbers[written : written + len(images)]
+                part.log(numbers, rows.write(numbers, images))
+                written += len(images)
+                report(part.finished())
 
     def _write_pictures(
-        self, staged: Path, parts: Iterable[np.ndarray], part: sharing.Part | None, rows: sharing.Rows | None,
-        tell: Tell
+        self, staged: Path, parts: Iterable[np.ndarray], part: sharing.Part | None, rows: output.RowFile | None,
+        report: Report
     ) -> None:  # fmt: skip
-        """Files are made by workers while the generator makes the next pictures. An archive and a grid are written
-        here; those of several processes by `finish`."""
+        """Encode pictures in workers while the generator makes the next ones. Write an archive or a grid, unless other
+        processes make pictures too: then `finish` writes it."""
         config, shape = self.config, self.shape
-        together = max(1, min(_TOGETHER, _TOGETHER_BYTES // math.prod(shape)))
+        per_job = max(1, min(_JOB_PICTURES, _JOB_BYTES // math.prod(shape)))
         with write_files.open_folder(staged) as handle:
-            place = {"folder": str(staged), "identity": write_files.identity(handle)}
-        shared = {"shape": shape, "kind": self.suffix, "text": _texts(self.facts), **place}
-        mine = np.arange(len(self.names)) if part is None else part.mine
-        of_rows: list[str] = []
-        sheet = None if config.grid is None or part else np.zeros((len(mine), *shape), np.uint8)
+            folder_values = {"folder": str(staged), "identity": write_files.identity(handle)}
+        shared = {"shape": shape, "kind": self.suffix, "text": _texts(self.facts), **folder_values}
+        numbers = np.arange(len(self.names)) if part is None else part.numbers
+        row_checksums: list[str] = []
+        sheet = None if config.grid is None or part else np.zeros((len(numbers), *shape), np.uint8)
 
-        def asked() -> Iterator[Message]:
-            done = 0
-            for made in parts:
-                pictures, at = output.pixels(made), mine[done : done + len(made)]
+        def jobs() -> Iterator[Message]:
+            start = 0
+            for images in parts:
+                pictures, at = output.pixels(images), numbers[start : start + len(images)]
                 if sheet is not None:
                     sheet[at] = pictures
-                of_rows.extend([""] * len(made) if rows is None else rows.put(at, pictures))
-                for some in np.split(pictures, range(together, len(pictures), together)):
-                    named = [self.names[i] for i in mine[done : done + len(some)].tolist()]
-                    texts = [{self.kind: str(name)} for name in named]
-                    yield Message({**shared, "names": [*map(self.file, named)], "texts": texts}, [some])
-                    done += len(some)
+                row_checksums.extend([""] * len(images) if rows is None else rows.write(at, pictures))
+                for batch in np.split(pictures, range(per_job, len(pictures), per_job)):
+                    names = [self.names[i] for i in numbers[start : start + len(batch)].tolist()]
+                    texts = [{self.kind: str(name)} for name in names]
+                    yield Message({**shared, "names": [*map(self.file, names)], "texts": texts}, [batch])
+                    start += len(batch)
 
-        few = len(mine) * (_EACH + math.prod(shape)) < _MANY
-        processors = max(1, available() // (1 if part is None else part.place.local_world))
+        few = len(numbers) * (_PER_PICTURE + math.prod(shape)) < _MANY
+        processors = max(1, available() // (1 if part is None else part.ranks.local_world))
         job: Job = encoding.write
         into: AbstractContextManager[output.Save | None] = nullcontext()
         if config.format == "zip" and part is None:
             job, into = encoding.encode, output.into_archive(staged / "images.zip")
         written = 0
         with Workers(1 if few else config.workers or processors) as encoders, into as save:
-            for found in encoders.map(job, asked()):
-                count = len(found.values["names"])
+            for result in encoders.map(job, jobs()):
+                count = len(result.values["names"])
                 if save is not None:
-                    save(found.values["names"], found.buffers)
+                    save(result.values["names"], result.buffers)
                 if part is not None:
-                    done = slice(written, written + count)
-                    part.made(mine[done], [*map(sharing.joined, of_rows[done], found.values["sums"])])
+                    batch = slice(written, written + count)
+                    checksums = map(sharing.joined, row_checksums[batch], result.values["sums"])
+                    part.log(numbers[batch], [*checksums])
                 written += count
-                tell(written if part is None else part.done())
+                report(written if part is None else part.finished())
         files.flush_folder(staged)
         if sheet is not None:
             self._write_grid(staged, sheet)
 
     def finish(self, staged: Path) -> None:
-        """Write the files that are made of what all processes have made."""
+        """Write the archive or the grid from the pictures of all processes."""
         if self.config.format == "zip":
             with output.into_archive(staged / "images.zip") as save:
                 for name in map(self.file, self.names):
@@ -214,7 +216,7 @@ class Files:
 
 
 def _texts(facts: dict[str, Any]) -> dict[str, str]:
-    """The metadata that all pictures have."""
+    """Return the metadata that all pictures have."""
     texts = {
         name: " ".join(map(str, value)) if isinstance(value, list) else str(value)
         for name, value in facts.items()

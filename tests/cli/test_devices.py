@@ -19,13 +19,14 @@ from minidl.data.records import Pictures
 from minidl.data.workers import Message, Workers
 from minidl.distributed import workers
 from minidl.errors import ConfigError, DamagedError
-from minidl.generation import generate, sharing
+from minidl.generation import generate, output, sharing
 from minidl.generation.config import Generate
 from minidl.models import dcgan
 from minidl.training.loop import forward
 from minidl.training.prediction import multi_gpu
 from minidl.training.process.device import processes
 from tests.cli.conftest import start, wait_for
+from tests.cli.test_errors import refused
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +54,6 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def refused(result, message, code=2):
-    assert (result.code, message in result.err) == (code, True), result
-    assert result.err.startswith("error: ")
-
-
 class Died(Exception):  # noqa: N818
     pass
 
@@ -68,7 +64,7 @@ def dies(*_):
 
 def dies_at_the_end(call, *arguments, **more):
     """The first process dies when it has done its part."""
-    with mock.patch.object(sharing.Part, "all_are_done", dies), pytest.raises(Died):
+    with mock.patch.object(sharing.Part, "is_complete", dies), pytest.raises(Died):
         call(*arguments, **more)
 
 
@@ -94,7 +90,7 @@ def test_the_same_files_as_by_one_process_in_whatever_order_they_end(
         result = as_one_of(rank, 3, *given, "three")
         assert (result.code, result.out, result.err) == (0, "", "")
     made = []
-    monkeypatch.setattr(sharing.Part, "made", lambda part, at, sums: made.append(at))
+    monkeypatch.setattr(sharing.Part, "log", lambda part, at, sums: made.append(at))
     result = as_one_of(0, 3, *given, "three")
     assert result.code == 0, result.err
     assert made == []
@@ -107,10 +103,10 @@ def test_the_same_command_makes_only_what_is_missing(command, as_one_of, model, 
     draw = random.Random(trial)
     given = ("generate", "--model", model, "--count", 4, "--grid", "2x2", "--batch-size", 1, "--out")
     assert command(*given, tmp_path / "one").code == 0
-    before, real = draw.randint(0, 1), sharing.Part.made
+    before, real = draw.randint(0, 1), sharing.Part.log
     with monkeypatch.context() as changed:
         left = iter(range(before))
-        changed.setattr(sharing.Part, "made", lambda *given: dies() if next(left, None) is None else real(*given))
+        changed.setattr(sharing.Part, "log", lambda *given: dies() if next(left, None) is None else real(*given))
         with pytest.raises(Died):
             as_one_of(0, 2, *given, tmp_path / "out")
     new = tmp_path / "out" / ".new-pictures"
@@ -119,7 +115,7 @@ def test_the_same_command_makes_only_what_is_missing(command, as_one_of, model, 
     with (new / "made-0.txt").open("a") as log:
         log.write("3 4")  # without its end
     seen = []
-    monkeypatch.setattr(sharing.Part, "made", lambda part, at, sums: [seen.extend(at.tolist()), real(part, at, sums)])
+    monkeypatch.setattr(sharing.Part, "log", lambda part, at, sums: [seen.extend(at.tolist()), real(part, at, sums)])
     if trial == 1:
         dies_at_the_end(as_one_of, 0, 2, *given, tmp_path / "out", run="second")
         assert as_one_of(1, 2, *given, tmp_path / "out", run="second").code == 0
@@ -222,7 +218,7 @@ def test_processes_that_are_killed(command, model, tmp_path):
     out, err = begun.communicate()
     assert begun.returncode == 130
     assert err.startswith("interrupted; ")
-    assert " of 24 images are kept, the same command makes seeds " in err
+    assert " of 24 images are finished; the same command makes seeds " in err
     begun = start(*given, 2, folder=tmp_path)
     out, err = begun.communicate(timeout=200)
     assert (begun.returncode, err) == (0, "")
@@ -256,7 +252,7 @@ def test_what_cannot_be(command, tmp_path, flags, message):
 def test_one_process_where_more_have_nothing_to_do(command, model, tmp_path):
     result = command("generate", "--model", model, "--count", 1, "--devices", 2, "--out", tmp_path / "a")
     assert result.out.startswith(
-        "note: --devices 2: using one process, because there is only one picture\n1 image of 8x8"
+        "note: --devices 2: using one process, because only one picture was requested\n1 image of 8x8"
     )
     result = command("generate", "--model", model, "--count", 2, "--devices", "all", "--out", tmp_path / "b")
     alone = result.out.startswith("note: --devices all: using one process, because at most one GPU is available\n")
@@ -296,12 +292,12 @@ def test_auto_goes_on_by_several_processes(model, tmp_path, monkeypatch, capsys)
 
 def test_rows_of_a_file_lie_at_their_places(tmp_path):
     for count, head in itertools.product((1, 7), (b"", b"head")):
-        rows = sharing.Rows(tmp_path / "rows", head, 12, count)
+        rows = output.RowFile(tmp_path / "rows", head, 12, count)
         rows.create()
         whole = np.random.default_rng(count).standard_normal((count, 3)).astype(np.float32)
         order = np.random.default_rng(0).permutation(count)
         for at in (np.sort(order[:3]), np.sort(order[3:])):
-            rows.put(at, whole[at])
+            rows.write(at, whole[at])
         assert rows.path.read_bytes() == head + whole.tobytes()
 
 

@@ -146,7 +146,7 @@ def test_what_cannot_be_compiled_is_told_before_the_work(command, monkeypatch):
     )
     refused(command("doctor", "--compile", "--brief", "new"), "--brief is new, expected compute capabilities")
     refused(command("doctor", "--compile", "none.py"), "none.py is not a file; expected a Python script")
-    refused(command("doctor", "--compile", "-m", "no_such"), "there is no module 'no_such'")
+    refused(command("doctor", "--compile", "-m", "no_such"), "no module 'no_such' was found")
     refused(command("doctor", "--compile", "-m"), "-m requires the name of a module")
     refused(command("doctor", "--compile", __file__, "--arch", "gfx9"), "unknown architecture gfx9; known: 80, 86")
     refused(command("doctor", "--compile", __file__, "--brief", "90"), "--brief applies to minidl's own kernels")

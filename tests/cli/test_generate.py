@@ -20,6 +20,7 @@ from minidl.generation.evaluate import Reference, as_text, reference_rows
 from minidl.generation.model import load
 from minidl.models import dcgan
 from minidl.training.run_folder import folder_lock
+from tests.cli.test_errors import refused
 from tests.cli.test_images import stripes
 
 
@@ -62,12 +63,6 @@ def judge_run(command, pictures):
     result = command("train", "images", "--data", pictures, "--out", folder, "--epochs", 2, "--no-plots")
     assert result.code == 0, result.err
     return folder
-
-
-def refused(result, message, code=2):
-    assert result.code == code, result.err
-    assert message in result.err.replace("\n", " "), result.err
-    assert result.err.startswith("error: ")
 
 
 def test_pictures_have_their_seed_and_model_in_them(minidl, model, tmp_path):
@@ -210,7 +205,7 @@ def test_a_manifest_names_no_file_elsewhere(command, model, tmp_path):
         (("--truncation", "0"), "--truncation is 0"),
         (("--count", "2.5"), "--count is 2.5, expected a whole number from 1 to 10000000"),
         (("--format", "gif"), "expected one of png, jpg, webp, bmp, npy, zip"),
-        (("--count", "5", "--grid", "2x2"), "has 4 places, and 5 pictures"),
+        (("--count", "5", "--grid", "2x2"), "has 4 cells, and 5 pictures"),
     ],
 )
 def test_bad_requests_are_told_and_leave_nothing(command, model, tmp_path, monkeypatch, flags, message):
@@ -236,7 +231,7 @@ def test_latents_of_another_length(command, model, tmp_path):
     result = command(
         "generate", "--model", model, "--latents", tmp_path / "z.npy", "--grid", "2x2", "--out", tmp_path / "out"
     )
-    refused(result, "--grid 2x2 has 4 places, and 5 pictures")
+    refused(result, "--grid 2x2 has 4 cells, and 5 pictures")
 
 
 def test_models_that_are_none(command, model, tmp_path, text_run):

@@ -17,6 +17,7 @@ from minidl.training.loop import trainer
 from minidl.training.prediction import predict
 from minidl.training.settings.command import Evaluate, Predict
 from tests.cli.conftest import edited, older, read_without_torch, report
+from tests.cli.test_errors import refused
 
 SMALL = ("--epochs", "4", "--batch-size", "16", "--no-plots")
 
@@ -50,12 +51,6 @@ def image_run(minidl, photos):
     result = minidl("train", "images", "--data", photos, "--out", folder, *SMALL[:-1])
     assert result.code == 0, result.err
     return folder, result.out
-
-
-def refused(result, message, code=2):
-    assert result.code == code, result.err
-    assert message in result.err.replace("\n", " "), result.err
-    assert result.err.startswith("error: ")
 
 
 @pytest.fixture

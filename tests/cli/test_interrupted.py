@@ -16,6 +16,7 @@ import typer
 
 from minidl import cli
 from minidl.cli import common
+from minidl.distributed import workers
 from minidl.errors import DamagedError
 from tests.cli.conftest import start, wait_for
 
@@ -91,6 +92,11 @@ def test_other_exceptions_that_python_drops_are_told_as_before():
     assert common.sys.unraisablehook is hook
 
 
+def test_a_start_of_a_process_is_not_interrupted():
+    code = workers._Process.__init__.__code__
+    assert any(part in f"{code.co_filename}:{code.co_qualname}" for part in common._UNINTERRUPTED)
+
+
 def test_nothing_is_left_of_it():
     before = signal.getsignal(signal.SIGTERM), threading.active_count()
     with common.terminated():
@@ -105,7 +111,7 @@ def test_a_timer_of_it_ends_with_it(tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGALRM)
     with common.terminated():
         importlib.import_module("last_imported")
-    time.sleep(3 * common._SOON)
+    time.sleep(3 * common._RETRY)
     assert signal.getsignal(signal.SIGALRM) is before
     del sys.modules["last_imported"]
 

@@ -139,7 +139,7 @@ def test_a_grid_that_the_format_does_not_hold_is_refused(command, tmp_path):
 def test_a_pillow_without_webp_is_told(command, model, tmp_path, monkeypatch):
     monkeypatch.setattr("PIL.features.check", lambda _: False)
     flags = ("generate", "--model", model, "--out", tmp_path / "out", "--format")
-    refused(command(*flags, "webp"), "the Pillow that is installed has no WebP: install one that has, or give")
+    refused(command(*flags, "webp"), "the installed Pillow does not support WebP: install another Pillow, or give")
     assert command(*flags, "jpg", "--count", 1, "--quiet").code == 0
 
 

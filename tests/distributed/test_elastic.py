@@ -262,7 +262,7 @@ def test_one_that_does_not_come_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("count", "nccl", "message"),
-    [(2, False, "this torch has no NCCL"), (2, True, "there is no GPU 2 for this process: this host has 2")],
+    [(2, False, "this torch has no NCCL"), (2, True, "GPU 2 of this process does not exist: this host has 2")],
 )
 def test_gpus_that_cannot_be_used_are_told(monkeypatch, count, nccl, message):
     monkeypatch.setenv("LOCAL_RANK", "2" if nccl else "1")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from minidl.distributed import rendezvous, started
-from minidl.distributed.workers import Place
+from minidl.distributed.workers import Ranks
 from minidl.errors import RunError
 from minidl.generation import sharing
 from minidl.runtime import launch
@@ -129,7 +129,7 @@ def test_a_store_that_is_silent_is_asked_once():
 )
 def test_a_plan_whose_numbers_cannot_be_is_none(tmp_path, harm):
     """They decide how much memory is taken."""
-    sharing.begin(tmp_path, Place(0, 2, 0, 2), "run", {"pictures": 4}, [], None).close()
+    sharing.begin(tmp_path, Ranks(0, 2, 0, 2), "run", {"pictures": 4}, [], None).close()
     plan = sharing.read(tmp_path)
     assert plan.count == 4
     files.write_json(tmp_path / sharing.PLAN, {**asdict(plan), **harm})
@@ -138,16 +138,16 @@ def test_a_plan_whose_numbers_cannot_be_is_none(tmp_path, harm):
 
 
 def test_notes_that_no_process_wrote_are_left_out(tmp_path):
-    part = sharing.begin(tmp_path, Place(0, 2, 0, 2), "run", {"pictures": 4}, [], None)
+    part = sharing.begin(tmp_path, Ranks(0, 2, 0, 2), "run", {"pictures": 4}, [], None)
     (tmp_path / "made-1.txt").write_bytes(b"x 3 .\n2 " + b"9" * 5000 + b" .\n-1 2 .\n3 " + b"a" * 32 + b"\n")
-    assert part._record.look().tolist() == [False, False, False, True]
+    assert part._logs.read().tolist() == [False, False, False, True]
     part.close()
 
 
 def test_pictures_that_others_do_not_make_are_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(started, "TIMEOUT", 0.3)
-    part = sharing.begin(tmp_path, Place(0, 2, 0, 2), "run", {"pictures": 4}, [], None)
-    part.made(np.arange(2), ["a" * 32] * 2)
+    part = sharing.begin(tmp_path, Ranks(0, 2, 0, 2), "run", {"pictures": 4}, [], None)
+    part.log(np.arange(2), ["a" * 32] * 2)
     told = []
     with pytest.raises(RunError, match=r"2 of 4 images are finished, but for 0\.3 s no process has finished another"):
         part.wait(told.append)

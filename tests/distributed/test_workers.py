@@ -165,16 +165,16 @@ def test_a_place_without_an_address_is_told(monkeypatch):
     with pytest.raises(DistributedError, match="WORLD_SIZE=2 is set, but not MASTER_PORT: start"):
         group.init()
     with pytest.raises(DataError, match="WORLD_SIZE=2 is set, but not MASTER_PORT: start"):
-        sharing.run_of(workers.place())
+        sharing.run_of(workers.ranks())
 
 
 def test_places():
-    assert workers.place({}) is None
-    assert workers.place({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}) == (5, 8, 1, 4)
-    assert workers.place({"RANK": "1", "WORLD_SIZE": "2"}) == (1, 2, 1, 2)
+    assert workers.ranks({}) is None
+    assert workers.ranks({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}) == (5, 8, 1, 4)
+    assert workers.ranks({"RANK": "1", "WORLD_SIZE": "2"}) == (1, 2, 1, 2)
     for wrong in ({"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "-1", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": ""}):
         with pytest.raises(DataError):
-            workers.place(wrong)
+            workers.ranks(wrong)
 
 
 def test_a_port_in_use_is_told(tmp_path, monkeypatch):

@@ -68,8 +68,8 @@ def test_alone_nothing_changes():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (optim.Muon, "Muon: its iterations take whole matrices"),
-        (lambda params: optim.Adam(params, lazy=True), "Adam: lazy updates rows"),
+        (optim.Muon, "Muon needs complete matrices"),
+        (lambda params: optim.Adam(params, lazy=True), "Adam: lazy updates cannot be combined"),
     ],
 )
 def test_what_is_refused(make, message):

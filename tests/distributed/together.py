@@ -170,7 +170,7 @@ def optimizer_of(name, shared):
     if shared:
         assert distributed.shard_optimizer(optimizer) is optimizer
         if group.current().size > 1:
-            with pytest.raises(ValueError, match=f"{name}: its state is shared out already"):
+            with pytest.raises(ValueError, match=f"{name}: its state is already distributed"):
                 distributed.shard_optimizer(optimizer)
     optimizer.add_param_group({"params": last})
 

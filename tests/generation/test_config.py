@@ -78,8 +78,8 @@ def test_how_many():
         ({"truncation": 1.0, "latents": Path("z.txt")}, "--truncation cannot be combined with --latents"),
         ({"grid": (2, 2), "format": "npy"}, "--grid requires --format png, jpg, webp or bmp, got npy"),
         ({"grid": (2, 2), "format": "zip"}, "--grid requires --format png, jpg, webp or bmp, got zip"),
-        ({"grid": (2, 2), "count": 5}, "--grid 2x2 has 4 places, and 5 pictures were requested"),
-        ({"grid": (2, 2), "interpolate": (1, 2)}, "--grid 2x2 has 4 places, and 9 pictures"),
+        ({"grid": (2, 2), "count": 5}, "--grid 2x2 has 4 cells, and 5 pictures were requested"),
+        ({"grid": (2, 2), "interpolate": (1, 2)}, "--grid 2x2 has 4 cells, and 9 pictures"),
     ],
 )
 def test_bad_settings(settings, message):

@@ -37,7 +37,7 @@ def test_truncation_shortens_long_latents_and_keeps_their_direction():
 
 def test_a_walk_begins_and_ends_at_its_ends_and_keeps_the_length():
     a, b = latents.from_seeds([3, 17], 100)
-    rows = latents.walk(a, b, 9)
+    rows = latents.slerp(a, b, 9)
     assert (rows[0] == a).all()
     assert (rows[-1] == b).all()
     lengths = np.linalg.norm(rows, axis=1)
@@ -49,14 +49,14 @@ def test_a_walk_begins_and_ends_at_its_ends_and_keeps_the_length():
 
 
 def test_a_walk_on_the_unit_circle():
-    rows = latents.walk(np.array([1.0, 0.0]), np.array([0.0, 1.0]), 4)
+    rows = latents.slerp(np.array([1.0, 0.0]), np.array([0.0, 1.0]), 4)
     angles = np.arange(4) * np.pi / 6
     assert np.allclose(rows, np.stack([np.cos(angles), np.sin(angles)], axis=1), atol=1e-7)
 
 
 @pytest.mark.parametrize("end", [[2.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
 def test_a_walk_without_an_angle_is_straight(end):
-    rows = latents.walk(np.array([1.0, 0.0]), np.array(end), 3)
+    rows = latents.slerp(np.array([1.0, 0.0]), np.array(end), 3)
     assert np.allclose(rows[1], (np.array([1.0, 0.0]) + end) / 2)
     assert np.isfinite(rows).all()
 
@@ -107,17 +107,17 @@ def test_arrays_that_are_no_latents(tmp_path):
         with pytest.raises(DataError, match=message):
             latents.read(path, 4)
     np.save(path, np.array([[{}]], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="is not an array file of NumPy"):
+    with pytest.raises(DataError, match="is not a NumPy array file"):
         latents.read(path, 4)
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%s, 4), }"
     huge, odd, open_end = header % (b"9" * 30), header % b"True", header[:-4]
     damaged = [b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text for text in (huge, odd, open_end)]
     for content in (b"\x93NUMPY\x01", b"PK\x03\x04 no archive", b"PK\x05\x06" + bytes(18), damaged[2]):
         path.write_bytes(content)
-        with pytest.raises(DataError, match="is not an array file of NumPy"):
+        with pytest.raises(DataError, match="is not a NumPy array file"):
             latents.read(path, 4)
     path.write_bytes(damaged[1].replace(b"True", b"Trve"))
-    with pytest.raises(DataError, match=r"is not an array file of NumPy: its header cannot be read$"):
+    with pytest.raises(DataError, match=r"is not a NumPy array file: its header cannot be read$"):
         latents.read(path, 4)
     # Told before the memory is taken, which there may be.
     less = damaged[0].replace(b"9" * 30, b"9" * 9 + b" " * 21)

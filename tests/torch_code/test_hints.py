@@ -1,4 +1,4 @@
-"""What is said of a name that torch has and minidl has not computes the same, or says that it is not built."""
+"""The hint for a name that torch has and minidl lacks computes the same, or says that minidl does not provide it."""
 
 import inspect
 import math
@@ -74,7 +74,7 @@ def test_no_hint_names_another_function():
         elif (written := re.search(r"; write (.*)$", text)) is not None:
             assert written[1] in known, text
         else:
-            assert "it is not built; dir(" in text, (home, name, text)
+            assert "minidl does not provide it; see dir(" in text, (home, name, text)
 
 
 @pytest.mark.parametrize("name", suggestions.EXPRESSIONS)

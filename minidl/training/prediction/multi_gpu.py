@@ -57,8 +57,8 @@ class Spread:
 
 def spread(run: SavedRun, devices: int | str, device: str) -> Spread:
     """Return the processes for --devices. Raises ConfigError for more than exist, and under torchrun."""
-    place = workers.place()
-    if place is not None and place.world > 1:
+    ranks = workers.ranks()
+    if ranks is not None and ranks.world > 1:
         raise ConfigError("this command starts its processes itself: give --devices, without torchrun")
     return Spread(run, device, processes(devices, device))
 

@@ -341,7 +341,7 @@ def images(folder: Path) -> Target:
             files.write_json(staged / album._MARK, album._MARKED)
             new = album._with_sums(new, staged)
             files.write_json(staged / album.MANIFEST, new)
-            album._exchange(own, new)
+            album._replace(own, new)
         finally:
             left = {path.name for path in own.iterdir()}
             if not left >= {"mine.txt", "seed-1.txt", "epoch-1.png"}:
