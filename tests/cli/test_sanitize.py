@@ -153,7 +153,7 @@ def test_a_module_whose_package_has_kernels_is_found_and_interpreted(script):
     ("source", "code", "out", "err"),
     [
         ("print('done')", 1, "done\n", "nothing was checked: no Triton kernel was launched\n"),
-        ("from own import WORD\nimport sys\nprint(WORD)\nsys.exit(7)", 7, "own\n", "before the script failed (exit code 7)"),
+        ("from own import WORD\nimport sys\nprint(WORD)\nsys.exit(7)", 7, "own\n", "script failed (exit code 7)"),
         ("raise SystemExit('no luck')", 1, "", "no luck\n"),
         ("def f():\n    raise ValueError('mine')\nf()", 1, "", "ValueError: mine\n"),
         ("1 +", 1, "", "SyntaxError: invalid syntax\n"),
