@@ -90,6 +90,21 @@ def between(low: float | None, high: float | None, *shape: int) -> Callable[[Mak
     return lambda make: make.tensor(*shape, low=low, high=high)
 
 
+def images(N: int, C: int, size: int, width: int | None = None) -> Callable[[Make], torch.Tensor]:
+    """Return the function that makes a tensor [N, C, size, width or size] in channels-last memory."""
+    return lambda make: make.tensor(N, size, size if width is None else width, C).permute(0, 3, 1, 2)
+
+
+def matrix(rows: int, columns: int, gap: int = 0, transposed: bool = False) -> Callable[[Make], torch.Tensor]:
+    """Return the function that makes a matrix [rows, columns] with `gap` elements between the stored rows.
+
+    `transposed` stores its columns as rows.
+    """
+    if transposed:
+        return lambda make: matrix(columns, rows, gap)(make).t()
+    return lambda make: make.tensor(rows, columns + gap)[:, :columns]
+
+
 def one(low: float | None = None) -> Callable[[Make], Case]:
     """Cases of one tensor of any shape, with values from `low` on."""
     return lambda make: Case((make.tensor(*make.shape(0, 4), low=low),))

@@ -102,6 +102,22 @@ class SeededMake(Make):
         return self._random.randint(low, high)
 
 
+class EmptyMake(SeededMake):
+    """A Make of uninitialised tensors, for recording launches."""
+
+    def tensor(self, *shape: int, low: float | None = None, high: float | None = None) -> torch.Tensor:
+        """Return uninitialised memory."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def integers(self, *shape: int, low: int, high: int) -> torch.Tensor:
+        """Return a tensor of the lowest number."""
+        return torch.full(shape, low, dtype=torch.int64, device=self.device)
+
+    def choice(self, options: Sequence[T]) -> T:
+        """Return the first option."""
+        return options[0]
+
+
 def fits(layout: str, rank: int) -> bool:
     """Whether a tensor of `rank` dimensions can have the layout."""
     return rank >= {"contiguous": 0, "offset": 0, "step": 1, "expanded": 1}.get(layout, 2)
