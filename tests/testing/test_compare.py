@@ -96,7 +96,7 @@ class TestErrorBound:
         assert torch.equal(error_bound("matmul", a, b), bound)
 
     def test_unknown(self):
-        with pytest.raises(LookupError, match=r"nothing has no record; operations with one: .*matmul"):
+        with pytest.raises(LookupError, match=r"nothing has no spec; operations with one: .*matmul"):
             error_bound("nothing", ones(1))
 
     def test_without_a_floating_argument(self):
