@@ -18,9 +18,9 @@ import triton
 
 from minidl.interpreter import libdevice, memory, operators, patches
 from minidl.testing.sanitizer import findings
+from minidl.testing.sanitizer.checked_launch import Launch
 from minidl.testing.sanitizer.findings import Finding, Place, SanitizerError
 from minidl.testing.sanitizer.lanes import mark, unread
-from minidl.testing.sanitizer.launch import Launch
 from minidl.testing.sanitizer.races import RaceChecks
 from minidl.testing.sanitizer.regions import Region
 from minidl.testing.sanitizer.unwritten import Unwritten

@@ -8,7 +8,7 @@ import numpy as np
 from triton.runtime import interpreter
 
 from minidl.testing.sanitizer import findings
-from minidl.testing.sanitizer.launch import Launch
+from minidl.testing.sanitizer.checked_launch import Launch
 from minidl.testing.sanitizer.regions import Region
 
 # The bits of a lane's number with its position in the block (of at most 2^20 elements) and the length of that number.

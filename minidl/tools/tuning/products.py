@@ -44,8 +44,9 @@ def _float8_product(label: str, case: Conv, form: str, dtype: torch.dtype) -> Pr
     def start(arguments: Case, make: Make) -> Call:
         one = torch.ones((), device=arguments.args[0].device)
         values, weights = (t.to(dtype) for t in arguments.args)
-        options = {"out_dtype": torch.float16, "form": form}
-        return lambda: float8_products.forward(values, weights, one, one, case.geometry, **options)
+        return lambda: float8_products.forward(
+            values, weights, one, one, case.geometry, out_dtype=torch.float16, form=form
+        )
 
     return Problem(f"{label} float8", torch.float16, tensors(case.x, case.w), start)
 
