@@ -11,6 +11,8 @@ from minidl.kernels.conv.geometry import Geometry
 from minidl.testing.specs.base import images
 from minidl.testing.specs.make import Make
 
+Argument = Callable[[Make], torch.Tensor]
+
 
 class Conv(NamedTuple):
     """A convolution of N images [C, size, size] with M filters [C / groups, kernel, kernel]."""
@@ -35,23 +37,14 @@ class Conv(NamedTuple):
         return Geometry.of((self.size,) * 2, (self.kernel,) * 2, (self.stride,) * 2, pads, (1, 1), self.groups)
 
     @property
-    def x(self) -> Callable[[Make], torch.Tensor]:
-        """Return the function that makes the input [N, C, size, size]; like the others, in channels-last memory."""
-        return images(self.N, self.C, self.size)
-
-    @property
-    def w(self) -> Callable[[Make], torch.Tensor]:
-        """Return the function that makes the weights [M, C / groups, kernel, kernel]."""
-        return images(self.M, self.C // self.groups, self.kernel)
-
-    @property
-    def dy(self) -> Callable[[Make], torch.Tensor]:
-        """Return the function that makes the result's gradient [N, M, H, W]."""
-        return images(self.N, self.M, self.geometry.h.output)
+    def inputs(self) -> tuple[Argument, Argument, Argument]:
+        """Return the functions that make x, the weights and the result's gradient, all in channels-last memory."""
+        dy = images(self.N, self.M, self.geometry.h.output)
+        return images(self.N, self.C, self.size), images(self.M, self.C // self.groups, self.kernel), dy
 
     def tensors(self, make: Make) -> tuple[torch.Tensor, ...]:
-        """Return x, w, dy and a bias [M]."""
-        return self.x(make), self.w(make), self.dy(make), make.tensor(self.M)
+        """Return x [N, C, size, size], w [M, C / groups, kernel, kernel], dy [N, M, H, W] and a bias [M]."""
+        return *(argument(make) for argument in self.inputs), make.tensor(self.M)
 
     def __str__(self) -> str:
         side = f"{self.kernel}x{self.kernel}"

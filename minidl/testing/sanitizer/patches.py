@@ -227,10 +227,7 @@ def _masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *policy: A
 
 
 def _box(descriptor: Any, indices: Any) -> tuple[Any, Any]:
-    """Return the pointers and the mask of a descriptor's block, of the second tensor for the second of a concat pair.
-
-    The mask is a handle in Triton 3.9.
-    """
+    """Return the pointers and the mask (in Triton 3.9 a handle) of a descriptor's block, or of its second tensor's."""
     pointers, mask = descriptor.materialize_pointers(indices)
     if hasattr(descriptor, "further") and int(indices[0].data.reshape(())) == 1:
         pointers.data = pointers.data + descriptor.further

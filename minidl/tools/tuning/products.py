@@ -48,7 +48,7 @@ def _float8_product(label: str, case: Conv, form: str, dtype: torch.dtype) -> Pr
             values, weights, one, one, case.geometry, out_dtype=torch.float16, form=form
         )
 
-    return Problem(f"{label} float8", torch.float16, tensors(case.x, case.w), start)
+    return Problem(f"{label} float8", torch.float16, tensors(*case.inputs[:2]), start)
 
 
 def parts(kind: Kind) -> Iterator[Problem]:
@@ -98,8 +98,9 @@ def _forward(x: torch.Tensor, w: torch.Tensor, geometry: Geometry, form: str, po
 
 def _convolution(kind: Kind, case: Conv, form: str, gradient: str = "", label: str = "", off: float = 0.0) -> Problem:
     """Return the problem of a convolution, or of its gradient of the weight."""
-    launcher, other = (conv.grad_weight, case.dy) if gradient == "weight" else (_forward, case.w)
-    inputs = tensors(case.x, other, extra=(case.geometry,), form=form)
+    x, w, dy = case.inputs
+    launcher, other = (conv.grad_weight, dy) if gradient == "weight" else (_forward, w)
+    inputs = tensors(x, other, extra=(case.geometry,), form=form)
     return kind.problem(label or str(case), kernel(launcher), inputs, off=off)
 
 
@@ -146,7 +147,7 @@ def pair_pool(kind: Kind) -> Iterator[Problem]:
     if kind.dtype == torch.float64:
         return
     case = convolutions.PAIR_POOL_INTERPRETED if kind.small else convolutions.PAIR_POOL_TUNED
-    inputs = tensors(case.x, case.w, extra=(case.geometry,), form="pair", pool="max")
+    inputs = tensors(*case.inputs[:2], extra=(case.geometry,), form="pair", pool="max")
     yield kind.problem(str(case).replace(", ", ", pooled, "), kernel(_forward), inputs)
 
 

@@ -19,7 +19,7 @@ from minidl.testing.specs import Case, Make, OpSpec, all_specs
 from minidl.testing.specs.base import FLOATS
 from minidl.testing.specs.make import SeededMake
 from minidl.tools.doctor.workloads import convolution, other, products
-from minidl.tools.doctor.workloads.calls import Calls
+from minidl.tools.doctor.workloads.convolution import Calls
 
 # Families that only transposed convolutions and input gradients use.
 TRANSPOSED = ("conv_back", "conv_few")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,18 @@ from minidl.testing.cases import convolutions as cases
 from minidl.testing.cases import transposed
 from minidl.testing.cases.convolutions import Conv
 from minidl.testing.specs.make import EmptyMake
-from minidl.tools.doctor.workloads.calls import Calls, in_form
+
+Calls = Iterator[tuple[str, Callable[[], Any]]]
+
+
+def in_form(form: str | None, call: Callable[..., Any]) -> Callable[[], None]:
+    """Return the call in a form, without the error of a form that cannot compute the problem."""
+
+    def call_in_form() -> None:
+        with contextlib.suppress(conv.UnableError):
+            call(form=form)
+
+    return call_in_form
 
 
 def convolutions(dtype: torch.dtype) -> Calls:
@@ -28,25 +39,19 @@ def convolutions(dtype: torch.dtype) -> Calls:
     make = EmptyMake(0, dtype)
     for case in cases.COMPILED:
         x, w, dy, bias = case.tensors(make)
-        at = case.geometry
-        calls: dict[str, Callable[..., Any]] = {
-            "forward": partial(conv.forward, x, w, at, bias, "gelu_tanh", preactivation=True, scale=bias),
-            "sum": partial(conv.forward, x, w, at, bias, "relu", scale=bias, added=dy),
-            "pooled": partial(conv.forward, x, w, at, bias, "gelu_tanh", pool="max"),
-            "gradient of the input": partial(conv.grad_input, dy, w, at),
-            "gradient of the weight": partial(conv.grad_weight, x, dy, at),
-        }
+        calls = _calls(x, w, dy, bias, case.geometry)
+        calls["pooled"] = partial(conv.forward, x, w, case.geometry, bias, "gelu_tanh", pool="max")
         for form, (name, call) in itertools.product(conv.FORMS, calls.items()):
             yield f"{name}, {form}, {case}", in_form(form, call)
-        yield f"gradient of the weight in equal parts, {case}", partial(_in_equal_parts, x, dy, at)
+        yield f"gradient of the weight in equal parts, {case}", partial(_in_equal_parts, x, dy, case.geometry)
     case = cases.FILL_COMPILED
     x, w, dy, _ = case.tensors(make)
     yield f"{case}", in_form("fill", partial(conv.forward, x, w, case.geometry))
     yield f"{case}, gradient of the input", in_form("fill", partial(conv.grad_input, dy, w, case.geometry))
     yield f"{case}, gradient of the weight", in_form("fill", partial(conv.grad_weight, x, dy, case.geometry))
     for case in cases.FIRST_COMPILED:
-        call = partial(conv.forward, case.x(make), case.w(make), case.geometry)
-        yield f"first layer {case}", in_form("unshuffle", call)
+        x, w, *_ = case.tensors(make)
+        yield f"first layer {case}", in_form("unshuffle", partial(conv.forward, x, w, case.geometry))
     for case in cases.DEPTHWISE_COMPILED:
         yield from _depthwise(case, make)
     for padding, act in itertools.product((0, 3), ("relu", "gelu")):
@@ -54,6 +59,17 @@ def convolutions(dtype: torch.dtype) -> Calls:
         x, w, _, bias = case.tensors(make)
         call = partial(conv.forward, x, w, case.geometry, bias, act)
         yield f"two rows, padding {padding}, {act}", in_form("banded", call)
+
+
+def _calls(
+    x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, bias: torch.Tensor, at: Geometry
+) -> dict[str, Callable[..., Any]]:
+    return {
+        "forward": partial(conv.forward, x, w, at, bias, "gelu_tanh", preactivation=True, scale=bias),
+        "sum": partial(conv.forward, x, w, at, bias, "relu", scale=bias, added=dy),
+        "gradient of the input": partial(conv.grad_input, dy, w, at),
+        "gradient of the weight": partial(conv.grad_weight, x, dy, at),
+    }
 
 
 def _depthwise(case: Conv, make: EmptyMake) -> Calls:
@@ -92,14 +108,9 @@ def products(dtype: torch.dtype) -> Calls:
     make = EmptyMake(0, dtype)
     for case in cases.PRODUCTS_COMPILED:
         x, w, dy, bias = case.tensors(make)
-        at = case.geometry
-        for name, call in (
-            ("statistics", partial(conv.forward, x, w, at, statistics=True)),
-            ("forward", partial(conv.forward, x, w, at, bias, "gelu_tanh", preactivation=True)),
-            ("sum", partial(conv.forward, x, w, at, bias, "relu", scale=bias, added=dy)),
-            ("gradient of the input", partial(conv.grad_input, dy, w, at)),
-            ("gradient of the weight", partial(conv.grad_weight, x, dy, at)),
-        ):
+        calls = _calls(x, w, dy, bias, case.geometry)
+        calls["statistics"] = partial(conv.forward, x, w, case.geometry, statistics=True)
+        for name, call in calls.items():
             yield f"{name}, {case}", in_form("product", call)
 
 
@@ -109,8 +120,8 @@ def sums(dtype: torch.dtype) -> Calls:
     for C, kernel, form in itertools.product((64, 96, 256), (1, 3), ("box", "batch")):
         case = Conv(128, C, 256, 28, kernel, kernel // 2)
         bias = torch.zeros(256, dtype=torch.promote_types(dtype, torch.float32))
-        operands = case.x(make), case.w(make), case.geometry
-        call = partial(conv.forward, *operands, bias, "relu", scale=bias, added=case.dy(make))
+        x, w, dy, _ = case.tensors(make)
+        call = partial(conv.forward, x, w, case.geometry, bias, "relu", scale=bias, added=dy)
         yield f"{form}, {case}", in_form(form, call)
 
 

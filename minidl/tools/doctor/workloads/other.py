@@ -15,7 +15,7 @@ from minidl.kernels.norm import alone
 from minidl.runtime import launch
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
-from minidl.tools.doctor.workloads.calls import Calls
+from minidl.tools.doctor.workloads.convolution import Calls
 
 
 def optimizers(dtype: torch.dtype) -> Calls:

@@ -15,7 +15,7 @@ from minidl.runtime import launch
 from minidl.testing.cases import convolutions, matrices
 from minidl.testing.specs.base import matrix
 from minidl.testing.specs.make import EmptyMake
-from minidl.tools.doctor.workloads.calls import Calls, in_form
+from minidl.tools.doctor.workloads.convolution import Calls, in_form
 
 
 def gemms(dtype: torch.dtype) -> Calls:
@@ -44,7 +44,7 @@ def gemms(dtype: torch.dtype) -> Calls:
         parts = partial(gemm.gemm, a, b.t().contiguous().t(), bias, form="parts", split=split)
         yield f"parts, {split} shares", partial(_with_boxes, by_parts, parts)
     for M, N, K in matrices.THIN_COMPILED:
-        a, b = matrix(M, K, 0, M == min(M, N, K) < N)(make), matrix(K, N, 0, N == min(M, N, K) < M)(make)
+        a, b = matrix(M, K, 0, min(N, K) > M)(make), matrix(K, N, 0, min(M, K) > N)(make)
         bias, name = make.tensor(N), f"thin, {M}x{N}x{K}"
         for act in activation.NAMES if N == 4 else ():
             yield f"{name}, {act}", partial(gemm.gemm, a, b, bias, act, form="thin", split=1)
@@ -89,7 +89,7 @@ def float8_products(dtype: torch.dtype) -> Calls:
     make, one = EmptyMake(0, dtype), torch.ones(())
     forms = "box", "batch", "product", None
     for case in convolutions.FLOAT8_COMPILED:
-        x, w, bias = case.x(make), case.w(make), torch.zeros(case.M)
+        (x, w, *_), bias = case.tensors(make), torch.zeros(case.M)
         for form, fast, out in itertools.product(forms, (False, True), (torch.bfloat16, torch.float32)):
             call = partial(float8_conv.forward, x, w, one, one, case.geometry, fast=fast)
             result = partial(call, bias, "relu", out_dtype=dtype, scale_result=torch.ones(()))
