@@ -108,8 +108,10 @@ def products(dtype: torch.dtype) -> Calls:
     make = EmptyMake(0, dtype)
     for case in cases.PRODUCTS_COMPILED:
         x, w, dy, bias = case.tensors(make)
-        calls = _calls(x, w, dy, bias, case.geometry)
-        calls["statistics"] = partial(conv.forward, x, w, case.geometry, statistics=True)
+        calls = _calls(x, w, dy, bias, case.geometry) | {
+            "statistics": partial(conv.forward, x, w, case.geometry, statistics=True),
+            "forward": partial(conv.forward, x, w, case.geometry, bias, "gelu_tanh", preactivation=True),
+        }
         for name, call in calls.items():
             yield f"{name}, {case}", in_form("product", call)
 
