@@ -261,7 +261,7 @@ class _Child:
 
         self.options, self.torch, self.distributed = options, torch, distributed
         if options.side_by_side:
-            buckets.SIDE_BY_SIDE = options.side_by_side
+            buckets.MAX_STREAMS = options.side_by_side
         self.group = distributed.init()
         self.gpu = torch.cuda.is_available()
         self.kind = "cuda" if self.gpu else "cpu"

@@ -37,7 +37,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 class Expected:
-    """The expected results of a call on torch tensors, by its record: exact in float64, with error bounds.
+    """The expected results of a call on torch tensors, by its spec: exact in float64, with error bounds.
 
     With `wrt`, the gradients by the arguments at these positions; `dy` makes the first result's gradient for its shape.
     """
@@ -70,12 +70,12 @@ class Expected:
         shaped = zip(limits, self.exact, strict=True)
         return tuple(torch.as_tensor(b, dtype=torch.float64, device=e.device).expand(e.shape) for b, e in shaped)
 
-    def holds(self, *got: torch.Tensor) -> bool:
-        """Return whether results are within their bounds; in float64, the reference's dtype, within twice them."""
-        compared = zip(got, self.exact, self.bounds(), strict=True)
+    def holds(self, *results: torch.Tensor) -> bool:
+        """Return whether results are within their bounds; within twice the bounds in float64, the reference's dtype."""
+        compared = zip(results, self.exact, self.bounds(), strict=True)
         return all(
-            bool(((g.double() - exact).abs() <= bound * (1 + (g.dtype == torch.float64))).all())
-            for g, exact, bound in compared
+            bool(((result.double() - exact).abs() <= bound * (1 + (result.dtype == torch.float64))).all())
+            for result, exact, bound in compared
         )
 
 
@@ -83,13 +83,13 @@ def error_bound(
     op: Callable[..., Any] | str, *args: Any, reference: Callable[..., Any] | None = None, depth: int | None = None,
     **kwargs: Any,
 ) -> Any:  # fmt: skip
-    """Return the largest error that each element of `op(*args, **kwargs)` may have, by the operation's record.
+    """Return the largest error that each element of `op(*args, **kwargs)` may have, by the operation's spec.
 
-    `op` is a function of `minidl.ops` or the name of its record; arguments are Tensors, torch tensors and plain values,
-    as the operation takes them. The bound compares the result with the exact value for exactly these inputs.
+    `op` is a function of `minidl.ops` or the name of its spec; arguments are Tensors, torch tensors and plain values,
+    as for the operation. The bound compares the result with the exact value for exactly these inputs.
     Returns a float64 torch tensor of the result's shape, or a tuple of them for several outputs.
 
-    A function of your own has no record: `error_bound(function, inputs, reference=exact, depth=d)` takes its inputs as
+    Your own function has no spec: `error_bound(function, inputs, reference=exact, depth=d)` takes its inputs as
     a tuple, a function of torch tensors that computes it in float64, and the length of its longest chain of roundings
     (of minidl's operations; in the last column where a kernel of yours on a GPU has more):
 
@@ -98,12 +98,12 @@ def error_bound(
         exp, log                    8 each    `tl.exp` 10
         tanh in float32             16
 
-    Each of them is taken for a relative change of an input or of the result: gamma(depth) (|result| + sum of
-    |derivative by an input| |input|). That is too little where terms cancel on the way, as in (x + 1e4) - 1e4. The
-    rounding of the result to the inputs' dtype, of float16 and bfloat16 from float32, comes on top and is not in depth.
-    It knows no underflow on the way.
+    Each rounding counts as a relative change of an input or of the result: gamma(depth) (|result| + sum of
+    |derivative by an input| |input|). That is too little if intermediate terms cancel, as in (x + 1e4) - 1e4. The
+    rounding of the result to the inputs' dtype, to float16 or bfloat16 from float32, is added and is not in depth.
+    Intermediate underflow is not covered.
 
-    Raises LookupError for an operation without a record or a reference, TypeError when no argument is a floating
+    Raises LookupError for an operation without a spec or a reference, TypeError when no argument is a floating
     tensor, ValueError for a depth below 1 and more than 2^26 derivatives.
     """
     if reference is not None:
@@ -150,7 +150,7 @@ def _bound_by_derivatives(reference: Callable[..., Any], inputs: list[Any], kwar
 
 
 def find_spec(op: Callable[..., Any] | str) -> OpSpec:
-    """Return the record of an operation, by its function or name. Raises LookupError if there is none."""
+    """Return the spec of an operation, by its function or name. Raises LookupError if there is none."""
     specs = all_specs()
     if isinstance(op, str) and op in specs:
         return specs[op]
@@ -159,8 +159,8 @@ def find_spec(op: Callable[..., Any] | str) -> OpSpec:
             return spec
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
     raise LookupError(
-        f"{name} has no record; operations with one: {', '.join(sorted(specs))}. For a function of your own give "
-        "error_bound a reference= and a depth="
+        f"{name} has no spec; operations with one: {', '.join(sorted(specs))}. For your own function, pass "
+        "reference= and depth= to error_bound"
     )
 
 
@@ -180,21 +180,21 @@ def assert_within(
     The message names the result as `what` and `repeat` as the command that repeats the comparison.
     Returns the largest error as a fraction of its bound.
     """
-    got = actual.data if isinstance(actual, Tensor) else actual.detach()
+    result = actual.data if isinstance(actual, Tensor) else actual.detach()
     prefix, suffix = f"{what}: " if what else "", f"\n  repeat: {repeat}" if repeat else ""
-    if got.shape != reference.shape:
-        raise AssertionError(f"{prefix}shape {list(got.shape)}, expected {list(reference.shape)}{suffix}")
-    if got.numel() == 0:
+    if result.shape != reference.shape:
+        raise AssertionError(f"{prefix}shape {list(result.shape)}, expected {list(reference.shape)}{suffix}")
+    if result.numel() == 0:
         return 0.0
-    a, r = got.to("cpu", torch.float64), reference.detach().to("cpu", torch.float64)
-    floating = got.dtype.is_floating_point
+    a, r = result.to("cpu", torch.float64), reference.detach().to("cpu", torch.float64)
+    floating = result.dtype.is_floating_point
     b = torch.as_tensor(bound, dtype=torch.float64).detach().cpu().expand(r.shape) if floating else torch.zeros_like(r)
-    if got.dtype == torch.float64:
+    if result.dtype == torch.float64:
         b = 2 * b
     if (b.isnan() & r.isfinite()).any() or (b < 0).any():
         raise AssertionError(f"{prefix}the bound is NaN or negative where the reference is finite{suffix}")
     error = (a - r).abs()
-    largest = torch.finfo(got.dtype).max if floating else math.inf
+    largest = torch.finfo(result.dtype).max if floating else math.inf
     unbounded = (b > largest) | (b == math.inf)
     accepted = (a == r) | (a.isnan() & r.isnan()) | unbounded | (error <= b)
     accepted |= (r.abs() + b > largest) & a.isinf() & (a.sign() == r.sign())
@@ -205,11 +205,11 @@ def assert_within(
     index = index_at(worst, r.shape)
     x, y, allowed, miss = (float(t.flatten()[worst]) for t in (a, r, b, error))
     raise AssertionError(
-        f"{prefix}{int((~accepted).sum())} of {r.numel()} elements of {str(got.dtype).removeprefix('torch.')} "
+        f"{prefix}{int((~accepted).sum())} of {r.numel()} elements of {str(result.dtype).removeprefix('torch.')} "
         f"{list(r.shape)} are outside their bound\n"
         f"  worst at {index}: got {x!r}, expected {y!r}\n"
         f"  error {miss:.4g}, bound {allowed:.4g}, error/bound {miss / allowed if allowed else math.inf:.4g}"
-        f"{_ulps(miss, y, got.dtype)}{suffix}"
+        f"{_ulps(miss, y, result.dtype)}{suffix}"
     )
 
 

@@ -78,17 +78,17 @@ def check_grads(
 
 @contextlib.contextmanager
 def _in_double(function: Any) -> Iterator[None]:
-    """A context in which parameters and buffers of a module are float64; they are restored afterwards."""
-    kept = []
+    """Return a context in which parameters and buffers of a module are float64; they are restored afterwards."""
+    originals = []
     for tensor in (*getattr(function, "parameters", tuple)(), *getattr(function, "buffers", tuple)()):
         if tensor.dtype.is_floating_point:
-            kept.append((tensor, tensor.data, tensor._grad))
+            originals.append((tensor, tensor.data, tensor._grad))
             tensor._grad = None
             tensor.data = tensor.data.to(torch.float64, copy=True)
     try:
         yield
     finally:
-        for tensor, data, grad in kept:
+        for tensor, data, grad in originals:
             tensor.data, tensor._grad = data, grad
 
 
@@ -114,7 +114,7 @@ def _parameters(function: Any) -> list[_Checked]:
 
 @dataclass
 class _Run:
-    """One function at one point."""
+    """A function at one point."""
 
     function: Callable[..., Any]
     args: list[Any]
@@ -124,7 +124,7 @@ class _Run:
     rtol: float
 
     def outputs(self) -> list[Tensor]:
-        """The floating outputs."""
+        """Return the floating outputs."""
         result = as_tuple(self.function(*self.args))
         floating = [out for out in result if isinstance(out, Tensor) and out.dtype.is_floating_point]
         if not floating:
@@ -144,7 +144,7 @@ class _Run:
                 )
 
     def gradients(self, cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The gradient of sum(cotangent * output) for each checked tensor, by backward()."""
+        """Return the gradient of sum(cotangent * output) for each checked tensor, by backward()."""
         for entry in self.checked:
             entry.tensor.grad = None
         pairs = [(o, c) for o, c in zip(self.outputs(), cotangents, strict=True) if o.requires_grad]
@@ -152,15 +152,15 @@ class _Run:
             raise ValueError("check_grads: no output depends on an input or a parameter that requires a gradient")
         for i, (out, cotangent) in enumerate(pairs):
             out.backward(Tensor(cotangent), retain_graph=i + 1 < len(pairs))
-        found = []
+        gradients = []
         for entry in self.checked:
             grad = entry.tensor.grad
-            found.append(torch.zeros_like(entry.value) if grad is None else grad.data.clone())
+            gradients.append(torch.zeros_like(entry.value) if grad is None else grad.data.clone())
             entry.tensor.grad = None
-        return found
+        return gradients
 
     def difference(self, entry: _Checked, step: torch.Tensor) -> tuple[list[torch.Tensor], float]:
-        """The difference quotient (f(x + step) - f(x - step)) / (2 eps) of each output, and the largest |f|."""
+        """Return the difference quotient (f(x + step) - f(x - step)) / (2 eps) of each output, and the largest |f|."""
         shifted = []
         for sign in (1, -1):
             entry.tensor.data = entry.value + sign * step
@@ -170,22 +170,22 @@ class _Run:
         return [(plus - minus) / (2 * self.eps) for plus, minus in zip(*shifted, strict=True)], largest
 
     def differences(
-        self, entry: _Checked, tried: int, seen: Callable[[list[torch.Tensor]], torch.Tensor]
+        self, entry: _Checked, count: int, reduce: Callable[[list[torch.Tensor]], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `seen` makes of the difference quotients by each of the first elements, and each largest |f|."""
+        """Return `reduce` of the difference quotients by each of the first `count` elements, and each largest |f|."""
         columns, largest = [], []
-        for i in range(tried):
+        for i in range(count):
             step = torch.zeros_like(entry.value, memory_format=torch.contiguous_format)
             step.view(-1)[i] = self.eps
             change, size = self.difference(entry, step)
-            columns.append(seen(change).cpu())
+            columns.append(reduce(change).cpu())
             largest.append(size)
         return torch.stack(columns, -1), torch.tensor(largest, dtype=torch.float64)
 
     def allowed(self, analytic: Any, largest: Any, terms: int) -> Any:
-        """The allowed error of a derivative: atol, rtol, and the rounding error of a difference quotient.
+        """Return the allowed error of a derivative: atol, rtol, and the rounding error of a difference quotient.
 
-        The latter is of values up to `largest`, weighted and added over `terms`.
+        The rounding error is for values up to `largest`, weighted and added over `terms`.
         """
         return self.atol + self.rtol * abs(analytic) + _DEPTH * _UNIT * largest * math.sqrt(max(terms, 1)) / self.eps
 
@@ -209,15 +209,15 @@ class _Run:
                 continue
             # Find the element with the largest error (of the first 4096).
             flat = gradient.reshape(-1)[:4096].cpu()
-            each, sizes = self.differences(entry, len(flat), weighted)
-            off = (each - flat).abs()
+            quotients, sizes = self.differences(entry, len(flat), weighted)
+            off = (quotients - flat).abs()
             wrong = int((~(off <= self.allowed(flat, sizes, terms))).sum())
             worst = int(off.nan_to_num(nan=math.inf).argmax())
             raise GradientError(
                 f"check_grads: the gradient of {entry.name} (shape {list(gradient.shape)}) is wrong: along a random "
                 f"direction numeric {numeric:.8g}, analytic {analytic:.8g}, allowed difference {allowed:.2g}\n"
                 f"  {wrong} of {len(flat)} elements are off; worst at {index_at(worst, gradient.shape)}: "
-                f"numeric {float(each[worst]):.8g}, analytic {float(flat[worst]):.8g}\n"
+                f"numeric {float(quotients[worst]):.8g}, analytic {float(flat[worst]):.8g}\n"
                 "  (derivatives of the outputs weighted at random; mode='slow' compares each output by itself)"
             )
 
@@ -252,7 +252,7 @@ class _Run:
 
 
 def _direction(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers of magnitude 0.5 to 1.5 and either sign: none is near 0, so none hides its element."""
+    """Return random numbers of magnitude 0.5 to 1.5 and either sign: none is near 0, so none hides its element."""
     size = 0.5 + torch.rand(like.shape, generator=generator, dtype=torch.float64)
     sign = 1 - 2 * torch.randint(2, like.shape, generator=generator)
     return (size * sign).to(like.device)

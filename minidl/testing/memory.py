@@ -16,13 +16,13 @@ from minidl.kernels import memory_layout
 
 
 class MemoryGuardError(AssertionError):
-    """A write outside a tensor, or to an input."""
+    """A write outside a tensor or to an input."""
 
 
 # Elements before and after each guarded tensor: whole pages for every dtype, which keeps alignment.
 _BAND = 4096
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# The lowest of the NaN used, and how many payloads it has.
+# The lowest NaN of the pattern, and its number of payloads.
 _NAN = {
     torch.float16: (0x7E00, 2**9),
     torch.bfloat16: (0x7FC0, 2**6),
@@ -33,7 +33,7 @@ _LARGE = {1: (0x65, 2**4), 2: (2**14, 2**12), 4: (2**30, 2**24), 8: (2**62, 2**3
 
 
 def _pattern(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A bit pattern of `count` elements: NaN with different payloads for floating types, large numbers for integers."""
+    """Return the bits of `count` elements: NaN with different payloads, or large numbers for integers."""
     size = dtype.itemsize
     lowest, payloads = _NAN[dtype] if dtype in _NAN else _LARGE[size]
     return (lowest + torch.arange(count, device=device) % payloads).to(_BITS[size])
@@ -41,7 +41,7 @@ def _pattern(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
 
 @dataclass
 class _Guard:
-    """A buffer around a tensor: which elements belong to the tensor, and the expected content."""
+    """A buffer around a tensor: the elements of the tensor in it, and the expected content."""
 
     buffer: torch.Tensor
     tensor: torch.Tensor
@@ -58,9 +58,10 @@ class _Guard:
         changed = self.buffer != expected
         written = changed & ~self.inside
         if written.any():
-            places = written.nonzero().flatten().tolist()
+            positions = written.nonzero().flatten().tolist()
+            first = self._describe(positions[0])
             raise MemoryGuardError(
-                f"{len(places)} elements outside a {self._name()} were written, the first {self._place(places[0])}"
+                f"{len(positions)} elements outside a {self._name()} were written, the first {first}"
             )
         if self.content is not None and changed.any():
             raise MemoryGuardError(f"{int(changed.sum())} elements of the input {self._name()} were changed")
@@ -69,10 +70,10 @@ class _Guard:
         dtype = str(self.tensor.dtype).removeprefix("torch.")
         return f"{dtype} tensor of shape {list(self.tensor.shape)} ({self.where})"
 
-    def _place(self, at: int) -> str:
-        if at < self.first:
-            return f"{self.first - at} before its start"
-        return f"{at - self.last} past its end" if at > self.last else "in a gap between its rows"
+    def _describe(self, position: int) -> str:
+        if position < self.first:
+            return f"{self.first - position} before its start"
+        return f"{position - self.last} past its end" if position > self.last else "in a gap between its rows"
 
 
 class GuardedAllocations(TorchFunctionMode):
@@ -92,12 +93,12 @@ class GuardedAllocations(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if not is_fresh(func, args, kwargs, result):
             return result
-        placed = self._place(result, 0)
+        tensor = self._allocate(result, 0)
         if func not in UNWRITTEN:
-            return placed.copy_(result)
-        for tell in told:
-            tell(placed)
-        return placed
+            return tensor.copy_(result)
+        for listener in listeners:
+            listener(tensor)
+        return tensor
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
@@ -105,15 +106,15 @@ class GuardedAllocations(TorchFunctionMode):
             self.check()
 
     def guard(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of an input with the same strides and alignment, NaN around it and in its gaps; it must not change."""
+        """Return a copy of an input, which must not change, with equal strides and alignment and NaN around it."""
         with torch._C.DisableTorchFunction():
             offset = tensor.data_ptr() % 64 // tensor.element_size()
-            placed = self._place(tensor, offset)
-            # Every element of an expanded dimension is the same memory, written once.
+            copy = self._allocate(tensor, offset)
+            # The elements of an expanded dimension share memory, which is written once.
             once = tuple(slice(0, 1) if s == 0 else slice(None) for s in tensor.stride())
-            placed[once].copy_(tensor[once])
+            copy[once].copy_(tensor[once])
             self._guards[-1].content = self._guards[-1].buffer.clone()
-        return placed
+        return copy
 
     def check(self) -> None:
         """Compare every band and gap. Raises MemoryGuardError."""
@@ -121,27 +122,27 @@ class GuardedAllocations(TorchFunctionMode):
             for guard in self._guards:
                 guard.check()
 
-    def _place(self, like: torch.Tensor, offset: int) -> torch.Tensor:
-        """A tensor of the same shape, strides and dtype in a guarded buffer, `offset` elements past its band."""
+    def _allocate(self, like: torch.Tensor, offset: int) -> torch.Tensor:
+        """Return a tensor of the same shape, strides and dtype in a guarded buffer, `offset` elements past its band."""
         first = _BAND + offset
         last = first + memory_layout.span(like) - 1
         buffer = _pattern(last + 1 + _BAND, like.dtype, like.device)
         inside = torch.zeros(len(buffer), dtype=torch.bool, device=like.device)
         inside.as_strided(without_repeats(like), like.stride(), first).fill_(True)
-        placed = buffer.view(like.dtype).as_strided(like.shape, like.stride(), first)
-        self._guards.append(_Guard(buffer, placed, _caller(), inside, first, last))
-        return placed
+        tensor = buffer.view(like.dtype).as_strided(like.shape, like.stride(), first)
+        self._guards.append(_Guard(buffer, tensor, _caller(), inside, first, last))
+        return tensor
 
 
 def guarded(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
-    """A copy of `tensor` between bands of NaN, and a function that raises MemoryGuardError if a band was written.
+    """Return a copy of `tensor` between bands of NaN, and a function that raises MemoryGuardError if one was written.
 
     The tensor itself may be written, so use this for outputs of a kernel.
     """
     guards = GuardedAllocations()
-    placed = guards.guard(tensor)
+    copy = guards.guard(tensor)
     guards._guards[-1].content = None
-    return placed, guards.check
+    return copy, guards.check
 
 
 class _Poison(TorchFunctionMode):
@@ -155,13 +156,13 @@ class _Poison(TorchFunctionMode):
 
 @contextlib.contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """A context in which torch.empty and similar functions return NaN (large numbers for integers)."""
+    """Return a context in which torch.empty and similar functions return NaN (large numbers for integers)."""
     with _Poison():
         yield
 
 
-# Functions that are called with each tensor of unwritten memory that GuardedAllocations makes.
-told: list[Callable[[torch.Tensor], None]] = []
+# Functions that are called with each tensor of unwritten memory that GuardedAllocations creates.
+listeners: list[Callable[[torch.Tensor], None]] = []
 UNWRITTEN = {
     torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided,
 }  # fmt: skip
@@ -176,7 +177,7 @@ _WRITTEN = {
 
 
 def is_fresh(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> bool:
-    """Whether `result` is a strided tensor that this call of `func` allocated."""
+    """Return whether `result` is a strided tensor that this call of `func` allocated."""
     if (func not in UNWRITTEN and func not in _WRITTEN) or "out" in (kwargs or {}):
         return False
     if not isinstance(result, torch.Tensor) or result.requires_grad or result.dtype.is_complex:
@@ -188,12 +189,12 @@ def is_fresh(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> bool:
 
 
 def without_repeats(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape with size 1 for expanded dimensions, so that each element of memory occurs once."""
+    """Return the shape with size 1 for expanded dimensions, so that each element of memory occurs once."""
     return tuple(1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _caller() -> str:
-    """File and line of the nearest frame outside torch and this file."""
+    """Return file and line of the nearest frame outside torch and this file."""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         name = frame.f_code.co_filename
         if name != __file__ and "/torch/" not in name:

@@ -110,7 +110,7 @@ def test_processes_that_outlive_the_script_are_waited_for(tmp_path, monkeypatch)
     monkeypatch.setattr(sanitizing, "_PATIENCE", 0.1)
     record = tmp_path / "record.jsonl"
     record.touch()
-    assert sanitizing._ends_alone(record)
+    assert sanitizing._wait_for_all(record)
     with record.open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
-        assert not sanitizing._ends_alone(record)
+        assert not sanitizing._wait_for_all(record)

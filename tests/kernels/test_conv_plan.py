@@ -15,6 +15,7 @@ from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, GRAD_WEIGHT, TRAN
 from minidl.runtime import launch
 from minidl.runtime.cost_model import devices, selection
 from minidl.tensors import default_device
+from minidl.testing.cases.convolutions import BENCHMARK
 from minidl.tools.doctor.jobs import SHARED_LIMITS
 
 pytestmark = pytest.mark.usefixtures("fresh_plans", "constants_of_an_h100")
@@ -46,23 +47,19 @@ def layer(N, C, M, size, kernel, padding=0, stride=1, direction=FORWARD, **more)
     return Problem(direction, geometry, N, C, M, dtype, more.pop("precision", "ieee"), **more)
 
 
+_FORMS = (
+    "two_rows", "banded", "held", "paired", "paired_box", "batch_tiled", "batch_tiled", "batch_tiled", "boxed",
+)  # fmt: skip
 LAYERS = {
-    "1->12 7x7": ((10000, 1, 12, 72, 7), "two_rows"),
-    "12->24 7x7": ((10000, 12, 24, 33, 7), "banded"),
-    "1->32 5x5": ((10000, 1, 32, 28, 5), "held"),
-    "32->64 5x5": ((10000, 32, 64, 12, 5), "paired"),
-    "64@56": ((128, 64, 64, 56, 3, 1), "paired_box"),
-    "128@28": ((128, 128, 128, 28, 3, 1), "batch_tiled"),
-    "256@14": ((128, 256, 256, 14, 3, 1), "batch_tiled"),
-    "512@7": ((128, 512, 512, 7, 3, 1), "batch_tiled"),
-    "256@56": ((64, 256, 256, 56, 3, 1), "boxed"),
+    **{name: (case[:6], form) for (name, case), form in zip(BENCHMARK.items(), _FORMS, strict=True)},
     "64@56, 8 images": ((8, 64, 64, 56, 3, 1), "boxed"),
     "24->20": ((64, 24, 20, 9, 7), "pixel_tiled"),
 }
 GRADIENTS = {
-    "1->12 7x7": "banded_grad_weight", "12->24 7x7": "banded_grad_weight", "1->32 5x5": "banded_grad_weight",
-    "512@7": "even_grad_weight", "64@56, 8 images": "pixel_grad_weight", "24->20": "pixel_grad_weight",
-    "32->64 5x5": "unfolded_grad_weight",
+    "1->12 7x7 72x72": "banded_grad_weight", "12->24 7x7 33x33": "banded_grad_weight",
+    "1->32 5x5 28x28": "banded_grad_weight",
+    "3x3 512@7": "even_grad_weight", "64@56, 8 images": "pixel_grad_weight", "24->20": "pixel_grad_weight",
+    "32->64 5x5 12x12": "unfolded_grad_weight",
 }  # fmt: skip
 BOTTLENECKS = {
     "64->256@56": (64, 64, 256, 56), "256->64@56": (64, 256, 64, 56), "512->128@28": (64, 512, 128, 28),
@@ -177,7 +174,7 @@ def test_kernels_of_one_tap_are_products(shape):
         assert {part.form.__name__.rpartition(".")[2] for part in made.parts or (made,)} == {"product"}
 
 
-@pytest.mark.parametrize(("name", "expected"), [("1->32 5x5", "held"), ("32->64 5x5", "paired")])
+@pytest.mark.parametrize(("name", "expected"), [("1->32 5x5 28x28", "held"), ("32->64 5x5 12x12", "paired")])
 def test_the_pooled_layers_of_the_benchmark(name, expected):
     assert module(layer(*LAYERS[name][0], pool="avg", bias=True, act="relu")) == expected
 
@@ -189,7 +186,10 @@ def test_a_product_is_pooled_afterwards():
 
 def test_estimates_are_near_what_was_measured():
     """Microseconds of `benchmarks/results/nvidia-h200.json`, float16."""
-    measured = {"64@56": 69.5, "128@28": 47.0, "256@14": 43.4, "512@7": 43.6, "256@56": 370.0, "32->64 5x5": 135.2}
+    measured = {
+        "3x3 64@56": 69.5, "3x3 128@28": 47.0, "3x3 256@14": 43.4, "3x3 512@7": 43.6, "3x3 256@56": 370.0,
+        "32->64 5x5 12x12": 135.2,
+    }  # fmt: skip
     for name, took in measured.items():
         estimated = plan.plan(layer(*LAYERS[name][0])).microseconds
         assert abs(estimated / took - 1) < 0.15, name

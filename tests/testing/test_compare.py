@@ -96,7 +96,7 @@ class TestErrorBound:
         assert torch.equal(error_bound("matmul", a, b), bound)
 
     def test_unknown(self):
-        with pytest.raises(LookupError, match=r"nothing has no record; operations with one: .*matmul"):
+        with pytest.raises(LookupError, match=r"nothing has no spec; operations with one: .*matmul"):
             error_bound("nothing", ones(1))
 
     def test_without_a_floating_argument(self):
@@ -118,5 +118,5 @@ def test_the_bound_of_a_function_of_ones_own():
         assert_within((x @ w).half().float(), exact, bound)
     with pytest.raises(TypeError, match="a reference needs depth="):
         error_bound(torch.mv, (x, w), reference=torch.mv)
-    with pytest.raises(LookupError, match="give error_bound a reference= and a depth="):
+    with pytest.raises(LookupError, match="pass reference= and depth= to error_bound"):
         error_bound(torch.mv, x, w)

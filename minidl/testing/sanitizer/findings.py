@@ -32,18 +32,18 @@ class Place:
 
     @property
     def text(self) -> str:
-        """The line itself, without its indentation; empty where the file cannot be read."""
+        """Return the line without its indentation; empty if the file cannot be read."""
         return linecache.getline(self.file, self.line).strip()
 
     def __str__(self) -> str:
         path = Path(self.file)
-        here = Path.cwd()
-        return one_line(f"{path.relative_to(here) if path.is_relative_to(here) else path}:{self.line}")
+        folder = Path.cwd()
+        return one_line(f"{path.relative_to(folder) if path.is_relative_to(folder) else path}:{self.line}")
 
 
 @dataclass
 class Finding:
-    """One bug: its first occurrence, and how often it occurred at this line on this argument.
+    """A bug: its first occurrence, and how often it occurred at this line on this argument.
 
     kind      one of KINDS
     kernel    name of the kernel that was launched
@@ -51,7 +51,7 @@ class Finding:
     place     the line
     tensor    the argument of the kernel, or a description of the memory
     what      a sentence on the element and the bug
-    index     of the element in the tensor; None where it lies outside
+    index     of the element in the tensor; None if it lies outside
     elements  number of such accesses
     programs  all programs with the bug
     """
@@ -76,7 +76,7 @@ class Finding:
 
 
 class SanitizerError(AssertionError):
-    """A kernel read or wrote what it must not; `findings` has each bug."""
+    """A kernel accessed memory incorrectly; `findings` has each bug."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = tuple(findings)

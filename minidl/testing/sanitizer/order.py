@@ -1,8 +1,8 @@
-"""Which accesses of other programs a program sees: those that they released, and that it acquired.
+"""The accesses of other programs that a program sees: those that they released and it acquired.
 
-What a program accesses between two of its releases is a span. A stamp names a program (numbered from 1) and a span of
-it; 0 stands for none. Where several programs read one element, or change it by atomic operations, its stamp is negative
-and names the last of them and the stamp before.
+The accesses of a program between two of its releases are a span. A stamp names a program (numbered from 1) and one of
+its spans; 0 means none. If several programs read one element, or change it by atomic operations, its stamp is negative
+and names the last of them and the previous stamp.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-# Programs, and of each the last span that was released.
+# Programs, and the last span that each released.
 Release = tuple[np.ndarray, np.ndarray]
 
 
@@ -22,50 +22,50 @@ class Order:
     def __init__(self, programs: int) -> None:
         self._count = programs + 1
         self._program = self._span = 0
-        # The last span of each program that the current one sees, -1 for none; and the releases that this is from.
+        # The last span of each program that the current program sees, -1 for none; and the releases that it acquired.
         self._seen = np.full(self._count, -1)
-        self._taken: dict[int, Release] = {}
+        self._acquired: dict[int, Release] = {}
         self._released: dict[int, Release] = {}
-        # What a stamp below 0 names, and by an element's stamp that after an access in the current span.
+        # The meaning of each negative stamp; and by stamp, the stamp after an access in the current span.
         self._several: list[tuple[int, int]] = []
         self._joined: dict[int, int] = {}
 
     def begin(self, program: int) -> None:
-        """Run the next program."""
+        """Start the next program."""
         self._program, self._span = program, 0
-        if self._taken:
+        if self._acquired:
             self._seen.fill(-1)
-            self._taken.clear()
+            self._acquired.clear()
         self._joined.clear()
 
     @property
     def stamp(self) -> int:
-        """That of the current program's accesses."""
+        """Return the stamp of the current program's accesses."""
         return self._program + self._count * self._span
 
     def program_of(self, stamp: int) -> int | None:
-        """The program of a stamp; None for several."""
+        """Return the program of a stamp; None for several."""
         return stamp % self._count if stamp > 0 else None
 
     def acquire(self, addresses: list[int]) -> None:
-        """See what was released at these addresses."""
+        """Acquire all releases at these addresses."""
         for released in {id(r): r for a in addresses if (r := self._released.get(a)) is not None}.values():
-            self._take(released)
+            self._acquire(released)
 
-    def _take(self, released: Release) -> None:
-        if id(released) not in self._taken:
-            self._taken[id(released)] = released
+    def _acquire(self, released: Release) -> None:
+        if id(released) not in self._acquired:
+            self._acquired[id(released)] = released
             programs, spans = released
             self._seen[programs] = np.maximum(self._seen[programs], spans)
 
     def release(self, addresses: list[int]) -> None:
-        """Let those who acquire these addresses see everything up to here."""
-        self._take((np.array([self._program], np.int32), np.array([self._span], np.int32)))
+        """Release all accesses so far to programs that acquire these addresses."""
+        self._acquire((np.array([self._program], np.int32), np.array([self._span], np.int32)))
         new, merged = _sparse(self._seen), dict[int, Release]()
-        self._taken[id(new)] = new
+        self._acquired[id(new)] = new
         for address in addresses:
             before = self._released.get(address)
-            if before is None or id(before) in self._taken:
+            if before is None or id(before) in self._acquired:
                 self._released[address] = new
                 continue
             if id(before) not in merged:
@@ -77,11 +77,11 @@ class Order:
         self._joined.clear()
 
     def unseen(self, stamps: np.ndarray) -> np.ndarray:
-        """Whether each stamp has another program's access which the current program does not see."""
+        """Return for each stamp whether it has an access of another program that the current program does not see."""
         return _of_each(stamps, self._is_unseen)
 
     def join(self, stamps: np.ndarray) -> np.ndarray:
-        """The stamps of elements after the current program, too, has read them, or changed them atomically."""
+        """Return the stamps of elements after the current program, too, read them or changed them atomically."""
         return _of_each(stamps, self._join)
 
     def _is_unseen(self, stamp: int) -> bool:
@@ -94,27 +94,27 @@ class Order:
 
     def _join(self, stamp: int) -> int:
         if stamp not in self._joined:
-            # A program that sees this one also sees those that this one sees.
+            # A program that sees the current one also sees all programs that the current one sees.
             joined = self.stamp
             if self._is_unseen(stamp):
                 before, last = self._several[~stamp] if stamp < 0 else (0, stamp)
-                again = last % self._count == self._program
-                self._several.append((before if again else stamp, joined))
+                is_current = last % self._count == self._program
+                self._several.append((before if is_current else stamp, joined))
                 joined = -len(self._several)
             self._joined[stamp] = self._joined[joined] = joined
         return self._joined[stamp]
 
 
 def _sparse(seen: np.ndarray) -> Release:
-    """Many addresses have a release of their own, of few among many programs."""
+    """Return a release with the visible programs only: there may be many releases, each of few programs."""
     programs = np.flatnonzero(seen >= 0)
     return programs.astype(np.int32), seen[programs].astype(np.int32)
 
 
 def _of_each(stamps: np.ndarray, function: Callable[[int], Any]) -> np.ndarray:
-    """A function of each stamp; few of an access differ."""
+    """Apply a function to each distinct stamp; most stamps of an access are equal."""
     first = stamps[0]
     if (stamps == first).all():
         return np.full(stamps.shape, function(int(first)))
-    found, places = np.unique(stamps, return_inverse=True)
-    return np.array([function(stamp) for stamp in found.tolist()])[places]
+    distinct, indices = np.unique(stamps, return_inverse=True)
+    return np.array([function(stamp) for stamp in distinct.tolist()])[indices]

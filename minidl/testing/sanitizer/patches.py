@@ -1,4 +1,4 @@
-"""The interpreter's launches, loads, stores and atomic operations, with the sanitizer's checks before them."""
+"""Replacements of the interpreter's launches, loads, stores and atomic operations that call the sanitizer first."""
 
 from __future__ import annotations
 
@@ -14,20 +14,16 @@ from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from minidl.testing.sanitizer import lanes
+from minidl.testing.sanitizer.autotuned import assert_statically, run_first
 from minidl.testing.sanitizer.checks import ADDRESS, Sanitizer
 from minidl.testing.sanitizer.findings import SanitizerError
-from minidl.testing.sanitizer.lanes import (
-    carry_through,
-    carry_through_histogram,
-    carry_through_product,
-    carry_through_reduction,
-)
 
 _BUILDER = interpreter.InterpreterBuilder
 _EXECUTOR = interpreter.GridExecutor
 _active: list[Sanitizer] = []
 _originals: dict[tuple[Any, str], Any] = {}
-# Conversions, and functions whose NaN NumPy makes anew or leaves out.
+# Conversions, and functions for which NumPy replaces or drops NaN.
 _CARRYING = (
     "create_si_to_fp", "create_ui_to_fp", "create_fp_to_si", "create_fp_to_ui", "create_fp_ext", "create_fp_trunc",
     "create_fp_to_fp", "create_int_cast", "create_bitcast", "create_exp", "create_exp2", "create_log", "create_log2",
@@ -44,7 +40,7 @@ _SEMANTIC_LOAD = "_load_legacy" if hasattr(TritonSemantic, "_load_legacy") else 
 
 @contextlib.contextmanager
 def checking(sanitizer: Sanitizer) -> Iterator[None]:
-    """A context that checks every interpreted launch with a sanitizer, that of the innermost context."""
+    """Return a context that checks every interpreted launch with the sanitizer of the innermost context."""
     if not _active:
         _install()
     _active.append(sanitizer)
@@ -61,8 +57,8 @@ def checking(sanitizer: Sanitizer) -> Iterator[None]:
 def _install() -> None:
     replacements: dict[tuple[Any, str], Callable[..., Any]] = {
         (_EXECUTOR, "__call__"): _call,
-        (Autotuner, "run"): _untuned,
-        (tl, "static_assert"): _assert_statically,
+        (Autotuner, "run"): run_first(Autotuner.run),
+        (tl, "static_assert"): assert_statically,
         (_EXECUTOR, "_init_args_hst"): _init_args,
         (interpreter, "_implicit_cvt"): _convert,
         (TritonSemantic, _SEMANTIC_LOAD): _load_with_other,
@@ -79,58 +75,18 @@ def _install() -> None:
         **{(tl, name): _hinted(name) for name in ("multiple_of", "max_contiguous")},
         **{(_BUILDER, name): _joining(getattr(_BUILDER, name)) for name in _JOINING if hasattr(_BUILDER, name)},
         (interpreter.ReduceScanOpInterface, "apply"): _joining(interpreter.ReduceScanOpInterface.apply),
-        (interpreter.ReduceOps, "apply_impl"): _carrying(interpreter.ReduceOps, "apply_impl", carry_through_reduction),
-        (_BUILDER, "create_histogram"): _joining(_carrying(_BUILDER, "create_histogram", carry_through_histogram)),
-        (_BUILDER, "create_dot"): _joining(_carrying(_BUILDER, "create_dot", carry_through_product)),
+        (interpreter.ReduceOps, "apply_impl"): _carrying(
+            interpreter.ReduceOps, "apply_impl", lanes.carry_through_reduction
+        ),
+        (_BUILDER, "create_histogram"): _joining(
+            _carrying(_BUILDER, "create_histogram", lanes.carry_through_histogram)
+        ),
+        (_BUILDER, "create_dot"): _joining(_carrying(_BUILDER, "create_dot", lanes.carry_through_product)),
         **{(_BUILDER, name): _carrying(_BUILDER, name) for name in _CARRYING if hasattr(_BUILDER, name)},
     }
     for (owner, name), replacement in replacements.items():
         _originals[owner, name] = getattr(owner, name)
         setattr(owner, name, replacement)
-
-
-class _RefusedError(AssertionError):
-    """A kernel's static assertion does not hold, for which a compiler gives a configuration up."""
-
-
-def _untuned(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-    """Launch the first configuration that the kernel has for these arguments: to time them all needs a GPU."""
-    *others, last = _pruned(tuner, args, kwargs)
-    for configuration in others:
-        try:
-            with configured(tuner, configuration):
-                return _originals[Autotuner, "run"](tuner, *args, **kwargs)
-        except interpreter.InterpreterError as error:
-            if not isinstance(error.__cause__, _RefusedError):
-                raise
-    with configured(tuner, last):
-        return _originals[Autotuner, "run"](tuner, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def configured(tuner: Any, configuration: Any) -> Iterator[None]:
-    """A context in which an autotuned kernel has one configuration alone: to time several needs a GPU."""
-    configurations, tuner.configs = tuner.configs, [configuration]
-    try:
-        yield
-    finally:
-        tuner.configs = configurations
-
-
-def _pruned(tuner: Any, args: Any, kwargs: Any) -> Any:
-    """The configurations that a function of the kernel leaves; all of them where it asks for a GPU."""
-    if tuner.early_config_prune is None:
-        return tuner.configs
-    try:
-        named = dict(zip(tuner.arg_names, args, strict=False))
-        return tuner.early_config_prune(tuner.configs, named, **kwargs) or tuner.configs
-    except Exception:  # noqa: BLE001 (of any kind, where there is no GPU)
-        return tuner.configs
-
-
-def _assert_statically(condition: Any, message: str = "") -> None:
-    if not condition:
-        raise _RefusedError(message)
 
 
 def _call(executor: Any, *args: Any, **kwargs: Any) -> None:
@@ -153,14 +109,14 @@ def _init_args(executor: Any, args: Any, kwargs: Any) -> Any:
     launch = _active[-1].running
     for tensor in _tensors((*args, *kwargs.values())):
         _active[-1].unwritten.catch_up(interpreter._unwrap_tensor(tensor))
-    given, named = _originals[_EXECUTOR, "_init_args_hst"](executor, args, kwargs)
-    for value, made in zip(args, given, strict=True):
+    positional, named = _originals[_EXECUTOR, "_init_args_hst"](executor, args, kwargs)
+    for value, converted in zip(args, positional, strict=True):
         if hasattr(value, "beside"):
-            made.beside = value.beside  # of a descriptor Triton knows the base alone
-    for name, value in (*zip(executor.arg_names, given, strict=False), *named.items()):
+            converted.beside = value.beside  # Triton only knows the base of a descriptor
+    for name, value in (*zip(executor.arg_names, positional, strict=False), *named.items()):
         for tensor in _tensors(value):
             launch.name(name, tensor)
-    return given, named
+    return positional, named
 
 
 def _tensors(value: Any) -> Iterator[Any]:
@@ -195,16 +151,16 @@ def _set_program(builder: Any, x: int, y: int, z: int) -> None:
         sanitizer.launch.begin(sanitizer.program_number, math.prod(builder.grid_dim))
 
 
-def _everywhere(pointers: Any) -> Any:
+def _full_mask(pointers: Any) -> Any:
     return interpreter.TensorHandle(np.ones(np.shape(pointers.data), bool), tl.int1)
 
 
-def _item(pointers: Any) -> Any:
+def _dtype(pointers: Any) -> Any:
     return np.dtype(interpreter._get_np_dtype(pointers.get_element_ty()))
 
 
 def _load_with_other(semantic: Any, ptr: Any, mask: Any, other: Any, *rest: Any) -> Any:
-    """Triton tests the truth of `other`, so a single 0 never reaches the builder."""
+    """Load, and record whether `other` was passed: Triton drops an `other` of a single 0."""
     _active[-1].other_given = other is not None
     try:
         return _originals[TritonSemantic, _SEMANTIC_LOAD](semantic, ptr, mask, other, *rest)
@@ -212,18 +168,18 @@ def _load_with_other(semantic: Any, ptr: Any, mask: Any, other: Any, *rest: Any)
         _active[-1].other_given = False
 
 
-def _carrying(owner: Any, name: str, carry: Callable[..., Any] = carry_through) -> Callable[..., Any]:
-    def through(*arguments: Any) -> Any:
+def _carrying(owner: Any, name: str, carry: Callable[..., Any] = lanes.carry_through) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
         launch, original = _active[-1].launch, _originals[owner, name]
         if launch is None or not launch.lanes.masked:
             return original(*arguments)
         return carry(original, launch.lanes, *arguments)
 
-    return through
+    return call
 
 
 def _joining(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function before which lanes wait for one another."""
+    """Return a function with a barrier before it."""
 
     def join(*arguments: Any) -> Any:
         if (launch := _active[-1].launch) is not None:
@@ -234,45 +190,44 @@ def _joining(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _pointer_to_int(builder: Any, pointers: Any, kind: Any) -> Any:
-    """The bare address: it may be stored, or compared with another."""
+    """Return the address without the argument's number: it may be stored, or compared with another."""
     address = interpreter.TensorHandle(pointers.data & ADDRESS, pointers.dtype)
     return _originals[_BUILDER, "create_ptr_to_int"](builder, address, kind)
 
 
 def _load(builder: Any, pointers: Any, *policy: Any) -> Any:
-    return _masked_load(builder, pointers, _everywhere(pointers), None)
+    return _masked_load(builder, pointers, _full_mask(pointers), None)
 
 
 def _masked_load(builder: Any, pointers: Any, mask: Any, other: Any, *policy: Any, **named: Any) -> Any:
-    sanitizer, data, dtype = _active[-1], pointers.data, _item(pointers)
-    wanted = np.broadcast_to(mask.data, data.shape).astype(bool)
-    addresses, safe = sanitizer.access(data, wanted, dtype.itemsize, "load")
-    instead = np.zeros(data.shape, dtype) if other is None else np.array(np.broadcast_to(other.data, data.shape), dtype)
-    if other is None and not sanitizer.other_given and not wanted.all():
-        instead[~wanted] = sanitizer.stand_in(pointers.get_element_ty(), dtype, masked=True)
-    unread = wanted & ~safe
+    sanitizer, data, dtype = _active[-1], pointers.data, _dtype(pointers)
+    active = np.broadcast_to(mask.data, data.shape).astype(bool)
+    addresses, safe = sanitizer.access(data, active, dtype.itemsize, "load")
+    values = np.zeros(data.shape, dtype) if other is None else np.array(np.broadcast_to(other.data, data.shape), dtype)
+    if other is None and not sanitizer.other_given and not active.all():
+        values[~active] = sanitizer.stand_in(pointers.get_element_ty(), dtype, masked=True)
+    unread = active & ~safe
     if unread.any():
-        instead[unread] = sanitizer.stand_in(pointers.get_element_ty(), dtype, masked=False)
-    loaded = interpreter._interpreter.load(addresses, safe, instead, dtype)
+        values[unread] = sanitizer.stand_in(pointers.get_element_ty(), dtype, masked=False)
+    loaded = interpreter._interpreter.load(addresses, safe, values, dtype)
     return interpreter.TensorHandle(loaded, pointers.get_element_ty())
 
 
 def _store(builder: Any, pointers: Any, value: Any, *policy: Any) -> None:
-    _masked_store(builder, pointers, value, _everywhere(pointers))
+    _masked_store(builder, pointers, value, _full_mask(pointers))
 
 
 def _masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *policy: Any) -> None:
     sanitizer, data = _active[-1], pointers.data
-    wanted = np.broadcast_to(mask.data, data.shape).astype(bool)
-    addresses, safe = sanitizer.access(data, wanted, _item(pointers).itemsize, "store", value.data)
+    active = np.broadcast_to(mask.data, data.shape).astype(bool)
+    addresses, safe = sanitizer.access(data, active, _dtype(pointers).itemsize, "store", value.data)
     sanitizer.check_lanes(data, safe, value.data)
     sanitizer.check_values(data, safe, value.data, pointers.get_element_ty())
     interpreter._interpreter.store(addresses, np.array(np.broadcast_to(value.data, data.shape)), safe)
 
 
 def _box(descriptor: Any, indices: Any) -> tuple[Any, Any]:
-    """Pointers and mask of a descriptor's block, of halves those of the one that it is of; Triton 3.9 makes the mask a
-    handle."""
+    """Return the pointers and the mask (in Triton 3.9 a handle) of a descriptor's block, or of its second tensor's."""
     pointers, mask = descriptor.materialize_pointers(indices)
     if hasattr(descriptor, "further") and int(indices[0].data.reshape(())) == 1:
         pointers.data = pointers.data + descriptor.further
@@ -282,7 +237,7 @@ def _box(descriptor: Any, indices: Any) -> tuple[Any, Any]:
 def _descriptor_load(builder: Any, descriptor: Any, indices: Any, *policy: Any) -> Any:
     pointers, mask = _box(descriptor, indices)
     zeros = descriptor.padding == interpreter._ir.PADDING_OPTION.PAD_ZERO
-    padding = np.full(pointers.data.shape, 0 if zeros else np.nan, _item(pointers))
+    padding = np.full(pointers.data.shape, 0 if zeros else np.nan, _dtype(pointers))
     other = interpreter.TensorHandle(padding, pointers.get_element_ty())
     loaded = _masked_load(builder, pointers, mask, other)
     if getattr(descriptor, "round_f32_to_tf32", False) and pointers.get_element_ty() == tl.float32:
@@ -297,8 +252,8 @@ def _descriptor_store(builder: Any, descriptor: Any, value: Any, indices: Any) -
 
 def _atomic_rmw(builder: Any, operation: Any, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
     sanitizer, data = _active[-1], pointers.data
-    wanted = np.broadcast_to(mask.data, data.shape).astype(bool)
-    addresses, safe = _access_atomically(sanitizer, pointers, wanted, sem, scope)
+    active = np.broadcast_to(mask.data, data.shape).astype(bool)
+    addresses, safe = _access_atomically(sanitizer, pointers, active, sem, scope)
     sanitizer.check_values(data, safe, value.data, pointers.get_element_ty())
     return _originals[_BUILDER, "create_atomic_rmw"](
         builder, operation, interpreter.TensorHandle(addresses, pointers.dtype), value,
@@ -316,20 +271,20 @@ def _atomic_cas(builder: Any, pointers: Any, compared: Any, value: Any, sem: Any
     )
 
 
-def _access_atomically(sanitizer: Sanitizer, pointers: Any, wanted: Any, sem: Any, scope: Any) -> Any:
-    """An atomic operation: acquire what was released at its addresses, and release everything up to it."""
+def _access_atomically(sanitizer: Sanitizer, pointers: Any, active: Any, sem: Any, scope: Any) -> Any:
+    """Check an atomic operation, which may acquire the releases at its addresses and release all earlier accesses."""
     orders, both = interpreter._ir.MEM_SEMANTIC, interpreter._ir.MEM_SEMANTIC.ACQUIRE_RELEASE
     narrow = scope == interpreter._ir.MEM_SYNC_SCOPE.CTA
     order = None if narrow else sanitizer.running.order
-    places = [] if order is None else (pointers.data & ADDRESS)[wanted].tolist()
+    addresses = [] if order is None else (pointers.data & ADDRESS)[active].tolist()
     if order is not None and sem in (orders.ACQUIRE, both):
-        order.acquire(places)
+        order.acquire(addresses)
     kind = "narrow atomic" if narrow else "atomic"
     if pointers.data.size == 1:
-        sanitizer.running.join()  # as where its result is used, which Triton hands to all lanes
-    accessed = sanitizer.access(pointers.data, wanted, _item(pointers).itemsize, kind)
+        sanitizer.running.join()  # Triton passes the result to all lanes, with a barrier
+    accessed = sanitizer.access(pointers.data, active, _dtype(pointers).itemsize, kind)
     if order is not None and sem in (orders.RELEASE, both):
-        order.release(places)
+        order.release(addresses)
     return accessed
 
 
@@ -337,10 +292,9 @@ def _hinted(name: str) -> Callable[..., Any]:
     def hint(values: Any, numbers: Any) -> Any:
         result, sanitizer = _originals[tl, name](values, numbers), _active[-1]
         if sanitizer.launch is not None and isinstance(getattr(values, "handle", None), interpreter.TensorHandle):
-            given = numbers if isinstance(numbers, (list, tuple, tl.tuple)) else [numbers]
-            sanitizer.check_hint(
-                name, values.handle, [number.value if isinstance(number, tl.constexpr) else number for number in given]
-            )
+            listed = numbers if isinstance(numbers, (list, tuple, tl.tuple)) else [numbers]
+            plain = [number.value if isinstance(number, tl.constexpr) else number for number in listed]
+            sanitizer.check_hint(name, values.handle, plain)
         return result
 
     return hint

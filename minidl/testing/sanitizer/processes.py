@@ -1,4 +1,4 @@
-"""Check every launch of this process from its beginning on, as `startup` asks for."""
+"""Check every launch of this process from its start, for `startup`."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from minidl.testing.sanitizer.patches import checking
 
 
 def begin(tell: Callable[..., None], record: str, stop: bool) -> None:
-    """Tell of each launch and bug from now on; with `stop` the first bug raises SanitizerError.
+    """Report each launch and bug from now on; with `stop` the first bug raises SanitizerError.
 
-    Raises RuntimeError where kernels are compiled.
+    Raises RuntimeError if kernels are compiled.
     """
     if not launch.INTERPRETED:
         raise RuntimeError("its kernels are compiled")
-    # Locked until this process and those that it forks have ended: what runs the script waits for them.
+    # The lock lasts until this process and its forks have ended: `minidl sanitize` waits for it.
     fcntl.flock(os.open(record, os.O_RDONLY), fcntl.LOCK_SH)
-    sanitizer, lasting = Sanitizer(stop, tell), contextlib.ExitStack()
-    memory.told.append(sanitizer.unwritten.add)
+    sanitizer, contexts = Sanitizer(stop, tell), contextlib.ExitStack()
+    memory.listeners.append(sanitizer.unwritten.add)
     for context in (sanitizer.unwritten, checking(sanitizer), pretended_gpu()):
-        lasting.enter_context(context)
-    atexit.register(lasting.close)
-    sys.excepthook = _without_ours(sys.excepthook)
+        contexts.enter_context(context)
+    atexit.register(contexts.close)
+    sys.excepthook = _without_findings(sys.excepthook)
 
 
-def _without_ours(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook for exceptions that shows no traceback of a first bug, which is told at the end, nor of Ctrl-C."""
+def _without_findings(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an exception hook without tracebacks of findings, which are reported at the end, and of Ctrl-C."""
 
-    def shown(kind: type[BaseException], *more: Any) -> None:
+    def show(kind: type[BaseException], *more: Any) -> None:
         if issubclass(kind, KeyboardInterrupt):
             sys.stderr.write("interrupted\n")
         elif not issubclass(kind, SanitizerError):
             hook(kind, *more)
 
-    return shown
+    return show

@@ -14,9 +14,9 @@ from minidl.testing.fake_gpu import pretended_gpu
 
 
 def play(script: str, arguments: Sequence[str], *, module: bool) -> int:
-    """Run a script or module in this process as Python does, with its threads: its exit code.
+    """Run a script or module in this process as Python does, wait for its threads, and return its exit code.
 
-    Without a GPU, "cuda" stands for the CPU in it.
+    Without a GPU, the device "cuda" maps to the CPU.
     """
     before = set(threading.enumerate())
     with _as_main(script, arguments, module), pretended_gpu():
@@ -32,7 +32,7 @@ def _execute(script: str, module: bool) -> int:
         if module:
             runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
-            # The absolute path, as in Python: the file is also found after the script has changed folder.
+            # An absolute path, as in Python, still exists after the script changes folder.
             runpy.run_path(str(Path(script).absolute()), run_name="__main__")
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
@@ -42,18 +42,18 @@ def _execute(script: str, module: bool) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
-    except BaseException as error:  # noqa: BLE001 (the script's own, told as Python does)
-        own = error.__traceback__
-        while own is not None and own.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
-            own = own.tb_next
-        traceback.print_exception(error.with_traceback(own))
+    except BaseException as error:  # noqa: BLE001 (the script's error, printed as Python does)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+            trace = trace.tb_next
+        traceback.print_exception(error.with_traceback(trace))
         return 1
     return 0
 
 
 @contextmanager
 def _as_main(script: str, arguments: Sequence[str], module: bool) -> Iterator[None]:
-    """sys.argv and the first entry of sys.path as the script expects them."""
+    """Return a context with the sys.argv and sys.path that the script expects."""
     before = sys.argv, list(sys.path)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path.cwd() if module else Path(script).resolve().parent))

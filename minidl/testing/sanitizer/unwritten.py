@@ -1,9 +1,9 @@
 """Tracking of unwritten elements in newly allocated memory.
 
-Memory from torch.empty and similar functions, and what resize_ adds, counts as unwritten until a kernel stores to it or
-torch writes to it (copy_, fill_, indexed assignment, `out=`, any function whose name ends in an underscore). Memory
-that torch shares with others (NumPy, DLPack, a storage) counts as written, since their writes are invisible; so does
-memory whose version shows another writer, such as another thread.
+Memory from torch.empty and similar functions, and memory that resize_ adds, counts as unwritten until a kernel stores
+to it or torch writes to it (copy_, fill_, indexed assignment, `out=`, any function whose name ends in an underscore).
+Memory that torch shares with others (NumPy, DLPack, a storage) counts as written, since their writes are invisible; so
+does memory whose version shows another writer, such as another thread.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from minidl.kernels.memory_layout import span
-from minidl.testing.fake_gpu import asked_by
+from minidl.testing.fake_gpu import called_by
 from minidl.testing.memory import UNWRITTEN, is_fresh, without_repeats
 
-_HANDED_OUT = {"numpy", "__array__", "__dlpack__"}
-# These share memory, too, except when called by the interpreter, torch itself or minidl.
+_SHARING = {"numpy", "__array__", "__dlpack__"}
+# These functions share memory, too, unless the interpreter, torch or minidl calls them.
 _STORAGES = {"untyped_storage"}
 _TRUSTED = ("triton.", "torch.", "minidl.")
-# These are named like functions that write, but change no element.
+# Functions named like those that write, which change no element.
 _NO_WRITE = {
     "requires_grad_", "detach_", "share_memory_", "rename_", "resize_", "set_", "as_strided_", "squeeze_",
     "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_",
@@ -32,12 +32,12 @@ _AUGMENTED = {
     f"__i{name}__"
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 }
-# With this many records, those of freed memory are dropped.
+# With this many shadows, those of freed memory are dropped.
 _MANY = 4096
 
 
 class Shadow:
-    """The unwritten elements of one storage: `unwritten[i]` for the i-th `unit` bytes, as of a tensor's version."""
+    """The unwritten elements of a storage: `unwritten[i]` for the i-th `unit` bytes, as of a tensor's version."""
 
     def __init__(self, storage: torch.UntypedStorage, unit: int, version: int) -> None:
         self.unit, self.version = unit, version
@@ -49,7 +49,7 @@ class Shadow:
         return bool(self._storage.expired())
 
     def belongs_to(self, storage: torch.UntypedStorage) -> bool:
-        """Whether this belongs to the storage, and not to an earlier one at the same address."""
+        """Return whether this belongs to the storage, not to an earlier one at the same address."""
         return not self.freed and self._storage.cdata == storage._cdata
 
     def mark(self, tensor: torch.Tensor, unwritten: bool) -> None:
@@ -57,8 +57,8 @@ class Shadow:
         if tensor.numel() == 0:
             return
         if tensor.element_size() == self.unit:
-            places = self.unwritten.as_strided(without_repeats(tensor), tensor.stride(), tensor.storage_offset())
-            places.fill_(unwritten)
+            elements = self.unwritten.as_strided(without_repeats(tensor), tensor.stride(), tensor.storage_offset())
+            elements.fill_(unwritten)
         else:
             first = tensor.storage_offset() * tensor.element_size()
             last = first + span(tensor) * tensor.element_size()
@@ -66,14 +66,14 @@ class Shadow:
 
 
 class Unwritten(TorchFunctionMode):
-    """A context that keeps the shadows of what torch allocates in it."""
+    """A context that tracks the memory that torch allocates in it."""
 
     def __init__(self) -> None:
         super().__init__()
         self._shadows: dict[int, Shadow] = {}
 
     def of(self, storage: torch.UntypedStorage) -> Shadow | None:
-        """The shadow of a storage; None if all of it counts as written."""
+        """Return the shadow of a storage; None if all of it counts as written."""
         address = storage.data_ptr()
         shadow = self._shadows.get(address)
         if shadow is not None and not shadow.belongs_to(storage):
@@ -82,8 +82,8 @@ class Unwritten(TorchFunctionMode):
         return shadow
 
     def _of_tensor(self, tensor: torch.Tensor) -> Shadow | None:
-        kept = self._shadows and tensor.layout == torch.strided and tensor.device.type == "cpu"
-        return self.of(tensor.untyped_storage()) if kept else None
+        tracked = self._shadows and tensor.layout == torch.strided and tensor.device.type == "cpu"
+        return self.of(tensor.untyped_storage()) if tracked else None
 
     def add(self, tensor: torch.Tensor) -> None:
         """Count the elements of a tensor as unwritten."""
@@ -111,8 +111,8 @@ class Unwritten(TorchFunctionMode):
         if getattr(func, "__name__", "") == "resize_" and args[0].device.type == "cpu":
             return self._resize(args[0], lambda: func(*args, **(kwargs or {})))
         result = func(*args, **(kwargs or {}))
-        for tensor, whole in written:
-            self._write(tensor, whole)
+        for tensor, entirely in written:
+            self._write(tensor, entirely)
         if func in UNWRITTEN:
             with torch._C.DisableTorchFunction():
                 fresh = result.detach() if result.requires_grad else result
@@ -121,27 +121,27 @@ class Unwritten(TorchFunctionMode):
         return result
 
     def _resize(self, tensor: torch.Tensor, resize: Callable[[], Any]) -> Any:
-        """What resize_ returns; the memory that it adds is unwritten, and what was there stays as it was."""
+        """Return the result of resize_; added memory is unwritten, earlier memory keeps its state."""
         with torch._C.DisableTorchFunction():
             before, shadow = tensor.untyped_storage().nbytes(), self._of_tensor(tensor)
         result = resize()
         with torch._C.DisableTorchFunction():
             storage = tensor.untyped_storage()
             if storage.nbytes() > before:
-                made = Shadow(storage, shadow.unit if shadow else tensor.element_size(), _version(tensor))
-                made.unwritten[-(-before // made.unit) :] = True
+                new = Shadow(storage, shadow.unit if shadow else tensor.element_size(), _version(tensor))
+                new.unwritten[-(-before // new.unit) :] = True
                 if shadow is not None:
-                    made.unwritten[: len(shadow.unwritten)] |= shadow.unwritten
-                self._shadows[storage.data_ptr()] = made
+                    new.unwritten[: len(shadow.unwritten)] |= shadow.unwritten
+                self._shadows[storage.data_ptr()] = new
         return result
 
-    def _write(self, tensor: torch.Tensor, whole: bool) -> None:
+    def _write(self, tensor: torch.Tensor, entirely: bool) -> None:
         with torch._C.DisableTorchFunction():
             shadow = self._of_tensor(tensor)
             if shadow is None:
                 return
             shadow.version = max(shadow.version, _version(tensor))
-            if whole:
+            if entirely:
                 shadow.unwritten.fill_(False)
             else:
                 shadow.mark(tensor, False)
@@ -152,14 +152,14 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[torch.Tensor, bool]]:
-    """The tensors that a torch function writes, and whether all of their storage counts as written."""
+    """Yield the tensors that a torch function writes, and whether all of their storage counts as written."""
     name = getattr(func, "__name__", "")
-    handed_out = name in _HANDED_OUT or (name in _STORAGES and not asked_by(_TRUSTED))
+    shares = name in _SHARING or (name in _STORAGES and not called_by(_TRUSTED))
     in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
     written: list[Any] = []
     if name == "__setitem__":
         written.append(_assigned(args[0], args[1]))
-    elif in_place or handed_out or name in _AUGMENTED:
+    elif in_place or shares or name in _AUGMENTED:
         # torch.nn.init names all arguments.
         first = args[0] if args else next(iter(kwargs.values()), None)
         written += first if isinstance(first, (list, tuple)) else [first]
@@ -167,11 +167,11 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[torch.Tensor, 
     written += out if isinstance(out, (list, tuple)) else [out]
     for tensor in written:
         if isinstance(tensor, torch.Tensor):
-            yield tensor, handed_out
+            yield tensor, shares
 
 
 def _assigned(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    """The part of a tensor that an indexed assignment writes; all of it where the index gives no view."""
+    """Return the part of a tensor that an indexed assignment writes; all of it if the index gives no view."""
     with torch._C.DisableTorchFunction():
         part = tensor[index]
         same = part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()

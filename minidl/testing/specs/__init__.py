@@ -15,11 +15,11 @@ __all__ = ["Bad", "Case", "Make", "OpSpec", "all_specs"]
 
 
 def all_specs() -> dict[str, OpSpec]:
-    """Every operation's record. A module of this package that has any lists them in SPECS."""
-    found: dict[str, OpSpec] = {}
+    """Return the specs of all operations: the SPECS of the modules of this package."""
+    specs: dict[str, OpSpec] = {}
     for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
         for spec in getattr(importlib.import_module(f"{__name__}.{module}"), "SPECS", ()):
-            if spec.name in found:
-                raise ValueError(f"two records are named {spec.name!r}")
-            found[spec.name] = spec
-    return found
+            if spec.name in specs:
+                raise ValueError(f"two specs are named {spec.name!r}")
+            specs[spec.name] = spec
+    return specs

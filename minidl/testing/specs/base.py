@@ -1,7 +1,7 @@
-"""One record per operation: what it computes, how far it may be off, what it refuses.
+"""The spec of an operation: its reference, its error bound and the calls that it rejects.
 
-A record drives the property tests, the gradient check, the every-tile test, the offline compile and tuning.
-It names no test library: a `Make` supplies values, drawn by Hypothesis in tests and from a seed elsewhere.
+A spec drives the property tests, the gradient check, the every-tile test, the offline compile and tuning.
+A `Make` supplies values: Hypothesis draws them in tests, a seed elsewhere.
 """
 
 from __future__ import annotations
@@ -28,75 +28,90 @@ class Case:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def map(self, change: Callable[[torch.Tensor], Any]) -> Case:
-        """The case with `change` applied to every torch tensor in it, also in sequences and CSR matrices."""
+        """Return the case with `change` applied to every torch tensor in it, also in sequences and CSR matrices."""
         return Case(
             tuple(_map(arg, change) for arg in self.args), {name: _map(v, change) for name, v in self.kwargs.items()}
         )
 
     def double(self) -> Case:
-        """The case with its floating values in float64, each tensor a contiguous copy: for the reference."""
+        """Return the case with its floating values in float64, each tensor a contiguous copy: for the reference."""
         return self.map(lambda t: t.double().contiguous().clone() if t.dtype.is_floating_point else t.clone())
 
     def arguments(self, op: Callable[..., Any]) -> tuple[Any, ...]:
-        """The positional arguments of `op` in order, with its defaults for those that the case does not give.
+        """Return the positional arguments of `op` in order, with its defaults for missing arguments.
 
-        Raises TypeError for a keyword-only argument: records do not cover these.
+        Raises TypeError for a keyword-only argument: specs do not cover these.
         """
         bound = inspect.signature(op).bind(*self.args, **self.kwargs)
         bound.apply_defaults()
         if uncovered := bound.kwargs.keys() & self.kwargs.keys():
-            raise TypeError(f"{op.__name__}: its record does not cover {', '.join(sorted(uncovered))}")
+            raise TypeError(f"{op.__name__}: its spec does not cover {', '.join(sorted(uncovered))}")
         return bound.args
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every torch tensor in the case."""
-        found: list[torch.Tensor] = []
-        self.map(found.append)
-        return found
+        """Return every torch tensor in the case."""
+        tensors: list[torch.Tensor] = []
+        self.map(tensors.append)
+        return tensors
 
 
-# An argument: a tensor of this shape, what a function makes, or None.
+# An argument: a tensor of this shape, the result of a function, or None.
 Argument = tuple[int, ...] | Callable[[Make], Any] | None
 
 
 def tensors(*arguments: Argument, extra: tuple[Any, ...] = (), **named: Any) -> Callable[[Make], Case]:
-    """Cases of these arguments, then the values `extra` and `named`, of which functions make the latter, too."""
+    """Return the function that makes cases of these arguments, the values `extra`, and values or functions `named`."""
 
     def case(make: Make) -> Case:
         options = {name: value(make) if callable(value) else value for name, value in named.items()}
-        made = (a(make) if callable(a) else None if a is None else make.tensor(*a) for a in arguments)
-        return Case((*made, *extra), options)
+        values = (a(make) if callable(a) else None if a is None else make.tensor(*a) for a in arguments)
+        return Case((*values, *extra), options)
 
     return case
 
 
 def integers(*shape: int, low: int = 0, high: int = 5) -> Callable[[Make], torch.Tensor]:
-    """An int64 tensor as an argument."""
+    """Return an int64 tensor as an argument."""
     return lambda make: make.integers(*shape, low=low, high=high)
 
 
 def bools(*shape: int) -> Callable[[Make], torch.Tensor]:
-    """A tensor of truths as an argument."""
+    """Return a bool tensor as an argument."""
     return lambda make: make.integers(*shape, low=0, high=1).bool()
 
 
 def of(dtype: torch.dtype, *shape: int) -> Callable[[Make], torch.Tensor]:
-    """A tensor of another dtype as an argument."""
+    """Return a tensor of another dtype as an argument."""
     return lambda make: make.tensor(*shape).to(dtype)
 
 
 def between(low: float | None, high: float | None, *shape: int) -> Callable[[Make], torch.Tensor]:
-    """A tensor with values from `low` to `high` as an argument."""
+    """Return a tensor with values from `low` to `high` as an argument."""
     return lambda make: make.tensor(*shape, low=low, high=high)
 
 
+def images(N: int, C: int, size: int, width: int | None = None) -> Callable[[Make], torch.Tensor]:
+    """Return the function that makes a tensor [N, C, size, width or size] in channels-last memory."""
+    return lambda make: make.tensor(N, size, size if width is None else width, C).permute(0, 3, 1, 2)
+
+
+def matrix(rows: int, columns: int, gap: int = 0, transposed: bool = False) -> Callable[[Make], torch.Tensor]:
+    """Return the function that makes a matrix [rows, columns] with `gap` elements between the stored rows.
+
+    `transposed` stores its columns as rows.
+    """
+    if transposed:
+        return lambda make: matrix(columns, rows, gap)(make).t()
+    return lambda make: make.tensor(rows, columns + gap)[:, :columns]
+
+
 def one(low: float | None = None) -> Callable[[Make], Case]:
-    """Cases of one tensor of any shape, with values from `low` on."""
+    """Return the function that makes cases of one tensor of any shape, with values of `low` or more."""
     return lambda make: Case((make.tensor(*make.shape(0, 4), low=low),))
 
 
 def distinct(x: torch.Tensor) -> torch.Tensor:
-    """x, moved apart where it repeats values: those would be ties, and deviations of 0, without a derivative."""
+    """Return x with distinct values if it repeats memory: equal values have no derivative in maxima and deviations."""
     repeats = any(step == 0 < size - 1 for size, step in zip(x.shape, x.stride(), strict=True))
     return x + torch.arange(x.numel(), device=x.device).view(x.shape) if repeats else x
 
@@ -107,7 +122,7 @@ def _map(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, CSR):
         parts = {f.name: getattr(value, f.name) for f in fields(value)}
         return replace(value, **{k: change(v) for k, v in parts.items() if isinstance(v, torch.Tensor)})
-    if type(value) in (list, tuple):  # a geometry is a named tuple, and holds no tensor
+    if type(value) in (list, tuple):  # a geometry is a named tuple without tensors
         return type(value)(_map(item, change) for item in value)
     return value
 
@@ -116,7 +131,7 @@ def _map(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 class Bad:
     """A call that must raise: its inputs, the exception, and a pattern of its message.
 
-    Where it raises for `values`, that is on the CPU: on a GPU, where looking would wait, the result has a NaN.
+    An error for `values` is raised on the CPU only: on a GPU, which would have to wait, the result has a NaN.
     """
 
     inputs: Callable[[Make], Case]
@@ -133,7 +148,7 @@ class OpSpec:
     reference   the same on torch tensors, evaluated in float64; torch's autograd gives the reference gradients
     inputs      a case from a Make
     bound       (case, reference output, dtype) -> largest |error| allowed per element (float64 tensor), for a case in
-                float64 holding exactly the values that the operation got; a tuple for several outputs
+                float64 with exactly the values of the operation; a tuple for several outputs
     grad_bound  (case, dy, reference gradients, dtype) -> one such tensor for each position in `differentiable`
     differentiable  positions of `args` with a gradient
     families    tile families whose every tile is forced in turn
@@ -158,26 +173,26 @@ class OpSpec:
     specials: bool = True
 
 
-def records(**shared: Any) -> Callable[..., OpSpec]:
-    """A function (name, **fields) -> record, which has the fields `shared` unless it is given others.
+def spec_factory(**shared: Any) -> Callable[..., OpSpec]:
+    """Return a function (name, **fields) -> spec, whose default fields are `shared`.
 
-    The operation is that of `minidl.ops`, and the reference that of torch, with the record's name.
+    The default operation and reference are the functions of `minidl.ops` and torch with the spec's name.
     """
 
-    def record(name: str, **own: Any) -> OpSpec:
-        known = {"op": getattr(ops, name, None), "reference": getattr(torch, name, None)}
-        return OpSpec(name=name, **{**known, **shared, **own})
+    def make_spec(name: str, **fields: Any) -> OpSpec:
+        functions = {"op": getattr(ops, name, None), "reference": getattr(torch, name, None)}
+        return OpSpec(name=name, **{**functions, **shared, **fields})
 
-    return record
+    return make_spec
 
 
 def refuses(error: type[Exception], message: str, *arguments: Argument, **rest: Any) -> Bad:
-    """The call with these arguments, and what `tensors` takes besides, must raise `error`."""
+    """Return a call with these arguments (see `tensors`) that must raise `error`."""
     return Bad(tensors(*arguments, **rest), error, message)
 
 
 def outside(message: str, inputs: Callable[[Make], Case]) -> Bad:
-    """A call with an index or a class out of range."""
+    """Return a call with an index or a class out of range."""
     return Bad(inputs, IndexError, message, values=True)
 
 

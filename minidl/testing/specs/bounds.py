@@ -22,38 +22,35 @@ TINY = {torch.float64: 2.0**-1074, torch.float32: 2.0**-126, torch.float16: 2.0*
 
 
 def acc_unit(dtype: torch.dtype) -> float:
-    """Largest relative error of one operation in the accumulate type of `dtype`."""
+    """Return the largest relative error of one operation in the accumulate type of `dtype`."""
     return UNIT[launch.acc_torch(dtype)]
 
 
 def dot_unit(dtype: torch.dtype) -> float:
-    """The same for one step of a `tl.dot`: tensor cores truncate aligned sums, which 2^-22 covers."""
+    """Return the same for one step of a `tl.dot`: tensor cores truncate aligned sums, which 2^-22 covers."""
     u = acc_unit(dtype)
     return u if launch.INTERPRETED or dtype == torch.float64 else max(u, 2.0**-22)
 
 
 def gamma(d: float, u: float) -> float:
-    """d u / (1 - d u). Raises ValueError when d u is 1 or more, where there is no bound."""
+    """Return d u / (1 - d u). Raises ValueError if d u is 1 or more: there is no bound."""
     if d * u >= 1:
         raise ValueError(f"no bound: a chain of {d} operations at unit roundoff {u}")
     return d * u / (1 - d * u)
 
 
 def holds(got: torch.Tensor, exact: torch.Tensor, error: torch.Tensor) -> bool:
-    """Whether every element is `exact` (float64) up to `error` and the rounding to its type."""
+    """Return whether every element is `exact` (float64) up to `error` and the rounding to its type."""
     return bool(((got.double() - exact).abs() <= rounded(exact, error, got.dtype)).all())
 
 
-def known(error: torch.Tensor, total: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The error of a sum, infinite where it may overflow the accumulate type, its magnitudes adding up to `total`."""
+def or_infinite(error: torch.Tensor, total: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the error of a sum, infinite if it may overflow: the magnitudes of its terms add up to `total`."""
     return torch.where(total > torch.finfo(launch.acc_torch(dtype)).max / 2, math.inf, error)
 
 
 def off_by(error: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The bound of a result off by error(case, result, dtype) before it is rounded; 0 where it must be equal.
-
-    That is where it is infinite or NaN.
-    """
+    """Return the bound of a result with error(case, result, dtype) before it is rounded; 0 if it is infinite or NaN."""
 
     def bound(case: Any, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return torch.where(result.isfinite(), rounded(result, error(case, result, dtype), dtype), 0.0)
@@ -62,5 +59,5 @@ def off_by(error: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 def rounded(result: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The bound after a result known up to `error` is rounded to `dtype`."""
+    """Return the bound after a result with an error of `error` is rounded to `dtype`."""
     return error + UNIT[dtype] * (result.abs() + error) + TINY[dtype]

@@ -1,9 +1,9 @@
-"""The records of convolutions along one, two and three axes, and of transposed ones.
+"""Specs of convolutions along one, two and three axes, and of transposed convolutions.
 
 An output adds up K = C R S products (C of its group; of a volume C Q R S), an element of the input's gradient at most
 M R S, one of the weight's gradient N OH OW. Every form adds a block of products at a time and then the blocks, shares
-of them first; what lies outside the image adds nothing. So the chain is no longer than K, nor than a block and the
-blocks. A transposed one exchanges C with M and the image with the result.
+of them first; taps outside the image add nothing. So the chain is at most K, and at most a block and the number of
+blocks. A transposed convolution exchanges C with M and the image with the result.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ import torch
 import torch.nn.functional as F
 
 from minidl import ops
-from minidl.kernels.activation import Activation
 from minidl.runtime import launch
 from minidl.testing.specs import products
 from minidl.testing.specs.activation import apply
 from minidl.testing.specs.base import Bad, Case, OpSpec, of, refuses, tensors
-from minidl.testing.specs.make import Make
+from minidl.testing.specs.conv_cases import draw_conv, draw_transposed
 
 FAMILIES = (
     "conv", "conv_flat", "conv_grad_weight", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_held",
     "conv_two_rows", "conv_turn", "conv_depthwise", "conv_depthwise_grad_weight",
 )  # fmt: skip
-# The most products that a compiled kernel adds in one step, with the pixels whose bands are folded after it; and the
+# The most products that a compiled kernel adds in one step, with the pixels of the bands added after it; and the
 # fewest channels or pixels that a step covers.
 BLOCK, LEAST = 192, 16
 
 
 def chain(terms: int, rows: int) -> int:
-    """The longest chain for sums of `terms` products that stand in `rows` stretches."""
+    """Return the longest chain for sums of `terms` products that stand in `rows` stretches."""
     if launch.INTERPRETED:
         return terms + 2
     steps = rows * math.ceil(terms / max(rows, 1) / LEAST)
@@ -44,10 +43,10 @@ def chain(terms: int, rows: int) -> int:
 
 @dataclass(frozen=True)
 class Convolution:
-    """The reference and the bounds of a convolution and, with the roles of C and M exchanged, of a transposed one.
+    """The reference and the bounds of a convolution or, with C and M exchanged, of a transposed convolution.
 
-    `op` is minidl's function and `function` torch's. Both take x, weight, bias and settings, of which the fourth is the
-    number of groups; minidl's takes the activation after them.
+    `op` is minidl's function and `function` torch's. Both take x, weight, bias and settings, the fourth of which is the
+    number of groups; minidl's also takes an activation.
     """
 
     op: Callable[..., Any]
@@ -55,56 +54,56 @@ class Convolution:
     transposed: bool = False
 
     def reference(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The operation on torch tensors."""
-        x, weight, bias, *how, act = Case(args, kwargs).arguments(self.op)
-        return apply(self.convolve(x, weight, bias, how), act)
+        """Return the operation on torch tensors."""
+        x, weight, bias, *settings, act = Case(args, kwargs).arguments(self.op)
+        return apply(self.convolve(x, weight, bias, settings), act)
 
-    def convolve(self, x: torch.Tensor, weight: torch.Tensor, bias: Any, how: Sequence[Any]) -> torch.Tensor:
-        """torch's convolution, also of no images: torch 2.11 divides by 0 there with groups, and transposes none."""
+    def convolve(self, x: torch.Tensor, weight: torch.Tensor, bias: Any, settings: Sequence[Any]) -> torch.Tensor:
+        """Call torch's convolution, also for 0 images, for which torch 2.11 fails with groups or transposed."""
         if x.shape[0] == 0:
-            one = self.convolve(x.new_zeros(1, *x.shape[1:]), weight, bias, how)
+            one = self.convolve(x.new_zeros(1, *x.shape[1:]), weight, bias, settings)
             return one[:0] + 0 * (x.sum() + weight.sum())
-        if len(how) > 1 and how[1] in ("same", "causal"):
-            # torch warns of a "same" of uneven parts, and has no "causal".
-            x, how = _padded(x, weight, *how)
-        return self.function(x, weight, bias, *how)
+        if len(settings) > 1 and settings[1] in ("same", "causal"):
+            # torch warns about an uneven "same", and has no "causal".
+            x, settings = _padded(x, weight, *settings)
+        return self.function(x, weight, bias, *settings)
 
     def terms(self, weight: torch.Tensor, groups: int) -> tuple[int, int]:
-        """The most products in an output, and in an element of the input's gradient."""
+        """Return the most products in an output, and in an element of the input's gradient."""
         taps = math.prod(weight.shape[2:])
         of_C, of_M = weight.shape[1] * taps, weight.shape[0] // groups * taps
         return (of_M, of_C) if self.transposed else (of_C, of_M)
 
     def preactivation(self, case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """z = conv(x, w) + b and its error in the accumulate type."""
-        x, weight, bias, *how, _ = case.arguments(self.op)
-        z, a, w = self.convolve(x, weight, bias, how), x.abs(), weight.abs()
-        total, near_zero = self.convolve(a, w, None, how), self.convolve(a + 1, w + 1, None, how)
-        terms, _ = self.terms(weight, how[3])
+        """Return z = conv(x, w) + b and its error in the accumulate type."""
+        x, weight, bias, *settings, _ = case.arguments(self.op)
+        z, a, w = self.convolve(x, weight, bias, settings), x.abs(), weight.abs()
+        total, near_zero = self.convolve(a, w, None, settings), self.convolve(a + 1, w + 1, None, settings)
+        terms, _ = self.terms(weight, settings[3])
         error = products.sum_error(total, near_zero, chain(terms, math.prod(weight.shape[2:])), dtype)
         return z, products.with_bias(z, error, bias, dtype)
 
     def grad_bound(self, case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        """Bounds of the gradients of x, weight and bias."""
-        x, weight, _, *how, act = case.arguments(self.op)
-        known, error = products.incoming(act, dy, *self.preactivation(case, dtype), dtype)
+        """Return the bounds of the gradients of x, weight and bias."""
+        x, weight, _, *settings, act = case.arguments(self.op)
+        magnitude, error = products.incoming(act, dy, *self.preactivation(case, dtype), dtype)
         with torch.enable_grad():
             a, w = (t.abs().requires_grad_() for t in (x, weight))
-            y = self.convolve(a, w, None, how)
-            dx_known, dw_known = torch.autograd.grad(y, (a, w), known, retain_graph=True)
+            y = self.convolve(a, w, None, settings)
+            dx_size, dw_size = torch.autograd.grad(y, (a, w), magnitude, retain_graph=True)
             dx_error, dw_error = torch.autograd.grad(y, (a, w), error)
-            dx_tiny, dw_tiny = torch.autograd.grad(self.convolve(a + 1, w + 1, None, how), (a, w), known + 1)
-        _, terms = self.terms(weight, how[3])
+            dx_tiny, dw_tiny = torch.autograd.grad(self.convolve(a + 1, w + 1, None, settings), (a, w), magnitude + 1)
+        _, terms = self.terms(weight, settings[3])
         image = x if self.transposed else dy
         pixels = image.shape[0] * math.prod(image.shape[2:])
-        dx = dx_error + products.sum_error(dx_known, dx_tiny, chain(terms, math.prod(weight.shape[2:])), dtype)
-        dw = dw_error + products.sum_error(dw_known, dw_tiny, chain(pixels, 1), dtype)
+        dx = dx_error + products.sum_error(dx_size, dx_tiny, chain(terms, math.prod(weight.shape[2:])), dtype)
+        dw = dw_error + products.sum_error(dw_size, dw_tiny, chain(pixels, 1), dtype)
         return products.gradient_bounds(
-            grads, (dx, dw, products.bias_error(known, error, (0, *range(2, x.ndim)), dtype)), dtype
+            grads, (dx, dw, products.bias_error(magnitude, error, (0, *range(2, x.ndim)), dtype)), dtype
         )
 
-    def record(self, **fields: Any) -> OpSpec:
-        """The record with everything that both have."""
+    def spec(self, **fields: Any) -> OpSpec:
+        """Return the spec with the fields that all convolutions share."""
         return OpSpec(
             name=self.op.__name__,
             op=self.op,
@@ -113,8 +112,7 @@ class Convolution:
             grad_bound=self.grad_bound,
             differentiable=(0, 1, 2),
             exact=True,
-            # A zero of the padding or between weights is multiplied in one form and not in another:
-            # tests/kernels/test_conv.py has the rule.
+            # Only some forms multiply zeros of the padding or between weights; tests/kernels/test_conv.py has the rule.
             specials=False,
             **fields,
         )
@@ -123,7 +121,7 @@ class Convolution:
 def _padded(
     x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: str, dilation: Any, groups: int
 ) -> tuple[torch.Tensor, list[Any]]:
-    """x with the zeros that a padding by name puts around it, and the settings without it."""
+    """Return x with the zeros of a padding by name, and the settings without that padding."""
     axes = x.ndim - 2
     around: list[int] = []
     for i, kernel in enumerate(weight.shape[2:]):
@@ -133,63 +131,16 @@ def _padded(
     return F.pad(x, around), [stride, (0,) * axes, dilation, groups]
 
 
-def _bias_and_act(make: Make, channels: int) -> tuple[torch.Tensor | None, Activation]:
-    bias = make.tensor(channels) if make.integer(0, 1) else None
-    return bias, make.choice([None, "relu", ("leaky_relu", 0.25)])
-
-
-def _inputs(axes: int, make: Make) -> Case:
-    """Of `conv1d`, `conv2d` and `conv3d`."""
-
-    def each(least: int, most: int) -> tuple[int, ...]:
-        return tuple(make.integer(least, most) for _ in range(axes))
-
-    groups = make.choice([1, 1, 1, 2, 3])
-    N, C, M = make.choice([2, 1, 3, 0]), make.choice([1, 3, 2, 13, 16, 32]), make.choice([2, 1, 5, 12, 16, 20])
-    kernel, stride, dilation = each(1, 5 if axes < 3 else 3), each(1, 3), each(1, 2)
-    padding: Any = make.choice(["numbers", "numbers", "numbers", "same", "valid"] + ["causal"] * (axes == 1))
-    low: tuple[int, ...] = (0,) * axes
-    if padding == "numbers":
-        low = padding = each(0, 3)
-    elif padding == "same":
-        stride, low = (1,) * axes, tuple(d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True))
-    least = [max(1, d * (k - 1) + 1 - 2 * p) for d, k, p in zip(dilation, kernel, low, strict=True)]
-    size = [smallest + make.choice([0, 1, 2, 5, 9] if axes < 3 else [0, 1, 3]) for smallest in least]
-    bias, act = _bias_and_act(make, groups * M)
-    x, weight = make.tensor(N, groups * C, *size), make.tensor(groups * M, C, *kernel)
-    return Case((x, weight, bias, stride, padding, dilation, groups, act))
-
-
-def _transposed_inputs(axes: int, make: Make) -> Case:
-    """Of `conv_transpose1d` and `conv_transpose2d`."""
-
-    def each(least: int, most: int) -> tuple[int, ...]:
-        return tuple(make.integer(least, most) for _ in range(axes))
-
-    groups = make.choice([1, 1, 1, 2, 3])
-    N, C, M = make.choice([2, 1, 3, 0]), make.choice([1, 3, 2, 13, 16, 32]), make.choice([2, 1, 3, 5, 12, 16])
-    kernel, stride, dilation = each(1, 5), each(1, 3), each(1, 2)
-    ends = tuple(make.integer(0, max(s, d) - 1) for s, d in zip(stride, dilation, strict=True))
-    size = (make.choice([1, 2, 5, 9]), make.choice([1, 3, 4, 10]))[:axes]
-    padding = []
-    for i in range(axes):
-        whole = (size[i] - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + ends[i]
-        padding.append(min(make.integer(0, 3), whole // 2))
-    bias, act = _bias_and_act(make, groups * M)
-    x, weight = make.tensor(N, groups * C, *size), make.tensor(groups * C, M, *kernel)
-    return Case((x, weight, bias, stride, tuple(padding), ends, groups, dilation, act))
-
-
 def _settings(x: tuple[int, ...], weight: tuple[int, ...]) -> Callable[..., Bad]:
-    """Calls that are right but for their settings from the bias on."""
+    """Return the function that makes a call with invalid settings (bias and later arguments)."""
     return lambda error, message, *settings: refuses(error, message, x, weight, extra=settings)
 
 
 _conv = _settings((2, 3, 4, 4), (4, 3, 1, 1))
 _transposed = _settings((2, 4, 4, 4), (4, 3, 3, 3))
 
-CONV2D = Convolution(ops.conv2d, F.conv2d).record(
-    inputs=partial(_inputs, 2),
+CONV2D = Convolution(ops.conv2d, F.conv2d).spec(
+    inputs=partial(draw_conv, 2),
     families=FAMILIES,
     examples={
         "few channels": tensors((2, 1, 9, 11), (6, 1, 3, 3), (6,)),
@@ -220,8 +171,8 @@ CONV2D = Convolution(ops.conv2d, F.conv2d).record(
     ),
 )
 
-CONV_TRANSPOSE2D = Convolution(ops.conv_transpose2d, F.conv_transpose2d, transposed=True).record(
-    inputs=partial(_transposed_inputs, 2),
+CONV_TRANSPOSE2D = Convolution(ops.conv_transpose2d, F.conv_transpose2d, transposed=True).spec(
+    inputs=partial(draw_transposed, 2),
     families=("conv_turn", "conv_few"),
     examples={
         "few outputs": tensors((2, 16, 5, 6), (16, 3, 5, 5), (3,), extra=(2, 2, 1, 1, 1, "tanh")),
@@ -251,8 +202,8 @@ CONV_TRANSPOSE2D = Convolution(ops.conv_transpose2d, F.conv_transpose2d, transpo
 
 _sequences = _settings((2, 3, 7), (4, 3, 3))
 
-CONV1D = Convolution(ops.conv1d, F.conv1d).record(
-    inputs=partial(_inputs, 1),
+CONV1D = Convolution(ops.conv1d, F.conv1d).spec(
+    inputs=partial(draw_conv, 1),
     families=("conv_depthwise",),
     examples={
         "dilated": tensors((2, 16, 20), (20, 16, 3), (20,), extra=(1, 2, 2, 1, "relu")),
@@ -270,8 +221,8 @@ CONV1D = Convolution(ops.conv1d, F.conv1d).record(
     ),
 )
 
-CONV_TRANSPOSE1D = Convolution(ops.conv_transpose1d, F.conv_transpose1d, transposed=True).record(
-    inputs=partial(_transposed_inputs, 1),
+CONV_TRANSPOSE1D = Convolution(ops.conv_transpose1d, F.conv_transpose1d, transposed=True).spec(
+    inputs=partial(draw_transposed, 1),
     families=("conv_turn",),
     examples={"upsampling": tensors((2, 16, 9), (16, 8, 4), (8,), extra=(2, 1, 0, 1, 1, "relu"))},
     bad=(
@@ -284,8 +235,8 @@ CONV_TRANSPOSE1D = Convolution(ops.conv_transpose1d, F.conv_transpose1d, transpo
 
 _volumes = _settings((2, 3, 4, 4, 4), (4, 3, 3, 3, 3))
 
-CONV3D = Convolution(ops.conv3d, F.conv3d).record(
-    inputs=partial(_inputs, 3),
+CONV3D = Convolution(ops.conv3d, F.conv3d).spec(
+    inputs=partial(draw_conv, 3),
     families=("conv_fill",),
     examples={
         "3x3x3": tensors((2, 16, 4, 5, 6), (20, 16, 3, 3, 3), (20,), extra=(1, 1, 1, 1, "relu")),

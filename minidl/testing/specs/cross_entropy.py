@@ -1,7 +1,7 @@
-"""Records of cross-entropy.
+"""Specs of cross-entropy.
 
 Cross-entropy of a row, sum_c q_c (log s - z_c), has only terms of one sign (for positive weights), so its error is a
-few units for each share q_c, gamma(d) for the sums, and what `specs.softmax` finds for s. u as in `specs.loss`.
+few units for each share q_c, gamma(d) for the sums, and the error of s in `specs.softmax`. u as in `specs.loss`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from minidl import ops
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Bad, Case, bools, integers, records, refuses
+from minidl.testing.specs.base import Bad, Case, bools, integers, refuses, spec_factory
 from minidl.testing.specs.loss import classes, options, pair, positive, reduced, reduction, sum_chain
 from minidl.testing.specs.make import Make
 from minidl.testing.specs.softmax import row_errors, row_tile
@@ -26,41 +26,41 @@ def _weights(case: Case, N: int) -> torch.Tensor:
 
 
 def shares_of(case: Case) -> tuple[torch.Tensor, int, torch.Tensor]:
-    """q and the axis of the classes, and which rows count (as q's shape with one class)."""
+    """Return q, the axis of the classes, and the rows that count (in q's shape with one class)."""
     x, target = case.args
-    given, axis = options(case), min(1, case.args[0].dim() - 1)
-    N, smoothing = x.shape[axis], given["label_smoothing"]
+    settings, axis = options(case), min(1, case.args[0].dim() - 1)
+    N, smoothing = x.shape[axis], settings["label_smoothing"]
     w = _weights(case, N).reshape([N if i == axis else 1 for i in range(x.dim())])
     if target.dtype.is_floating_point:
-        every = torch.ones_like(x.narrow(axis, 0, 1), dtype=torch.bool)
-        return w * ((1 - smoothing) * target + smoothing / N), axis, every
-    kept = (target != given["ignore_index"]).unsqueeze(axis)
-    index = torch.where(kept, target.unsqueeze(axis), 0)
+        all_rows = torch.ones_like(x.narrow(axis, 0, 1), dtype=torch.bool)
+        return w * ((1 - smoothing) * target + smoothing / N), axis, all_rows
+    counted = (target != settings["ignore_index"]).unsqueeze(axis)
+    index = torch.where(counted, target.unsqueeze(axis), 0)
     one = torch.zeros_like(x).scatter_(axis, index, 1.0)
     chosen = w.expand(x.shape).gather(axis, index)
-    return torch.where(kept, (1 - smoothing) * one * chosen + smoothing / N * w, 0.0), axis, kept
+    return torch.where(counted, (1 - smoothing) * one * chosen + smoothing / N * w, 0.0), axis, counted
 
 
 def divisor_of(case: Case) -> float:
     x, target = case.args
-    _, axis, kept = shares_of(case)
+    _, axis, counted = shares_of(case)
     if target.dtype.is_floating_point:
         return x.numel() / x.shape[axis]
-    return float(_weights(case, x.shape[axis])[target[kept.squeeze(axis)]].sum())
+    return float(_weights(case, x.shape[axis])[target[counted.squeeze(axis)]].sum())
 
 
 def row_losses(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cross-entropy of each row, and its error in the accumulate type."""
+    """Return the cross-entropy of each row, and its error in the accumulate type."""
     x, _ = case.args
     u = bounds.acc_unit(dtype)
-    q, axis, kept = shares_of(case)
+    q, axis, counted = shares_of(case)
     row = row_errors(x, axis, "cross_entropy", dtype)
     a = q.abs()
     share, log = a.sum(axis, keepdim=True), row.s.log()
     times = torch.where(a == 0, 0.0, a * row.z.abs()).sum(axis, keepdim=True)
-    loss = torch.where(kept, share * log + times, 0.0)
+    loss = torch.where(counted, share * log + times, 0.0)
     error = share * (row.s_error + 8 * u * log) + bounds.gamma(row.d + 20, u) * (share * log + times)
-    return loss.squeeze(axis), torch.where(kept, error, 0.0).squeeze(axis)
+    return loss.squeeze(axis), torch.where(counted, error, 0.0).squeeze(axis)
 
 
 def _cross_entropy_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -75,9 +75,9 @@ def _cross_entropy_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -
 def cross_entropy_grad_bound(
     case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype
 ) -> tuple[Any, ...]:
-    """The gradient (Q p - q) / divisor is rounded where it waits, then multiplied by dy and rounded again.
+    """Return the bound of a gradient (Q p - q) / divisor that is stored, multiplied by dy and rounded again.
 
-    In float16 it waits without having been divided.
+    In float16 it is stored before the division.
     """
     (dx,) = grads
     x, _ = case.args
@@ -85,29 +85,29 @@ def cross_entropy_grad_bound(
         return (torch.zeros_like(dx),)
     u, reduction = bounds.acc_unit(dtype), options(case)["reduction"]
     divisor = divisor_of(case) if reduction == "mean" else 1.0
-    q, axis, kept = shares_of(case)
+    q, axis, counted = shares_of(case)
     row = row_errors(x, axis, "cross_entropy", dtype)
     rows, a = x.numel() // x.shape[axis], q.abs()
     p = a.sum(axis, keepdim=True) * row.e / row.s
     error = p * ((1 + row.e_error) * (1 + row.s_error) * (1 + bounds.gamma(row.d + 16, u)) - 1) + 8 * u * a
     dividing = bounds.gamma(sum_chain(rows, dtype) + 8, u) if reduction == "mean" else 0.0
-    later = reduction == "mean" and dtype == torch.float16
-    first, second = (1.0, divisor) if later else (divisor, 1.0)
-    waiting = (p + a) / abs(first)
-    error = error / abs(first) + (4 * u + dividing) * waiting + bounds.TINY[launch.acc_torch(dtype)]
+    divides_later = reduction == "mean" and dtype == torch.float16
+    first, second = (1.0, divisor) if divides_later else (divisor, 1.0)
+    stored = (p + a) / abs(first)
+    error = error / abs(first) + (4 * u + dividing) * stored + bounds.TINY[launch.acc_torch(dtype)]
     factor = (dy.unsqueeze(axis) if reduction == "none" and x.dim() > 1 else dy).abs() / abs(second)
-    error = factor * (bounds.rounded(waiting, error, dtype) + (4 * u + dividing) * waiting)
-    return (bounds.rounded(dx, torch.where(kept, error, 0.0), dtype),)
+    error = factor * (bounds.rounded(stored, error, dtype) + (4 * u + dividing) * stored)
+    return (bounds.rounded(dx, torch.where(counted, error, 0.0), dtype),)
 
 
 def _soft_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    """That of the logits, and that of the probabilities: a log-softmax times up to three numbers, rounded each time."""
+    """Return the bounds for logits and probabilities: a log-softmax times up to three numbers, each time rounded."""
     dx, dt = grads
     x, _ = case.args
     if x.numel() == 0:
         return torch.zeros_like(dx), torch.zeros_like(dt)
-    (for_x,) = cross_entropy_grad_bound(case, dy, (dx,), dtype)
-    axis, given = min(1, x.dim() - 1), options(case)
+    (dx_bound,) = cross_entropy_grad_bound(case, dy, (dx,), dtype)
+    axis, settings = min(1, x.dim() - 1), options(case)
     rows = x.numel() // x.shape[axis]
     row = row_errors(x, axis, "softmax", dtype)
     log = row.s.log()
@@ -115,13 +115,13 @@ def _soft_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype
     error = u * row.z.abs() + row.s_error + 8 * u * log
     error = bounds.rounded(row.z - log, error + u * ((row.z - log).abs() + error), dtype)
     size = (row.z - log).abs()
-    factor = torch.as_tensor((1 - given["label_smoothing"]) / (rows if given["reduction"] == "mean" else 1.0))
+    factor = torch.as_tensor((1 - settings["label_smoothing"]) / (rows if settings["reduction"] == "mean" else 1.0))
     w = _weights(case, x.shape[axis]).reshape([-1 if i == axis else 1 for i in range(x.dim())])
-    each = given["reduction"] == "none" and x.dim() > 1
-    for factors in (factor, w, (dy.unsqueeze(axis) if each else dy).abs()):
+    by_row = settings["reduction"] == "none" and x.dim() > 1
+    for factors in (factor, w, (dy.unsqueeze(axis) if by_row else dy).abs()):
         error, size = error * factors, size * factors
         error = bounds.rounded(size, error + 2 * u * size, dtype)
-    return for_x, torch.where(dt == 0, bounds.rounded(dt, error, dtype), error)
+    return dx_bound, torch.where(dt == 0, bounds.rounded(dt, error, dtype), error)
 
 
 def _cross_entropy_inputs(make: Make) -> Case:
@@ -139,14 +139,14 @@ def _cross_entropy_inputs(make: Make) -> Case:
 
 def _soft_inputs(make: Make) -> Case:
     shape = [make.size(1, 9) for _ in range(make.integer(1, 3))]
-    given: dict[str, Any] = {"reduction": reduction(make), "label_smoothing": make.choice([0.0, 0.25])}
+    settings: dict[str, Any] = {"reduction": reduction(make), "label_smoothing": make.choice([0.0, 0.25])}
     if make.integer(0, 1):
-        given["weight"] = positive(shape[min(1, len(shape) - 1)])(make)
-    return Case((make.tensor(*shape), make.tensor(*shape, low=0.125, high=1.0)), given)
+        settings["weight"] = positive(shape[min(1, len(shape) - 1)])(make)
+    return Case((make.tensor(*shape), make.tensor(*shape, low=0.125, high=1.0)), settings)
 
 
 SPECS = [
-    records()(
+    spec_factory()(
         "cross_entropy",
         reference=F.cross_entropy,
         inputs=_cross_entropy_inputs,
@@ -176,7 +176,7 @@ SPECS = [
             refuses(ValueError, "ignore_index 1 needs targets that are classes", (4, 3), (4, 3), ignore_index=1),
         ),
     ),
-    records()(
+    spec_factory()(
         "cross_entropy_of_probabilities",
         op=ops.cross_entropy,
         reference=F.cross_entropy,

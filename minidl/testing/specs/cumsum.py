@@ -12,7 +12,7 @@ import torch
 
 from minidl.kernels import scan
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Case, OpSpec, records, refuses, tensors
+from minidl.testing.specs.base import Case, OpSpec, refuses, spec_factory, tensors
 from minidl.testing.specs.make import Make
 
 
@@ -21,7 +21,7 @@ def _running(x: torch.Tensor, dim: int, dtype: torch.dtype, result: torch.Tensor
     length = x.shape[dim] if x.dim() else 1
     depth = scan.depth(x.numel() // length, length, dtype) if x.numel() else 0
     error = bounds.gamma(depth, bounds.acc_unit(dtype)) * total
-    return torch.where(result.isfinite(), bounds.rounded(result, bounds.known(error, total, dtype), dtype), 0.0)
+    return torch.where(result.isfinite(), bounds.rounded(result, bounds.or_infinite(error, total, dtype), dtype), 0.0)
 
 
 def _cumsum_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -36,7 +36,7 @@ def _cumsum_inputs(make: Make) -> Case:
     return Case((make.tensor(*shape), make.integer(-len(shape), len(shape) - 1)))
 
 
-_cumsum = records(differentiable=(0,), families=("elementwise_tile",))
+_cumsum = spec_factory(differentiable=(0,), families=("elementwise_tile",))
 
 SPECS: list[OpSpec] = [
     _cumsum(

@@ -1,8 +1,8 @@
-"""Records of the losses of elements other than squared error and binary cross-entropy of logits, and of `nll_loss`.
+"""Specs of the losses of elements other than squared error and binary cross-entropy of logits, and of `nll_loss`.
 
-Each element has a few roundings: u is the accumulate type's unit; a logarithm, or that of 1 - x, is off by up to 32 u,
-an exponential of t by 8 u + 3 u |t|. Both kinks have one slope on either side, so that a difference rounded to the
-other side costs a rounding.
+Each element has a few roundings: u is the accumulate type's unit; the error of a logarithm of x or 1 - x is at most
+32 u, of an exponential of t 8 u + 3 u |t|. The slopes on both sides of each kink are equal, so a difference that is
+rounded to the other side costs one rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minidl.testing.specs.make import Make
 
 
 class Parts(NamedTuple):
-    """Of each element: the loss and its error, the sizes of both derivatives and their errors, in units of u."""
+    """The loss of each element, the sizes of both derivatives, and their errors in units of u."""
 
     loss: torch.Tensor
     error: torch.Tensor
@@ -34,10 +34,10 @@ class Parts(NamedTuple):
 
 def _distance(case: Case, slope: Callable[[torch.Tensor, float], torch.Tensor], op: Any, name: str) -> Parts:
     x, t = case.args
-    given = {**options(case), "reduction": "none"}
-    loss = op(x, t, **{k: v for k, v in given.items() if k in ("reduction", name)})
-    by = slope((x - t).abs(), given.get(name, 1.0))
-    return Parts(loss, 8 * loss, by, 8 * by, by, 8 * by)
+    settings = {**options(case), "reduction": "none"}
+    loss = op(x, t, **{k: v for k, v in settings.items() if k in ("reduction", name)})
+    slopes = slope((x - t).abs(), settings.get(name, 1.0))
+    return Parts(loss, 8 * loss, slopes, 8 * slopes, slopes, 8 * slopes)
 
 
 def _smooth(d: torch.Tensor, beta: float) -> torch.Tensor:
@@ -82,41 +82,41 @@ def _grad_bound(parts: Callable[[Case], Parts]) -> Callable[..., tuple[Any, ...]
     def bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         _, _, *sides = parts(case)
         x = case.args[0]
-        how = options(case)["reduction"]
-        count = {"mean": x.numel(), "batchmean": x.shape[0] if x.dim() else 1}.get(how, 1)
+        kind = options(case)["reduction"]
+        count = {"mean": x.numel(), "batchmean": x.shape[0] if x.dim() else 1}.get(kind, 1)
         dy, u = dy.abs() / max(count, 1), bounds.acc_unit(dtype)
         tiny = bounds.TINY[launch.acc_torch(dtype)]
         errors = [
-            torch.where(dy == 0, 0.0, dy * u * (error + 6 * by)) + tiny * (1 + by)
-            for by, error in (sides[:2], sides[2:])
+            torch.where(dy == 0, 0.0, dy * u * (error + 6 * slopes)) + tiny * (1 + slopes)
+            for slopes, error in (sides[:2], sides[2:])
         ]
         return tuple(bounds.rounded(g, error, dtype) for g, error in zip(grads, errors, strict=True))
 
     return bound
 
 
-def _record(name: str, parts: Callable[[Case], Parts], **fields: Any) -> OpSpec:
+def _spec(name: str, parts: Callable[[Case], Parts], **fields: Any) -> OpSpec:
     return elements(name, bound=_bound(parts), grad_bound=_grad_bound(parts), **fields)
 
 
 def _inputs(name: str, *choices: float) -> Callable[[Make], Case]:
-    """Two tensors, a reduction, and a choice of the option where there is one."""
+    """Return the function that draws two tensors, a reduction and, if there is an option, its value."""
 
     def inputs(make: Make) -> Case:
         shape = make.shape(0, 3, 0, 12)
-        given = {"reduction": reduction(make), **({name: make.choice(choices)} if choices else {})}
-        return Case((make.tensor(*shape), make.tensor(*shape)), given)
+        settings = {"reduction": reduction(make), **({name: make.choice(choices)} if choices else {})}
+        return Case((make.tensor(*shape), make.tensor(*shape)), settings)
 
     return inputs
 
 
 def _probabilities(make: Make) -> Case:
-    """Away from 0 and 1, where differences are no derivatives; the examples have these."""
+    """Draw probabilities away from 0 and 1, where differences are not derivatives; the examples have 0 and 1."""
     shape = make.shape(0, 3, 0, 12)
-    given: dict[str, Any] = {"reduction": reduction(make)}
+    settings: dict[str, Any] = {"reduction": reduction(make)}
     if make.integer(0, 1):
-        given["weight"] = positive(*shape[make.integer(0, len(shape)) :])(make)
-    return Case((make.tensor(*shape, low=0.0625, high=0.9375), make.tensor(*shape, low=0.0, high=1.0)), given)
+        settings["weight"] = positive(*shape[make.integer(0, len(shape)) :])(make)
+    return Case((make.tensor(*shape, low=0.0625, high=0.9375), make.tensor(*shape, low=0.0, high=1.0)), settings)
 
 
 def _with_edges(make: Make) -> Case:
@@ -128,7 +128,7 @@ def _with_edges(make: Make) -> Case:
 def _probability_reference(
     x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: str = "mean"
 ) -> torch.Tensor:
-    """torch's, with NaN where it raises an error."""
+    """Call torch's function, with NaN for values that it rejects."""
     bad = ~((x >= 0) & (x <= 1)) | target.isnan()
     loss = F.binary_cross_entropy(torch.where(bad, 0.5, x), torch.where(bad, 0.5, target), weight, reduction="none")
     loss = torch.where(bad, torch.nan, loss)
@@ -139,28 +139,28 @@ def _divergences(make: Make) -> Case:
     shape = make.shape(0, 3, 0, 12)
     log_target = bool(make.integer(0, 1))
     low, high = (-10.0, 0.0) if log_target else (0.125, 1.0)
-    given = {"reduction": make.choice(["mean", "sum", "none", "batchmean"]), "log_target": log_target}
-    return Case((make.tensor(*shape), make.tensor(*shape, low=low, high=high)), given)
+    settings = {"reduction": make.choice(["mean", "sum", "none", "batchmean"]), "log_target": log_target}
+    return Case((make.tensor(*shape), make.tensor(*shape, low=low, high=high)), settings)
 
 
 def _divergence_reference(
     x: torch.Tensor, target: torch.Tensor, reduction: str = "mean", log_target: bool = False
 ) -> torch.Tensor:
-    """torch's, which warns of its mean."""
+    """Call torch's function without its warning about the mean."""
     if reduction == "mean":
         return F.kl_div(x, target, reduction="none", log_target=log_target).mean()
     return F.kl_div(x, target, reduction=reduction, log_target=log_target)
 
 
 def _nll_parts(case: Case) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """The loss of each row, the size of its gradient, and the divisor."""
+    """Return the loss of each row, the size of its gradient, and the divisor."""
     x, target = case.args
-    given = {k: v for k, v in options(case).items() if k in ("weight", "ignore_index")}
-    loss = F.nll_loss(x, target, reduction="none", **given)
+    settings = {k: v for k, v in options(case).items() if k in ("weight", "ignore_index")}
+    loss = F.nll_loss(x, target, reduction="none", **settings)
     N = x.shape[min(1, x.dim() - 1)]
-    weight = torch.ones(N, dtype=x.dtype) if given["weight"] is None else given["weight"]
-    kept = target != given["ignore_index"]
-    w = torch.where(kept, weight[torch.where(kept, target, 0)], 0.0)
+    weight = torch.ones(N, dtype=x.dtype) if settings["weight"] is None else settings["weight"]
+    counted = target != settings["ignore_index"]
+    w = torch.where(counted, weight[torch.where(counted, target, 0)], 0.0)
     return loss, w, float(w.sum())
 
 
@@ -180,20 +180,20 @@ def _nll_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype:
 def _nll_inputs(make: Make) -> Case:
     N = make.size(1, 12)
     rows = [make.size(1, 9) for _ in range(make.integer(0, 3))]
-    given: dict[str, Any] = {"reduction": reduction(make), "ignore_index": make.choice([-100, 0])}
+    settings: dict[str, Any] = {"reduction": reduction(make), "ignore_index": make.choice([-100, 0])}
     if make.integer(0, 1):
-        given["weight"] = positive(N)(make)
-    return Case((make.tensor(*rows[:1], N, *rows[1:]), make.integers(*rows, low=0, high=N - 1)), given)
+        settings["weight"] = positive(N)(make)
+    return Case((make.tensor(*rows[:1], N, *rows[1:]), make.integers(*rows, low=0, high=N - 1)), settings)
 
 
 _EDGES = {"mean": pair(70, 43), "each": pair(1100, reduction="none")}
-# Numbers that no float32 is: where a kernel would round them, the offline compile says so.
+# Numbers that are not float32: the offline compile reports kernels that round them.
 _BETA = {**_EDGES, "mean": pair(70, 43, beta=0.3)}
 _DELTA = {**_EDGES, "mean": pair(70, 43, delta=0.3)}
 _WEIGHTED = refuses(ValueError, "weight is not supported", (3,), (3,), weight=positive(3))
 
 SPECS = [
-    _record(
+    _spec(
         "l1_loss",
         lambda case: _distance(case, lambda d, _: torch.ones_like(d), F.l1_loss, ""),
         reference=F.l1_loss,
@@ -201,7 +201,7 @@ SPECS = [
         examples=_EDGES,
         bad=(*ELEMENT_BAD, _WEIGHTED),
     ),
-    _record(
+    _spec(
         "smooth_l1_loss",
         lambda case: _distance(case, _smooth, F.smooth_l1_loss, "beta"),
         reference=F.smooth_l1_loss,
@@ -209,7 +209,7 @@ SPECS = [
         examples=_BETA,
         bad=(*ELEMENT_BAD, Bad(pair(3, beta=-1.0), ValueError, "beta is -1.0, expected a number 0 or more")),
     ),
-    _record(
+    _spec(
         "huber_loss",
         lambda case: _distance(case, lambda d, delta: d.clamp(max=delta), F.huber_loss, "delta"),
         reference=F.huber_loss,
@@ -217,14 +217,14 @@ SPECS = [
         examples=_DELTA,
         bad=(*ELEMENT_BAD, _WEIGHTED, Bad(pair(3, delta=0.0), ValueError, "delta is 0.0, expected a number above 0")),
     ),
-    _record(
+    _spec(
         "binary_cross_entropy",
         _probability,
         reference=_probability_reference,
         inputs=_probabilities,
         examples={"mean": _probabilities, "edges": _with_edges},
     ),
-    _record(
+    _spec(
         "kl_div",
         _divergence,
         reference=_divergence_reference,

@@ -1,4 +1,4 @@
-"""The errors of float8: of rounding values to it, and of sums of their products."""
+"""Errors of float8: of rounding to float8, and of sums of products."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from minidl.testing.specs import bounds
 
 # Largest relative error of a value, and half a step of the smallest ones, in scales.
 ROUNDING = {torch.float8_e4m3fn: (2.0**-4, 2.0**-10), torch.float8_e5m2: (2.0**-3, 2.0**-17)}
-# Products that tensor cores add at once, and how many before the sum goes on to a float32 register.
+# The number of products that tensor cores add at once, and before the sum moves to a float32 register.
 AT_ONCE = 32
 MOST = 128
-# They align the products and the sum so far to the largest of them, and drop what is below 2^-13 of it.
+# They align the products and the partial sum to the largest of them, and drop bits below 2^-13 of it.
 DROPPED = 2.0**-13
 
 
 def rounding(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """The error of `scale * values` for finite x (float64) in the range of the scale."""
+    """Return the error of `scale * values` for finite x (float64) in the range of the scale."""
     relative, step = ROUNDING[dtype]
     return (relative * x.abs()).clamp_min(step * scale)
 
 
 def sum_error(total: torch.Tensor, K: int, precision: str) -> torch.Tensor:
-    """The error of sums of K products of float8 values, which are exact, for the sum of their magnitudes.
+    """Return the error of sums of K products of float8 values, which are exact, for the sum of their magnitudes.
 
-    precision  as `kernels.conv.float8.precision` has it. Every step of a tensor core drops less than DROPPED of the
+    precision  as in `kernels.conv.float8.precision`. Every step of a tensor core drops less than DROPPED of the
     largest term for each of its AT_ONCE + 1 terms, and no term is larger than the sum of the magnitudes of its share:
     at most MOST products, whose sums are then added in float32; with "float8_fast" all of them.
     """

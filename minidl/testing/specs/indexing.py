@@ -12,7 +12,7 @@ import torch
 
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Case, OpSpec, bools, outside, records, refuses
+from minidl.testing.specs.base import Case, OpSpec, bools, outside, refuses, spec_factory
 from minidl.testing.specs.elementwise import no_error, no_grad_error
 from minidl.testing.specs.make import Make
 
@@ -29,7 +29,7 @@ def sum_of_copies(reference: Callable[..., torch.Tensor]) -> Callable[..., tuple
         (times,) = torch.autograd.grad(y, x, torch.ones_like(dy))
         most = int(times.max()) if times.numel() else 0
         error = bounds.gamma(most, bounds.acc_unit(dtype)) * total + most * bounds.TINY[launch.acc_torch(dtype)]
-        return (bounds.rounded(grads[0], bounds.known(error, total, dtype), dtype),)
+        return (bounds.rounded(grads[0], bounds.or_infinite(error, total, dtype), dtype),)
 
     return bound
 
@@ -49,17 +49,17 @@ def _gathered(make: Make) -> Case:
 
 
 def _at(x: torch.Tensor, form: str, index: torch.Tensor) -> Any:
-    """x at an index of one of these forms; index has values from -1 to 1."""
-    whole = slice(None)
+    """Return x at an index of one of these forms; index has values from -1 to 1."""
+    every = slice(None)
     forms: dict[str, Any] = {
-        "first": index, "last": (..., index), "apart": (index, whole, index), "beside": (whole, index, index),
-        "one": (0, whole, index), "mask": (whole, index > 0), "new": (whole, None, index), "list": [0, 1, 1, -2],
+        "first": index, "last": (..., index), "separate": (index, every, index), "adjacent": (every, index, index),
+        "one": (0, every, index), "mask": (every, index > 0), "new": (every, None, index), "list": [0, 1, 1, -2],
     }  # fmt: skip
     return x[forms[form]]
 
 
-def _placed(make: Make) -> Case:
-    form = make.choice(["first", "last", "apart", "beside", "one", "new", "list", "mask"])
+def _indexed(make: Make) -> Case:
+    form = make.choice(["first", "last", "separate", "adjacent", "one", "new", "list", "mask"])
     x = make.tensor(*(make.size(2, 9) for _ in range(3)))
     index = (
         make.integers(x.shape[1], low=-1, high=1) if form == "mask" else make.integers(make.size(0, 5), low=-2, high=1)
@@ -67,7 +67,7 @@ def _placed(make: Make) -> Case:
     return Case((x, form, index))
 
 
-def _filled(make: Make) -> Case:
+def _masked(make: Make) -> Case:
     shape = make.shape(0, 3)
     return Case((make.tensor(*shape), bools(*shape)(make), make.choice([0.0, 2, -1.5, float("-inf")])))
 
@@ -81,7 +81,7 @@ def _causal(make: Make) -> Case:
     return Case((x, torch.ones(33, 33, device=x.device).triu(1).bool(), float("-inf")))
 
 
-_moved = records(bound=no_error, differentiable=(0,), families=("elementwise_tile",))
+_moved = spec_factory(bound=no_error, differentiable=(0,), families=("elementwise_tile",))
 _INDEX_KIND = r"index has dtype torch.float32, expected int64 or int32"
 
 SPECS: list[OpSpec] = [
@@ -117,9 +117,9 @@ SPECS: list[OpSpec] = [
         "getitem at places",
         op=_at,
         reference=_at,
-        inputs=_placed,
+        inputs=_indexed,
         grad_bound=sum_of_copies(_at),
-        examples={"apart": lambda make: Case((make.tensor(5, 7, 6), "apart", make.integers(40, low=-2, high=1)))},
+        examples={"separate": lambda make: Case((make.tensor(5, 7, 6), "separate", make.integers(40, low=-2, high=1)))},
         bad=(
             outside(
                 "index 2 is out of range for a dimension of size 2",
@@ -129,7 +129,7 @@ SPECS: list[OpSpec] = [
     ),
     _moved(
         "masked_fill",
-        inputs=_filled,
+        inputs=_masked,
         grad_bound=no_grad_error,
         families=("elementwise",),
         examples={"causal": _causal},

@@ -1,7 +1,7 @@
-"""Records of matrix products.
+"""Specs of matrix products.
 
-The result of a product is off by at most gamma(d) |A| |B|, where d is the longest chain of additions of the tiled loop,
-plus what float32 products on tensor cores leave out of each term. The gradients are products of the same kind, whose
+The error of a product is at most gamma(d) |A| |B|, where d is the longest chain of additions of the tiled loop, plus
+the part of each term that float32 products on tensor cores drop. The gradients are products of the same kind, whose
 |A| |B| follows from the reference at absolute values.
 """
 
@@ -17,24 +17,24 @@ from minidl import ops
 from minidl.runtime import launch
 from minidl.testing.specs import bounds, products
 from minidl.testing.specs.activation import apply
-from minidl.testing.specs.base import Bad, Case, of, records, refuses, tensors
+from minidl.testing.specs.base import Bad, Case, of, refuses, spec_factory, tensors
 from minidl.testing.specs.make import Make
 
 
 def chain(M: int, N: int, K: int, dtype: torch.dtype) -> int:
-    """Additions that one element of an [M, K] x [K, N] product goes through at most, in any form."""
+    """Return the longest chain of additions for an element of an [M, K] x [K, N] product, in any form."""
     tiles = [*launch.tiles("gemm_vector", dtype=dtype)]
     for family, floor in (("gemm", 16), ("gemm_pointer", 16), ("gemm_thin", 1)):
         tiles += launch.tiles_for(family, dtype, floor=floor, precision=launch.precision(dtype), M=M, N=N, K=K)
     longest = 0
     for block in {tile["BLOCK_K"] for tile in tiles}:
-        # The blocks of a share are added up, then the shares; there are no more shares than blocks.
+        # The blocks of a share are added, then the shares; there are at most as many shares as blocks.
         longest = max(longest, min(K, block + 2 * math.ceil(K / block)))
     return longest + 2
 
 
 def product_error(a: torch.Tensor, b: torch.Tensor, M: int, N: int, K: int, dtype: torch.dtype) -> torch.Tensor:
-    """The error of a product A B before it is rounded; infinite where a partial sum may overflow."""
+    """Return the error of a product A B before it is rounded; infinite if a partial sum may overflow."""
     a, b = a.abs(), b.abs()
     return products.sum_error(a @ b, (a + 1) @ (b + 1), chain(M, N, K, dtype), dtype)
 
@@ -58,7 +58,7 @@ def _matmul_inputs(make: Make) -> Case:
 
 
 def _matmul_sizes(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:
-    """M, N and K of each product; a matrix on the right is multiplied by all rows at once."""
+    """Return M, N and K of each product; a matrix on the right is multiplied by all rows at once."""
     rows = a.shape[:-1] if b.dim() == 2 else a.shape[-2:-1]
     return math.prod(rows), (b.shape[-1] if b.dim() > 1 else 1), a.shape[-1]
 
@@ -94,7 +94,7 @@ def _linear_inputs(make: Make) -> Case:
 
 
 def _preactivation(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """z = x W^T + b and its error in the accumulate type."""
+    """Return z = x W^T + b and its error in the accumulate type."""
     x, weight, bias, _ = case.arguments(ops.linear)
     z = F.linear(x, weight, bias)
     error = product_error(x, weight.T, math.prod(x.shape[:-1]), weight.shape[0], weight.shape[1], dtype)
@@ -103,16 +103,16 @@ def _preactivation(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
 
 def _linear_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     x, weight, _, act = case.arguments(ops.linear)
-    known, error = products.incoming(act, dy, *_preactivation(case, dtype), dtype)
-    x, known, error = (t.reshape(math.prod(t.shape[:-1]), t.shape[-1]) for t in (x, known, error))
+    magnitude, error = products.incoming(act, dy, *_preactivation(case, dtype), dtype)
+    x, magnitude, error = (t.reshape(math.prod(t.shape[:-1]), t.shape[-1]) for t in (x, magnitude, error))
     rows, (N, K) = len(x), weight.shape
-    dx = error @ weight.abs() + product_error(known, weight, rows, K, N, dtype)
-    dw = error.T @ x.abs() + product_error(known.T, x, N, K, rows, dtype)
-    found = (dx.reshape(case.args[0].shape), dw, products.bias_error(known, error, (0,), dtype))
-    return products.gradient_bounds(grads, found, dtype)
+    dx = error @ weight.abs() + product_error(magnitude, weight, rows, K, N, dtype)
+    dw = error.T @ x.abs() + product_error(magnitude.T, x, N, K, rows, dtype)
+    errors = (dx.reshape(case.args[0].shape), dw, products.bias_error(magnitude, error, (0,), dtype))
+    return products.gradient_bounds(grads, errors, dtype)
 
 
-_product = records(families=("gemm", "gemm_pointer", "gemm_sum"))
+_product = spec_factory(families=("gemm", "gemm_pointer", "gemm_sum"))
 MATMUL = _product(
     "matmul",
     inputs=_matmul_inputs,

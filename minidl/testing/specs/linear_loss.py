@@ -1,8 +1,8 @@
-"""The record of cross-entropy of a linear layer.
+"""The spec of cross-entropy of a linear layer.
 
-The loss of a row changes by at most 2 Q m where its logits are off by m at most, Q the sum of its shares: its gradient
-Q p - q adds up to 2 Q in magnitude. Of that gradient p changes by at most p (exp(2 m) - 1). Gradients of input and
-weight are products of what is kept of it; in float16 they are divided after they were rounded.
+If the logits of a row have errors up to m, its loss changes by at most 2 Q m, Q the sum of its shares: its gradient
+Q p - q adds up to 2 Q in magnitude. In that gradient p changes by at most p (exp(2 m) - 1). Gradients of input and
+weight are products of its stored value; in float16 they are divided after rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from minidl import ops
 from minidl.kernels.linear_cross_entropy import rows_at_once
 from minidl.testing.specs import bounds, products
-from minidl.testing.specs.base import Bad, Case, integers, records, refuses, tensors
+from minidl.testing.specs.base import Bad, Case, integers, refuses, spec_factory, tensors
 from minidl.testing.specs.cross_entropy import cross_entropy_grad_bound, divisor_of, row_losses, shares_of
 from minidl.testing.specs.linalg import product_error
 from minidl.testing.specs.loss import options, positive, reduced, reduction
@@ -33,14 +33,14 @@ def _reference(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, bias: Any
 
 
 def _logits(case: Case, dtype: torch.dtype) -> tuple[Case, torch.Tensor, torch.Tensor]:
-    """The case of cross-entropy of all rows; the largest error of a row's logits, [R, 1]; and input as a matrix."""
+    """Return the case of cross-entropy of all rows, the largest error of each row's logits, and x as a matrix."""
     x, w, target, *bias = case.args
-    given = bias[0] if bias else None
+    linear_bias = bias[0] if bias else None
     x, target = (x, target) if x.dim() == 2 else (x.unsqueeze(0), target.unsqueeze(0))
-    z = F.linear(x, w, given)
+    z = F.linear(x, w, linear_bias)
     error = product_error(x, w.T, len(x), len(w), w.shape[1], dtype)
-    error = bounds.rounded(z, products.with_bias(z, error, given, dtype), dtype)
-    # Logits are kept in the dtype, as those of a linear layer are.
+    error = bounds.rounded(z, products.with_bias(z, error, linear_bias, dtype), dtype)
+    # Logits are stored in the dtype, like the output of a linear layer.
     error = torch.where(z.abs() + error > torch.finfo(dtype).max, math.inf, error)
     return Case((z, target), case.kwargs), error.amax(1, keepdim=True), x
 
@@ -49,14 +49,14 @@ def _bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
     flat, m, x = _logits(case, dtype)
     if x.shape[0] == 0:
         return torch.zeros_like(result)
-    q, axis, kept = shares_of(flat)
+    q, axis, counted = shares_of(flat)
     loss, error = row_losses(flat, dtype)
-    # And a little for what the other errors are more, of logits that are off.
-    error = error + torch.where(kept, 2.5 * q.abs().sum(axis, keepdim=True) * m, 0.0).squeeze(axis)
+    # 2.5 instead of 2 covers the growth of the other errors by the errors of logits.
+    error = error + torch.where(counted, 2.5 * q.abs().sum(axis, keepdim=True) * m, 0.0).squeeze(axis)
     R, N = q.shape
     tile = row_tile("cross_entropy", min(R, rows_at_once(R, N)), N, dtype)
-    found = reduced(flat, loss, error, divisor_of(flat), dtype, tile["BLOCK_M"])
-    return found.view(result.shape)
+    total = reduced(flat, loss, error, divisor_of(flat), dtype, tile["BLOCK_M"])
+    return total.view(result.shape)
 
 
 def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -70,43 +70,45 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
     (dz,) = torch.autograd.grad(F.cross_entropy(z, flat.args[1], **case.kwargs), z, dy)
     divisor = divisor_of(flat) if kind == "mean" else 1.0
     factor = (dy.unsqueeze(1) if kind == "none" else dy).abs() / divisor
-    q, axis, kept = shares_of(flat)
+    q, axis, counted = shares_of(flat)
     p = q.abs().sum(axis, keepdim=True) * z.detach().softmax(1)
     (off,) = cross_entropy_grad_bound(flat, dy, (dz,), dtype)
-    off = off + torch.where(kept, (1 + 8 * bounds.UNIT[dtype]) * factor * p * torch.expm1(2 * m), 0.0)
+    off = off + torch.where(counted, (1 + 8 * bounds.UNIT[dtype]) * factor * p * torch.expm1(2 * m), 0.0)
     off = off.nan_to_num(nan=math.inf, posinf=math.inf)
-    known, (R, N), K = dz.abs() + off, dz.shape, w.shape[1]
+    magnitude, (R, N), K = dz.abs() + off, dz.shape, w.shape[1]
     most = 1 + (float(factor.max()) if factor.numel() else 0.0)
     chunks = bounds.gamma(-(-R // rows_at_once(R, N)) + 1, bounds.acc_unit(dtype))
-    dw = known.T @ x.abs()
+    dw = magnitude.T @ x.abs()
     errors = [
-        (off @ w + most * product_error(known, w, R, K, N, dtype)).view(case.args[0].shape),
-        off.T @ x.abs() + most * product_error(known.T, x, N, K, R, dtype) + chunks * dw,
-        products.bias_error(known, off, (0,), dtype) + chunks * known.sum(0),
+        (off @ w + most * product_error(magnitude, w, R, K, N, dtype)).view(case.args[0].shape),
+        off.T @ x.abs() + most * product_error(magnitude.T, x, N, K, R, dtype) + chunks * dw,
+        products.bias_error(magnitude, off, (0,), dtype) + chunks * magnitude.sum(0),
     ]
-    # Rounded as they are made, and again after dy and, in float16, the divisor.
-    twice = (
+    # Rounded when computed, and again after dy and, in float16, the divisor.
+    rounded_errors = (
         None if grad is None else bounds.rounded(grad, error, dtype) + most * bounds.TINY[dtype]
         for grad, error in zip(grads, errors, strict=False)
     )  # fmt: skip
-    return products.gradient_bounds(grads, [torch.zeros(()) if each is None else each for each in twice], dtype)
+    return products.gradient_bounds(
+        grads, [torch.zeros(()) if each is None else each for each in rounded_errors], dtype
+    )
 
 
 def _inputs(make: Make) -> Case:
     R, K, N = make.size(0, 20), make.size(1, 30), make.size(1, 30)
-    given: dict[str, Any] = {"reduction": reduction(make), "label_smoothing": make.choice([0.0, 0.1])}
+    settings: dict[str, Any] = {"reduction": reduction(make), "label_smoothing": make.choice([0.0, 0.1])}
     if make.integer(0, 1):
-        given["weight"] = positive(N)(make)
+        settings["weight"] = positive(N)(make)
     bias = make.tensor(N) if make.integer(0, 1) else None
     if make.integer(0, 3) == 0:
-        return Case((make.tensor(R, K), make.tensor(N, K), make.tensor(R, N, low=0.125, high=1.0), bias), given)
-    given["ignore_index"] = make.choice([-100, 0])
+        return Case((make.tensor(R, K), make.tensor(N, K), make.tensor(R, N, low=0.125, high=1.0), bias), settings)
+    settings["ignore_index"] = make.choice([-100, 0])
     rows = [R][: make.integer(0, 1)]
-    return Case((make.tensor(*rows, K), make.tensor(N, K), make.integers(*rows, low=0, high=N - 1), bias), given)
+    return Case((make.tensor(*rows, K), make.tensor(N, K), make.integers(*rows, low=0, high=N - 1), bias), settings)
 
 
 SPECS = [
-    records()(
+    spec_factory()(
         "linear_cross_entropy",
         op=_op,
         reference=_reference,

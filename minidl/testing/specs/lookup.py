@@ -1,4 +1,4 @@
-"""The record of rows looked up by index: nothing is rounded, and the gradient is a sum for each row."""
+"""The spec of rows looked up by index, which are exact; the gradient is a sum for each row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Case, OpSpec, integers, outside, records, refuses, tensors
+from minidl.testing.specs.base import Case, OpSpec, integers, outside, refuses, spec_factory, tensors
 from minidl.testing.specs.make import Make
 
 
@@ -26,11 +26,11 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
     total = torch.zeros_like(dw).index_add_(0, at, rows)
     most = int(torch.bincount(at, minlength=1).max()) if at.numel() else 0
     error = bounds.gamma(most, bounds.acc_unit(dtype)) * total + most * bounds.TINY[launch.acc_torch(dtype)]
-    return (bounds.rounded(dw, bounds.known(error, total, dtype), dtype),)
+    return (bounds.rounded(dw, bounds.or_infinite(error, total, dtype), dtype),)
 
 
 SPECS: list[OpSpec] = [
-    records()(
+    spec_factory()(
         "embedding",
         reference=F.embedding,
         inputs=_inputs,

@@ -1,4 +1,4 @@
-"""Records of the losses.
+"""Specs of the losses.
 
 Squared error and the form of binary cross-entropy that the kernels use have a few roundings for each element. u is the
 accumulate type's unit; a compiled division is off by 4 u, a logarithm by 8 u, an exponential of -a by 8 u + 3 u a.
@@ -15,19 +15,19 @@ import torch.nn.functional as F
 
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Bad, Case, between, integers, of, records, refuses, tensors
+from minidl.testing.specs.base import Bad, Case, between, integers, of, refuses, spec_factory, tensors
 from minidl.testing.specs.make import Make
 
 _OPTIONS = {"weight": None, "ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0, "pos_weight": None}
 
 
 def options(case: Case) -> dict[str, Any]:
-    """The keyword arguments of a loss, with the defaults of those that are not given."""
+    """Return the keyword arguments of a loss, with defaults for missing arguments."""
     return {**_OPTIONS, **case.kwargs}
 
 
 def sum_chain(terms: int, dtype: torch.dtype) -> int:
-    """Additions in a program's part and in the sum of the parts."""
+    """Return the number of additions in a program's part and in the sum of the parts."""
     block = launch.tile("loss", dtype, N=terms)["BLOCK_N"]
     parts = -(-terms // block)
     return 2 * min(terms, block, block // 16 + 32) + -(-parts // block)
@@ -36,7 +36,7 @@ def sum_chain(terms: int, dtype: torch.dtype) -> int:
 def reduced(
     case: Case, loss: torch.Tensor, error: torch.Tensor, divisor: float, dtype: torch.dtype, extra: int = 0
 ) -> torch.Tensor:
-    """The bound of a loss from the errors of its terms; `extra` more additions than those of `sum_chain`.
+    """Return the bound of a loss from the errors of its terms; `extra` is the number of additions beyond `sum_chain`.
 
     A mean is divided by `divisor`.
     """
@@ -51,7 +51,7 @@ def reduced(
     result = loss.sum() / divisor
     # Dividing costs 4 u, and the divisor may itself be a sum of as many terms.
     off = off / divisor + (bounds.gamma(d + 4, u) * (result.abs() + off / divisor) if divided else 0.0)
-    return bounds.known(bounds.rounded(result, off, dtype), total, dtype)
+    return bounds.or_infinite(bounds.rounded(result, off, dtype), total, dtype)
 
 
 def _mse_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -63,7 +63,7 @@ def _mse_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Te
 
 def _mse_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     x, target = case.args
-    # dy / n may vanish before it meets a large difference.
+    # dy / n may underflow before the product with a large difference.
     tiny = bounds.TINY[launch.acc_torch(dtype)] * (1 + 2 * (x - target).abs())
     return tuple(bounds.rounded(g, 8 * bounds.acc_unit(dtype) * g.abs() + tiny, dtype) for g in grads)
 
@@ -75,7 +75,7 @@ def _binary_reference(
     reduction: str = "mean",
     pos_weight: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The kernels' formula: torch's own cancels for x < 0, down to NaN at -inf."""
+    """Return the kernels' formula: torch's own cancels for x < 0, down to NaN at -inf."""
     w, v = (1.0 if t is None else t for t in (weight, pos_weight))
     size = torch.where(x < 0, -x, x)  # its derivative at 0 is 1, abs has 0 there
     factor = torch.where(x < 0, v * target, 1 - target)
@@ -84,11 +84,11 @@ def _binary_reference(
 
 
 def _binary_parts(case: Case) -> tuple[torch.Tensor, ...]:
-    """x, t, w, v of one shape."""
+    """Return x, t, w and v of one shape."""
     x, target = case.args
-    given = options(case)
+    settings = options(case)
     one = torch.ones_like(x)
-    return x, target, *(one if given[k] is None else given[k].expand(x.shape) for k in ("weight", "pos_weight"))
+    return x, target, *(one if settings[k] is None else settings[k].expand(x.shape) for k in ("weight", "pos_weight"))
 
 
 def _binary_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -102,9 +102,9 @@ def _binary_bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch
 
 
 def _binary_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    """dx = sigmoid(x) (1 - t) - v t sigmoid(-x) and dt = (v - 1) log(1 + exp(-x)) - x, times w dy.
+    """Return the bounds of dx = sigmoid(x) (1 - t) - v t sigmoid(-x) and dt = (v - 1) log(1 + exp(-x)) - x, times w dy.
 
-    The reference's own dx is off by a few units of float64, since it cancels.
+    The reference's dx has an error of a few units of float64, since it cancels.
     """
     x, t, w, v = _binary_parts(case)
     u, size = bounds.acc_unit(dtype), x.abs()
@@ -124,17 +124,17 @@ positive = partial(between, 0.125, 3.0)
 
 
 def reduction(make: Make) -> str:
-    """A reduction that every loss knows."""
+    """Return a reduction that every loss knows."""
     return make.choice(["mean", "sum", "none"])
 
 
 def classes(*shape: int, **options: Any) -> Callable[[Make], Case]:
-    """Logits and their classes."""
+    """Draw logits and their classes."""
     return tensors(shape, integers(shape[0], *shape[2:], high=shape[1] - 1), **options)
 
 
 def pair(*shape: int, **options: Any) -> Callable[[Make], Case]:
-    """A tensor and one of numbers from 0 to 1."""
+    """Return a tensor and one of numbers from 0 to 1."""
     return tensors(shape, between(0.0, 1.0, *shape), **options)
 
 
@@ -157,7 +157,7 @@ ELEMENT_BAD = (
     refuses(TypeError, "target is torch.float64", (3,), of(torch.float64, 3)),
     Bad(pair(3, reduction="average"), ValueError, "unknown reduction 'average'"),
 )
-elements = records(differentiable=(0, 1), families=("loss",), bad=ELEMENT_BAD)
+elements = spec_factory(differentiable=(0, 1), families=("loss",), bad=ELEMENT_BAD)
 
 SPECS = [
     elements(

@@ -1,4 +1,4 @@
-"""Makes: sources of cases with values of several kinds in several layouts, from a seed or a list of decisions.
+"""Sources of cases with values of several kinds in several layouts, from a seed or a list of decisions.
 
 Every decision (a size, a kind of values, a layout, a seed) is an integer in a range from one method. So a case is
 determined by the list of its decisions.
@@ -25,7 +25,7 @@ SIZES = (2, 1, 3, 5, 8, 7, 16, 13, 17, 15, 32, 31, 33, 37, 40, 64, 63, 65, 127, 
 
 
 class Make(ABC):
-    """Where the inputs of a case come from: one source of integers, kept in `decisions`."""
+    """The source of the inputs of a case: a source of integers, stored in `decisions`."""
 
     def __init__(
         self,
@@ -42,29 +42,29 @@ class Make(ABC):
 
     @abstractmethod
     def _decide(self, low: int, high: int) -> int:
-        """An integer in [low, high]."""
+        """Return an integer in [low, high]."""
 
     def integer(self, low: int, high: int) -> int:
-        """An integer in [low, high]."""
+        """Return an integer in [low, high]."""
         value = self._decide(low, high)
         self.decisions.append(value)
         return value
 
     def choice(self, options: Sequence[T]) -> T:
-        """One of the options."""
+        """Return one of the options."""
         return options[self.integer(0, len(options) - 1)]
 
     def size(self, low: int = 0, high: int = 40) -> int:
-        """An extent in [low, high]: small, prime, one off a power of two, 1, and 0 where low allows."""
+        """Return an extent in [low, high]: small, prime, one off a power of two, 1, and 0 where low allows."""
         listed = [size for size in self.sizes if low <= size <= high]
         return self.choice(listed) if listed else self.integer(low, high)
 
     def shape(self, low: int = 0, high: int = 4, smallest: int = 0, largest: int = 12) -> tuple[int, ...]:
-        """A shape of `low` to `high` dimensions with extents from `smallest` to `largest`."""
+        """Return a shape of `low` to `high` dimensions with extents from `smallest` to `largest`."""
         return tuple(self.size(smallest, largest) for _ in range(self.integer(low, high)))
 
     def tensor(self, *shape: int, low: float | None = None, high: float | None = None) -> torch.Tensor:
-        """Values in `dtype`, of one of `kinds`, in one of `layouts` (contiguous, transposed, strided, expanded, ...).
+        """Return values in `dtype`, of one of `kinds`, in one of `layouts` (contiguous, transposed, strided, ...).
 
         With `low` or `high` the values lie between these.
         """
@@ -78,7 +78,7 @@ class Make(ABC):
         return values(kind, one, self.dtype, generator, low, high).to(self.device).expand(shape)
 
     def integers(self, *shape: int, low: int, high: int) -> torch.Tensor:
-        """An int64 tensor with values in [low, high]: labels and indices."""
+        """Return an int64 tensor with values in [low, high]: labels and indices."""
         generator = torch.Generator().manual_seed(self.integer(0, 2**31 - 1))
         return torch.randint(low, high + 1, shape, generator=generator).to(self.device)
 
@@ -102,16 +102,32 @@ class SeededMake(Make):
         return self._random.randint(low, high)
 
 
+class EmptyMake(SeededMake):
+    """A Make of uninitialised tensors, for recording launches."""
+
+    def tensor(self, *shape: int, low: float | None = None, high: float | None = None) -> torch.Tensor:
+        """Return uninitialised memory."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def integers(self, *shape: int, low: int, high: int) -> torch.Tensor:
+        """Return a tensor of the lowest number."""
+        return torch.full(shape, low, dtype=torch.int64, device=self.device)
+
+    def choice(self, options: Sequence[T]) -> T:
+        """Return the first option."""
+        return options[0]
+
+
 def fits(layout: str, rank: int) -> bool:
-    """Whether a tensor of `rank` dimensions can have the layout."""
+    """Return whether a tensor of `rank` dimensions can have the layout."""
     return rank >= {"contiguous": 0, "offset": 0, "step": 1, "expanded": 1}.get(layout, 2)
 
 
 def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """The values of `tensor` in another place in memory; gaps hold NaN (floats) or large integers.
+    """Return the values of `tensor` in a new layout; gaps hold NaN (floats) or large integers.
 
     contiguous  as torch.empty lays them          transposed  dimensions stored in reverse order
-    padded      rows three elements apart         step        every second element of a larger tensor
+    padded      three elements between rows       step        every second element of a larger tensor
     offset      one element after an aligned address
     """
     shape = tensor.shape
@@ -142,7 +158,7 @@ def values(
     low: float | None = None,
     high: float | None = None,
 ) -> torch.Tensor:
-    """A contiguous tensor of one kind of values on the CPU, all finite in `dtype` but for the kind "special".
+    """Return a contiguous tensor of one kind of values on the CPU, finite in `dtype` except for the kind "special".
 
     integers    -3 to 3                                normal      standard normal
     positive    uniform in (0, 1]                      constant    one normal value
@@ -150,24 +166,23 @@ def values(
     tiny        around the smallest normal number      huge        so large that most products overflow
     special     normal, an eighth of them NaN, infinite or a zero of either sign
 
-    With `low` or `high` the values lie there, and the kind says how they are spread. Raises ValueError for an unknown
-    kind.
+    With `low` or `high` the values lie in that range, distributed by kind. Raises ValueError for an unknown kind.
     """
     shape = tuple(shape)
     if kind not in (*KINDS, SPECIAL):
         raise ValueError(f"unknown kind {kind!r}; known: {', '.join((*KINDS, SPECIAL))}")
     if low is None and high is None:
-        made = _free(kind, shape, dtype, generator)
+        tensor = _free(kind, shape, dtype, generator)
     else:
-        made = _between(kind, shape, generator, low, high)
+        tensor = _between(kind, shape, generator, low, high)
     largest = torch.finfo(dtype).max
-    made = made.clamp(-largest, largest).to(dtype)
+    tensor = tensor.clamp(-largest, largest).to(dtype)
     if kind == SPECIAL:
         choices = [math.nan, *([math.inf] if high is None else []), *([-math.inf] if low is None else [])]
         choices += [0.0, -0.0] if low is None and high is None else []
         pick = torch.tensor(choices, dtype=dtype)[torch.randint(len(choices), shape, generator=generator)]
-        made = torch.where(torch.rand(shape, generator=generator) < 0.125, pick, made)
-    return made
+        tensor = torch.where(torch.rand(shape, generator=generator) < 0.125, pick, tensor)
+    return tensor
 
 
 def _free(kind: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -189,7 +204,7 @@ def _free(kind: str, shape: tuple[int, ...], dtype: torch.dtype, generator: torc
         "cancelling": lambda: _alternate(shape, 1000.0, -1000.0) + normal,
         "mixed": lambda: powers(-spread, spread),
         "tiny": lambda: powers(emin + math.log2(info.eps), emin + 3),
-        # In float64 the reference overflows as well, so there products of three still fit.
+        # The reference overflows in float64, too, so float64 products of three numbers must fit.
         "huge": lambda: powers(100, 300) if dtype == torch.float64 else powers(0.4 * emax, 0.95 * emax),
     }
     return kinds.get(kind, lambda: normal)()

@@ -1,21 +1,21 @@
-"""Records of batch norm.
+"""Specs of batch norm.
 
-Per channel, R = max |x - x_0|, x_0 its first value, s^2 = var, u the unit of the accumulate type. x - x_0 is off by
-u R. A lane's mean of n of them is off by its steps' roundings, each of a mean (u R) and of a step towards the next
-value (5 u 2 R / k in step k), of which later steps keep a share: (n / 2 + 12) u R. Lanes and bands are joined by sums
-in float64: together D = u R (17 + depth), where a band's depth is n and 2 roundings, for float64 n and its lanes, to
-which the bands add. In one launch a lane's n values are added: n u R of its mean. Then x_0 is added in float64, and the
-mean is rounded.
+Per channel, R = max |x - x_0|, x_0 its first value, s^2 = var, u the unit of the accumulate type. The error of x - x_0
+is u R. A lane's mean of n of them has the errors of its steps, each of a mean (u R) and of a step to the next value
+(5 u 2 R / k in step k), of which later steps keep a part: (n / 2 + 12) u R. Lanes and bands are joined by sums in
+float64: together D = u R (17 + depth), where a band's depth is n and 2 roundings, or for float64 n, its lanes and the
+bands. In one launch a lane's n values are added: n u R of its mean. Then x_0 is added in float64, and the mean is
+rounded.
 
-The sum of squares takes each distance from such a mean. An error of D in distances of mean square s^2 makes at most
-2 D s + D^2 in it; both factors of a lane's product are off by D, distances of lanes from a band and of bands from all
-by twice D: 12 D s + 12 D^2 covers them. The sum itself adds gamma(depth + 8) s^2. With E for all of this, rstd lies
-between its values for var + E and var - E (or 0). So the condition of rstd is R / s, and that of x - mean is
+The sum of squares uses distances from such a mean. An error of D in distances of mean square s^2 changes it by at most
+2 D s + D^2; both factors of a lane's product have the error D, distances of lanes from a band and of bands from all
+twice D: 12 D s + 12 D^2 covers them. The sum itself adds gamma(depth + 8) s^2. With E for all of this, rstd lies
+between its values for var + E and var - E (or 0). So the condition of rstd is R / s, and of x - mean it is
 mean / deviation, by the rounding of the mean alone.
 
-z = (x - mean) rstd weight + bias follows with a rounding for each operation, act(z) as its own record has it. The
-gradient multiplies dy by act'(z): where z is off by e, act' is off by at most e (no smooth activation here bends
-faster), and at a kink by its step where |z| <= e. Sums of it and dx follow by the rules for sums and products.
+z = (x - mean) rstd weight + bias follows with a rounding for each operation, act(z) as in its spec. The
+gradient multiplies dy by act'(z): an error e of z changes act' by at most e (no smooth activation here is steeper), and
+at a kink by its step if |z| <= e. Its sums and dx follow by the rules for sums and products.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from minidl.runtime import launch
 from minidl.tensors import Tensor
 from minidl.testing.specs import bounds
 from minidl.testing.specs.activation import DERIVATIVE_UNITS, apply, derivative, output_error
-from minidl.testing.specs.base import Case, OpSpec, distinct, integers, refuses
+from minidl.testing.specs.base import Case, OpSpec, distinct, integers, refuses, tensors
 from minidl.testing.specs.make import Make
 from minidl.testing.specs.products import gradient_bounds
 
-# Units of 1 that the derivatives of bounded activations are off, computed from z.
+# The error, in units of 1, of derivatives of bounded activations computed from z.
 BOUNDED_UNITS = 24
-# Units of float64 that a few operations in it may cost.
+# The error of a few operations in float64.
 DOUBLE = 8 * 2.0**-53
 
 
@@ -85,10 +85,7 @@ WithError = tuple[torch.Tensor, torch.Tensor]
 
 
 class Errors(NamedTuple):
-    """Rows [M, C] of x - mean and of z; rstd and |factor| of x - mean, [C]; each with its error.
-
-    mean and var are those of the batch in training.
-    """
+    """Rows [M, C] of x - mean and z; rstd, |factor| of x - mean and the used mean and var, [C]; with their errors."""
 
     d: WithError
     z: WithError
@@ -107,7 +104,7 @@ def _as_image(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _finite_bound(error: torch.Tensor, *sizes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the error, infinite where it is NaN or where a value of one of these sizes may overflow."""
+    """Return the error, infinite if it is NaN or if a value of these sizes may overflow."""
     limit = torch.finfo(launch.acc_torch(dtype)).max / 4
     for size in sizes:
         error = torch.where(size < limit, error, math.inf)
@@ -215,7 +212,7 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
         g_error = g_error + 3 * u * (g + g_error)
     factor = scale + scale_error
     dx_error = g_error * factor + g * scale_error + u * (g + g_error) * factor
-    # A value that underflows may be multiplied by rstd up to three times afterwards.
+    # A value that underflows may then be multiplied by rstd up to three times.
     dx_error = dx_error + 16 * tiny * (1 + r * r) * (1 + d.abs()) * (1 + factor)
     full = db_size, sizes.sum(0), dw_size, dy.abs(), z.abs() + z_error
     dx_error = _finite_bound(dx_error, *full, (g + g_error) * factor, dtype=dtype)
@@ -255,35 +252,6 @@ def _of(*shape: int, training: bool = True, act: Activation = None, constant: bo
     return case
 
 
-def _fold_reference(conv_weight: Any, conv_bias: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: float) -> Any:
-    scale = (1 if weight is None else weight) / torch.sqrt(var + eps)
-    return scale, (0 if bias is None else bias) + ((0 if conv_bias is None else conv_bias) - mean) * scale
-
-
-def _fold_bound(case: Case, result: Any, dtype: torch.dtype) -> Any:
-    (_, conv_bias, mean, _, _, bias, _), (scale, shift) = case.args, result
-    size = (mean.abs() if conv_bias is None else mean.abs() + conv_bias.abs()) * scale.abs()
-    size = size if bias is None else size + bias.abs()
-    tiny = bounds.TINY[torch.float64]
-    error = torch.where(size < torch.finfo(torch.float64).max / 4, DOUBLE * size + tiny, math.inf)
-    return (
-        bounds.rounded(scale, DOUBLE * scale.abs() + tiny, dtype),
-        bounds.rounded(shift, error.nan_to_num(nan=math.inf, posinf=math.inf), dtype),
-    )
-
-
-def _fold_inputs(make: Make) -> Case:
-    M = make.size(1, 70)
-    optional = [make.tensor(M) if make.integer(0, 2) else None for _ in range(3)]
-    vectors = optional[0], make.tensor(M), make.tensor(M, low=0.0), optional[1], optional[2]
-    return Case((make.tensor(M, 3, 2, 2), *vectors, make.choice([1e-5, 1e-3])))
-
-
-def _fold_of(make: Make) -> Case:
-    vectors = make.tensor(300), make.tensor(300), make.tensor(300, low=0.0), make.tensor(300), make.tensor(300)
-    return Case((make.tensor(300, 3, 1, 1), *vectors, 1e-5))
-
-
 SPECS = [
     OpSpec(
         name="batch_norm",
@@ -302,20 +270,15 @@ SPECS = [
             "running": _of(6, 33, 7, 5, training=False, act="silu"),
             "running, plain": _of(6, 2, 3, 3, training=False),
             "constant": _of(6, 5, 3, 3, constant=True),
-            "without weights": lambda make: Case((make.tensor(5, 7, 3, 3), *[None] * 4, True, 0.1, 1e-5, "tanh")),
+            "without weights": tensors((5, 7, 3, 3), *[None] * 4, extra=(True, 0.1, 1e-5, "tanh")),
         },
         bad=(
             refuses(TypeError, "x has dtype torch.int64", integers(4, 2), None, None, training=True),
             refuses(ValueError, r"input has shape \[4\], expected \[N, C\]", (4,), None, None, training=True),
-            refuses(
-                ValueError, r"weight has shape \[4\], expected \[3\] for x's channels",
-                (2, 3), (3,), (3,), (4,), training=True,
-            ),
+            refuses(ValueError, r"weight has shape \[4\], expected \[3\]", (2, 3), (3,), (3,), (4,), training=True),
             refuses(ValueError, "one of running_mean and running_var", (2, 3), None, (3,), training=True),
             refuses(ValueError, "running_mean and running_var are None", (2, 3), None, None, training=False),
-            refuses(
-                ValueError, r"more than 1 value per channel .* input size \[1, 3\]", (1, 3), (3,), (3,), training=True
-            ),
+            refuses(ValueError, r"than 1 value per channel .* input size \[1, 3\]", (1, 3), (3,), (3,), training=True),
             refuses(ValueError, "eps is -1.0, expected 0 or more", (2, 3), (3,), (3,), training=True, eps=-1.0),
             refuses(ValueError, "unknown activation 'swish'", (2, 3), (3,), (3,), training=True, act="swish"),
             refuses(ValueError, "which needs num_batches_tracked", (2, 3), (3,), (3,), training=True, momentum=None),
@@ -329,25 +292,8 @@ SPECS = [
         bound=_running_bound,
         families=("norm_alone", "norm_join", "norm_stats"),
         examples={"images": _of(6, 33, 7, 5), "bands": _of(40, 5, 13, 11), "constant": _of(6, 5, 3, 3, constant=True)},
-        bad=(
-            refuses(ValueError, r"running_var has shape \[4\], expected \[3\]", (2, 3), (3,), (4,), training=True),
-        ),
-        # An infinite value makes NaN of a channel's mean, which torch leaves infinite.
+        bad=(refuses(ValueError, r"running_var has shape \[4\], expected \[3\]", (2, 3), (3,), (4,), training=True),),
+        # An infinite value makes a channel's mean NaN, which is infinite in torch.
         specials=False,
-    ),
-    OpSpec(
-        name="fold_batch_norm",
-        op=ops.fold_batch_norm,
-        reference=_fold_reference,
-        inputs=_fold_inputs,
-        bound=_fold_bound,
-        families=("norm_fold",),
-        examples={"all": _fold_of},
-        bad=(
-            refuses(
-                ValueError, r"running_mean has shape \[4\], expected \[3\] for conv_weight's outputs",
-                (3, 2, 1, 1), None, (4,), (4,),
-            ),
-        ),
     ),
 ]  # fmt: skip

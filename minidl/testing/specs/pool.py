@@ -1,6 +1,6 @@
-"""Records of pooling.
+"""Specs of pooling.
 
-A maximum is a value of x, and its gradient a sum of values of dy, those of the windows in their order. A mean is a sum
+A maximum is a value of x, and its gradient a sum of values of dy in the order of the windows. A mean is a sum
 of at most K values times one over its divisor: K - 1 additions, a division (2 units in the last place where compiled,
 4 u) and a product make (K + 4) u of the same mean of absolute values. Its gradient is a sum of such shares.
 Sums of absolute values come from the reference itself, which is linear: its gradient for |dy| where it is a maximum,
@@ -20,7 +20,7 @@ from minidl import ops
 from minidl.kernels import pool, reduce
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import WANTS_FLOATING, Case, OpSpec, distinct, integers, records, refuses, tensors
+from minidl.testing.specs.base import WANTS_FLOATING, Case, OpSpec, distinct, integers, refuses, spec_factory, tensors
 from minidl.testing.specs.elementwise import no_error, where_finite
 from minidl.testing.specs.make import Make
 
@@ -32,7 +32,7 @@ def _image(make: Make, height: int, width: int) -> torch.Tensor:
 
 
 def _axis(make: Make, dilations: tuple[int, ...] = (1,)) -> tuple[int, int, int, int]:
-    """(size, kernel, padding, dilation) of an axis that a window fits."""
+    """Return (size, kernel, padding, dilation) of an axis that is large enough for a window."""
     kernel, dilation = make.integer(1, 4), make.choice(dilations)
     padding = make.integer(0, kernel // 2)
     # Where padding could hold two taps of a dilated kernel, a window might miss the image; torch has no answer then.
@@ -41,8 +41,8 @@ def _axis(make: Make, dilations: tuple[int, ...] = (1,)) -> tuple[int, int, int,
 
 
 def _max_pool2d(x: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
-    """torch's, of an image in rows: its float64 kernel for channels-last images (2.11) writes doubles at addresses of 4
-    bytes where there is one channel."""
+    """Call torch's function on a contiguous image: its float64 kernel for channels-last images with one channel (2.11)
+    writes doubles at unaligned addresses."""
     return F.max_pool2d(x.contiguous(), *args, **named)
 
 
@@ -66,17 +66,17 @@ def _adaptive_inputs(make: Make) -> Case:
     return Case((x, make.choice([1, 2, 5, (1, 1), (3, None), (13, 4), (7, 1)])))
 
 
-_record = records(differentiable=(0,), families=("pool", "pool_grad"))
+_spec = spec_factory(differentiable=(0,), families=("pool", "pool_grad"))
 
 
 def _linear(result: torch.Tensor, total: torch.Tensor, units: float, dtype: torch.dtype) -> torch.Tensor:
-    """The bound of a sum whose absolute terms add up to `total`, off by so many units; infinite where it overflows."""
+    """Return the bound of a sum with an error of `units` of `total`, its absolute terms; infinite on overflow."""
     error = bounds.gamma(units, bounds.acc_unit(dtype)) * total + units * bounds.TINY[launch.acc_torch(dtype)]
-    return where_finite(result, bounds.rounded(result, bounds.known(error, total, dtype), dtype))
+    return where_finite(result, bounds.rounded(result, bounds.or_infinite(error, total, dtype), dtype))
 
 
 def _of_sizes(case: Case, dy: torch.Tensor, reference: Reference) -> torch.Tensor:
-    """The reference's gradient for |dy|."""
+    """Return the reference's gradient for |dy|."""
     x = case.args[0].detach().clone().requires_grad_()
     with torch.enable_grad():
         y = reference(x, *case.args[1:], **case.kwargs)
@@ -90,7 +90,7 @@ def _max_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch
 
 
 def _mean(name: str, windows: Callable[..., pool.Windows], **fields: Any) -> OpSpec:
-    """The record of a mean, whose windows follow from its arguments after the size of the image."""
+    """Return the spec of a mean, whose windows follow from its arguments after the size of the image."""
     op, reference = getattr(ops, name), getattr(F, name)
 
     def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -101,14 +101,14 @@ def _mean(name: str, windows: Callable[..., pool.Windows], **fields: Any) -> OpS
         chain = reduce.depth(max(x.shape[0] * x.shape[1], 1), taps, dtype) if at.output == (1, 1) else taps
         bound = _linear(result, total, max(chain, 1) + 4, dtype)
         # The sum itself, so much more than the mean of absolute values, must not overflow.
-        return where_finite(result, bounds.known(bound, total * taps, dtype))
+        return where_finite(result, bounds.or_infinite(bound, total * taps, dtype))
 
     def grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         x, *rest = case.arguments(op)
         near = windows(x.shape[2:], *rest).near
         return (_linear(grads[0], _of_sizes(case, dy, reference).abs(), near[0] * near[1] + 5, dtype),)
 
-    return _record(name, reference=reference, bound=bound, grad_bound=grad_bound, **fields)
+    return _spec(name, reference=reference, bound=bound, grad_bound=grad_bound, **fields)
 
 
 _INTEGERS = refuses(TypeError, WANTS_FLOATING.message, integers(1, 2, 4, 4), extra=(2,))
@@ -139,7 +139,7 @@ def _adaptive_max_grad(case: Case, dy: Any, grads: tuple[Any, ...], dtype: torch
 
 
 SPECS = [
-    _record(
+    _spec(
         "max_pool2d",
         reference=_max_pool2d,
         inputs=_max_inputs,
@@ -197,7 +197,7 @@ SPECS = [
             refuses(TypeError, r"output_size is \(1, 2, 3\), expected", (1, 2, 4, 4), output_size=(1, 2, 3)),
         ),
     ),
-    _record(
+    _spec(
         "adaptive_max_pool2d",
         reference=F.adaptive_max_pool2d,
         inputs=_adaptive_max_inputs,

@@ -1,4 +1,4 @@
-"""What the records of products share: the errors of long sums, and of the gradient of the activation after them."""
+"""Errors of long sums, and of the gradient of the activation after them, for the specs of products."""
 
 from __future__ import annotations
 
@@ -27,28 +27,30 @@ _CURVATURES = {"gelu": 0.8, "gelu_tanh": 0.86, "silu": 0.5}
 
 
 def sum_error(total: torch.Tensor, near_zero: torch.Tensor, depth: int, dtype: torch.dtype) -> torch.Tensor:
-    """The error of sums of products a b: `total` is sum |a| |b|, `near_zero` sum (|a| + 1) (|b| + 1), and `depth` the
-    most additions one after another."""
+    """Return the error of sums of products a b.
+
+    `total` is sum |a| |b|, `near_zero` sum (|a| + 1) (|b| + 1), and `depth` the longest chain of additions.
+    """
     left_out = 0.0
     if dtype == torch.float32 and not launch.INTERPRETED:
-        # The parts of a number that the products leave out, if parts are cut to 11 bits and not rounded.
+        # The parts of a number that the products drop, if parts are truncated to 11 bits.
         left_out = {"tf32x3": 3 * 2.0**-20, "tf32": 2 * 2.0**-10 + 2.0**-20, "ieee": 0.0}[launch.float32_precision()]
     relative = bounds.gamma(depth, bounds.dot_unit(dtype)) + left_out
-    # A product below the smallest normal number may vanish, and so may such a number, whatever it is multiplied with.
-    return bounds.known(total * relative + near_zero * bounds.TINY[launch.acc_torch(dtype)], total, dtype)
+    # A product below the smallest normal number may underflow, and so may such a number before its product.
+    return bounds.or_infinite(total * relative + near_zero * bounds.TINY[launch.acc_torch(dtype)], total, dtype)
 
 
 def with_bias(z: torch.Tensor, error: torch.Tensor, bias: Any, dtype: torch.dtype) -> torch.Tensor:
-    """The error of z in the accumulate type, from that of the sums before the bias was added."""
+    """Return the error of z in the accumulate type, from the error of the sums before the bias."""
     return error if bias is None else error + bounds.acc_unit(dtype) * (z.abs() + error)
 
 
 def slope_error(
     act: Activation, z: torch.Tensor, error: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """act'(z) for z known up to `error`, and its error when it is found from z or act(z) kept in `dtype`.
+    """Return act'(z) for z with an error of `error`, and its error if computed from z or act(z) in `dtype`.
 
-    The error is infinite where what is kept overflows.
+    The error is infinite if the stored value overflows.
     """
     name, slope = activation.parse(act)
     u = bounds.acc_unit(dtype)
@@ -63,15 +65,15 @@ def slope_error(
         near = torch.minimum(z.abs(), (z - 6).abs() - 6 * torch.finfo(dtype).eps)
         return exact, torch.where(near <= error + bounds.TINY[dtype], 1.0, 0.0)
     if name in activation.FROM_OUTPUT:
-        kept = bounds.rounded(apply(z, act), output_error(z, error, act, dtype), dtype)
-        return exact, (2 if name == "tanh" else 1) * kept + 4 * u
-    kept = bounds.rounded(z, error, dtype)
-    off = _CURVATURES[name] * kept + 16 * u * (1 + z.abs())
-    return exact, torch.where(z.abs() + kept > torch.finfo(dtype).max, math.inf, off)
+        stored_error = bounds.rounded(apply(z, act), output_error(z, error, act, dtype), dtype)
+        return exact, (2 if name == "tanh" else 1) * stored_error + 4 * u
+    stored_error = bounds.rounded(z, error, dtype)
+    off = _CURVATURES[name] * stored_error + 16 * u * (1 + z.abs())
+    return exact, torch.where(z.abs() + stored_error > torch.finfo(dtype).max, math.inf, off)
 
 
 def output_bound(op: Callable[..., Any], preactivation: Preactivation) -> Callable[..., torch.Tensor]:
-    """The bound of act(z); the activation is the last argument of `op`."""
+    """Return the bound of act(z); the activation is the last argument of `op`."""
 
     def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         z, error = preactivation(case, dtype)
@@ -83,9 +85,9 @@ def output_bound(op: Callable[..., Any], preactivation: Preactivation) -> Callab
 def incoming(
     act: Activation, dy: torch.Tensor, z: torch.Tensor, z_error: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """An upper bound of |dz| for dz = dy act'(z) as it is kept in `dtype`, and the error of dz.
+    """Return an upper bound of |dz| for dz = dy act'(z), stored in `dtype`, and the error of dz.
 
-    Both are infinite where dz may overflow.
+    Both are infinite if dz may overflow.
     """
     slope, off = slope_error(act, z, z_error, dtype)
     dz = (dy * slope).abs()
@@ -94,15 +96,15 @@ def incoming(
     return dz + error, error
 
 
-def bias_error(known: torch.Tensor, error: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The error of the sum of dz over `dims`, for |dz| up to `known` and off by `error`."""
-    sums, count = known.sum(dims), math.prod(known.shape[d] for d in dims)
+def bias_error(magnitude: torch.Tensor, error: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return the error of the sum of dz over `dims`, for |dz| up to `magnitude` with errors `error`."""
+    sums, count = magnitude.sum(dims), math.prod(magnitude.shape[d] for d in dims)
     total = error.sum(dims) + bounds.gamma(count + 2, bounds.acc_unit(dtype)) * sums
     return torch.where(sums > torch.finfo(dtype).max / 2, math.inf, total)
 
 
 def gradient_bounds(grads: Sequence[Any], errors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[Any, ...]:
-    """The bounds of gradients that are off by `errors` before they are rounded; None for a gradient that is None."""
+    """Return the bounds of gradients with errors `errors` before they are rounded; None for a gradient None."""
     return tuple(
         None if grad is None else bounds.rounded(grad, error.nan_to_num(nan=math.inf, posinf=math.inf), dtype)
         for grad, error in zip(grads, errors, strict=True)

@@ -1,6 +1,6 @@
-"""Records of random numbers and dropout, whose reference is Philox again, in torch's integers.
+"""Specs of random numbers and dropout, whose reference is Philox in torch's integers.
 
-Uniform numbers and integers are exact but for the rounding to float16 or bfloat16. A normal number is r cos a or
+Uniform numbers and integers are exact except for the rounding to float16 or bfloat16. A normal number is r cos a or
 r sin a with r = sqrt(-2 log u): a logarithm is off by 8 units of rounding (half of that in r), the root and the last
 product by one each, sine and cosine on [-pi/4, pi/4] by four for their series and three for the rounded angle: 16.
 """
@@ -13,7 +13,7 @@ import torch
 
 from minidl.ops.random import randint
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import WANTS_FLOATING, Bad, Case, OpSpec, records, refuses, tensors
+from minidl.testing.specs.base import WANTS_FLOATING, Bad, Case, OpSpec, refuses, spec_factory, tensors
 from minidl.testing.specs.elementwise import few_grad_units, few_units
 from minidl.testing.specs.make import Make
 
@@ -21,7 +21,7 @@ _MASK = 0xFFFFFFFF
 
 
 def philox(groups: int, seed: int, stream: int, first: int = 0) -> torch.Tensor:
-    """Philox4x32-10 of `groups` counters of a stream, from `first` on: words [groups, 4] in int64.
+    """Return Philox4x32-10 of `groups` counters of a stream, starting at `first`: words [groups, 4] in int64.
 
     Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. A product of two words wraps
     around in int64 with the right bits.
@@ -38,12 +38,12 @@ def philox(groups: int, seed: int, stream: int, first: int = 0) -> torch.Tensor:
 
 
 def words(n: int, seed: int, stream: int = 0) -> torch.Tensor:
-    """The first n words of a stream, in int64."""
+    """Return the first n words of a stream, in int64."""
     return philox(-(-n // 4), seed, stream).flatten()[:n]
 
 
 def uniform(n: int, seed: int, dtype: torch.dtype, stream: int = 0) -> torch.Tensor:
-    """n numbers of [0, 1) in float64, before they are rounded to a `dtype` narrower than float32."""
+    """Return n numbers of [0, 1) in float64, before they are rounded to a `dtype` narrower than float32."""
     if dtype == torch.float64:
         a, b = words(2 * n, seed, stream).view(-1, 2).unbind(1)
         return ((a >> 5) * 2**26 + (b >> 6)).double() * 2.0**-53
@@ -51,7 +51,7 @@ def uniform(n: int, seed: int, dtype: torch.dtype, stream: int = 0) -> torch.Ten
 
 
 def normal(n: int, seed: int, dtype: torch.dtype, stream: int = 0) -> torch.Tensor:
-    """n normal numbers in float64, from the u that `dtype` has."""
+    """Return n normal numbers in float64, from uniform numbers of `dtype`."""
     pairs = -(-n // 2)
     if dtype == torch.float64:
         a, b, c, d = words(4 * pairs, seed, stream).view(-1, 4).unbind(1)
@@ -63,8 +63,8 @@ def normal(n: int, seed: int, dtype: torch.dtype, stream: int = 0) -> torch.Tens
     quarter, low = c >> 30, (c << 2) & _MASK
     rest = (torch.where(low >= 2**31, low - 2**32, low).double() + d.double() * 2.0**-30) * 2.0**-32
     sine, cosine = (rest * (math.pi / 2)).sin(), (rest * (math.pi / 2)).cos()
-    turned = torch.stack([cosine, sine, -sine, cosine, -cosine, -sine, sine, -cosine]).view(4, 2, pairs)
-    direction = turned.gather(0, quarter.expand(1, 2, pairs))[0]
+    quarters = torch.stack([cosine, sine, -sine, cosine, -cosine, -sine, sine, -cosine]).view(4, 2, pairs)
+    direction = quarters.gather(0, quarter.expand(1, 2, pairs))[0]
     return ((-2 * unit.log()).sqrt() * direction).t().flatten()[:n]
 
 
@@ -73,8 +73,8 @@ def _dropout(x: torch.Tensor, p: float, training: bool, inplace: bool, seed: int
         return x
     if p == 1:
         return torch.zeros_like(x)
-    kept = words(x.numel(), seed).view(x.shape).to(x.device) >= round(p * 2**32)
-    return torch.where(kept, x / (1 - p), 0.0)
+    survives = words(x.numel(), seed).view(x.shape).to(x.device) >= round(p * 2**32)
+    return torch.where(survives, x / (1 - p), 0.0)
 
 
 def _dropout_channels(x: torch.Tensor, p: float, training: bool, inplace: bool, seed: int) -> torch.Tensor:
@@ -82,7 +82,7 @@ def _dropout_channels(x: torch.Tensor, p: float, training: bool, inplace: bool, 
 
 
 def _channels_bound(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The factor of a channel is rounded to the dtype."""
+    """Return the bound: the factor of a channel is rounded to the dtype."""
     return bounds.rounded(y, 2 * bounds.UNIT[dtype] * y.abs(), dtype)
 
 
@@ -115,7 +115,7 @@ def _dropout_inputs(make: Make) -> Case:
     return Case((make.tensor(*make.shape(0, 3)), p, make.choice([True, True, False]), False, _seed(make)))
 
 
-_drawn = records(
+_drawn = spec_factory(
     inputs=lambda make: _shaped(make, *make.shape(0, 3)),
     families=("random",),
     examples={
@@ -163,7 +163,7 @@ SPECS: list[OpSpec] = [
             refuses(ValueError, r"size is \[-1\], expected sizes from 0", extra=(0, 2, (-1,))),
         ),
     ),
-    records()(
+    spec_factory()(
         "dropout",
         reference=_dropout,
         inputs=_dropout_inputs,
@@ -180,7 +180,7 @@ SPECS: list[OpSpec] = [
             WANTS_FLOATING,
         ),
     ),
-    records()(
+    spec_factory()(
         "dropout2d",
         reference=_dropout_channels,
         inputs=_channels,

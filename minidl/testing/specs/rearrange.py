@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minidl.testing.specs.base import Case, OpSpec, records, refuses
+from minidl.testing.specs.base import Case, OpSpec, refuses, spec_factory
 from minidl.testing.specs.elementwise import no_error, no_grad_error
 from minidl.testing.specs.indexing import sum_of_copies
 from minidl.testing.specs.make import Make
@@ -18,7 +18,7 @@ def _repeated(make: Make) -> Case:
     return Case((make.tensor(*shape), tuple(make.integer(0, 3) for _ in range(len(shape) + make.integer(0, 1)))))
 
 
-_moved = records(bound=no_error, differentiable=(0,), families=("elementwise_tile",))
+_moved = spec_factory(bound=no_error, differentiable=(0,), families=("elementwise_tile",))
 
 SPECS: list[OpSpec] = [
     _moved(

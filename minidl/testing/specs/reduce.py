@@ -1,8 +1,8 @@
-"""Records of reductions.
+"""Specs of reductions.
 
 A sum is off by at most gamma(d) times the sum of the magnitudes, where d is the longest chain of additions of the
 kernel (`kernels.reduce.depth`). A norm is accumulated in float64, whose error halves under the root. Maxima and minima
-and their positions are exact, and so are the gradients of a sum and of what is chosen along one dimension.
+and their positions are exact, and so are the gradients of a sum and of a selection along one dimension.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from minidl import ops
 from minidl.kernels import reduce
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import WANTS_FLOATING, Case, distinct, records, refuses, tensors
-from minidl.testing.specs.elementwise import few_grad_units, kept, no_error, no_grad_error, summed, times
+from minidl.testing.specs.base import WANTS_FLOATING, Case, distinct, refuses, spec_factory, tensors
+from minidl.testing.specs.elementwise import few_grad_units, no_error, no_grad_error, stored_error, summed, times
 from minidl.testing.specs.make import Make
 
 Dim = int | tuple[int, ...] | None
 
 
 def _reduced(make: Make, smallest: int = 0) -> Case:
-    """A tensor, the dimensions to reduce, and whether to keep them."""
+    """Return a tensor, the dimensions to reduce, and whether to keep them."""
     shape = make.shape(0, 4, smallest=smallest, largest=17)
     form = make.choice(["all", "one", "several"])
     keepdim = bool(make.integer(0, 1))
@@ -44,7 +44,7 @@ def _not_empty(make: Make) -> Case:
 
 
 def _dims(case: Case) -> tuple[int, ...]:
-    """The dimensions that are reduced."""
+    """Return the dimensions that are reduced."""
     x, dim, _ = case.arguments(ops.sum)
     dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim
     return tuple(d % x.dim() for d in dims) if x.dim() else ()
@@ -55,7 +55,7 @@ def _count(case: Case) -> int:
 
 
 def _with_ones(case: Case, value: torch.Tensor) -> torch.Tensor:
-    """A result or its gradient with size 1 in place of what was reduced."""
+    """Return a result or its gradient with size 1 for each reduced dimension."""
     return value.reshape(reduce.kept_shape(case.args[0], _dims(case) or None))
 
 
@@ -64,23 +64,23 @@ def _sum_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Te
 
 
 def _mean_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    # A compiled division is off by 2 units.
+    # The error of a compiled division is 2 units.
     return _sum_error(case, result, dtype) / max(_count(case), 1) + 4 * bounds.acc_unit(dtype) * result.abs()
 
 
 def _norm_error(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     count, u = _count(case), bounds.UNIT[torch.float64]
     relative = bounds.gamma(reduce.depth(max(result.numel(), 1), count, dtype) + 4, u)
-    # Squares of float64 may vanish or overflow; those of narrower types fit.
-    vanished = math.sqrt(count) * 2.0**-511 if dtype == torch.float64 else 0.0
-    error = relative * result.abs() + vanished
+    # Squares of float64 may underflow or overflow; squares of narrower types fit.
+    underflow = math.sqrt(count) * 2.0**-511 if dtype == torch.float64 else 0.0
+    error = relative * result.abs() + underflow
     return torch.where(result > 2.0**511, math.inf, error) if dtype == torch.float64 else error
 
 
 def _norm_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     x = case.args[0]
     y = torch.linalg.vector_norm(x, dim=_dims(case) or None, keepdim=True)
-    off = kept(y, _norm_error(case, y, dtype), dtype)
+    off = stored_error(y, _norm_error(case, y, dtype), dtype)
     # dy x / (y + off): up to twice the relative error of y, if that is below a half.
     relative = torch.where(off * 2 < y, 2 * off / y, math.inf)
     error = times(grads[0], relative.expand(x.shape)) + 4 * bounds.acc_unit(dtype) * grads[0].abs()
@@ -100,7 +100,7 @@ _EXAMPLES: dict[str, Callable[[Make], Case]] = {
     "channels": tensors((3, 5, 6, 7), extra=((0, 2, 3), True)),
     "middle": tensors((3, 70, 5), extra=(1,)),
     "copied": tensors((2, 3, 2, 3, 2, 3), extra=((0, 2, 4),)),
-    "turned": lambda make: Case((make.tensor(40, 33).t(), 0)),
+    "transposed": lambda make: Case((make.tensor(40, 33).t(), 0)),
     "ties": lambda make: Case((make.tensor(37, 1).expand(37, 65), 1)),
 }
 _OUTSIDE = refuses(IndexError, "dim 2 is out of range for a tensor of 2 dimensions", (2, 3), extra=(2,))
@@ -109,7 +109,7 @@ _NOTHING = refuses(ValueError, r"no maximum along dims \[0\] of a tensor of shap
 
 
 def _reference(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """torch's function with all dimensions for None, which some spell otherwise."""
+    """Return torch's function with all dimensions for None."""
 
     def reference(x: torch.Tensor, dim: Dim = None, keepdim: bool = False) -> torch.Tensor:
         return function(x, dim=tuple(range(x.dim())) if dim is None else dim, keepdim=keepdim)
@@ -124,17 +124,17 @@ def _one_dim(make: Make) -> Case:
 
 
 def _along(make: Make) -> Case:
-    """A tensor, one of its dimensions or none, and whether to keep it."""
+    """Return a tensor, one of its dimensions or none, and whether to keep it."""
     x, *rest = _one_dim(make).args
     return Case((distinct(x), *rest))
 
 
-def _chosen(all_of_it: Any, along: Any) -> Callable[..., Any]:
-    """torch's maximum or minimum: of everything, shared out by ties, or along one dimension."""
+def _chosen(over_all: Any, along: Any) -> Callable[..., Any]:
+    """Return torch's maximum or minimum, along one dimension or of all elements, where ties share the gradient."""
 
     def reference(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
         if dim is None:
-            return all_of_it(x, dim=tuple(range(x.dim())), keepdim=keepdim)
+            return over_all(x, dim=tuple(range(x.dim())), keepdim=keepdim)
         return tuple(along(x, dim, keepdim))
 
     return reference
@@ -152,7 +152,7 @@ def _ordered(make: Make) -> Case:
 
 
 def _ranked(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> Any:
-    """The first k of a stable sort."""
+    """Return the first k of a stable sort."""
     return tuple(t.narrow(dim, 0, k) if x.dim() else t for t in torch.sort(x, dim=dim, descending=largest, stable=True))
 
 
@@ -162,7 +162,7 @@ def _exactly(case: Case, result: Any, dtype: torch.dtype) -> Any:
     )
 
 
-_floating = records(
+_floating = spec_factory(
     inputs=_reduced,
     differentiable=(0,),
     families=("reduce_columns", "reduce_rows"),

@@ -1,8 +1,8 @@
-"""Records of images in another size and with margins.
+"""Specs of resized and padded images.
 
-A pixel is a sum of up to 16 with shares that are off by a rounding, and where a place is found in another order of
-operations, by size units of float64. A gradient is such a sum of as many as took the pixel. Bicubic shares, some of
-them negative, add up to less than 2 in magnitude (1.375 along each axis).
+A pixel is a weighted sum of up to 16 pixels. A weight has an error of one rounding and, if positions are computed in
+another order of operations, of `size` units of float64. A gradient is such a sum over the pixels that use the pixel.
+Bicubic weights, some of them negative, add up to less than 2 in magnitude (1.375 along each axis).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch.nn.functional as F
 from minidl.ops.resample import LINEAR
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Case, OpSpec, integers, records, refuses, tensors
+from minidl.testing.specs.base import Case, OpSpec, integers, refuses, spec_factory, tensors
 from minidl.testing.specs.make import Make
 
 
 def _error(total: torch.Tensor, terms: int, size: int, top: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Of volumes the first two of three dimensions are done first, and rounded."""
+    """Return the error of such a sum; volumes are resized along two dimensions first, and rounded."""
     between = (bounds.UNIT[dtype] * total + terms * bounds.TINY[dtype]) if total.dim() == 5 else 0.0
     error = between + bounds.gamma(terms + 4, bounds.acc_unit(dtype)) * total + 8 * size * 2.0**-53 * top
-    return bounds.known(error + terms * bounds.TINY[launch.acc_torch(dtype)], total, dtype)
+    return bounds.or_infinite(error + terms * bounds.TINY[launch.acc_torch(dtype)], total, dtype)
 
 
 def _bounds(op: Callable[..., Any], name: str) -> dict[str, Any]:
-    """The bounds of a sum with shares that are not negative: by the same of absolute values."""
+    """Return the bounds of a sum with nonnegative weights, from the operation on absolute values."""
 
     def bound(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         mode = case.kwargs.get("mode", "nearest")
@@ -72,12 +72,12 @@ def _sizes(make: Make) -> Case:
         rank = make.choice([1, 3])
         x = make.tensor(2, 2, *(make.size(1, 5) for _ in range(rank)))
         return Case((x, None, make.choice([2, 1.5])), {"mode": make.choice(["nearest", "area", LINEAR[rank + 2]])})
-    given: dict[str, Any] = {"mode": make.choice(["nearest", "nearest-exact", "area", "bilinear", "bicubic"])}
-    if given["mode"].startswith("bi"):
-        given["align_corners"] = bool(make.integer(0, 1))
+    settings: dict[str, Any] = {"mode": make.choice(["nearest", "nearest-exact", "area", "bilinear", "bicubic"])}
+    if settings["mode"].startswith("bi"):
+        settings["align_corners"] = bool(make.integer(0, 1))
     if make.integer(0, 1):
-        return Case((_images(make), (make.size(1, 17), make.size(1, 17))), given)
-    return Case((_images(make, 2), None, make.choice([2, 3, 1.5, 0.5, (2.0, 0.75)])), given)
+        return Case((_images(make), (make.size(1, 17), make.size(1, 17))), settings)
+    return Case((_images(make, 2), None, make.choice([2, 3, 1.5, 0.5, (2.0, 0.75)])), settings)
 
 
 def _margins(make: Make) -> Case:
@@ -91,13 +91,13 @@ def _margins(make: Make) -> Case:
 
 
 SPECS: list[OpSpec] = [
-    records()(
+    spec_factory()(
         "interpolate",
         **_bounds(F.interpolate, "interpolate"),
         inputs=_sizes,
         differentiable=(0,),
         families=("elementwise", "pool", "pool_grad"),
-        specials=False,  # where a share is 0, torch multiplies by it
+        specials=False,  # torch multiplies by weights of 0
         examples={
             "twice": tensors((2, 3, 9, 33), extra=(None, 2), mode="bilinear"),
             "nearest": tensors((2, 3, 9, 33), extra=((20, 50),)),
@@ -109,7 +109,7 @@ SPECS: list[OpSpec] = [
             refuses(ValueError, r"\[2, 3, 4\] does not fit mode 'bilinear'", (2, 3, 4), extra=(8,), mode="bilinear"),
         ),
     ),
-    records()(
+    spec_factory()(
         "pad",
         **_bounds(F.pad, "pad"),
         inputs=_margins,
@@ -125,7 +125,7 @@ SPECS: list[OpSpec] = [
             refuses(TypeError, "input has dtype torch.int64", integers(1, 1, 4, 4), extra=([1, 1],), mode="reflect"),
         ),
     ),
-    records()(
+    spec_factory()(
         "pixel_shuffle",
         reference=F.pixel_shuffle,
         inputs=lambda make: Case((make.tensor(make.size(1, 3), 4 * make.size(1, 3), make.size(1, 5), 3), 2)),

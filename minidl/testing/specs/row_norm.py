@@ -1,4 +1,4 @@
-"""Records of the norms of rows.
+"""Specs of the norms of rows.
 
 u is the accumulate type's unit, d the depth of a sum over a row. A mean is off by gamma(d + 2) mean |x|, a deviation
 D = x - mean by that and a rounding, e; the mean square of deviations by mean (2 |D| e + e^2) and gamma(d + 4) of it. So
@@ -22,8 +22,8 @@ from minidl.testing.specs.base import Bad, Case, OpSpec, distinct, integers, ref
 from minidl.testing.specs.make import Make
 
 
-class Given(NamedTuple):
-    """A call: x, weight and bias as rows [R, L] (weights broadcast), eps, and what the kernels see."""
+class Rows(NamedTuple):
+    """A call: x, weight and bias as rows [R, L] (weights broadcast), eps, and the kernels' rows."""
 
     x: torch.Tensor
     w: torch.Tensor
@@ -34,19 +34,19 @@ class Given(NamedTuple):
     shape: torch.Size
 
 
-def _layers(x: torch.Tensor, shape: Any, w: Any = None, b: Any = None, eps: float = 1e-5, rms: bool = False) -> Given:
+def _layers(x: torch.Tensor, shape: Any, w: Any = None, b: Any = None, eps: float = 1e-5, rms: bool = False) -> Rows:
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     _, rows = kernels.layers(x, len(sizes))
     flat = x.reshape(rows.count, rows.L)
     w, b = (torch.full_like(flat, v) if t is None else t.reshape(1, -1).expand_as(flat) for t, v in ((w, 1), (b, 0)))
-    return Given(flat, w, b, eps, rms, rows, x.shape)
+    return Rows(flat, w, b, eps, rms, rows, x.shape)
 
 
-def _rms(x: torch.Tensor, shape: Any, w: Any = None, eps: float = 2.0**-20) -> Given:
+def _rms(x: torch.Tensor, shape: Any, w: Any = None, eps: float = 2.0**-20) -> Rows:
     return _layers(x, shape, w, None, eps, True)
 
 
-def _groups(x: torch.Tensor, groups: int, w: Any = None, b: Any = None, eps: float = 1e-5) -> Given:
+def _groups(x: torch.Tensor, groups: int, w: Any = None, b: Any = None, eps: float = 1e-5) -> Rows:
     _, rows = kernels.groups(x.contiguous(), groups)
     flat = x.reshape(rows.count, rows.L)
     shape = [1, -1, *(1 for _ in x.shape[2:])]
@@ -54,18 +54,18 @@ def _groups(x: torch.Tensor, groups: int, w: Any = None, b: Any = None, eps: flo
         torch.full_like(flat, v) if t is None else t.view(shape).expand(x.shape).reshape(flat.shape)
         for t, v in ((w, 1), (b, 0))
     )
-    return Given(flat, w, b, eps, False, rows, x.shape)
+    return Rows(flat, w, b, eps, False, rows, x.shape)
 
 
 def _instances(
     x: torch.Tensor, mean: None = None, var: None = None, w: Any = None, b: Any = None, *rest: Any, eps: float = 1e-5
-) -> Given:
+) -> Rows:
     return _groups(x, x.shape[1], w, b, eps)
 
 
-def _reference(given: Callable[..., Given]) -> Callable[..., torch.Tensor]:
+def _reference(parse: Callable[..., Rows]) -> Callable[..., torch.Tensor]:
     def reference(*args: Any, **named: Any) -> torch.Tensor:
-        at = given(*args, **named)
+        at = parse(*args, **named)
         d = at.x if at.rms else at.x - at.x.mean(1, keepdim=True)
         rstd = 1 / torch.sqrt(d.square().mean(1, keepdim=True) + at.eps)
         return (d * rstd * at.w + at.b).reshape(at.shape)
@@ -74,7 +74,7 @@ def _reference(given: Callable[..., Given]) -> Callable[..., torch.Tensor]:
 
 
 class Errors(NamedTuple):
-    """Deviations times rstd, and rstd [R, 1], each with its error; what may overflow."""
+    """Deviations times rstd, and rstd [R, 1], each with its error; and the sizes that may overflow."""
 
     v: torch.Tensor
     v_error: torch.Tensor
@@ -83,7 +83,7 @@ class Errors(NamedTuple):
     size: torch.Tensor
 
 
-def _errors(at: Given, dtype: torch.dtype) -> Errors:
+def _errors(at: Rows, dtype: torch.dtype) -> Errors:
     u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
     d = kernels.depth(at.rows, dtype)
     x = at.x
@@ -106,30 +106,30 @@ def _errors(at: Given, dtype: torch.dtype) -> Errors:
     return Errors(v, v_error, rstd, rstd_error, size)
 
 
-def _known(error: torch.Tensor, dtype: torch.dtype, *sizes: torch.Tensor) -> torch.Tensor:
+def _finite(error: torch.Tensor, dtype: torch.dtype, *sizes: torch.Tensor) -> torch.Tensor:
     for size in sizes:
-        error = bounds.known(error, size, dtype)
+        error = bounds.or_infinite(error, size, dtype)
     return error.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
-def _bound(given: Callable[..., Given]) -> Callable[..., torch.Tensor]:
+def _bound(parse: Callable[..., Rows]) -> Callable[..., torch.Tensor]:
     def bound(case: Case, result: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        at = given(*case.args, **case.kwargs)
+        at = parse(*case.args, **case.kwargs)
         if at.x.numel() == 0:
             return torch.zeros_like(result)
         u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
         v, v_error, *_, size = _errors(at, dtype)
         product = at.w.abs() * (v.abs() + v_error)
         error = at.w.abs() * v_error + 2 * u * (product + at.b.abs()) + 2 * tiny
-        error = _known(error, dtype, size.expand_as(error), product + at.b.abs())
+        error = _finite(error, dtype, size.expand_as(error), product + at.b.abs())
         return bounds.rounded(result, error.reshape(at.shape), dtype)
 
     return bound
 
 
-def _grad_bound(given: Callable[..., Given], *positions: int) -> Callable[..., tuple[Any, ...]]:
+def _grad_bound(parse: Callable[..., Rows], *positions: int) -> Callable[..., tuple[Any, ...]]:
     def bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        at = given(*case.args, **case.kwargs)
+        at = parse(*case.args, **case.kwargs)
         if at.x.numel() == 0:
             return tuple(None if g is None else torch.zeros_like(g) for g in grads)
         u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
@@ -140,32 +140,32 @@ def _grad_bound(given: Callable[..., Given], *positions: int) -> Callable[..., t
         c1_error = bounds.gamma(d + 8, u) * c1 + tiny
         c2 = (g * V).mean(1, keepdim=True)
         c2_error = (g * v_error).mean(1, keepdim=True) + bounds.gamma(d + 12, u) * c2 + 2 * tiny
-        # With signs where they make it smaller: the gradient of a row of two numbers is nearly 0.
-        inside = g + V * c2 + c1
-        error = v_error * c2 + V * c2_error + c1_error + 6 * u * inside + 4 * tiny
-        exact = torch.zeros_like(inside) if grads[0] is None else grads[0].reshape(at.x.shape).abs() / rstd
+        # The exact value has signs and may be smaller: the gradient of a row of two numbers is nearly 0.
+        terms_sum = g + V * c2 + c1
+        error = v_error * c2 + V * c2_error + c1_error + 6 * u * terms_sum + 4 * tiny
+        exact = torch.zeros_like(terms_sum) if grads[0] is None else grads[0].reshape(at.x.shape).abs() / rstd
         dx = error * (rstd + rstd_error) + exact * rstd_error + 2 * u * exact * rstd + 2 * tiny
-        dx = _known(dx, dtype, size.expand_as(dx), inside, inside * (rstd + rstd_error), dy * V * at.rows.L)
-        found: list[torch.Tensor | None] = [None if grads[0] is None else dx.reshape(at.shape)]
+        dx = _finite(dx, dtype, size.expand_as(dx), terms_sum, terms_sum * (rstd + rstd_error), dy * V * at.rows.L)
+        errors: list[torch.Tensor | None] = [None if grads[0] is None else dx.reshape(at.shape)]
         count = at.rows.images * at.rows.S
         for k, (term, term_error) in enumerate(((dy * V, dy * v_error), (dy, torch.zeros_like(dy)))):
             if k + 1 >= len(grads) or grads[k + 1] is None:
-                found.append(None)
+                errors.append(None)
                 continue
             total = _channels(at, term)
             off = _channels(at, term_error) + bounds.gamma(count + 4, u) * total + 2 * count * tiny
             top = size.max().expand_as(total)
-            found.append(_known(off, dtype, total, top).reshape(grads[k + 1].shape))
+            errors.append(_finite(off, dtype, total, top).reshape(grads[k + 1].shape))
         return tuple(
             None if g is None or e is None else bounds.rounded(g, e, dtype)
-            for g, e in zip(grads, found[: len(grads)], strict=True)
+            for g, e in zip(grads, errors[: len(grads)], strict=True)
         )
 
     return bound
 
 
-def _channels(at: Given, terms: torch.Tensor) -> torch.Tensor:
-    """Sums over images and the elements of each channel."""
+def _channels(at: Rows, terms: torch.Tensor) -> torch.Tensor:
+    """Return the sums over images and the elements of each channel."""
     rows = at.rows
     return terms.reshape(rows.images, rows.groups * rows.channels, rows.S).sum((0, 2))
 
@@ -211,13 +211,13 @@ def _affine(*shape: int, rest: tuple[Any, ...], C: int, last: bool = False) -> C
     return case
 
 
-def _record(name: str, given: Callable[..., Given], differentiable: tuple[int, ...], **fields: Any) -> OpSpec:
+def _spec(name: str, parse: Callable[..., Rows], differentiable: tuple[int, ...], **fields: Any) -> OpSpec:
     return OpSpec(
         name=name,
         op=getattr(ops, name),
-        reference=_reference(given),
-        bound=_bound(given),
-        grad_bound=_grad_bound(given, *differentiable),
+        reference=_reference(parse),
+        bound=_bound(parse),
+        grad_bound=_grad_bound(parse, *differentiable),
         differentiable=differentiable,
         families=("row_norm", "row_norm_grad"),
         **fields,
@@ -227,7 +227,7 @@ def _record(name: str, given: Callable[..., Given], differentiable: tuple[int, .
 _FLOATING = r"input has dtype torch.int64, expected a floating type"
 
 SPECS = [
-    _record(
+    _spec(
         "layer_norm",
         _layers,
         (0, 2, 3),
@@ -243,7 +243,7 @@ SPECS = [
             Bad(_affine(3, 4, rest=([4],), C=3), ValueError, r"weight has shape \[3\], expected \[4\]"),
         ),
     ),
-    _record(
+    _spec(
         "rms_norm",
         _rms,
         (0, 2),
@@ -254,7 +254,7 @@ SPECS = [
         },
         bad=(refuses(TypeError, _FLOATING, integers(3, 4), extra=([4],)),),
     ),
-    _record(
+    _spec(
         "group_norm",
         _groups,
         (0, 2, 3),
@@ -273,7 +273,7 @@ SPECS = [
             refuses(TypeError, _FLOATING, integers(3, 4), extra=(2,)),
         ),
     ),
-    _record(
+    _spec(
         "instance_norm",
         _instances,
         (0, 3, 4),

@@ -1,4 +1,4 @@
-"""Records of views and copies: the same values in another place, exactly."""
+"""Specs of views and copies, which are exact."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 
 from minidl import ops
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Bad, Case, one, records, refuses
+from minidl.testing.specs.base import Bad, Case, one, refuses, spec_factory
 from minidl.testing.specs.elementwise import no_error, no_grad_error
 from minidl.testing.specs.make import Make
 
 
 def _refuses(error: type[Exception], message: str, *rest: Any) -> Bad:
-    """The call with a tensor [2, 3, 4] and these arguments must raise."""
+    """Return a call with a tensor [2, 3, 4] and these arguments that must raise."""
     return refuses(error, message, (2, 3, 4), extra=rest)
 
 
 _exactly = {"bound": no_error, "grad_bound": no_grad_error, "exact": True}
-_view = records(**_exactly, differentiable=(0,))
-_joined = records(**_exactly, differentiable=(0, 1))
-# Of a tensor alone.
-_whole = records(
+_view = spec_factory(**_exactly, differentiable=(0,))
+_joined = spec_factory(**_exactly, differentiable=(0, 1))
+# Operations without other arguments.
+_tensor_only = spec_factory(
     **_exactly,
     inputs=one(),
     differentiable=(0,),
@@ -59,18 +59,18 @@ def _transpose_inputs(make: Make) -> Case:
 def _expand_inputs(make: Make) -> Case:
     shape = make.shape(0, 3, smallest=1)
     narrow = tuple(make.choice([size, 1]) for size in shape)
-    kept = tuple(make.choice([size, -1]) if size == other else size for size, other in zip(shape, narrow, strict=True))
-    return Case((make.tensor(*narrow), (*make.shape(0, 1), *kept)))
+    sizes = tuple(make.choice([size, -1]) if size == other else size for size, other in zip(shape, narrow, strict=True))
+    return Case((make.tensor(*narrow), (*make.shape(0, 1), *sizes)))
 
 
 def _expand_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    """A sum over the copies."""
+    """Return the bound of a sum over the copies."""
     x = case.args[0].clone().requires_grad_()
     (total,) = torch.autograd.grad(x.expand(case.args[1]), x, dy.abs())
     copies = dy.numel() // max(x.numel(), 1)
     if copies <= 1:
         return no_grad_error(case, dy, grads, dtype)
-    error = bounds.known(bounds.gamma(copies + 1, bounds.acc_unit(dtype)) * total, total, dtype)
+    error = bounds.or_infinite(bounds.gamma(copies + 1, bounds.acc_unit(dtype)) * total, total, dtype)
     return (bounds.rounded(grads[0], error, dtype),)
 
 
@@ -113,7 +113,7 @@ def _stack_inputs(make: Make) -> Case:
 
 
 def _cat_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    """The first part is there twice, so its gradient is a sum of two."""
+    """Return the bounds for a first part that occurs twice, whose gradient is a sum of two."""
     return (bounds.rounded(grads[0], bounds.acc_unit(dtype) * grads[0].abs(), dtype), torch.zeros_like(grads[1]))
 
 
@@ -181,9 +181,9 @@ SPECS = [
             refuses(TypeError, "got torch.float32", (3,), (2,)),
         ),
     ),
-    _whole("transposed", reference=lambda x: x.permute(tuple(reversed(range(x.dim()))))),
-    _whole("contiguous", reference=torch.Tensor.contiguous),
-    _whole("clone"),
+    _tensor_only("transposed", reference=lambda x: x.permute(tuple(reversed(range(x.dim()))))),
+    _tensor_only("contiguous", reference=torch.Tensor.contiguous),
+    _tensor_only("clone"),
     _joined(
         "cat",
         op=lambda a, b, dim: ops.cat([a, b, a], dim),
@@ -203,7 +203,7 @@ SPECS = [
         inputs=_stack_inputs,
         bad=(refuses(ValueError, "does not fit", (2,), (3,), extra=(0,)),),
     ),
-    records()(
+    spec_factory()(
         "to",
         reference=lambda x, dtype: x,
         inputs=lambda make: Case((make.tensor(*make.shape(0, 3)), make.choice(_TARGETS))),

@@ -1,15 +1,15 @@
-"""Records of softmax and log-softmax.
+"""Specs of softmax and log-softmax.
 
 With z = x - max x, s = sum exp(z) and u the unit of the accumulate type (Blanchard, D. J. Higham and N. J. Higham, IMA
 Journal of Numerical Analysis 41(4), 2021, with the errors of the functions themselves):
 
-- an exponential of z is off by a factor of at most exp(3 u |z| + 8 u): the rounding of z, a compiled exponential's
-  product with log2(e), and four units in the last place for the function; a walk along a long row multiplies by one
+- an exponential of z has a factor of error of at most exp(3 u |z| + 8 u): the rounding of z, a compiled exponential's
+  product with log2(e), and four units in the last place for the function; the loop over a long row multiplies by one
   more exponential at each new maximum, whose exponents add up to z;
-- s is then off by gamma(d) for the sum and the mean of the terms' errors, weighted by softmax itself;
-- a compiled division is off by 2 units in the last place (4 u), a logarithm by 4.
+- s then has an error of gamma(d) for the sum and the mean of the terms' errors, weighted by the softmax;
+- a compiled division has an error of 2 units in the last place (4 u), a logarithm of 4.
 
-The gradients start from the output as it was rounded to its type.
+The gradients start from the output rounded to its type.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from minidl import ops
 from minidl.kernels.softmax.rows import fits_block, loop_tile
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Case, integers, records, refuses, tensors
+from minidl.testing.specs.base import Case, integers, refuses, spec_factory, tensors
 from minidl.testing.specs.make import Make
 
 
 def row_tile(family: str, rows: int, N: int, dtype: torch.dtype) -> launch.Tile:
-    """The tile for rows of N elements: of the kernel for whole rows where they fit it, else of the walk."""
+    """Return the tile for rows of N elements: of the kernel for rows that fit one block, otherwise of the loop."""
     tile = launch.tile(family, dtype, M=rows, N=N)
     return tile if fits_block(family, tile, dtype, N, N) else loop_tile(f"{family}_loop", dtype, rows, N, N)
 
 
 def chain(family: str, rows: int, N: int, dtype: torch.dtype) -> tuple[int, int]:
-    """(additions that a term of a row's sum goes through at most, blocks that the row is walked in).
+    """Return the longest chain of additions of a row's sum, and the number of blocks of the row.
 
-    Within a block a thread adds its own run (or NumPy a leaf of its tree), at most a 16th, and a tree joins them.
+    In a block, a thread adds its elements (or NumPy a leaf of its tree), at most a 16th, and a tree joins the sums.
     """
     tile = row_tile(family, rows, N, dtype)
-    kept = tile.sizes.get("BLOCK_KEPT", 0)
-    block = max(tile["BLOCK_N"], kept)
-    blocks = -(-N // tile["BLOCK_N"]) + (kept > 0)
+    first = tile.sizes.get("BLOCK_KEPT", 0)
+    block = max(tile["BLOCK_N"], first)
+    blocks = -(-N // tile["BLOCK_N"]) + (first > 0)
     return min(N, min(block, block // 16 + 32) + blocks), blocks
 
 
 class RowErrors(NamedTuple):
-    """Of rows along `dim`: d, z, exp(z), s and the relative errors of the last two."""
+    """d, z, exp(z) and s of rows, and the relative errors of the last two."""
 
     d: int
     z: torch.Tensor
@@ -57,17 +57,17 @@ class RowErrors(NamedTuple):
 
 
 def row_errors(x: torch.Tensor, dim: int, family: str, dtype: torch.dtype) -> RowErrors:
-    """The errors of the shifted exponentials and their sum, x in float64 with at least one dimension."""
+    """Return the errors of the shifted exponentials and their sum, x in float64 with at least one dimension."""
     u = bounds.acc_unit(dtype)
     N = x.shape[dim]
     d, blocks = chain(family, x.numel() // N, N, dtype)
     z = x - x.amax(dim, keepdim=True)
     e = torch.exp(z)
     s = e.sum(dim, keepdim=True)
-    # Where |z| is cut, the exponential is 0 in both.
+    # Where |z| is clamped, the exponential is 0 in both.
     e_error = torch.expm1(3 * u * z.abs().clamp(max=1000) + 8 * u)
-    walked = e_error + 9 * u * (blocks - 1)
-    s_error = (1 + bounds.gamma(d, u)) * (1 + (e / s * walked).sum(dim, keepdim=True)) - 1
+    total_error = e_error + 9 * u * (blocks - 1)
+    s_error = (1 + bounds.gamma(d, u)) * (1 + (e / s * total_error).sum(dim, keepdim=True)) - 1
     return RowErrors(d, z, e, s, e_error, s_error / (1 - s_error))
 
 
@@ -100,7 +100,7 @@ def _bound(error: Callable[[torch.Tensor, int, torch.dtype], torch.Tensor]) -> C
 
 
 def _grad_bound(error: Callable[..., torch.Tensor]) -> Callable[..., tuple[Any, ...]]:
-    """The bound from error(dx, dy, x, dim, d, tiny, dtype), d the chain of the sum along a row."""
+    """Return the bound from error(dx, dy, x, dim, d, tiny, dtype), d the chain of the sum along a row."""
 
     def bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         (dx,), (x, dim) = grads, _arguments(case)
@@ -108,8 +108,8 @@ def _grad_bound(error: Callable[..., torch.Tensor]) -> Callable[..., tuple[Any, 
             return (torch.zeros_like(dx),)
         d, _ = chain("softmax_grad", x.numel() // x.shape[dim], x.shape[dim], dtype)
         tiny = bounds.TINY[launch.acc_torch(dtype)]
-        found = error(dx.reshape(x.shape), dy.reshape(x.shape), x, dim, d, tiny, dtype)
-        return (bounds.rounded(dx, found.reshape(dx.shape), dtype),)
+        dx_error = error(dx.reshape(x.shape), dy.reshape(x.shape), x, dim, d, tiny, dtype)
+        return (bounds.rounded(dx, dx_error.reshape(dx.shape), dtype),)
 
     return bound
 
@@ -117,24 +117,24 @@ def _grad_bound(error: Callable[..., torch.Tensor]) -> Callable[..., tuple[Any, 
 def _softmax_grad_error(
     dx: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, dim: int, d: int, tiny: float, dtype: torch.dtype
 ) -> torch.Tensor:
-    """dx = y (dy - D), D = sum dy y, from y off by `kept`."""
+    """Return the error of dx = y (dy - D), D = sum dy y, computed from the rounded y."""
     u, y = bounds.acc_unit(dtype), torch.softmax(x, dim)
-    kept = bounds.rounded(y, _softmax_error(x, dim, dtype), dtype)
+    y_error = bounds.rounded(y, _softmax_error(x, dim, dtype), dtype)
     tiny = x.shape[dim] * tiny
-    off = (dy.abs() * (kept + bounds.gamma(d + 1, u) * (y + kept))).sum(dim, keepdim=True) + tiny
+    off = (dy.abs() * (y_error + bounds.gamma(d + 1, u) * (y + y_error))).sum(dim, keepdim=True) + tiny
     inner = (dy - (dy * y).sum(dim, keepdim=True)).abs()
     off = off + u * (inner + off)
-    return y * off + kept * (inner + off) + u * (y + kept) * (inner + off) + tiny
+    return y * off + y_error * (inner + off) + u * (y + y_error) * (inner + off) + tiny
 
 
 def _log_softmax_grad_error(
     dx: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, dim: int, d: int, tiny: float, dtype: torch.dtype
 ) -> torch.Tensor:
-    """dx = dy - exp(y) S, S = sum dy, from y off by `kept`."""
+    """Return the error of dx = dy - exp(y) S, S = sum dy, computed from the rounded y."""
     u, y = bounds.acc_unit(dtype), torch.log_softmax(x, dim)
-    kept = bounds.rounded(y, _log_softmax_error(x, dim, dtype), dtype)
+    y_error = bounds.rounded(y, _log_softmax_error(x, dim, dtype), dtype)
     p, total = y.exp(), dy.sum(dim, keepdim=True).abs()
-    factor = torch.expm1((kept + 3 * u * y.abs() + 8 * u).clamp(max=700))
+    factor = torch.expm1((y_error + 3 * u * y.abs() + 8 * u).clamp(max=700))
     off = bounds.gamma(d, u) * dy.abs().sum(dim, keepdim=True)
     error = p * (factor * (total + off) + off) + u * p * (1 + factor) * (total + off) + tiny * (1 + total)
     return error + u * (dx.abs() + error)
@@ -156,7 +156,7 @@ _EXAMPLES = {
     "one block": tensors((3, 700)),
     "long rows": tensors((2, 9001)),
 }
-_record = records(
+_spec = spec_factory(
     inputs=_inputs,
     differentiable=(0,),
     families=("softmax", "softmax_grad", "softmax_loop", "softmax_grad_loop"),
@@ -167,14 +167,14 @@ _record = records(
 )
 
 SPECS = [
-    _record(
+    _spec(
         "softmax",
         reference=lambda x, dim=-1: torch.softmax(x, dim),
         bound=_bound(_softmax_error),
         grad_bound=_grad_bound(_softmax_grad_error),
         examples=_EXAMPLES,
     ),
-    _record(
+    _spec(
         "log_softmax",
         reference=lambda x, dim=-1: torch.log_softmax(x, dim),
         bound=_bound(_log_softmax_error),

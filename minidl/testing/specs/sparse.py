@@ -1,8 +1,8 @@
-"""The record of `sparse_linear`.
+"""The spec of `sparse_linear`.
 
-Row i of x adds up its n products: in any order that is off by at most gamma(n + 1) times the sum of their magnitudes.
-The gradient of the weight is the same sum over the documents that name a word. The reference adds up the entries as
-they are stored: a place that is not stored is not multiplied, so an infinite weight only shows where it is named.
+Row i of x adds its n products, with an error of at most gamma(n + 1) times the sum of their magnitudes in any order.
+The gradient of the weight is the same sum over the documents that contain a word. The reference adds the stored
+entries only, so an infinite weight only affects documents that contain its word.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from minidl.runtime import launch
 from minidl.sparse.csr import CSR
 from minidl.testing.specs import bounds
 from minidl.testing.specs.activation import apply
-from minidl.testing.specs.base import Case, of, records, refuses, tensors
+from minidl.testing.specs.base import Case, of, refuses, spec_factory, tensors
 from minidl.testing.specs.make import Make
 from minidl.testing.specs.products import ACTIVATIONS, gradient_bounds, incoming, output_bound, with_bias
 
 
 def _matrix(counts: Sequence[int], V: int) -> Callable[[Make], CSR]:
-    """A CSR whose rows have the given numbers of entries, columns drawn with repetition."""
+    """Return a CSR whose rows have the given numbers of entries, columns drawn with repetition."""
 
-    def made(make: Make) -> CSR:
+    def make_matrix(make: Make) -> CSR:
         crow = torch.tensor([sum(counts[:i]) for i in range(len(counts) + 1)])
         col = make.integers(sum(counts), low=0, high=max(V - 1, 0))
         return CSR.from_torch(crow.to(col.device), col, make.tensor(sum(counts)), (len(counts), V))
 
-    return made
+    return make_matrix
 
 
 def _inputs(make: Make) -> Case:
@@ -43,11 +43,11 @@ def _inputs(make: Make) -> Case:
     return Case((_matrix(counts, V)(make), make.tensor(V, H), bias, make.choice(ACTIVATIONS)))
 
 
-def _sums(x: CSR, dense: torch.Tensor, turned: bool = False) -> torch.Tensor:
-    """x or, `turned`, its transpose times a dense matrix, entry by entry."""
+def _sums(x: CSR, dense: torch.Tensor, transposed: bool = False) -> torch.Tensor:
+    """Return x or its transpose times a dense matrix, entry by entry."""
     rows = torch.arange(x.shape[0], device=dense.device).repeat_interleave((x.crow[1:] - x.crow[:-1]).long())
-    of, at = (x.col.long(), rows) if turned else (rows, x.col.long())
-    zeros = dense.new_zeros(x.shape[turned], dense.shape[1])
+    of, at = (x.col.long(), rows) if transposed else (rows, x.col.long())
+    zeros = dense.new_zeros(x.shape[transposed], dense.shape[1])
     return zeros.index_add(0, of, x.val[:, None] * dense[at])
 
 
@@ -56,21 +56,21 @@ def _reference(x: CSR, weight: torch.Tensor, bias: torch.Tensor | None = None, a
 
 
 def _sum_error(total: torch.Tensor, near_zero: torch.Tensor, terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The error of sums of `terms` products a b in the accumulate type: `total` is sum |a| |b|, `near_zero` sum
+    """Return the error of sums of `terms` products a b in the accumulate type: `total` is sum |a| |b|, `near_zero` sum
     (|a| + 1) (|b| + 1)."""
     most = int(terms.max()) if len(terms) else 0
     error = bounds.gamma(most + 1, bounds.acc_unit(dtype)) * total + near_zero * bounds.TINY[launch.acc_torch(dtype)]
-    return bounds.known(error, total, dtype)
+    return bounds.or_infinite(error, total, dtype)
 
 
-def _totals(x: CSR, dense: torch.Tensor, turned: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sums of |a| |b| and of (|a| + 1) (|b| + 1) of a product of x, or of x^T."""
+def _totals(x: CSR, dense: torch.Tensor, transposed: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sums of |a| |b| and of (|a| + 1) (|b| + 1) of a product of x, or of x^T."""
     a, b = replace(x, val=x.val.abs()), dense.abs()
-    return _sums(a, b, turned), _sums(replace(x, val=a.val + 1), b + 1, turned)
+    return _sums(a, b, transposed), _sums(replace(x, val=a.val + 1), b + 1, transposed)
 
 
 def _preactivation(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """z = x W + b and its error in the accumulate type."""
+    """Return z = x W + b and its error in the accumulate type."""
     x, weight, bias, _ = case.arguments(ops.sparse_linear)
     z = _sums(x, weight) + (0 if bias is None else bias)
     error = _sum_error(*_totals(x, weight), x.crow[1:] - x.crow[:-1], dtype)
@@ -79,17 +79,17 @@ def _preactivation(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
 
 def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     x, _, _, act = case.arguments(ops.sparse_linear)
-    known, error = incoming(act, dy, *_preactivation(case, dtype), dtype)
+    magnitude, error = incoming(act, dy, *_preactivation(case, dtype), dtype)
     absolute = replace(x, val=x.val.abs())
-    named = torch.zeros(x.shape[1], dtype=torch.int64)
-    named[x.rows.long()] = (x.t_crow[1:] - x.t_crow[:-1]).long()
-    dw = _sums(absolute, error, turned=True) + _sum_error(*_totals(x, known, turned=True), named, dtype)
-    db = error.sum(0) + _sum_error(known.sum(0), (known + 1).sum(0), torch.tensor([len(dy)]), dtype)
+    counts = torch.zeros(x.shape[1], dtype=torch.int64)
+    counts[x.rows.long()] = (x.t_crow[1:] - x.t_crow[:-1]).long()
+    dw = _sums(absolute, error, transposed=True) + _sum_error(*_totals(x, magnitude, transposed=True), counts, dtype)
+    db = error.sum(0) + _sum_error(magnitude.sum(0), (magnitude + 1).sum(0), torch.tensor([len(dy)]), dtype)
     return gradient_bounds(grads, (dw, db), dtype)
 
 
 _SMALL = _matrix([1, 2], 4)
-SPARSE_LINEAR = records()(
+SPARSE_LINEAR = spec_factory()(
     "sparse_linear",
     reference=_reference,
     inputs=_inputs,
@@ -117,7 +117,7 @@ SPARSE_LINEAR = records()(
             _SMALL, of(torch.float16, 4, 3),
         ),
     ),
-    # With an activation the result is no integer: tests/kernels/test_sparse.py has the exact sums.
+    # With an activation the result is not an integer: tests/kernels/test_sparse.py tests exact sums.
 )  # fmt: skip
 
 SPECS = [SPARSE_LINEAR]

@@ -1,4 +1,4 @@
-"""Records of functions of one tensor, element by element, with the bounds of `elementwise`."""
+"""Specs of functions of one tensor, element by element, with the bounds of `elementwise`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from minidl import ops
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import Case, OpSpec, between, bools, integers, one, records, refuses, tensors
+from minidl.testing.specs.base import Case, OpSpec, between, bools, integers, one, refuses, spec_factory, tensors
 from minidl.testing.specs.elementwise import (
     few_grad_units,
     few_units,
-    kept,
     no_error,
     no_grad_error,
+    stored_error,
     times,
     where_finite,
 )
@@ -39,37 +39,37 @@ _INTEGERS = refuses(TypeError, r"got dtype torch.int64, expected a floating type
 _NO_BOOL = refuses(TypeError, "got dtype torch.bool, expected a floating type", bools(3))
 _BOOL = refuses(TypeError, "got dtype torch.bool, expected a floating or", bools(3))
 
-_unary = records(
+_unary = spec_factory(
     inputs=one(), differentiable=(0,), families=("elementwise",), examples=_unary_examples(), bad=(_INTEGERS,)
 )
 _exact = partial(_unary, bound=no_error, grad_bound=no_grad_error, bad=(_BOOL,), exact=True)
-# From values above 0.
+# For values above 0.
 _positive = partial(_unary, inputs=one(low=0.0), examples=_unary_examples(low=0.0625))
 
 
 def _exp_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     y = case.args[0].exp()
-    error = times(dy, kept(y, FUNCTION_UNITS * bounds.acc_unit(dtype) * y, dtype))
+    error = times(dy, stored_error(y, FUNCTION_UNITS * bounds.acc_unit(dtype) * y, dtype))
     return (bounds.rounded(grads[0], error + bounds.acc_unit(dtype) * grads[0].abs(), dtype),)
 
 
 def _sqrt_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    # The root of the smallest number is far from underflow, so what is kept is off by two roundings.
+    # The root of the smallest number is far from underflow, so the stored value has the error of two roundings.
     relative = 2 * (bounds.UNIT[dtype] + bounds.acc_unit(dtype)) + 2 * bounds.acc_unit(dtype)
     return (where_finite(grads[0], bounds.rounded(grads[0], relative * grads[0].abs(), dtype)),)
 
 
 def _reciprocal_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     y = case.args[0].reciprocal().abs()
-    off = kept(y, bounds.acc_unit(dtype) * y, dtype)
+    off = stored_error(y, bounds.acc_unit(dtype) * y, dtype)
     error = times(dy, 2 * y * off + off * off) + 4 * bounds.acc_unit(dtype) * grads[0].abs()
-    # dy y may vanish before it is multiplied by y again.
+    # dy y may underflow before the second product with y.
     error = error + y * bounds.TINY[launch.acc_torch(dtype)]
     return (where_finite(grads[0], bounds.rounded(grads[0], error, dtype)),)
 
 
 def _any_of(functions: Mapping[str, tuple[float | None, float]], **fields: Any) -> OpSpec:
-    """One record of several functions of one operand, named after the first: name, from where on, units of error."""
+    """Return one spec, named after the first function, of several functions by name, with the least x and units."""
     first = next(iter(functions))
 
     def reference(x: torch.Tensor, name: str = first) -> torch.Tensor:
@@ -95,7 +95,7 @@ def _name(case: Case, first: str) -> str:
 
 
 def _curve_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    """dy f'(x); what f' loses to underflow, dy may lift again. torch's of expm1 is dy (y + 1), which cancels."""
+    """Return the bound of dy f'(x): a large dy scales the underflow of f', and torch's expm1 cancels in dy (y + 1)."""
     x, name, u = case.args[0], _name(case, "sin"), bounds.acc_unit(dtype)
     units = FUNCTION_UNITS + 4 + (2 * (x * x).clamp(max=800) if name == "erf" else 0)
     lost = bounds.TINY[launch.acc_torch(dtype)] + (bounds.UNIT[torch.float64] if name == "expm1" else 0)

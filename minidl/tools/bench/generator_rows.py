@@ -14,16 +14,16 @@ from minidl.autograd import no_grad
 from minidl.models import Generator
 from minidl.runtime import launch
 from minidl.tensors import Tensor
+from minidl.testing.cases.transposed import BENCHMARK
 from minidl.testing.specs.bounds import dot_unit, gamma, holds
 from minidl.tools.bench import peers, sides
 from minidl.tools.bench.measure import Row, Work, floor_ms, input_sets
 
 DEVICE = "cuda"
 LAST = torch.channels_last
-IMAGES = 1000
-# (C, M, size of the input): 5x5, stride 2, each doubles the size; and the row's goal.
-LAYERS = {(512, 256, 4): 1.15, (256, 128, 8): 1.15, (128, 64, 16): 1.15, (64, 3, 32): 6.0}
-FIRST = 512  # channels before them
+IMAGES = BENCHMARK[0].N
+GOALS = (1.15, 1.15, 1.15, 6.0)
+FIRST = BENCHMARK[0].C
 HOW = {"stride": 2, "padding": 2, "output_padding": 1}
 # The largest relative error, in the norm, of a generator: the rounding of five layers.
 OFF = {"float16": 2.0**-8, "tf32": 2.0**-8, "float32": 2.0**-18}
@@ -31,7 +31,7 @@ OFF = {"float16": 2.0**-8, "tf32": 2.0**-8, "float32": 2.0**-18}
 
 def rows() -> Iterator[Row]:
     """Yield the rows in order."""
-    for (C, M, size), goal in LAYERS.items():
+    for (_, C, M, size, *_), goal in zip(BENCHMARK, GOALS, strict=True):
         yield f"transposed 5x5 stride 2 {C}->{M}@{size}", goal, partial(_layer, C, M, size)
     for kind in OFF:
         yield f"dcgan generation {IMAGES} images {kind}", 1.8, partial(_generation, kind)
@@ -91,7 +91,7 @@ class _TorchGenerator(torch.nn.Module):
         self.project = torch.nn.Linear(ours.latent, 16 * FIRST, bias=False)
         self.norm = torch.nn.BatchNorm2d(FIRST)
         layers: list[torch.nn.Module] = []
-        for C, M, _ in LAYERS:
+        for _, C, M, *_ in BENCHMARK:
             layers += [torch.nn.ConvTranspose2d(C, M, 5, **HOW, bias=M == 3), torch.nn.BatchNorm2d(M)]
         self.upward = torch.nn.Sequential(*layers[:-1])
         self.load_state_dict({name: value.data.cpu() for name, value in ours.state_dict().items()}, strict=False)
@@ -140,8 +140,8 @@ def _generation(kind: str) -> Work:
             expected = torch.cat([exact(z[i : i + 250].double()) for i in range(0, IMAGES, 250)])
         return bool((pictures.data.double() - expected).norm() <= OFF[kind] * expected.norm())
 
-    flop = 2.0 * (IMAGES * 100 * 16 * FIRST + sum(_products(*layer) for layer in LAYERS))
+    flop = 2.0 * (IMAGES * 100 * 16 * FIRST + sum(_products(*layer[1:4]) for layer in BENCHMARK))
     width = dtype.itemsize
-    moved = sum(_bytes(*layer, width) for layer in LAYERS) + width * 1000.0 * 16 * FIRST
+    moved = sum(_bytes(*layer[1:4], width) for layer in BENCHMARK) + width * 1000.0 * 16 * FIRST
     floor = floor_ms(moved, flop, "tf32x3" if kind == "float32" else kind)
     return Work(f"dcgan generation {IMAGES} images {kind}", kind, [mine], peers, floor, judge, whole_step=True)

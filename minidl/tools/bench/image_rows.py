@@ -12,39 +12,31 @@ from torch.nn import functional as F
 from minidl import models, ops, optim
 from minidl.autograd import no_grad
 from minidl.kernels import conv
-from minidl.kernels.conv.geometry import Geometry
 from minidl.runtime import launch
 from minidl.tensors import Tensor
+from minidl.testing.cases.convolutions import BENCHMARK
 from minidl.testing.specs.bounds import dot_unit, gamma, holds
 from minidl.tools.bench import peers, sides
 from minidl.tools.bench.measure import Row, Work, floor_ms, input_sets
 
 DEVICE = "cuda"
 LAST = torch.channels_last
-# name: (N, C, M, size, kernel, padding), and the goals: forward, gradient of the weight.
-LAYERS = {
-    "1->12 7x7 72x72": (10000, 1, 12, 72, 7, 0, 5.0, 2.5),
-    "12->24 7x7 33x33": (10000, 12, 24, 33, 7, 0, 3.0, 2.0),
-    "1->32 5x5 28x28": (10000, 1, 32, 28, 5, 0, 2.5, 2.0),
-    "32->64 5x5 12x12": (10000, 32, 64, 12, 5, 0, 1.1, 1.1),
-    "3x3 64@56": (128, 64, 64, 56, 3, 1, 1.15, 1.2),
-    "3x3 128@28": (128, 128, 128, 28, 3, 1, 1.02, 1.1),
-    "3x3 256@14": (128, 256, 256, 14, 3, 1, 1.05, 1.2),
-    "3x3 512@7": (128, 512, 512, 7, 3, 1, 1.12, 1.02),
-    "3x3 256@56": (64, 256, 256, 56, 3, 1, 1.03, 1.0),
-}
-RELU_INCLUDED = ("1->12 7x7 72x72", "12->24 7x7 33x33", "1->32 5x5 28x28")
+# By layer: the goals of the forward pass and of the gradient of the weight.
+GOALS = dict(zip(BENCHMARK, (
+    (5.0, 2.5), (3.0, 2.0), (2.5, 2.0), (1.1, 1.1), (1.15, 1.2), (1.02, 1.1), (1.05, 1.2), (1.12, 1.02), (1.03, 1.0),
+), strict=True))  # fmt: skip
+RELU_INCLUDED = tuple(BENCHMARK)[:3]
 
 
 def rows() -> Iterator[Row]:
     """Yield the rows in order."""
-    of_3x3 = [name for name in LAYERS if name.startswith("3x3")]
-    for name in LAYERS:
-        yield f"conv {name}", LAYERS[name][-2], partial(_forward, name)
+    of_3x3 = [name for name in BENCHMARK if name.startswith("3x3")]
+    for name, (goal, _) in GOALS.items():
+        yield f"conv {name}", goal, partial(_forward, name)
     for name in of_3x3:
         yield f"conv {name} gradient of the input", 1.05, partial(_gradient, name, "input")
-    for name in dict.fromkeys([*of_3x3, *LAYERS]):
-        yield f"conv {name} gradient of the weight", LAYERS[name][-1], partial(_gradient, name, "weight")
+    for name in dict.fromkeys([*of_3x3, *BENCHMARK]):
+        yield f"conv {name} gradient of the weight", GOALS[name][1], partial(_gradient, name, "weight")
     for kind in ("max", "average"):
         yield f"{kind} pool 2x2 forward+backward 10000x32x24x24", 1.0, partial(_pool, kind)
     yield "batch norm + relu training forward+backward 1000x64x32x32", 1.2, _batch_norm
@@ -60,9 +52,8 @@ class Layer:
     """Inputs of one convolution in float16, channels-last; `sets` of them, to exceed the L2 cache."""
 
     def __init__(self, name: str) -> None:
-        N, C, M, size, kernel, padding, *_ = LAYERS[name]
-        self.padding = [padding, padding]
-        self.geometry = Geometry.of((size, size), (kernel, kernel), (1, 1), ((padding, padding),) * 2, (1, 1))
+        N, C, M, size, kernel, padding, *_ = case = BENCHMARK[name]
+        self.padding, self.geometry = [padding, padding], case.geometry
         out = self.geometry.h.output
         self.terms = C * kernel * kernel
         self.elements = N * C * size * size, N * M * out * out

@@ -12,6 +12,7 @@ from minidl import nn, ops, optim
 from minidl.kernels import bias_act, cross_entropy, gemm, softmax
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor
+from minidl.testing.cases.matrices import BENCHMARK, DOCUMENTS
 from minidl.testing.specs.bounds import dot_unit, gamma, holds
 from minidl.tools.bench import peers, sides
 from minidl.tools.bench.measure import Row, Work, floor_ms, input_sets
@@ -21,10 +22,8 @@ DEVICE = "cuda"
 
 def rows() -> Iterator[Row]:
     """Yield the rows in order."""
-    for size, goal in ((8192, 1.02), (4096, 1.0), (2048, 1.0), (1024, 1.0)):
-        yield f"gemm {size}x{size}x{size}", goal, partial(_gemm, size, size, size, torch.bfloat16)
-    for M, N, K in ((1024, 128, 32768), (32768, 128, 1024), (128, 32768, 1024)):
-        yield f"gemm {M}x{N}x{K}", 1.15, partial(_gemm, M, N, K, torch.bfloat16)
+    for (M, N, K), goal in zip(BENCHMARK, (1.02, 1.0, 1.0, 1.0, 1.15, 1.15, 1.15), strict=True):
+        yield f"gemm {M}x{N}x{K}", goal, partial(_gemm, M, N, K, torch.bfloat16)
     for kind in ("AB", "AB^T", "A^TB"):
         yield f"gemm tf32 8192 {kind}", 1.0, partial(_gemm, 8192, 8192, 8192, torch.float32, "tf32", kind)
     yield "gemm float32 4096", 1.8, partial(_gemm, 4096, 4096, 4096, torch.float32, "tf32x3")
@@ -150,7 +149,7 @@ def _cross_entropy() -> Work:
 
 
 def _text_step() -> Work:
-    count, nonzeros, columns, hidden, classes = 1024, 65, 32754, 128, 4
+    (count, nonzeros, columns), hidden, classes = DOCUMENTS, 128, 4
     # Documents of unit norm.
     generator = torch.Generator().manual_seed(0)
     col = torch.stack([torch.randperm(columns, generator=generator)[:nonzeros].sort().values for _ in range(count)])

@@ -28,7 +28,7 @@ from minidl.compilation import launch_jobs
 from minidl.compilation.job import Job
 from minidl.data.parsing import counted
 from minidl.interpreter import patches
-from minidl.testing.sanitizer.patches import configured
+from minidl.testing.sanitizer.autotuned import configured
 from minidl.testing.sanitizer.script import play
 from minidl.tools.doctor import compile, worker
 from minidl.tools.doctor.compile import Verdict

@@ -1,8 +1,8 @@
-"""One problem to tune on: its inputs, the call that is timed, and the check of its result."""
+"""A problem to tune on: its inputs, the call that is timed, and the check of its result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from minidl.autograd import no_grad
 from minidl.runtime import launch
 from minidl.testing.compare import Expected, as_tuple, unwrap, wrap
 from minidl.testing.specs import Case, Make, all_specs
-from minidl.testing.specs.make import SeededMake, T
+from minidl.testing.specs.make import EmptyMake, SeededMake
 
 Call = Callable[[], Any]
 Start = Callable[[Case, Make], Call]
@@ -23,13 +23,13 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Problem:
-    """A shape in a dtype that stands for its class.
+    """A shape and a dtype that represent their class.
 
     inputs     makes the arguments of a call
-    start      makes the call to time from the arguments; the call returns torch tensors, or a tuple of them
-    record     name of the operation's spec, whose reference and bound check the result. Without a spec, and if
-               integers give exact results, a tile must give the current tile's result on integers, bit for bit
-    wrt        positions of the arguments whose gradients the call returns; empty: it returns the result
+    start      returns the call to time for some arguments; the call returns a torch tensor or a tuple of them
+    spec       name of the operation's spec, whose reference and bound judge the result. Without a spec, and if
+               integers give exact results, a tile must give the present tile's result on integers, bit for bit
+    wrt        positions of the arguments whose gradients the call returns; empty: the call returns the result
     in_place   the call changes its inputs, so only the result of the first call can be checked
     off        for a transform, the allowed distance from the current tile's result, relative to its norm
     by_values  the call makes tensors whose sizes depend on the values of its inputs
@@ -40,26 +40,26 @@ class Problem:
     inputs: Callable[[Make], Case]
     start: Start
     precision: str = "ieee"
-    record: str | None = None
+    spec: str | None = None
     wrt: tuple[int, ...] = ()
     in_place: bool = False
     off: float = 0.0
     by_values: bool = False
 
     def set_up(self) -> AbstractContextManager[None]:
-        """A context in which float32 products have the problem's precision."""
+        """Return a context in which float32 products have the problem's precision."""
         return launch.in_precision(self.precision if self.dtype == torch.float32 else launch.float32_precision())
 
     def call(self, seed: int, device: torch.device | str, kind: str = "normal") -> Call:
         """Return the call on new inputs."""
-        return self._new_call(SeededMake(seed, self.dtype, device, kinds=(kind,)))
+        return self._call(SeededMake(seed, self.dtype, device, kinds=(kind,)))
 
     def empty(self) -> Call:
-        """Return the call on uninitialised inputs, for recording launches; on a GPU if possible without memory."""
-        needs_values = self.by_values or launch.target() == "interpreted"
-        return self._new_call(Empty(SEED, self.dtype, "cpu" if needs_values else "meta"))
+        """Return the call on uninitialised inputs, for recording launches; for a GPU without memory if possible."""
+        reads_values = self.by_values or launch.target() == "interpreted"
+        return self._call(EmptyMake(SEED, self.dtype, "cpu" if reads_values else "meta"))
 
-    def _new_call(self, make: Make) -> Call:
+    def _call(self, make: Make) -> Call:
         with self.set_up():
             call = self.start(self.inputs(make), make)
         if self.dtype != torch.float32:
@@ -74,27 +74,11 @@ class Problem:
     @property
     def exact(self) -> bool:
         """Return whether results on integers are compared bit for bit."""
-        return self.record is None or (all_specs()[self.record].exact and not self.off)
-
-
-class Empty(SeededMake):
-    """A Make of uninitialised tensors."""
-
-    def tensor(self, *shape: int, low: float | None = None, high: float | None = None) -> torch.Tensor:
-        """Return an uninitialised tensor."""
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
-
-    def integers(self, *shape: int, low: int, high: int) -> torch.Tensor:
-        """Return a tensor of the lowest number."""
-        return torch.full(shape, low, dtype=torch.int64, device=self.device)
-
-    def choice(self, options: Sequence[T]) -> T:
-        """Return the first option."""
-        return options[0]
+        return self.spec is None or (all_specs()[self.spec].exact and not self.off)
 
 
 def operation(name: str, wrt: tuple[int, ...] = ()) -> Start:
-    """Return calls of an operation by its name; with `wrt`, of only the backward pass of its first result."""
+    """Return the start of a spec's operation or, with `wrt`, of the backward pass of its first result."""
 
     def start(case: Case, make: Make) -> Call:
         args = [wrap(arg, position in wrt) for position, arg in enumerate(case.args)]
@@ -116,12 +100,12 @@ def operation(name: str, wrt: tuple[int, ...] = ()) -> Start:
 
 
 def kernel(launcher: Callable[..., Any]) -> Start:
-    """Return calls of a launcher on torch tensors."""
+    """Return the start of a launcher on torch tensors."""
     return lambda case, make: lambda: launcher(*case.args, **case.kwargs)
 
 
 class Judge:
-    """Checks a problem's result. Create it while the tiles in use are right.
+    """Checks a problem's result; create it while the tiles in use are correct.
 
     Raises AssertionError if the current result is outside its bound.
     """
@@ -132,9 +116,9 @@ class Judge:
         if problem.exact or problem.off:
             self._reference = tuple(t.clone() for t in self._results())
         else:
-            # The same inputs as in `_results`.
+            # The inputs of `_results`.
             make = SeededMake(SEED, problem.dtype, device)
-            spec, case = all_specs()[problem.record or ""], problem.inputs(make)
+            spec, case = all_specs()[problem.spec or ""], problem.inputs(make)
             self._expected = Expected(spec, case, problem.dtype, problem.wrt, make.tensor)
         if not self.right():
             raise AssertionError(

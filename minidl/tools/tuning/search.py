@@ -19,13 +19,14 @@ import torch
 
 from minidl.runtime import launch
 from minidl.runtime.launch import Tile
+from minidl.testing.specs.make import EmptyMake
 from minidl.tools.bench.goals import NOISE
 from minidl.tools.bench.measure import Clock, HostClock, Replay, in_turn, input_sets
 from minidl.tools.first_line import first_line
 from minidl.tools.tuning import space
 from minidl.tools.tuning.check import Check, launches, signature, spread, under
 from minidl.tools.tuning.classes import ShapeClass
-from minidl.tools.tuning.problem import SEED, Call, Empty, Judge, Problem
+from minidl.tools.tuning.problem import SEED, Call, Judge, Problem
 
 # The host's clock includes other work of the processor.
 HOST_NOISE = 0.05
@@ -178,6 +179,6 @@ class Searcher:
 
 def _calls(problem: Problem, device: torch.device | str) -> list[Call]:
     """Return calls on enough inputs to exceed the L2 cache; one call for the interpreter."""
-    case = problem.inputs(Empty(SEED, problem.dtype))
+    case = problem.inputs(EmptyMake(SEED, problem.dtype))
     sets = 1 if launch.INTERPRETED else input_sets(sum(t.nbytes for t in case.tensors()))
     return [problem.call(SEED + i, device) for i in range(sets)]

@@ -11,7 +11,7 @@ import torch
 
 from minidl.runtime import launch
 from minidl.tensors import default_device
-from minidl.tools.tuning import classes, problems
+from minidl.tools.tuning import classes, kind, problems
 from minidl.tools.tuning.problem import Judge
 
 ROOT = Path(__file__).parents[3]
@@ -62,7 +62,7 @@ FEW = ("bias_act", "cross_entropy", "images", "reduce_rows", "sparse", "gemm_sum
 @pytest.mark.parametrize("family", [*FEW, "update", "conv_fft", "conv_few", "conv_banded_grad_weight", "conv_back"])
 @pytest.mark.skipif(not launch.INTERPRETED, reason="on a GPU the tuning test judges")
 def test_problems_of_each_kind_are_right_with_the_present_tile(family, monkeypatch):
-    monkeypatch.setattr(problems, "ELEMENTS_INTERPRETED", 2**12)
+    monkeypatch.setattr(kind, "ELEMENTS_INTERPRETED", 2**12)
     for shapes in classes.of_family(family, "interpreted")[:1]:
         for problem in shapes.problems[:1]:
             assert Judge(problem, "cpu").right()

@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 
 from minidl.testing import SanitizerError, sanitize
-from minidl.testing.sanitizer.patches import configured
+from minidl.testing.sanitizer.autotuned import configured
 from tests.trials.foreign.case import error
 
 LIMIT = 240

@@ -2,7 +2,7 @@
 
 import torch
 
-from minidl.testing.fake_gpu import ANSWERS
+from minidl.testing.fake_card import ANSWERS
 
 ASKED = (
     "get_device_properties", "get_device_name", "get_device_capability", "current_device", "device_count",

@@ -1,0 +1,75 @@
+"""The kinds of problems of a family: a target, a dtype and the precision of float32 products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from minidl.runtime import launch
+from minidl.testing.specs import Case, Make
+from minidl.tools.tuning.problem import Problem, Start, operation
+from minidl.tools.tuning.space import PRODUCTS
+
+Inputs = Callable[[Make], Case]
+# Elements of a problem of rows: more than a GPU's L2 cache holds, few for the interpreter.
+ELEMENTS, ELEMENTS_INTERPRETED = 2**25, 2**18
+
+
+class Kind(NamedTuple):
+    """A family's table for a target, with a dtype and the precision of float32 products."""
+
+    family: str
+    target: str
+    dtype: torch.dtype
+    precision: str = "ieee"
+
+    @property
+    def small(self) -> bool:
+        """Return whether problems run in the interpreter."""
+        return self.target == "interpreted"
+
+    def rest(self, size: int = 1) -> int:
+        """Return the factor by which `size` gives the elements of a problem of rows."""
+        return max(1, (ELEMENTS_INTERPRETED if self.small else ELEMENTS) // size)
+
+    def extents(self, **usual: int) -> list[tuple[int, ...]]:
+        """Return the sizes to tune at, in the order of `usual`.
+
+        They are the sizes in each rule's conditions (the others from `usual`), `usual` itself, and twice the largest
+        size that a rule holds up to.
+        """
+        conditions = [rule.get("when", {}) for rule in launch.table(self.family)[self.target]]
+        sizes = [{name[:-4]: when[name] for name in when if name[-4:] in ("_max", "_min")} for when in conditions]
+        largest = {name: 2 * max(size.get(name, 0) for size in sizes) for name in usual}
+        all_sizes = (*sizes, {}, *({name: size} for name, size in largest.items() if size))
+        return list(dict.fromkeys(tuple(size.get(name, usual[name]) for name in usual) for size in all_sizes))
+
+    def problem(self, label: str, start: Start, inputs: Inputs, **options: Any) -> Problem:
+        """Return the problem of calls that `start` makes from `inputs`."""
+        name = f"{label} {str(self.dtype).removeprefix('torch.')}"
+        name += f" {self.precision}" if self.precision != "ieee" else ""
+        return Problem(name, self.dtype, inputs, start, self.precision, **options)
+
+    def operation(self, label: str, spec: str, wrt: tuple[int, ...], inputs: Inputs) -> Problem:
+        """Return the problem of a spec's operation, or of its gradients by the arguments at `wrt`."""
+        return self.problem(label, operation(spec, wrt), inputs, spec=spec, wrt=wrt)
+
+
+def kinds(family: str, target: str) -> list[Kind]:
+    """Return the kinds of a family: float16 (bfloat16 uses its tiles), float32 by precision, and dtypes in rules."""
+    rules = launch.table(family)[target]
+    if not rules:
+        return []
+    if target == "interpreted":
+        return [Kind(family, target, torch.float32)]
+    names = {name for rule in rules for name in rule.get("when", {}).get("dtype", ())}
+    products = family in PRODUCTS or family.startswith("conv_fft")
+    precisions = launch.PRECISIONS if products else ("ieee",)
+    return [
+        Kind(family, target, torch.float16),
+        *(Kind(family, target, torch.float32, precision) for precision in precisions),
+        *([Kind(family, target, torch.float64)] if "float64" in names else []),
+        *([Kind(family, target, torch.float8_e4m3fn)] if "float8_e4m3fn" in names else []),
+    ]
