@@ -397,7 +397,7 @@ class _Child:
         def advance(network, losses):
             return parallels[network].step(images, losses)[0]
 
-        inputs = [t for count, shard in zip(rows, of.own, strict=True) for t in self._batch(name, count, shard)]
+        inputs = [t for count, shard in zip(rows, of.local, strict=True) for t in self._batch(name, count, shard)]
         return self._captured(self._new_step(side, name, advance), inputs), side
 
     def _captured(self, step, batch):
@@ -519,11 +519,11 @@ class _Child:
         torch = self.torch
         of = self.distributed.shards(self.options.shards)
         for size in (1000,) if self.options.small else SUMS:
-            rows = torch.randn(len(of.own), size, device=self.kind)
+            rows = torch.randn(len(of.local), size, device=self.kind)
             plain = rows.sum(0)
             ours = self._in_graph(lambda rows=rows: self.distributed.all_reduce_fixed(Tensor(rows), of))
             theirs = self._in_graph(lambda plain=plain: torch.distributed.all_reduce(plain))
-            self._keep(what="tree", name=f"{size} float32", own=len(of.own), ours_ms=ours, all_reduce_ms=theirs)
+            self._keep(what="tree", name=f"{size} float32", own=len(of.local), ours_ms=ours, all_reduce_ms=theirs)
 
     def _in_graph(self, sum_up) -> float:
         """Return milliseconds of one of ten calls in a CUDA graph."""

@@ -131,7 +131,7 @@ def in_part() -> bool:
     return getattr(_thread, "rows", None) is not None
 
 
-def place(shape: Sequence[int]) -> int:
+def first_index(shape: Sequence[int]) -> int:
     """Return the number of elements of the complete batch before a tensor of this shape, see `rows`; 0 outside."""
     first, count = getattr(_thread, "rows", None) or (0, 1)
     return first * (math.prod(shape) // count) if shape and shape[0] % count == 0 else 0

@@ -103,18 +103,18 @@ def is_fused() -> bool:
 
 def waiting(x: Variable) -> Deferred | None:
     """Return the Deferred of x if an operation may be fused with it: created by this thread in the same grad mode."""
-    later = x._later
-    if later is None or later._recorded != is_grad_enabled() or later._thread != threading.get_ident():
+    deferred = x._deferred
+    if deferred is None or deferred._recorded != is_grad_enabled() or deferred._thread != threading.get_ident():
         return None
-    return later
+    return deferred
 
 
 def take(x: Variable, method: str, *args: Any) -> Any:
     """Return the result of a `method` of x's Deferred, mostly a Deferred with one more operation; None if
     impossible."""
-    later = waiting(x)
-    extended = None if later is None else getattr(later, method)(*args)
-    x._taken = x._taken or extended is not None
+    deferred = waiting(x)
+    extended = None if deferred is None else getattr(deferred, method)(*args)
+    x._fused = x._fused or extended is not None
     return extended
 
 
@@ -181,7 +181,7 @@ class Deferred:
     def settle(self, variable: Variable) -> None:
         """Compute the result and assign it to the variable."""
         with self._lock:
-            if variable._later is not self:
+            if variable._deferred is not self:
                 return  # settled by another thread
             self.unchanged()
             with enable_grad() if self._recorded else no_grad():
@@ -201,7 +201,7 @@ class Deferred:
 
 def _value_of(operand: Any) -> torch.Tensor | None:
     if isinstance(operand, Variable):
-        return operand._held if operand._later is None else operand.data
+        return operand._data if operand._deferred is None else operand.data
     return operand if isinstance(operand, torch.Tensor) else None
 
 
@@ -211,7 +211,7 @@ def open_(variable: Variable) -> None:
     if variables is None:
         variables = _local.open = []
     elif len(variables) >= MAX_OPEN:
-        variables[:] = [ref for ref in variables if (alive := ref()) is not None and alive._later is not None]
+        variables[:] = [ref for ref in variables if (alive := ref()) is not None and alive._deferred is not None]
     variables.append(weakref.ref(variable))
 
 

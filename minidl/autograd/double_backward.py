@@ -81,10 +81,10 @@ def _variable_at(edge: Edge, value: torch.Tensor) -> Variable:
         variable = Function.result_class(value)
         variable._recorded_by(target, index)
         return variable
-    if target._held is value:
+    if target._data is value:
         return target
     variable = Same.apply(target)
-    variable._held = value
+    variable._data = value
     return variable
 
 

@@ -140,14 +140,25 @@ class Variable:
     """A value and its position in the graph: the operation that computed it, or a leaf's accumulated gradient."""
 
     __slots__ = (
-        "__weakref__", "_after", "_grad", "_held", "_hooks", "_index", "_later", "_node", "_requires_grad", "_slope",
-        "_stream", "_taken", "name",
+        "__weakref__",
+        "_after",
+        "_data",
+        "_deferred",
+        "_fused",
+        "_grad",
+        "_hooks",
+        "_index",
+        "_node",
+        "_requires_grad",
+        "_slope",
+        "_stream",
+        "name",
     )  # fmt: skip
 
     def __init__(self, data: torch.Tensor) -> None:
-        self._held = data
-        self._later: Any = None
-        self._taken = False  # True if another operation computed it in its kernel
+        self._data = data
+        self._deferred: Any = None
+        self._fused = False  # True if another operation computed it in its kernel
         self.name = ""
         self._grad: Grad | None = None
         self._slope: Variable | None = None  # _grad as a variable of the graph, if it was recorded
@@ -161,30 +172,30 @@ class Variable:
     @property
     def data(self) -> torch.Tensor:
         """The value; computed now if it is deferred (see `deferred`)."""
-        if self._later is not None:
+        if self._deferred is not None:
             self._settle()
-        return self._held
+        return self._data
 
     @data.setter
     def data(self, value: torch.Tensor | Variable) -> None:
         self._settle()
-        self._held = value.data if isinstance(value, Variable) else value
+        self._data = value.data if isinstance(value, Variable) else value
 
     def _settle(self) -> None:
         """Compute the value now if it is not computed yet."""
-        later = self._later
-        if later is not None:
-            later.settle(self)
+        deferred = self._deferred
+        if deferred is not None:
+            deferred.settle(self)
 
     def _become(self, other: Variable) -> None:
         """Take over the value and the position in the graph of another variable."""
-        self._held = other.data
+        self._data = other.data
         self._node, self._index, self._requires_grad = other._node, other._index, other._requires_grad
-        self._later = None
+        self._deferred = None
 
     def _graph_grad(self) -> Variable | None:
         """Return `_grad` as a variable of the graph; None if it was not recorded, or has been replaced."""
-        if self._slope is not None and self._slope._held is not self._grad:
+        if self._slope is not None and self._slope._data is not self._grad:
             self._slope = None
         return self._slope
 

@@ -102,7 +102,7 @@ def in_step(
             if kind is None:
                 break
             width, dtype = kind
-            rows_ = torch.zeros(len(of.own), width, dtype=getattr(torch, dtype), device=shares.device)
+            rows_ = torch.zeros(len(of.local), width, dtype=getattr(torch, dtype), device=shares.device)
             for row, sum_ in zip(rows_, sums, strict=False):
                 row.copy_(sum_)
             table = gathered(rows_, of, _WHAT)

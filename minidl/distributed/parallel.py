@@ -85,7 +85,7 @@ class DataParallel:
         signature = [id(parameter) for parameter in trained], [module.training for module in self.model.modules()]
         if signature != self._signature:
             self._signature, self._grad_buckets = signature, None
-        shard_range, stream, shares = self.shards.own, random.get_state()["stream"], self._shares(rows)
+        shard_range, stream, shares = self.shards.local, random.get_state()["stream"], self._shares(rows)
         model_buffers = [buffer.data for buffer in self._buffers]
         while len(self._copies) < len(shard_range):  # allocated outside a recording
             self._copies.append([buffer.clone() for buffer in model_buffers])
@@ -171,7 +171,7 @@ class DataParallel:
             [p for p, u in zip(trained, used, strict=True) if u],
             values,
             trained[0].device,
-            len(self.shards.own),
+            len(self.shards.local),
             self._cap,
         )
 

@@ -43,13 +43,13 @@ class Shards:
         return cut(self.count, self.size)
 
     @property
-    def own(self) -> range:
+    def local(self) -> range:
         """The shards of this process."""
         return self.all[self.rank]
 
     def rows(self, rows: int) -> list[range]:
         """Return the rows of a batch for each of this process's shards; some are empty in a small batch."""
-        return cut(rows, self.count)[self.own.start : self.own.stop]
+        return cut(rows, self.count)[self.local.start : self.local.stop]
 
 
 def shards(count: int | None = None) -> Shards:

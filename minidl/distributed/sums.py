@@ -35,9 +35,9 @@ def all_reduce_fixed(rows: Tensor, of: Shards | None = None, weights: Tensor | N
     another number of rows, LostError if a process is missing.
     """
     of = of or shards()
-    if rows.shape[0] != len(of.own):
-        raise ValueError(f"all_reduce_fixed: {rows.shape[0]} rows, expected one for each of {len(of.own)} shards")
-    flat = rows.data.reshape(len(of.own), -1)
+    if rows.shape[0] != len(of.local):
+        raise ValueError(f"all_reduce_fixed: {rows.shape[0]} rows, expected one for each of {len(of.local)} shards")
+    flat = rows.data.reshape(len(of.local), -1)
     if flat.stride(1) != 1:  # torch treats a row of one value as contiguous with any stride
         flat = torch.empty(flat.shape, dtype=flat.dtype, device=flat.device).copy_(flat)
     if weights is not None:  # of all shards
@@ -78,7 +78,7 @@ def summed(x: torch.Tensor, of: Shards, weight: torch.Tensor | None = None, what
     mine, wide = nodes[of.rank], launch.acc_torch(x.dtype)
     parts = torch.empty(of.size, len(mine), length, dtype=wide, device=x.device)
     for i, (start, size) in enumerate(mine):
-        rows = slice(start - of.own.start, min(start + size, of.own.stop) - of.own.start)
+        rows = slice(start - of.local.start, min(start + size, of.local.stop) - of.local.start)
         weights = None if weight is None else weight[start : start + len(x[rows])]
         tree.sum_rows(x[rows], range(len(x[rows])), size, weights, parts[:, i])
     received = torch.empty(sum(map(len, nodes)), length, dtype=wide, device=x.device)

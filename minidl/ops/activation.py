@@ -47,7 +47,7 @@ def activated(x: Tensor, act: Activation) -> Tensor:
     """Return act(x), fused with the operation that computes x if possible."""
     activation.parse(act)
     fused = take(x, "with_act", act) if type(x) is Tensor else None  # BiasAct refuses other types
-    return BiasAct.apply(x, None, act) if fused is None else Tensor._of_later(fused)
+    return BiasAct.apply(x, None, act) if fused is None else Tensor._of_deferred(fused)
 
 
 def bias_act(x: Tensor, b: Tensor | None, act: Activation = "relu") -> Tensor:

@@ -145,7 +145,7 @@ def batch_norm(
     if waiting_input is not None and not training:
         fused = take(input, "with_norm", running_mean, running_var, weight, bias, eps)
         if fused is not None:
-            output = Tensor._of_later(fused)
+            output = Tensor._of_deferred(fused)
             return output if act is None else activated(output, act)
     buffers = None if mean is None or var is None else kernels.Buffers(mean, var, batches)
     if training and momentum is None and buffers is not None and batches is None:
@@ -163,7 +163,7 @@ def batch_norm(
         assert buffers is not None
         statistics = folds.running_statistics(buffers.mean, buffers.var, eps, input.dtype)
     if act is None and may_wait(input):
-        return Tensor._of_later(DeferredNorm(input, weight, bias, statistics, training))
+        return Tensor._of_deferred(DeferredNorm(input, weight, bias, statistics, training))
     return BatchNorm.apply(input, weight, bias, None, statistics, training, act)
 
 

@@ -64,12 +64,12 @@ def _change_now(
     kernel: Callable[..., torch.Tensor],
     *others: Operand,
 ) -> Tensor:
-    if x._later is None:
+    if x._deferred is None:
         copies.refuse_change(name, x.data)
     others = tuple([_cast_operand(x, other) for other in others])
     needs = is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in (x, *others))
-    if needs or x._later is not None:
-        if x._later is None and x.requires_grad and x.is_leaf:
+    if needs or x._deferred is not None:
+        if x._deferred is None and x.requires_grad and x.is_leaf:
             refuse_recorded(name, x)
         return replace_by_result(name, x, recorded, *others)
     settle_all()
@@ -104,10 +104,10 @@ def without_overlap(operand: Any, data: torch.Tensor) -> Any:
 def replace_by_result(name: str, x: Tensor, recorded: Callable[..., Tensor], *others: Operand) -> Tensor:
     """Return x after it became the result in the graph. Raises RuntimeError if another tensor shares its memory."""
     node = x._node
-    shared = x._later is None and not _is_unshared(x)
+    shared = x._deferred is None and not _is_unshared(x)
     before = x._twin()
-    if x._later is None:
-        before._held = x.data.data  # its own version counter: backward refuses saves of the old value
+    if x._deferred is None:
+        before._data = x.data.data  # its own version counter: backward refuses saves of the old value
     result = recorded(before, *(before if other is x else other for other in others))
     if shared:
         raise RuntimeError(
@@ -117,7 +117,7 @@ def replace_by_result(name: str, x: Tensor, recorded: Callable[..., Tensor], *ot
     check_fits(name, result, x)
     result = to(result, x.dtype)
     retained = None if node is None else node.retained.get(x._index)
-    if x._later is None and not x.data.is_inference():
+    if x._deferred is None and not x.data.is_inference():
         torch.autograd.graph.increment_version(x.data)
         context = None if node is None else node.context
         if context is not None and activation.parse(getattr(context, "act", None))[0] in activation.FROM_INPUT_IN_TORCH:

@@ -231,7 +231,7 @@ def conv2d(
             x = (input,)
             conv.check_arguments("conv2d", input.data, *plain)
         shape = input.shape[0], weight.shape[0], geometry.h.output, geometry.w.output
-        return Tensor._of_later(DeferredConv(Conv2d, conv.forward, shape, x, weight, bias, geometry))
+        return Tensor._of_deferred(DeferredConv(Conv2d, conv.forward, shape, x, weight, bias, geometry))
     if not records_gradient("conv2d", input, weight, bias, scale):
         y, _ = conv.forward(
             input.data, weight.data, geometry, None if bias is None else bias.data, act,

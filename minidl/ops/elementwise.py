@@ -62,8 +62,8 @@ def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     for deferred, other in ((a, b), (b, a)):
         fused = take(deferred, "with_sum", other)
         if fused is not None:
-            return Tensor._of_later(fused)
-    return Tensor._of_later(DeferredSum(a, b)) if a.ndim > 1 else Add.apply(a, b)
+            return Tensor._of_deferred(fused)
+    return Tensor._of_deferred(DeferredSum(a, b)) if a.ndim > 1 else Add.apply(a, b)
 
 
 def _may_defer(x: Any) -> TypeGuard[Tensor]:

@@ -166,14 +166,14 @@ def fill_(x: Tensor, value: Scalar) -> Tensor:
 def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, seed: int | None = None) -> Tensor:
     """Fill with normally distributed values in place. Seeds as `rand`."""
     refuse_recorded("normal_", x)
-    random_kernels.normal_(x.data, mean, std, *random.key(seed), random.place(x.shape))
+    random_kernels.normal_(x.data, mean, std, *random.key(seed), random.first_index(x.shape))
     return x
 
 
 def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, seed: int | None = None) -> Tensor:
     """Fill with uniform values from [low, high) in place. Seeds as `rand`."""
     refuse_recorded("uniform_", x)
-    random_kernels.uniform_(x.data, low, high, *random.key(seed), random.place(x.shape))
+    random_kernels.uniform_(x.data, low, high, *random.key(seed), random.first_index(x.shape))
     return x
 
 

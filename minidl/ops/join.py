@@ -204,7 +204,7 @@ def _earlier_join(parts: Sequence[Tensor]) -> tuple[DeferredJoin | None, int]:
 def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     """Return parts that fit together joined along a dimension, 0 or more."""
     if dim == 1 and parts[0].ndim > 2 and parts[0].dtype.is_floating_point and all(map(may_wait, parts)):
-        return Tensor._of_later(DeferredJoin(tuple(parts)))  # the caller may extend its list
+        return Tensor._of_deferred(DeferredJoin(tuple(parts)))  # the caller may extend its list
     return Cat.apply(dim, *parts)
 
 

@@ -49,7 +49,7 @@ def dropout(
     if not training or p == 0.0:
         return input
     key = random.key(seed)
-    return apply_in_place(lambda x: Dropout.apply(x, p, *key, random.place(input.shape)), input, inplace)
+    return apply_in_place(lambda x: Dropout.apply(x, p, *key, random.first_index(input.shape)), input, inplace)
 
 
 def dropout2d(
@@ -101,7 +101,7 @@ def _drawn(
     where, sizes, kind = device_of(device), check.sizes(op, shape), dtype or torch.get_default_dtype()
     if where.type == "meta":  # no memory to fill
         return Tensor(torch.empty(sizes, dtype=kind, device=where), requires_grad)
-    data = draw(sizes, 0.0, 1.0, *random.key(seed), dtype=kind, device=where, first=random.place(sizes))
+    data = draw(sizes, 0.0, 1.0, *random.key(seed), dtype=kind, device=where, first=random.first_index(sizes))
     return Tensor(data, requires_grad)
 
 
@@ -115,4 +115,4 @@ def randint(
     where = device_of(device)
     sizes = check.sizes("randint", (size,))
     low, high = check.integer("randint", "low", low), check.integer("randint", "high", high)
-    return Tensor(kernels.randint(sizes, low, high, *random.key(seed), device=where, first=random.place(sizes)))
+    return Tensor(kernels.randint(sizes, low, high, *random.key(seed), device=where, first=random.first_index(sizes)))

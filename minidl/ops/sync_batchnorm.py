@@ -37,7 +37,7 @@ class Part(NamedTuple):
     `meet` contributes a row of numbers, waits for all shards, and returns all rows.
     """
 
-    own: int
+    examples: int
     rows: int
     shares: torch.Tensor
     meet: Callable[[torch.Tensor], torch.Tensor]
@@ -104,10 +104,10 @@ def sync_batch_norm(input: Tensor, *settings: Any) -> Tensor:
     buffers = None if mean is None or var is None else kernels.Buffers(mean, var, batches)
     if momentum is None and buffers is not None and batches is None:
         raise ValueError("batch_norm: momentum is None, which needs num_batches_tracked to count the batches")
-    values, remainder = divmod(x.numel() // max(1, x.shape[1]), part.own)
+    values, remainder = divmod(x.numel() // max(1, x.shape[1]), part.examples)
     if remainder:
         raise RuntimeError(
-            f"SyncBatchNorm: {part.own} examples have input {list(x.shape)}, expected as many values each"
+            f"SyncBatchNorm: {part.examples} examples have input {list(x.shape)}, expected as many values each"
         )
     if buffers is not None:
         folds.forget()

@@ -19,42 +19,42 @@ class TensorCore(Variable):
     __slots__ = ()
 
     @property
-    def _known(self) -> Any:
+    def _metadata(self) -> Any:
         """What knows shape, dtype and device: the value, or what it will be computed from."""
-        later = self._later
-        return self._held if later is None else later
+        deferred = self._deferred
+        return self._data if deferred is None else deferred
 
     @property
     def shape(self) -> torch.Size:
         """Its sizes."""
-        return self._known.shape
+        return self._metadata.shape
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of its elements, one of torch's."""
-        return self._known.dtype
+        return self._metadata.dtype
 
     @property
     def device(self) -> torch.device:
         """Where its memory is."""
-        return self._known.device
+        return self._metadata.device
 
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
-        return len(self._known.shape)
+        return len(self._metadata.shape)
 
     def dim(self) -> int:
         """Return number of dimensions."""
-        return len(self._known.shape)
+        return len(self._metadata.shape)
 
     def size(self, dim: int | None = None) -> torch.Size | int:
         """Return the shape, or the extent of one dimension."""
-        return self._known.shape if dim is None else self._known.shape[dim]
+        return self._metadata.shape if dim is None else self._metadata.shape[dim]
 
     def numel(self) -> int:
         """Return number of elements."""
-        return self._known.shape.numel()
+        return self._metadata.shape.numel()
 
     @property
     def is_cuda(self) -> bool:

@@ -148,7 +148,7 @@ class TensorGradients(TensorCore, Generic[TensorT]):
             node.retained[self._index] = weakref.ref(self)
 
     def _check_not_taken(self, name: str) -> None:
-        if self._taken:
+        if self._fused:
             raise RuntimeError(
                 f"{name}: this tensor was computed as a part of the operation after it, through which its gradient "
                 "does not pass; call it before the tensor is used, or compute under minidl.fusion(False)"

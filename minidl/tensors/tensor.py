@@ -65,26 +65,26 @@ class Tensor(TensorConversions["Tensor"], _Operations):
         self.requires_grad_(requires_grad)
 
     @classmethod
-    def _of_later(cls, later: Deferred) -> Tensor:
+    def _of_deferred(cls, deferred: Deferred) -> Tensor:
         """Return the tensor of a deferred result."""
         tensor = cls.__new__(cls)
         Variable.__init__(tensor, _NOTHING)
-        tensor._later, tensor._requires_grad = later, later.requires_grad
+        tensor._deferred, tensor._requires_grad = deferred, deferred.requires_grad
         open_(tensor)
         return tensor
 
     def _twin(self) -> Tensor:
         """Return a second tensor of the same value, at the same position in the graph."""
         twin = Tensor.__new__(Tensor)
-        Variable.__init__(twin, self._held)
+        Variable.__init__(twin, self._data)
         twin._take_place(self)
         return twin
 
     def _take_place(self, other: Tensor) -> None:
         """Take over another tensor's value, computed or deferred, and its position in the graph."""
-        self._held, self._later, self._taken = other._held, other._later, False
+        self._data, self._deferred, self._fused = other._data, other._deferred, False
         self._node, self._index, self._requires_grad = other._node, other._index, other._requires_grad
-        if self._later is not None:
+        if self._deferred is not None:
             open_(self)
 
     def new_zeros(self, *size: Any, dtype: torch.dtype | None = None, device: Any = None) -> Tensor:

@@ -189,13 +189,13 @@ def test_nothing_is_deferred_outside_of_a_module_or_left_by_one():
 
     def kept_and_used():
         kept.append(conv(x))
-        assert kept[0]._later is not None
+        assert kept[0]._deferred is not None
         return kept[0] + 1.0
 
-    assert conv(x)._later is None
-    assert ops.conv2d(x, conv.weight)._later is None
+    assert conv(x)._deferred is None
+    assert ops.conv2d(x, conv.weight)._deferred is None
     y = in_a_module(kept_and_used)
-    assert (y._later, kept[0]._later) == (None, None)
+    assert (y._deferred, kept[0]._deferred) == (None, None)
 
 
 def test_shapes_and_types_are_known_before():
@@ -204,9 +204,9 @@ def test_shapes_and_types_are_known_before():
     def shapes():
         z = conv(x)
         known = list(z.shape), z.ndim, z.numel(), z.dtype, z.size(1), z.requires_grad
-        assert z._later is not None
+        assert z._deferred is not None
         assert not z.is_leaf
-        assert z._later is None
+        assert z._deferred is None
         return known
 
     assert in_a_module(shapes) == ([2, 6, 3, 5], 4, 180, torch.float32, 6, True)
@@ -223,7 +223,7 @@ def test_after_an_error_nothing_is_open():
         in_a_module(failing)
     with pytest.raises(ZeroDivisionError), minidl.fusion(False):
         raise ZeroDivisionError
-    assert in_a_module(lambda: conv(x)._later is not None)
+    assert in_a_module(lambda: conv(x)._deferred is not None)
 
 
 def test_the_mode_is_that_of_the_call():
@@ -353,7 +353,7 @@ def test_fusion_is_a_setting():
     conv, x = nn.Conv2d(4, 4, 1), Tensor(image(2, 4, 3, 3))
 
     def deferred():
-        return conv(x)._later is not None
+        return conv(x)._deferred is not None
 
     with minidl.fusion(False):
         assert not in_a_module(deferred)

@@ -67,8 +67,8 @@ def _vectors(make: EmptyMake) -> Calls:
         yield f"copies of {columns} columns", partial(_with_boxes, make.dtype != torch.float64, copied)
 
 
-def _with_boxes(wanted: bool, call: Callable[[], Any]) -> None:
-    if wanted and launch.boxes():
+def _with_boxes(enabled: bool, call: Callable[[], Any]) -> None:
+    if enabled and launch.boxes():
         call()
 
 
