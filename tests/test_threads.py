@@ -119,7 +119,7 @@ def test_a_result_is_settled_by_one_of_several_threads():
     """No operation of another thread takes it in."""
     with deferred.deferring(nn.Identity()):
         slow = Slow((2, 3), torch.float32, default_device(), False)
-        y = Tensor._of_later(slow)
+        y = Tensor._of_deferred(slow)
         assert deferred.waiting(y) is slow
         assert at_once(lambda: deferred.waiting(y)) == [None]
         first, *others = at_once(*[lambda: y.data] * THREADS)

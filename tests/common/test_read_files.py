@@ -63,7 +63,7 @@ def test_an_entry_of_the_cache_is_told_and_made_anew(tmp_path, kind):
     told = []
     replace(tmp_path / "a.pictures", kind)
     with soon():
-        assert picture_cache.PictureCache(told.append)._kept(tmp_path / "a.pictures", "stamp") is None
+        assert picture_cache.PictureCache(told.append)._load(tmp_path / "a.pictures", "stamp") is None
     assert len(told) == 1
     assert "a.pictures cannot be read" in told[0]
 

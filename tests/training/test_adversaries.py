@@ -279,7 +279,7 @@ def test_a_rehearsal_has_every_kernel_of_a_step_and_of_the_average():
     networks = adversaries_of()
     with rehearsal.rehearsal(lambda kernel, grid, args, meta: rehearsed.append((kernel.__name__, grid, str(meta)))):
         rehearsal.rehearse(networks.step, x)
-        rehearsal.rehearse(networks.statistics)
+        rehearsal.rehearse(networks.calibrate)
     networks = adversaries_of()
     with launch.watch(watcher):
         networks.step(x)

@@ -91,7 +91,7 @@ def test_a_fault_at_any_rename_is_survived_where_the_epoch_is_then_no_longer_the
             real(source, target, **keywords)
 
         # Written before the next step: else a state is left out where training is faster than writing.
-        alone = mock.patch.object(Checkpoints, "_started", return_value=False)
+        alone = mock.patch.object(Checkpoints, "_start_writer", return_value=False)
         with mock.patch.object(os, "replace", replace), alone, contextlib.suppress(OSError):
             trainer(folder).run()
         return next(count)

@@ -12,7 +12,7 @@ from minidl.training.settings.command import Session, Training, TrainSettings
 from minidl.training.settings.declaration import FLOAT32, IN_FLOAT32
 
 DROPOUT = {"small": 0.0, "mobilenet_v2": 0.2, "vgg16_bn": 0.5}  # the default of each network that has dropout
-_MINIDL_NETWORKS = ("small", "ece408")  # torchvision has all others
+_BUILT_IN_NETWORKS = ("small", "ece408")  # torchvision has all others
 _SMALL_SIDE = 64  # pixels: the full stem would reduce a shorter side to less than 2 positions
 
 
@@ -193,7 +193,7 @@ class TrainImages(Training, PictureSettings, ImageSession):
     @property
     def published(self) -> bool:
         """Return whether torchvision has the network, too."""
-        return self.model not in _MINIDL_NETWORKS
+        return self.model not in _BUILT_IN_NETWORKS
 
     @model_validator(mode="after")
     def _check_network(self) -> Self:
