@@ -41,8 +41,8 @@ def average_kernel(
 class Averages:
     """Moving averages of many tensors: a launch for each pair of dtypes.
 
-    `averages` and `values` are pairs of floating tensors on one device, of equal shapes and the same memory order, at
-    addresses that stay. Raises ValueError for other shapes, strides or devices, TypeError for dtypes that are not
+    `averages`, all distinct, and `values` are pairs of floating tensors on one device, of equal shapes and the same
+    memory order, at addresses that stay. Raises ValueError for other shapes, strides or devices, TypeError for dtypes that are not
     floating.
     """
 
