@@ -51,7 +51,8 @@ class CrossEntropy(Function):
         # backward scales the gradient in place and returns it; a second one through a retained graph computes it again.
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
-            _, *gradient = cross_entropy_kernels.cross_entropy_parts(*ctx.saved, *ctx.options, True)
+            arguments: Any = (*ctx.saved, *ctx.options, True)
+            _, *gradient = cross_entropy_kernels.cross_entropy_parts(*arguments)
         grad, divisor = gradient
         if dy is not None or divisor is not None:
             grad = cross_entropy_kernels.cross_entropy_grad_(grad, dy, divisor)
