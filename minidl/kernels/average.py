@@ -41,9 +41,9 @@ def average_kernel(
 class Averages:
     """Moving averages of many tensors: a launch for each pair of dtypes.
 
-    `averages` and `values` are pairs of floating tensors on one device, of equal shapes and the same memory order, at
-    addresses that stay. Raises ValueError for other shapes, strides or devices, TypeError for dtypes that are not
-    floating.
+    `averages`, all distinct, and `values` are pairs of floating tensors on one device, of equal shapes and the same
+    memory order, at addresses that stay. Raises ValueError for other shapes, strides or devices, TypeError for dtypes
+    that are not floating.
     """
 
     def __init__(self, averages: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

@@ -56,7 +56,7 @@ def integer(op: str, name: str, value: Any, least: int | None = None) -> int:
     return number
 
 
-def several(op: str, name: str, value: Any) -> tuple[int, ...]:
+def integers(op: str, name: str, value: Any) -> tuple[int, ...]:
     """Return a tuple of integers from a sequence or a single one. Raises TypeError for other values and bools."""
     if any(isinstance(item, bool) for item in (value if isinstance(value, list | tuple) else (value,))):
         raise TypeError(f"{op}: {name} is {value!r}, expected whole numbers")
@@ -69,8 +69,8 @@ def several(op: str, name: str, value: Any) -> tuple[int, ...]:
 
 
 def unpacked(op: str, name: str, values: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return a tuple of integers from *args that are integers or one sequence. Raises as `several`."""
-    return several(op, name, values[0] if len(values) == 1 else values)
+    """Return a tuple of integers from *args that are integers or one sequence. Raises as `integers`."""
+    return integers(op, name, values[0] if len(values) == 1 else values)
 
 
 def sizes(op: str, values: tuple[Any, ...]) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ def axis(op: str, dim: int, rank: int) -> int:
 
 def axes(op: str, dims: Any, rank: int, name: str = "dim") -> tuple[int, ...]:
     """Return a tuple of dimensions, each checked by `axis`."""
-    return tuple([axis(op, dim, rank) for dim in several(op, name, dims)])
+    return tuple([axis(op, dim, rank) for dim in integers(op, name, dims)])
 
 
 def pair(op: str, name: str, value: Pair, least: int) -> tuple[int, int]:
@@ -108,7 +108,7 @@ def numbers(op: str, name: str, value: Pair, least: int, count: int) -> tuple[in
     Raises TypeError for other values, ValueError for numbers outside [least, MOST].
     """
     try:
-        values = several(op, name, value)
+        values = integers(op, name, value)
     except TypeError:
         values = ()
     right_count = len(values) in (1, count)

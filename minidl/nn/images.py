@@ -88,7 +88,7 @@ class _Pad2d(OperationLayer):
 
     def __init__(self, padding: Four) -> None:
         super().__init__()
-        widths = check.several(type(self).__name__, "padding", padding)
+        widths = check.integers(type(self).__name__, "padding", padding)
         self.padding = widths if isinstance(padding, list | tuple) else widths * 4
 
 

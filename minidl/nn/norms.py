@@ -1,4 +1,4 @@
-"""Norms of rows and groups of channels, with torch's arguments and state_dict names."""
+"""Normalization layers of rows and of groups of channels, with torch's arguments and state_dict names."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ def _full(shape: tuple[int, ...], value: float, device: Device, dtype: torch.dty
 
 
 class _Affine(Module):
+    """The base class of layers with a weight and a bias."""
+
     weight: Parameter | None
     bias: Parameter | None
 
-    def _parameters_of(
+    def _register_affine(
         self, shape: tuple[int, ...], weight: bool, bias: bool, device: Device, dtype: torch.dtype | None
     ) -> None:
         self.register_parameter("weight", _full(shape, 1.0, device, dtype) if weight else None)
@@ -29,7 +31,7 @@ class _Affine(Module):
 
 
 class LayerNorm(_Affine):
-    """(x - mean) / sqrt(var + eps) weight + bias over the last dimensions, normalized_shape. The shape is unchanged."""
+    """((x - mean) / sqrt(var + eps)) weight + bias over the last dimensions, normalized_shape. Keeps the shape."""
 
     _shown = ("normalized_shape", "eps", "elementwise_affine")
 
@@ -38,17 +40,21 @@ class LayerNorm(_Affine):
         bias: bool = True, device: Device = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        shape = check.several(type(self).__name__, "normalized_shape", normalized_shape)
+        shape = check.integers(type(self).__name__, "normalized_shape", normalized_shape)
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
-        self._parameters_of(shape, elementwise_affine, elementwise_affine and bias, device, dtype)
+        self._register_affine(shape, elementwise_affine, elementwise_affine and bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         return ops.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-class RMSNorm(_Affine):
-    """x / sqrt(mean x^2 + eps) weight over the last dimensions; eps None means the epsilon of the dtype."""
+class RMSNorm(Module):
+    """(x / sqrt(mean(x^2) + eps)) weight over the last dimensions, without a bias as in torch.
 
+    eps None means torch.finfo(input.dtype).eps.
+    """
+
+    weight: Parameter | None
     _shown = ("normalized_shape", "eps", "elementwise_affine")
 
     def __init__(
@@ -56,7 +62,7 @@ class RMSNorm(_Affine):
         device: Device = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        shape = check.several(type(self).__name__, "normalized_shape", normalized_shape)
+        shape = check.integers(type(self).__name__, "normalized_shape", normalized_shape)
         self.normalized_shape, self.eps, self.elementwise_affine = shape, eps, elementwise_affine
         self.register_parameter("weight", _full(shape, 1.0, device, dtype) if elementwise_affine else None)
 
@@ -81,7 +87,7 @@ class GroupNorm(_Affine):
         if num_groups < 1 or num_channels % num_groups:
             raise ValueError(f"GroupNorm: num_channels {num_channels} is no multiple of num_groups {num_groups}")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
-        self._parameters_of((num_channels,), affine, affine and bias, device, dtype)
+        self._register_affine((num_channels,), affine, affine and bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         return ops.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)

@@ -19,7 +19,8 @@ __all__ = ["addmm", "bmm", "dot", "linear", "matmul", "mm", "mv", "outer", "trac
 
 
 class MatMul(Function):
-    multiply = staticmethod(gemm.gemm)
+    # backward's kernel; MatMul.apply replaces it under create_graph, which records the products.
+    product = staticmethod(gemm.gemm)
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -29,12 +30,12 @@ class MatMul(Function):
     @classmethod
     def backward(cls, ctx: Any, dy: Any) -> Any:
         a, b = ctx.saved
-        da = cls.multiply(dy, b.mT) if ctx.needs[0] else None
-        db = cls.multiply(a.mT, dy) if ctx.needs[1] else None
+        da = cls.product(dy, b.mT) if ctx.needs[0] else None
+        db = cls.product(a.mT, dy) if ctx.needs[1] else None
         return da, db
 
 
-recordable(multiply=MatMul.apply)(MatMul)
+recordable(product=MatMul.apply)(MatMul)
 
 
 class Linear(Function):
@@ -43,21 +44,21 @@ class Linear(Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: Activation
     ) -> torch.Tensor:
         name, _ = activation.parse(act)
-        ctx.act, ctx.from_output = act, name in activation.FROM_OUTPUT
+        ctx.act, ctx.from_output = act, name in activation.FROM_OUTPUT  # which includes None
         bias = None if bias is None else bias.contiguous()
-        read = x if ctx.needs[1] else None, weight if ctx.needs[0] else None
+        operands = x if ctx.needs[1] else None, weight if ctx.needs[0] else None
         if ctx.from_output or not any(ctx.needs):
             y = gemm.gemm(x, weight.t(), bias, act)
-            ctx.save(*read, None if name is None else y)
+            ctx.save(*operands, None if name is None else y)
             return y
         y, z = gemm.gemm(x, weight.t(), bias, act, preactivation=True)
-        ctx.save(*read, z)
+        ctx.save(*operands, z)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, weight, saved = ctx.saved
-        saved = dy if saved is None else saved
+        saved = dy if saved is None else saved  # without an activation only its shape and dtype matter
         dz, db = bias_act.bias_act_grad(dy, saved, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
         assert dz is not None
         dx = gemm.gemm(dz, weight) if ctx.needs[0] else None
@@ -76,15 +77,17 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
         raise ValueError(
             f"matmul: got shapes {list(input.shape)} and {list(other.shape)}, expected at least one dimension each"
         )
+    if input.shape[-1] != other.shape[-2:][0]:
+        raise ValueError(
+            f"matmul: shapes {list(input.shape)} and {list(other.shape)} do not fit: the last of the left "
+            f"({input.shape[-1]}) must equal the next to last, or a vector's only one, of the right "
+            f"({other.shape[-2:][0]})"
+        )
     if input.ndim == 1:
+        # A vector times a vector is [1], a vector times matrices [..., 1, N].
         return squeeze(matmul(unsqueeze(input, 0), other), -2 if other.ndim > 1 else 0)
     if other.ndim == 1:
         return squeeze(matmul(input, unsqueeze(other, 1)), -1)
-    if input.shape[-1] != other.shape[-2]:
-        raise ValueError(
-            f"matmul: shapes {list(input.shape)} and {list(other.shape)} do not fit: "
-            f"the last of the left ({input.shape[-1]}) must equal the next to last of the right ({other.shape[-2]})"
-        )
     M, K, N = input.shape[-2], input.shape[-1], other.shape[-1]
     if other.ndim == 2:
         rows = reshape(input, math.prod(input.shape[:-1]), K)
@@ -105,10 +108,11 @@ def mm(input: Tensor, mat2: Tensor) -> Tensor:
 
 
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
-    """Return `matmul` of as many matrices each: [B, M, K] and [B, K, N] -> [B, M, N]. Raises ValueError for others."""
+    """Return `matmul` of two equally long batches, [B, M, K] and [B, K, N] -> [B, M, N]. Raises ValueError for
+    others."""
     a, b = _of_rank("bmm", 3, input, mat2)
     if a.shape[0] != b.shape[0]:
-        raise ValueError(f"bmm: got {a.shape[0]} and {b.shape[0]} matrices, expected as many of each")
+        raise ValueError(f"bmm: got {a.shape[0]} and {b.shape[0]} matrices, expected equally many")
     return matmul(a, b)
 
 
@@ -141,8 +145,8 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
 
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor:
-    """Return beta input + alpha mat1 mat2; input broadcasts. Raises as `mm` and `add`."""
-    product = matmul(mat1, mat2)
+    """Return beta input + alpha mat1 mat2; input broadcasts, and is ignored with beta 0. Raises as `mm` and `add`."""
+    product = matmul(*_of_rank("addmm", 2, mat1, mat2))
     product = product if alpha == 1 else elementwise.mul(product, alpha)
     if beta == 0:
         return product
@@ -159,9 +163,10 @@ def trace(input: Tensor) -> Tensor:
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activation = None) -> Tensor:
     """Return act(input weight^T + bias), in one kernel.
 
-    Shapes: input [..., in], weight [out, in], bias [out] -> [..., out], in its dtype.
+    Shapes: input [..., in], weight [out, in], bias [out] -> [..., out], in input's dtype.
     act: None, "relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu" or "relu6".
-    Raises ValueError for shapes that do not fit or an unknown activation, TypeError for different dtypes.
+    Raises ValueError for shapes that do not fit or an unknown activation, TypeError for different dtypes. With
+    create_graph, backward raises RuntimeError if act is "gelu", "gelu_tanh" or "silu".
     """
     if weight.ndim != 2 or input.ndim == 0 or input.shape[-1] != weight.shape[1]:
         raise ValueError(
@@ -169,7 +174,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activ
             "expected input [..., in] and weight [out, in]"
         )
     if input.dtype != weight.dtype:
-        check.same("linear", input=input, weight=weight)
+        check.same("linear", input=input, weight=weight)  # raises TypeError
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
         raise ValueError(f"linear: bias has shape {list(bias.shape)}, expected [{weight.shape[0]}]")
     if input.ndim == 2:

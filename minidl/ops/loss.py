@@ -8,9 +8,9 @@ import torch
 
 from minidl.autograd import Function
 from minidl.kernels import check, elementwise, nll
-from minidl.kernels import cross_entropy as entropy
-from minidl.kernels import loss as elements
-from minidl.kernels import softmax as rows
+from minidl.kernels import cross_entropy as cross_entropy_kernels
+from minidl.kernels import loss as loss_kernels
+from minidl.kernels import softmax as softmax_kernels
 from minidl.tensors import Tensor
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class CrossEntropy(Function):
-    none_is_one = True
+    none_is_one = True  # dy None means a gradient of 1
 
     @staticmethod
     def forward(
@@ -36,46 +36,48 @@ class CrossEntropy(Function):
     ) -> torch.Tensor:  # fmt: skip
         ctx.save(x, target, weight)
         ctx.options = ignore_index, reduction, smoothing
-        # The loss is not saved, so that it can be changed in place.
-        loss, *ctx.gradient = entropy.cross_entropy_parts(
+        parts = cross_entropy_kernels.cross_entropy_parts(
             x, target, weight, ignore_index, reduction, smoothing, ctx.needs[0]
         )
-        return loss
+        ctx.gradient = parts.grad, parts.divisor  # grad must be divided by the divisor, unless that is None
+        # Backward does not read the loss, so the caller may change it in place.
+        return parts.loss
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
-        dt = CrossEntropy.to_target(ctx, dy) if ctx.needs[1] else None
+        dt = CrossEntropy.target_gradient(ctx, dy) if ctx.needs[1] else None
         if not ctx.needs[0]:
             return None, dt, None, None, None, None
         # backward scales the gradient in place and returns it; a second one through a retained graph computes it again.
-        parts, ctx.gradient = ctx.gradient, None
-        if parts is None:
-            x, target, weight = ctx.saved
-            ignore_index, reduction, smoothing = ctx.options
-            parts = entropy.cross_entropy_parts(x, target, weight, ignore_index, reduction, smoothing, True)[1:]
-        grad, divisor = parts
+        gradient, ctx.gradient = ctx.gradient, None
+        if gradient is None:
+            arguments: Any = (*ctx.saved, *ctx.options, True)
+            _, *gradient = cross_entropy_kernels.cross_entropy_parts(*arguments)
+        grad, divisor = gradient
         if dy is not None or divisor is not None:
-            grad = entropy.cross_entropy_grad_(grad, dy, divisor)
+            grad = cross_entropy_kernels.cross_entropy_grad_(grad, dy, divisor)
         return grad, dt, None, None, None, None
 
     @staticmethod
-    def to_target(ctx: Any, dy: torch.Tensor | None) -> torch.Tensor:
-        """Return the gradient of target probabilities: -(1 - smoothing) w log softmax(x), a few launches."""
+    def target_gradient(ctx: Any, dy: torch.Tensor | None) -> torch.Tensor:
+        """Return the gradient of target probabilities, in a few launches: -(1 - smoothing) weight log_softmax(x) dy,
+        divided by the number of rows for "mean"."""
         x, _, weight = ctx.saved
         _, reduction, smoothing = ctx.options
         axis = min(1, x.dim() - 1)
-        dt = rows.log_softmax(x, axis)
+        dt = softmax_kernels.log_softmax(x, axis)
         count = x.numel() // x.shape[axis] if reduction == "mean" else 1
         dt = elementwise.mul(dt, (smoothing - 1.0) / max(count, 1))
         if weight is not None:
             dt = elementwise.mul(dt, weight.view([-1 if i == axis else 1 for i in range(x.dim())]))
         if dy is None:
             return dt
-        return elementwise.mul(dt, dy.unsqueeze(axis) if reduction == "none" and dy.dim() else dy)
+        # With reduction "none", dy has an element for each row.
+        return elementwise.mul(dt, dy.unsqueeze(axis) if dy.dim() else dy)
 
 
 class NLLLoss(Function):
-    none_is_one = True
+    none_is_one = True  # dy None means a gradient of 1
 
     @staticmethod
     def forward(
@@ -93,22 +95,25 @@ class NLLLoss(Function):
 
 
 class ElementLoss(Function):
-    none_is_one = True
+    """An element-wise loss, selected by `options`."""
+
+    none_is_one = True  # dy None means a gradient of 1
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, target: torch.Tensor, how: elements.Loss, weight: torch.Tensor | None = None,
+        ctx: Any, x: torch.Tensor, target: torch.Tensor, options: loss_kernels.Loss, weight: torch.Tensor | None = None,
         pos_weight: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        only_target = how.op == "kl_div" and not ctx.needs[1]  # the gradient reads only target then
-        ctx.save(target if only_target else x, target, weight, pos_weight)
-        ctx.how = how
-        return elements.elements_loss(how, x, target, weight, pos_weight)
+        # The gradient of kl_div by x reads only target, which stands in for x: x can be freed or changed.
+        drop_x = options.op == "kl_div" and not ctx.needs[1]
+        ctx.save(target if drop_x else x, target, weight, pos_weight)
+        ctx.options = options
+        return loss_kernels.elements_loss(options, x, target, weight, pos_weight)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
         x, target, weight, pos_weight = ctx.saved
-        dx, dt = elements.elements_loss_grad(ctx.how, dy, x, target, weight, pos_weight, ctx.needs[:2])
+        dx, dt = loss_kernels.elements_loss_grad(ctx.options, dy, x, target, weight, pos_weight, ctx.needs[:2])
         return (dx, dt, *(None for _ in ctx.needs[2:]))
 
 
@@ -150,9 +155,10 @@ def mse_loss(
 ) -> Tensor:  # fmt: skip
     """Return (input - target)^2 of two tensors of the same shape: "mean", "sum" or "none" (elementwise).
 
-    Raises TypeError for dtypes, ValueError for shapes, devices or a reduction that do not fit, and for a weight.
+    Raises TypeError for dtypes, ValueError for shapes, devices or a reduction that do not fit, and for a weight,
+    which is not supported: multiply the result of reduction="none" by it.
     """
-    return _of_elements("mse_loss", input, target, named_reduction(size_average, reduce, reduction), weight=weight)
+    return _element_loss("mse_loss", input, target, named_reduction(size_average, reduce, reduction), weight=weight)
 
 
 def l1_loss(
@@ -160,7 +166,7 @@ def l1_loss(
     reduction: str = "mean", weight: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return |input - target|, with a gradient of 0 where they are equal. Otherwise as `mse_loss`."""
-    return _of_elements("l1_loss", input, target, named_reduction(size_average, reduce, reduction), weight=weight)
+    return _element_loss("l1_loss", input, target, named_reduction(size_average, reduce, reduction), weight=weight)
 
 
 def smooth_l1_loss(
@@ -168,7 +174,8 @@ def smooth_l1_loss(
     reduction: str = "mean", beta: float = 1.0,
 ) -> Tensor:  # fmt: skip
     """Return d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2. Otherwise as `mse_loss`."""
-    return _of_elements("smooth_l1_loss", input, target, named_reduction(size_average, reduce, reduction), beta)
+    reduction = named_reduction(size_average, reduce, reduction)
+    return _element_loss("smooth_l1_loss", input, target, reduction, threshold=beta)
 
 
 def huber_loss(
@@ -176,20 +183,19 @@ def huber_loss(
 ) -> Tensor:
     """Return d^2 / 2 where d = |input - target| is at most delta, else delta (d - delta / 2). Otherwise as
     `mse_loss`."""
-    return _of_elements("huber_loss", input, target, reduction, delta, weight=weight)
+    return _element_loss("huber_loss", input, target, reduction, threshold=delta, weight=weight)
 
 
 def kl_div(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", log_target: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return target (log target - input) of an input that is a logarithm of probabilities, as target is with
-    log_target.
+    """Return target (log(target) - input), or exp(target) (target - input) with log_target; input is a log-probability.
 
     "batchmean" divides the sum by the first size. Otherwise as `mse_loss`.
     """
     reduction = named_reduction(size_average, reduce, reduction)
-    return _of_elements("kl_div", input, target, reduction, log_target=log_target)
+    return _element_loss("kl_div", input, target, reduction, log_target=log_target)
 
 
 def binary_cross_entropy(
@@ -202,8 +208,8 @@ def binary_cross_entropy(
     element, broadcasts and gets no gradient. Raises as `mse_loss`.
     """
     _refuse_grad("binary_cross_entropy", weight=weight)
-    how = elements.Loss("binary_cross_entropy", named_reduction(size_average, reduce, reduction))
-    return ElementLoss.apply(input, target, how, weight)
+    options = loss_kernels.Loss("binary_cross_entropy", named_reduction(size_average, reduce, reduction))
+    return ElementLoss.apply(input, target, options, weight)
 
 
 def binary_cross_entropy_with_logits(
@@ -216,17 +222,17 @@ def binary_cross_entropy_with_logits(
     and get no gradient. Raises as `mse_loss`.
     """
     _refuse_grad("binary_cross_entropy_with_logits", weight=weight, pos_weight=pos_weight)
-    how = elements.Loss("binary_cross_entropy_with_logits", named_reduction(size_average, reduce, reduction))
-    return ElementLoss.apply(input, target, how, weight, pos_weight)
+    options = loss_kernels.Loss("binary_cross_entropy_with_logits", named_reduction(size_average, reduce, reduction))
+    return ElementLoss.apply(input, target, options, weight, pos_weight)
 
 
-def _of_elements(
-    op: str, x: Tensor, target: Tensor, reduction: str, beta: float = 1.0, log_target: bool = False,
+def _element_loss(
+    op: str, x: Tensor, target: Tensor, reduction: str, threshold: float = 1.0, log_target: bool = False,
     weight: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     if weight is not None:
         raise ValueError(f'{op}: weight is not supported; multiply the result of reduction="none" by it')
-    return ElementLoss.apply(x, target, elements.Loss(op, reduction, beta, log_target))
+    return ElementLoss.apply(x, target, loss_kernels.Loss(op, reduction, threshold, log_target))
 
 
 def named_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:

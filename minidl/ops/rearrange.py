@@ -47,7 +47,7 @@ def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int 
     """
     at = check.axis("split", dim, tensor.ndim)
     total = tensor.shape[at]
-    sizes = check.several("split", "split_size_or_sections", split_size_or_sections)
+    sizes = check.integers("split", "split_size_or_sections", split_size_or_sections)
     if len(sizes) == 1 and not isinstance(split_size_or_sections, list | tuple):
         (each,) = sizes
         if each < 0 or (each == 0 and total):
@@ -90,7 +90,7 @@ def roll(input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] |
     """Return a copy of input rolled along `dims`: elements that leave at the end enter at the front; without dims,
     input is rolled as one row. Raises IndexError for a dimension out of range, ValueError unless both are as
     many."""
-    offsets = check.several("roll", "shifts", shifts)
+    offsets = check.integers("roll", "shifts", shifts)
     if dims is None:
         if len(offsets) != 1:
             raise ValueError(f"roll: {len(offsets)} shifts without dims, expected one")

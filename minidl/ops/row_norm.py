@@ -146,7 +146,7 @@ def _dims(
     """Return the number of dimensions that are normalised."""
     check.floating(op, input=input.data)
     check.same(op, input=input, weight=weight, bias=bias)
-    sizes = check.several(op, "normalized_shape", normalized_shape)
+    sizes = check.integers(op, "normalized_shape", normalized_shape)
     if not sizes or tuple(input.shape[-len(sizes) :]) != sizes:
         raise ValueError(f"{op}: input has shape {list(input.shape)}, expected one that ends in {list(sizes)}")
     _fit(op, sizes, weight, bias)

@@ -59,10 +59,10 @@ def accelerate(model: nn.Module, example: Any = None) -> nn.Module:
             "minidl's modules already use these kernels"
         )
     restore(model)
-    reasons = {module: _refuses(module) for module in model.modules()}
+    reasons = {module: _refusal(module) for module in model.modules()}
     layers = [module for module, why in reasons.items() if why == ""]
     if example is None:
-        reasons.update((module, CLASSES[type(module)]._minidl_slower(module)) for module in layers)
+        reasons.update((module, CLASSES[type(module)]._minidl_slow_reason(module)) for module in layers)
     else:
         reasons.update(measuring.slower(model, example, layers))
     for module in layers:
@@ -83,9 +83,9 @@ def restore(model: nn.Module) -> nn.Module:
 
 def _torch_class(kind: Any) -> Any:
     """Return torch's class for minidl's, or a new one for a subclass that torch created (parametrizations, FSDP)."""
-    if "_minidl_torchs" in vars(kind):
-        return kind._minidl_torchs
-    bases = tuple(_torch_class(base) if hasattr(base, "_minidl_torchs") else base for base in kind.__bases__)
+    if "_minidl_torch_class" in vars(kind):
+        return kind._minidl_torch_class
+    bases = tuple(_torch_class(base) if hasattr(base, "_minidl_torch_class") else base for base in kind.__bases__)
     members = {name: each for name, each in vars(kind).items() if name not in ("__dict__", "__weakref__")}
     return type(kind)(kind.__name__, bases, members)
 
@@ -99,7 +99,7 @@ def report(model: nn.Module) -> Report:
     return stored if stored is not None else _new_report(model, {})
 
 
-def _refuses(module: nn.Module) -> str | None:
+def _refusal(module: nn.Module) -> str | None:
     """Return why a module stays torch's, "" if it can be switched, None if it is not worth a line."""
     kind = type(module)
     if kind in CLASSES:
@@ -107,7 +107,7 @@ def _refuses(module: nn.Module) -> str | None:
             return "its forward is replaced"
         dtypes = {p.dtype for p in module.parameters(recurse=False)}
         wrong = [dtype for dtype in dtypes if not dtype.is_floating_point or dtype.itemsize == 1]
-        return f"dtype {wrong[0]}" if wrong else CLASSES[kind]._minidl_refuses(module)
+        return f"dtype {wrong[0]}" if wrong else CLASSES[kind]._minidl_refusal(module)
     if isinstance(module, nn.MultiheadAttention):
         return "no operator: torch projects its inputs and computes the attention"
     if any(True for _ in module.children()):

@@ -1,7 +1,7 @@
 """The base class of accelerated layers, which chooses between an operator and torch's forward.
 
 torch's forward handles inputs that the operator does not support, such as a tensor on a device without kernels, and all
-calls of a changed layer: by a patch of its class or of torch.nn.functional, or by a method set on it.
+calls of a layer whose forward, or a function or method that torch's forward calls, was patched.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def wide_volume(weight: torch.Tensor, groups: int) -> bool:
 
 
 class Accelerated(nn.Module):
-    """The base of all classes that `accelerate` sets; `_minidl_torchs` is the module's original class.
+    """The base of all classes that `accelerate` assigns; `_minidl_torch_class` is the module's original class.
 
     Copies are also accelerated; pickling stores a module of torch's class.
     """
 
-    _minidl_torchs: ClassVar[type[nn.Module]]
+    _minidl_torch_class: ClassVar[type[nn.Module]]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         clone = type(self).__new__(type(self))
@@ -66,43 +66,46 @@ class Accelerated(nn.Module):
         raise NotImplementedError("torch.jit.script takes no modules of minidl; call minidl.torch.restore(model) first")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return copyreg._reconstructor, (self._minidl_torchs, object, None), vars(self)  # type: ignore[attr-defined]
+        arguments = self._minidl_torch_class, object, None
+        return copyreg._reconstructor, arguments, vars(self)  # type: ignore[attr-defined]
 
 
 class Layer(Accelerated):
     """The base class of layers: a subclass computes `_minidl_forward` with operators."""
 
-    # Methods and functions of torch.nn.functional that torch's own forward calls.
-    _minidl_methods: ClassVar[tuple[str, ...]] = ()
-    _minidl_functions: ClassVar[tuple[str, ...]] = ()
+    # Methods and functions of torch.nn.functional that torch's forward calls: if one was patched, torch's forward runs.
+    _minidl_watched_methods: ClassVar[tuple[str, ...]] = ()
+    _minidl_watched_functions: ClassVar[tuple[str, ...]] = ()
     _minidl_originals: ClassVar[tuple[tuple[Any, str, Any], ...]] = ()
     _minidl_original_methods: ClassVar[tuple[tuple[str, Any], ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        torchs = vars(cls).get("_minidl_torchs")
-        if torchs is None:
+        torch_class = vars(cls).get("_minidl_torch_class")
+        if torch_class is None:
             return
-        names = [(torchs, "forward"), *((F, name) for name in cls._minidl_functions)]
+        names = [(torch_class, "forward"), *((F, name) for name in cls._minidl_watched_functions)]
         cls._minidl_originals = tuple((owner, name, _original(owner, name)) for owner, name in names)
-        cls._minidl_original_methods = tuple((name, _original(torchs, name)) for name in cls._minidl_methods)
-        original = torchs.forward
+        methods = cls._minidl_watched_methods
+        cls._minidl_original_methods = tuple((name, _original(torch_class, name)) for name in methods)
+        original = torch_class.forward
 
         @functools.wraps(original)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs or not self._minidl_takes(*args):
-                return torchs.forward(self, *args, **kwargs)
+                return torch_class.forward(self, *args, **kwargs)
             return self._minidl_forward(*args)
 
         cls.forward = forward
 
     @classmethod
-    def _minidl_refuses(cls, module: Any) -> str:
+    def _minidl_refusal(cls, module: Any) -> str:
         """Return why a module of torch's class is not switched, "" if it is."""
         return ""
 
     @classmethod
-    def _minidl_slower(cls, module: Any) -> str:
-        """Return why it is not switched without timing; from benchmarks of drawn shapes (`benchmarks/notes.md`)."""
+    def _minidl_slow_reason(cls, module: Any) -> str:
+        """Return why it is not switched without timing, "" if it is; from benchmarks of random shapes
+        (`benchmarks/notes.md`)."""
         return ""
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:

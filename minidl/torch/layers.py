@@ -1,6 +1,6 @@
-"""torch's layers with minidl's operators: the subclasses of torch's classes that `accelerate` sets.
+"""Subclasses of torch's layers that compute with minidl's operators.
 
-Parameters, buffers, hooks and names of a module do not change.
+`accelerate` assigns them to the `__class__` of a model's layers, whose parameters, buffers, hooks and names remain.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from minidl.torch.layer import Layer, few_rows, wide_volume
 
 
 class _Conv(Layer):
-    _minidl_methods = ("_conv_forward",)
+    _minidl_watched_methods = ("_conv_forward",)
 
     @classmethod
-    def _minidl_refuses(cls, module: Any) -> str:
+    def _minidl_refusal(cls, module: Any) -> str:
         return "" if module.padding_mode == "zeros" else f"padding_mode {module.padding_mode!r}"
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
@@ -30,98 +30,100 @@ class _Conv(Layer):
 
     def _minidl_forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight  # read once: a parametrization computes it, and may return another value each time
-        how = self.stride, self.padding, self.dilation, self.groups, *self._minidl_ends()
-        settings = convolution.settings_of(self._minidl_op, weight, *how)
-        return convolution.convolved(input, weight, self.bias, settings, None)
+        geometry = self.stride, self.padding, self.dilation, self.groups, *self._minidl_more_settings()
+        settings = convolution.settings_of(self._minidl_op, weight, *geometry)
+        return convolution.convolved(input, weight, self.bias, settings, how=None)
 
-    def _minidl_ends(self) -> tuple[Any, ...]:
+    def _minidl_more_settings(self) -> tuple[Any, ...]:
+        """Return the last arguments of `convolution.settings_of`, after groups."""
         return ()
 
 
 class Conv1d(_Conv, nn.Conv1d):
-    _minidl_torchs, _minidl_op, _minidl_functions = nn.Conv1d, "conv1d", ("conv1d",)
+    _minidl_torch_class, _minidl_op, _minidl_watched_functions = nn.Conv1d, "conv1d", ("conv1d",)
 
 
 class Conv2d(_Conv, nn.Conv2d):
-    _minidl_torchs, _minidl_op, _minidl_functions = nn.Conv2d, "conv2d", ("conv2d",)
+    _minidl_torch_class, _minidl_op, _minidl_watched_functions = nn.Conv2d, "conv2d", ("conv2d",)
 
 
 class Conv3d(_Conv, nn.Conv3d):
-    _minidl_torchs, _minidl_op, _minidl_functions = nn.Conv3d, "conv3d", ("conv3d",)
+    _minidl_torch_class, _minidl_op, _minidl_watched_functions = nn.Conv3d, "conv3d", ("conv3d",)
 
     @classmethod
-    def _minidl_slower(cls, module: Any) -> str:
+    def _minidl_slow_reason(cls, module: Any) -> str:
         if wide_volume(module.weight, module.groups):
-            return "torch takes 0.74 of the time of such volumes (H100); with an example both are timed"
+            return "with so many channels torch needs 0.74 of minidl's time (H100); pass an example to time both"
         return ""
 
 
 class _ConvTranspose(_Conv):
-    _minidl_methods = ("_output_padding",)
+    _minidl_watched_methods = ("_output_padding",)
 
-    def _minidl_ends(self: Any) -> tuple[Any, ...]:
+    def _minidl_more_settings(self: Any) -> tuple[Any, ...]:
         return (self.output_padding,)
 
 
 class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
-    _minidl_torchs, _minidl_op = nn.ConvTranspose1d, "conv_transpose1d"
-    _minidl_functions = ("conv_transpose1d",)
+    _minidl_torch_class, _minidl_op = nn.ConvTranspose1d, "conv_transpose1d"
+    _minidl_watched_functions = ("conv_transpose1d",)
 
 
 class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
-    _minidl_torchs, _minidl_op = nn.ConvTranspose2d, "conv_transpose2d"
-    _minidl_functions = ("conv_transpose2d",)
+    _minidl_torch_class, _minidl_op = nn.ConvTranspose2d, "conv_transpose2d"
+    _minidl_watched_functions = ("conv_transpose2d",)
 
 
 class _BatchNorm(Layer):
-    _minidl_functions = ("batch_norm",)
+    _minidl_watched_functions = ("batch_norm",)
 
     @classmethod
-    def _minidl_refuses(cls, module: Any) -> str:
+    def _minidl_refusal(cls, module: Any) -> str:
         if module.momentum is None and module.num_batches_tracked is None:
             return "momentum is None and no batches are counted"
         return ""
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
-        if not super()._minidl_takes(input, *more) or (self._minidl_of_batch and input.numel() == 0):
+        if not super()._minidl_takes(input, *more) or (self._minidl_uses_batch_statistics and input.numel() == 0):
             return False
         return self.momentum is not None or self.num_batches_tracked is not None
 
     @property
-    def _minidl_of_batch(self: Any) -> bool:
-        """Return whether the statistics are those of the batch."""
+    def _minidl_uses_batch_statistics(self: Any) -> bool:
+        """Return whether mean and variance come from the batch rather than from the running statistics."""
         return self.training or (self.running_mean is None and self.running_var is None)
 
     def _minidl_forward(self: Any, input: torch.Tensor) -> Any:
         self._check_input_dim(input)
-        affine = self.weight, self.bias
-        if not self._minidl_of_batch:
-            of = self.running_mean, self.running_var, self.eps
-            return norms.normalise_running(input, *affine, None, *of, None, 0.0)
-        moves = self.training and self.track_running_stats and self.running_mean is not None
-        buffers = (self.running_mean, self.running_var, self.num_batches_tracked) if moves else (None, None, None)
-        momentum = self.momentum if moves else 0.1
-        return norms.batch_norm_training(input, *affine, None, *buffers, momentum, self.eps, None, 0.0)[0]
+        affine, added, name, slope = (self.weight, self.bias), None, None, 0.0  # no addition, no activation
+        if not self._minidl_uses_batch_statistics:
+            running = self.running_mean, self.running_var, self.eps
+            return norms.normalise_running(input, *affine, added, *running, name, slope)
+        updates_running = self.training and self.track_running_stats and self.running_mean is not None
+        buffers = (self.running_mean, self.running_var, self.num_batches_tracked) if updates_running else (None,) * 3
+        momentum = self.momentum if updates_running else 0.1  # unused; None would rule out the one-launch kernel
+        return norms.batch_norm_training(input, *affine, added, *buffers, momentum, self.eps, name, slope)[0]
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    _minidl_torchs = nn.BatchNorm1d
+    _minidl_torch_class = nn.BatchNorm1d
 
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    _minidl_torchs = nn.BatchNorm2d
+    _minidl_torch_class = nn.BatchNorm2d
 
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    _minidl_torchs = nn.BatchNorm3d
+    _minidl_torch_class = nn.BatchNorm3d
 
 
 class Linear(Layer, nn.Linear):
-    _minidl_torchs, _minidl_functions = nn.Linear, ("linear",)
+    _minidl_torch_class, _minidl_watched_functions = nn.Linear, ("linear",)
 
     def _minidl_takes(self, input: Any, *more: Any) -> bool:
         if not super()._minidl_takes(input, *more):
             return False
+        # Comparing the number of rows would put a guard on the dynamic batch size of a compiled graph.
         return torch.compiler.is_compiling() or not few_rows(input, self.in_features, self.out_features)
 
     def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -129,61 +131,61 @@ class Linear(Layer, nn.Linear):
 
 
 class MaxPool2d(Layer, nn.MaxPool2d):
-    _minidl_torchs, _minidl_functions = nn.MaxPool2d, ("max_pool2d",)
+    _minidl_torch_class, _minidl_watched_functions = nn.MaxPool2d, ("max_pool2d",)
 
     @classmethod
-    def _minidl_refuses(cls, module: Any) -> str:
+    def _minidl_refusal(cls, module: Any) -> str:
         return "return_indices" if module.return_indices else ""
 
     def _minidl_takes(self, input: Any, *more: Any) -> bool:
         return super()._minidl_takes(input, *more) and not self.return_indices
 
     def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        how = self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
-        return pooling.max_pool2d(input, *how)
+        settings = self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
+        return pooling.max_pool2d(input, *settings)
 
 
 class AvgPool2d(Layer, nn.AvgPool2d):
-    _minidl_torchs, _minidl_functions = nn.AvgPool2d, ("avg_pool2d",)
+    _minidl_torch_class, _minidl_watched_functions = nn.AvgPool2d, ("avg_pool2d",)
 
     def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        how = self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad
-        return pooling.avg_pool2d(input, *how, self.divisor_override)
+        settings = self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad
+        return pooling.avg_pool2d(input, *settings, self.divisor_override)
 
 
 class AdaptiveAvgPool2d(Layer, nn.AdaptiveAvgPool2d):
-    _minidl_torchs, _minidl_functions = nn.AdaptiveAvgPool2d, ("adaptive_avg_pool2d",)
+    _minidl_torch_class, _minidl_watched_functions = nn.AdaptiveAvgPool2d, ("adaptive_avg_pool2d",)
 
     def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
         return pooling.adaptive_avg_pool2d(input, self.output_size)  # type: ignore[arg-type]
 
 
 class LayerNorm(Layer, nn.LayerNorm):
-    _minidl_torchs, _minidl_functions = nn.LayerNorm, ("layer_norm",)
+    _minidl_torch_class, _minidl_watched_functions = nn.LayerNorm, ("layer_norm",)
 
     def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
         return rows.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(Layer, nn.RMSNorm):
-    _minidl_torchs, _minidl_functions = nn.RMSNorm, ("rms_norm",)
+    _minidl_torch_class, _minidl_watched_functions = nn.RMSNorm, ("rms_norm",)
 
     def _minidl_forward(self, x: torch.Tensor) -> torch.Tensor:
         return rows.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
 class GroupNorm(Layer, nn.GroupNorm):
-    _minidl_torchs, _minidl_functions = nn.GroupNorm, ("group_norm",)
+    _minidl_torch_class, _minidl_watched_functions = nn.GroupNorm, ("group_norm",)
 
     def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
         return rows.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class Softmax(Layer, nn.Softmax):
-    _minidl_torchs, _minidl_functions = nn.Softmax, ("softmax",)
+    _minidl_torch_class, _minidl_watched_functions = nn.Softmax, ("softmax",)
 
     @classmethod
-    def _minidl_refuses(cls, module: Any) -> str:
+    def _minidl_refusal(cls, module: Any) -> str:
         return "dim is None" if module.dim is None else ""
 
     def _minidl_takes(self, input: Any, *more: Any) -> bool:
@@ -195,7 +197,7 @@ class Softmax(Layer, nn.Softmax):
 
 
 class CrossEntropyLoss(Layer, nn.CrossEntropyLoss):
-    _minidl_torchs, _minidl_functions = nn.CrossEntropyLoss, ("cross_entropy",)
+    _minidl_torch_class, _minidl_watched_functions = nn.CrossEntropyLoss, ("cross_entropy",)
 
     def _minidl_takes(self, input: Any, *more: Any) -> bool:
         return super()._minidl_takes(input) and len(more) == 1 and not more[0].requires_grad
@@ -208,7 +210,7 @@ class CrossEntropyLoss(Layer, nn.CrossEntropyLoss):
 
 
 CLASSES: dict[type[nn.Module], type[Layer]] = {
-    each._minidl_torchs: each
+    each._minidl_torch_class: each
     for each in (
         Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, BatchNorm1d, BatchNorm2d, BatchNorm3d, Linear,
         MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, LayerNorm, RMSNorm, GroupNorm, Softmax, CrossEntropyLoss,

@@ -26,7 +26,7 @@ from minidl.distributed.parts import cut
 from minidl.errors import Interrupted
 from minidl.tensors import Tensor
 from minidl.training.loop.adversaries import Adversaries
-from minidl.training.loop.averages import Average
+from minidl.training.loop.averages import ModelAverage
 from minidl.training.loop.epochs import Trainer
 from minidl.training.loop.learner import Judgement, Learner
 from minidl.training.process.display import Display
@@ -75,7 +75,7 @@ def trainer(make, folder, stops=False, zero=False):
     schedule = optim.CosineLR(optimizer, EPOCHS * len(batches), warmup=1)
     parallel = DataParallel(model, distributed.shards(SHARDS))
     random.manual_seed(0)
-    average = Average(model, make(np.random.default_rng(0))[0], 0.5)
+    average = ModelAverage(model, make(np.random.default_rng(0))[0], 0.5)
     if zero:
         distributed.shard_optimizer(optimizer)
 

@@ -232,6 +232,7 @@ def test_narrow_types_spread_far_from_zero():
         (lambda x: x.outer(x), "expected two vectors"),
         (lambda x: x.mm(x[0]), "expected 2 dimensions each"),
         (lambda x: x.long().var(), "var: input has dtype torch.int64"),
+        (lambda x: ops.addmm(x, x.unsqueeze(0), x.T), r"addmm: got shapes \[1, .*expected 2 dimensions each"),
     ],
 )
 def test_refused(call, message):

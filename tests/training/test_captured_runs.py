@@ -18,7 +18,7 @@ from minidl.distributed.parts import Shards
 from minidl.errors import Interrupted
 from minidl.tensors import Tensor, default_device
 from minidl.training.loop.adversaries import Adversaries
-from minidl.training.loop.averages import Average
+from minidl.training.loop.averages import ModelAverage
 from minidl.training.loop.epochs import Trainer
 from minidl.training.loop.learner import Judgement, Learner
 from minidl.training.process.display import Display
@@ -142,11 +142,11 @@ def test_a_captured_recipe_is_the_run_itself(graphs, tmp_path):
             augment=Augment(crop=0.4, flip=True, mixup=0.3, cutmix=1.0), sizes=((0, (6, 5)), (2, (8, 8))),
         )  # fmt: skip
         learner.stage_starts, learner.enter = (0, 2), partial(Stages(2).enter, learner.model)
-        learner.average = Average(learner.model, models.SmallCNN(1, (8, 8), 3), 0.9)
+        learner.average = ModelAverage(learner.model, models.SmallCNN(1, (8, 8), 3), 0.9)
         one.run()
         tensors = {name: value.cpu().tolist() for name, value in one.model.state_dict().items()}
         last = one.checkpoints.last().optimizer["average"]
-        assert one.model is learner.average.model
+        assert one.model is learner.average.averaged
         assert tensors == {name: value.tolist() for name, value in last.items()}
         ends.append((end(one), tensors))
     assert ends[0] == ends[1]

@@ -9,11 +9,13 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from minidl import nn, ops, optim, random
 from minidl.data.batches import Batches
 from minidl.errors import DamagedError
 from minidl.training.loop import trainer as trainer_module
+from minidl.training.loop.averages import ModelAverage, averaging_rate
 from minidl.training.loop.epochs import Trainer
 from minidl.training.loop.learner import Judgement, Learner
 from minidl.training.process.display import Display
@@ -172,3 +174,21 @@ def test_no_loss_is_shown_before_one_is_known(tmp_path, monkeypatch):
     one.display.step = lambda done, loss: shown.append(loss)
     one.run()
     assert shown == [None, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_step_averages_a_shared_weight_once(dtype):
+    def shared():
+        model = nn.Sequential(nn.Linear(3, 3, dtype=dtype), nn.Linear(3, 3, dtype=dtype))
+        model[1].weight = model[0].weight
+        return model
+
+    model = shared()
+    average = ModelAverage(model, shared(), 0.999)
+    before = model[0].weight.data.to(torch.float32, copy=True)
+    model[0].weight.data += 1
+    average.prepare(1)
+    average.update()
+    expected = before + averaging_rate(0.999, 1) * (model[0].weight.data - before)
+    torch.testing.assert_close(average.update_model()[1].weight.data, expected.to(dtype))
+    assert {"0.weight", "1.weight"} <= average.state_dict().keys()

@@ -185,7 +185,7 @@ def _sum_dtype(x: torch.Tensor) -> torch.dtype:
 
 def _axes(name: str, dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
     """Return the sorted non-negative axes to reduce. Raises IndexError, or ValueError for a repeated one."""
-    listed = () if dims is None else check.several(name, "dim", dims)
+    listed = () if dims is None else check.integers(name, "dim", dims)
     if not listed:  # an empty list means all dimensions, as in torch
         return tuple(range(rank))
     # As in torch, a scalar accepts dimension 0.

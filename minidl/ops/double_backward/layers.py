@@ -220,33 +220,33 @@ def _nll(ctx: Any, dy: Tensor) -> Any:
 @second(loss.ElementLoss)
 def _element_loss(ctx: Any, dy: Tensor) -> Any:
     x, target, weight, positive = ctx.saved
-    how = ctx.how
-    away, to_target = x - target, None
-    if how.op == "mse_loss":
+    options = ctx.options
+    away, target_gradient = x - target, None
+    if options.op == "mse_loss":
         dx = away * 2
-    elif how.op == "l1_loss" or (how.op == "smooth_l1_loss" and how.beta == 0):
+    elif options.op == "l1_loss" or (options.op == "smooth_l1_loss" and options.beta == 0):
         dx = u.sign(away)
-    elif how.op in ("smooth_l1_loss", "huber_loss"):
+    elif options.op in ("smooth_l1_loss", "huber_loss"):
         size = u.abs(away)
-        end, slope = (1.0, 1 / how.beta) if how.op == "smooth_l1_loss" else (how.beta, 1.0)
+        end, slope = (1.0, 1 / options.beta) if options.op == "smooth_l1_loss" else (options.beta, 1.0)
         # NaN, which is neither within beta nor beyond it, stays NaN, and has a slope of 0 as in torch.
-        within = to(size < how.beta, away.dtype) * slope
-        dx = where(size >= how.beta, u.sign(away) * end, away * within)
-    elif how.op == "binary_cross_entropy_with_logits" and not ctx.needs[1]:
+        within = to(size < options.beta, away.dtype) * slope
+        dx = where(size >= options.beta, u.sign(away) * end, away * within)
+    elif options.op == "binary_cross_entropy_with_logits" and not ctx.needs[1]:
         dx = sigmoid(x) - target
         if positive is not None:
             dx = sigmoid(x) * (1 + (positive - 1) * target) - positive * target
-    elif how.op == "binary_cross_entropy" and not ctx.needs[1]:
+    elif options.op == "binary_cross_entropy" and not ctx.needs[1]:
         dx = away / conditional.clamp(x * (1 - x), 1e-12, None)
-    elif how.op == "kl_div" and not ctx.needs[1]:
-        dx = -(u.exp(target) if how.log_target else target)
+    elif options.op == "kl_div" and not ctx.needs[1]:
+        dx = -(u.exp(target) if options.log_target else target)
     else:
         raise RuntimeError(
-            f"create_graph=True needs a second derivative of {how.op} by its target, which minidl does not have; "
+            f"create_graph=True needs a second derivative of {options.op} by its target, which minidl does not have; "
             "write the loss with log and exp, or pass target.detach()"
         )
     if ctx.needs[1]:
-        to_target = -dx
-    each = dy if how.each else dy / how.count(x.data)
+        target_gradient = -dx
+    each = dy if options.each else dy / options.count(x.data)
     each = each if weight is None else each * weight
-    return each * dx, None if to_target is None else each * to_target, *(None for _ in ctx.needs[2:])
+    return each * dx, None if target_gradient is None else each * target_gradient, *(None for _ in ctx.needs[2:])

@@ -55,7 +55,7 @@ class Trainer(BaseTrainer):
     def model(self) -> nn.Module:
         """Return the trained model, or its average; after `run` it has the best weights."""
         average = self.learner.average
-        return self.learner.model if average is None else average.model
+        return self.learner.model if average is None else average.averaged
 
     def restore(self, checkpoint: Checkpoint) -> None:
         super().restore(checkpoint)

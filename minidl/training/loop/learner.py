@@ -16,7 +16,7 @@ from minidl.distributed.parallel import DataParallel
 from minidl.optim import Optimizer, Schedule
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, default_device
-from minidl.training.loop.averages import Average
+from minidl.training.loop.averages import ModelAverage
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Learner:
     rehearse: Callable[[], object] | None = None
     stage_starts: Sequence[int] = (0,)
     enter: Callable[[int], None] | None = None
-    average: Average | None = None
+    average: ModelAverage | None = None
     sizes: Sequence[tuple[int, tuple[int, int]]] = ()
     parallel: DataParallel | None = None
 

@@ -24,7 +24,7 @@ from minidl.distributed.parts import shards
 from minidl.distributed.zero import shard_optimizer
 from minidl.runtime import launch
 from minidl.tensors import default_device
-from minidl.training.loop.averages import Average
+from minidl.training.loop.averages import ModelAverage
 from minidl.training.loop.epochs import Trainer
 from minidl.training.loop.forward import outputs, rehearse
 from minidl.training.loop.learner import Learner
@@ -139,8 +139,8 @@ class Supervised(Experiment[TrainingT]):
         if getattr(config, "sync_batch_norm", None):
             nn.SyncBatchNorm.convert_sync_batchnorm(model)
         stages, ema = self.stages, getattr(config, "ema", None)
-        average = None if ema is None else Average(model, self.make_model(config, None), ema)
-        validated = model if average is None else average.model
+        average = None if ema is None else ModelAverage(model, self.make_model(config, None), ema)
+        validated = model if average is None else average.averaged
         optimizer = make_optimizer(config, model)
         if config.zero:
             shard_optimizer(optimizer)
