@@ -80,13 +80,13 @@ def test_the_example_is_linted_as_the_rest_is(house):
 
 
 @pytest.mark.slow
-def test_without_its_record_the_suite_fails(house):
+def test_without_its_spec_the_suite_fails(house):
     record = house / "minidl/testing/specs/rsqrt.py"
     text = record.read_text()
     record.unlink()
     try:
-        done = run(house, ["python", "-m", "pytest", "tests/test_operations.py", "-k", "record or family"])
+        done = run(house, ["python", "-m", "pytest", "tests/test_operations.py", "-k", "has_a_spec or family"])
     finally:
         record.write_text(text)
     assert done.returncode == 1
-    assert "add records to minidl/testing/specs for ['rsqrt']" in done.stdout
+    assert "add specs to minidl/testing/specs for ['rsqrt']" in done.stdout

@@ -282,10 +282,10 @@ def public_operations():
                 yield name, value
 
 
-def test_every_operation_has_a_record():
+def test_every_operation_has_a_spec():
     recorded = {spec.op for spec in SPECS.values()} | set(SPECS)
     missing = {n for n, op in public_operations() if op not in recorded and n not in recorded} - set(WITHOUT_RECORD)
-    assert not missing, f"add records to minidl/testing/specs for {sorted(missing)}"
+    assert not missing, f"add specs to minidl/testing/specs for {sorted(missing)}"
 
 
 def test_every_exception_is_needed():
@@ -302,7 +302,7 @@ def test_every_tile_family_is_forced():
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_records_are_complete(spec):
+def test_specs_are_complete(spec):
     assert spec.bad, "name at least one input that is refused"
     assert spec.grad_bound is not None or not spec.differentiable
     assert spec.families or spec.name in MOVES, "name the tile families that the operation runs"
