@@ -99,6 +99,7 @@ def test_memory_that_is_touched_before_the_wait_is_found(compiled):
         ("comparison", "0.100000001"),
         ("two numbers", "0.100000001"),
         ("float32", "0.100000001"),
+        ("mask", ""),
         ("operator", ""),
         ("full", ""),
     ],
