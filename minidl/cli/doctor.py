@@ -108,7 +108,7 @@ def _doctor(options: dict[str, Any]) -> None:
             _check_scripts(config)
             code = work.doctor_files(config.names, archs, module=config.module, **shown)
         else:
-            code = work.doctor_compile(archs, brief=brief, **shown)
+            code = work.doctor_compile(archs, brief_archs=brief, **shown)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     raise typer.Exit(code)

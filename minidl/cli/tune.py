@@ -103,10 +103,10 @@ def _run(options: dict[str, Any]) -> None:
 
     if config.list_:
         check_alone(options, "out", "write", "dry_run", "json", "plot")
-        for shapes in selected:
-            count = len(space.candidates(shapes.family, shapes.target, shapes.tile))
-            problems = ", ".join(problem.name for problem in shapes.problems) or "no problem uses it"
-            echo(f"{shapes.name}: {space.describe(shapes.tile)} ({count} candidates; {problems})")
+        for each in selected:
+            count = len(space.candidates(each.family, each.target, each.tile))
+            problems = ", ".join(problem.name for problem in each.problems) or "no problem uses it"
+            echo(f"{each.name}: {space.describe(each.tile)} ({count} candidates; {problems})")
         return
     _tune(selected, config)
 
@@ -120,7 +120,7 @@ def _classes(names: list[str], only: list[str]) -> list[ShapeClass]:
     if not launch.INTERPRETED and not torch.cuda.is_available():
         raise ConfigError("tune needs a CUDA device or the interpreter (--device cpu), and neither is available")
     try:
-        selected = run.chosen(names, only)
+        selected = run.select(names, only)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if not selected:
@@ -144,7 +144,7 @@ def _tune(selected: list[ShapeClass], config: Tune) -> None:
         if path is not None and path.resolve() in reserved:
             raise ConfigError(f"{flag} {path} is a tile table in {folder}: give another name")
     try:
-        tables = {family: written.start_from(folder, family) for family in {shapes.family for shapes in selected}}
+        tables = {family: written.start_from(folder, family) for family in {each.family for each in selected}}
     except tile_tables.TableError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from None
     if any(table != tile_tables.read(family) for family, table in tables.items()):
@@ -152,13 +152,13 @@ def _tune(selected: list[ShapeClass], config: Tune) -> None:
         selected = _with_tables(selected, tables)
     paths: set[Path] = set()
 
-    def keep(family: str, table: Table) -> None:
+    def save(family: str, table: Table) -> None:
         if not dry_run:
             paths.add(written.write_table(folder, family, table))
 
     results: list[SearchResult] = []
     try:
-        run.run(selected, tables, config.budget, check.for_device(), rich_console(), keep, results)
+        run.run(selected, tables, config.budget, check.for_device(), rich_console(), save, results)
     finally:
         # Also after Ctrl-C, and each output even if another fails: measurements take long.
         with contextlib.ExitStack() as outputs:
@@ -233,7 +233,7 @@ def _with_tables(selected: list[ShapeClass], tables: dict[str, Table]) -> list[S
             for family in tables
             for each in classes.of_family(family, launch.target())
         }  # fmt: skip
-    return [by_rule[shapes.family, shapes.index] for shapes in selected if (shapes.family, shapes.index) in by_rule]
+    return [by_rule[each.family, each.index] for each in selected if (each.family, each.index) in by_rule]
 
 
 def _check_folder(out: Path | None, what: str) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from minidl.data.parsing import ARGUMENT, at_line, is_utf8, kind_of, listed, with_point
+from minidl.data.parsing import ARGUMENT, at_line, can_encode_utf8, kind_of, listed, with_point
 from minidl.data.records import DataError
 
 
@@ -58,7 +58,7 @@ class Records:
                     f"{self.path}, line {self.lines[row]}: {kind_of(text)} in text column {self.columns[at]!r} where "
                     "a string is expected"
                 )
-            if "\0" in text or not is_utf8(text):
+            if "\0" in text or not can_encode_utf8(text):
                 check_characters(text, f"{self.path}, line {self.lines[row]}")
         return texts
 
@@ -79,7 +79,7 @@ def label_at(records: Records, row: int, at: int) -> str:
     """
     value = records.cell(row, at)
     label = as_label(value)
-    if label is not None and "\0" not in label and is_utf8(label):
+    if label is not None and "\0" not in label and can_encode_utf8(label):
         return label
     where = f"{records.path}, line {records.lines[row]}"
     if label is not None:

@@ -19,7 +19,7 @@ import numpy as np
 from minidl.common import import_lock
 from minidl.data.download import Resource, fetch, gunzip
 from minidl.data.records import Augment, DataError, ImageDataset, Images
-from minidl.data.split import TEST, TRAIN, VALIDATION, digests, sides_of
+from minidl.data.split import TEST, TRAIN, VALIDATION, digests, splits_of
 
 DIGITS = [str(digit) for digit in range(10)]
 CLOTHES = [
@@ -86,13 +86,13 @@ def load_digits() -> ImageDataset:
     """Return scikit-learn's 1,797 digits of 8x8 pixels, with 17 greys scaled to 0 to 255; split 70, 10 and 20%."""
     rows = _digits()
     pixels = np.round(rows[:, :64].reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)[:, :, :, None]
-    source = {
+    provenance = {
         "name": "digits",
         "about": "scikit-learn's digits, 8x8 pixels (UCI optical recognition of handwritten digits, test half)",
         "split": "by class and hash of the pixels: 10% validation, 20% test",
     }
-    parts = _split(Images(pixels, rows[:, 64].astype(np.int64)), 0.1, 0.2)
-    return dataset("digits", DIGITS, parts, Augment(1), source)
+    splits = _split(Images(pixels, rows[:, 64].astype(np.int64)), 0.1, 0.2)
+    return dataset("digits", DIGITS, splits, Augment(1), provenance)
 
 
 def _digits() -> np.ndarray:
@@ -127,7 +127,7 @@ def load_mnist(
         parts, origin = fetch(resource, mirrors=addresses, cache=cache, progress=progress)
         arrays[key] = parse_idx(parts["content"], int(key[-1]), origin)
     halves = {half: _half(arrays, half) for half in _COUNTS}
-    source = {
+    provenance = {
         "name": name,
         "about": about,
         "origin": origin.rpartition("/")[0],
@@ -135,7 +135,7 @@ def load_mnist(
         "split": "the published halves; a twelfth of the training half by class and hash is the validation split",
     }
     train, validation, _ = _split(halves["train"], VALIDATION_SHARE, 0.0)
-    return dataset(name, labels, (train, validation, halves["t10k"]), augment, source)
+    return dataset(name, labels, (train, validation, halves["t10k"]), augment, provenance)
 
 
 def parse_idx(content: bytes, dimensions: int, source: str) -> np.ndarray:
@@ -182,20 +182,20 @@ def _half(arrays: Mapping[str, np.ndarray], half: str) -> Images:
 
 def _split(images: Images, validation: float, test: float) -> tuple[Images, Images, Images]:
     """Return (training, validation, test)."""
-    sides = sides_of(digests(_keys(images.pixels)), images.labels, validation, test)
-    masks = (sides == TRAIN, sides == VALIDATION, sides == TEST)
-    parts = [Images(images.pixels[mask], images.labels[mask]) for mask in masks]
-    return parts[0], parts[1], parts[2]
+    split_of = splits_of(digests(_keys(images.pixels)), images.labels, validation, test)
+    masks = (split_of == TRAIN, split_of == VALIDATION, split_of == TEST)
+    train, validation_split, test_split = (Images(images.pixels[mask], images.labels[mask]) for mask in masks)
+    return train, validation_split, test_split
 
 
 def dataset(
-    name: str, labels: list[str], parts: Sequence[Images], augment: Augment, source: dict[str, Any]
+    name: str, labels: list[str], splits: Sequence[Images], augment: Augment, provenance: dict[str, Any]
 ) -> ImageDataset:
-    """Return the data set of training, validation and test pictures."""
-    mean, std = _statistics(parts[0].pixels)
-    height, width, channels = parts[0].pixels.shape[1:]
-    source = {**source, "height": height, "width": width, "channels": channels}
-    return ImageDataset(name, labels, parts[0], parts[1], parts[2], mean, std, augment, source)
+    """Return the dataset of the training, validation and test split."""
+    mean, std = _statistics(splits[0].pixels)
+    height, width, channels = splits[0].pixels.shape[1:]
+    provenance = {**provenance, "height": height, "width": width, "channels": channels}
+    return ImageDataset(name, labels, splits[0], splits[1], splits[2], mean, std, augment, provenance)
 
 
 def _keys(pixels: np.ndarray) -> list[str]:

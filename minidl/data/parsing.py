@@ -188,7 +188,7 @@ def encoded(value: Any) -> str:
     return escaped(_ENCODER.encode(value))
 
 
-def is_utf8(text: str) -> bool:
+def can_encode_utf8(text: str) -> bool:
     """Return whether the text can be encoded: JSON and file names may contain half of a surrogate pair."""
     try:
         text.encode()

@@ -12,7 +12,7 @@ from minidl.data import files
 from minidl.data.analyzers import Analyzer
 from minidl.data.digests import content_digest
 from minidl.data.file_rows import Records
-from minidl.data.parsing import CsvRows, decode, is_utf8, json_object
+from minidl.data.parsing import CsvRows, can_encode_utf8, decode, json_object
 from minidl.data.records import DataError
 from minidl.data.terms import TermCounter
 from minidl.data.workers import Message
@@ -50,7 +50,7 @@ class Form:
             if first is None:
                 raise Doubt
             columns = list(json_object(first, path, 1, ""))
-            if any("\0" in name or not is_utf8(name) for name in columns):
+            if any("\0" in name or not can_encode_utf8(name) for name in columns):
                 raise Doubt
             return cls(str(path), kind, None, columns)
         header_line = text.lstrip("\r\n").split("\n", 1)[0]

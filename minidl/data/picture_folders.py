@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from minidl.data.parsing import is_utf8, listed
+from minidl.data.parsing import can_encode_utf8, listed
 from minidl.data.records import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
@@ -64,7 +64,7 @@ def class_folders(folder: Path, skipped: Counter[str]) -> Iterator[tuple[str, li
         skipped["outside of its folders"] += outside
     direct = 0
     for path in classes:
-        if not is_utf8(path.name):
+        if not can_encode_utf8(path.name):
             raise DataError(f"{str(path)!r} is not UTF-8 text; rename the folder: its name is the label")
         files = picture_files(path, skipped)
         if not files:

@@ -139,8 +139,8 @@ def single_topic_dataset(name: str, documents: Sequence[Document], origin: str) 
             f"expected {COUNTS[name][0]} and {COUNTS[name][1]}"
         )
     texts = texts_of(train)
-    sides = stratified_split(texts.texts, texts.labels, validation=VALIDATION_SHARE, test=0.0)
-    source = {
+    splits = stratified_split(texts.texts, texts.labels, validation=VALIDATION_SHARE, test=0.0)
+    provenance = {
         "name": name,
         "about": "Reuters-21578 Distribution 1.0, ModApte split, documents with one topic",
         "origin": origin,
@@ -152,10 +152,10 @@ def single_topic_dataset(name: str, documents: Sequence[Document], origin: str) 
     return TextDataset(
         name,
         labels,
-        texts_of([document for document, side in zip(train, sides, strict=True) if side == TRAIN]),
-        texts_of([document for document, side in zip(train, sides, strict=True) if side == VALIDATION]),
+        texts_of([document for document, split in zip(train, splits, strict=True) if split == TRAIN]),
+        texts_of([document for document, split in zip(train, splits, strict=True) if split == VALIDATION]),
         texts_of(test),
-        source,
+        provenance,
     )
 
 

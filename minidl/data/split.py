@@ -19,7 +19,7 @@ from minidl.data.threads import in_threads
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 _NAMES = {VALIDATION: "validation", TEST: "test"}
-_Part = TypeVar("_Part")
+_Examples = TypeVar("_Examples")
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,21 @@ class Splitter:
     def __post_init__(self) -> None:
         shares = self.shares
         if not (all(0 < share < 1 for share in shares.values()) and sum(shares.values()) < 1):
-            values = " and ".join(f"the {_NAMES[side]} share {share}" for side, share in shares.items())
+            values = " and ".join(f"the {_NAMES[split]} share {share}" for split, share in shares.items())
             raise DataError(f"{values} must lie between 0 and 1 and add up to less than 1")
 
     @property
     def shares(self) -> dict[int, float]:
         """Return the splits that are shares of the data."""
-        return {side: part for side, part in self._parts.items() if not isinstance(part, str | Path)}
+        return {split: origin for split, origin in self._origins.items() if not isinstance(origin, str | Path)}
 
     @property
     def files(self) -> dict[int, Path]:
         """Return the splits that are other files or folders."""
-        return {side: Path(part) for side, part in self._parts.items() if isinstance(part, str | Path)}
+        return {split: Path(origin) for split, origin in self._origins.items() if isinstance(origin, str | Path)}
 
     @property
-    def _parts(self) -> dict[int, float | str | Path]:
+    def _origins(self) -> dict[int, float | str | Path]:
         return {VALIDATION: self.validation, TEST: self.test}
 
     def split(
@@ -59,26 +59,27 @@ class Splitter:
         by: str,
         digests: np.ndarray,
         classes: np.ndarray,
-        select: Callable[[np.ndarray], _Part],
-        read: Callable[[Path], tuple[_Part, np.ndarray]],
-    ) -> tuple[list[_Part], dict[str, Any]]:
+        select: Callable[[np.ndarray], _Examples],
+        read: Callable[[Path], tuple[_Examples, np.ndarray]],
+    ) -> tuple[list[_Examples], dict[str, Any]]:
         """Return the training, validation and test split and, for the report, their description and leakage.
 
         `digests` and `classes` describe the examples in `path`; `by` names the hashed content. `select` returns the
         examples with some indices, `read` the split of a file with its digests.
         """
         shares = self.shares
-        sides = sides_of(digests, classes, shares.get(VALIDATION, 0.0), shares.get(TEST, 0.0))
-        parts = list(in_threads(lambda side: select(np.flatnonzero(sides == side)), (TRAIN, VALIDATION, TEST)))
+        split_of_rows = splits_of(digests, classes, shares.get(VALIDATION, 0.0), shares.get(TEST, 0.0))
+        rows_in = (np.flatnonzero(split_of_rows == split) for split in (TRAIN, VALIDATION, TEST))
+        splits = list(in_threads(select, rows_in))
         sources = [(str(path), digests)]
-        for side, file in self.files.items():
-            parts[side], file_digests = read(file)
+        for split, file in self.files.items():
+            splits[split], file_digests = read(file)
             sources.append((str(file), file_digests))
-        about = [f"{_NAMES[side]} from {file}" for side, file in self.files.items()]
+        about = [f"{_NAMES[split]} from {file}" for split, file in self.files.items()]
         if shares:
-            listed_shares = ", ".join(f"{share:.0%} {_NAMES[side]}" for side, share in shares.items())
+            listed_shares = ", ".join(f"{share:.0%} {_NAMES[split]}" for split, share in shares.items())
             about.append(f"by class and hash of the {by}, seed {self.seed}: {listed_shares}")
-        return parts, {"split": "; ".join(about), **({"leakage": leakage(sources)} if self.files else {})}
+        return splits, {"split": "; ".join(about), **({"leakage": leakage(sources)} if self.files else {})}
 
 
 def leakage(files: Sequence[tuple[str, np.ndarray]]) -> list[dict[str, Any]]:
@@ -116,11 +117,11 @@ def check_classes(path: str | Path, labels: Sequence[str], column: str) -> None:
 
 def split_by_hash(keys: Sequence[str], validation: float, test: float) -> list[int]:
     """Return TRAIN, VALIDATION or TEST for each key; it depends only on the hash of the key."""
-    sides = []
+    splits = []
     for key in keys:
         position = content_hash(key) / 2**64
-        sides.append(TEST if position < test else VALIDATION if position < test + validation else TRAIN)
-    return sides
+        splits.append(TEST if position < test else VALIDATION if position < test + validation else TRAIN)
+    return splits
 
 
 def stratified_split(
@@ -131,7 +132,7 @@ def stratified_split(
     A class with one distinct key is in training; with two keys, none is in validation; with three or more, each split
     with a share gets at least one, and so does training. A key with several classes counts for the smallest index.
     """
-    return sides_of(digests(keys, seed), np.asarray(classes, dtype=np.int64), validation, test).tolist()
+    return splits_of(digests(keys, seed), np.asarray(classes, dtype=np.int64), validation, test).tolist()
 
 
 def digests(keys: Iterable[str], seed: int = 0) -> np.ndarray:
@@ -139,7 +140,7 @@ def digests(keys: Iterable[str], seed: int = 0) -> np.ndarray:
     return np.frombuffer(b"".join(content_digest(key, seed) for key in keys), dtype=np.uint8).reshape(-1, SIZE)
 
 
-def sides_of(digests: np.ndarray, classes: np.ndarray, validation: float, test: float) -> np.ndarray:
+def splits_of(digests: np.ndarray, classes: np.ndarray, validation: float, test: float) -> np.ndarray:
     """Return int8 [rows]: `stratified_split` of keys with these digests."""
     # Big-endian words of 64 bits sort in the order of the bytes.
     words = np.ascontiguousarray(digests).view(">u8").astype(np.uint64)
@@ -154,7 +155,7 @@ def sides_of(digests: np.ndarray, classes: np.ndarray, validation: float, test: 
     key_of = np.empty(len(order), dtype=np.int64)
     key_of[order] = np.cumsum(is_first) - 1
     class_of = np.minimum.reduceat(classes[order], np.flatnonzero(is_first)) if len(order) else classes
-    sides = np.full(len(class_of), TRAIN, dtype=np.int8)
+    splits = np.full(len(class_of), TRAIN, dtype=np.int8)
     for cls in np.unique(class_of):
         group = np.flatnonzero(class_of == cls)  # in the order of the digests
         count = len(group)
@@ -163,6 +164,6 @@ def sides_of(digests: np.ndarray, classes: np.ndarray, validation: float, test: 
         count_validation = max(1, round(count * validation)) if validation > 0 and count >= least else 0
         count_test = min(count_test, count - 2 if validation > 0 and count >= least else count - 1)
         count_validation = min(count_validation, count - 1 - count_test)
-        sides[group[:count_test]] = TEST
-        sides[group[count_test : count_test + count_validation]] = VALIDATION
-    return sides[key_of]
+        splits[group[:count_test]] = TEST
+        splits[group[count_test : count_test + count_validation]] = VALIDATION
+    return splits[key_of]

@@ -14,7 +14,8 @@ from minidl.runtime import launch
 
 @triton.jit
 def wait(EARLY: tl.constexpr):
-    """Call this before anything is read or written."""
+    """With EARLY, let the next launch start its programs, then block until all previous launches have written their
+    results. Call it before the first read or write."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -21,15 +21,15 @@ def quick(monkeypatch):
     """A search that finds twice the block ahead, without measuring."""
 
     class Searcher:
-        def __init__(self, shapes, check, device):
+        def __init__(self, shape_class, check, device):
             assert type(check) is Check
-            self.shapes = shapes
+            self.shape_class = shape_class
 
         def search(self, deadline, told, width):
-            sizes = {name: 2 * size for name, size in self.shapes.tile.sizes.items()}
-            tile = launch.Tile(sizes, self.shapes.tile.num_warps, self.shapes.tile.num_stages)
+            sizes = {name: 2 * size for name, size in self.shape_class.tile.sizes.items()}
+            tile = launch.Tile(sizes, self.shape_class.tile.num_warps, self.shape_class.tile.num_stages)
             trial = Trial(tile, search.TIMED, ms={"a": 1.0}, ratios={"a": 2.0})
-            return SearchResult(self.shapes, [trial], tile, trial, candidates=1)
+            return SearchResult(self.shape_class, [trial], tile, trial, candidates=1)
 
     monkeypatch.setattr("minidl.tools.tuning.run.Searcher", Searcher)
 
@@ -121,7 +121,7 @@ def test_write_is_for_the_package(command, quick, tmp_path, monkeypatch):
 
 def test_a_class_that_cannot_be_measured_fails_at_the_end(command, quick, tmp_path, monkeypatch):
     class Failing:
-        def __init__(self, shapes, check, device):
+        def __init__(self, shape_class, check, device):
             raise RuntimeError("out of memory\nmore")
 
     monkeypatch.setattr("minidl.tools.tuning.run.Searcher", Failing)
@@ -137,10 +137,10 @@ def test_what_was_measured_is_kept_after_ctrl_c(command, quick, tmp_path, monkey
 
     search_ = run._search
 
-    def stopping(shapes, *rest):
-        if shapes.family == "norm_fold":
+    def stopping(shape_class, *rest):
+        if shape_class.family == "norm_fold":
             raise KeyboardInterrupt
-        return search_(shapes, *rest)
+        return search_(shape_class, *rest)
 
     monkeypatch.setattr(run, "_search", stopping)
     record = tmp_path / "r.json"

@@ -3,7 +3,7 @@
 import pytest
 
 from minidl.common.console import cut
-from minidl.data.parsing import MAX_NESTING, is_utf8, parse_json
+from minidl.data.parsing import MAX_NESTING, can_encode_utf8, parse_json
 
 
 def nested(depth, inner="1"):
@@ -32,5 +32,5 @@ def test_brackets_in_a_text_are_no_lists():
 def test_texts_for_messages():
     assert cut("x" * 300) == "x" * 300
     assert cut("x" * 301) == "x" * 297 + "..."
-    assert is_utf8("é")
-    assert not is_utf8("\ud800")
+    assert can_encode_utf8("é")
+    assert not can_encode_utf8("\ud800")

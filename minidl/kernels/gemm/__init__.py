@@ -215,8 +215,8 @@ def _product(form, a, b, bias, c, z, tile, tiles, precision, flags) -> None:
     s_ab = a.stride(0) if a.dim() == 3 else 0
     s_bb = b.stride(0) if b.dim() == 3 else 0
     strides = s_ab, *a.stride()[-2:], s_bb, *b.stride()[-2:]
-    share = c.numel() // flags["SPLIT"]
-    launches.by_pointers(M, N, K, strides, share, tiles, tile, precision, a.element_size(), flags).run(
+    s_split = c.numel() // flags["SPLIT"]
+    launches.by_pointers(M, N, K, strides, s_split, tiles, tile, precision, a.element_size(), flags).run(
         a, b, bias, None, c, z
     )
 

@@ -31,7 +31,7 @@ class Product(NamedTuple):
         z: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """Write c, and z if it is saved; the kernel views a and b with the sizes passed to `prepare`."""
-        # The box kernel also takes the flag of the parts form.
+        # The box kernel also takes p_wild, the flag of the parts form.
         flag = (None,) if self.product.kernel is gemm_tma_kernel else ()
         if self.sum is None:
             self.product.run(a, b, bias, scale, c, z, *flag)
@@ -76,7 +76,7 @@ def by_boxes(
     M: int, N: int, K: int, transposed: tuple[bool, bool], programs: int, tile: launch.Tile, precision: str,
     flags: dict[str, Any], boxes: tuple[Box | None, ...] = (), target: str | None = None,
 ) -> launch.Prepared:  # fmt: skip
-    """Prepare a launch on a, b, bias, scale, c, z and the parts flag; without `boxes`, a and b are descriptors."""
+    """Prepare a launch on a, b, bias, scale, c, z and p_wild; without `boxes`, a and b are descriptors."""
     meta = {
         "A_TRANSPOSED": transposed[0], "B_TRANSPOSED": transposed[1], "PRECISION": precision, "UNIT_N": unit(N),
         "HAS_SCALE": False, **dependent_launch.options(target=target), **flags, **tile.options,
@@ -86,10 +86,10 @@ def by_boxes(
 
 
 def by_pointers(
-    M: int, N: int, K: int, strides: tuple[int, ...], share: int, tiles: int, tile: launch.Tile, precision: str,
+    M: int, N: int, K: int, strides: tuple[int, ...], s_split: int, tiles: int, tile: launch.Tile, precision: str,
     itemsize: int, flags: dict[str, Any], target: str | None = None,
 ) -> launch.Prepared:  # fmt: skip
-    """Prepare a launch on a, b, bias, scale, c and z. strides: batch, M, K of a and batch, K, N of b; share: size."""
+    """Prepare a launch on a, b, bias, scale, c and z. strides: batch, M, K of a, and batch, K, N of b."""
     _, *a_strides, _, s_bk, s_bn = strides
     units = tuple(map(unit, (M, N, K, *a_strides, s_bk, s_bn)))
     narrow = itemsize * min(at_once(M, K, *a_strides), at_once(N, K, s_bn, s_bk)) < 4
@@ -100,7 +100,7 @@ def by_pointers(
         **dependent_launch.options(tiles * flags["SPLIT"], target), **flags, **tile.options,
     }  # fmt: skip
     split = meta.pop("SPLIT")
-    return launch.Prepared(gemm_pointer_kernel, (tiles, split), (M, N, K, *strides, share, split), meta)
+    return launch.Prepared(gemm_pointer_kernel, (tiles, split), (M, N, K, *strides, s_split, split), meta)
 
 
 def summed(

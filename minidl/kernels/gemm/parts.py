@@ -82,11 +82,11 @@ def gemm_parts_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Do as `tiled.gemm_tma_kernel` with parts [M, K] and [N, K], if all numbers are finite."""
+    """Write the tiles of `tiled.gemm_tma_kernel` from parts [M, K] and [N, K] if *p_wild is 0, else nothing."""
     wait(EARLY)
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
-    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
-    tl.assume(share > 0)
+    blocks_per_split = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
+    tl.assume(blocks_per_split > 0)
     work = tl.where(tl.load(p_wild) == 0, tiles * SPLIT, 0)
     for i_work in tl.range(tl.program_id(0), work, PROGRAMS, flatten=FLATTEN):
         i_split = i_work // tiles
@@ -94,8 +94,8 @@ def gemm_parts_kernel(
         m = i_m * BLOCK_M
         n = i_n * BLOCK_N
         b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-        for i_k in range(share):
-            k = (i_split * share + i_k) * BLOCK_K
+        for i_k in range(blocks_per_split):
+            k = (i_split * blocks_per_split + i_k) * BLOCK_K
             b_a_hi = d_a_hi.load([m, k])  # [BLOCK_M, BLOCK_K]
             b_b_lo = d_b_lo.load([n, k])  # [BLOCK_N, BLOCK_K]
             b_ab = tl.dot(b_a_hi, b_b_lo.T, input_precision="tf32", out_dtype=ACC)

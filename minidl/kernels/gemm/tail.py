@@ -35,16 +35,16 @@ def gemm_tail_kernel(
     wait(EARLY)
     N = as_multiple(N, UNIT_N)
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
-    steps = tl.cdiv(K, BLOCK_K)
-    share = tl.cdiv(steps, SPLIT)
+    blocks = tl.cdiv(K, BLOCK_K)
+    blocks_per_split = tl.cdiv(blocks, SPLIT)
     tail_tiles = tiles - full_tiles
     for i_work in tl.range(tl.program_id(0), full_tiles + tail_tiles * SPLIT, PROGRAMS, flatten=FLATTEN):
         i_tile = i_work
         begin = 0
-        end = steps
+        end = blocks
         if i_work >= full_tiles:
-            begin = (i_work - full_tiles) // tail_tiles * share
-            end = tl.minimum(begin + share, steps)
+            begin = (i_work - full_tiles) // tail_tiles * blocks_per_split
+            end = tl.minimum(begin + blocks_per_split, blocks)
             i_tile = full_tiles + (i_work - full_tiles) % tail_tiles
         tl.assume(end > begin)
         low_m, low_n, m, n = clamped_tile(

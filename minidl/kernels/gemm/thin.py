@@ -46,6 +46,7 @@ def gemm_thin_kernel(
     EARLY: tl.constexpr, ACC: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    """Write a tile of c, or of a share, by pointers, as sums of blocks [BLOCK_K, BLOCK_M, BLOCK_N] over their K."""
     wait(EARLY)
     tiles_n = tl.cdiv(N, BLOCK_N)
     m = tl.program_id(0) // tiles_n * BLOCK_M
@@ -53,9 +54,9 @@ def gemm_thin_kernel(
     i_split = tl.program_id(1)
     o_m = m + tl.arange(0, BLOCK_M)
     o_n = n + tl.arange(0, BLOCK_N)
-    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
-    start = i_split * share
-    end = tl.minimum(K, start + share)
+    k_per_split = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
+    start = i_split * k_per_split
+    end = tl.minimum(K, start + k_per_split)
     o_k = start + tl.arange(0, BLOCK_K)
     p_a += o_k.to(tl.int64)[:, None] * s_ak + o_m.to(tl.int64)[None, :] * s_am
     p_b += o_k.to(tl.int64)[:, None] * s_bk + o_n.to(tl.int64)[None, :] * s_bn

@@ -8,15 +8,17 @@ from minidl.kernels.activation import activate
 from minidl.kernels.gemm.fused_statistics import store_statistics
 from minidl.runtime.dependent_launch import wait
 
-# SAVE_Z of an epilogue: 0 for no p_z; z is SAVED to p_z or ADDED from it (like the result); or p_z gets STATISTICS.
-SAVED = tl.constexpr(1)
-ADDED = tl.constexpr(2)
-STATISTICS = tl.constexpr(3)
+# `float8.stored` and `float8.product` accept every dtype: except for float8 they are a conversion and a `tl.dot`.
+
+# SAVE_Z of an epilogue, 0 if there is no p_z. p_z holds:
+SAVED = tl.constexpr(1)  # z, which the epilogue stores, laid out like c
+ADDED = tl.constexpr(2)  # an addend of z, which the epilogue reads, laid out like c
+STATISTICS = tl.constexpr(3)  # means and squares of c's columns, which `fused_statistics` stores
 
 
 @triton.jit
 def tile_position(i_tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Return row and column of the i-th tile, column by column within groups of GROUP_M tile rows."""
+    """Return (i_m, i_n), the i-th tile's indices in units of tiles: column by column in groups of GROUP_M tile rows."""
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     group = i_tile // (GROUP_M * tiles_n)
@@ -49,8 +51,8 @@ def finish(
     HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
     low_m=0, low_n=0,
 ):  # fmt: skip
-    """Store act(z) of the block at (m, n), z = scale A B + bias with `save_or_add`.
-    Another tile stores rows before `low_m` and columns before `low_n`."""
+    """Store act(z) of the block at row m and column n; z is `save_or_add` of scale A B + bias.
+    Rows m to low_m and columns n to low_n overlap the previous tile, which stores them."""
     o_m = m + tl.arange(0, b_acc.shape[0])
     o_n = n + tl.arange(0, b_acc.shape[1])
     m_mn = ((o_m >= low_m) & (o_m < M))[:, None] & ((o_n >= low_n) & (o_n < N))[None, :]
@@ -71,10 +73,11 @@ def epilogue(
 ):  # fmt: skip
     """Run `finish` on 1, 2 or 4 groups of columns in sequence, to need less shared memory and fewer registers.
 
-    With STATISTICS the epilogue has a bias at most."""
+    With STATISTICS, M is a multiple of BLOCK_M, and the epilogue has no scale and no activation."""
     WIDTH: tl.constexpr = b_acc.shape[1] // PIECES
     if SAVE_Z == STATISTICS:
         b_y = store_statistics(b_acc, p_bias, p_z, m // b_acc.shape[0], n, N, low_n, HAS_BIAS, p_c.dtype.element_ty)
+        # b_y has its bias, so nothing of the epilogue is left but the store.
         epilogue(b_y, None, None, p_c, None, m, n, M, N, False, False, 0, 0.0, 0, PIECES, low_m, low_n)
     else:
         b_pieces = (b_acc,)
@@ -100,20 +103,22 @@ def clamped_tile(
     i_tile, M, N, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, UNIT_N: tl.constexpr,
 ):  # fmt: skip
-    """Return (row, column) of the i-th tile and of its block, which is moved back to end where the matrix ends.
+    """Return (low_m, low_n, m, n): the first row and column of the i-th tile and of its block, in elements.
 
-    Boxes that reach beyond the end are slow: 76x4096x4096 took 24 us with 52 of 128 rows beyond, 16 without (H100). On
-    a contiguous axis of b a block begins at a multiple of 16 values, on one of a at its tile: A^T B of 646x542x9752,
-    copied to rows of 648 and 544 values and read from columns 518 and 414, caused an illegal instruction.
+    A block is moved back to end with the matrix, because boxes that reach beyond it are slow: 76x4096x4096 took 24 us
+    with 52 of a block's 128 rows beyond the end, and 16 us with none (H100). If N is contiguous in b, blocks begin and
+    end at multiples of 16 columns, so the last one may still reach beyond N; if M is contiguous in a, blocks begin with
+    their tile. Otherwise A^T B of 646x542x9752, copied to rows of 648 and 544 values and read from columns 518 and 414,
+    caused an illegal instruction.
     """
-    ALONG_N: tl.constexpr = 1 if B_TRANSPOSED else 16
+    ALIGNMENT_N: tl.constexpr = 1 if B_TRANSPOSED else 16
     i_m, i_n = tile_position(i_tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
     low_m = i_m * BLOCK_M
     low_n = i_n * BLOCK_N
     m = low_m
     if not A_TRANSPOSED:
         m = tl.minimum(low_m, tl.maximum(M - BLOCK_M, 0))
-    n = tl.minimum(low_n, tl.maximum(tl.cdiv(N, ALONG_N) * ALONG_N - BLOCK_N, 0))
+    n = tl.minimum(low_n, tl.maximum(tl.cdiv(N, ALIGNMENT_N) * ALIGNMENT_N - BLOCK_N, 0))
     return low_m, low_n, m, as_multiple(n, UNIT_N)
 
 
@@ -126,7 +131,7 @@ def gemm_pointer_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of c, or of a share, by pointers. UNITS are divisors of M, N, K and the four strides.
+    """Write a tile of c, or of a share, by pointers. UNITS divide M, N, K, s_am, s_ak, s_bk and s_bn, in this order.
 
     Accesses of less than 4 bytes cannot use asynchronous copies to shared memory. With AHEAD the next block is loaded
     into registers before this one is multiplied.
@@ -141,9 +146,9 @@ def gemm_pointer_kernel(
     i_m, i_n = tile_position(tl.program_id(0) % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
     o_m = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
-    start = i_split * share
-    end = tl.minimum(K, start + share)
+    k_per_split = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
+    start = i_split * k_per_split
+    end = tl.minimum(K, start + k_per_split)
     o_k = start + tl.arange(0, BLOCK_K)
     p_a += i_batch * s_ab + o_m.to(tl.int64)[:, None] * s_am + o_k.to(tl.int64)[None, :] * s_ak
     p_b += i_batch * s_bb + o_k.to(tl.int64)[:, None] * s_bk + o_n.to(tl.int64)[None, :] * s_bn
@@ -188,16 +193,18 @@ def gemm_tma_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Write tiles of c, or of shares, by boxes; persistent. With EARLY (dependent launch) programs start while the
-    previous kernel ends, and wait for it here."""
+    """Write tiles of c, or of shares, by boxes; each of the PROGRAMS programs writes several.
+
+    p_wild  None, or the flag of the parts form (see `parts`): 0 if `gemm_parts_kernel` wrote c, so this kernel does not
+    """
     wait(EARLY)
     N, s_split = as_multiple(N, UNIT_N), as_multiple(s_split, UNIT_N)
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
-    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
-    tl.assume(share > 0)
+    blocks_per_split = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
+    tl.assume(blocks_per_split > 0)
     work = tiles * SPLIT
     if p_wild is not None:
-        work = tl.where(tl.load(p_wild) == 0, 0, work)  # gemm_parts_kernel wrote c
+        work = tl.where(tl.load(p_wild) == 0, 0, work)
     for i_work in tl.range(tl.program_id(0), work, PROGRAMS, flatten=FLATTEN):
         i_split = i_work // tiles
         low_m, low_n, m, n = clamped_tile(
@@ -205,8 +212,8 @@ def gemm_tma_kernel(
         )  # fmt: skip
         b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
         # Every share has the same number of blocks: past the end of K the boxes are zeros.
-        for i_k in range(share):
-            k = (i_split * share + i_k) * BLOCK_K
+        for i_k in range(blocks_per_split):
+            k = (i_split * blocks_per_split + i_k) * BLOCK_K
             if A_TRANSPOSED:
                 b_a = d_a.load([k, m]).T  # [BLOCK_M, BLOCK_K]
             else:
@@ -233,7 +240,7 @@ def gemm_sum_kernel(
     for few values, BLOCK_S at a time so that more loads run in parallel, with a final sum over these."""
     wait(EARLY)
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    m = o < total
+    m = o < total  # a mask
     if BLOCK_S == 1:
         b_acc = tl.zeros((BLOCK,), dtype=ACC)
         p_partial += o

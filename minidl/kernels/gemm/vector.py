@@ -31,15 +31,15 @@ def gemm_vector_kernel(
     HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, UNITS: tl.constexpr,
     EARLY: tl.constexpr, ACC: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Write y, or one share of it. UNITS are divisors of M, K and the strides of A."""
+    """Write y, or one share of it. UNITS divide M, K, s_am and s_ak, in this order."""
     wait(EARLY)
     M, K = as_multiple(M, UNITS[0]), as_multiple(K, UNITS[1])
     s_am, s_ak = as_multiple(s_am, UNITS[2]), as_multiple(s_ak, UNITS[3])
     i_split = tl.program_id(1)
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    share = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
-    start = i_split * share
-    end = tl.minimum(K, start + share)
+    k_per_split = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
+    start = i_split * k_per_split
+    end = tl.minimum(K, start + k_per_split)
     o_k = start + tl.arange(0, BLOCK_K)
     p_a += o_m[:, None] * s_am + o_k.to(tl.int64)[None, :] * s_ak
     p_x += o_k.to(tl.int64) * s_x

@@ -57,18 +57,18 @@ def doctor_compile(
     arch: Sequence[Arch] = ARCHITECTURES,
     *,
     only: str = "",
-    work: str = "",
+    workload: str = "",
     json: Path | None = None,
     details: bool = False,
     **options: Any,
 ) -> int:
     """Compile every kernel offline for these architectures and print a table. Returns 1 if something is wrong, else 0.
 
-    only     compile kernels with this text in their name
-    work     call operations with this text in their name
-    json     file for the figures
-    details  a row per tile in the table; the JSON always has them
-    options  arguments of `compile.run`, which chooses tiles, flags and the Python interpreter
+    only      compile kernels with this text in their name
+    workload  call operations with this text in their name
+    json      file for the figures
+    details   a row per tile in the table; the JSON always has them
+    options   arguments of `compile.run`, which chooses tiles, flags and the Python interpreter
 
     Raises ValueError for an unknown architecture and if no kernel has `only` in its name, OSError if the JSON file
     cannot be written.
@@ -84,12 +84,14 @@ def doctor_compile(
     console = report.console()
     try:
         with report.Stages(console) as stages:
-            verdict = compile.run(arch, only=only, work=work, progress=stages.tell, **options)
+            verdict = compile.run(arch, only=only, workload=workload, progress=stages.tell, **options)
     except compile.WorkerError as error:
         console.print(f"[red]failed[/] {escape(str(error))}", highlight=False)
         return 1
     if not verdict.figures and not verdict.failures:
-        console.print(f"no operation with {work!r} in its name launches such a kernel", markup=False, highlight=False)
+        console.print(
+            f"no operation with {workload!r} in its name launches such a kernel", markup=False, highlight=False
+        )
         return 1
     return _report(verdict, console, json, details)
 

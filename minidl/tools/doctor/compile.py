@@ -22,20 +22,18 @@ from minidl.common.architecture import Arch
 from minidl.compilation.job import Job
 from minidl.tools.doctor import plan as plans
 from minidl.tools.doctor.jobs import Figures, problems, target_name
-from minidl.tools.doctor.plan import Plan
+from minidl.tools.doctor.plan import CompilePlan
 
 T = TypeVar("T")
 R = TypeVar("R")
 COMPILE_SECONDS = 300
 PLAN_SECONDS = 900
+# Triton keeps about 2 MB for each compiled kernel, so a process is replaced after this many answers.
+RENEW = 500
 
 
 class WorkerError(RuntimeError):
     """A child process died or did not answer in time."""
-
-
-# Triton keeps about 2 MB for each compiled kernel, so a process is replaced after this many.
-RENEW = 500
 
 
 class Worker:
@@ -51,7 +49,7 @@ class Worker:
         """Return the answer to a request. Raises WorkerError."""
         if self._answers >= RENEW:
             self.close()
-        process = self._process or self._start()
+        process = self._process or self._restart()
         try:
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
@@ -71,14 +69,14 @@ class Worker:
         if self._process is not None:
             self._stop()
 
-    def _start(self) -> Any:
+    def _restart(self) -> Any:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
-        self._process, self._answers = self._begin(), 0
+        self._process, self._answers = self._start_process(), 0
         return self._process
 
-    def _begin(self) -> Any:
-        package = str(Path(__file__).parents[3])
-        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    def _start_process(self) -> Any:
+        root = str(Path(__file__).parents[3])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         environment = {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         return subprocess.Popen(
             [self.python, "-P", "-m", "minidl.tools.doctor.worker"],
@@ -103,7 +101,13 @@ class Worker:
 
 @dataclass
 class Verdict:
-    """The figures of every job, calls and kernels that could not be recorded, and scripts that failed."""
+    """The results of an offline compile.
+
+    figures   each compiled job with its figures, by the job's key
+    failures  calls that raised, and kernels that could not be recorded, with the reason
+    versions  of Python, torch and Triton
+    scripts   the user's scripts that failed or launched nothing, with the reason (`scripts.compile_all` sets it)
+    """
 
     figures: dict[str, tuple[Job, Figures]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -115,7 +119,7 @@ class Verdict:
         """Return the problems by job, for jobs that have any."""
         messages: dict[str, list[str]] = {}
         for job, figures in self.figures.values():
-            # Jobs that differ in a flag have one name.
+            # Jobs that differ only in a flag, a constant that no tile table sets, print as the same text.
             if wrong := problems(job, figures):
                 messages.setdefault(str(job), []).extend(wrong)
         return messages
@@ -130,43 +134,46 @@ def run(
     archs: Sequence[Arch],
     *,
     only: str = "",
-    work: str = "",
+    workload: str = "",
     every_tile: bool = True,
-    brief: Collection[Arch] = (),
+    brief_archs: Collection[Arch] = (),
     workers: int | None = None,
     python: str = sys.executable,
     progress: Callable[[str, int, int], None] = lambda stage, done, of: None,
 ) -> Verdict:
     """Compile the kernels with `only` in their name for each architecture, in child processes of `python`.
 
-    `work` selects the operations to call by a part of their name (`doctor.workloads` lists them).
-    Without `every_tile`, only the tiles for the calls' shapes are compiled. For the architectures in `brief` each
-    value of a flag is compiled once (`plan.shorten`), and without `every_tile` tiles are ignored.
-    `progress` gets the stage and how many of its jobs are done. Raises ValueError for an architecture whose limits
-    are not known, WorkerError when the launches cannot be recorded.
+    workload     a part of the names of the operations to call (`doctor.workloads` lists them)
+    every_tile   whether the second stage compiles every tile of the tables, or only those for the calls' shapes
+    brief_archs  architectures for which the first stage compiles each value of a flag, instead of each pair of values
+                 (`plan.shorten`); without `every_tile` they have no second stage
+    progress     gets the stage, the number of its finished jobs and their total
+
+    Raises ValueError for an architecture whose limits are not known, WorkerError when the launches cannot be recorded.
     """
     for arch in archs:
-        target_name(arch)
+        target_name(arch)  # raises for an unknown one
     start = time.perf_counter()
     verdict = Verdict()
-    with pool(partial(Worker, python), workers) as ready:
-        verdict.versions = ready[0].ask({"versions": True}, PLAN_SECONDS)
-        selection = {"only": only, "work": work, "every_tile": every_tile}
-        arch_plans = _plan(ready, [{"arch": arch, **selection} for arch in archs], progress)
+    with worker_pool(partial(Worker, python), workers) as pool:
+        verdict.versions = pool[0].ask({"versions": True}, PLAN_SECONDS)
+        selection = {"only": only, "workload": workload, "every_tile": every_tile}
+        arch_plans = _plan(pool, [{"arch": arch, **selection} for arch in archs], progress)
         verdict.failures = plans.failures(arch_plans)
-        jobs = [job for arch, plan in zip(archs, arch_plans, strict=True) for job in plans.shorten(plan, arch in brief)]
-        verdict.figures = compile_jobs(ready, jobs, partial(progress, "every flag"))
-        figures = {key: figure for key, (_, figure) in verdict.figures.items()}
-        tiled = [plan for arch, plan in zip(archs, arch_plans, strict=True) if every_tile or arch not in brief]
-        jobs = [job for plan in tiled for job in plans.heaviest(plan, figures)]
-        verdict.figures |= compile_jobs(ready, jobs, partial(progress, "every tile"))
+        by_arch = dict(zip(archs, arch_plans, strict=True))
+        jobs = [job for arch, plan in by_arch.items() for job in plans.shorten(plan, arch in brief_archs)]
+        verdict.figures = compile_jobs(pool, jobs, partial(progress, "every flag"))
+        first_figures = {key: figures for key, (_, figures) in verdict.figures.items()}
+        second_stage = [plan for arch, plan in by_arch.items() if every_tile or arch not in brief_archs]
+        jobs = [job for plan in second_stage for job in plans.heaviest(plan, first_figures)]
+        verdict.figures |= compile_jobs(pool, jobs, partial(progress, "heaviest per tile"))
     verdict.seconds = time.perf_counter() - start
     return verdict
 
 
 @contextlib.contextmanager
-def pool(make: Callable[[], Worker], count: int | None = None) -> Iterator[list[Worker]]:
-    """A context with `count` workers, by default one for each processor."""
+def worker_pool(make: Callable[[], Worker], count: int | None = None) -> Iterator[list[Worker]]:
+    """Open `count` workers, by default one for each processor, and close them at the end."""
     workers = [make() for _ in range(len(os.sched_getaffinity(0)) if count is None else count)]
     try:
         yield workers
@@ -177,11 +184,11 @@ def pool(make: Callable[[], Worker], count: int | None = None) -> Iterator[list[
 
 def _plan(
     pool: Sequence[Worker], requests: Sequence[dict[str, Any]], progress: Callable[[str, int, int], None]
-) -> list[Plan]:
-    def one(worker: Worker, arguments: dict[str, Any]) -> Plan:
+) -> list[CompilePlan]:
+    def one(worker: Worker, arguments: dict[str, Any]) -> CompilePlan:
         fields = worker.ask({"plan": arguments}, PLAN_SECONDS)
         jobs = {name: {key: Job(**job) for key, job in fields[name].items()} for name in ("first", "forced")}
-        return Plan(**{**fields, **jobs})
+        return CompilePlan(**{**fields, **jobs})
 
     return _share(pool, requests, one, partial(progress, "recording launches"))
 

@@ -58,7 +58,7 @@ MEMORY = r"\b(?:ld\.global|st\.global|cp\.async|atom\.global|red\.global)"
 # An error that LLVM writes to standard error, with its line of assembler if there is one.
 LLVM_ERROR = r"(?<!ld\.lld: )error: (.*(?:\n[ \t]+\S.*)?)"
 _MOST_STDERR = 1 << 22  # bytes, with the code that a pass of the compiler failed on
-FIGURES_FILE = "minidl_figures_5.json"
+FIGURES_FILE = "minidl_figures_6.json"
 
 
 @contextlib.contextmanager

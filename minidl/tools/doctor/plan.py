@@ -19,8 +19,8 @@ from minidl.tools.first_line import first_line
 
 
 @dataclass
-class Plan:
-    """Launches of the first and the second pass by key.
+class CompilePlan:
+    """What to compile for an architecture: the launches of the first and the second pass, by key.
 
     tile_names  parameters that tile tables set
     failed      calls that raised, with the first line of the error
@@ -36,8 +36,8 @@ class Plan:
     newest: bool = True
 
 
-def make(arch: Arch, only: str = "", work: str = "", every_tile: bool = True) -> Plan:
-    """Make every call of the workloads with `work` in their name; keep kernels with `only` in theirs.
+def make(arch: Arch, only: str = "", workload: str = "", every_tile: bool = True) -> CompilePlan:
+    """Make every call of the workloads with `workload` in their name; keep kernels with `only` in theirs.
 
     Imports torch and Triton.
     """
@@ -46,8 +46,8 @@ def make(arch: Arch, only: str = "", work: str = "", every_tile: bool = True) ->
 
     tables = [launch.table(family) for family in launch.families()]
     names = {name for table in tables for rules in table.values() for rule in rules for name in rule["tile"]}
-    plan = Plan(tile_names=sorted(names), newest=target_name(arch) == launch.TARGETS[-1])
-    for load in workloads(work):
+    plan = CompilePlan(tile_names=sorted(names), newest=target_name(arch) == launch.TARGETS[-1])
+    for load in workloads(workload):
         for dtype in load.dtypes:
             possible = PRECISIONS.get(arch, precisions(dtype))
             for precision in [each for each in precisions(dtype) if each in possible]:
@@ -61,16 +61,16 @@ def make(arch: Arch, only: str = "", work: str = "", every_tile: bool = True) ->
                             with launch.force(**{family: tile}):
                                 plan.forced |= _record(plan, load, dtype, arch)
     launched = {job.kernel for job in plan.first.values()}
-    plan.uncovered = sorted(kernel for kernel in set(kernels()) - launched if only in kernel and not work)
+    plan.uncovered = sorted(kernel for kernel in set(kernels()) - launched if only in kernel and not workload)
     plan.first = {key: job for key, job in plan.first.items() if only in job.name}
     plan.forced = {key: job for key, job in plan.forced.items() if only in job.name}
     return plan
 
 
-def shorten(plan: Plan, brief: bool = False) -> list[Job]:
+def shorten(plan: CompilePlan, brief: bool = False) -> list[Job]:
     """Return jobs of the first pass that cover every dtype and every pair of values of two flags of each kernel.
 
-    Flags are the constants that no tile table sets: operation, epilogue, layout, accumulate type. `brief` covers each
+    Flags are the constants that no tile table sets: operation, epilogue, layout, accumulator type. `brief` covers each
     value of a flag instead of every pair, with about half of the jobs. Tiles are covered by `heaviest`.
     """
     by_kernel: dict[str, list[Job]] = {}
@@ -88,12 +88,12 @@ def shorten(plan: Plan, brief: bool = False) -> list[Job]:
     return chosen
 
 
-def _covers(job: Job, plan: Plan, brief: bool) -> set[Any]:
+def _covers(job: Job, plan: CompilePlan, brief: bool) -> set[Any]:
     values = sorted((name, str(value)) for name, value in _flags(job, plan).items())
     return {(job.dtype, job.precision), *values, *(() if brief else itertools.combinations(values, 2))}
 
 
-def heaviest(plan: Plan, figures: Mapping[str, Figures]) -> list[Job]:
+def heaviest(plan: CompilePlan, figures: Mapping[str, Figures]) -> list[Job]:
     """Return, by kernel, tile, width of dtype and precision, the jobs with the longest code and the most shared memory.
 
     `figures` (by key, for some jobs of the first pass) estimates them: a job is judged by the most similar job with
@@ -124,21 +124,21 @@ def heaviest(plan: Plan, figures: Mapping[str, Figures]) -> list[Job]:
     return [job for key, job in chosen.items() if key not in figures]
 
 
-def _traits(job: Job, plan: Plan) -> set[str]:
+def _traits(job: Job, plan: CompilePlan) -> set[str]:
     """Return everything about a launch except its tile."""
     flags = {f"{name}={value}" for name, value in _flags(job, plan).items()}
     return flags | {f"{n}:{kind}" for n, kind in job.signature.items()} | {str(value) for value in job.attributes}
 
 
-def _flags(job: Job, plan: Plan) -> dict[str, Any]:
+def _flags(job: Job, plan: CompilePlan) -> dict[str, Any]:
     return {name: value for name, value in job.constant.items() if name not in plan.tile_names}
 
 
-def _blocks(job: Job, plan: Plan) -> list[int]:
+def _blocks(job: Job, plan: CompilePlan) -> list[int]:
     return [size for name, size in job.constant.items() if name.startswith("BLOCK") and name in plan.tile_names]
 
 
-def _record(plan: Plan, load: Any, dtype: Any, arch: Arch) -> dict[str, Job]:
+def _record(plan: CompilePlan, load: Any, dtype: Any, arch: Arch) -> dict[str, Job]:
     from minidl.tools.doctor import offline
 
     jobs: dict[str, Job] = {}
@@ -152,7 +152,7 @@ def _record(plan: Plan, load: Any, dtype: Any, arch: Arch) -> dict[str, Job]:
     return jobs
 
 
-def failures(plans: Iterable[Plan]) -> dict[str, str]:
+def failures(plans: Iterable[CompilePlan]) -> dict[str, str]:
     """Return the calls that raised, and the kernels that no plan launches, with the reason."""
     plans = list(plans)
     reasons = {name: error for plan in plans for name, error in plan.failed.items()}

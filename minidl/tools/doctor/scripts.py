@@ -155,7 +155,7 @@ def compile_all(launches: Launches, only: str, progress: Callable[[int, int], No
     start = time.perf_counter()
     jobs = [job for job in launches.jobs.values() if only in job.name]
     refused = {name: why for name, why in launches.refused.items() if only in name.rpartition(" for ")[0]}
-    with compile.pool(Forked, min(len(jobs), len(os.sched_getaffinity(0)))) as pool:
+    with compile.worker_pool(Forked, min(len(jobs), len(os.sched_getaffinity(0)))) as pool:
         figures = compile.compile_jobs(pool, jobs, progress) if jobs else {}
     versions = worker.answer({"versions": True})
     return Verdict(figures, refused, versions, time.perf_counter() - start, launches.failed)
@@ -164,7 +164,7 @@ def compile_all(launches: Launches, only: str, progress: Callable[[int, int], No
 class Forked(compile.Worker):
     """A worker that is forked from this process and compiles its kernels."""
 
-    def _begin(self) -> Any:
+    def _start_process(self) -> Any:
         return _Process(self._errors.fileno())
 
 

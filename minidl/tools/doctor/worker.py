@@ -2,7 +2,7 @@
 
 Both are JSON, one line each:
 
-    {"plan": arguments of plan.make}  ->  the fields of a Plan
+    {"plan": arguments of plan.make}  ->  the fields of a CompilePlan
     {"compile": fields of a Job}      ->  the fields of Figures
     {"versions": true}                ->  versions of Python, torch and Triton
 

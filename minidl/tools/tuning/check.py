@@ -16,18 +16,18 @@ MOST_WORKERS = 16
 
 
 @contextmanager
-def under(shapes: ShapeClass, tile: Tile) -> Iterator[None]:
+def under(shape_class: ShapeClass, tile: Tile) -> Iterator[None]:
     """A context in which the rule of the class has this tile."""
-    table = with_tile(launch.table(shapes.family), shapes.target, shapes.index, tile)
-    with launch.use_tables(**{shapes.family: table}):
+    table = with_tile(launch.table(shape_class.family), shape_class.target, shape_class.index, tile)
+    with launch.use_tables(**{shape_class.family: table}):
         yield
 
 
-def launches(shapes: ShapeClass, tile: Tile) -> list[Any]:
+def launches(shape_class: ShapeClass, tile: Tile) -> list[Any]:
     """Return (kernel, grid, arguments, constants) of each launch of the class's problems with a tile."""
     records: list[Any] = []
-    for problem in shapes.problems:
-        with under(shapes, tile), launch.record(lambda *launched: records.append(launched), shapes.target):
+    for problem in shape_class.problems:
+        with under(shape_class, tile), launch.record(lambda *launched: records.append(launched), shape_class.target):
             problem.empty()()
     return records
 
@@ -47,7 +47,7 @@ class Check:
     This one rejects none: the interpreter compiles nothing and has no limits.
     """
 
-    def problems(self, shapes: ShapeClass, launched: dict[int, list[Any]]) -> dict[int, str]:
+    def problems(self, shape_class: ShapeClass, launched: dict[int, list[Any]]) -> dict[int, str]:
         """Return a message for each tile that must be rejected."""
         return {}
 
@@ -70,7 +70,7 @@ class Compiles(Check):
         self.arch = arch if arch in SHARED_LIMITS else None
         self.pool = [Worker() for _ in range(min(MOST_WORKERS, len(os.sched_getaffinity(0))))]
 
-    def problems(self, shapes: ShapeClass, launched: dict[int, list[Any]]) -> dict[int, str]:
+    def problems(self, shape_class: ShapeClass, launched: dict[int, list[Any]]) -> dict[int, str]:
         """Return compiler errors, spills and exceeded limits of the device, by tile."""
         from minidl.tools.doctor.compile import compile_jobs
         from minidl.tools.doctor.jobs import problems

@@ -81,13 +81,13 @@ def record(results: Sequence[SearchResult]) -> dict[str, Any]:
 
 
 def _class(result: SearchResult) -> dict[str, Any]:
-    shapes = result.shapes
+    shape_class = result.shape_class
     return {
-        "family": shapes.family,
-        "rule": shapes.index,
-        "when": shapes.when,
-        "problems": [problem.name for problem in shapes.problems],
-        "present": describe(shapes.tile),
+        "family": shape_class.family,
+        "rule": shape_class.index,
+        "when": shape_class.when,
+        "problems": [problem.name for problem in shape_class.problems],
+        "present": describe(shape_class.tile),
         "candidates": result.candidates,
         **({"error": result.error} if result.error else {}),
         "dropped": dict(result.dropped),

@@ -30,7 +30,7 @@ def picture(results: Sequence[SearchResult], device: str, kind: str = "svg") -> 
         axis.set_ylim(len(rows) - 0.4, -0.6)
         timed = sum(trial.outcome == TIMED for trial in each.trials)
         axis.set_title(
-            f"{each.shapes.name} ({timed} timed, {sum(each.dropped.values())} dropped, of {each.candidates})",
+            f"{each.shape_class.name} ({timed} timed, {sum(each.dropped.values())} dropped, of {each.candidates})",
             fontsize=8, loc="left",
         )  # fmt: skip
     if not panels:
@@ -46,4 +46,4 @@ def _bars(result: SearchResult) -> list[tuple[str, float, str]]:
         (describe(trial.tile), 1.0 / trial.ratio, "tab:green" if trial.tile == result.chosen else "tab:blue")
         for trial in timed
     ]
-    return sorted([*rows, (f"{describe(result.shapes.tile)} (present)", 1.0, "black")], key=lambda row: row[1])
+    return sorted([*rows, (f"{describe(result.shape_class.tile)} (present)", 1.0, "black")], key=lambda row: row[1])

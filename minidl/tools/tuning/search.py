@@ -64,7 +64,7 @@ class SearchResult:
     `confirmed` is the second measurement of the `chosen` tile; `error` says why nothing could be measured.
     """
 
-    shapes: ShapeClass
+    shape_class: ShapeClass
     trials: list[Trial] = field(default_factory=list)
     chosen: Tile | None = None
     confirmed: Trial | None = None
@@ -85,26 +85,26 @@ def noise() -> float:
 class Searcher:
     """The search for one class; the inputs of all its problems are in device memory."""
 
-    def __init__(self, shapes: ShapeClass, check: Check, device: torch.device | str) -> None:
-        shapes = replace(shapes, problems=tuple(spread(shapes.problems, MOST_PROBLEMS)))
-        self.shapes, self.check = shapes, check
-        self.judges = [Judge(problem, device) for problem in shapes.problems]
-        self.calls = [(problem, _calls(problem, device)) for problem in shapes.problems]
-        self.seen = {signature(launches(shapes, shapes.tile))}
+    def __init__(self, shape_class: ShapeClass, check: Check, device: torch.device | str) -> None:
+        shape_class = replace(shape_class, problems=tuple(spread(shape_class.problems, MOST_PROBLEMS)))
+        self.shape_class, self.check = shape_class, check
+        self.judges = [Judge(problem, device) for problem in shape_class.problems]
+        self.calls = [(problem, _calls(problem, device)) for problem in shape_class.problems]
+        self.seen = {signature(launches(shape_class, shape_class.tile))}
 
-    def search(self, deadline: float, report: Callable[[SearchResult], None], width: int) -> SearchResult:
-        """Try candidates, `width` at a time, until `deadline` (in time.monotonic()) or the last candidate.
+    def search(self, deadline: float, report: Callable[[SearchResult], None], step: int) -> SearchResult:
+        """Try candidates, `step` at a time, until `deadline` (in time.monotonic()) or the last candidate.
 
         `report` is called after each step; there is at least one step.
         """
-        candidates = space.candidates(self.shapes.family, self.shapes.target, self.shapes.tile)
-        result, best = SearchResult(self.shapes, candidates=len(candidates)), self.shapes.tile
+        candidates = space.candidates(self.shape_class.family, self.shape_class.target, self.shape_class.tile)
+        result, best = SearchResult(self.shape_class, candidates=len(candidates)), self.shape_class.tile
         while candidates and (not result.trials or time.monotonic() < deadline):
             candidates = space.nearest(candidates, best)
-            step, candidates = candidates[:width], candidates[width:]
-            result.trials += self.try_tiles(step)
+            result.trials += self.try_tiles(candidates[:step])
+            candidates = candidates[step:]
             leader = max(result.trials, key=lambda trial: trial.ratio)
-            best = leader.tile if leader.ratio > 1.0 else self.shapes.tile
+            best = leader.tile if leader.ratio > 1.0 else self.shape_class.tile
             report(result)
         self._choose(result)
         return result
@@ -115,7 +115,7 @@ class Searcher:
         launched: dict[int, list[Any]] = {}
         for index, tile in enumerate(tiles):
             try:
-                tile_launches = launches(self.shapes, tile)
+                tile_launches = launches(self.shape_class, tile)
             except Exception as error:  # noqa: BLE001 (any error of a launcher is an outcome)
                 trials[index] = Trial(tile, FAILED, first_line(error))
                 continue
@@ -125,7 +125,7 @@ class Searcher:
             else:
                 launched[index] = tile_launches
                 self.seen.add(mark)
-        refused = self.check.problems(self.shapes, launched)
+        refused = self.check.problems(self.shape_class, launched)
         for index in launched:
             tile = tiles[index]
             trials[index] = Trial(tile, REFUSED, refused[index]) if index in refused else self._check_results(tile)
@@ -136,7 +136,7 @@ class Searcher:
     def _check_results(self, tile: Tile) -> Trial:
         """Check the results of a tile: TIMED if they are right, else WRONG or FAILED."""
         try:
-            with under(self.shapes, tile):
+            with under(self.shape_class, tile):
                 wrong = next((judge.problem.name for judge in self.judges if not judge.right()), None)
         except Exception as error:  # noqa: BLE001 (any error is an outcome)
             return Trial(tile, FAILED, first_line(error))
@@ -146,14 +146,14 @@ class Searcher:
         """Time the tiles against the current one; a tile that cannot be set up for timing is FAILED."""
         trials = [Trial(tile, TIMED) for tile in tiles]
         for problem, calls in self.calls if trials else ():
-            sides: dict[int, Clock] = {-1: self._clock(calls, self.shapes.tile)}
+            clocks: dict[int, Clock] = {-1: self._clock(calls, self.shape_class.tile)}
             for i, trial in enumerate(trials):
                 if trial.outcome == TIMED:
                     try:
-                        sides[i] = self._clock(calls, trial.tile)
+                        clocks[i] = self._clock(calls, trial.tile)
                     except Exception as error:  # noqa: BLE001 (no memory for its graph, say)
                         trials[i] = Trial(trial.tile, FAILED, first_line(error))
-            times = in_turn(sides, rounds)
+            times = in_turn(clocks, rounds)
             current = times.pop(-1)
             for i, candidate in times.items():
                 ratios = [a / b for a, b in zip(current, candidate, strict=True)]
@@ -163,8 +163,8 @@ class Searcher:
 
     def _clock(self, calls: Sequence[Call], tile: Tile) -> Clock:
         if launch.INTERPRETED:
-            return HostClock([under(self.shapes, tile)(call) for call in calls])
-        with under(self.shapes, tile):
+            return HostClock([under(self.shape_class, tile)(call) for call in calls])
+        with under(self.shape_class, tile):
             return Replay(calls, whole_step=False)
 
     def _choose(self, result: SearchResult) -> None:

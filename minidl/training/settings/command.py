@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from minidl.data.parsing import is_utf8
+from minidl.data.parsing import can_encode_utf8
 from minidl.distributed import started
 from minidl.errors import ConfigError
 from minidl.training.run_folder import provenance
@@ -166,7 +166,7 @@ class Evaluate(Settings):
         # A minimum length of the field would accept only UTF-8, but a file may have any name.
         if self.data == "":
             raise ConfigError(f"--data is empty, expected {fields.DATA.text}")
-        if self.json_file is not None and not is_utf8(self.data or ""):
+        if self.json_file is not None and not can_encode_utf8(self.data or ""):
             raise ConfigError(f"--data is {shown(self.data)}, expected a name in UTF-8, which --json can record")
         return self
 

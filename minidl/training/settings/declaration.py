@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
 from minidl.common.console import cut
-from minidl.data.parsing import is_utf8
+from minidl.data.parsing import can_encode_utf8
 from minidl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Positional:
 
 
 def _utf8(value: str | Path | None) -> str | Path | None:
-    if value is not None and not is_utf8(str(value)):
+    if value is not None and not can_encode_utf8(str(value)):
         raise PydanticCustomError("string_unicode", "not UTF-8")
     return value
 

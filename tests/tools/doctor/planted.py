@@ -50,7 +50,7 @@ def patient_kernel(p_x, BLOCK: tl.constexpr):
 
 @triton.jit
 def constant_kernel(p_x, WHERE: tl.constexpr, BLOCK: tl.constexpr):
-    """float64 values that meet 0.1: a float32 in what WHERE names, but for the last two."""
+    """float64 values that meet 0.1: a float32 in what WHERE names, but for the last three."""
     o = tl.arange(0, BLOCK)
     b_x = tl.load(p_x + o)
     if WHERE == "maximum":
@@ -61,6 +61,8 @@ def constant_kernel(p_x, WHERE: tl.constexpr, BLOCK: tl.constexpr):
         b_x = b_x * tl.where(b_x < 0.0, 0.1, 1.0)
     elif WHERE == "float32":
         b_x = b_x + (tl.sqrt(o.to(tl.float32)) + 0.1)
+    elif WHERE == "mask":
+        b_x = b_x * tl.where(tl.sqrt(o.to(tl.float32)) < 0.1, 2.0, 1.0)
     elif WHERE == "operator":
         b_x = b_x * 0.1 + tl.where(b_x < 0.5, b_x, 0.1)
     else:

@@ -13,7 +13,7 @@ from minidl.compilation.job import Job
 from minidl.tools.doctor import compile, doctor_compile, plan, report
 from minidl.tools.doctor.compile import Verdict, Worker, WorkerError
 from minidl.tools.doctor.jobs import SHARED_LIMITS, Accepted, Figures, accepted_spills, problems, target_name
-from minidl.tools.doctor.plan import Plan
+from minidl.tools.doctor.plan import CompilePlan
 
 
 def job(
@@ -99,6 +99,7 @@ def test_memory_that_is_touched_before_the_wait_is_found(compiled):
         ("comparison", "0.100000001"),
         ("two numbers", "0.100000001"),
         ("float32", "0.100000001"),
+        ("mask", ""),
         ("operator", ""),
         ("full", ""),
     ],
@@ -244,29 +245,31 @@ def pairs_of(job):
 
 def test_every_pair_of_flags_and_every_dtype_is_kept_and_every_tile_among_the_heaviest():
     tiles = {j.key: j for j in (product(block, 4, dtype) for block in (16, 64) for dtype in ("*fp16", "*fp32"))}
-    made = Plan(tiles, {}, ["BLOCK", "BLOCK_K"])
+    made = CompilePlan(tiles, {}, ["BLOCK", "BLOCK_K"])
     chosen = plan.shorten(made)
     assert [(j.dtype, j.constant["BLOCK"]) for j in chosen] == [("float16", 64), ("float32", 64)]
     rest = plan.heaviest(made, {j.key: Figures(lines=1) for j in chosen})
     assert {j.key for j in [*chosen, *rest]} == set(tiles)
     flags = [with_act(64, act) for act in ("relu", "gelu")] + [with_act(32, "tanh"), with_act(32, "relu")]
-    assert len(plan.shorten(Plan({j.key: j for j in flags}, {}, ["BLOCK"]))) == 3
+    assert len(plan.shorten(CompilePlan({j.key: j for j in flags}, {}, ["BLOCK"]))) == 3
     same = [product(64, 4), dataclasses.replace(product(64, 4), attributes=[])]
-    assert len(plan.shorten(Plan({j.key: j for j in same}, {}, ["BLOCK", "BLOCK_K"]))) == 1
+    assert len(plan.shorten(CompilePlan({j.key: j for j in same}, {}, ["BLOCK", "BLOCK_K"]))) == 1
     of_three = [job(BLOCK=64, A=a, B=b, C=c) for a in "xy" for b in "xy" for c in "xy"]
-    pairs = {pair for j in plan.shorten(Plan({j.key: j for j in of_three}, {}, ["BLOCK"])) for pair in pairs_of(j)}
+    pairs = {
+        pair for j in plan.shorten(CompilePlan({j.key: j for j in of_three}, {}, ["BLOCK"])) for pair in pairs_of(j)
+    }
     assert pairs == {pair for j in of_three for pair in pairs_of(j)}
-    assert len(plan.shorten(Plan({j.key: j for j in of_three}, {}, ["BLOCK"]))) < 6
+    assert len(plan.shorten(CompilePlan({j.key: j for j in of_three}, {}, ["BLOCK"]))) < 6
     half = product(64, 4, "*bf16")
-    assert len(plan.heaviest(Plan({}, {j.key: j for j in (same[0], half)}, ["BLOCK", "BLOCK_K"]), {})) == 1
+    assert len(plan.heaviest(CompilePlan({}, {j.key: j for j in (same[0], half)}, ["BLOCK", "BLOCK_K"]), {})) == 1
     odd = dataclasses.replace(product(64, 4), options={"num_warps": 8, "num_stages": 3})
-    assert len(plan.heaviest(Plan({j.key: j for j in [*same, odd]}, {}, ["BLOCK", "BLOCK_K"]), {})) == 2
+    assert len(plan.heaviest(CompilePlan({j.key: j for j in [*same, odd]}, {}, ["BLOCK", "BLOCK_K"]), {})) == 2
 
 
 def test_in_brief_every_value_of_a_flag_and_every_dtype_is_kept_once():
     jobs = [job(BLOCK=block, ACT=act, EVEN=even) for block in (32, 64) for act in "abc" for even in (False, True)]
     jobs += [product(block, 4, dtype) for block in (16, 64) for dtype in ("*fp16", "*fp32")]
-    made = Plan({j.key: j for j in jobs}, {}, ["BLOCK", "BLOCK_K"])
+    made = CompilePlan({j.key: j for j in jobs}, {}, ["BLOCK", "BLOCK_K"])
     assert len(plan.shorten(made)) == 8
     chosen = plan.shorten(made, brief=True)
     assert {(j.name, name, value) for j in jobs for name, value in j.constant.items() if "BLOCK" not in name} <= {
@@ -286,17 +289,20 @@ def test_the_heaviest_launch_of_a_tile_is_judged_by_its_kind_in_the_first_pass()
     first = {j.key: j for j in (light, heavy, wide)}
     forced = {j.key: j for j in (with_act(512, a, a != "tanh") for a in ("relu", "gelu", "tanh"))}
     figures = {light.key: Figures(lines=10), heavy.key: Figures(lines=99), wide.key: Figures(lines=50, shared=7)}
-    chosen = plan.heaviest(Plan(first, forced, ["BLOCK"]), figures)
+    chosen = plan.heaviest(CompilePlan(first, forced, ["BLOCK"]), figures)
     assert sorted(j.constant["ACT"] for j in chosen) == ["gelu", "tanh"]
     assert {j.constant["BLOCK"] for j in chosen} == {512}
 
 
 def test_kernels_that_nothing_launches_are_failures():
-    plans = [Plan(uncovered=["m:a_kernel", "m:b_kernel"]), Plan(uncovered=["m:b_kernel"], failed={"x, one": "no"})]
+    plans = [
+        CompilePlan(uncovered=["m:a_kernel", "m:b_kernel"]),
+        CompilePlan(uncovered=["m:b_kernel"], failed={"x, one": "no"}),
+    ]
     found = plan.failures(plans)
     assert list(found) == ["x, one", "m:b_kernel"]
     assert "launches this kernel" in found["m:b_kernel"]
-    assert plan.failures([Plan(uncovered=["m:b_kernel"], newest=False)]) == {}
+    assert plan.failures([CompilePlan(uncovered=["m:b_kernel"], newest=False)]) == {}
 
 
 def a_verdict():
@@ -325,7 +331,9 @@ def test_the_report_has_every_figure_and_the_verdict():
 @pytest.mark.slow
 def test_products_of_every_type_use_tensor_cores_and_boxes(tmp_path, capsys):
     path = tmp_path / "report.json"
-    assert doctor_compile((90,), json=path, work="gemm", only="gemm_tma", every_tile=False) == 0, capsys.readouterr()
+    assert doctor_compile((90,), json=path, workload="gemm", only="gemm_tma", every_tile=False) == 0, (
+        capsys.readouterr()
+    )
     content = json.loads(path.read_text())
     assert content["fine"]
     found = {(row["dtype"], row["precision"]): row for row in content["rows"]}
@@ -347,7 +355,7 @@ def test_a_name_that_no_kernel_has_is_told_before_anything_is_compiled(monkeypat
 
 @pytest.mark.slow
 def test_a_kernel_that_no_call_launches(capsys):
-    assert doctor_compile((90,), work="gemm", only="softmax") == 1
+    assert doctor_compile((90,), workload="gemm", only="softmax") == 1
     assert "no operation with 'gemm' in its name launches such a kernel" in capsys.readouterr().out
 
 

@@ -16,7 +16,7 @@ def test_every_kernel_compiles_with_default_tiles(version):
     python = ROOT / f".venv-triton{version}" / "bin" / "python"
     if not python.exists():
         pytest.skip(f"no {python.parents[1].name}; make compile-versions makes it")
-    verdict = compile.run([90], every_tile=False, brief=[90], python=str(python))
+    verdict = compile.run([90], every_tile=False, brief_archs=[90], python=str(python))
     assert verdict.versions["triton"] == version
     assert verdict.failures == {}
     assert len({job.name for job, _ in verdict.figures.values()}) > 20
