@@ -122,4 +122,4 @@ def _run(kind: str, config: Any, profiling: Profiling) -> None:
     with profiled(profiling, config.out / "trace.json", task.updates):
         train(kind, config, dataset)
     if profiling.profile:
-        echo(timing.table(timing.current().taken()), error=True, end="")
+        echo(timing.table(timing.current().phases()), error=True, end="")

@@ -40,7 +40,7 @@ class Phases:
         self._seconds[name] += seconds
         self._seconds[self._open[-1]] -= seconds
 
-    def taken(self) -> dict[str, float]:
+    def phases(self) -> dict[str, float]:
         """Return the seconds so far by phase, and in total."""
         self._change()
         return {

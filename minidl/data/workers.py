@@ -128,7 +128,7 @@ class Workers:
             for future in waiting:
                 future.cancel()
 
-    def later(self, job: Job, item: Message) -> Callable[[], Message]:
+    def submit(self, job: Job, item: Message) -> Callable[[], Message]:
         """Start a job and return a function that waits for its result, and raises as `map`."""
         self.start()
         return partial(job, item) if self._threads is None else self._threads.submit(self._call, job, item).result

@@ -49,11 +49,12 @@ def linear_cross_entropy(
     reduction: str,
     smoothing: float,
     *,
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
     dy: torch.Tensor | None = None,
     wide: bool = False,
 ) -> LossAndGrads:
-    """Return the loss, in x's dtype or with `wide` in the accumulation dtype, and the `wanted` gradients of x, w, bias.
+    """Return the loss, in x's dtype or with `wide` in the accumulation dtype, and the gradients of x, w and bias that
+    `needs_grad` selects.
 
     dy [R] is the gradient of each row's loss, which gradients with the reduction "none" need.
     Raises as `cross_entropy_parts` for logits [R, N], and ValueError for shapes that do not fit.
@@ -63,7 +64,7 @@ def linear_cross_entropy(
     soft = check_arguments(
         x.new_empty(()).expand(R, N), target, weight, ignore_index, reduction, smoothing, op="linear_cross_entropy"
     )
-    acc, with_grad = launch.acc_torch(x.dtype), any(wanted)
+    acc, with_grad = launch.acc_torch(x.dtype), any(needs_grad)
     each, mean = reduction == "none", reduction == "mean"
     defer = mean and with_grad and x.dtype == torch.float16
     target, weight = target.contiguous(), None if weight is None else weight.contiguous()
@@ -85,11 +86,11 @@ def linear_cross_entropy(
         losses.append(entropy.in_place(z, target[first:end], *options))
         if dy is not None:
             entropy.cross_entropy_grad_(z, dy[first:end])
-        if wanted[0]:
+        if needs_grad[0]:
             dxs.append(gemm(z, w))
-        if wanted[1]:
+        if needs_grad[1]:
             totals[0] = _product(totals[0], z.t(), rows, defer or step < R)
-        if wanted[2]:
+        if needs_grad[2]:
             totals[1] = _accumulate(totals[1], reduce.sum_rows(z, acc))
     parts = torch.cat(losses) if len(losses) > 1 else losses[0]
     loss, divisor = parts, None

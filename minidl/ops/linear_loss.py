@@ -26,7 +26,7 @@ class LinearCrossEntropy(Function):
         ctx.options, ctx.wants = options, list(ctx.needs[:3])
         # Without reduction, gradients need dy, the factor of each row's loss.
         now = [False] * 3 if options[1] == "none" else ctx.wants
-        loss, *ctx.gradients = kernels.linear_cross_entropy(x, w, target, bias, weight, *options, wanted=now)
+        loss, *ctx.gradients = kernels.linear_cross_entropy(x, w, target, bias, weight, *options, needs_grad=now)
         return loss
 
     @staticmethod
@@ -35,7 +35,9 @@ class LinearCrossEntropy(Function):
         (gradients, divisor), ctx.gradients = ctx.gradients or ([], None), None
         if not gradients:
             rows = dy if ctx.options[1] == "none" else None
-            _, gradients, divisor = kernels.linear_cross_entropy(*ctx.saved, *ctx.options, wanted=ctx.wants, dy=rows)
+            _, gradients, divisor = kernels.linear_cross_entropy(
+                *ctx.saved, *ctx.options, needs_grad=ctx.wants, dy=rows
+            )
             dy = dy if rows is None else None
         dtype = ctx.saved[0].dtype
         grads = (kernels.scaled(grad, dy, divisor, dtype) for grad in gradients)

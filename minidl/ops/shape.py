@@ -1,5 +1,4 @@
-"""Views and copies of a tensor in another shape, order of dimensions, dtype or device. They do no arithmetic, except
-the sum that undoes a broadcast."""
+"""Views and copies of a tensor; no arithmetic, except the sum that undoes a broadcast."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Move(Function):
-    """A view or copy of x, by two functions: `move` of x and its settings, `move_back` of dy, x's shape and
-    settings."""
+    """A view or copy of x: `move` of x and its settings; its gradient is `move_back` of dy, x's shape, settings."""
 
     move: Callable[..., torch.Tensor]
     move_back: Callable[..., torch.Tensor]
@@ -44,22 +42,17 @@ class _Move(Function):
     second = backward
 
 
-def move_function(
-    name: str, move: Callable[..., torch.Tensor], move_back: Callable[..., torch.Tensor]
-) -> type[Function]:
+def move_function(name: str, move: Callable[..., Any], move_back: Callable[..., Any]) -> type[Function]:
     """Return the Function of a tensor and settings that moves values by these two functions (see `_Move`)."""
     return type(name, (_Move,), {"move": staticmethod(move), "move_back": staticmethod(move_back)})
-
-
-def _inverse_permute(dy: torch.Tensor, _: torch.Size, dims: tuple[int, ...]) -> torch.Tensor:
-    """Apply the inverse permutation."""
-    return dy.permute(memory_layout.back(dims))
 
 
 Reshape = move_function(
     "Reshape", lambda x, how: copies.note(x.reshape(how), x), lambda dy, shape, _: dy.reshape(shape)
 )
-Permute = move_function("Permute", lambda x, dims: copies.chosen(x.permute(dims)), _inverse_permute)
+Permute = move_function(
+    "Permute", lambda x, dims: copies.chosen(x.permute(dims)), lambda dy, _, dims: dy.permute(memory_layout.back(dims))
+)
 
 
 def _diagonal_gradient(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int, int]) -> torch.Tensor:
@@ -279,8 +272,7 @@ def to(
     input: Tensor, *args: Any, device: Any = None, dtype: torch.dtype | None = None, non_blocking: bool = False,
     copy: bool = False, memory_format: torch.memory_format = torch.preserve_format,
 ) -> Tensor:  # fmt: skip
-    """Return input on another device or in another dtype: to(dtype), to(device), to(device, dtype), to(tensor). Values
-    are rounded.
+    """Return input rounded to another dtype or on another device: to(dtype), to(device), to(device, dtype), to(tensor).
 
     As in torch, input itself is returned if nothing changes, unless `copy`; `non_blocking` may follow, and then `copy`.
     Raises TypeError for a tensor with a gradient that would have integers.

@@ -37,7 +37,7 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.mark_non_differentiable(divisor)  # grads stay differentiable, so that a second derivative is refused
     ctx.by_row, ctx.dtype = ctx.options[1] == "none", x.dtype
     if not ctx.by_row and any(want and not has for want, has in zip(_mask(ctx), computed, strict=True)):
-        raise ValueError("minidl::linear_cross_entropy: the gradients that backward() needs must be in `wanted`")
+        raise ValueError("minidl::linear_cross_entropy: the gradients that backward() needs must be in `needs_grad`")
     ctx.save_for_backward(*((x, w, target, bias, weight) if ctx.by_row else (*grads, divisor)))
 
 
@@ -67,7 +67,7 @@ def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
 def _linear_cross_entropy(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *more: Any) -> Any:
     """Return the loss, the unscaled gradients of x, w and bias, and their divisor."""
     *options, wide, mask = more
-    loss, grads, divisor = kernels.linear_cross_entropy(x, w, target, *options, wanted=mask, wide=wide)
+    loss, grads, divisor = kernels.linear_cross_entropy(x, w, target, *options, needs_grad=mask, wide=wide)
     if divisor is None:
         divisor = torch.ones((), dtype=accumulator(x.dtype), device=x.device)
     computed, dtypes = iter(grads), _dtypes(x, options[3])
@@ -92,7 +92,7 @@ def linear_cross_entropy_backward(
 ) -> list[torch.Tensor]:
     """Return the requested gradients of x, w and bias, for the gradient dy of each row's loss."""
     *options, mask = more
-    return kernels.linear_cross_entropy(x, w, target, *options, wanted=mask, dy=dy.contiguous()).grads
+    return kernels.linear_cross_entropy(x, w, target, *options, needs_grad=mask, dy=dy.contiguous()).grads
 
 
 def linear_cross_entropy(

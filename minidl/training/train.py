@@ -180,7 +180,7 @@ def _fit(
             plot_processes.in_processes() as plot_notes,
         ):
             experiment.plot(trainer, report)
-    report.update(phases=timing.current().taken(), memory=out_of_memory.peaks())
+    report.update(phases=timing.current().phases(), memory=out_of_memory.peaks())
     text = escaped(task.as_text(report))
     with out_of_memory.used_for("the page", "less data"):
         html = page.as_html(

@@ -347,4 +347,4 @@ def test_what_a_process_is_asked_comes_as_it_was():
 def test_a_process_that_finds_another_run_is_told(text_run):
     asked = Message({"run": str(text_run[0]), "identity": "0", "device": "auto"})
     with Workers(2) as processes, pytest.raises(DamagedError, match="was replaced by another run while it was read"):
-        processes.later(multi_gpu.load_model, asked)()
+        processes.submit(multi_gpu.load_model, asked)()

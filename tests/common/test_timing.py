@@ -43,7 +43,7 @@ def test_an_exception_ends_a_phase():
 def test_only_the_first_command_of_a_process_has_begun_with_it():
     timing.begin()
     assert timing.begin() is timing.current()
-    assert timing.current().taken()["import"] == 0.0
+    assert timing.current().phases()["import"] == 0.0
 
 
 def test_the_table_has_what_took_time():

@@ -221,9 +221,11 @@ def _shares(problem: Problem, tile: launch.Tile, together: int, parts: int, tile
     runs = launch.cdiv(problem.images * parts, tile["BLOCK_K"]) / parts
     columns = sum(w) / len(w) if together == 1 else problem.at.v.count
     blocks = math.ceil(max(1.0, sum(h) / len(h) * columns) * runs)
-    pace = tile_throughput.of_programs(tile, together)
+    throughput = tile_throughput.of_programs(tile, together)
     values = problem.groups * problem.M * problem.taps * problem.C
-    shares = tile_throughput.in_shares(tiles, blocks, tile["BLOCK_K"], pace, problem.processors, values, 1.0, LEAST)
+    shares = tile_throughput.in_shares(
+        tiles, blocks, tile["BLOCK_K"], throughput, problem.processors, values, 1.0, LEAST
+    )
     # Partial runs: 4x4 stride 2, 256->512 at 16x16, 5 images, 26 us.
     times = costs.relative(problem, "batch, weight, short") if problem.images < RUN else 1.0
     return shares._replace(microseconds=shares.microseconds * times)

@@ -182,8 +182,8 @@ def estimate(problem: Problem) -> float:
         tiles = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups * launch.cdiv(problem.images, tile["BLOCK_M"])
         tiles *= costs.outputs(problem) // problem.images
         steps = tile_throughput.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
-        pace = tile_throughput.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
-        time = tile_throughput.microseconds(tiles, steps, pace, problem.processors, "batch")
+        throughput = tile_throughput.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
+        time = tile_throughput.microseconds(tiles, steps, throughput, problem.processors, "batch")
         short = costs.RUN if problem.direction == FORWARD else costs.HALF_RUN
         if problem.images < costs.FEWEST:
             time *= selection.of(problem.target).images.short_run

@@ -291,10 +291,10 @@ def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
     tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
     device = selection.of(tile_throughput.TARGET)
     steps = tile_throughput.steps(problem.taps * problem.C / block, block, device.steps.apart_boxes)
-    pace = tile_throughput.of_boxed(tile, problem.groups * problem.C)
+    throughput = tile_throughput.of_boxed(tile, problem.groups * problem.C)
     if box[0] >= FEW_IMAGES and problem.images * problem.image_bytes > LARGE:
         steps *= device.images.many
     # Small tiles, alone on a multiprocessor, have less fixed time: 1x1 64->64 at 56x56, one image, 2.2 us.
     size = tile["BLOCK_M"] * tile["BLOCK_N"] / tile_throughput.LARGE
     fixed = min(1.0, SOONEST + (1 - SOONEST) * size) if tiles <= problem.processors else 1.0
-    return tile_throughput.microseconds(tiles, steps, pace, problem.processors, "box", fixed)
+    return tile_throughput.microseconds(tiles, steps, throughput, problem.processors, "box", fixed)

@@ -231,8 +231,8 @@ def microseconds(cubes: Cubes, tile: launch.Tile) -> float:
     block = voxels.block_of(problem, tile)
     tiles = _count_tiles(cubes, tile)
     steps = tile_throughput.steps(cubes.each * voxels.width(problem, block) / block, block, device.steps.apart_boxes)
-    pace = tile_throughput.of_boxed(tile, problem.groups * problem.C)
-    return tile_throughput.microseconds(tiles, steps, pace, problem.processors, "box")
+    throughput = tile_throughput.of_boxed(tile, problem.groups * problem.C)
+    return tile_throughput.microseconds(tiles, steps, throughput, problem.processors, "box")
 
 
 @launch.cached

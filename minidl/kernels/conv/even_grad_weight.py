@@ -193,11 +193,15 @@ def estimate(problem: Problem) -> float:
     if problem.paced:
         parts, tile = _parts(problem), tile_of(problem)
         steps = costs.page_factor(problem) * tile_throughput.steps(parts.each, tile["BLOCK_K"])
-        pace = tile_throughput.of_grad_weight(tile, 1)
+        throughput = tile_throughput.of_grad_weight(tile, 1)
         # A program ends one tile and may start another: both partial sums are written and added.
         written = launch.cdiv(parts.total, parts.each) + parts.tiles * problem.taps
         values = tile["BLOCK_M"] * tile["BLOCK_N"]
-        time = tile_throughput.rates().rounds["even"] + steps * pace.step + tile_throughput.of_shares(written, values)
+        time = (
+            tile_throughput.rates().rounds["even"]
+            + steps * throughput.step
+            + tile_throughput.of_shares(written, values)
+        )
         return costs.at_least(problem, time)
     return costs.relative(problem, "even") * batch_grad_weight.estimate(problem)
 

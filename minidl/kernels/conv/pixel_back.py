@@ -79,17 +79,17 @@ def estimate(problem: Problem) -> float:
         )  # fmt: skip
     steps, kind = pixel_choice.steps_of(problem, at, costs.taps(problem))
     longest, _ = pixel_choice.steps_of(problem, at, phase.taps)
-    pace = tile_throughput.of(at.tile)
+    throughput = tile_throughput.of(at.tile)
     # Tiles of phases without taps only store: 1x1 stride 2, 256->512 backward to 56x56, 27 images, 27 us.
     with_taps, empty = (_tiles(problem, at.tile, taps) for taps in (True, False))
     time = 0.0
     if with_taps:
         steps_per_tile = steps * (with_taps + empty) / with_taps
-        time = tile_throughput.microseconds(with_taps, steps_per_tile, pace, problem.processors, kind)
-    if with_taps + empty > pace.slots * problem.processors:
-        time += tile_throughput.microseconds(empty, 0.0, pace, problem.processors, kind)
+        time = tile_throughput.microseconds(with_taps, steps_per_tile, throughput, problem.processors, kind)
+    if with_taps + empty > throughput.slots * problem.processors:
+        time += tile_throughput.microseconds(empty, 0.0, throughput, problem.processors, kind)
     # 3x3 stride 2, 512->512 at 7x7, 2 images: one round, as long as its tiles of four taps, 14 us.
-    time = max(time, tile_throughput.microseconds(1, longest, pace, problem.processors, kind))
+    time = max(time, tile_throughput.microseconds(1, longest, throughput, problem.processors, kind))
     return costs.at_least(problem, time + (0.0 if problem.in_place else tile_throughput.rates().turn))
 
 

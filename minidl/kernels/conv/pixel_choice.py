@@ -50,10 +50,10 @@ def _with_shares(problem: Problem, tile: launch.Tile, C: int, JW: int, pixels: i
     blocks = launch.cdiv(taps * C, BLOCK_K) if is_flat else taps * max(1, C // BLOCK_K)
     across = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups
     count = launch.cdiv(pixels, tile["BLOCK_M"]) * across
-    pace = tile_throughput.of(tile)
+    throughput = tile_throughput.of(tile)
     split = 1
     if not problem.pool and problem.at.h.out_step == problem.at.v.out_step == 1:
-        slots = pace.slots if problem.paced else 1
+        slots = throughput.slots if problem.paced else 1
         target = max(1, min(slots * problem.processors // max(count, 1), blocks // 8))
         split = launch.cdiv(blocks, launch.cdiv(blocks, target))
     if not problem.paced:
@@ -62,7 +62,7 @@ def _with_shares(problem: Problem, tile: launch.Tile, C: int, JW: int, pixels: i
     values = pixels * problem.groups * problem.M
     time = [
         tile_throughput.microseconds(
-            count * shares, steps / shares, pace, problem.processors, kind, _start_factor(problem, count * shares)
+            count * shares, steps / shares, throughput, problem.processors, kind, _start_factor(problem, count * shares)
         )
         + tile_throughput.of_shares(shares, values)
         for shares in (1, split)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
-from minidl.runtime.cost_model.schema import Pace, Steps
+from minidl.runtime.cost_model.schema import Steps, Throughput
 
 FULL_BLOCK = 64
 LINE = 128  # bytes of a cache line
@@ -29,47 +29,47 @@ def rates() -> Steps:
     return selection.of(TARGET).steps
 
 
-def of(tile: launch.Tile) -> Pace:
-    """Return the pace of a tile whose rows are pixels or images and whose columns are channels."""
+def of(tile: launch.Tile) -> Throughput:
+    """Return the throughput of a tile whose rows are pixels or images and whose columns are channels."""
     return _measured("tiles", tile["BLOCK_M"], tile["BLOCK_N"]) or _from_edges(tile["BLOCK_M"], tile["BLOCK_N"])
 
 
-def of_boxes(rows: int, columns: int) -> Pace:
-    """Return the pace of a tile that is read by descriptors."""
+def of_boxes(rows: int, columns: int) -> Throughput:
+    """Return the throughput of a tile that is read by descriptors."""
     return _measured("boxes", rows, columns) or _measured("tiles", rows, columns) or _from_edges(rows, columns)
 
 
-def of_boxed(tile: launch.Tile, channels: int) -> Pace:
-    """Return the pace of a tile of `boxed`, for `channels` of x."""
+def of_boxed(tile: launch.Tile, channels: int) -> Throughput:
+    """Return the throughput of a tile of `boxed`, for `channels` of x."""
     rows, columns, warps = max(LEAST_ROWS, tile["BLOCK_M"]), tile["BLOCK_N"], tile.num_warps
     slots, step = _measured("boxed", rows, columns, warps) or _from_edges(rows, columns)
-    return Pace(slots, step * (1 + rates().farther * max(0.0, math.log2(4 * channels / (warps * FAR)))))
+    return Throughput(slots, step * (1 + rates().farther * max(0.0, math.log2(4 * channels / (warps * FAR)))))
 
 
-def of_grad_weight(tile: launch.Tile, taps: int) -> Pace:
-    """Return the pace of a tile of a gradient of the weight with `taps` taps."""
-    pace = _measured("weights", tile["BLOCK_M"], tile["BLOCK_N"], taps)
-    return pace or selection.of(TARGET).weights["other"]
+def of_grad_weight(tile: launch.Tile, taps: int) -> Throughput:
+    """Return the throughput of a tile of a gradient of the weight with `taps` taps."""
+    throughput = _measured("weights", tile["BLOCK_M"], tile["BLOCK_N"], taps)
+    return throughput or selection.of(TARGET).weights["other"]
 
 
-def of_box_weight(tile: launch.Tile, taps: int) -> Pace:
-    """Return the pace of such a tile that reads x by descriptors and dy through pointers."""
+def of_box_weight(tile: launch.Tile, taps: int) -> Throughput:
+    """Return the throughput of such a tile that reads x by descriptors and dy through pointers."""
     return _measured("weights", "box", tile["BLOCK_M"], tile["BLOCK_N"], taps) or of_programs(tile, taps)
 
 
-def of_unfolded(tile: launch.Tile) -> Pace:
-    """Return the pace of a tile of `unfolded_grad_weight`."""
+def of_unfolded(tile: launch.Tile) -> Throughput:
+    """Return the throughput of a tile of `unfolded_grad_weight`."""
     rows, columns = tile["BLOCK_M"], tile["BLOCK_N"]
     return _measured("weights", "unfolded", rows, columns) or _from_edges(rows, columns)
 
 
-def _measured(table: str, *sizes: int | str) -> Pace | None:
-    pace: Pace | None = getattr(selection.of(TARGET), table).get("x".join(map(str, sizes)))
-    return pace
+def _measured(table: str, *sizes: int | str) -> Throughput | None:
+    throughput: Throughput | None = getattr(selection.of(TARGET), table).get("x".join(map(str, sizes)))
+    return throughput
 
 
-def _from_edges(rows: int, columns: int) -> Pace:
-    """Return the estimated pace of an unmeasured tile: the time of its edges in L2 or of its products.
+def _from_edges(rows: int, columns: int) -> Throughput:
+    """Return the estimated throughput of an unmeasured tile: the time of its edges in L2 or of its products.
 
     Measured tiles take 0.8 to 1.2 times this.
     """
@@ -77,14 +77,14 @@ def _from_edges(rows: int, columns: int) -> Pace:
     slots = 1 if rows * columns > LARGE else 2
     products = slots * 2 * max(rows, LEAST_ROWS) * max(columns, 32) * FULL_BLOCK / device.gemm.gemm.operations
     read = slots * (rows + columns) * FULL_BLOCK * 2 / device.steps.edges
-    return Pace(slots, max(products + device.gemm.gemm.wait, read))
+    return Throughput(slots, max(products + device.gemm.gemm.wait, read))
 
 
-def of_programs(tile: launch.Tile, taps: int) -> Pace:
-    """Return the pace of `of_grad_weight` for the tile's PER_PROCESSOR programs; a lone program is faster."""
+def of_programs(tile: launch.Tile, taps: int) -> Throughput:
+    """Return the throughput of `of_grad_weight` for the tile's PER_PROCESSOR programs; a lone program is faster."""
     slots, step = of_grad_weight(tile, taps)
     programs = tile["PER_PROCESSOR"]
-    return Pace(programs, step * (rates().alone["weight"] if programs == 1 < slots else 1.0))
+    return Throughput(programs, step * (rates().alone["weight"] if programs == 1 < slots else 1.0))
 
 
 def steps(blocks: float, block: int, fixed: float | None = None) -> float:
@@ -99,16 +99,18 @@ def narrow(channels: int, itemsize: int) -> float:
     return times.narrow[min(16, size & -size)] * (times.across_lines if size > LINE and size % LINE else 1.0)
 
 
-def microseconds(tiles: int, steps: float, pace: Pace, processors: int, kind: str, part: float = 1.0) -> float:
+def microseconds(
+    tiles: int, steps: float, throughput: Throughput, processors: int, kind: str, part: float = 1.0
+) -> float:
     """Return the microseconds of a launch of `tiles` tiles with `steps` steps each; rounds have a fixed time by `kind`,
     of which `part` applies."""
     times = rates()
-    rounds, left = divmod(tiles, processors * pace.slots)
+    rounds, left = divmod(tiles, processors * throughput.slots)
     fixed = times.rounds[kind] * part
-    time = rounds * (fixed + steps * pace.step)
+    time = rounds * (fixed + steps * throughput.step)
     if left:
         alone = times.last if rounds else times.alone[kind]
-        time += fixed + steps * pace.step * (alone if pace.slots > 1 and left <= processors else 1.0)
+        time += fixed + steps * throughput.step * (alone if throughput.slots > 1 and left <= processors else 1.0)
     return time
 
 
@@ -126,18 +128,18 @@ class Shares(NamedTuple):
 
 
 def in_shares(
-    tiles: int, blocks: int, block: int, pace: Pace, processors: int, values: int, factor: float = 1.0,
+    tiles: int, blocks: int, block: int, throughput: Throughput, processors: int, values: int, factor: float = 1.0,
     least: int = 1, kind: str = "weight",
 ) -> Shares:  # fmt: skip
     """Return the fastest split of a weight gradient's `blocks` into shares of at least `least` blocks.
 
     Candidates fill the device once or several times: 72 tiles alone leave half of 132 multiprocessors idle.
     """
-    device = processors * pace.slots
+    device = processors * throughput.slots
     most = max(1, blocks // least)
     counts = {1} | {min(most, max(1, rounds * device // max(tiles, 1))) for rounds in range(1, MOST_ROUNDS)}
     options = []
     for count in sorted({-(-blocks // -(-blocks // count)) for count in counts}):
-        time = microseconds(tiles * count, factor * steps(-(-blocks // count), block), pace, processors, kind)
+        time = microseconds(tiles * count, factor * steps(-(-blocks // count), block), throughput, processors, kind)
         options.append(Shares(count, time + of_shares(count, values)))
     return min(options, key=lambda option: option.microseconds)

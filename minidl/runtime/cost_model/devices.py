@@ -19,7 +19,7 @@ from typing import Any
 from minidl.common import read_files
 from minidl.runtime import tile_tables
 from minidl.runtime.cost_model import schema
-from minidl.runtime.cost_model.schema import Constants, Figures, Pace, Products
+from minidl.runtime.cost_model.schema import Constants, Figures, Products, Throughput
 
 FOLDER = Path(__file__).parent / "constants"
 NAME = "estimates.json"
@@ -148,8 +148,8 @@ def scaled(constants: Constants, source: Figures, device: Figures) -> Constants:
     products = {name: rate * all_processors * by_type.get(name, tensor) for name, rate in constants.products.items()}
     longer = max(1.0, 1 / tensor) / clock
 
-    def paces(by_tile: Mapping[str, Pace]) -> dict[str, Pace]:
-        return {name: Pace(pace.slots, pace.step * longer) for name, pace in by_tile.items()}
+    def slower(by_tile: Mapping[str, Throughput]) -> dict[str, Throughput]:
+        return {name: Throughput(throughput.slots, throughput.step * longer) for name, throughput in by_tile.items()}
 
     def product(rates: Any) -> Any:
         times = {"program": 1 / clock, "wait": 1 / clock, "written": clock, "operations": clock * tensor, "l2": clock,
@@ -171,8 +171,8 @@ def scaled(constants: Constants, source: Figures, device: Figures) -> Constants:
         channels=channels._replace(
             joined=channels.joined * all_processors, **{name: getattr(channels, name) / clock for name in per_processor}
         ),
-        tiles=paces(constants.tiles), boxes=paces(constants.boxes), boxed=paces(constants.boxed),
-        weights=paces(constants.weights),
+        tiles=slower(constants.tiles), boxes=slower(constants.boxes), boxed=slower(constants.boxed),
+        weights=slower(constants.weights),
         gemm=Products(product(gemm.gemm), product(gemm.gemm_pointer), gemm.copy, gemm.copied * memory),
     )  # fmt: skip
 

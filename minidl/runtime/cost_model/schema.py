@@ -25,7 +25,7 @@ class Figures(NamedTuple):
     cache: float
 
 
-class Pace(NamedTuple):
+class Throughput(NamedTuple):
     """slots: programs that run together on a multiprocessor. step: us of one step of all of them, 64 values of K."""
 
     slots: int
@@ -175,10 +175,10 @@ class Constants(NamedTuple):
     images: Images
     steps: Steps
     channels: Channels
-    tiles: Mapping[str, Pace]
-    boxes: Mapping[str, Pace]
-    boxed: Mapping[str, Pace]
-    weights: Mapping[str, Pace]
+    tiles: Mapping[str, Throughput]
+    boxes: Mapping[str, Throughput]
+    boxed: Mapping[str, Throughput]
+    weights: Mapping[str, Throughput]
     gemm: Products
 
 
@@ -195,7 +195,7 @@ def figures_from_json(figures: Any) -> Figures:
 def as_json(constants: Any) -> Any:
     """Return the constants as values for JSON, the inverse of `from_json`."""
     if hasattr(constants, "_asdict"):
-        if isinstance(constants, Pace):
+        if isinstance(constants, Throughput):
             return list(constants)
         return {name: as_json(value) for name, value in constants._asdict().items()}
     if isinstance(constants, Mapping):
@@ -223,12 +223,12 @@ def _parsed(kind: Any, value: Any, name: str) -> Any:
         if not number or value < 0 or (value == 0 and ", whole, " not in name):
             raise _type_error(value, name, "a number above 0")
         return kind(value)
-    if kind is Pace or typing.get_origin(kind) is tuple:
-        kinds = list(_types(Pace).values()) if kind is Pace else typing.get_args(kind)
+    if kind is Throughput or typing.get_origin(kind) is tuple:
+        kinds = list(_types(Throughput).values()) if kind is Throughput else typing.get_args(kind)
         if not isinstance(value, list) or len(value) != len(kinds):
             raise _type_error(value, name, f"{len(kinds)} numbers")
         parts = [_parsed(item_kind, part, name) for item_kind, part in zip(kinds, value, strict=True)]
-        return Pace(*parts) if kind is Pace else tuple(parts)
+        return Throughput(*parts) if kind is Throughput else tuple(parts)
     if not isinstance(value, dict):
         raise _type_error(value, name, "an object")
     if typing.get_origin(kind) is not None:

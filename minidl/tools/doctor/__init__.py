@@ -79,8 +79,8 @@ def doctor_compile(
 
     kernels = sorted({name.split(":")[1] for name in jobs.kernels()})
     if not any(only in name for name in kernels):
-        known = ", ".join(name.removesuffix("_kernel") for name in kernels)
-        raise ValueError(f"no kernel has {only!r} in its name; the kernels are: {known}")
+        names = ", ".join(name.removesuffix("_kernel") for name in kernels)
+        raise ValueError(f"no kernel has {only!r} in its name; the kernels are: {names}")
     console = report.console()
     try:
         with report.Stages(console) as stages:

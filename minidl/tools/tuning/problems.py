@@ -34,8 +34,8 @@ def problems(family: str, target: str) -> list[Problem]:
     Raises KeyError for a family that has none: every family needs an entry here.
     """
     maker, *arguments = _MAKERS[family]
-    made = (problem for kind in kinds(family, target) for problem in maker(kind, *arguments))
-    return list({problem.name: problem for problem in made}.values())
+    problems = (problem for kind in kinds(family, target) for problem in maker(kind, *arguments))
+    return list({problem.name: problem for problem in problems}.values())
 
 
 # Inputs of operations on rows [M, N], by spec.

@@ -188,7 +188,7 @@ class Supervised(Experiment[TrainingT]):
 
     def report(self, trainer: Trainer, device: str) -> dict[str, Any]:
         progress, model = trainer.progress, trainer.model
-        trainer.display.note(f"kept: {report_files.kept(progress.best_epoch)} (*: the best so far)")
+        trainer.display.note(f"kept: {report_files.chosen_epoch(progress.best_epoch)} (*: the best so far)")
         trainer.display.note("training is finished; testing the model and fitting the baselines")
         features, truth, predictions = self.test_results(model)
         scores = self.targets.report(truth, predictions)

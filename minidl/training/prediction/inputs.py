@@ -58,8 +58,8 @@ def note_unknown(unknown: int, total: int) -> None:
         console.note("the text contains no term that the model knows: the answer does not depend on the text")
     elif unknown:
         contain, their = ("contains", "its answer does") if unknown == 1 else ("contain", "their answers do")
-        known = f"{unknown:,} of {total:,} texts {contain} no term that the model knows"
-        console.note(f"{known}: {their} not depend on the text")
+        count = f"{unknown:,} of {total:,} texts {contain} no term that the model knows"
+        console.note(f"{count}: {their} not depend on the text")
 
 
 def chunks(items: list[_Item], size: int = CHUNK) -> Iterator[list[_Item]]:

@@ -33,7 +33,7 @@ class Spread:
         """Start the processes; each loads the model. Raises WorkerError."""
         self.processes.start()
         for _ in range(self.processes.count):
-            self.processes.later(load_model, Message(self._run))
+            self.processes.submit(load_model, Message(self._run))
 
     def outputs(self, features: Any, width: int) -> Iterator[np.ndarray]:
         """Yield the outputs as `forward.saved_outputs` does."""

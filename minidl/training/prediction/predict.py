@@ -88,7 +88,7 @@ def reading(config: Predict) -> Iterator[Reading]:
             shared.begin()
             workers.start()
             for _ in range(workers.count):
-                workers.later(lines.import_module, Message({}))
+                workers.submit(lines.import_module, Message({}))
         predictor = helpers.in_thread(lambda: replace(_of_documents(run), workers=workers, devices=shared))
         prepared = _prepared(predictor, config)
         is_available = config.inputs or config.file is not None

@@ -25,7 +25,7 @@ def start_processes(count: int) -> Iterator[None]:
         with contextlib.suppress(WorkerError):  # the command does the work itself
             workers.start()
             for _ in range(workers.count):
-                workers.later(import_libraries, Message({"modules": _LIBRARIES}))
+                workers.submit(import_libraries, Message({"modules": _LIBRARIES}))
             _ready.append(workers)
         try:
             yield

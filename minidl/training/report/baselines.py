@@ -106,7 +106,7 @@ def _start(kind: str, split: Split, classes: int, workers: Workers | None) -> Ca
         return f"{work} take about {seconds / 60:.0f} minutes, expected at most {_MOST_SECONDS / 60:.0f}"
     if workers is None:
         return lambda: _fit(_estimator(kind), x, y)
-    return partial(_wait, kind, split, workers.later(learn, _message(kind, x, y)))
+    return partial(_wait, kind, split, workers.submit(learn, _message(kind, x, y)))
 
 
 def _wait(kind: str, split: Split, result: Callable[[], Message]) -> Any:

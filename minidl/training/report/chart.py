@@ -18,7 +18,7 @@ def text_of(value: Any) -> str:
     return html.escape(one_line(str(value)))
 
 
-def chart(name: str, lines: Mapping[str, Sequence[Any]], kept: int | None) -> str:
+def chart(name: str, lines: Mapping[str, Sequence[Any]], chosen: int | None) -> str:
     """Return an SVG chart of lines over the epochs; a dashed line marks the epoch that is kept."""
     values = [v for line in lines.values() for v in line if v is not None and math.isfinite(v)]
     if not values:
@@ -36,8 +36,8 @@ def chart(name: str, lines: Mapping[str, Sequence[Any]], kept: int | None) -> st
         parts.append(f'<path d="M50 {y(tick)}H430" stroke="var(--line)"/>')
         parts.append(f'<text x="44" y="{float(y(tick)) + 4:.0f}" text-anchor="end">{tick:.6g}</text>')
     parts += [f'<text x="{x(epoch)}" y="208" text-anchor="middle">{epoch}</text>' for epoch in _epoch_ticks(count)]
-    if kept:
-        parts.append(f'<path d="M{x(kept)} 30V190" stroke="var(--soft)" stroke-dasharray="3"/>')
+    if chosen:
+        parts.append(f'<path d="M{x(chosen)} 30V190" stroke="var(--soft)" stroke-dasharray="3"/>')
     for line, colour in zip(lines.values(), itertools.cycle(_COLOURS), strict=False):
         points = [(epoch, v) for epoch, v in enumerate(line, 1) if v is not None and math.isfinite(v)]
         corners = " ".join(f"{x(epoch)},{y(value)}" for epoch, value in points)
@@ -51,7 +51,7 @@ def chart(name: str, lines: Mapping[str, Sequence[Any]], kept: int | None) -> st
         for line, colour in zip(lines, itertools.cycle(_COLOURS), strict=False)
         if line and len(lines) > 1
     )
-    keys += f" &#9482;&nbsp;kept: epoch {kept}" if kept else ""
+    keys += f" &#9482;&nbsp;kept: epoch {chosen}" if chosen else ""
     svg = f'<svg viewBox="0 0 440 230" role="img" aria-label="{text_of(label)}">{"".join(parts)}</svg>'
     return f'<div class="chart">{svg}<div class="soft">{keys}</div></div>'
 

@@ -94,7 +94,7 @@ def plot(draw: Callable[..., Files]) -> Callable[..., None]:
             "arrays": [index for index, value in enumerate(args) if isinstance(value, np.ndarray)],
             "kinds": [(array.dtype.str, array.shape) for array in arrays],
         }
-        result = workers.later(draw_message, Message(values, arrays))
+        result = workers.submit(draw_message, Message(values, arrays))
 
         def write() -> None:
             try:

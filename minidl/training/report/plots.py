@@ -24,11 +24,11 @@ _LEAST_FILTER = 5  # pixels of a side; smaller filters show nothing
 
 
 def curves(
-    folder: Path, history: Sequence[dict[str, Any]], kept: int, title: str, loss: str, only_in_training: Sequence[str]
+    folder: Path, history: Sequence[dict[str, Any]], chosen: int, title: str, loss: str, only_in_training: Sequence[str]
 ) -> None:
     """Draw loss.png (training and validation) and scores.png (validation scores) from the records of metrics.jsonl.
 
-    `kept` is the epoch whose weights the run keeps, `loss` names the loss, and `only_in_training` names the terms of
+    `chosen` is the epoch whose weights the run keeps, `loss` names the loss, and `only_in_training` names the terms of
     the training loss that the validation loss lacks.
     """
     *first, last = only_in_training or [""]
@@ -43,16 +43,16 @@ def curves(
         for name in ("accuracy", "macro_f1", "r2")
         if name in history[0]["validation"]
     }
-    over_epochs(folder, "loss.png", losses, kept, title, loss)
-    over_epochs(folder, "scores.png", scores, kept, title, "validation score")
+    over_epochs(folder, "loss.png", losses, chosen, title, loss)
+    over_epochs(folder, "scores.png", scores, chosen, title, "validation score")
 
 
 @plot
-def over_epochs(name: str, lines: dict[str, list[float | None]], kept: int, title: str, y: str) -> Files:
+def over_epochs(name: str, lines: dict[str, list[float | None]], chosen: int, title: str, y: str) -> Files:
     """Draw a line for each list of figures of the epochs, and mark the epoch that is kept."""
     figure, axes = _figure(6, 4.5)
     _over_epochs(axes, lines)
-    axes.axvline(kept, color="grey", linestyle=":", label=f"kept: epoch {kept}")
+    axes.axvline(chosen, color="grey", linestyle=":", label=f"kept: epoch {chosen}")
     return {name: _labelled(figure, axes, title, "epoch", y)}
 
 

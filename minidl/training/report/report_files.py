@@ -74,7 +74,7 @@ def resumptions(report: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def kept(epoch: int) -> str:
+def chosen_epoch(epoch: int) -> str:
     """Return the epoch whose weights a run keeps, and the reason."""
     return f"epoch {epoch}, the last within one standard error of the best validation score"
 
@@ -139,7 +139,7 @@ def as_text(report: dict[str, Any]) -> str:
                 "training",
                 f"{count(report['epochs'], 'epoch')}, {count(report['steps'], 'step')}, {report['seconds']:.1f} s",
             ),
-            ("kept", kept(report["best_epoch"])),
+            ("kept", chosen_epoch(report["best_epoch"])),
             ("seed", str(report["seed"])),
             ("network", report.get("network", "")),
             ("parameters", f"{report['parameters']:,}"),

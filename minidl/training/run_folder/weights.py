@@ -54,11 +54,11 @@ def check(state: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
     shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
     for name in sorted(expected.keys() | shapes.keys()):
         if expected.get(name) != shapes.get(name):
-            shape, wanted = shapes.get(name, "missing"), expected.get(name, "nothing of this name")
-            raise damaged(path, f"{name} is {shape}, the settings of its run expect {wanted}")
+            shape, required = shapes.get(name, "missing"), expected.get(name, "nothing of this name")
+            raise damaged(path, f"{name} is {shape}, the settings of its run expect {required}")
         # minidl writes no such dtypes, and torch.isfinite does not support all of them.
         if weights[name].is_complex() or weights[name].element_size() == 1:
-            dtype, wanted = (str(tensor.dtype).removeprefix("torch.") for tensor in (weights[name], state[name]))
-            raise damaged(path, f"{name} is of {dtype}, the settings of its run expect {wanted}")
+            dtype, required = (str(tensor.dtype).removeprefix("torch.") for tensor in (weights[name], state[name]))
+            raise damaged(path, f"{name} is of {dtype}, the settings of its run expect {required}")
         if not torch.isfinite(weights[name]).all():
             raise damaged(path, f"{name} has values that are not finite: training had diverged")
