@@ -39,6 +39,7 @@ recordable(product=MatMul.apply)(MatMul)
 
 
 class Linear(Function):
+    # double_backward/layers.py sets `second`, the backward for create_graph.
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: Activation

@@ -105,11 +105,11 @@ def clamped_tile(
 ):  # fmt: skip
     """Return (low_m, low_n, m, n): the first row and column of the i-th tile and of its block, in elements.
 
-    A block is moved back to end with the matrix, because boxes that reach beyond it are slow: 76x4096x4096 took 24 us
-    with 52 of a block's 128 rows beyond the end, and 16 us with none (H100). If N is contiguous in b, blocks begin and
-    end at multiples of 16 columns, so the last one may still reach beyond N; if M is contiguous in a, blocks begin with
-    their tile. Otherwise A^T B of 646x542x9752, copied to rows of 648 and 544 values and read from columns 518 and 414,
-    caused an illegal instruction.
+    A block is moved back to end with the matrix, because boxes that reach beyond it are slow: 76x4096x4096 in two
+    blocks of 64 rows took 24 us with 52 rows beyond the end, and 16 us with none (H100). A box must begin at a multiple
+    of 16 bytes of a contiguous axis. So if N is contiguous in b, blocks begin and end at multiples of 16 columns, and
+    the last one may still reach beyond N; if M is contiguous in a, blocks begin with their tile. Columns 518 and 414 of
+    A^T B of 646x542x9752 caused an illegal instruction.
     """
     ALIGNMENT_N: tl.constexpr = 1 if B_TRANSPOSED else 16
     i_m, i_n = tile_position(i_tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
@@ -153,7 +153,7 @@ def gemm_pointer_kernel(
     p_a += i_batch * s_ab + o_m.to(tl.int64)[:, None] * s_am + o_k.to(tl.int64)[None, :] * s_ak
     p_b += i_batch * s_bb + o_k.to(tl.int64)[:, None] * s_bk + o_n.to(tl.int64)[None, :] * s_bn
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    tl.assume(start < end)  # otherwise ptxas serialises the matrix instructions in case the loop does not run
+    tl.assume(start < end)  # no share is empty; otherwise ptxas serialises the matrix instructions
     if AHEAD:
         m_k = o_k < end
         b_a = tl.load(p_a, mask=(o_m < M)[:, None] & m_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
@@ -195,7 +195,8 @@ def gemm_tma_kernel(
 ):  # fmt: skip
     """Write tiles of c, or of shares, by boxes; each of the PROGRAMS programs writes several.
 
-    p_wild  None, or the flag of the parts form (see `parts`): 0 if `gemm_parts_kernel` wrote c, so this kernel does not
+    p_wild  None, or a flag in memory (parts.py): 0 if all operands are finite and `gemm_parts_kernel` wrote c, so that
+            this kernel does nothing
     """
     wait(EARLY)
     N, s_split = as_multiple(N, UNIT_N), as_multiple(s_split, UNIT_N)

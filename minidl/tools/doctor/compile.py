@@ -1,4 +1,4 @@
-"""`minidl doctor --compile`: compile every kernel offline in child processes and collect the results."""
+"""`minidl doctor --compile`: compile every kernel offline, without the GPU it is for, in child processes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Verdict:
     """The results of an offline compile.
 
     figures   each compiled job with its figures, by the job's key
-    failures  calls that raised, and kernels that could not be recorded, with the reason
+    failures  calls that raised, and kernels that no call launches, with the reason
     versions  of Python, torch and Triton
     scripts   the user's scripts that failed or launched nothing, with the reason (`scripts.compile_all` sets it)
     """
@@ -143,13 +143,17 @@ def run(
 ) -> Verdict:
     """Compile the kernels with `only` in their name for each architecture, in child processes of `python`.
 
+    The first stage compiles jobs that cover every dtype and each pair of flag values of a kernel, with the tiles of the
+    calls' shapes. The second compiles the jobs of each tile that are expected to be the largest, by the figures of the
+    first.
+
     workload     a part of the names of the operations to call (`doctor.workloads` lists them)
-    every_tile   whether the second stage compiles every tile of the tables, or only those for the calls' shapes
+    every_tile   whether the second stage covers every tile of the tables, or only those of the calls' shapes
     brief_archs  architectures for which the first stage compiles each value of a flag, instead of each pair of values
                  (`plan.shorten`); without `every_tile` they have no second stage
     progress     gets the stage, the number of its finished jobs and their total
 
-    Raises ValueError for an architecture whose limits are not known, WorkerError when the launches cannot be recorded.
+    Raises ValueError for an architecture whose limits are not known, WorkerError when a process fails to list them.
     """
     for arch in archs:
         target_name(arch)  # raises for an unknown one
@@ -187,6 +191,7 @@ def _plan(
 ) -> list[CompilePlan]:
     def one(worker: Worker, arguments: dict[str, Any]) -> CompilePlan:
         fields = worker.ask({"plan": arguments}, PLAN_SECONDS)
+        # Jobs with the tiles of their shapes, and jobs with each tile forced.
         jobs = {name: {key: Job(**job) for key, job in fields[name].items()} for name in ("first", "forced")}
         return CompilePlan(**{**fields, **jobs})
 

@@ -65,7 +65,7 @@ def run(
         current = bar.add_task("", total=1, status="")
         for index, shape_class in enumerate(selected):
             left = deadline - time.monotonic()
-            if left <= 0 and results:  # the first class is searched even if its setup exceeds the limit
+            if left <= 0 and results:  # at least one class has a result, however small the limit
                 console.print(f"time limit reached; {len(selected) - index} classes keep their tiles", markup=False)
                 break
             seconds = max(0.0, left) / (len(selected) - index)

@@ -22,8 +22,8 @@ class ModelAverage:
     """The moving average of all parameters and batch norm statistics of the model `trained`.
 
     Each step computes average += rate * (value - average) with the rate of `averaging_rate`. The averages of
-    half-precision parameters are float32. `averaged` is a second model of the same shapes, which receives the initial
-    weights, and the averages at each `update_model`.
+    half-precision parameters are float32. `averaged` is a second model of the same shapes. Its tensors of 32 bits or
+    more are the averages themselves; `update_model` also sets its half-precision and integer tensors.
     """
 
     def __init__(self, trained: nn.Module, averaged: nn.Module, decay: float) -> None:
@@ -31,7 +31,7 @@ class ModelAverage:
         averaged.load_state_dict(trained.state_dict())
         self._values, tensors = _tensors_of(trained), _tensors_of(averaged)
         self._floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-        # A tensor of at least 32 bits is its own average. A shared tensor has one average under several names.
+        # Half-precision tensors have an average in float32. A shared tensor has one average under several names.
         averages = {
             id(tensor): tensor if tensor.dtype.itemsize >= 4 else tensor.to(torch.float32)
             for tensor in self._floats.values()
