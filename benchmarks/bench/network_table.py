@@ -169,6 +169,8 @@ def main(arguments: list[str]) -> None:
     if len(arguments) < 2:
         sys.exit("usage: python -m benchmarks.bench.network_table WHOLE.json PART.json...")
     path, *parts = map(Path, arguments)
+    if path.exists() and path not in parts:
+        sys.exit(f"{path} exists: give a new file, or name it among the parts, too")
     results = joined([load(part) for part in parts])
     results.save(path)
     echo(markdown(results))
