@@ -140,7 +140,7 @@ def test_two_gpus_measure_a_half_of_the_drawn_shapes_each(bench, drawing, tmp_pa
         assert bench(*flags, "--part", part, "--json", half).code == 0
     assert runs == [(3, None, False, 2), (2, None, False, 2)]
     drawn_results.main([str(tmp_path / "whole.json"), *map(str, halves)])
-    with pytest.raises(SystemExit, match="whole.json exists: give a new file"):
+    with pytest.raises(SystemExit, match="exists: give a new file"):
         drawn_results.main([str(tmp_path / "whole.json"), *map(str, halves)])
     joined = drawn_results.load(tmp_path / "whole.json")
     assert [index for _, index, _ in joined.rows] == [0, 1, 2, 3]

@@ -151,7 +151,7 @@ def test_parts_are_joined_and_shown(tmp_path, capsys):
         results.add(name, described({"torch": ratio}))
         results.save(path)
     network_table.main([str(tmp_path / "whole.json"), *map(str, parts)])
-    with pytest.raises(SystemExit, match="whole.json exists: give a new file"):
+    with pytest.raises(SystemExit, match="exists: give a new file"):
         network_table.main([str(tmp_path / "whole.json"), *map(str, parts)])
     printed = capsys.readouterr().out
     assert "| unet inference 16x256x256 | 1.000 | 1.250 (torch) | 1.25 | 1 |" in printed

@@ -12,7 +12,7 @@ def test_inner_blocks_are_of_their_own_phase_and_all_add_up():
         with clock.timed("evaluate"):
             time.sleep(0.03)
         time.sleep(0.02)
-    found, all_of_it = clock.taken(), time.monotonic() - started
+    found, all_of_it = clock.phases(), time.monotonic() - started
     assert 0.03 <= found["evaluate"] < found["train"] + 0.03
     assert found["train"] >= 0.04
     assert found["import"] == 5.0
@@ -25,7 +25,7 @@ def test_time_that_belonged_to_another_phase():
     with clock.timed("train"):
         time.sleep(0.02)
         clock.moved("compile", 0.015)
-    found = clock.taken()
+    found = clock.phases()
     assert found["compile"] == 0.015
     assert 0.004 <= found["train"] < 0.02 + 0.05
 
@@ -37,7 +37,7 @@ def test_an_exception_ends_a_phase():
             raise KeyError
     except KeyError:
         time.sleep(0.02)
-    assert clock.taken()["other"] >= 0.02
+    assert clock.phases()["other"] >= 0.02
 
 
 def test_only_the_first_command_of_a_process_has_begun_with_it():
