@@ -165,9 +165,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, act: Activ
     """Return act(input weight^T + bias), in one kernel.
 
     Shapes: input [..., in], weight [out, in], bias [out] -> [..., out], in input's dtype.
-    act: None, "relu", ("leaky_relu", slope), "sigmoid", "tanh", "gelu", "gelu_tanh", "silu" or "relu6".
+    act: None, ("leaky_relu", slope), or a name of `kernels.activation.NAMES` or `RARE`, such as "relu" or "gelu".
     Raises ValueError for shapes that do not fit or an unknown activation, TypeError for different dtypes. With
-    create_graph, backward raises RuntimeError if act is "gelu", "gelu_tanh" or "silu".
+    create_graph, backward raises RuntimeError unless the name is in `kernels.activation.FROM_OUTPUT`.
     """
     if weight.ndim != 2 or input.ndim == 0 or input.shape[-1] != weight.shape[1]:
         raise ValueError(

@@ -46,7 +46,7 @@ class Worker:
         self._answers = 0
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer to a request. Raises WorkerError."""
+        """Return the answer to a request, see `worker`: "versions", "plan" or "compile". Raises WorkerError."""
         if self._answers >= RENEW:
             self.close()
         process = self._process or self._restart()
@@ -106,7 +106,7 @@ class Verdict:
     figures   each compiled job with its figures, by the job's key
     failures  calls that raised, and kernels that no call launches, with the reason
     versions  of Python, torch and Triton
-    scripts   the user's scripts that failed or launched nothing, with the reason (`scripts.compile_all` sets it)
+    scripts   scripts of `minidl doctor --compile FILE.py` that failed or launched nothing, with the reason
     """
 
     figures: dict[str, tuple[Job, Figures]] = field(default_factory=dict)
@@ -153,7 +153,7 @@ def run(
                  (`plan.shorten`); without `every_tile` they have no second stage
     progress     gets the stage, the number of its finished jobs and their total
 
-    Raises ValueError for an architecture whose limits are not known, WorkerError when a process fails to list them.
+    Raises ValueError for an architecture whose limits are not known, WorkerError when a process does not answer.
     """
     for arch in archs:
         target_name(arch)  # raises for an unknown one

@@ -22,8 +22,9 @@ class ModelAverage:
     """The moving average of all parameters and batch norm statistics of the model `trained`.
 
     Each step computes average += rate * (value - average) with the rate of `averaging_rate`. The averages of
-    half-precision parameters are float32. `averaged` is a second model of the same shapes. Its tensors of 32 bits or
-    more are the averages themselves; `update_model` also sets its half-precision and integer tensors.
+    half-precision parameters are float32. `averaged` is a second model of the same shapes. Its floating
+    tensors of 32 bits or more are the averages themselves; `update_model` sets the others: half-precision ones from the
+    averages, integers from the trained model.
     """
 
     def __init__(self, trained: nn.Module, averaged: nn.Module, decay: float) -> None:
