@@ -244,7 +244,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
 
 
 def measured_on() -> dict[str, str]:
-    """Return the GPU and versions; without a GPU those of the host."""
+    """Return the GPU and versions; without a GPU, the host and versions."""
     import torch
 
     if torch.cuda.is_available():

@@ -23,7 +23,7 @@ _GENERATOR, _DISCRIMINATOR = "dcgan_generator", "dcgan_discriminator"
 
 @dataclass(frozen=True)
 class Model(Net):
-    """A row. `package` is torchvision, timm, or "" for a model of this module; names are those of the package."""
+    """A row. `package` is torchvision, timm, or "" for a model of this module; the package defines the names."""
 
     package: str = ""
 

@@ -128,7 +128,7 @@ def _torch_layers(network: nn.Module) -> list[str]:
 
 
 def _judge_in_evaluation(row: Row, ours: Side, theirs: Side, exact: Side, batch: Batch) -> None:
-    """Compare gradients with running statistics: with those of a batch, small gradients are mostly rounding."""
+    """Compare gradients with running statistics; with batch statistics, small gradients are mostly rounding."""
     sides, few = (ours, theirs, exact), few_of(batch)
     for side in sides:
         side.networks[""].eval()

@@ -43,7 +43,7 @@ class Compiled:
             threading.Thread(target=_work, args=(self._requests.get, processes), daemon=True).start()
 
     def wait(self, number: int) -> None:
-        """Wait until the kernels of row `number` are compiled; requests those of later rows."""
+        """Wait until the kernels of row `number` are compiled, and request the kernels of later rows."""
         batch = number // AHEAD
         while len(self._done) < batch + BATCHES and len(self._done) * AHEAD < len(self.rows):
             first = len(self._done) * AHEAD

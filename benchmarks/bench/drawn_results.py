@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.bench.parts import join_files
 from minidl.common import read_files
 from minidl.common.console import cut, echo
 from minidl.data.parsing import parse_json
@@ -208,14 +209,7 @@ def _cell(value: float | None) -> str:
 
 def main(arguments: list[str]) -> None:
     """Join parts, and print the summary."""
-    if len(arguments) < 2:
-        sys.exit("usage: python -m benchmarks.bench.drawn_results WHOLE.json PART.json...")
-    path, *parts = map(Path, arguments)
-    if path.exists() and path not in parts:
-        sys.exit(f"{path} exists: give a new file, or name it among the parts, too")
-    results = joined([load(part) for part in parts])
-    results.save(path)
-    echo("\n".join(summary(results)))
+    echo("\n".join(summary(join_files("drawn_results", arguments, load, joined))))
 
 
 if __name__ == "__main__":

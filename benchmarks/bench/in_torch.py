@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from minidl import models
 
-# Rows use names like those of functions of `models`.
+# Rows have the names of the functions in `models`.
 CLASSES = {"ece408": "ECE408", "small_cnn": "SmallCNN"}
 
 

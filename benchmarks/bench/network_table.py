@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
@@ -20,6 +19,7 @@ from benchmarks.bench.network_clocks import PEERS
 from benchmarks.bench.network_results import empty, load
 from benchmarks.bench.network_rows import MEAN_GOAL, NETS, WORD
 from benchmarks.bench.network_run import merged
+from benchmarks.bench.parts import join_files
 from minidl.common.console import echo
 from minidl.errors import ConfigError
 from minidl.tools.bench.chart import as_bytes
@@ -166,14 +166,7 @@ def joined(parts: Sequence[Results]) -> Results:
 
 def main(arguments: list[str]) -> None:
     """Join parts, and print the table."""
-    if len(arguments) < 2:
-        sys.exit("usage: python -m benchmarks.bench.network_table WHOLE.json PART.json...")
-    path, *parts = map(Path, arguments)
-    if path.exists() and path not in parts:
-        sys.exit(f"{path} exists: give a new file, or name it among the parts, too")
-    results = joined([load(part) for part in parts])
-    results.save(path)
-    echo(markdown(results))
+    echo(markdown(join_files("network_table", arguments, load, joined)))
 
 
 if __name__ == "__main__":

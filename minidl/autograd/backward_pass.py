@@ -207,7 +207,7 @@ def _run_hooks(node: Node, index: int, grad: Arrived, stream: Any) -> Arrived:
 
 
 def _apply_hook(hook: Hook, grad: Grad, where: str) -> Grad:
-    """Return the gradient after a hook: what it returns, or the gradient as it was when it returns None."""
+    """Return the gradient that a hook returns, or the given gradient if the hook returns None."""
     dense = grad.dense() if isinstance(grad, RowGrad) else grad
     version = dense._version
     changed = hook(dense)

@@ -27,3 +27,9 @@ def reciprocal(size: int) -> int:
     """
     k = max(size - 1, 0).bit_length()
     return -(-(1 << 31 + k) // max(size, 1)) | k + 1 << 32
+
+
+@triton.jit
+def as_multiple(o, ALIGN: tl.constexpr):
+    """Return o, a multiple of ALIGN, in a form that tells the compiler so: it can then use accesses of ALIGN values."""
+    return o // ALIGN * ALIGN

@@ -16,8 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels.division import as_multiple
 from minidl.kernels.gemm import launches
-from minidl.kernels.gemm.tiled import as_multiple, clamped_tile, epilogue, finish
+from minidl.kernels.gemm.tiled import clamped_tile, epilogue, finish
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from minidl.kernels import float8
 from minidl.kernels.activation import activate
+from minidl.kernels.division import as_multiple
 from minidl.kernels.gemm.fused_statistics import store_statistics
 from minidl.runtime.dependent_launch import wait
 
@@ -90,12 +91,6 @@ def epilogue(
                 b_pieces[i], p_bias, p_scale, p_c, p_z, m, n + i * WIDTH, M, N,
                 HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, low_m, low_n,
             )  # fmt: skip
-
-
-@triton.jit
-def as_multiple(x, UNIT: tl.constexpr):
-    """Return x, a multiple of UNIT, in a form that tells the compiler so: it can then use accesses of UNIT values."""
-    return x // UNIT * UNIT
 
 
 @triton.jit

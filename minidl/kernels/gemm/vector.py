@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
+from minidl.kernels.division import as_multiple
 from minidl.kernels.gemm import launches
-from minidl.kernels.gemm.tiled import as_multiple
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 

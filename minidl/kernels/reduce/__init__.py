@@ -22,8 +22,9 @@ import torch
 import triton.language as tl
 
 from minidl.kernels import check
+from minidl.kernels.division import as_multiple
 from minidl.kernels.reduce import positions, sums
-from minidl.kernels.reduce.layout import as_matrix, as_multiple, offsets, opaque
+from minidl.kernels.reduce.layout import as_matrix, offsets, opaque
 from minidl.kernels.reduce.positions import spread
 from minidl.kernels.reduce.ranked import leading
 from minidl.kernels.reduce.sorting import sort

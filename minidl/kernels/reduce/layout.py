@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels.division import as_multiple
 from minidl.runtime import dependent_launch, launch
 
 LOWEST_INTEGER = tl.constexpr(-(2**63))
@@ -25,12 +26,6 @@ def offsets(o, extent, s_1, s_2, LEVELS: tl.constexpr):
         return (o // extent) * s_1 + (o % extent) * s_2
     else:
         return o * s_2
-
-
-@triton.jit
-def as_multiple(o, ALIGN: tl.constexpr):
-    """Return o, a multiple of ALIGN, in a form that tells the compiler so."""
-    return o // ALIGN * ALIGN
 
 
 @triton.jit

@@ -161,7 +161,7 @@ class Constants(NamedTuple):
     forms       cost of operations relative to `products`, by form of convolution
     relative    factor of the estimate of another form
     whole       factor and additional us of estimates that are not made from 16-bit tiles
-    tiles, boxes, boxed, weights   Pace by BLOCK_M, BLOCK_N and, for the boxed form, warps; for weight gradients, TAPS;
+    tiles, boxes, boxed, weights   Throughput by BLOCK_M, BLOCK_N and, for the boxed form, warps; for weights, TAPS;
                 `boxes`: for runs of images, if different from `tiles`
     """
 
