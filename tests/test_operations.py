@@ -236,7 +236,7 @@ def launches(problem):
     found = []
 
     def keep(kernel, grid, args, meta):
-        numbers = [value for value in args if isinstance(value, int | float)]
+        numbers = [value for value in args if isinstance(value, int | float | tuple)]
         constants = [(name, str(value)) for name, value in meta.items() if name not in ("num_warps", "num_stages")]
         found.append((kernel, grid, numbers, constants))
 

@@ -25,7 +25,8 @@ class Job:
     kernel      module and name, "minidl.kernels.gemm:gemm_sum_kernel"; or a name in `launch_jobs.registered`
     signature   type of every parameter, in order; "constexpr" for constants
     constants   (path of the parameter, value); a type of `triton.language` is {"dtype": name}, a constexpr of it
-                {"constexpr": value}, a registered function {"function": name}
+                {"constexpr": value}, a registered function {"function": name}, an argument record {"record": class,
+                "fields": values by name}, as in `signature`
     attributes  (path of the parameter, properties of its value)
     options     num_warps, num_stages and the like
     declared    names of the parameters that the source declares constant (others are constant by a value of 1 or None)
@@ -54,14 +55,14 @@ class Job:
 
     @functools.cached_property
     def constant(self) -> dict[str, Any]:
-        """The declared constants by name."""
+        """The declared constants by name, and the fields of declared records."""
         names = list(self.signature)
-        values = {
-            names[path[0]]: value["constexpr"] if isinstance(value, dict) and "constexpr" in value else value
-            for path, value in self.constants
-            if len(path) == 1
-        }
-        return {name: values[name] for name in self.declared if name in values}
+        values = {names[path[0]]: value for path, value in self.constants if len(path) == 1}
+        fields: dict[str, Any] = {}
+        for name in self.declared:
+            if name in values:
+                fields |= _fields(name, values[name])
+        return fields
 
     @property
     def tile(self) -> str:
@@ -83,6 +84,13 @@ class Job:
 
     def __str__(self) -> str:
         return f"{self.name} [{self.tile}] {self.dtype} {self.precision} {arch_name(self.arch)}"
+
+
+def _fields(name: str, value: Any) -> dict[str, Any]:
+    """Return a constant by name, or the fields of a record, nested ones included."""
+    if isinstance(value, dict) and "record" in value:
+        return {key: item for pair in value["fields"].items() for key, item in _fields(*pair).items()}
+    return {name: value["constexpr"] if isinstance(value, dict) and "constexpr" in value else value}
 
 
 def _bare(value: Any) -> Any:

@@ -54,7 +54,7 @@ def job_of(
         _jobs[key] = Job(
             kernel=name or f"{kernel.__module__}:{kernel.__name__}",
             arch=arch,
-            signature=signature,
+            signature={parameter: _plain(kind) for parameter, kind in signature.items()},
             constants=[(list(path), _plain(value)) for path, value in constants.items()],
             attributes=[(list(path), properties) for path, properties in attributes.items()],
             options={"num_warps": 4, "num_stages": options.num_stages, **passed},
@@ -78,6 +78,9 @@ def _plain(value: Any) -> Any:
         return {"constexpr": _plain(value.value)}
     if isinstance(value, tl.dtype):
         return {"dtype": value.name}
+    if hasattr(value, "_fields"):  # an argument record; its repr is in the key as well
+        name = f"{type(value).__module__}:{type(value).__name__}"
+        return {"record": name, "fields": {field: _plain(item) for field, item in value._asdict().items()}}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, JITFunction):
@@ -93,6 +96,10 @@ def _constant(value: Any) -> Any:
     """The inverse of `_plain`."""
     if isinstance(value, dict) and "function" in value:
         return registered[value["function"]]
+    if isinstance(value, dict) and "record" in value:
+        module, name = value["record"].split(":")
+        record = getattr(importlib.import_module(module), name)
+        return record(**{field: _constant(item) for field, item in value["fields"].items()})
     if isinstance(value, dict):
         return tl.dtype(value["dtype"]) if "dtype" in value else tl.constexpr(_constant(value["constexpr"]))
     return tuple(_constant(item) for item in value) if isinstance(value, list) else value

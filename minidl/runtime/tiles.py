@@ -16,7 +16,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -24,6 +24,8 @@ import triton
 from minidl.runtime import launch_hooks, tile_tables
 from minidl.runtime.precision import precision as dtype_precision
 from minidl.runtime.target import target
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,15 @@ class Tile:
     def options(self) -> dict[str, int]:
         """Keyword arguments for `launch.run`: the sizes, num_warps and num_stages."""
         return {**self.sizes, "num_warps": self.num_warps, "num_stages": self.num_stages}
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """Keyword arguments for `launch.run` without the sizes, which `record` has."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+    def record(self, kind: Callable[..., Record], **fields: Any) -> Record:
+        """Return an argument record of a kernel with the sizes and other fields."""
+        return kind(**{**self.sizes, **fields})
 
     def __str__(self) -> str:
         sizes = " ".join(f"{name.removeprefix('BLOCK_')}={size}" for name, size in self.sizes.items())

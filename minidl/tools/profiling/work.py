@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from minidl.runtime import records
 from minidl.runtime.launch import Tile
 
 Arguments = Mapping[str, Any]
@@ -67,10 +68,11 @@ class Work(NamedTuple):
 def work_of(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> Work:
     """Return the work of a launch with the arguments of `runtime.launch.run`."""
     name = kernel.__name__
+    meta = records.fields(meta)
     warps = meta.get("num_warps", 4)
     sizes = {key: value for key, value in meta.items() if key.startswith("BLOCK")}
     tensors = [value for value in args if isinstance(getattr(value, "base", value), torch.Tensor)]
-    arguments = {**dict(zip(kernel.arg_names, args, strict=False)), **meta}
+    arguments = {**records.fields(dict(zip(kernel.arg_names, args, strict=False))), **meta}
     # A fallback for products in parts, which usually has nothing to do.
     idle = name == "gemm_tma_kernel" and arguments["p_wild"] is not None
     flop = 2 * PRODUCTS[name](arguments) if name in PRODUCTS and not idle else None

@@ -36,7 +36,7 @@ def signature(launched: list[Any]) -> str:
     """Return a text that is equal for equal launches. (A block larger than the shape is reduced to it.)"""
     marks = []
     for kernel, grid, args, meta in launched:
-        numbers = [arg for arg in args if isinstance(arg, int | float)]
+        numbers = [arg for arg in args if isinstance(arg, int | float | tuple)]
         marks.append((kernel.__name__, grid, numbers, sorted(map(str, meta.items()))))
     return str(marks)
 
