@@ -11,6 +11,7 @@ from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry, Phase
+from minidl.kernels.epilogue import Epilogue
 from minidl.kernels.gemm.tiled import ADDED, STATISTICS
 from minidl.runtime import launch
 from minidl.runtime.descriptors import ConcatPair
@@ -245,6 +246,13 @@ class Problem(NamedTuple):
     def part(self) -> int:
         """Return the channels of one half of a `ConcatPair`; 0 if x is one tensor."""
         return self.C // 2 if self.concat_pair else 0
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """Return the constants of the epilogue."""
+        name, slope = activation.parse(self.act)
+        save_z = STATISTICS.value if self.statistics else ADDED.value if self.added else int(self.preactivation)
+        return Epilogue(activation.CODES[name], slope, save_z, POOLS[self.pool])
 
     def flags(self, *without: str) -> dict[str, Any]:
         """Return a kernel's constants of the epilogue, except those named in `without`."""
