@@ -1,7 +1,7 @@
 """Argument records: named tuples that kernels take in place of long lists of numbers and constants.
 
-A record of run-time numbers is passed by position and specialised field by field; a record of constants is passed as one
-`tl.constexpr`. Tensors and numbers that change from call to call (a seed, a step) stay parameters of their own.
+A record of run-time numbers is passed by position and specialised field by field; a record of constants is passed as
+one `tl.constexpr`. Tensors and numbers that change from call to call (a seed, a step) stay parameters of their own.
 """
 
 from collections.abc import Mapping
