@@ -45,7 +45,7 @@ class UnableError(ValueError):
         self.problem = problem
 
     def __str__(self) -> str:
-        able = [name for name in forms.names() if _cheapest(self.problem._replace(form=name)) is not None]
+        able = [name for name in forms.names() if cheapest(self.problem._replace(form=name)) is not None]
         return f"conv2d: the {self.problem.form} form does not support this shape; use one of: {', '.join(able)}"
 
 
@@ -104,7 +104,7 @@ class Plan(NamedTuple):
 
 def takes(problem: Problem) -> bool:
     """Return whether any form supports a problem."""
-    return _cheapest(problem) is not None
+    return cheapest(problem) is not None
 
 
 @launch.cached
@@ -115,14 +115,14 @@ def plan(problem: Problem) -> Plan:
     faster; the plan's problem then has no `concat_pair`. Raises UnableError if the requested form does not support the
     problem.
     """
-    best = _cheapest(problem._replace(statistics=False, concat_pair=False))
+    best = cheapest(problem._replace(statistics=False, concat_pair=False))
     if best is None:
         raise UnableError(problem)
     if os.environ.get("MINIDL_EXPLAIN") == "1":
         # Without logging configured, only warnings are shown.
         _logger.warning("%s", explain(problem))
     if problem.concat_pair:
-        in_place = _cheapest(problem._replace(statistics=False))
+        in_place = cheapest(problem._replace(statistics=False))
         if in_place is not None and in_place.microseconds <= best.microseconds + _join_time(problem):
             best = in_place
         problem = problem._replace(concat_pair=best.problem.concat_pair)
@@ -137,7 +137,7 @@ def _join_time(problem: Problem) -> float:
 
 def estimate(problem: Problem) -> float:
     """Return the microseconds of the cheapest plan. Raises UnableError if there is none."""
-    best = _cheapest(problem)
+    best = cheapest(problem)
     if best is None:
         raise UnableError(problem)
     return best.microseconds
@@ -160,7 +160,7 @@ def explain(problem: Problem) -> str:
     if min(problem.N, problem.C, problem.M, problem.processors) < 1:
         raise ValueError(f"explain: N, C, M and processors must be at least 1, got {problem}")
     results = candidates(problem)
-    if problem.concat_pair and (joined := _cheapest(problem._replace(concat_pair=False))) is not None:
+    if problem.concat_pair and (joined := cheapest(problem._replace(concat_pair=False))) is not None:
         time = joined.microseconds + _join_time(problem)
         results.append((joined._replace(microseconds=time), f"joined, {_plan_label(joined)}"))
     best = min((candidate for candidate, _ in results if candidate is not None), key=_microseconds, default=None)
@@ -205,7 +205,7 @@ def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     return results
 
 
-def _cheapest(problem: Problem) -> Plan | None:
+def cheapest(problem: Problem) -> Plan | None:
     """Return the cheapest plan without prepared launches; None if no form is able."""
     return min((each for each, _ in candidates(problem) if each is not None), key=_microseconds, default=None)
 
@@ -227,7 +227,7 @@ def _by_rewrite(problem: Problem, rewrite: Rewrite) -> tuple[Plan | None, str]:
     other = rewrite.make(problem)
     if not isinstance(other, Problem):
         return None, f"{rewrite.name:<34} unable: {other}"
-    best = _cheapest(other)
+    best = cheapest(other)
     if best is None:
         return None, f"{rewrite.name:<34} unable: no form for the rewritten problem"
     counted = (one._replace(N=problem.images) for one in (problem, other))
@@ -240,13 +240,13 @@ def _in_parts(problem: Problem) -> Plan | None:
     """Return the backward phases one by one, or a convolution and its pool or sum; None if not applicable."""
     cost = 0.0
     if problem.direction == TRANSPOSED:
-        parts = [_cheapest(problem._replace(direction=PHASE, phases=at)) for at in backward_phases(problem.geometry)]
+        parts = [cheapest(problem._replace(direction=PHASE, phases=at)) for at in backward_phases(problem.geometry)]
         cost = PHASE_LAUNCH * (len(parts) - 1) if problem.paced else 0.0
     elif problem.pool and min(problem.at.h.count, problem.at.v.count) > 1:
-        parts = [_cheapest(problem._replace(pool=None))]
+        parts = [cheapest(problem._replace(pool=None))]
         cost = costs.pool_time(problem._replace(N=problem.images))
     elif problem.added:
-        parts = [_cheapest(problem._replace(added=False, act=None))]
+        parts = [cheapest(problem._replace(added=False, act=None))]
         cost = costs.sum_time(problem._replace(N=problem.images), separate=True)
     else:
         return None
