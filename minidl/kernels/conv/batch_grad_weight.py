@@ -175,7 +175,7 @@ def prepare(problem: Problem) -> Shares:
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
     tile, together, parts, tiles, (shares, _) = cut(problem)
     sizes = {**tile.options, "TAPS": together, "PARTS": parts}
-    del sizes["PER_PROCESSOR"], sizes["EVEN"]
+    del sizes["PER_PROCESSOR"]
     scalars = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares)
     meta = {
         **problem.taps_read, **problem.constants, **dependent_launch.options(target=problem.target), **sizes,

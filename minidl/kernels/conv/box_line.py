@@ -11,7 +11,7 @@ from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
 
 LEAST = 8  # minimum boxes of a program
-PAUSE = 6  # idle steps at the start of a tile, as in `even_grad_weight`; 0, 3 and 10 take as long
+PAUSE = 6  # idle steps at the start of a tile; 0, 3 and 10 take as long
 SLOT = 0.25  # us of adding a slot. 2x2 stride 2, 128->256 at 112x112, 34 slots: 47 us
 
 

@@ -2,10 +2,10 @@
 
     dw[m, j, c] = sum over voxels of dy[n, q, m] x[n, at(q, j), c]
 
-As in `boxed_grad_weight`, with one more axis, and with strides as in `cubes`: several taps of a row share dy, the left
-operand, and the boxes of all tiles form a sequence, divided equally among programs. Zeros outside are multiplied by dy,
+Strides are as in `cubes`: several taps of a row share dy, the left operand, and the boxes of all tiles form a sequence,
+divided equally among programs (`even_parts`). Zeros outside are multiplied by dy,
 and zeros beyond the outputs by x, so a non-finite value gives NaN for taps that do not read it. With a stride of 1 x
-and dy may be exchanged, as in `mirrored`.
+and dy may be exchanged: dw[m, j, c] = sum over voxels of x[n, p, c] dy[n, p - j, m], with taps reversed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import box_line, boxed_grad_weight, costs, mirrored, voxels
+from minidl.kernels.conv import box_line, costs, voxels
 from minidl.kernels.conv.cubes import AHEAD
 from minidl.kernels.conv.even_parts import Prepared, slots_of, step_at
+from minidl.kernels.conv.phase_weights import conv_turn_kernel
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import INT32_LIMIT
+from minidl.kernels.conv.problem import INT32_LIMIT, Problem
 from minidl.kernels.conv.voxels import Cubes
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
 
 FAMILY = "conv_box_grad_weight"
+MARGIN = 1.05  # least advantage of the exchanged problem; estimates are 0.9 to 1.1 times most measured times
+THIN_X, THIN_Y = 2.9, 1.6  # factors for voxels of at most 32 bytes, and for outputs that fill half a tile
 
 
 @triton.jit
@@ -139,7 +142,7 @@ def _counted(at: _Cut, cubes_: Cubes) -> int:
 
 
 def estimate(cubes_: Cubes) -> float:
-    """Estimate microseconds, as `boxed_grad_weight` does."""
+    """Estimate microseconds."""
     if cubes_.problem.paced:
         return min(_microseconds(cubes_), _mirror_time(cubes_))
     line = _cut(cubes_).line
@@ -148,7 +151,8 @@ def estimate(cubes_: Cubes) -> float:
 
 def _microseconds(cubes_: Cubes) -> float:
     problem = cubes_.problem
-    time = boxed_grad_weight.narrow_factor(problem) * box_line.microseconds(_cut(cubes_).line)
+    factor = THIN_X if problem.C < 32 else THIN_Y if problem.M <= 32 else 1.0
+    time = factor * box_line.microseconds(_cut(cubes_).line)
     return costs.at_least(problem, time, voxels.moved(cubes_))
 
 
@@ -156,7 +160,24 @@ def _mirror_time(cubes_: Cubes) -> float:
     """Return the microseconds of the mirrored problem; infinite if there is none."""
     if not _can_mirror(cubes_):
         return math.inf
-    return _microseconds(_mirror(cubes_)) * mirrored.MARGIN + mirrored.transpose_time(cubes_.problem, cubes_.taps)
+    return _microseconds(_mirror(cubes_)) * MARGIN + _transpose_time(cubes_)
+
+
+def _transpose_time(cubes_: Cubes) -> float:
+    """Return the microseconds of transposing the gradient."""
+    problem, device = cubes_.problem, selection.of(cubes_.problem.target)
+    values = problem.groups * problem.M * problem.C * cubes_.taps
+    return device.launch + 2 * values * problem.dtype.itemsize / device.copy
+
+
+def _transpose(problem: Problem, taps: int) -> Copy:
+    """Return the copy from the exchanged gradient [groups * C, reversed taps, M] to [groups * M, taps, C]."""
+    C, M, groups = problem.C, problem.M, problem.groups
+    tile = problem.tile("conv_turn", floor=1, M=M, N=C)
+    grid = launch.cdiv(C, tile["BLOCK_N"]) * launch.cdiv(M, tile["BLOCK_M"]) * taps * groups
+    scalars = (C, M, taps * M, 1, 0, M, 0, 0, taps - 1, -1)
+    launch_ = launch.Prepared(conv_turn_kernel, (grid,), scalars, {"JH": 1, "JW": taps, **tile.options})
+    return Copy((groups * M, taps, C), launch_)
 
 
 def _mirrors(cubes_: Cubes) -> bool:
@@ -197,7 +218,7 @@ def prepare(cubes_: Cubes) -> Weights:
     taps = tuple(len(phase.taps) for phase in cubes_.phases)
     shape = problem.groups * problem.M, *taps, problem.C
     if _mirrors(cubes_):
-        turn = mirrored.transpose(problem, cubes_.taps)
+        turn = _transpose(problem, cubes_.taps)
         cubes_ = _mirror(cubes_)
     return Weights(_sums(cubes_), turn, shape)
 

@@ -31,19 +31,12 @@ from minidl.kernels.conv import (
     batch_grad_weight,
     batch_tiled,
     boxed,
-    boxed_grad_weight,
     columns,
     depthwise,
     depthwise_grad_weight,
-    depthwise_rows,
-    even_grad_weight,
     few_outputs,
     fft,
     filled,
-    held,
-    merged,
-    mirrored,
-    paired,
     paired_box,
     patches_back,
     pixel_back,
@@ -51,7 +44,6 @@ from minidl.kernels.conv import (
     pixel_tiled,
     product,
     tap_sums,
-    two_rows,
     unfolded_grad_weight,
     unshuffled,
 )
@@ -59,11 +51,11 @@ from minidl.kernels.conv.problem import Problem, Unsupported
 from minidl.runtime import launch
 
 FORMS: tuple[Any, ...] = (
-    pixel_tiled, boxed, batch_tiled, paired, paired_box, banded, held, two_rows, fft, product, patches_back,
-    few_outputs, merged, batch_back, pixel_back, depthwise, depthwise_rows, pixel_grad_weight, batch_grad_weight,
-    even_grad_weight, boxed_grad_weight, unfolded_grad_weight, banded_grad_weight, depthwise_grad_weight,
+    pixel_tiled, boxed, batch_tiled, paired_box, banded, fft, product, patches_back, few_outputs, batch_back,
+    pixel_back, depthwise, pixel_grad_weight, batch_grad_weight, unfolded_grad_weight, banded_grad_weight,
+    depthwise_grad_weight,
 )  # fmt: skip
-Rewriting = filled.Filling | columns.Columns | tap_sums.TapSums | unshuffled.Unshuffling | mirrored.Mirroring
+Rewriting = filled.Filling | columns.Columns | tap_sums.TapSums | unshuffled.Unshuffling
 
 
 class Rewrite(NamedTuple):
@@ -91,7 +83,6 @@ REWRITES = (
         unshuffled.NAME, unshuffled.rewrite, lambda problem, other, _: unshuffled.cost(problem, other),
         unshuffled.prepare,
     ),
-    Rewrite(mirrored.NAME, mirrored.rewrite, mirrored.cost, mirrored.prepare),
 )  # fmt: skip
 
 

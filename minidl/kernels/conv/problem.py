@@ -93,7 +93,6 @@ class Problem(NamedTuple):
     pitches    strides of x between rows and between pixels whose channels overlap; () otherwise
     statistics whether to return statistics of the tiles if that is faster (FORWARD with at most a bias)
     concat_pair  whether x is two tensors of half the channels, read in place by forms with `reads_concat_pair`
-    mirrored   whether it is the mirror image of another problem (`mirrored`; GRAD_WEIGHT)
     """
 
     direction: str
@@ -121,7 +120,6 @@ class Problem(NamedTuple):
     pitches: tuple[int, ...] = ()
     statistics: bool = False
     concat_pair: bool = False
-    mirrored: bool = False
 
     @property
     def groups(self) -> int:

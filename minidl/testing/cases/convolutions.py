@@ -101,7 +101,6 @@ FIRST_COMPILED = (*(case.with_images(8) for case in FIRST_TUNED), Conv(8, 3, 64,
 # Few outputs of many channels.
 TAPS_TUNED = Conv(16, 512, 4, 16, 3, 1), Conv(16, 256, 8, 64, 3, 1)
 TAPS_INTERPRETED = (Conv(2, 40, 3, 8, 3, 1),)
-PAIR_POOL_TUNED, PAIR_POOL_INTERPRETED = Conv(4096, 32, 64, 12, 5), Conv(8, 16, 16, 8, 3)
 # Convolutions that are matrix products.
 PRODUCTS_COMPILED = (
     Conv(128, 64, 256, 28, 1), Conv(1, 1024, 256, 7, 1), Conv(32, 30, 41, 9, 1), Conv(64, 64, 128, 4, 4),

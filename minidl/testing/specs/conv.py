@@ -25,8 +25,8 @@ from minidl.testing.specs.base import Bad, Case, OpSpec, of, refuses, tensors
 from minidl.testing.specs.conv_cases import draw_conv, draw_transposed
 
 FAMILIES = (
-    "conv", "conv_flat", "conv_grad_weight", "conv_band", "conv_banded", "conv_banded_grad_weight", "conv_held",
-    "conv_two_rows", "conv_turn", "conv_depthwise", "conv_depthwise_grad_weight",
+    "conv", "conv_flat", "conv_grad_weight", "conv_band", "conv_banded", "conv_banded_grad_weight",
+    "conv_turn", "conv_depthwise", "conv_depthwise_grad_weight",
 )  # fmt: skip
 # The most products that a compiled kernel adds in one step, with the pixels of the bands added after it; and the
 # fewest channels or pixels that a step covers.

@@ -42,17 +42,14 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
          "images.many", "reached", "relative.pixel"),
     ),
     (
-        ("pixel_grad_weight", "batch_grad_weight", "even_grad_weight", "boxed_grad_weight"),
+        ("pixel_grad_weight", "batch_grad_weight", ),
         ("weights.", "steps.flat_weight", "steps.rounds.weight", "steps.rounds.even", "relative.batch, weight",
          "relative.weight"),
     ),
     (("unfolded_grad_weight",), ("weights.unfolded",)),
     (("banded",), ("whole.banded.", "relative.banded, odd")),
-    (("held", "two_rows"), ("relative.held", "relative.two rows", "whole.held")),
     (("banded_grad_weight",), ("whole.banded, weight.", "relative.banded, weight")),
     (("few_outputs",), ("forms.few", "whole.few.1", "relative.few")),
-    (("merged",), ("relative.merge",)),
-    (("paired",), ("forms.pair", "relative.pair")),
     (("depthwise", "depthwise_grad_weight"), ("channels.", "forms.depthwise")),
 )  # fmt: skip
 

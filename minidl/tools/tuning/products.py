@@ -142,15 +142,6 @@ def depthwise(kind: Kind, gradient: str = "") -> Iterator[Problem]:
         yield kind.problem(f"depthwise {side}x1, {C} channels of {size}", kernel(conv.grad_weight), inputs)
 
 
-def pair_pool(kind: Kind) -> Iterator[Problem]:
-    """Yield a layer whose result is pooled."""
-    if kind.dtype == torch.float64:
-        return
-    case = convolutions.PAIR_POOL_INTERPRETED if kind.small else convolutions.PAIR_POOL_TUNED
-    inputs = tensors(*case.inputs[:2], extra=(case.geometry,), form="pair", pool="max")
-    yield kind.problem(str(case).replace(", ", ", pooled, "), kernel(_forward), inputs)
-
-
 def transposed_convolution(kind: Kind, form: str) -> Iterator[Problem]:
     """Yield the layers of generators, with weights in torch's layout, which the kernel has to transpose."""
     for case in transposed.INTERPRETED if kind.small else transposed.TUNED:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from minidl.kernels import conv
-from minidl.kernels.conv import depthwise_rows, few_outputs, forms, volume
+from minidl.kernels.conv import few_outputs, volume
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
-from minidl.runtime import launch
 from minidl.runtime.descriptors import ConcatPair
 from minidl.testing.cases import convolutions as cases
 from minidl.testing.cases import transposed
@@ -43,7 +41,6 @@ def convolutions(dtype: torch.dtype) -> Calls:
         calls["pooled"] = partial(conv.forward, x, w, case.geometry, bias, "gelu_tanh", pool="max")
         for form, (name, call) in itertools.product(conv.FORMS, calls.items()):
             yield f"{name}, {form}, {case}", in_form(form, call)
-        yield f"gradient of the weight in equal parts, {case}", partial(_in_equal_parts, x, dy, case.geometry)
     case = cases.FILL_COMPILED
     x, w, dy, _ = case.tensors(make)
     yield f"{case}", in_form("fill", partial(conv.forward, x, w, case.geometry))
@@ -54,11 +51,6 @@ def convolutions(dtype: torch.dtype) -> Calls:
         yield f"first layer {case}", in_form("unshuffle", partial(conv.forward, x, w, case.geometry))
     for case in cases.DEPTHWISE_COMPILED:
         yield from _depthwise(case, make)
-    for padding, act in itertools.product((0, 3), ("relu", "gelu")):
-        case = Conv(256, 1, 12, 72, 7, padding)
-        x, w, _, bias = case.tensors(make)
-        call = partial(conv.forward, x, w, case.geometry, bias, act)
-        yield f"two rows, padding {padding}, {act}", in_form("banded", call)
 
 
 def _calls(
@@ -77,30 +69,8 @@ def _depthwise(case: Conv, make: EmptyMake) -> Calls:
     for act, preactivation in (("gelu_tanh", True), ("relu", False)):
         call = partial(conv.forward, x, w, case.geometry, bias, act, scale=bias, form="depthwise")
         yield f"{case}, {act}", partial(call, preactivation=preactivation)
-        yield f"{case}, {act}, down the rows", partial(_only_form, depthwise_rows, partial(call, preactivation=False))
     yield f"{case}, gradient of the input", partial(conv.grad_input, dy, w, case.geometry, form="depthwise")
     yield f"{case}, gradient of the weight", partial(conv.grad_weight, x, dy, case.geometry, form="depthwise")
-
-
-def _only_form(form: Any, call: Callable[[], object]) -> None:
-    """Make a call in one form if it is able, whatever the estimates say."""
-    with contextlib.suppress(conv.UnableError), forms.among(form):
-        call()
-
-
-def _in_equal_parts(x: torch.Tensor, dy: torch.Tensor, geometry: Geometry) -> None:
-    """Compute the weight gradient with EVEN set in the tile, whatever the table has, if the form is able."""
-    N, _, H, W = dy.shape
-    with contextlib.suppress(conv.UnableError):
-        conv.grad_weight(x, dy, geometry, form="batch")  # the table has rules for able problems only
-        tile = launch.tile(
-            "conv_batch_grad_weight", x.dtype, floor=16, M=dy.shape[1], N=x.shape[1], K=N, pixels=H * W
-        )  # fmt: skip
-        # Tiles of two warps are never split this way.
-        if tile["TAPS"] == 1 and tile.num_warps > 2:
-            even = replace(tile, sizes={**tile.sizes, "EVEN": 1})
-            with launch.force(conv_batch_grad_weight=even):
-                conv.grad_weight(x, dy, geometry, form="batch")
 
 
 def products(dtype: torch.dtype) -> Calls:
@@ -131,14 +101,12 @@ def concat_pairs(dtype: torch.dtype) -> Calls:
     """Yield concat pairs, in tiles with channels of one tensor and of both."""
     make = EmptyMake(0, dtype)
     for case, form in ((Conv(16, 128, 64, 64, 3, 1), "pair"), (Conv(16, 256, 128, 64, 3, 1), "box")):
-        _, w, dy, _ = case.tensors(make)
-        at = case.geometry
+        w, at = case.tensors(make)[1], case.geometry
         x = ConcatPair(*make.tensor(2, 16, 64, 64, case.C // 2).permute(0, 1, 4, 2, 3))
         bias = torch.zeros(case.M, dtype=torch.promote_types(dtype, torch.float32))
         for name, call in (
             ("relu", partial(conv.forward, x, w, at, bias, "relu", scale=bias, form=form)),
             ("bare", partial(conv.forward, x, w, at, form=form)),
-            ("gradient of the weight", partial(conv.grad_weight, x, dy, at, form="box")),
         ):
             yield f"{name}, {case}", partial(_if_readable, call)
 
@@ -176,7 +144,7 @@ def transposed_convolutions(dtype: torch.dtype) -> Calls:
         for memory in (torch.contiguous_format, torch.channels_last):
             w = weights.contiguous(memory_format=memory)
             call = partial(conv.transposed, x, w, case.geometry, bias, act)
-            for form in ("few",) if case.M <= few_outputs.MOST else ("batch", "merge"):
+            for form in ("few",) if case.M <= few_outputs.MOST else ("batch",):
                 name = f"{case}, {memory}, {form}"
                 yield name, in_form(form, partial(call, scale=bias))
                 yield f"{name}, before the activation", in_form(form, partial(call, preactivation=True))
