@@ -22,7 +22,6 @@ from minidl.kernels.conv import (
     boxed,
     depthwise,
     depthwise_grad_weight,
-    filled,
     forms,
     narrow,
     paired_box,
@@ -37,8 +36,10 @@ from minidl.kernels.conv import (
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.pixel_boxes import shape_of_box
 from minidl.kernels.conv.pixel_steps import pixel
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Unsupported
 from minidl.kernels.conv.problem import Problem as Described
+from minidl.kernels.conv.rewrites.fill import Fill
+from minidl.kernels.conv.rewrites.parts import Sum
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.testing.memory import GuardedAllocations
@@ -174,7 +175,7 @@ class Problem:
             found = plan.plan(self.described(bias=True, scale=True, act="relu", form=form, **more))
         except conv.UnableError:
             return x
-        return x.to(self.x.dtype).double() if found.parts and found.rewrite is None else x
+        return x.to(self.x.dtype).double() if isinstance(found, plan.RewritePlan) and not found.rewrite.name else x
 
 
 @st.composite
@@ -380,9 +381,8 @@ ALONE = {
 @contextlib.contextmanager
 def summing(form):
     """A context in which there is this form alone, and no sum is a launch after it."""
-    in_parts = plan._in_parts
     with pytest.MonkeyPatch.context() as change, forms.among(form):
-        change.setattr(plan, "_in_parts", lambda problem: None if problem.added else in_parts(problem))
+        change.setattr(Sum, "others", lambda self, problem: Unsupported("a test"))
         yield
 
 
@@ -580,7 +580,7 @@ def test_gradients_of_the_weights_of_few_outputs_are_filled(M):
     """Their output's gradient alone is copied where the inputs fill 16 bytes."""
     p = Problem((3, 72, M, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16)
     assert "grad_weight" in p.check("fill")
-    made = filled.rewrite(Described(GRAD_WEIGHT, p.geometry, 3, 72, M, torch.float16, form="fill"))
+    (made,) = Fill().others(Described(GRAD_WEIGHT, p.geometry, 3, 72, M, torch.float16, form="fill"))
     assert (made.C, made.M) == (72, 16)
 
 
