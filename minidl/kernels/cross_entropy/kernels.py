@@ -1,7 +1,9 @@
 """The kernels of cross-entropy: rows that fit a block, longer rows, and the factor of the gradient.
 
-a program: x, t [BLOCK_M, N] -> loss (each row, or their sum), dx          rows that fit a block
-           x -> max x, s | x again -> loss, dx                             longer rows, BLOCK_N at a time
+    rows that fit a block      x, t [BLOCK_M, N] -> loss of each row or their sum, dx
+    longer rows                x -> max x, s, then x, t -> loss, dx, BLOCK_N at a time
+
+Formulas are in `cross_entropy`.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,9 @@
 """The kernels of `row_norm`, for contiguous rows and for rows of several runs.
 
-a program, rows that fit      x [BLOCK_M, L] -> y, mean, rstd            x, dy -> dx, and dw, db of its rows
-longer rows                   x -> mean, rstd | x -> y                   x, dy -> sums | x, dy, sums -> dx
+    rows that fit      x [BLOCK_M, L] -> y, mean, rstd             x, dy [per, L] -> dx, and dw, db of these rows
+    longer rows        x -> mean, rstd        x, mean, rstd -> y   x, dy -> sums        x, dy, sums -> dx
+
+An arrow is a launch.
 """
 
 from typing import Any, NamedTuple
