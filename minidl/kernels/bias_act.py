@@ -137,15 +137,9 @@ def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.
 
 @replayed
 def bias_act_grad(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    b: torch.Tensor | None,
-    act: Activation,
-    from_output: bool = False,
-    *,
-    want_x: bool = True,
-    want_bias: bool = True,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    dy: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None, act: Activation, from_output: bool = False, *,
+    want_x: bool = True, want_bias: bool = True,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return (dx, db) for y = act(x + b), None for each that is not wanted.
 
     dy, x [..., N]; b [N], or None if x is already x + b. With `from_output`, x is y, b is None and act must be in

@@ -76,12 +76,9 @@ def nll_grad_kernel(
 
 
 def nll_loss(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, ignore_index: int = -100,
     reduction: str = "mean",
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """Return the loss of each row, their mean, or their sum, in x's dtype, and the divisor of a mean or None.
 
     Arguments and errors as `cross_entropy`, for targets that are classes.
@@ -110,13 +107,9 @@ def nll_loss(
 
 
 def nll_loss_grad(
-    dy: torch.Tensor | None,
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    ignore_index: int,
+    dy: torch.Tensor | None, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int,
     divisor: torch.Tensor | None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Return dx of `nll_loss` in x's memory layout, from dy in the loss's shape (None means 1) and its divisor."""
     last = memory_layout.channels_last(x)
     shape = x.movedim(1, -1).shape if last else x.shape

@@ -92,14 +92,9 @@ def scaled_sum(x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None
 
 @replayed
 def scaled_sum_grad(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    scale: torch.Tensor,
-    factor: torch.Tensor | None,
-    *,
-    want_x: bool = True,
+    dy: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None, *, want_x: bool = True,
     want_scale: bool = True,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return (dx, dscale) for y = added + x * scale * factor, None for each that is not wanted.
 
     dy, x [..., N], the others as in `scaled_sum`. dx is contiguous in x's dtype, dscale [N] in scale's.

@@ -45,14 +45,9 @@ class CrossEntropy(NamedTuple):
 
 
 def cross_entropy(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    with_grad: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, ignore_index: int = -100,
+    reduction: str = "mean", label_smoothing: float = 0.0, with_grad: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the cross-entropy, and with `with_grad` also its gradient in x. See `cross_entropy_parts`."""
     loss, grad, divisor = cross_entropy_parts(
         x, target, weight, ignore_index, reduction, label_smoothing, with_grad=with_grad
@@ -63,14 +58,9 @@ def cross_entropy(
 
 
 def cross_entropy_parts(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    with_grad: bool = False,
-) -> CrossEntropy:
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, ignore_index: int = -100,
+    reduction: str = "mean", label_smoothing: float = 0.0, with_grad: bool = False,
+) -> CrossEntropy:  # fmt: skip
     """Return the cross-entropy of logits x [N], [R, N] or [R, N, ...] with classes or probabilities.
 
     target        classes: int64, int32 or uint8, x's shape without dimension 1 (a scalar for [N]), or
@@ -82,18 +72,10 @@ def cross_entropy_parts(
     for a class out of range (on a GPU its row becomes NaN).
     """
     soft = check_arguments(x, target, weight, ignore_index, reduction, label_smoothing)
+    axis = class_axis = min(1, x.dim() - 1)
     if memory_layout.channels_last(x):
-        last = x.movedim(1, -1)
-        flat = last.reshape(-1, x.shape[1])
-        parts_ = cross_entropy_parts(
-            flat, target.movedim(1, -1).reshape(flat.shape) if soft else target.reshape(-1), weight, ignore_index,
-            reduction, label_smoothing, with_grad,
-        )  # fmt: skip
-        grad = None if parts_.grad is None else parts_.grad.view(last.shape).movedim(-1, 1)
-        return CrossEntropy(
-            parts_.loss.view(last.shape[:-1]) if reduction == "none" else parts_.loss, grad, parts_.divisor
-        )
-    axis = min(1, x.dim() - 1)
+        axis, x = x.dim() - 1, x.movedim(1, -1)
+        target = target.movedim(1, -1) if soft else target
     (rows, *probabilities), plan = rows_of("cross_entropy", axis, *((x, target) if soft else (x,)))
     R, N, *_ = plan.sizes
     acc, device = launch.acc_torch(x.dtype), x.device
@@ -117,7 +99,8 @@ def cross_entropy_parts(
     parts = loss if each or single else torch.empty(programs, dtype=acc, device=device)
     form = Form(float(label_smoothing), soft, each, mean and not defer, alone, alone and single)
     _launch(plan, (rows, target, weight, sums, parts, grad), ignore_index, count, form)
-    grad = None if grad is None else in_shape(grad, x.shape, axis)
+    if grad is not None:
+        grad = in_shape(grad, x.shape, axis).movedim(axis, class_axis)
     if each or single:
         return CrossEntropy(loss, grad, sums.view(()) if defer else None)
     divisor = torch.empty((), dtype=acc, device=device) if mean else None
@@ -138,15 +121,9 @@ def _launch(
 
 
 def in_place(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    ignore_index: int,
-    smoothing: float,
-    divisors: tuple[torch.Tensor | None, int],
-    each: torch.dtype | None,
-    with_grad: bool,
-) -> torch.Tensor:
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, smoothing: float,
+    divisors: tuple[torch.Tensor | None, int], each: torch.dtype | None, with_grad: bool,
+) -> torch.Tensor:  # fmt: skip
     """Return the loss of each row of contiguous x [R, N] in the dtype `each`, or partial sums if it is None.
 
     With `with_grad` the gradient overwrites x, divided by the sum of the parts in `divisors` if there are any. The
@@ -169,16 +146,12 @@ def cross_entropy_grad_(
     dy is one number on the device, or the gradient of each row's loss; None means 1.
     """
     each = dy is not None and dy.dim() > 0
-    if memory_layout.channels_last(grad):
-        flat = grad.movedim(1, -1).view(-1, grad.shape[1])
-        cross_entropy_grad_(flat, dy.reshape(-1) if each else dy, divisor)
-        return grad
-    axis = min(1, grad.dim() - 1)
-    n = grad.numel()
+    axis, n = min(1, grad.dim() - 1), grad.numel()
+    inner = 1 if memory_layout.channels_last(grad) else grad.shape[axis + 1 :].numel()
     tile = launch.tile("loss", grad.dtype, N=n)
     launch.run(
         scale_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), grad, dy.contiguous() if each else dy, divisor, n,
-        grad.shape[axis], grad.shape[axis + 1 :].numel(), EACH=each, ACC=launch.acc(grad.dtype),
+        grad.shape[axis], inner, EACH=each, ACC=launch.acc(grad.dtype),
         **dependent_launch.options(), **tile.options,
     )  # fmt: skip
     return grad

@@ -15,6 +15,7 @@ import triton.language as tl
 from minidl.kernels.activation import Activation, activate
 from minidl.kernels.norm.rows import (
     channel,
+    copy_back,
     dense,
     epilogue_of,
     plan_of,
@@ -23,7 +24,7 @@ from minidl.kernels.norm.rows import (
     shaped,
     strided_rows,
 )
-from minidl.kernels.norm.statistics import Buffers, Statistics, copy_back, count_batch, load_running, store_statistics
+from minidl.kernels.norm.statistics import Buffers, Statistics, count_batch, load_running, store_statistics
 from minidl.kernels.norm.values import shifted_and_dz
 from minidl.kernels.reduce import as_multiple, opaque
 from minidl.runtime import launch
@@ -139,14 +140,9 @@ def _opaque(x: torch.Tensor) -> bool:
 
 @replayed
 def normalised(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    buffers: Buffers | None,
-    momentum: float,
-    eps: float,
-    act: Activation,
-) -> tuple[torch.Tensor, Statistics]:
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, buffers: Buffers | None, momentum: float,
+    eps: float, act: Activation,
+) -> tuple[torch.Tensor, Statistics]:  # fmt: skip
     """Return `norm.normalise` of x [N, C, ...] with its `norm.batch_statistics`, and these statistics."""
     rows = strided_rows(x)
     C = x.shape[1]
@@ -166,14 +162,9 @@ def normalised(
 
 @replayed
 def normalised_grad(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    with_: Statistics,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    act: Activation,
-    so_far: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    dy: torch.Tensor, x: torch.Tensor, with_: Statistics, weight: torch.Tensor | None, bias: torch.Tensor | None,
+    act: Activation, so_far: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return (dx, dweight, dbias) as `norm.normalise_grad` in training; None for a missing weight or bias."""
     rows_dy, rows, rows_so_far = rows_of(dy), strided_rows(x), None if so_far is None else strided_rows(so_far)
     plan = plan_of("norm_alone", rows)

@@ -57,16 +57,9 @@ def running_rstd(var: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Ten
 
 @replayed
 def fold(
-    conv_weight: torch.Tensor,
-    conv_bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float = 1e-5,
-    *,
-    wide: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    conv_weight: torch.Tensor, conv_bias: torch.Tensor | None, running_mean: torch.Tensor, running_var: torch.Tensor,
+    weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float = 1e-5, *, wide: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return (scale, shift), both [M], so that scale * conv(x, conv_weight) + shift is the batch norm of the conv.
 
     conv_weight [M, ...], the others [M] or, if optional, None. Results have conv_weight's dtype, or with `wide` the
@@ -84,15 +77,9 @@ def fold(
 
 
 def _fold(
-    scale: torch.Tensor,
-    shift: torch.Tensor | None,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    conv_bias: torch.Tensor | None,
-    eps: float,
-) -> None:
+    scale: torch.Tensor, shift: torch.Tensor | None, mean: torch.Tensor, var: torch.Tensor, weight: torch.Tensor | None,
+    bias: torch.Tensor | None, conv_bias: torch.Tensor | None, eps: float,
+) -> None:  # fmt: skip
     C = len(mean)
     # The tile does not depend on C: one compiled kernel serves all batch norms of a network.
     tile = launch.tile("norm_fold", scale.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -75,6 +76,13 @@ def row_stride(s_x, C, tile: tl.constexpr):
 
 def dense(vector: torch.Tensor | None) -> torch.Tensor | None:
     return None if vector is None else vector.contiguous()
+
+
+def copy_back(running: Sequence[torch.Tensor | None], updated: Sequence[torch.Tensor | None]) -> None:
+    """Copy updated statistics back to running buffers that are not contiguous."""
+    for buffer, new in zip(running, updated, strict=True):
+        if buffer is not None and new is not None and new is not buffer:
+            buffer.copy_(new)
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
@@ -173,14 +181,9 @@ def _dense_plan(M: int, C: int, dtype: torch.dtype, family: str) -> Plan:
 
 
 def check_arguments(
-    x: torch.Tensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    training: bool,
-    eps: float,
-) -> None:
+    x: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None, weight: torch.Tensor | None,
+    bias: torch.Tensor | None, training: bool, eps: float,
+) -> None:  # fmt: skip
     """Raise ValueError or TypeError for batch norm arguments that do not fit together."""
     check.floating("batch_norm", x=x)
     if x.dim() < 2:

@@ -7,14 +7,13 @@ The bands can also come from the kernel that wrote x (`gemm.fused_statistics`), 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.norm.rows import dense, plan_of, row_stride, strided_rows
+from minidl.kernels.norm.rows import copy_back, dense, plan_of, row_stride, strided_rows
 from minidl.kernels.reduce import as_multiple
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -103,18 +102,11 @@ def load_bands(p, o_b, bands, across, o_c, m_c):
     return tl.load(p + (o_b * across)[:, None] + o_c[None, :], mask=m_bc, other=0), m_bc  # [BLOCK_B, BLOCK_C]
 
 
-class Bands(NamedTuple):
-    """`bands` bands of `band` values of M per channel, fewer in the last one."""
-
-    M: int
-    C: int
-    band: int
-    bands: int
-
-
 class JoinTile(NamedTuple):
-    """Constants of the join: ONE_BLOCK if all bands fit BLOCK_B."""
+    """Constants of the join: ONE_BLOCK if all bands fit BLOCK_B, MOMENTUM None for the mean over all batches."""
 
+    EPS: float | None
+    MOMENTUM: float | None
     ALIGN: int
     ONE_BLOCK: bool
     BLOCK_B: int
@@ -122,18 +114,18 @@ class JoinTile(NamedTuple):
 
 
 @triton.jit
-def band_sizes(p_share, o_b, sizes):
+def band_sizes(p_share, M, o_b, bands, band):
     """Return the number of values of each band, [BLOCK_B, 1]: `band`, fewer for the last one; or a share of M."""
     if p_share is not None:
-        return tl.load(p_share + o_b, mask=o_b < sizes.bands, other=0)[:, None] * sizes.M
+        return tl.load(p_share + o_b, mask=o_b < bands, other=0)[:, None] * M
     else:
-        return tl.minimum(sizes.M - o_b * sizes.band, sizes.band).to(tl.float64)[:, None]
+        return tl.minimum(M - o_b * band, band).to(tl.float64)[:, None]
 
 
 @triton.jit
 def batch_norm_join_kernel(
-    p_x, p_share, p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, sizes,
-    EPS: tl.constexpr, MOMENTUM: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
+    p_x, p_share, p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, M, C, band, bands,
+    tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Join the bands to mean and rstd of each channel, in float64, and update the running statistics.
 
@@ -141,7 +133,7 @@ def batch_norm_join_kernel(
     then variances instead of m2s. If one block has all bands, it loads everything at once, since latency dominates.
     """
     wait(EARLY)
-    C, bands = as_multiple(sizes.C, tile.ALIGN), sizes.bands
+    C = as_multiple(C, tile.ALIGN)
     o_c = tl.program_id(0) * tile.BLOCK_C + tl.arange(0, tile.BLOCK_C)
     m_c = o_c < C
     o_b = tl.arange(0, tile.BLOCK_B).to(tl.int64)
@@ -155,13 +147,13 @@ def batch_norm_join_kernel(
     if p_x is not None:
         b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
     b_old_mean, b_old_var = load_running(p_running_mean, p_running_var, o_c, m_c)
-    if MOMENTUM is None:
+    if tile.MOMENTUM is None:
         b_share = 1.0 / (tl.full((tile.BLOCK_C,), 0.0, tl.float64) + tl.load(p_tracked))
     else:
-        b_share = tl.full((tile.BLOCK_C,), MOMENTUM, tl.float64)
-    b_count = tl.full((tile.BLOCK_C,), 0.0, tl.float64) + sizes.M
+        b_share = tl.full((tile.BLOCK_C,), tile.MOMENTUM, tl.float64)
+    b_count = tl.full((tile.BLOCK_C,), 0.0, tl.float64) + M
     if tile.ONE_BLOCK:
-        b_n = band_sizes(p_share, o_b, sizes)
+        b_n = band_sizes(p_share, M, o_b, bands, band)
         if p_share is not None:
             b_m2s *= b_n
         b_all = tl.sum(b_n * b_means.to(tl.float64), axis=0) / b_count  # [BLOCK_C]
@@ -170,13 +162,13 @@ def batch_norm_join_kernel(
     else:
         b_sum = tl.full((tile.BLOCK_B, tile.BLOCK_C), 0.0, tl.float64)
         for i in range(0, bands, tile.BLOCK_B):
-            b_n = band_sizes(p_share, i + o_b, sizes)
+            b_n = band_sizes(p_share, M, i + o_b, bands, band)
             b_mean, m_bc = load_bands(p_means, i + o_b, bands, across, o_c, m_c)
             b_sum += b_n * b_mean.to(tl.float64)
         b_all = tl.sum(b_sum, axis=0) / b_count  # [BLOCK_C]
         b_sum = tl.full((tile.BLOCK_B, tile.BLOCK_C), 0.0, tl.float64)
         for i in range(0, bands, tile.BLOCK_B):
-            b_n = band_sizes(p_share, i + o_b, sizes)
+            b_n = band_sizes(p_share, M, i + o_b, bands, band)
             b_mean, m_bc = load_bands(p_means, i + o_b, bands, across, o_c, m_c)
             b_m2, m_bc = load_bands(p_m2s, i + o_b, bands, across, o_c, m_c)
             if p_share is not None:
@@ -185,7 +177,7 @@ def batch_norm_join_kernel(
             b_sum += tl.where(m_bc, b_m2.to(tl.float64) + b_n * (b_delta * b_delta), 0.0)
     store_statistics(
         b_all + b_first, tl.sum(b_sum, axis=0), b_count, b_share, b_old_mean, b_old_var, p_mean, p_rstd,
-        p_running_mean, p_running_var, o_c, m_c, EPS,
+        p_running_mean, p_running_var, o_c, m_c, tile.EPS,
     )  # fmt: skip
 
 
@@ -258,8 +250,7 @@ def batch_statistics(
         means, m2s = (torch.empty(bands, C, dtype=torch.float64, device=x.device) for _ in range(2))
         launch.run(
             batch_norm_handed_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), fused_statistics, means, m2s, batches,
-            C, M // count, count, ALIGN=plan.tile.ALIGN, **dependent_launch.options(),
-            **tile.options,
+            C, M // count, count, ALIGN=plan.tile.ALIGN, **dependent_launch.options(), **tile.options,
         )  # fmt: skip
     first, updated = rows if fused_statistics is None else None, None if eps is None else buffers
     return _join(first, None, means, m2s, M, band, x.dtype, eps, momentum, updated, plan.tile.ALIGN)
@@ -288,23 +279,18 @@ def _join(
     result_dtype = torch.float64 if eps is None else launch.acc_torch(dtype)
     statistics = Statistics(*(torch.empty(C, dtype=result_dtype, device=means.device) for _ in range(2)))
     tile = launch.tile("norm_join", dtype, B=bands, C=C)
-    record = tile.record(JoinTile, ALIGN=align, ONE_BLOCK=bands <= tile["BLOCK_B"])
-    old, batches = ((None, None), None) if buffers is None else (buffers[:2], buffers.batches)
     if momentum is not None or buffers is None:
         momentum = float(momentum or 0)
+    record = tile.record(
+        JoinTile, EPS=None if eps is None else float(eps), MOMENTUM=momentum, ALIGN=align,
+        ONE_BLOCK=bands <= tile["BLOCK_B"],
+    )  # fmt: skip
+    old, batches = ((None, None), None) if buffers is None else (buffers[:2], buffers.batches)
     # The kernel reads and writes contiguous buffers.
     updated = [dense(buffer) for buffer in old]
     launch.run(
         batch_norm_join_kernel, (launch.cdiv(C, record.BLOCK_C),), first, shares, means, m2s, *statistics, *updated,
-        batches, Bands(M, C, band, bands), EPS=None if eps is None else float(eps), MOMENTUM=momentum, tile=record,
-        **dependent_launch.options(), **tile.launch_options,
+        batches, M, C, band, bands, tile=record, **dependent_launch.options(), **tile.launch_options,
     )  # fmt: skip
     copy_back(old, updated)
     return statistics
-
-
-def copy_back(running: Sequence[torch.Tensor | None], updated: Sequence[torch.Tensor | None]) -> None:
-    """Copy updated statistics back to running buffers that are not contiguous."""
-    for buffer, new in zip(running, updated, strict=True):
-        if buffer is not None and new is not None and new is not buffer:
-            buffer.copy_(new)

@@ -61,13 +61,9 @@ def batch_norm_kernel(
 
 @replayed
 def normalise(
-    x: torch.Tensor,
-    with_: Statistics,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    act: Activation,
+    x: torch.Tensor, with_: Statistics, weight: torch.Tensor | None, bias: torch.Tensor | None, act: Activation,
     added: torch.Tensor | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Return act((x - mean) rstd weight + bias + added), in x's shape and dtype, channels-last.
 
     Raises ValueError if `added` has another shape or device.
@@ -197,21 +193,10 @@ def batch_norm_grad_kernel(
 
 @replayed
 def normalise_grad(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    with_: Statistics,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    act: Activation,
-    training: bool,
-    *,
-    more: torch.Tensor | None = None,
-    y: torch.Tensor | None = None,
-    so_far: torch.Tensor | None = None,
-    sums: torch.Tensor | None = None,
-    want_x: bool = True,
-    want_affine: bool = True,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
+    dy: torch.Tensor, x: torch.Tensor, with_: Statistics, weight: torch.Tensor | None, bias: torch.Tensor | None,
+    act: Activation, training: bool, *, more: torch.Tensor | None = None, y: torch.Tensor | None = None,
+    so_far: torch.Tensor | None = None, sums: torch.Tensor | None = None, want_x: bool = True, want_affine: bool = True,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:  # fmt: skip
     """Return (dx, dweight, dbias, dz); `want_x` and `want_affine` select the first three.
 
     In `training` the statistics depend on x, so dx includes the gradient through them. dweight and dbias have the

@@ -17,7 +17,7 @@ computed first, for S > 1 per channel; added over images, these are dw and db. R
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -71,41 +71,6 @@ def groups(x: torch.Tensor, count: int) -> tuple[torch.Tensor, Rows]:
     return x.contiguous(), Rows(N, Sizes(count, each * S, C * S, each * S, 0, 1), max(S, 1), each, spread=False)
 
 
-class Plan(NamedTuple):
-    """The launch of `row_norm_kernel`, or of `row_norm_grad_kernel` with `per` images and partial sums or not.
-
-    by_channel  whether the sums of dy and dy v of each channel come first
-    """
-
-    grid: tuple[int, int]
-    tile: Tile
-    options: dict[str, int]
-    per: int = 1
-    by_channel: bool = False
-    partial: bool = False
-
-
-@launch.cached
-def _plan(rows: Rows, dtype: torch.dtype, rms: bool, target: str) -> Plan:
-    R, L = rows.count, rows.sizes.L
-    tile = launch.tile("row_norm", dtype, M=R, N=L)
-    record = tile.record(Tile, RMS=rms, WHOLE=tile["BLOCK_N"] >= L, SPREAD=rows.spread, ACC=launch.acc(dtype))
-    return Plan((launch.cdiv(R, record.BLOCK_M), launch.cdiv(L, record.BLOCK_N)), record, tile.launch_options)
-
-
-@launch.cached
-def _plan_grad(rows: Rows, dtype: torch.dtype, rms: bool, affine: bool, target: str, processors: int) -> Plan:
-    G, L, *_ = rows.sizes
-    tile = launch.tile("row_norm_grad", dtype, M=rows.images, N=L)
-    layer = G == 1 and rows.S == 1
-    fits = tile["BLOCK_N"] >= L and (layer or not affine)
-    record = tile.record(Tile, RMS=rms, WHOLE=fits, SPREAD=rows.spread, ACC=launch.acc(dtype))
-    columns, partial = launch.cdiv(L, record.BLOCK_N), layer and affine
-    per = reduce.band(rows.images, columns, record.BLOCK_M) if partial else record.BLOCK_M
-    grid = launch.cdiv(rows.images, per) * G, columns
-    return Plan(grid, record, tile.launch_options, per, affine and not layer, partial)
-
-
 class Normed(NamedTuple):
     """A result, and the mean and rstd of its rows in the accumulation dtype."""
 
@@ -128,63 +93,63 @@ def forward(
     mean, rstd = (torch.empty(R, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2))
     if x.numel() == 0:
         return Normed(y, mean, rstd)
-    plan = _plan(rows, x.dtype, rms, launch.target())
-    constants = {"EPS": eps, "tile": plan.tile, **plan.options}
-    if not plan.tile.WHOLE:
-        launch.run(row_stats_kernel, plan.grid[:1], x, mean, rstd, R, rows.sizes, **constants)
+    L = rows.sizes.L
+    tile = launch.tile("row_norm", x.dtype, M=R, N=L)
+    fits = tile["BLOCK_N"] >= L
+    grid = launch.cdiv(R, tile["BLOCK_M"]), launch.cdiv(L, tile["BLOCK_N"])
+    constants = {"EPS": eps, **_constants(tile, rows, x.dtype, rms, fits)}
+    if not fits:
+        launch.run(row_stats_kernel, grid[:1], x, mean, rstd, R, rows.sizes, **constants)
     launch.run(
-        row_norm_kernel, plan.grid, x, _dense(weight), _dense(bias), y, mean, rstd, R, rows.sizes, rows.S,
-        rows.channels, **constants,
+        row_norm_kernel, grid, x, _dense(weight), _dense(bias), y, mean, rstd, R, rows.sizes, rows.S, rows.channels,
+        **constants,
     )  # fmt: skip
     return Normed(y, mean, rstd)
 
 
 @replayed
 def backward(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    rows: Rows,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    rms: bool = False,
-    needs: Sequence[bool] = (True, True, True),
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    dy: torch.Tensor, x: torch.Tensor, rows: Rows, weight: torch.Tensor | None, mean: torch.Tensor, rstd: torch.Tensor,
+    rms: bool = False, needs: Sequence[bool] = (True, True, True),
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return (dx, dweight, dbias), None if not needed; x is from `layers` or `groups`, dy has its shape.
 
     dx has x's dtype, the others the weight's, or x's without a weight.
     """
     need_x, *need_affine = needs
     affine_dtype = x.dtype if weight is None else weight.dtype
-    sizes = rows.sizes
+    G, L, *_ = rows.sizes
     dx = torch.empty_like(x) if need_x else None
     if x.numel() == 0:
-        C = sizes.G * rows.channels
-        zeros = (torch.zeros(C, dtype=affine_dtype, device=x.device) if need else None for need in need_affine)
-        return dx, *zeros
+        C = G * rows.channels
+        return dx, *(torch.zeros(C, dtype=affine_dtype, device=x.device) if need else None for need in need_affine)
     if dy.stride() != x.stride():
         dy = torch.empty_like(x, dtype=dy.dtype).copy_(dy)
     weight = _dense(weight)
-    plan = _plan_grad(rows, x.dtype, rms, any(need_affine), launch.target(), launch.processors())
+    tile = launch.tile("row_norm_grad", x.dtype, M=rows.images, N=L)
+    layer = G == 1 and rows.S == 1
+    adds = layer and any(need_affine)
+    fits = tile["BLOCK_N"] >= L
     dw = db = g = gv = None
-    if plan.by_channel:
+    if any(need_affine) and not layer:
+        fits = False
         g, gv = _sums(dy, x, rows.of_channels, rows.channels, None, mean, rstd, rms)
-        dw, db = (
-            reduce.sum_rows(s, affine_dtype) if need else None for s, need in zip((gv, g), need_affine, strict=True)
-        )
+        dw, db = (reduce.sum_rows(s, affine_dtype) if need else None for s, need in ((gv, needs[1]), (g, needs[2])))
         g, gv = (_over_groups(s, rows, weight) for s in (g, gv))
-    elif need_x and not plan.tile.WHOLE:
+    elif need_x and not fits:
         g, gv = _sums(dy, x, rows, 1, weight, mean, rstd, rms)
+    columns = launch.cdiv(L, tile["BLOCK_N"])
+    per = reduce.band(rows.images, columns, tile["BLOCK_M"]) if adds else tile["BLOCK_M"]
+    grid = launch.cdiv(rows.images, per) * G, columns
     parts = [
-        torch.empty(plan.grid[0], sizes.L, dtype=mean.dtype, device=x.device) if plan.partial and need else None
-        for need in need_affine
+        torch.empty(grid[0], L, dtype=mean.dtype, device=x.device) if layer and need else None for need in need_affine
     ]
-    if need_x or plan.partial:
+    if need_x or adds:
         launch.run(
-            row_norm_grad_kernel, plan.grid, x, dy, weight, mean, rstd, g, gv, dx, *parts, rows.images, sizes, rows.S,
-            rows.channels, plan.per, tile=plan.tile, **plan.options,
+            row_norm_grad_kernel, grid, x, dy, weight, mean, rstd, g, gv, dx, *parts, rows.images, rows.sizes, rows.S,
+            rows.channels, per, **_constants(tile, rows, x.dtype, rms, fits),
         )  # fmt: skip
-    if plan.partial:
+    if layer:
         dw, db = (None if part is None else reduce.sum_rows(part, affine_dtype) for part in parts)
     return dx, dw, db
 
@@ -193,12 +158,16 @@ def _sums(dy, x, rows, per, weight, mean, rstd, rms):
     """Return the sums of g and g v of each row, [images, G]; `per` rows share mean and rstd."""
     g, gv = (torch.empty(rows.images, rows.sizes.G, dtype=mean.dtype, device=x.device) for _ in range(2))
     tile = launch.tile("row_norm_grad", x.dtype, M=rows.count, N=rows.sizes.L)
-    record = tile.record(Tile, RMS=rms, WHOLE=False, SPREAD=rows.spread, ACC=launch.acc(x.dtype))
     launch.run(
         row_sums_kernel, (launch.cdiv(rows.count, tile["BLOCK_M"]),), x, dy, weight, mean, rstd, g, gv, rows.count,
-        rows.sizes, per, tile=record, **tile.launch_options,
+        rows.sizes, per, **_constants(tile, rows, x.dtype, rms, False),
     )  # fmt: skip
     return g, gv
+
+
+def _constants(tile: launch.Tile, rows: Rows, dtype: torch.dtype, rms: bool, whole: bool) -> dict[str, Any]:
+    record = tile.record(Tile, RMS=rms, WHOLE=whole, SPREAD=rows.spread, ACC=launch.acc(dtype))
+    return {"tile": record, **tile.launch_options}
 
 
 def _over_groups(sums, rows, weight):

@@ -195,19 +195,24 @@ def plan(problem: Problem) -> Plan:
     if not fits:
         tile = loop_tile(f"{family}_loop", dtype, R, N, _step(outer, N, strides))
     x, y = strides[0], (N * inner, inner, 1)
-    align = vectors((outer, N, inner), (x, y), dtype.itemsize)
+    most = 16 // dtype.itemsize  # elements of the widest vector load
+    align = 1
+    if N == 1 or x[1] == y[1] == 1:
+        align = math.gcd(most, N, *(first for first, _, _ in (x, y) if outer > 1), *((x[2], y[2]) if inner > 1 else ()))
+        align &= -align
+    grid, acc = (launch.cdiv(R, tile["BLOCK_M"]),), launch.acc(dtype)
     if fits:
         levels = 2 if outer > 1 and inner > 1 else 1
         per_warp = lanes(align, tile, x[1] != 1 or y[1] != 1)
-        record = tile.record(Block, LEVELS=levels, ALIGN=align, LANES=per_warp, ACC=launch.acc(dtype))
-        sizes = Sizes(R, N, inner, *row_strides(x, inner), *row_strides(y, inner))
-    else:
-        align, ends_apart = loop_alignment(align, R, N, x[0], dtype.itemsize)
-        record = tile.record(Loop, ALIGN=align, ENDS=ends_apart, ACC=launch.acc(dtype))
-        if "BLOCK_KEPT" in tile.sizes and not ends_apart and R % record.BLOCK_M == 0 and N >= record.BLOCK_KEPT:
-            record = record._replace(WHOLE=(N - record.BLOCK_KEPT) % record.BLOCK_N == 0)
-        sizes = LoopSizes(R, N, x[0])
-    return Plan(fits, copied, (launch.cdiv(R, tile["BLOCK_M"]),), sizes, record, tile.launch_options)
+        record = tile.record(Block, LEVELS=levels, ALIGN=align, LANES=per_warp, ACC=acc)
+        rows = ((first, last if inner > 1 else first, along) for first, along, last in (x, y))
+        return Plan(True, copied, grid, Sizes(R, N, inner, *next(rows), *next(rows)), record, tile.launch_options)
+    # If vector loads are narrower, but all tensors are misaligned alike, loops start at a row's first multiple of 16 B.
+    ends_apart = align < most and 2 * most <= N and (R == 1 or (x[0] - N) % most == 0)
+    record = tile.record(Loop, ALIGN=most if ends_apart else align, ENDS=ends_apart, ACC=acc)
+    if "BLOCK_KEPT" in tile.sizes and not ends_apart and R % record.BLOCK_M == 0 and N >= record.BLOCK_KEPT:
+        record = record._replace(WHOLE=(N - record.BLOCK_KEPT) % record.BLOCK_N == 0)
+    return Plan(False, copied, grid, LoopSizes(R, N, x[0]), record, tile.launch_options)
 
 
 def rows_of(family: str, axis: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], Plan]:
@@ -237,41 +242,9 @@ def loop_tile(family: str, dtype: torch.dtype, rows: int, N: int, step: int) -> 
     return launch.tile(family, dtype, M=rows, N=N, P=(N | step) & -(N | step))
 
 
-def vectors(shape: tuple[int, int, int], strides: tuple[tuple[int, int, int], ...], itemsize: int) -> int:
-    """Return the elements per vector load, up to 16 bytes, that divide N and the strides of rows [outer, N, inner].
-
-    It is 1 if rows are not contiguous.
-    """
-    outer, N, inner = shape
-    if N > 1 and any(along != 1 for _, along, _ in strides):
-        return 1
-    steps = [N, 16 // itemsize]
-    for first, _, last in strides:
-        steps += [first] * (outer > 1) + [last] * (inner > 1)
-    step = math.gcd(*steps)
-    return step & -step
-
-
 def lanes(align: int, tile: launch.Tile, scattered: bool) -> int:
     """Return LANES: more than all rows if there are more warps than rows or rows are not contiguous."""
     return WHOLE_ROWS if launch.INTERPRETED or scattered or tile.num_warps > tile["BLOCK_M"] else 32 * align
-
-
-def loop_alignment(align: int, R: int, N: int, s_x: int, itemsize: int) -> tuple[int, bool]:
-    """Return (ALIGN, ENDS) of loops with vector loads of `align` elements.
-
-    If these are less than 16 bytes, but all tensors are misaligned alike, loops start at a row's first multiple of 16.
-    """
-    most = 16 // itemsize
-    if align == most or 2 * most > N or (R > 1 and (s_x - N) % most):
-        return align, False
-    return most, True
-
-
-def row_strides(strides: tuple[int, int, int], inner: int) -> tuple[int, int, int]:
-    """Return strides of rows [outer, N, inner] for `reduce.offsets`: two of the row index, one along the row."""
-    first, along, last = strides
-    return first, last if inner > 1 else first, along
 
 
 def in_shape(rows: torch.Tensor, shape: torch.Size, axis: int) -> torch.Tensor:
