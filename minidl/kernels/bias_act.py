@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, check, elementwise, reduce
+from minidl.kernels import activation, check, elementwise, memory_layout, reduce
 from minidl.kernels.activation import NONE, Activation, activate, activate_grad, activate_grad_from_output
 from minidl.kernels.epilogue import Epilogue
 from minidl.runtime import dependent_launch, launch
@@ -167,7 +167,7 @@ def bias_act_grad(
     tile, grid, band = plan_bands(x.dtype, M, N)
     partial = torch.empty(grid[1], N, dtype=launch.acc_torch(x.dtype), device=x.device) if want_bias else None
     launch.run(
-        bias_act_grad_kernel, grid, rows_dy, rows_x, None if b is None else b.contiguous(), dx, partial,
+        bias_act_grad_kernel, grid, rows_dy, rows_x, memory_layout.contiguous(b), dx, partial,
         Sizes(M, N, rows_dy.stride(0), rows_x.stride(0), band), tile=tile.record(Tile, ACC=launch.acc(x.dtype)),
         epilogue=Epilogue(activation.CODES[name], slope), FROM_OUTPUT=from_output, **dependent_launch.options(),
         **tile.launch_options,

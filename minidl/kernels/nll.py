@@ -86,7 +86,7 @@ def nll_loss(
     check_classes("nll_loss", x, target, weight, reduction)
     rows, sizes = _rows(x)
     R, N, each = sizes.R, sizes.N, reduction == "none"
-    target, weight = target.contiguous(), None if weight is None else weight.contiguous()
+    target, weight = target.contiguous(), memory_layout.contiguous(weight)
     acc = launch.acc_torch(x.dtype)
     sums, count = None, 1
     if launch.INTERPRETED or reduction == "mean":
@@ -118,8 +118,8 @@ def nll_loss_grad(
     sizes = _rows(dx)[1]
     tile = launch.tile("loss", x.dtype, N=sizes.R)
     launch.run(
-        nll_grad_kernel, (launch.cdiv(sizes.R, tile["BLOCK_N"]),), None if dy is None else dy.contiguous(),
-        target.contiguous(), None if weight is None else weight.contiguous(), divisor, dx, sizes, ignore_index,
+        nll_grad_kernel, (launch.cdiv(sizes.R, tile["BLOCK_N"]),), memory_layout.contiguous(dy),
+        target.contiguous(), memory_layout.contiguous(weight), divisor, dx, sizes, ignore_index,
         EACH=dy is not None and dy.dim() > 0, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return dx

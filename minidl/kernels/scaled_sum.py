@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, reduce
+from minidl.kernels import check, memory_layout, reduce
 from minidl.kernels.bias_act import Sizes, Tile, load_rows, plan_bands, plan_tiles, rows_of, store_rows, tile_of
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -83,7 +83,7 @@ def scaled_sum(x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None
     M, N = rows.shape
     tile, grid = plan_tiles(x.dtype, M, N)
     launch.run(
-        scaled_sum_kernel, grid, rows, scale.contiguous(), None if factor is None else factor.contiguous(), others, y,
+        scaled_sum_kernel, grid, rows, scale.contiguous(), memory_layout.contiguous(factor), others, y,
         Sizes(M, N, rows.stride(0), others.stride(0)), _run(M, factor), tile=tile.record(Tile, ACC=launch.acc(dtype)),
         enable_fp_fusion=False, **dependent_launch.options(), **tile.launch_options,
     )  # fmt: skip
@@ -111,7 +111,7 @@ def scaled_sum_grad(
     partial = torch.empty(grid[1], N, dtype=launch.acc_torch(dtype), device=x.device) if want_scale else None
     launch.run(
         scaled_sum_grad_kernel, grid, rows_dy, rows_x, scale.contiguous(),
-        None if factor is None else factor.contiguous(), dx, partial,
+        memory_layout.contiguous(factor), dx, partial,
         Sizes(M, N, rows_dy.stride(0), rows_x.stride(0), band), _run(M, factor),
         tile=tile.record(Tile, ACC=launch.acc(dtype)), **dependent_launch.options(), **tile.launch_options,
     )  # fmt: skip

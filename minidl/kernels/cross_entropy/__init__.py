@@ -27,8 +27,8 @@ from minidl.kernels.loss_total import write_total
 from minidl.kernels.softmax.rows import Plan, in_shape, rows_of
 from minidl.runtime import dependent_launch, launch
 
-# Programs sum the weights of all targets themselves, which saves a launch (2.1 us on an H200), if together they read at
-# most this many targets (2 MB). The CPU always needs the launch, to check the targets.
+# Programs sum the weights of all targets themselves, which saves a launch, if together they read at most this many
+# targets (2 MB). The CPU always needs the launch, to check the targets.
 READS = 0 if launch.INTERPRETED else 2**18
 
 
@@ -80,7 +80,7 @@ def cross_entropy_parts(
     R, N, *_ = plan.sizes
     acc, device = launch.acc_torch(x.dtype), x.device
     target = (probabilities[0] if soft else target).contiguous()
-    weight = None if weight is None else weight.contiguous()
+    weight = memory_layout.contiguous(weight)
     each, mean = reduction == "none", reduction == "mean"
     loss = torch.empty(x.shape[:axis] + x.shape[axis + 1 :] if each else (), dtype=x.dtype, device=device)
     grad = torch.empty(rows.shape, dtype=x.dtype, device=device) if with_grad else None

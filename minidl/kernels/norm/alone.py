@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import Activation, activate
+from minidl.kernels.memory_layout import contiguous
 from minidl.kernels.norm.rows import (
     channel,
     copy_back,
-    dense,
     epilogue_of,
     plan_of,
     row_stride,
@@ -31,9 +31,7 @@ from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed
 
-# The most values per channel. Forward and backward in us, one launch and bands: 1024 channels of 784 14 and 18, 16 of
-# 1000 7 and 9, but 128 of 2000 16 and 15, 104 of 3481 22 and 18, 5 of 3150 19 and 9 (H100).
-MOST = 1024
+MOST = 1024  # values per channel; more are faster in bands
 
 
 @triton.jit
@@ -150,9 +148,9 @@ def normalised(
     y = rows.new_empty(rows.shape)
     statistics = Statistics(*(torch.empty(C, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2)))
     old, batches = ((None, None), None) if buffers is None else (buffers[:2], buffers.batches)
-    updated = [dense(buffer) for buffer in old]
+    updated = [contiguous(buffer) for buffer in old]
     launch.run(
-        batch_norm_alone_kernel, plan.grid, rows, y, *statistics, dense(weight), dense(bias), *updated, batches,
+        batch_norm_alone_kernel, plan.grid, rows, y, *statistics, *map(contiguous, (weight, bias)), *updated, batches,
         plan.sizes, EPS=float(eps), MOMENTUM=float(momentum), tile=plan.tile, epilogue=epilogue_of(act),
         OPAQUE=_opaque(x), **plan.options,
     )  # fmt: skip
@@ -175,7 +173,8 @@ def normalised_grad(
         for vector in (weight, bias)
     )
     launch.run(
-        batch_norm_grad_alone_kernel, plan.grid, rows_dy, rows, rows_so_far, dx, dweight, dbias, *with_, dense(weight),
-        dense(bias), sizes, tile=plan.tile, epilogue=epilogue_of(act), OPAQUE=_opaque(x), **plan.options,
+        batch_norm_grad_alone_kernel, plan.grid, rows_dy, rows, rows_so_far, dx, dweight, dbias, *with_,
+        contiguous(weight), contiguous(bias), sizes, tile=plan.tile, epilogue=epilogue_of(act), OPAQUE=_opaque(x),
+        **plan.options,
     )  # fmt: skip
     return shaped(dx, x.shape), dweight, dbias

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels.memory_layout import contiguous
 from minidl.kernels.norm.rows import check_vectors
 from minidl.kernels.norm.statistics import Statistics
 from minidl.runtime import dependent_launch, launch
@@ -83,7 +84,7 @@ def _fold(
     C = len(mean)
     # The tile does not depend on C: one compiled kernel serves all batch norms of a network.
     tile = launch.tile("norm_fold", scale.dtype)
-    vectors = [None if t is None else t.contiguous() for t in (mean, var, weight, bias, conv_bias)]
+    vectors = map(contiguous, (mean, var, weight, bias, conv_bias))
     launch.run(
         batch_norm_fold_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), *vectors, scale, shift, C,
         EPS=float(eps), **dependent_launch.options(), **tile.options,

@@ -74,10 +74,6 @@ def row_stride(s_x, C, tile: tl.constexpr):
         return C
 
 
-def dense(vector: torch.Tensor | None) -> torch.Tensor | None:
-    return None if vector is None else vector.contiguous()
-
-
 def copy_back(running: Sequence[torch.Tensor | None], updated: Sequence[torch.Tensor | None]) -> None:
     """Copy updated statistics back to running buffers that are not contiguous."""
     for buffer, new in zip(running, updated, strict=True):

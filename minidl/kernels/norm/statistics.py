@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.norm.rows import copy_back, dense, plan_of, row_stride, strided_rows
+from minidl.kernels.memory_layout import contiguous
+from minidl.kernels.norm.rows import copy_back, plan_of, row_stride, strided_rows
 from minidl.kernels.reduce import as_multiple
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -287,7 +288,7 @@ def _join(
     )  # fmt: skip
     old, batches = ((None, None), None) if buffers is None else (buffers[:2], buffers.batches)
     # The kernel reads and writes contiguous buffers.
-    updated = [dense(buffer) for buffer in old]
+    updated = [contiguous(buffer) for buffer in old]
     launch.run(
         batch_norm_join_kernel, (launch.cdiv(C, record.BLOCK_C),), first, shares, means, m2s, *statistics, *updated,
         batches, M, C, band, bands, tile=record, **dependent_launch.options(), **tile.launch_options,

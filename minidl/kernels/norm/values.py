@@ -21,9 +21,9 @@ from minidl.kernels.activation import (
     activate_grad,
     activate_grad_from_output,
 )
+from minidl.kernels.memory_layout import contiguous
 from minidl.kernels.norm.rows import (
     channel,
-    dense,
     epilogue_of,
     in_rows,
     plan_of,
@@ -76,8 +76,8 @@ def normalise(
     y = rows.new_empty(rows.shape)
     plan = plan_of("norm", rows)
     launch.run(
-        batch_norm_kernel, plan.grid, rows, None if added is None else rows_of(added), y, *with_, dense(weight),
-        dense(bias), plan.sizes, tile=plan.tile, epilogue=epilogue_of(act), **plan.options,
+        batch_norm_kernel, plan.grid, rows, None if added is None else rows_of(added), y, *with_, contiguous(weight),
+        contiguous(bias), plan.sizes, tile=plan.tile, epilogue=epilogue_of(act), **plan.options,
     )  # fmt: skip
     return shaped(y, x.shape)
 
@@ -215,7 +215,7 @@ def normalise_grad(
         dz, epilogue, y = elementwise.act_grad(dy, y, act, from_output=True), epilogue_of(None), None
     rows_dy, rows = rows_of(dz), strided_rows(x)
     M, C = rows.shape
-    vectors = *with_, dense(weight), dense(bias)
+    vectors = *with_, contiguous(weight), contiguous(bias)
     acc = launch.acc_torch(x.dtype)
     dx = None
     dweight, dbias = (

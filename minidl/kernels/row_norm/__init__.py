@@ -101,8 +101,8 @@ def forward(
     if not fits:
         launch.run(row_stats_kernel, grid[:1], x, mean, rstd, R, rows.sizes, **constants)
     launch.run(
-        row_norm_kernel, grid, x, _dense(weight), _dense(bias), y, mean, rstd, R, rows.sizes, rows.S, rows.channels,
-        **constants,
+        row_norm_kernel, grid, x, *map(memory_layout.contiguous, (weight, bias)), y, mean, rstd, R, rows.sizes, rows.S,
+        rows.channels, **constants,
     )  # fmt: skip
     return Normed(y, mean, rstd)
 
@@ -125,7 +125,7 @@ def backward(
         return dx, *(torch.zeros(C, dtype=affine_dtype, device=x.device) if need else None for need in need_affine)
     if dy.stride() != x.stride():
         dy = torch.empty_like(x, dtype=dy.dtype).copy_(dy)
-    weight = _dense(weight)
+    weight = memory_layout.contiguous(weight)
     tile = launch.tile("row_norm_grad", x.dtype, M=rows.images, N=L)
     layer = G == 1 and rows.S == 1
     adds = layer and any(need_affine)
@@ -183,7 +183,3 @@ def depth(rows: Rows, dtype: torch.dtype) -> int:
     blocks = [launch.tile(family, dtype, N=L)["BLOCK_N"] for family in ("row_norm", "row_norm_grad")]
     within = max(launch.cdiv(L, block) + min(block, block // 16 + 32) for block in blocks)
     return min(L, within) + (rows.channels if rows.S > 1 or G > 1 else 0)
-
-
-def _dense(t: torch.Tensor | None) -> torch.Tensor | None:
-    return None if t is None else t.contiguous()

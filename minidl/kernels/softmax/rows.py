@@ -20,8 +20,7 @@ from minidl.runtime import launch
 MINUS_INF = tl.constexpr(float("-inf"))
 # The largest block for strided elements.
 SCATTERED = 1024
-# Longer 16-bit rows that are not 16-byte aligned use the loop kernel: 6680x14626 takes 157 us, 395 in one block;
-# 12275x4538 91 and 144 (H100).
+# Longer 16-bit rows that are not 16-byte aligned use the loop kernel.
 LONGEST_ODD = {"softmax": 2048}
 # More lanes than any block has.
 WHOLE_ROWS = 2**20
@@ -119,9 +118,10 @@ def row_pointers(p, o, tile: tl.constexpr):
     Triton assigns dimensions to threads by contiguity, and pieces and rows tie: Triton 3.6 assigned warps to pieces,
     and rows of 197 took 3 times as long.
     """
+    LANES: tl.constexpr = tile.LANES
     p += o
-    if tile.LANES < tile.BLOCK_N:
-        p = tl.max_contiguous(p, [1, 2, tile.LANES])
+    if LANES < tile.BLOCK_N:
+        p = tl.max_contiguous(p, [1, 2, LANES])
     return p
 
 
