@@ -223,7 +223,7 @@ def elements_loss(
         element_loss_kernel, (programs,), *operands, parts, n, form=how.form, ACC=launch.acc(x.dtype), **tile.options
     )  # fmt: skip
     if not how.each:
-        write_total(parts, loss, None, how.count(x), None)
+        write_total(parts, loss, None, how.count(x))
     return loss
 
 

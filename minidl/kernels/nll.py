@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import memory_layout
-from minidl.kernels.cross_entropy.targets import check_classes, row_targets, target_weights
+from minidl.kernels.cross_entropy.targets import check_classes, divisor_parts, row_targets
 from minidl.kernels.loss_total import write_total
 from minidl.runtime import launch
 
@@ -87,23 +87,16 @@ def nll_loss(
     rows, sizes = _rows(x)
     R, N, each = sizes.R, sizes.N, reduction == "none"
     target, weight = target.contiguous(), memory_layout.contiguous(weight)
-    acc = launch.acc_torch(x.dtype)
-    sums, count = None, 1
-    if launch.INTERPRETED or reduction == "mean":
-        sums, count = target_weights("nll_loss", target, weight, R, N, ignore_index, acc, x.dtype)
+    sums, count = divisor_parts("nll_loss", target, weight, R, N, ignore_index, x.dtype, reduction == "mean")
     loss = torch.empty(target.shape if each else (), dtype=x.dtype, device=x.device)
     tile = launch.tile("loss", x.dtype, N=R)
     programs = launch.cdiv(R, tile["BLOCK_N"])
-    parts = loss if each else torch.empty(programs, dtype=acc, device=x.device)
+    parts = loss if each else torch.empty(programs, dtype=launch.acc_torch(x.dtype), device=x.device)
     launch.run(
         nll_kernel, (programs,), rows, target, weight, parts, sizes, ignore_index, EACH=each, ACC=launch.acc(x.dtype),
         **tile.options,
     )  # fmt: skip
-    if each:
-        return loss, None
-    divisor = torch.empty((), dtype=acc, device=x.device) if reduction == "mean" else None
-    write_total(parts, loss, *((None, 1) if divisor is None else (sums, count)), divisor)
-    return loss, divisor
+    return loss, None if each else write_total(parts, loss, sums, count)
 
 
 def nll_loss_grad(

@@ -262,7 +262,7 @@ def test_each_likelihood_of_an_ignored_row_is_zero(ignored, device):
 
 def test_a_likelihood_of_no_class_is_nan_and_has_no_gradient(device, monkeypatch):
     """Where targets are not looked at before, as on a GPU; no logarithm is read for it, and none written."""
-    monkeypatch.setattr(nll, "target_weights", lambda *_: (None, 1))
+    monkeypatch.setattr(nll, "divisor_parts", lambda *_: (None, 1))
     x, target = torch.randn(5, 3, device=device), classes(0, 3, -1, 2, 2**40, device=device)
     each, _ = nll.nll_loss(x, target, reduction="none")
     assert each.isnan().tolist() == [False, True, True, False, True]

@@ -22,7 +22,7 @@ import torch
 
 from minidl.kernels import memory_layout
 from minidl.kernels.cross_entropy.kernels import Form, cross_entropy_kernel, cross_entropy_loop_kernel, scale_kernel
-from minidl.kernels.cross_entropy.targets import check_arguments, target_weights
+from minidl.kernels.cross_entropy.targets import check_arguments, divisor_parts
 from minidl.kernels.loss_total import write_total
 from minidl.kernels.softmax.rows import Plan, in_shape, rows_of
 from minidl.runtime import dependent_launch, launch
@@ -87,13 +87,9 @@ def cross_entropy_parts(
     defer = mean and with_grad and x.dtype == torch.float16
     programs = plan.grid[0]
     alone = mean and not soft and plan.fits and 0 < programs * R <= READS
-    sums, count = None, 1
-    if soft and mean:
-        sums = torch.full((1,), R, dtype=acc, device=device)
-    elif not soft and (launch.INTERPRETED or (mean and not alone)):
-        sums, count = target_weights("cross_entropy", target, weight, R, N, ignore_index, acc, x.dtype)
+    sums, count = divisor_parts("cross_entropy", target, weight, R, N, ignore_index, x.dtype, mean and not alone)
     if alone:
-        sums, count = torch.empty(1, dtype=acc, device=device), 1
+        sums = torch.empty(1, dtype=acc, device=device)
     # With a single program no second launch has to add partial sums.
     single = plan.fits and programs == 1 and not each and (alone or not mean)
     parts = loss if each or single else torch.empty(programs, dtype=acc, device=device)
@@ -103,21 +99,13 @@ def cross_entropy_parts(
         grad = in_shape(grad, x.shape, axis).movedim(axis, class_axis)
     if each or single:
         return CrossEntropy(loss, grad, sums.view(()) if defer else None)
-    divisor = torch.empty((), dtype=acc, device=device) if mean else None
-    write_total(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
+    divisor = write_total(parts, loss, sums, count)
     return CrossEntropy(loss, grad, divisor if defer else None)
 
 
-def _launch(
-    plan: Plan, tensors: tuple[torch.Tensor | None, ...], ignore_index: int, count: int, form: Form
-) -> None:  # fmt: skip
-    """Launch the kernel for rows that fit a block, or the loop kernel."""
-    kernel, early = cross_entropy_loop_kernel, {}
-    if plan.fits:
-        kernel, early = cross_entropy_kernel, dependent_launch.options()
-    launch.run(
-        kernel, plan.grid, *tensors, plan.sizes, ignore_index, count, form=form, tile=plan.tile, **early, **plan.options
-    )  # fmt: skip
+def _launch(plan: Plan, tensors: tuple[torch.Tensor | None, ...], ignore_index: int, count: int, form: Form) -> None:
+    kernel = cross_entropy_kernel if plan.fits else cross_entropy_loop_kernel
+    launch.run(kernel, plan.grid, *tensors, plan.sizes, ignore_index, count, form=form, tile=plan.tile, **plan.options)
 
 
 def in_place(
@@ -132,9 +120,9 @@ def in_place(
     (rows,), plan = rows_of("cross_entropy", 1, x)
     count = len(x) if each else plan.grid[0]
     parts = torch.empty(count, dtype=each or launch.acc_torch(x.dtype), device=x.device)
-    sums, divisor_parts = divisors
+    sums, sums_count = divisors
     form = Form(float(smoothing), target.dtype.is_floating_point, each is not None, sums is not None)
-    _launch(plan, (rows, target, weight, sums, parts, rows if with_grad else None), ignore_index, divisor_parts, form)
+    _launch(plan, (rows, target, weight, sums, parts, rows if with_grad else None), ignore_index, sums_count, form)
     return parts
 
 

@@ -66,16 +66,23 @@ def all_targets(p_t, p_w, R, N, ignore_index, ACC: tl.constexpr):
     return tl.sum(b_sum, axis=0)
 
 
-def target_weights(op, target, weight, R, N, ignore_index, acc, dtype):
-    """Return partial sums of the targets' weights and their number. Raises IndexError on the CPU for a wrong class."""
+def divisor_parts(op, target, weight, R, N, ignore_index, dtype, mean):
+    """Return partial sums of the divisor of a mean and their number, (None, 1) if not `mean`.
+
+    Raises IndexError on the CPU for a wrong class.
+    """
+    acc, device = launch.acc_torch(dtype), target.device
+    if target.dtype.is_floating_point:
+        return torch.full((1,), R, dtype=acc, device=device) if mean else None, 1
+    if not (mean or launch.INTERPRETED):
+        return None, 1
     tile = launch.tile("loss", dtype, N=R)
     programs = max(1, min(SHARES.value, launch.cdiv(R, tile["BLOCK_N"])))
-    sums = torch.empty(programs, dtype=acc, device=target.device)
-    wrong = None
+    sums, wrong = torch.empty(programs, dtype=acc, device=device), None
     if launch.INTERPRETED:
-        wrong = torch.full((programs,), NO_CLASS.value, dtype=torch.int64, device=target.device)
+        wrong = torch.full((programs,), NO_CLASS.value, dtype=torch.int64, device=device)
     launch.run(
-        target_kernel, (programs,), target, weight, sums, wrong, R, N, ignore_index, programs, ACC=launch.acc(acc),
+        target_kernel, (programs,), target, weight, sums, wrong, R, N, ignore_index, programs, ACC=launch.acc(dtype),
         **dependent_launch.options(), **tile.options,
     )  # fmt: skip
     for value in () if wrong is None else wrong.tolist():
@@ -83,7 +90,7 @@ def target_weights(op, target, weight, R, N, ignore_index, acc, dtype):
             raise IndexError(
                 f"{op}: target holds {value}, expected classes from 0 to {N - 1} or ignore_index ({ignore_index})"
             )
-    return sums, programs
+    return (sums, programs) if mean else (None, 1)
 
 
 def check_arguments(x, target, weight, ignore_index, reduction, label_smoothing, op="cross_entropy"):

@@ -14,16 +14,7 @@ import triton.language as tl
 
 from minidl.kernels.activation import Activation, activate
 from minidl.kernels.memory_layout import contiguous
-from minidl.kernels.norm.rows import (
-    channel,
-    copy_back,
-    epilogue_of,
-    plan_of,
-    row_stride,
-    rows_of,
-    shaped,
-    strided_rows,
-)
+from minidl.kernels.norm.rows import channel, copy_back, epilogue_of, plan_of, row_stride, rows_of, shaped, strided_rows
 from minidl.kernels.norm.statistics import Buffers, Statistics, count_batch, load_running, store_statistics
 from minidl.kernels.norm.values import shifted_and_dz
 from minidl.kernels.reduce import as_multiple, opaque

@@ -13,14 +13,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import elementwise, reduce
-from minidl.kernels.activation import (
-    NONE,
-    RELU,
-    Activation,
-    activate,
-    activate_grad,
-    activate_grad_from_output,
-)
+from minidl.kernels.activation import NONE, RELU, Activation, activate, activate_grad, activate_grad_from_output
 from minidl.kernels.memory_layout import contiguous
 from minidl.kernels.norm.rows import (
     channel,

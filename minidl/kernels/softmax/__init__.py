@@ -41,7 +41,7 @@ from minidl.kernels.softmax.rows import (
     rows_of,
     shift,
 )  # fmt: skip
-from minidl.runtime import dependent_launch, launch
+from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed
 
@@ -226,7 +226,7 @@ def _forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     flat = x if x.dim() else x.view(1)
     (rows,), plan = rows_of("softmax", axis, flat)
     y = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-    kernel, constants = softmax_kernel, dependent_launch.options(plan.grid[0])
+    kernel, constants = softmax_kernel, {}
     if not plan.fits:
         kernel, constants = softmax_loop_kernel, {"OPAQUE": x.element_size() == 2 and not launch.INTERPRETED}
     launch.run(kernel, plan.grid, rows, y, plan.sizes, tile=plan.tile, LOG=log, **constants, **plan.options)
@@ -246,10 +246,8 @@ def _backward(op: str, dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -
     flat = y.contiguous() if y.dim() else y.view(1)
     (dy_rows, y_rows), plan = rows_of("softmax_grad", axis, dy.reshape(flat.shape), flat)
     dx = torch.empty_like(y_rows)
-    kernel, constants = softmax_grad_loop_kernel, {}
-    if plan.fits:
-        kernel, constants = softmax_grad_kernel, dependent_launch.options(plan.grid[0])
-    launch.run(kernel, plan.grid, dy_rows, y_rows, dx, plan.sizes, tile=plan.tile, LOG=log, **constants, **plan.options)
+    kernel = softmax_grad_kernel if plan.fits else softmax_grad_loop_kernel
+    launch.run(kernel, plan.grid, dy_rows, y_rows, dx, plan.sizes, tile=plan.tile, LOG=log, **plan.options)
     return in_shape(dx, flat.shape, axis).view(y.shape)
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from minidl.kernels.activation import exponential
 from minidl.kernels.reduce import as_multiple
-from minidl.runtime import launch
+from minidl.runtime import dependent_launch, launch
 
 MINUS_INF = tl.constexpr(float("-inf"))
 # The largest block for strided elements.
@@ -184,7 +184,7 @@ class Plan(NamedTuple):
 
 @launch.cached
 def plan(problem: Problem) -> Plan:
-    family, (outer, N, inner), strides, dtype, _ = problem
+    family, (outer, N, inner), strides, dtype, target = problem
     R = outer * inner
     tile = launch.tile(family, dtype, M=R, N=N)
     fits = fits_block(family, tile, dtype, N, _step(outer, N, strides))
@@ -206,7 +206,9 @@ def plan(problem: Problem) -> Plan:
         per_warp = lanes(align, tile, x[1] != 1 or y[1] != 1)
         record = tile.record(Block, LEVELS=levels, ALIGN=align, LANES=per_warp, ACC=acc)
         rows = ((first, last if inner > 1 else first, along) for first, along, last in (x, y))
-        return Plan(True, copied, grid, Sizes(R, N, inner, *next(rows), *next(rows)), record, tile.launch_options)
+        sizes = Sizes(R, N, inner, *next(rows), *next(rows))
+        early = dependent_launch.options(1 if family == "cross_entropy" else grid[0], target)
+        return Plan(True, copied, grid, sizes, record, {**early, **tile.launch_options})
     # If vector loads are narrower, but all tensors are misaligned alike, loops start at a row's first multiple of 16 B.
     ends_apart = align < most and 2 * most <= N and (R == 1 or (x[0] - N) % most == 0)
     record = tile.record(Loop, ALIGN=most if ends_apart else align, ENDS=ends_apart, ACC=acc)
