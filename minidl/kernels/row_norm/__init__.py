@@ -165,8 +165,8 @@ def _sums(dy, x, rows, per, weight, mean, rstd, rms):
     return g, gv
 
 
-def _constants(tile: launch.Tile, rows: Rows, dtype: torch.dtype, rms: bool, whole: bool) -> dict[str, Any]:
-    record = tile.record(Tile, RMS=rms, WHOLE=whole, SPREAD=rows.spread, ACC=launch.acc(dtype))
+def _constants(tile: launch.Tile, rows: Rows, dtype: torch.dtype, rms: bool, fits: bool) -> dict[str, Any]:
+    record = tile.record(Tile, RMS=rms, WHOLE=fits, SPREAD=rows.spread, ACC=launch.acc(dtype))
     return {"tile": record, **tile.launch_options}
 
 
