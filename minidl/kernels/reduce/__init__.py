@@ -24,7 +24,7 @@ import triton.language as tl
 from minidl.kernels import check
 from minidl.kernels.division import as_multiple
 from minidl.kernels.reduce import positions, sums
-from minidl.kernels.reduce.layout import as_matrix, offsets, opaque
+from minidl.kernels.reduce.layout import offsets, opaque
 from minidl.kernels.reduce.positions import spread
 from minidl.kernels.reduce.ranked import leading
 from minidl.kernels.reduce.sorting import sort
@@ -140,7 +140,7 @@ def _positions(
     y = torch.empty(shape, dtype=x.dtype, device=x.device) if values else None
     if result.numel() == x.numel():
         return None if y is None else y.copy_(x.reshape(shape)), result.zero_()
-    positions.fill(as_matrix(x, axes), result, y, smallest)
+    positions.fill(x, axes, result, y, smallest)
     return y, result
 
 
@@ -176,7 +176,7 @@ def _sum(
         return y.fill_(math.nan if finish == OVER_COUNT else 0)
     if y.numel() == x.numel() and op in (SUM, MAX, MIN):
         return y.copy_(x.reshape(y.shape))
-    sums.fill(as_matrix(x, axes), y, op, finish, m)
+    sums.fill(x, axes, y, op, finish, m)
     return y
 
 

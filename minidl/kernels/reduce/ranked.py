@@ -12,7 +12,7 @@ import triton.language as tl
 
 from minidl.kernels import check, memory_layout
 from minidl.kernels.reduce.keys import key, key_type
-from minidl.kernels.reduce.layout import LOWEST_INTEGER, as_matrix, block_sizes, output_block
+from minidl.kernels.reduce.layout import LOWEST_INTEGER, output_block, plan
 from minidl.kernels.reduce.selected import PART, select
 from minidl.kernels.reduce.sorting import sort
 from minidl.runtime import launch
@@ -26,27 +26,26 @@ MOST_BLOCKS, FEW_PASSES = 16, 8
 
 @triton.jit
 def leading_kernel(
-    p_x, p_y, p_j, K1, R, K2, R2, s_k1, s_k2, s_r1, s_r2, J, inner,
-    LARGEST: tl.constexpr, LONG: tl.constexpr, KEY: tl.constexpr,
-    BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
+    p_x, p_y, p_j, sizes, J, inner,
+    LARGEST: tl.constexpr, LONG: tl.constexpr, KEY: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """y[o, i, inner] = element i of a row of x in order, for the first J, and j its position."""
     LOWEST: tl.constexpr = LOWEST_INTEGER if tl.int64 == KEY else -(2**31)
     NONE: tl.constexpr = LONG_NOWHERE if LONG else NOWHERE
     INDEX: tl.constexpr = tl.int64 if LONG else tl.int32
-    p_x, o_k, m_k = output_block(p_x, K1, K2, s_k1, s_k2, False, 1, BLOCK_K1, BLOCK_K2)
+    p_x, o_k, m_k = output_block(p_x, sizes, block)
     o_y = o_k // inner * J * inner + o_k % inner  # [1, BLOCK_K1, BLOCK_K2]
-    o_r = tl.arange(0, BLOCK_R).to(INDEX)
+    o_r = tl.arange(0, block.BLOCK_R).to(INDEX)
     # Key and position of the previous element; initially before all elements.
-    b_key = tl.full((1, BLOCK_K1, BLOCK_K2), -LOWEST - 1, KEY)
-    b_at = tl.full((1, BLOCK_K1, BLOCK_K2), -1, INDEX)
+    b_key = tl.full((1, block.BLOCK_K1, block.BLOCK_K2), -LOWEST - 1, KEY)
+    b_at = tl.full((1, block.BLOCK_K1, block.BLOCK_K2), -1, INDEX)
     for _ in range(J):
-        b_top = tl.full((BLOCK_R, BLOCK_K1, BLOCK_K2), LOWEST, KEY)
-        b_j = tl.full((BLOCK_R, BLOCK_K1, BLOCK_K2), NONE, INDEX)
-        for r in range(0, R, BLOCK_R):
+        b_top = tl.full((block.BLOCK_R, block.BLOCK_K1, block.BLOCK_K2), LOWEST, KEY)
+        b_j = tl.full((block.BLOCK_R, block.BLOCK_K1, block.BLOCK_K2), NONE, INDEX)
+        for r in range(0, sizes.R, block.BLOCK_R):
             b_r = (r + o_r)[:, None, None]
-            p_r = p_x + b_r.to(tl.int64) * s_r2
-            m_r = m_k & (b_r < R)
+            p_r = p_x + b_r.to(tl.int64) * sizes.s_r2
+            m_r = m_k & (b_r < sizes.R)
             b_i = key(tl.load(p_r, mask=m_r, other=0), LARGEST, KEY)
             after = m_r & ((b_i < b_key) | ((b_i == b_key) & (b_r > b_at)))
             better = after & ((b_i > b_top) | ((b_i == b_top) & (b_r < b_j)))
@@ -54,7 +53,7 @@ def leading_kernel(
             b_j = tl.where(better, b_r, b_j)
         b_key = tl.max(b_top, axis=0)[None, :, :]
         b_at = tl.min(tl.where(b_top == b_key, b_j, NONE), axis=0)[None, :, :]
-        o_x = b_at.to(tl.int64) * s_r2
+        o_x = b_at.to(tl.int64) * sizes.s_r2
         tl.store(p_y + o_y, tl.load(p_x + o_x, mask=m_k, other=0), mask=m_k)
         tl.store(p_j + o_y, b_at.to(tl.int64), mask=m_k)
         o_y += inner
@@ -82,20 +81,17 @@ def leading(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> tup
     positions = torch.empty(shape, dtype=torch.int64, device=x.device)
     if y.numel() == 0:
         return y, positions
-    view = as_matrix(x, (at,))
-    K1, R, K2 = view.sizes
-    tile = launch.tile(view.family, x.dtype, K=view.K, R=R)
-    k1, r, k2 = block_sizes(tile, K1, R, K2, view.family == "reduce_columns")
-    programs = launch.cdiv(K1, k1) * launch.cdiv(K2, k2)
-    if k * launch.cdiv(R, r) > MOST_BLOCKS and (k > FEW_PASSES or programs < 4 * launch.processors()):
+    planned = plan(x, (at,), shares=1)
+    R, programs = planned.sizes.R, planned.grid[0]
+    passes = k * launch.cdiv(R, planned.block.BLOCK_R)
+    if passes > MOST_BLOCKS and (k > FEW_PASSES or programs < 4 * launch.processors()):
         y, positions = _by_selection(x.movedim(at, -1), k, largest)
         return y.movedim(-1, at).contiguous(), positions.movedim(-1, at).contiguous()
     wide = key_type(x.dtype) == tl.int64
     launch.run(
-        leading_kernel, (programs,), view.x, y, positions, *view.extents, k, y.shape[at + 1 :].numel(),
-        LARGEST=largest, LONG=R >= MANY,
-        KEY=key_type(x.dtype), BLOCK_K1=k1, BLOCK_R=r, BLOCK_K2=k2,
-        num_warps=8 if wide else min(tile.num_warps, 8), num_stages=tile.num_stages,  # others spill
+        leading_kernel, (programs,), planned.source(x), y, positions, planned.sizes, k, y.shape[at + 1 :].numel(),
+        LARGEST=largest, LONG=R >= MANY, KEY=key_type(x.dtype), block=planned.block._replace(COLUMNS=False, ALIGN=1),
+        **{**planned.options, "num_warps": 8 if wide else min(planned.options["num_warps"], 8)},  # others spill
     )  # fmt: skip
     return y, positions
 
