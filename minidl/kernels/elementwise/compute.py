@@ -4,13 +4,10 @@ The launcher merges adjacent dimensions if the strides of every operand allow it
 range use `flat_kernel`. All others use `tile_kernel`, whose program writes one tile of an [M, N] plane of y:
 
     y [D0, D1, D2, D3, M, N]      N: innermost in y's memory      M: the largest other dimension
-
-        N ->
       +----+----+----+
-    M |    |    |    |     one program: BLOCK_M x BLOCK_N elements of y, and of each operand by its own strides,
-      +----+----+----+     0 where the operand is repeated
-    | |    | ## |    |
-    v +----+----+----+     D0 D1 D2 D3 such planes
+    M |    | ## |    |     one program: BLOCK_M x BLOCK_N elements of y, and of each operand by its own strides,
+      +----+----+----+     0 where the operand is repeated; D0 D1 D2 D3 such planes
+             N
 """
 
 import functools
@@ -30,18 +27,12 @@ from minidl.runtime.launch_cache.replay import replayed
 
 Operand = torch.Tensor | float | int | bool
 
-_INTEGERS = {
-    torch.int64: tl.int64,
-    torch.int32: tl.int32,
-    torch.int16: tl.int16,
-    torch.int8: tl.int8,
-    torch.uint8: tl.uint8,
-}
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 MAX_OUTER = 4
 
 
 class Planes(NamedTuple):
-    """Sizes of the planes [M, N] and of the dimensions outside them (of the outermost, D0, the grid knows the size)."""
+    """Sizes of the planes [M, N] and of the dimensions outside them (D0 follows from the grid)."""
 
     D1: int
     D2: int
@@ -61,44 +52,32 @@ class Strides(NamedTuple):
     n: int
 
 
-class PlaneTile(NamedTuple):
-    """The tile of a program; OUTER: whether there is more than one plane."""
-
-    OUTER: bool
-    BLOCK_M: int
-    BLOCK_N: int
-
-
 @triton.jit
 def load_range(p, start, o, m, SCALAR: tl.constexpr, ACC: tl.constexpr):
-    """Return a contiguous block [BLOCK_N] of an operand, or its single value."""
-    if SCALAR:
+    """Return a contiguous block [BLOCK_N] of an operand, or its single value; None if p is None."""
+    if p is None:
+        return None
+    elif SCALAR:
         return tl.load(p).to(ACC)
     else:
         return tl.load(p + start + o, mask=m, other=0).to(ACC)
 
 
 @triton.jit
-def flat_kernel(
-    p_a, p_b, p_c, p_y, N, SCALARS: tl.constexpr, operation: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
+def flat_kernel(p_a, p_b, p_c, p_y, N, SCALARS: tl.constexpr, operation: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute N contiguous elements; bit i of SCALARS says that operand i is a single value."""
     start = tl.program_id(0).to(tl.int64) * BLOCK_N
     o = tl.arange(0, BLOCK_N)
     m = o < tl.minimum(N - start, BLOCK_N).to(tl.int32)
-    b_a = load_range(p_a, start, o, m, SCALARS & 1, operation.ACC_A)  # [BLOCK_N]
-    b_b = None
-    b_c = None
-    if p_b is not None:
-        b_b = load_range(p_b, start, o, m, SCALARS & 2, operation.ACC)
-    if p_c is not None:
-        b_c = load_range(p_c, start, o, m, SCALARS & 4, operation.ACC)
+    b_a = load_range(p_a, start, o, m, SCALARS & 1, operation.ACC_A)
+    b_b = load_range(p_b, start, o, m, SCALARS & 2, operation.ACC)
+    b_c = load_range(p_c, start, o, m, SCALARS & 4, operation.ACC)
     b_y = function(b_a, b_b, b_c, operation)
     tl.store(p_y + start + o, b_y.to(p_y.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def tile_pointers(p, strides, outer, o_m, o_n, OUTER: tl.constexpr):
+def plane_pointers(p, strides, outer, o_m, o_n, OUTER: tl.constexpr):
     """Return pointers [BLOCK_M, BLOCK_N] to a tile of the plane at the `outer` indices."""
     if OUTER:
         p += outer[0] * strides.d0 + outer[1] * strides.d1 + outer[2] * strides.d2 + outer[3] * strides.d3
@@ -106,35 +85,37 @@ def tile_pointers(p, strides, outer, o_m, o_n, OUTER: tl.constexpr):
 
 
 @triton.jit
+def load_tile(p, strides, outer, o_m, o_n, m, OUTER: tl.constexpr, ACC: tl.constexpr):
+    """Return a tile [BLOCK_M, BLOCK_N] of an operand; None if p is None."""
+    if p is None:
+        return None
+    else:
+        return tl.load(plane_pointers(p, strides, outer, o_m, o_n, OUTER), mask=m, other=0).to(ACC)
+
+
+@triton.jit
 def tile_kernel(
-    p_a, p_b, p_c, p_y, planes, s_a, s_b, s_c, s_y, operation: tl.constexpr, tile: tl.constexpr
+    p_a, p_b, p_c, p_y, planes, s_a, s_b, s_c, s_y,
+    operation: tl.constexpr, OUTER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of a plane [M, N] of y."""
-    i_m = tl.program_id(0) % tl.cdiv(planes.M, tile.BLOCK_M)
-    rest = tl.program_id(0) // tl.cdiv(planes.M, tile.BLOCK_M)
-    i_n = rest % tl.cdiv(planes.N, tile.BLOCK_N)
-    rest = rest // tl.cdiv(planes.N, tile.BLOCK_N)
+    """Compute a tile of a plane [M, N] of y; OUTER: there are dimensions outside it."""
+    i_m = tl.program_id(0) % tl.cdiv(planes.M, BLOCK_M)
+    rest = tl.program_id(0) // tl.cdiv(planes.M, BLOCK_M)
+    i_n = rest % tl.cdiv(planes.N, BLOCK_N)
+    rest = rest // tl.cdiv(planes.N, BLOCK_N)
     i_3 = (rest % planes.D3).to(tl.int64)
     rest = rest // planes.D3
     i_2 = (rest % planes.D2).to(tl.int64)
     rest = rest // planes.D2
     outer = ((rest // planes.D1).to(tl.int64), (rest % planes.D1).to(tl.int64), i_2, i_3)
-    o_m = i_m.to(tl.int64) * tile.BLOCK_M + tl.arange(0, tile.BLOCK_M)[:, None]
-    o_n = i_n.to(tl.int64) * tile.BLOCK_N + tl.arange(0, tile.BLOCK_N)[None, :]
+    o_m = i_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    o_n = i_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     m = (o_m < planes.M) & (o_n < planes.N)
-    p_a = tile_pointers(p_a, s_a, outer, o_m, o_n, tile.OUTER)
-    b_a = tl.load(p_a, mask=m, other=0).to(operation.ACC_A)  # [BLOCK_M, BLOCK_N]
-    b_b = None
-    b_c = None
-    if p_b is not None:
-        p_b = tile_pointers(p_b, s_b, outer, o_m, o_n, tile.OUTER)
-        b_b = tl.load(p_b, mask=m, other=0).to(operation.ACC)
-    if p_c is not None:
-        p_c = tile_pointers(p_c, s_c, outer, o_m, o_n, tile.OUTER)
-        b_c = tl.load(p_c, mask=m, other=0).to(operation.ACC)
+    b_a = load_tile(p_a, s_a, outer, o_m, o_n, m, OUTER, operation.ACC_A)
+    b_b = load_tile(p_b, s_b, outer, o_m, o_n, m, OUTER, operation.ACC)
+    b_c = load_tile(p_c, s_c, outer, o_m, o_n, m, OUTER, operation.ACC)
     b_y = function(b_a, b_b, b_c, operation)
-    p_y = tile_pointers(p_y, s_y, outer, o_m, o_n, tile.OUTER)
-    tl.store(p_y, b_y.to(p_y.dtype.element_ty), mask=m)
+    tl.store(plane_pointers(p_y, s_y, outer, o_m, o_n, OUTER), b_y.to(p_y.dtype.element_ty), mask=m)
 
 
 @replayed
@@ -205,7 +186,7 @@ def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, op
     programs = launch.cdiv(planes.M, tile["BLOCK_M"]) * launch.cdiv(planes.N, tile["BLOCK_N"]) * count
     launch.run(
         tile_kernel, (programs,), *tensors, *absent, y, planes, *strides, *absent, of_y,
-        operation=operation, tile=tile.record(PlaneTile, OUTER=count > 1), **tile.launch_options,
+        operation=operation, OUTER=count > 1, **tile.options,
     )  # fmt: skip
 
 
@@ -288,7 +269,7 @@ def _acc(name: str, dtype: torch.dtype, integers: bool, comparison: bool) -> tl.
     if dtype.is_floating_point and dtype in check.FLOATING:
         return launch.acc(dtype)
     if integers and dtype in _INTEGERS:
-        return _INTEGERS[dtype]
+        return getattr(tl, str(dtype).removeprefix("torch."))
     if comparison and dtype == torch.bool:
         return tl.int8
     expected = "a floating or integer type" if integers else "a floating type"

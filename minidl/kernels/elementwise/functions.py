@@ -38,12 +38,7 @@ CHOICES = COMPARISONS | {
 
 
 class Operation(NamedTuple):
-    """What a kernel computes.
-
-    OP          the number of the function
-    ACC, ACC_A  the types of the computation and of the first operand
-    ACT, SLOPE  the activation and its parameter, of `activation.parse`
-    """
+    """A function by number, the types of the computation and of its first operand; an `activation.parse`d activation."""
 
     OP: int
     ACC: Any

@@ -103,11 +103,10 @@ def output_block(p_x, sizes, block: tl.constexpr):
     end = as_multiple(sizes.K2, ALIGN) if block.COLUMNS else sizes.K2
     m_k = (o_k1 < sizes.K1)[None, :, None] & (o_k2 < end)[None, None, :]
     o_k = (o_k1 * sizes.K2)[None, :, None] + o_k2[None, None, :]
-    p_x += as_multiple(o_k1 * sizes.s_k1, ALIGN)[None, :, None]
-    if block.COLUMNS:
-        p_x += (o_k2 * sizes.s_k2)[None, None, :]
-    else:
-        p_x += as_multiple(o_k2 * sizes.s_k2, ALIGN)[None, None, :]
+    o_x = o_k2 * sizes.s_k2
+    if not block.COLUMNS:
+        o_x = as_multiple(o_x, ALIGN)
+    p_x += as_multiple(o_k1 * sizes.s_k1, ALIGN)[None, :, None] + o_x[None, None, :]
     return p_x, o_k, m_k
 
 

@@ -83,14 +83,15 @@ def leading(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> tup
         return y, positions
     planned = plan(x, (at,), shares=1)
     R, programs = planned.sizes.R, planned.grid[0]
-    passes = k * launch.cdiv(R, planned.block.BLOCK_R)
+    block = planned.block._replace(COLUMNS=False, ALIGN=1, EVEN=False, R_LEVELS=1)
+    passes = k * launch.cdiv(R, block.BLOCK_R)
     if passes > MOST_BLOCKS and (k > FEW_PASSES or programs < 4 * launch.processors()):
         y, positions = _by_selection(x.movedim(at, -1), k, largest)
         return y.movedim(-1, at).contiguous(), positions.movedim(-1, at).contiguous()
     wide = key_type(x.dtype) == tl.int64
     launch.run(
         leading_kernel, (programs,), planned.source(x), y, positions, planned.sizes, k, y.shape[at + 1 :].numel(),
-        LARGEST=largest, LONG=R >= MANY, KEY=key_type(x.dtype), block=planned.block._replace(COLUMNS=False, ALIGN=1),
+        LARGEST=largest, LONG=R >= MANY, KEY=key_type(x.dtype), block=block,
         **{**planned.options, "num_warps": 8 if wide else min(planned.options["num_warps"], 8)},  # others spill
     )  # fmt: skip
     return y, positions
