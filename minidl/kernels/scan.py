@@ -18,8 +18,7 @@ from minidl.kernels import check
 from minidl.kernels.reduce.layout import shares_of
 from minidl.runtime import launch
 
-# The fewest blocks of a row that is split into shares: a block takes 0.5 us on an H200, two more launches some 5 us.
-LONG = 16
+LONG = 16  # the fewest blocks of a row that is split into shares, for two more launches
 
 
 @triton.jit

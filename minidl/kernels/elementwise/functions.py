@@ -38,7 +38,7 @@ CHOICES = COMPARISONS | {
 
 
 class Operation(NamedTuple):
-    """A function by number, the types of the computation and of its first operand; an `activation.parse`d activation."""
+    """The function, the types of the computation and of its first operand, an activation of `activation.parse`."""
 
     OP: int
     ACC: Any

@@ -53,8 +53,7 @@ def max_pool_kernel(
     C = C_V * block.VEC
     o_n, o_h, o_w, o_c, m_p, m_c, o_y, m_y = pixels(P, C, OH, OW, by_h, by_w, block)
     h0, h1, w0, w1 = bounds(o_h, o_w, H, W, OH, OW, pad_h, pad_w, window)
-    end_h = tl.where(m_p, h1 if window.ADAPTIVE else H, 0)
-    end_w = w1 if window.ADAPTIVE else W
+    end_h, end_w = (h1, w1) if window.ADAPTIVE else (H, W)
     p_first = (p_x + ((o_n * H + h0) * W + w0) * C)[:, None] + o_c[None, :]
     b_v = tl.full((block.BLOCK_P, block.BLOCK_C), MINUS_INF, block.ACC)
     b_i = tl.full((block.BLOCK_P, block.BLOCK_C), 0, tl.int32)
@@ -86,9 +85,8 @@ def avg_pool_kernel(
     C = C_V * block.VEC
     o_n, o_h, o_w, o_c, m_p, m_c, o_y, m_y = pixels(P, C, OH, OW, by_h, by_w, block)
     h0, h1, w0, w1 = bounds(o_h, o_w, H, W, OH, OW, pad_h, pad_w, window)
+    end_h, end_w = tl.minimum(h1, H), tl.minimum(w1, W)
     b_share = inverse_divisor(h0, h1, w0, w1, H, W, window, block.ACC)
-    end_h = tl.where(m_p, tl.minimum(h1, H), 0)
-    end_w = tl.minimum(w1, W)
     p_first = (p_x + ((o_n * H + h0) * W + w0) * C)[:, None] + o_c[None, :]
     b_y = tl.full((block.BLOCK_P, block.BLOCK_C), 0.0, block.ACC)
     for t in tl.range(0, window.R * window.S, loop_unroll_factor=block.UNROLL):
@@ -117,12 +115,14 @@ def gather(
         oh = first_h + j // window.NEAR_W
         ow = first_w + j % window.NEAR_W
         h0, h1, w0, w1 = bounds(oh, ow, H, W, OH, OW, pad_h, pad_w, window)
-        r = o_h - h0
-        s = o_w - w0
         m_t = m_p & in_image(oh, ow, OH, OW)
         if window.ADAPTIVE:
-            m_t = m_t & (r >= 0) & (o_h < h1) & (s >= 0) & (o_w < w1)
+            r = o_h - h0
+            s = o_w - w0
+            m_t = m_t & (h0 <= o_h) & (o_h < h1) & (w0 <= o_w) & (o_w < w1)
         else:
+            r = o_h + pad_h - oh * window.STRIDE_H
+            s = o_w + pad_w - ow * window.STRIDE_W
             m_t = m_t & (r < window.R * window.DIL_H) & (s < window.S * window.DIL_W)
         if window.DIL_H > 1:
             m_t = m_t & (r % window.DIL_H == 0)
@@ -186,9 +186,9 @@ def spread(
         s = j % window.STRIDE_W
         m_t = m_p if window.EXACT else in_image(h0 + r, w0 + s, H, W) & m_p
         b_dx = b_dy
+        i_h = r // window.DIL_H
+        i_w = s // window.DIL_W
         if p_i is not None:
-            i_h = r // window.DIL_H
-            i_w = s // window.DIL_W
             is_tap = (r % window.DIL_H == 0) & (s % window.DIL_W == 0) & (i_h < window.R) & (i_w < window.S)
             b_dx = tl.where(is_tap & (b_i == i_h * window.S + i_w), b_dy, 0.0)
         elif window.STRIDE_H > window.R or window.STRIDE_W > window.S:

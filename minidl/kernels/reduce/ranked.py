@@ -19,8 +19,8 @@ from minidl.runtime import launch
 
 LONG_NOWHERE, NOWHERE = tl.constexpr(2**62), tl.constexpr(2**31 - 1)
 MANY = 2**31 - 2**16  # from this size on, positions take 64 bits, also those of a block beyond the end
-# The most blocks that a program reads, at 0.7 to 0.9 us each on an H200, unless FEW_PASSES passes of programs that fill
-# the device cost less than `selected`.
+# The most blocks that a program reads, unless FEW_PASSES passes of programs that fill the device take less than
+# `selected`.
 MOST_BLOCKS, FEW_PASSES = 16, 8
 
 
@@ -29,7 +29,7 @@ def leading_kernel(
     p_x, p_y, p_j, sizes, J, inner,
     LARGEST: tl.constexpr, LONG: tl.constexpr, KEY: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """y[o, i, inner] = element i of a row of x in order, for the first J, and j its position."""
+    """Write the first J elements of rows of x in order to y [outer, J, inner], and their positions to j."""
     LOWEST: tl.constexpr = LOWEST_INTEGER if tl.int64 == KEY else -(2**31)
     NONE: tl.constexpr = LONG_NOWHERE if LONG else NOWHERE
     INDEX: tl.constexpr = tl.int64 if LONG else tl.int32

@@ -1,7 +1,9 @@
 """Sums of x, of squares and of equal elements, maxima and minima: in one launch, or in shares and a second launch.
 
-y[k] = finish(sum over r of f(x[k, r]))      f(x) = x, x^2, or 1 where x equals m[k]; or the maximum or minimum
-x      [K, R], by its plan (`layout`)        y  [K], or one row [K] per share, which a second launch joins
+    y[k] = finish(sum over r of f(x[k, r]))      f(x) = x, x^2, or 1 where x equals m[k]; or the maximum or minimum
+    x  [K, R], by its plan (`layout`)            y  [K], or [shares, K]
+
+A second launch joins shares; only then is the sum divided by the count, or its root taken.
 """
 
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ A step is three launches (the first and the last once per dtype):
                one extra program computes the corrected learning rates
     prepare    one program adds the sums in order, computes the norm, the clip scale min(1, max_norm / (norm + 1e-6)),
                whether all is finite, and counts the step of every parameter that has a gradient. (In the last program
-               of `measure`, both would take 15 us on an H200 instead of 10.5, for one atomic per program.)
+               of `measure`, this would take one atomic operation per program.)
     update     changes parameters and moments; with `skip`, nothing if a gradient has an infinity or NaN
 Gradients of a scaled loss (needed for small gradients in float16) are divided by the scale, which `prepare` adapts:
 it halves after an overflow and doubles after GROWTH_INTERVAL finite steps in a row (Micikevicius et al., arXiv
