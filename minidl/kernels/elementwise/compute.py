@@ -137,7 +137,9 @@ def compute(
     operand. Raises ValueError if `out` has another shape or dtype.
     """
     number = op.value
-    first = _first_tensor(name, operands[1:] if condition else operands)
+    first = next((x for x in operands[condition:] if isinstance(x, torch.Tensor)), None)
+    if first is None:
+        raise TypeError(f"{name}: got only Python numbers, expected at least one tensor")
     dtype, device = first.dtype, first.device
     comparison = number in COMPARISONS
     acc = _acc(name, dtype, integers, comparison)
@@ -191,9 +193,7 @@ def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, op
 
 
 @functools.lru_cache(maxsize=1024)
-def _planes(
-    shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...]
-) -> tuple[Planes, list[Strides], int] | None:  # fmt: skip
+def _planes(shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> tuple[Planes, list[Strides], int] | None:
     """Return the planes of y (its strides are the last), the strides of the operands and y, and the number of planes;
     None if there are more than MAX_OUTER dimensions outside them."""
     # Dimensions in memory order, so that the result is contiguous along the last one.
@@ -222,46 +222,34 @@ def broadcast(name: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     first = tuple(shapes[0])
     if all(tuple(shape) == first for shape in shapes):
         return first
-    result: list[int] = []
-    for i in range(1, max(len(shape) for shape in shapes) + 1):
-        sizes = {shape[-i] for shape in shapes if len(shape) >= i} - {1}
-        if len(sizes) > 1:
-            listed = " and ".join(str(list(shape)) for shape in shapes)
-            raise ValueError(
-                f"{name}: shapes {listed} do not broadcast: sizes must be equal or 1, counted from the end"
-            )
-        result.append(sizes.pop() if sizes else 1)
-    return tuple(reversed(result))
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        listed = " and ".join(str(list(shape)) for shape in shapes)
+        raise ValueError(
+            f"{name}: shapes {listed} do not broadcast: sizes must be equal or 1, counted from the end"
+        ) from None
 
 
 def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
     """Return sizes and strides of each operand without size-1 dimensions and with neighbours merged if possible."""
-    axes = [i for i, size in enumerate(shape) if size != 1] or list(range(len(shape)))[-1:]
     sizes: list[int] = []
-    merged: list[list[int]] = [[] for _ in strides]
-    for i in axes:
-        if sizes and all(m[-1] == s[i] * shape[i] for m, s in zip(merged, strides, strict=True)):
+    merged: list[list[int]] = []  # of each dimension, the strides of all operands
+    for i in [i for i, size in enumerate(shape) if size != 1] or range(len(shape))[-1:]:
+        steps = [s[i] for s in strides]
+        if sizes and merged[-1] == [step * shape[i] for step in steps]:
             sizes[-1] *= shape[i]
-            for m, s in zip(merged, strides, strict=True):
-                m[-1] = s[i]
+            merged[-1] = steps
         else:
             sizes.append(shape[i])
-            for m, s in zip(merged, strides, strict=True):
-                m.append(s[i])
-    return sizes, merged
+            merged.append(steps)
+    return sizes, [[steps[j] for steps in merged] for j in range(len(strides))]
 
 
 def _strides(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of x broadcast to `shape`: 0 along repeated dimensions."""
     steps = (0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True))
     return *[0] * (len(shape) - x.dim()), *steps
-
-
-def _first_tensor(name: str, operands: Sequence[Operand]) -> torch.Tensor:
-    for x in operands:
-        if isinstance(x, torch.Tensor):
-            return x
-    raise TypeError(f"{name}: got only Python numbers, expected at least one tensor")
 
 
 def _acc(name: str, dtype: torch.dtype, integers: bool, comparison: bool) -> tl.dtype:

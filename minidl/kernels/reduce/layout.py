@@ -94,6 +94,39 @@ def reverse_order(b_x, REVERSE: tl.constexpr):
 
 
 @triton.jit
+def load_extreme(p_x, mask, SMALLEST: tl.constexpr, ACC: tl.constexpr):
+    """Return a block of elements, for a minimum in reverse order; the identity of the maximum where masked out."""
+    if ACC.is_floating():
+        b_x = tl.load(p_x, mask=mask, other=float("inf") if SMALLEST else float("-inf")).to(ACC)
+    else:
+        b_x = tl.load(p_x, mask=mask, other=0).to(ACC)
+    b_x = reverse_order(b_x, SMALLEST)
+    if not ACC.is_floating():
+        b_x = tl.where(mask, b_x, LOWEST_INTEGER)
+    return b_x
+
+
+@triton.jit
+def largest(b_v, shape: tl.constexpr, ACC: tl.constexpr):
+    """Return (where b_v is NaN, whether any is along axis 0, the maximum of the others along it).
+
+    tl.max over lanes may drop or propagate NaN, so NaN is detected separately.
+    """
+    missing = b_v != b_v
+    b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_K1, BLOCK_K2]
+    return missing, b_missing, tl.max(tl.where(missing, lowest(shape, ACC), b_v), axis=0)
+
+
+@triton.jit
+def extreme_value(b_top, b_missing, SMALLEST: tl.constexpr, ACC: tl.constexpr):
+    """Return the result of `load_extreme` and `largest` in the order of values, NaN where one is missing."""
+    b_top = reverse_order(b_top, SMALLEST)
+    if ACC.is_floating():
+        b_top = tl.where(b_missing, float("nan"), b_top)
+    return b_top
+
+
+@triton.jit
 def output_block(p_x, sizes, block: tl.constexpr):
     """Return pointers into x, indices and mask [1, BLOCK_K1, BLOCK_K2] of this program's outputs."""
     ALIGN: tl.constexpr = block.ALIGN

@@ -15,13 +15,14 @@ import triton.language as tl
 from minidl.kernels import memory_layout
 from minidl.kernels.division import as_multiple
 from minidl.kernels.reduce.layout import (
-    LOWEST_INTEGER,
     Plan,
+    extreme_value,
+    largest,
+    load_extreme,
     lowest,
     output_block,
     plan,
     reduced_pointers,
-    reverse_order,
 )
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -33,13 +34,7 @@ NOWHERE, FARTHER = tl.constexpr(2**31 - 1), tl.constexpr(2**62)
 @triton.jit
 def update_maximum(b_v, b_at, p_x, mask, r, SMALLEST: tl.constexpr, ACC: tl.constexpr):
     """Return the larger of each lane's value and the next one, or its first NaN, and the start of the block with it."""
-    if ACC.is_floating():
-        b_x = tl.load(p_x, mask=mask, other=float("inf") if SMALLEST else float("-inf")).to(ACC)
-    else:
-        b_x = tl.load(p_x, mask=mask, other=0).to(ACC)
-    b_x = reverse_order(b_x, SMALLEST)
-    if not ACC.is_floating():
-        b_x = tl.where(mask, b_x, LOWEST_INTEGER)
+    b_x = load_extreme(p_x, mask, SMALLEST, ACC)
     larger = (b_x > b_v) | ((b_x != b_x) & (b_v == b_v))
     return tl.where(larger, b_x, b_v), tl.where(larger, tl.cast(r, b_at.dtype), b_at)
 
@@ -71,10 +66,7 @@ def argmax_kernel(
         end = as_multiple(sizes.R, block.ALIGN) if block.EVEN else sizes.R
         m_r = m_k & (start + last + o_r < end)[:, None, None]
         b_v, b_at = update_maximum(b_v, b_at, p_r, m_r, last, SMALLEST, ACC)
-    # tl.max over lanes may drop or propagate NaN, so NaN is detected separately.
-    missing = b_v != b_v
-    b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_K1, BLOCK_K2]
-    b_top = tl.max(tl.where(missing, lowest(shape, ACC), b_v), axis=0)
+    missing, b_missing, b_top = largest(b_v, shape, ACC)
     at_top = tl.where(b_missing[None, :, :], missing, b_v == b_top[None, :, :]) & (o_r < rows)[:, None, None]
     b_j = tl.where(at_top, b_at + o_r[:, None, None], FARTHER if LONG else NOWHERE)
     b_j = tl.min(b_j, axis=0).to(tl.int64)[None, :, :]
@@ -85,9 +77,7 @@ def argmax_kernel(
     o_y = tl.program_id(1).to(tl.int64) * sizes.K1 * sizes.K2 + o_k
     tl.store(p_j + o_y, b_j, mask=m_k)
     if p_y is not None:
-        b_top = reverse_order(b_top, SMALLEST)
-        if ACC.is_floating():
-            b_top = tl.where(b_missing, float("nan"), b_top)
+        b_top = extreme_value(b_top, b_missing, SMALLEST, ACC)
         tl.store(p_y + o_y, b_top.to(p_y.dtype.element_ty)[None, :, :], mask=m_k)
 
 

@@ -6,6 +6,7 @@
 A second launch joins shares; only then is the sum divided by the count, or its root taken.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,14 +15,15 @@ import triton.language as tl
 
 from minidl.kernels.division import as_multiple
 from minidl.kernels.reduce.layout import (
-    LOWEST_INTEGER,
     Plan,
     block_sizes,
+    extreme_value,
+    largest,
+    load_extreme,
     lowest,
     output_block,
     plan,
     reduced_pointers,
-    reverse_order,
     shares_of,
 )
 from minidl.runtime import dependent_launch, launch
@@ -34,18 +36,10 @@ UNCHANGED, OVER_COUNT, ROOT = map(tl.constexpr, range(3))
 @triton.jit
 def accumulate(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
     """Return b_acc with one more block; masked lanes have no effect."""
-    if OP == MAX and ACC.is_floating():
-        b_x = tl.load(p_x, mask=mask, other=float("-inf")).to(ACC)
-    elif OP == MIN and ACC.is_floating():
-        b_x = tl.load(p_x, mask=mask, other=float("inf")).to(ACC)
-    else:
-        b_x = tl.load(p_x, mask=mask, other=0).to(ACC)
     if OP >= MAX:  # or MIN
-        b_x = reverse_order(b_x, OP == MIN)
-        if not ACC.is_floating():
-            b_x = tl.where(mask, b_x, LOWEST_INTEGER)
-        return tl.maximum(b_acc, b_x, propagate_nan=tl.PropagateNan.ALL)
-    elif OP == EQUAL:
+        return tl.maximum(b_acc, load_extreme(p_x, mask, OP == MIN, ACC), propagate_nan=tl.PropagateNan.ALL)
+    b_x = tl.load(p_x, mask=mask, other=0).to(ACC)
+    if OP == EQUAL:
         return b_acc + (mask & ((b_x == b_m) | ((b_x != b_x) & (b_m != b_m)))).to(ACC)
     elif OP == SQUARES:
         return b_acc + b_x * b_x
@@ -82,13 +76,8 @@ def reduce_kernel(
         end = as_multiple(sizes.R, block.ALIGN) if block.EVEN else sizes.R
         b_acc = accumulate(b_acc, p_r, m_k & (last + o_r < end)[:, None, None], b_m, OP, ACC)
     if OP >= MAX:  # or MIN
-        # tl.max over lanes may drop or propagate NaN, so NaN is detected separately.
-        missing = b_acc != b_acc
-        b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_K1, BLOCK_K2]
-        b_y = tl.max(tl.where(missing, lowest(shape, ACC), b_acc), axis=0)
-        b_y = reverse_order(b_y, OP == MIN)
-        if ACC.is_floating():
-            b_y = tl.where(b_missing, float("nan"), b_y)
+        _, b_missing, b_y = largest(b_acc, shape, ACC)
+        b_y = extreme_value(b_y, b_missing, OP == MIN, ACC)
     else:
         b_y = tl.sum(b_acc, axis=0)
     if FINISH == OVER_COUNT:
@@ -106,8 +95,12 @@ def fill(
     op: tl.constexpr = SUM,
     finish: tl.constexpr = UNCHANGED,
     m: torch.Tensor | None = None,
-) -> None:
-    """Fill y, contiguous in the order of the output axes."""
+) -> torch.Tensor:
+    """Fill y, contiguous in the order of the output axes, and return it."""
+    if x.numel() == 0:
+        return y.fill_(math.nan if finish == OVER_COUNT else 0)
+    if y.numel() == x.numel() and op in (SUM, MAX, MIN):
+        return y.copy_(x.reshape(y.shape))
     first = plan(x, axes)
     acc, shares = _acc_dtype(x, op), first.grid[1]
     join = shares > 1
@@ -116,6 +109,7 @@ def fill(
     if join:
         second = plan(partial, (0,), shares=1)
         _run(second, partial, None, y, first.sizes.R, op if op in (MAX, MIN) else SUM, finish, acc)
+    return y
 
 
 def _run(
