@@ -34,7 +34,7 @@ from minidl.runtime.dependent_launch import wait
 SHORT = tl.constexpr(64)
 
 
-class Tile(NamedTuple):
+class SparseTile(NamedTuple):
     """BLOCK_N columns of BLOCK_M short rows, BLOCK_J entries of each at a time, or of BLOCK_M_LONG long rows."""
 
     BLOCK_N: int
@@ -150,7 +150,7 @@ def csr_matmul(
     launch.run(
         csr_matmul_kernel, grid, crow.contiguous(), col.contiguous(), val.contiguous(), order.contiguous(), dense,
         None if bias is None else bias.contiguous(), y, z, rows, dense.stride(0), N,
-        epilogue=Epilogue(activation.CODES[name], slope), tile=tile.record(Tile), ACC=launch.acc(val.dtype),
+        epilogue=Epilogue(activation.CODES[name], slope), tile=tile.record(SparseTile), ACC=launch.acc(val.dtype),
         **dependent_launch.options(), **tile.launch_options,
     )  # fmt: skip
     return (y, z) if z is not None else y

@@ -218,8 +218,8 @@ def test_long_images_take_64_bit_indices(device, monkeypatch):
 
     def wide(problem):
         prepared = plan(problem)
-        block = prepared.meta["block"]._replace(INDEX=tl.int64)
-        return prepared._replace(meta={**prepared.meta, "block": block})
+        tile = prepared.meta["tile"]._replace(INDEX=tl.int64)
+        return prepared._replace(meta={**prepared.meta, "tile": tile})
 
     calls = [
         (ops.max_pool2d, (3, 2, 1)), (ops.avg_pool2d, (3, 2, 1)), (ops.adaptive_avg_pool2d, ((4, 7),)),
@@ -237,7 +237,7 @@ def test_an_image_of_a_long_side_counts_in_64_bits():
         (pool.windows("p", (18, 18), 2), tl.int32),
     ):
         problem = Problem(at, 1, 1, torch.float32, mean=True, back=False, target=launch.target())
-        assert index == kernels.plan(problem).meta["block"].INDEX
+        assert index == kernels.plan(problem).meta["tile"].INDEX
 
 
 def test_a_product_divides_as_a_division_does():

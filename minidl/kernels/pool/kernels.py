@@ -26,7 +26,7 @@ from minidl.kernels.division import reciprocal
 from minidl.kernels.pool.geometry import Windows
 from minidl.kernels.pool.problem import (
     SIZES,
-    Block,
+    PoolTile,
     Problem,
     Window,
     bounds,
@@ -46,24 +46,24 @@ UNROLLED = 16  # windows of up to this many taps are unrolled, so that all of th
 @triton.jit(do_not_specialize=SIZES)
 def max_pool_kernel(
     p_x, p_y, p_i, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
-    window: tl.constexpr, block: tl.constexpr, EARLY: tl.constexpr,
+    window: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write maxima, and their taps unless p_i is None."""
     wait(EARLY)
-    C = C_V * block.VEC
-    o_n, o_h, o_w, o_c, m_p, m_c, o_y, m_y = pixels(P, C, OH, OW, by_h, by_w, block)
+    C = C_V * tile.VEC
+    o_n, o_h, o_w, o_c, m_p, m_c, o_y, m_y = pixels(P, C, OH, OW, by_h, by_w, tile)
     h0, h1, w0, w1 = bounds(o_h, o_w, H, W, OH, OW, pad_h, pad_w, window)
     end_h, end_w = (h1, w1) if window.ADAPTIVE else (H, W)
     p_first = (p_x + ((o_n * H + h0) * W + w0) * C)[:, None] + o_c[None, :]
-    b_v = tl.full((block.BLOCK_P, block.BLOCK_C), MINUS_INF, block.ACC)
-    b_i = tl.full((block.BLOCK_P, block.BLOCK_C), 0, tl.int32)
+    b_v = tl.full((tile.BLOCK_P, tile.BLOCK_C), MINUS_INF, tile.ACC)
+    b_i = tl.full((tile.BLOCK_P, tile.BLOCK_C), 0, tl.int32)
     if p_i is not None and not window.INSIDE:
         # If all values are -inf, the first tap inside the image gets the gradient.
         first_h = (tl.maximum(-h0, 0) + window.DIL_H - 1) // window.DIL_H
         first_w = (tl.maximum(-w0, 0) + window.DIL_W - 1) // window.DIL_W
         b_i += (first_h * window.S + first_w).to(tl.int32)[:, None]
-    for t in tl.range(0, window.R * window.S, loop_unroll_factor=block.UNROLL):
-        b_x = load_tap(p_first, t, h0, w0, end_h, end_w, m_p, m_c, W, C, window, MINUS_INF).to(block.ACC)
+    for t in tl.range(0, window.R * window.S, loop_unroll_factor=tile.UNROLL):
+        b_x = load_tap(p_first, t, h0, w0, end_h, end_w, m_p, m_c, W, C, window, MINUS_INF).to(tile.ACC)
         if p_i is not None:
             better = (b_x > b_v) | (b_x != b_x)
             b_v = tl.where(better, b_x, b_v)
@@ -78,29 +78,29 @@ def max_pool_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def avg_pool_kernel(
     p_x, p_y, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
-    window: tl.constexpr, block: tl.constexpr, EARLY: tl.constexpr,
+    window: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write means."""
     wait(EARLY)
-    C = C_V * block.VEC
-    o_n, o_h, o_w, o_c, m_p, m_c, o_y, m_y = pixels(P, C, OH, OW, by_h, by_w, block)
+    C = C_V * tile.VEC
+    o_n, o_h, o_w, o_c, m_p, m_c, o_y, m_y = pixels(P, C, OH, OW, by_h, by_w, tile)
     h0, h1, w0, w1 = bounds(o_h, o_w, H, W, OH, OW, pad_h, pad_w, window)
     end_h, end_w = tl.minimum(h1, H), tl.minimum(w1, W)
-    b_share = inverse_divisor(h0, h1, w0, w1, H, W, window, block.ACC)
+    b_share = inverse_divisor(h0, h1, w0, w1, H, W, window, tile.ACC)
     p_first = (p_x + ((o_n * H + h0) * W + w0) * C)[:, None] + o_c[None, :]
-    b_y = tl.full((block.BLOCK_P, block.BLOCK_C), 0.0, block.ACC)
-    for t in tl.range(0, window.R * window.S, loop_unroll_factor=block.UNROLL):
-        b_y += load_tap(p_first, t, h0, w0, end_h, end_w, m_p, m_c, W, C, window, 0).to(block.ACC)
+    b_y = tl.full((tile.BLOCK_P, tile.BLOCK_C), 0.0, tile.ACC)
+    for t in tl.range(0, window.R * window.S, loop_unroll_factor=tile.UNROLL):
+        b_y += load_tap(p_first, t, h0, w0, end_h, end_w, m_p, m_c, W, C, window, 0).to(tile.ACC)
     tl.store(p_y + o_y, (b_y * b_share[:, None]).to(p_y.dtype.element_ty), mask=m_y)
 
 
 @triton.jit
 def gather(
-    p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window: tl.constexpr, block: tl.constexpr
+    p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window: tl.constexpr, tile: tl.constexpr
 ):  # fmt: skip
     """Write dx of pixels; p_i is None for means."""
-    C = C_V * block.VEC
-    o_n, o_h, o_w, o_c, m_p, m_c, o_x, m_x = pixels(P, C, H, W, by_h, by_w, block)
+    C = C_V * tile.VEC
+    o_n, o_h, o_w, o_c, m_p, m_c, o_x, m_x = pixels(P, C, H, W, by_h, by_w, tile)
     if window.ADAPTIVE:
         # Pixel i is in the windows from floor(i O / I) on: the same rule with the sizes exchanged.
         first_h = (o_h * OH) // H
@@ -110,8 +110,8 @@ def gather(
         first_w = (o_w + pad_w) // window.STRIDE_W - (window.NEAR_W - 1)
     line = tl.cast(OW, tl.int64) * C
     o_first = (((o_n * OH + first_h) * OW + first_w) * C)[:, None] + o_c[None, :]
-    b_dx = tl.full((block.BLOCK_P, block.BLOCK_C), 0.0, block.ACC)
-    for j in tl.range(0, window.NEAR_H * window.NEAR_W, loop_unroll_factor=block.UNROLL):
+    b_dx = tl.full((tile.BLOCK_P, tile.BLOCK_C), 0.0, tile.ACC)
+    for j in tl.range(0, window.NEAR_H * window.NEAR_W, loop_unroll_factor=tile.UNROLL):
         oh = first_h + j // window.NEAR_W
         ow = first_w + j % window.NEAR_W
         h0, h1, w0, w1 = bounds(oh, ow, H, W, OH, OW, pad_h, pad_w, window)
@@ -133,41 +133,41 @@ def gather(
         if p_i is not None:
             b_tap = ((r // window.DIL_H) * window.S + s // window.DIL_W).to(p_i.dtype.element_ty)
             b_i = tl.load(p_i + o_t, mask=m_tc, other=-1)  # [BLOCK_P, BLOCK_C]
-            b_dy = tl.load(p_dy + o_t, mask=m_tc, other=0).to(block.ACC)
+            b_dy = tl.load(p_dy + o_t, mask=m_tc, other=0).to(tile.ACC)
             b_dx += tl.where(b_i == b_tap[:, None], b_dy, 0.0)
         else:
-            b_share = inverse_divisor(h0, h1, w0, w1, H, W, window, block.ACC)
-            b_dx += tl.load(p_dy + o_t, mask=m_tc, other=0).to(block.ACC) * b_share[:, None]
+            b_share = inverse_divisor(h0, h1, w0, w1, H, W, window, tile.ACC)
+            b_dx += tl.load(p_dy + o_t, mask=m_tc, other=0).to(tile.ACC) * b_share[:, None]
     tl.store(p_dx + o_x, b_dx.to(p_dx.dtype.element_ty), mask=m_x)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def max_pool_grad_kernel(
     p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
-    window: tl.constexpr, block: tl.constexpr, EARLY: tl.constexpr,
+    window: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
-    gather(p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window, block)
+    gather(p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window, tile)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def avg_pool_grad_kernel(
     p_dy, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
-    window: tl.constexpr, block: tl.constexpr, EARLY: tl.constexpr,
+    window: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
-    gather(p_dy, None, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window, block)
+    gather(p_dy, None, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window, tile)
 
 
 @triton.jit
 def spread(
-    p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window: tl.constexpr, block: tl.constexpr
+    p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window: tl.constexpr, tile: tl.constexpr
 ):  # fmt: skip
     """Write dx of disjoint windows; p_i is None for means."""
-    C = C_V * block.VEC
+    C = C_V * tile.VEC
     rows = tl.cdiv(H + pad_h, window.STRIDE_H)
     columns = tl.cdiv(W + pad_w, window.STRIDE_W)
-    o_n, oh, ow, o_c, m_p, m_c, _, _ = pixels(P, C, rows, columns, by_h, by_w, block)
+    o_n, oh, ow, o_c, m_p, m_c, _, _ = pixels(P, C, rows, columns, by_h, by_w, tile)
     m_y = m_p if window.EXACT else m_p & (oh < OH) & (ow < OW)
     m_yc = m_y[:, None] & m_c[None, :]
     o_y = (((o_n * OH + oh) * OW + ow) * C)[:, None] + o_c[None, :]
@@ -176,12 +176,12 @@ def spread(
         b_i = tl.load(p_i + o_y, mask=m_yc, other=-1).to(tl.int32)  # [BLOCK_P, BLOCK_C]
         b_dy = tl.load(p_dy + o_y, mask=m_yc, other=0)
     else:
-        b_share = inverse_divisor(h0, h1, w0, w1, H, W, window, block.ACC)
-        b_dy = tl.load(p_dy + o_y, mask=m_yc, other=0).to(block.ACC) * b_share[:, None]
+        b_share = inverse_divisor(h0, h1, w0, w1, H, W, window, tile.ACC)
+        b_dy = tl.load(p_dy + o_y, mask=m_yc, other=0).to(tile.ACC) * b_share[:, None]
         b_dy = b_dy.to(p_dx.dtype.element_ty)
     line = tl.cast(W, tl.int64) * C
     p_first = (p_dx + ((o_n * H + h0) * W + w0) * C)[:, None] + o_c[None, :]
-    for j in tl.range(0, window.STRIDE_H * window.STRIDE_W, loop_unroll_factor=block.UNROLL):
+    for j in tl.range(0, window.STRIDE_H * window.STRIDE_W, loop_unroll_factor=tile.UNROLL):
         r = j // window.STRIDE_W
         s = j % window.STRIDE_W
         m_t = m_p if window.EXACT else in_image(h0 + r, w0 + s, H, W) & m_p
@@ -200,19 +200,19 @@ def spread(
 @triton.jit(do_not_specialize=SIZES)
 def max_pool_spread_kernel(
     p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
-    window: tl.constexpr, block: tl.constexpr, EARLY: tl.constexpr,
+    window: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
-    spread(p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window, block)
+    spread(p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window, tile)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def avg_pool_spread_kernel(
     p_dy, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
-    window: tl.constexpr, block: tl.constexpr, EARLY: tl.constexpr,
+    window: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
-    spread(p_dy, None, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window, block)
+    spread(p_dy, None, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window, tile)
 
 
 @launch.cached
@@ -238,11 +238,11 @@ def plan(problem: Problem) -> launch.Prepared:
     # Channels as a number of vectors tell the compiler their alignment, for 8 and 24 as for 16. With vectors of 16 the
     # taps of maxima would be stored 16 at a time and move through shared memory to other threads.
     vector = math.gcd(C, 8)
-    block = tile.record(Block, VEC=vector, UNROLL=unroll, INDEX=index, ACC=launch.acc(problem.dtype))
+    block = tile.record(PoolTile, VEC=vector, UNROLL=unroll, INDEX=index, ACC=launch.acc(problem.dtype))
     window = Window(*at.kernel, *at.stride, *at.dilation, at.adaptive, **fields)
     sizes = P, C // vector, *map(reciprocal, numbered), *at.size, *at.output, *at.padding
     grid = launch.cdiv(P, tile["BLOCK_P"]), launch.cdiv(C, tile["BLOCK_C"])
-    meta = {"window": window, "block": block, **dependent_launch.options(target=problem.target), **tile.launch_options}
+    meta = {"window": window, "tile": block, **dependent_launch.options(target=problem.target), **tile.launch_options}
     return launch.Prepared(kernels[problem.mean], grid, sizes, meta)
 
 

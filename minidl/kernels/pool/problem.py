@@ -49,7 +49,7 @@ class Window(NamedTuple):
     EXACT: bool = False
 
 
-class Block(NamedTuple):
+class PoolTile(NamedTuple):
     """The block of a program; C is a multiple of VEC, indices have the type INDEX, loops are unrolled UNROLL times."""
 
     BLOCK_P: int
@@ -61,15 +61,15 @@ class Block(NamedTuple):
 
 
 @triton.jit
-def pixels(P, C, rows, columns, by_h, by_w, block: tl.constexpr):
+def pixels(P, C, rows, columns, by_h, by_w, tile: tl.constexpr):
     """Return (image, row, column) of this program's pixels in images of rows x columns, its channels, their masks, and
     offsets and mask [BLOCK_P, BLOCK_C] of the pixels in memory."""
-    o_p = tl.program_id(0).to(block.INDEX) * block.BLOCK_P + tl.arange(0, block.BLOCK_P)
-    row = fast_divide(o_p, columns, by_w, block.INDEX)
-    image = fast_divide(row, rows, by_h, block.INDEX)
+    o_p = tl.program_id(0).to(tile.INDEX) * tile.BLOCK_P + tl.arange(0, tile.BLOCK_P)
+    row = fast_divide(o_p, columns, by_w, tile.INDEX)
+    image = fast_divide(row, rows, by_h, tile.INDEX)
     o_h = row - image * rows
     o_w = o_p - row * columns
-    o_c = tl.program_id(1) * block.BLOCK_C + tl.arange(0, block.BLOCK_C)
+    o_c = tl.program_id(1) * tile.BLOCK_C + tl.arange(0, tile.BLOCK_C)
     m_p = o_p < P
     m_c = o_c < C
     o_pc = (o_p.to(tl.int64) * C)[:, None] + o_c[None, :]

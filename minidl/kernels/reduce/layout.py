@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
     s_r2: int
 
 
-class Block(NamedTuple):
+class ReduceTile(NamedTuple):
     """The block of a program.
 
     COLUMNS   loads go along k2, else along r
@@ -127,34 +127,34 @@ def extreme_value(b_top, b_missing, SMALLEST: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def output_block(p_x, sizes, block: tl.constexpr):
+def output_block(p_x, sizes, tile: tl.constexpr):
     """Return pointers into x, indices and mask [1, BLOCK_K1, BLOCK_K2] of this program's outputs."""
-    ALIGN: tl.constexpr = block.ALIGN
-    tiles = tl.cdiv(sizes.K2, block.BLOCK_K2)
-    o_k1 = (tl.program_id(0) // tiles).to(tl.int64) * block.BLOCK_K1 + tl.arange(0, block.BLOCK_K1)
-    o_k2 = (tl.program_id(0) % tiles).to(tl.int64) * block.BLOCK_K2 + tl.arange(0, block.BLOCK_K2)
-    end = as_multiple(sizes.K2, ALIGN) if block.COLUMNS else sizes.K2
+    ALIGN: tl.constexpr = tile.ALIGN
+    tiles = tl.cdiv(sizes.K2, tile.BLOCK_K2)
+    o_k1 = (tl.program_id(0) // tiles).to(tl.int64) * tile.BLOCK_K1 + tl.arange(0, tile.BLOCK_K1)
+    o_k2 = (tl.program_id(0) % tiles).to(tl.int64) * tile.BLOCK_K2 + tl.arange(0, tile.BLOCK_K2)
+    end = as_multiple(sizes.K2, ALIGN) if tile.COLUMNS else sizes.K2
     m_k = (o_k1 < sizes.K1)[None, :, None] & (o_k2 < end)[None, None, :]
     o_k = (o_k1 * sizes.K2)[None, :, None] + o_k2[None, None, :]
     o_x = o_k2 * sizes.s_k2
-    if not block.COLUMNS:
+    if not tile.COLUMNS:
         o_x = as_multiple(o_x, ALIGN)
     p_x += as_multiple(o_k1 * sizes.s_k1, ALIGN)[None, :, None] + o_x[None, None, :]
     return p_x, o_k, m_k
 
 
 @triton.jit
-def reduced_pointers(p_x, o_r, sizes, block: tl.constexpr):
+def reduced_pointers(p_x, o_r, sizes, tile: tl.constexpr):
     """Return pointers [BLOCK_R, BLOCK_K1, BLOCK_K2] to the elements o_r of the outputs at p_x.
 
     Warps are assigned to k1 (see `softmax.rows.row_pointers`): otherwise they share outputs and must join them.
     """
-    o_x = offsets(o_r, sizes.R2, sizes.s_r1, sizes.s_r2, block.R_LEVELS)
-    if block.COLUMNS:
-        o_x = as_multiple(o_x, block.ALIGN)
+    o_x = offsets(o_r, sizes.R2, sizes.s_r1, sizes.s_r2, tile.R_LEVELS)
+    if tile.COLUMNS:
+        o_x = as_multiple(o_x, tile.ALIGN)
     p_x += o_x[:, None, None]
-    if block.COLUMNS and block.BLOCK_K1 > 1:
-        p_x = tl.max_contiguous(p_x, [1, 2, block.BLOCK_K2])
+    if tile.COLUMNS and tile.BLOCK_K1 > 1:
+        p_x = tl.max_contiguous(p_x, [1, 2, tile.BLOCK_K2])
     return p_x
 
 
@@ -167,7 +167,7 @@ class Plan(NamedTuple):
     order: tuple[int, ...] | None
     K: int
     sizes: Sizes
-    block: Block
+    tile: ReduceTile
     grid: tuple[int, int]
     share: int
     options: dict[str, int]
@@ -207,7 +207,7 @@ def _plan(
         align = _alignment(dtype, s_k1 * (sizes.K1 > 1), s_k2 * (K2 > 1)) if s_r2 == 1 and len(r) < 2 else 1
     tile = launch.tile("reduce_columns" if columns else "reduce_rows", dtype, target_=target, K=K, R=R)
     block_k1, block_r, block_k2 = block_sizes(tile, sizes.K1, R, K2, columns)
-    block = Block(columns and s_k2 == 1, align, R % align == 0, len(r), block_k1, block_r, block_k2)
+    block = ReduceTile(columns and s_k2 == 1, align, R % align == 0, len(r), block_k1, block_r, block_k2)
     programs, blocks = launch.cdiv(sizes.K1, block_k1) * launch.cdiv(K2, block_k2), launch.cdiv(R, block_r)
     share = launch.cdiv(blocks, shares or shares_of(blocks, programs, processors)) * block_r
     return Plan(order, K, sizes, block, (programs, launch.cdiv(R, share)), share, tile.launch_options)

@@ -42,7 +42,7 @@ def update_maximum(b_v, b_at, p_x, mask, r, SMALLEST: tl.constexpr, ACC: tl.cons
 @triton.jit
 def argmax_kernel(
     p_x, p_i, p_y, p_j, sizes, share,
-    SMALLEST: tl.constexpr, LONG: tl.constexpr, ACC: tl.constexpr, EARLY: tl.constexpr, block: tl.constexpr,
+    SMALLEST: tl.constexpr, LONG: tl.constexpr, ACC: tl.constexpr, EARLY: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Write j of share program_id(1), and y unless it is None.
 
@@ -50,20 +50,20 @@ def argmax_kernel(
     LONG: 64 take twice the registers. Loads are as in `reduce_kernel`.
     """
     wait(EARLY)
-    shape: tl.constexpr = (block.BLOCK_R, block.BLOCK_K1, block.BLOCK_K2)
-    p_x, o_k, m_k = output_block(p_x, sizes, block)
+    shape: tl.constexpr = (tile.BLOCK_R, tile.BLOCK_K1, tile.BLOCK_K2)
+    p_x, o_k, m_k = output_block(p_x, sizes, tile)
     start = tl.program_id(1).to(tl.int64) * share
     rows = tl.minimum(share, sizes.R - start)
     b_v = lowest(shape, ACC)
     b_at = tl.zeros(shape, dtype=tl.int64 if LONG else tl.int32)
-    o_r = tl.arange(0, block.BLOCK_R)
-    last = rows // block.BLOCK_R * block.BLOCK_R
-    for r in range(0, last, block.BLOCK_R):
-        p_r = reduced_pointers(p_x, start + r + o_r, sizes, block)
+    o_r = tl.arange(0, tile.BLOCK_R)
+    last = rows // tile.BLOCK_R * tile.BLOCK_R
+    for r in range(0, last, tile.BLOCK_R):
+        p_r = reduced_pointers(p_x, start + r + o_r, sizes, tile)
         b_v, b_at = update_maximum(b_v, b_at, p_r, m_k, r, SMALLEST, ACC)
     if last < rows:
-        p_r = reduced_pointers(p_x, start + last + o_r, sizes, block)
-        end = as_multiple(sizes.R, block.ALIGN) if block.EVEN else sizes.R
+        p_r = reduced_pointers(p_x, start + last + o_r, sizes, tile)
+        end = as_multiple(sizes.R, tile.ALIGN) if tile.EVEN else sizes.R
         m_r = m_k & (start + last + o_r < end)[:, None, None]
         b_v, b_at = update_maximum(b_v, b_at, p_r, m_r, last, SMALLEST, ACC)
     missing, b_missing, b_top = largest(b_v, shape, ACC)
@@ -103,7 +103,7 @@ def _run(
     launch.run(
         argmax_kernel, at.grid, at.source(x), of_shares, values, positions, at.sizes, at.share,
         SMALLEST=smallest, LONG=at.share >= MANY, ACC=launch.acc(x.dtype) if x.is_floating_point() else tl.int64,
-        block=at.block, **dependent_launch.options(), **at.options,
+        tile=at.tile, **dependent_launch.options(), **at.options,
     )  # fmt: skip
 
 

@@ -34,22 +34,22 @@ MOST_BLOCKS, FEW_PASSES = 16, 8
 @triton.jit
 def leading_kernel(
     p_x, p_y, p_j, sizes, J, inner,
-    LARGEST: tl.constexpr, LONG: tl.constexpr, KEY: tl.constexpr, block: tl.constexpr,
+    LARGEST: tl.constexpr, LONG: tl.constexpr, KEY: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Write the first J elements of rows of x in order to y [outer, J, inner], and their positions to j."""
     LOWEST: tl.constexpr = LOWEST_INTEGER if tl.int64 == KEY else -(2**31)
     NONE: tl.constexpr = LONG_NOWHERE if LONG else NOWHERE
     INDEX: tl.constexpr = tl.int64 if LONG else tl.int32
-    p_x, o_k, m_k = output_block(p_x, sizes, block)
+    p_x, o_k, m_k = output_block(p_x, sizes, tile)
     o_y = o_k // inner * J * inner + o_k % inner  # [1, BLOCK_K1, BLOCK_K2]
-    o_r = tl.arange(0, block.BLOCK_R).to(INDEX)
+    o_r = tl.arange(0, tile.BLOCK_R).to(INDEX)
     # Key and position of the previous element; initially before all elements.
-    b_key = tl.full((1, block.BLOCK_K1, block.BLOCK_K2), -LOWEST - 1, KEY)
-    b_at = tl.full((1, block.BLOCK_K1, block.BLOCK_K2), -1, INDEX)
+    b_key = tl.full((1, tile.BLOCK_K1, tile.BLOCK_K2), -LOWEST - 1, KEY)
+    b_at = tl.full((1, tile.BLOCK_K1, tile.BLOCK_K2), -1, INDEX)
     for _ in range(J):
-        b_top = tl.full((block.BLOCK_R, block.BLOCK_K1, block.BLOCK_K2), LOWEST, KEY)
-        b_j = tl.full((block.BLOCK_R, block.BLOCK_K1, block.BLOCK_K2), NONE, INDEX)
-        for r in range(0, sizes.R, block.BLOCK_R):
+        b_top = tl.full((tile.BLOCK_R, tile.BLOCK_K1, tile.BLOCK_K2), LOWEST, KEY)
+        b_j = tl.full((tile.BLOCK_R, tile.BLOCK_K1, tile.BLOCK_K2), NONE, INDEX)
+        for r in range(0, sizes.R, tile.BLOCK_R):
             b_r = (r + o_r)[:, None, None]
             p_r = p_x + b_r.to(tl.int64) * sizes.s_r2
             m_r = m_k & (b_r < sizes.R)
@@ -128,15 +128,15 @@ def leading(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> tup
         return y, positions
     planned = plan(x, (at,), shares=1)
     R, programs = planned.sizes.R, planned.grid[0]
-    block = planned.block._replace(COLUMNS=False, ALIGN=1, EVEN=False, R_LEVELS=1)
-    passes = k * launch.cdiv(R, block.BLOCK_R)
+    tile = planned.tile._replace(COLUMNS=False, ALIGN=1, EVEN=False, R_LEVELS=1)
+    passes = k * launch.cdiv(R, tile.BLOCK_R)
     if passes > MOST_BLOCKS and (k > FEW_PASSES or programs < 4 * launch.processors()):
         y, positions = _by_selection(x.movedim(at, -1), k, largest)
         return y.movedim(-1, at).contiguous(), positions.movedim(-1, at).contiguous()
     wide = key_type(x.dtype) == tl.int64
     launch.run(
         leading_kernel, (programs,), planned.source(x), y, positions, planned.sizes, k, y.shape[at + 1 :].numel(),
-        LARGEST=largest, LONG=R >= MANY, KEY=key_type(x.dtype), block=block,
+        LARGEST=largest, LONG=R >= MANY, KEY=key_type(x.dtype), tile=tile,
         **{**planned.options, "num_warps": 8 if wide else min(planned.options["num_warps"], 8)},  # others spill
     )  # fmt: skip
     return y, positions

@@ -2,6 +2,10 @@
 
     x, y  [K, R], contiguous          positions  int64 [K, R]
 
+    | piece | piece | piece | piece |    `rank_kernel`: pieces of PIECE elements, BLOCK_K per program
+    |      run      |      run      |    `join_kernel`: pairs of runs, BLOCK elements per program; again until
+    |             run               |                  the row is one run
+
 Elements are compared as integers with the same order, NaN above all. A program ranks the PIECE elements of a piece by
 counting the elements before each. Then each launch merges pairs of runs: an element's new index is its index in its run
 plus the number of elements before it in the other, by binary search. The sort is stable, so nothing depends on

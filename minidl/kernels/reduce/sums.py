@@ -50,12 +50,12 @@ def accumulate(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
 @triton.jit
 def reduce_kernel(
     p_x, p_m, p_y, sizes, share, count,
-    OP: tl.constexpr, FINISH: tl.constexpr, ACC: tl.constexpr, EARLY: tl.constexpr, block: tl.constexpr,
+    OP: tl.constexpr, FINISH: tl.constexpr, ACC: tl.constexpr, EARLY: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Write y of share program_id(1). Loads of the last block of R take ALIGN elements at once only if R is EVEN."""
     wait(EARLY)
-    shape: tl.constexpr = (block.BLOCK_R, block.BLOCK_K1, block.BLOCK_K2)
-    p_x, o_k, m_k = output_block(p_x, sizes, block)
+    shape: tl.constexpr = (tile.BLOCK_R, tile.BLOCK_K1, tile.BLOCK_K2)
+    p_x, o_k, m_k = output_block(p_x, sizes, tile)
     start = tl.program_id(1).to(tl.int64) * share
     rows = tl.minimum(share, sizes.R - start)
     if OP >= MAX:  # or MIN
@@ -66,14 +66,14 @@ def reduce_kernel(
         b_m = tl.load(p_m + o_k, mask=m_k, other=0).to(ACC)
     else:
         b_m = None
-    o_r = start + tl.arange(0, block.BLOCK_R)
-    last = rows // block.BLOCK_R * block.BLOCK_R
-    for r in range(0, last, block.BLOCK_R):
-        p_r = reduced_pointers(p_x, r + o_r, sizes, block)
+    o_r = start + tl.arange(0, tile.BLOCK_R)
+    last = rows // tile.BLOCK_R * tile.BLOCK_R
+    for r in range(0, last, tile.BLOCK_R):
+        p_r = reduced_pointers(p_x, r + o_r, sizes, tile)
         b_acc = accumulate(b_acc, p_r, m_k, b_m, OP, ACC)
     if last < rows:
-        p_r = reduced_pointers(p_x, last + o_r, sizes, block)
-        end = as_multiple(sizes.R, block.ALIGN) if block.EVEN else sizes.R
+        p_r = reduced_pointers(p_x, last + o_r, sizes, tile)
+        end = as_multiple(sizes.R, tile.ALIGN) if tile.EVEN else sizes.R
         b_acc = accumulate(b_acc, p_r, m_k & (last + o_r < end)[:, None, None], b_m, OP, ACC)
     if OP >= MAX:  # or MIN
         _, b_missing, b_y = largest(b_acc, shape, ACC)
@@ -118,7 +118,7 @@ def _run(
 ) -> None:  # fmt: skip
     launch.run(
         reduce_kernel, at.grid, at.source(x), m, y, at.sizes, at.share, count,
-        OP=op, FINISH=finish, ACC=_ACC[acc], block=at.block, **dependent_launch.options(), **at.options,
+        OP=op, FINISH=finish, ACC=_ACC[acc], tile=at.tile, **dependent_launch.options(), **at.options,
     )  # fmt: skip
 
 
