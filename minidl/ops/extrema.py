@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl.autograd import Function
-from minidl.autograd.function import recordable
+from minidl.autograd.function import linear, recordable
 from minidl.kernels import check, memory_layout, reduce
 from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import elementwise
 from minidl.ops.arguments import Dim
 from minidl.ops.binary import piecewise_linear
+from minidl.ops.scatter_gather import gather
+from minidl.ops.shape import expand
 from minidl.tensors import Tensor
 
 __all__ = ["amax", "amin", "argmax", "argmin", "max", "min", "topk"]
@@ -76,6 +78,16 @@ class Min(Max):
     compute = staticmethod(reduce.amin)
 
 
+def _at_positions(ctx: Any, x: Tensor) -> Tensor:
+    """Return x at the positions that forward chose."""
+    (indices,), (shape, _, dim) = ctx.saved, ctx.layout
+    if not shape:
+        return expand(x, *indices.shape)  # one element, or no elements
+    positions = indices if indices.dim() == len(shape) else indices.unsqueeze(dim)
+    return gather(x, dim, Tensor(positions)).reshape(indices.shape)
+
+
+@linear(_at_positions)
 class Chosen(Function):
     """Values and positions along one dimension; the gradient goes to the positions of the values."""
 

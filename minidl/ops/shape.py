@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from minidl.autograd import Function
-from minidl.autograd.function import recordable
+from minidl.autograd.function import linear, recordable
 from minidl.kernels import check, memory_layout, reduce
 from minidl.ops import copies
 from minidl.tensors import Tensor, device_of
@@ -39,7 +39,7 @@ class _Move(Function):
     def backward(cls, ctx: Any, dy: Any) -> Any:
         return cls.move_back(dy, ctx.shape, ctx.how), None
 
-    second = backward
+    recorded_backward = backward
 
 
 def move_function(name: str, move: Callable[..., Any], move_back: Callable[..., Any]) -> type[Function]:
@@ -62,6 +62,7 @@ def _diagonal_gradient(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int,
 
 
 Diagonal = move_function("Diagonal", lambda x, how: x.diagonal(*how), _diagonal_gradient)
+linear(lambda ctx, x: Diagonal.apply(x, ctx.how))(Diagonal)
 
 
 def sum_to(dy: Tensor, shape: Sequence[int]) -> Tensor:
@@ -87,7 +88,7 @@ class To(Function):
     def backward(ctx: Any, dy: Any) -> Any:
         return dy.to(ctx.device, ctx.dtype), None, None
 
-    second = backward
+    recorded_backward = backward
 
 
 class Clone(Function):
@@ -99,7 +100,7 @@ class Clone(Function):
     def backward(ctx: Any, dy: Any) -> Any:
         return dy
 
-    second = backward
+    recorded_backward = backward
 
 
 class Contiguous(Function):
@@ -111,7 +112,7 @@ class Contiguous(Function):
     def backward(ctx: Any, dy: Any) -> Any:
         return dy, None
 
-    second = backward
+    recorded_backward = backward
 
 
 def one_or_many(rank: int) -> Callable[[F], F]:

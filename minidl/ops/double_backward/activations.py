@@ -46,10 +46,10 @@ class Slope(Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         with no_grad():
-            return Slope.second(ctx, Tensor(dy))[0].data, None
+            return Slope.recorded_backward(ctx, Tensor(dy))[0].data, None
 
     @staticmethod
-    def second(ctx: Any, dy: Tensor) -> Any:
+    def recorded_backward(ctx: Any, dy: Tensor) -> Any:
         (z,), (name, slope) = ctx.saved, activation.parse(ctx.act)
         return dy * CURVES[name or ""](z if isinstance(z, Tensor) else Tensor(z), slope), None
 
