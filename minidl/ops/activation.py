@@ -14,6 +14,7 @@ from minidl.kernels import bias_act as kernels
 from minidl.kernels import softmax as softmax_kernels
 from minidl.kernels.activation import Activation
 from minidl.ops import unary
+from minidl.ops.activation_grad import bias_act_grad
 from minidl.ops.binary import binary_function, piecewise_linear
 from minidl.ops.conditional import where
 from minidl.ops.elementwise import minimum, sub
@@ -27,7 +28,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+@recordable(gradient=bias_act_grad)
 class BiasAct(Function):
+    gradient = staticmethod(kernels.bias_act_grad)
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.Tensor:
         y = kernels.bias_act(x, b, act)
@@ -35,11 +39,11 @@ class BiasAct(Function):
         ctx.save(*(y, None) if ctx.from_output else (x, b))
         return y
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         saved, b = ctx.saved
         want_x, want_bias, _ = ctx.needs
-        dx, db = kernels.bias_act_grad(dy, saved, b, ctx.act, ctx.from_output, want_x=want_x, want_bias=want_bias)
+        dx, db = cls.gradient(dy, saved, b, ctx.act, ctx.from_output, want_x=want_x, want_bias=want_bias)
         return dx, db, None
 
 

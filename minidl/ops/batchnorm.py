@@ -12,7 +12,7 @@ from minidl.kernels import activation
 from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone, fold
-from minidl.ops import folds
+from minidl.ops import folds, norm_grad
 from minidl.ops.activation import activated
 from minidl.tensors import Tensor
 
@@ -23,6 +23,7 @@ class BatchNorm(Function):
     """act(normalised x + added), where `added` has x's shape or is None."""
 
     takes_sums = staticmethod(is_fused)
+    recorded_backward = staticmethod(norm_grad.batch_norm)
 
     @staticmethod
     def forward(
