@@ -44,9 +44,8 @@ class RecordedContext(TensorContext):
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
-        if isinstance(value, torch.Tensor) and id(value) in self._node.ids:  # an input or output stored as an attribute
-            return self._variable(value)
-        return value
+        is_input_or_output = isinstance(value, torch.Tensor) and id(value) in self._node.tensor_ids
+        return self._variable(value) if is_input_or_output else value
 
     def input(self, index: int, value: torch.Tensor) -> Variable:
         """Return the variable of an input from its value, for inputs that were saved in another form."""
@@ -60,7 +59,7 @@ class RecordedContext(TensorContext):
     def _variable(self, tensor: torch.Tensor) -> Variable:
         node, identity = self._node, id(tensor)
         edges = {(node, i - len(node.edges)) if i >= len(node.edges) else node.edges[i]
-                  for i, other in enumerate(node.ids) if other == identity} - {None}  # fmt: skip
+                  for i, other in enumerate(node.tensor_ids) if other == identity} - {None}  # fmt: skip
         if len(edges) > 1:
             raise RuntimeError(f"{node}: create_graph=True finds two tensors over one `data`; clone() one of them")
         edge = next(iter(edges), None)
@@ -146,7 +145,7 @@ def _add_to_grad(leaf: Variable, grad: Variable) -> None:
             grad = previous + grad
         else:
             grad = grad.clone()  # type: ignore[attr-defined]  # two leaves may share one gradient
-        leaf._grad, leaf._slope = grad.data, grad
+        leaf._grad, leaf._recorded_grad = grad.data, grad
     for hook in list(leaf._after.values()):
         hook(leaf)
 

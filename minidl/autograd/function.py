@@ -42,8 +42,7 @@ class Function:
     `setup_context(ctx, inputs, output)` with a forward without ctx. If forward or backward returns Tensors, such as
     results of `minidl.ops`, their values are used.
 
-    With `none_is_one`, for a function of one output, backward receives None instead of the initial gradient of 1. That
-    saves two launches: the fill and the product.
+    With `seed_is_optional`, for a function of one output, backward may receive None for a gradient of 1.
 
     `recorded_backward` is backward for `create_graph`: from Tensors to Tensors, by recorded operations, so that
     gradients of every order follow; None if unsupported. For user-defined functions it is backward. Others derive it:
@@ -53,7 +52,7 @@ class Function:
     - `linear`: the function is the gradient of its gradient
     """
 
-    none_is_one = False
+    seed_is_optional = False
     recorded_backward: ClassVar[Callable[..., Any] | None] = None
     result_class: ClassVar[type[Variable]] = Variable
 
@@ -72,8 +71,8 @@ class Function:
         raise NotImplementedError
 
     @staticmethod
-    def takes_sums() -> bool:
-        """Return whether backward accepts an `OpenSum`, a gradient in two parts that are not added yet."""
+    def accepts_pending_sums() -> bool:
+        """Return whether backward accepts a `PendingSum` as a gradient."""
         return False
 
     @classmethod
@@ -113,7 +112,7 @@ class Function:
         node = Node(cls, context, edges, _caller())
         context._where = str(node)
         node.metas = [None if e is None else (tuple(r.shape), r.dtype) for e, r in zip(edges, raw, strict=True)]
-        node.ids = tuple(map(id, (*raw, *result) if isinstance(result, tuple) else (*raw, result)))
+        node.tensor_ids = tuple(map(id, (*raw, *result) if isinstance(result, tuple) else (*raw, result)))
         if not isinstance(result, tuple):
             node.outputs = [tuple(result.shape)]
             return _join(cls.result_class(result), node, 0)

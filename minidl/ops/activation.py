@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
-from minidl.autograd.deferred import take
+from minidl.autograd.deferred import fuse
 from minidl.autograd.function import recordable
 from minidl.kernels import activation, check, elementwise
 from minidl.kernels import bias_act as kernels
@@ -50,7 +50,7 @@ class BiasAct(Function):
 def activated(x: Tensor, act: Activation) -> Tensor:
     """Return act(x), fused with the operation that computes x if possible."""
     activation.parse(act)
-    fused = take(x, "with_act", act) if type(x) is Tensor else None  # BiasAct refuses other types
+    fused = fuse(x, "with_act", act) if type(x) is Tensor else None  # BiasAct refuses other types
     return BiasAct.apply(x, None, act) if fused is None else Tensor._of_deferred(fused)
 
 

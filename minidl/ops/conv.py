@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function, is_grad_enabled
-from minidl.autograd.deferred import Deferred, may_wait, take
+from minidl.autograd.deferred import Deferred, fuse, may_wait
 from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
@@ -237,7 +237,7 @@ def conv2d(
             conv.check_arguments("conv2d", parts[0].data, *plain)
             return conv.reads_concat_pair(ConcatPair(*(part.data for part in parts)), plain[0], geometry, plain[1])
 
-        x = take(input, "as_concat_pair", reads)
+        x = fuse(input, "as_concat_pair", reads)
         if x is None:
             x = (input,)
             conv.check_arguments("conv2d", input.data, *plain)

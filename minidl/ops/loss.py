@@ -28,7 +28,7 @@ __all__ = [
 
 
 class CrossEntropy(Function):
-    none_is_one = True  # dy None means a gradient of 1
+    seed_is_optional = True  # dy None means a gradient of 1
     recorded_backward = staticmethod(loss_grad.cross_entropy)
 
     @staticmethod
@@ -66,7 +66,7 @@ class CrossEntropy(Function):
 
 @linear(lambda ctx, x: NLLLoss.apply(x, *ctx.how))
 class NLLLoss(Function):
-    none_is_one = True  # dy None means a gradient of 1
+    seed_is_optional = True  # dy None means a gradient of 1
 
     @staticmethod
     def forward(
@@ -86,7 +86,7 @@ class NLLLoss(Function):
 class ElementLoss(Function):
     """An element-wise loss, selected by `options`."""
 
-    none_is_one = True  # dy None means a gradient of 1
+    seed_is_optional = True  # dy None means a gradient of 1
     recorded_backward = staticmethod(loss_grad.element_loss)
 
     @staticmethod
