@@ -16,7 +16,7 @@ from minidl.kernels.activation import Activation
 from minidl.ops import unary
 from minidl.ops.activation_grad import bias_act_grad
 from minidl.ops.binary import binary_function, piecewise_linear
-from minidl.ops.conditional import where
+from minidl.ops.conditional import Clamp, where
 from minidl.ops.elementwise import minimum, sub
 from minidl.ops.inplace import apply_in_place
 from minidl.ops.shape import reshape, to
@@ -145,21 +145,15 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 @recordable(gradient=piecewise_linear(elementwise.hardtanh_grad))
-class Hardtanh(Function):
+class Hardtanh(Clamp):
     gradient = staticmethod(elementwise.hardtanh_grad)
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, low: Any, high: Any) -> torch.Tensor:
         check.floating("hardtanh", x=x)
         if low > high:
             raise ValueError(f"hardtanh: min_val {low} is above max_val {high}")
-        ctx.save(x)
-        ctx.range = low, high
-        return elementwise.clamp(x, low, high)
-
-    @classmethod
-    def backward(cls, ctx: Any, dy: Any) -> Any:
-        return cls.gradient(dy, *ctx.saved, *ctx.range), None, None
+        return Clamp.forward(ctx, x, low, high)
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:

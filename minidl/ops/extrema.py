@@ -45,10 +45,11 @@ def _gradient(kernel: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 _amax_back, _max_back = _gradient(elementwise_kernels.amax_grad), _gradient(elementwise_kernels.max_grad)
 
 
-@recordable(gradient=piecewise_linear(_amax_back))
-class Amax(Function):
-    compute: Callable[..., torch.Tensor] = staticmethod(reduce.amax)
-    gradient: Callable[..., Any] = staticmethod(_amax_back)
+class Reduction(Function):
+    """A reduction whose gradient is computed from dy, its operand x, its result y, and `dim`."""
+
+    compute: Callable[..., torch.Tensor]
+    gradient: Callable[..., Any]
 
     @classmethod
     def forward(cls, ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
@@ -61,6 +62,11 @@ class Amax(Function):
     def backward(cls, ctx: Any, dy: Any) -> Any:
         x, y = ctx.saved
         return cls.gradient(dy.reshape(ctx.keepdim_shape), x, y.reshape(ctx.keepdim_shape), ctx.dim), None, None
+
+
+@recordable(gradient=piecewise_linear(_amax_back))
+class Amax(Reduction):
+    compute, gradient = staticmethod(reduce.amax), staticmethod(_amax_back)
 
 
 class Amin(Amax):

@@ -50,26 +50,15 @@ class Mean(Sum):
         return cls.divide(dy.reshape(ctx.keepdim_shape), count).expand(ctx.shape), None, None
 
 
-def _norm_gradient(dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _norm_gradient(dy: Tensor, x: Tensor, y: Tensor, _: Dim) -> Tensor:
     zero = y == 0
     return x * where(zero, 0, dy / where(zero, 1, y))
 
 
 @recordable(gradient=_norm_gradient)
-class Norm(Function):
-    gradient = staticmethod(elementwise_kernels.norm_grad)
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
-        y = reduce.norm(x, dim, keepdim)
-        ctx.keepdim_shape = reduce.kept_shape(x, dim)
-        ctx.save(x, y)
-        return y
-
-    @classmethod
-    def backward(cls, ctx: Any, dy: Any) -> Any:
-        x, y = ctx.saved
-        return cls.gradient(dy.reshape(ctx.keepdim_shape), x, y.reshape(ctx.keepdim_shape)), None, None
+class Norm(extrema.Reduction):
+    compute = staticmethod(reduce.norm)
+    gradient = staticmethod(lambda dy, x, y, _: elementwise_kernels.norm_grad(dy, x, y))
 
 
 @in_operations
