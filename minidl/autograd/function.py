@@ -90,34 +90,29 @@ class Function:
             ]
         except UnknownTensor as unknown:
             return unknown.answer(args)
-        if not (True in needs and is_grad_enabled()):
-            context = Context((False,) * len(args))
-            context._where = cls.__name__
-            result = cls.forward(context, *raw)
-            return (
-                tuple([cls.result_class(out) for out in result])
-                if isinstance(result, tuple)
-                else cls.result_class(result)
-            )
-        # `RecordedContext` identifies saved tensors by id: a constant over a variable's value needs another id.
-        variable_ids = {id(value) for value, need in zip(raw, needs, strict=True) if need}
-        raw = [
-            value.detach() if not need and isinstance(value, torch.Tensor) and id(value) in variable_ids else value
-            for value, need in zip(raw, needs, strict=True)
-        ]
-        context = Context(needs)
+        if recorded := True in needs and is_grad_enabled():
+            # `RecordedContext` identifies saved tensors by id: a constant over a variable's value needs another id.
+            variable_ids = {id(value) for value, need in zip(raw, needs, strict=True) if need}
+            raw = [
+                value.detach() if not need and isinstance(value, torch.Tensor) and id(value) in variable_ids else value
+                for value, need in zip(raw, needs, strict=True)
+            ]
+        context = Context(needs if recorded else (False,) * len(args))
         context._where = cls.__name__
         result = cls.forward(context, *raw)
-        edges = [arg._edge() if need else None for arg, need in zip(args, needs, strict=True)]
-        node = Node(cls, context, edges, _caller())
-        context._where = str(node)
-        node.metas = [None if e is None else (tuple(r.shape), r.dtype) for e, r in zip(edges, raw, strict=True)]
-        node.tensor_ids = tuple(map(id, (*raw, *result) if isinstance(result, tuple) else (*raw, result)))
-        if not isinstance(result, tuple):
-            node.outputs = [tuple(result.shape)]
-            return _join(cls.result_class(result), node, 0)
-        node.outputs = [tuple(out.shape) for out in result]
-        return tuple([_join(cls.result_class(out), node, i) for i, out in enumerate(result)])
+        outputs = result if isinstance(result, tuple) else (result,)
+        variables = tuple([cls.result_class(out) for out in outputs])
+        if recorded:
+            edges = [arg._edge() if need else None for arg, need in zip(args, needs, strict=True)]
+            node = Node(cls, context, edges, _caller())
+            context._where = str(node)
+            node.metas = [None if e is None else (tuple(r.shape), r.dtype) for e, r in zip(edges, raw, strict=True)]
+            node.tensor_ids = tuple(map(id, (*raw, *outputs)))
+            node.outputs = [tuple(out.shape) for out in outputs]
+            for index, variable in enumerate(variables):
+                if outputs[index].dtype.is_floating_point:
+                    variable._recorded_by(node, index)
+        return variables if isinstance(result, tuple) else variables[0]
 
 
 def recordable(**operations: Callable[..., Any]) -> Callable[[type[Function]], Any]:
@@ -237,12 +232,6 @@ def _unrecorded(function: type[Function], tensor: torch.Tensor) -> torch.Tensor:
             "requires_grad=True) and read the gradient there"
         )
     return tensor
-
-
-def _join(out: Variable, node: Node, index: int) -> Variable:
-    if out.data.dtype.is_floating_point:
-        out._recorded_by(node, index)
-    return out
 
 
 def _caller() -> str:
