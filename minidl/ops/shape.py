@@ -91,28 +91,10 @@ class To(Function):
     recorded_backward = backward
 
 
-class Clone(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, dy: Any) -> Any:
-        return dy
-
-    recorded_backward = backward
-
-
-class Contiguous(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-        return copies.note(x.contiguous(memory_format=memory_format), x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Any) -> Any:
-        return dy, None
-
-    recorded_backward = backward
+Clone = move_function("Clone", lambda x, _: x.clone(), lambda dy, *_: dy)
+Contiguous = move_function(
+    "Contiguous", lambda x, order: copies.note(x.contiguous(memory_format=order), x), lambda dy, *_: dy
+)
 
 
 def one_or_many(rank: int) -> Callable[[F], F]:
@@ -260,7 +242,7 @@ def unsqueeze(input: Tensor, dim: int) -> Tensor:
 
 def clone(input: Tensor) -> Tensor:
     """Return a copy of input in new memory; gradients flow through (not through `input.detach().clone()`)."""
-    return Clone.apply(input)
+    return Clone.apply(input, None)
 
 
 def contiguous(input: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
@@ -297,5 +279,5 @@ def to(
     if (input.device, input.dtype) != (device, dtype):
         input = To.apply(input, device, dtype)
     elif copy:
-        input = Clone.apply(input)
+        input = Clone.apply(input, None)
     return input if memory_format == torch.preserve_format else contiguous(input, memory_format)
