@@ -163,23 +163,18 @@ def _run_node(
     else:
         context._pending[threading.get_ident()] = partial(_take_pending, pending, node.edges)
         # Only leaves, and so the optimiser, receive row gradients.
-        result = node.function.backward(context, *(g.dense() if isinstance(g, RowGrad) else g for g in grads))
-        returned = result if isinstance(result, tuple) else (result,)
+        dense = (g.dense() if isinstance(g, RowGrad) else g for g in grads)
+        returned = node.gradients(node.function.backward(context, *dense))
         context._pending.pop(threading.get_ident(), None)
         if is_anomaly_enabled():
             node.refuse_nan(returned)
-    if len(returned) != len(node.edges):
-        raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
     parts = (part for g in grads for part in (g if isinstance(g, PendingSum) else (g,)))
     in_use = {_memory(t) for t in (*parts, *context._saved) if t is not None}
     for edge, meta, grad in zip(node.edges, node.metas, returned, strict=True):
         if edge is None or meta is None:
             continue
         if grad is not None and (tuple(grad.shape), grad.dtype) != meta:
-            raise RuntimeError(
-                f"{node}: backward returned a gradient of shape {list(grad.shape)} and dtype {grad.dtype} "
-                f"for an input of shape {list(meta[0])} and dtype {meta[1]}"
-            )
+            raise node.mismatch(grad, meta)
         shared = False
         if grad is not None:
             shared = _memory(grad) in in_use

@@ -176,15 +176,12 @@ def _nodes_between(start: Edge, requested: Collection[Edge] | None) -> tuple[lis
 def _run_node(node: Node, grads: list[Variable | None], used: set[Edge]) -> list[tuple[Edge, Variable]]:
     """Return the gradients of a node's inputs that are used, each with its edge."""
     needs = tuple(edge in used for edge in node.edges)
-    result = node.function.recorded_backward(RecordedContext(node, needs), *grads)
-    returned = result if isinstance(result, tuple) else (result,)
-    if len(returned) != len(node.edges):
-        raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
+    returned = node.gradients(node.function.recorded_backward(RecordedContext(node, needs), *grads))
     if is_anomaly_enabled():
         node.refuse_nan(returned)
     results = []
     for edge, meta, grad, need in zip(node.edges, node.metas, returned, needs, strict=True):
-        if edge is None or grad is None or not need:
+        if edge is None or meta is None or grad is None or not need:
             continue
         if not isinstance(grad, Variable):
             raise RuntimeError(
@@ -192,10 +189,7 @@ def _run_node(node: Node, grads: list[Variable | None], used: set[Edge]) -> list
                 "recorded; write it with minidl.ops"
             )
         if (tuple(grad.data.shape), grad.data.dtype) != meta:
-            raise RuntimeError(
-                f"{node}: backward returned a gradient of shape {list(grad.data.shape)} and dtype {grad.data.dtype} "
-                f"for an input of {meta}"
-            )
+            raise node.mismatch(grad.data, meta)
         results.append((edge, grad))
     return results
 

@@ -239,6 +239,20 @@ class Node:
     def name(self) -> str:
         return self.function.__name__
 
+    def gradients(self, result: Any) -> tuple[Any, ...]:
+        """Return the result of backward as a tuple. Raises RuntimeError unless it has a gradient for each input."""
+        grads = result if isinstance(result, tuple) else (result,)
+        if len(grads) != len(self.edges):
+            raise RuntimeError(f"{self}: backward returned {len(grads)} gradients for {len(self.edges)} inputs")
+        return grads
+
+    def mismatch(self, grad: Any, meta: tuple[tuple[int, ...], torch.dtype]) -> RuntimeError:
+        """Return the error for a gradient whose shape or dtype is not its input's."""
+        return RuntimeError(
+            f"{self}: backward returned a gradient of shape {list(grad.shape)} and dtype {grad.dtype} "
+            f"for an input of shape {list(meta[0])} and dtype {meta[1]}"
+        )
+
     def refuse_nan(self, grads: Sequence[Grad | Variable | None]) -> None:
         """Raise RuntimeError for a gradient of an input that has NaN."""
         for i, grad in enumerate(grads):
