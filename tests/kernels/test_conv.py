@@ -43,6 +43,7 @@ from minidl.kernels.conv.rewrites.parts import Sum
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.testing.memory import GuardedAllocations
+from tests.launches import replace_run
 
 pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
 # The FFT's results are not whole numbers: test_conv_fft.py has its bound. Few outputs have a way back only:
@@ -614,7 +615,7 @@ def test_pairs_of_tiles_as_one_of_twice_the_channels(processors, groups, monkeyp
             constants.append(meta["WIDE"])
         run(kernel, grid, *args, **meta)
 
-    monkeypatch.setattr(launch, "run", spy)
+    replace_run(monkeypatch, spy)
     sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "PIECES": 1, "PER_PROCESSOR": 1, "FLATTEN": 0}
     dtype = torch.float32 if processors in (1, 7) else torch.float16
     p = Problem((33, 64, 64, (2, 3), (3, 2), (1, 1), (1, 1), (1, 1), groups), dtype=dtype)
@@ -1062,9 +1063,7 @@ def test_bands_that_cannot_pool_are_pooled_afterwards(M, size, monkeypatch):
 def launched(monkeypatch):
     """Names of the kernels launched from now on."""
     names, run = [], launch.run
-    monkeypatch.setattr(
-        launch, "run", lambda kernel, *args, **meta: (names.append(kernel.__name__), run(kernel, *args, **meta))
-    )
+    replace_run(monkeypatch, lambda kernel, *args, **meta: (names.append(kernel.__name__), run(kernel, *args, **meta)))
     return names
 
 

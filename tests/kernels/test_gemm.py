@@ -14,6 +14,7 @@ from minidl.testing import GuardedAllocations, assert_within
 from minidl.testing.specs.activation import apply
 from minidl.testing.specs.linalg import product_error
 from minidl.testing.specs.make import SeededMake
+from tests.launches import replace_run
 
 DTYPES = [torch.float32, torch.float16, torch.float64] + ([] if launch.INTERPRETED else [torch.bfloat16])
 
@@ -28,7 +29,7 @@ def kernels(monkeypatch):
         names.append(kernel.__name__)
         run(kernel, *args, **meta)
 
-    monkeypatch.setattr(launch, "run", spy)
+    replace_run(monkeypatch, spy)
     return names
 
 
