@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from minidl.kernels import gemm
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.problem import (
@@ -29,6 +30,9 @@ from minidl.kernels.conv.problem import (
     Unsupported,
 )
 from minidl.kernels.gemm import choice, fused_statistics, launches
+from minidl.kernels.gemm.operands import Operand, unit
+from minidl.kernels.gemm.plan import tiled
+from minidl.kernels.gemm.prepared import Product
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 
@@ -59,7 +63,7 @@ MOST_FUSED = 512
 class Prepared(NamedTuple):
     """The matrix product, and the shape of its result for the gradient of the weight."""
 
-    product: launches.Product
+    product: Product
     shape: tuple[int, ...]
 
 
@@ -122,15 +126,16 @@ def statistics_bands(problem: Problem) -> int:
 
 def prepare(problem: Problem) -> Prepared:
     M, N, K = _sizes(problem)
-    tile, split = _choice(problem)
-    split = launches.non_empty(launch.cdiv(K, tile["BLOCK_K"]), split)
-    # x is contiguous along K; so are the weights, unless backward weights are read in place.
-    transposed = (True, False) if problem.direction == GRAD_WEIGHT else (False, not problem.in_place)
-    matrix_product = launches.prepare(
-        M, N, K, transposed, _by_descriptors(problem), tile, split, problem.dtype, problem.precision,
-        problem.flags("POOL"), problem.target, problem.processors, problem.batch_invariant,
+    if problem.direction == GRAD_WEIGHT:
+        a, b = Operand(M, K, (1, M)), Operand(K, N, (N, 1))
+    else:
+        # x is contiguous along K; so are the weights, unless backward weights are read in place.
+        a, b = Operand(M, K, (K, 1)), Operand(K, N, (N, 1) if problem.in_place else (1, K))
+    described = gemm.Problem(
+        a, b, problem.dtype, problem.precision, problem.epilogue, in_order=problem.batch_invariant,
+        target=problem.target, processors=problem.processors,
     )  # fmt: skip
-    return Prepared(matrix_product, problem.shape)
+    return Prepared(tiled(described, NAME, _by_descriptors(problem), *_choice(problem)), problem.shape)
 
 
 def run(prepared: Prepared, t: Tensors) -> torch.Tensor | None:
@@ -183,7 +188,7 @@ def _shape(problem: Problem) -> tuple[str, choice.Shape]:
     if _by_descriptors(problem):
         return FAMILIES[0], choice.Shape(M, N, K)
     along = (M, N, N) if problem.direction == GRAD_WEIGHT else (K, K, N)
-    a, b, c = map(launches.unit, along)
+    a, b, c = map(unit, along)
     return FAMILIES[1], choice.Shape(M, N, K, units=(a, b, c))
 
 
