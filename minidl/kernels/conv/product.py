@@ -44,19 +44,15 @@ DIRECTIONS = FORWARD, PHASE, GRAD_WEIGHT
 FAMILIES = ("gemm", "gemm_pointer")
 # Factor for float8 problems that write more channels than they read: boxes are faster there (`costs.FLOAT8`).
 WIDE_FLOAT8 = 1.15
-# These channel counts leave much of a tile empty: 24->144 at 56x56, 21 images, 28.9 us, and 17.8 forward; 40->240 at
-# 28x28, 30 and 340 images, 11.5 and 77 us backward, 1.1 and 1.9 TB/s.
-FEW = *range(8, 32), *range(33, 48)
+FEW = *range(8, 32), *range(33, 48)  # channel counts that leave much of a tile empty
 FEW_ROWS = range(8, 32)  # the same for the gradient of the weight, whose product has no rows of pixels
-NARROWEST = 4  # output channels; descriptors are slower with fewer: 12 launches
+NARROWEST = 4  # output channels; descriptors are slower with fewer
 FEW_VALUES = 24  # channels of a row; with fewer, read through pointers
-SOONER = 0.9  # us that such a product takes less than estimated: 69 launches, most of them small
+SOONER = 0.9  # us that such a product takes less than estimated
 SHORT = 5.0  # us; shorter products do not slow down with few channels
 MANY_OUTPUTS = 64
 # Statistics are fused (`gemm.fused_statistics`) if K is at most this: two tiles then share a multiprocessor, and one is
-# summed while the other is read. us of a convolution with separate and with fused statistics, 256 images on an H100:
-# 64->256 at 56x56 417, 341; 256->128 330, 239; 128->512 at 28x28 216, 192; 256->1024 at 14x14 126, 118; 512->2048 at
-# 7x7 84, 82; but 1024->256 at 14x14 74, 71; 1024->512 120, 132; 2048->512 at 7x7 56, 81.
+# summed while the other is read.
 MOST_FUSED = 512
 
 
@@ -90,14 +86,10 @@ def estimate(problem: Problem) -> float:
     tile, split = _choice(problem)
     if problem.paced:
         time = choice.microseconds(*_shape(problem), tile, split, problem.processors, problem.target)
-        weight, by_descriptor, least = (
-            problem.direction == GRAD_WEIGHT,
-            _by_descriptors(problem),
-            min(problem.M, _width(problem)),
-        )
+        weight, by_descriptor = problem.direction == GRAD_WEIGHT, _by_descriptors(problem)
+        least = min(problem.M, _width(problem))
         by_pointer = least < FEW_VALUES and not by_descriptor
         if weight and by_pointer:
-            # 1x1 1120->5 at 21x21, 394 images: 236 us.
             return costs.tile_time(problem, "product, weight", time)
         time = costs.tile_time(problem, NAME, time)
         if by_pointer:
@@ -106,7 +98,7 @@ def estimate(problem: Problem) -> float:
             return time * costs.relative(problem, "product, narrow")
         if time > SHORT and by_descriptor and least in (FEW_ROWS if weight else FEW):
             return time * costs.relative(problem, "product, few channels")
-        # Rows not aligned to 4 bytes are written value by value. 322->391 at 82x82, 65 images: 1.09 ms.
+        # Rows not aligned to 4 bytes are written value by value.
         odd = problem.direction != GRAD_WEIGHT and problem.M > MANY_OUTPUTS and problem.M % 2
         return time * (costs.relative(problem, "product, odd") if odd else 1.0)
     M, N, depth = _sizes(problem)

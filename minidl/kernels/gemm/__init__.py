@@ -30,7 +30,7 @@ from minidl.kernels.gemm.operands import Operand
 from minidl.kernels.gemm.plan import LEAST_PARTS as LEAST_PARTS
 from minidl.kernels.gemm.plan import plan as plan
 from minidl.kernels.gemm.problem import FAMILIES as FAMILIES
-from minidl.kernels.gemm.problem import Problem
+from minidl.kernels.gemm.problem import Problem as Problem
 from minidl.runtime import launch
 from minidl.runtime.launch_cache.replay import replayed
 

@@ -39,15 +39,19 @@ class Product(plans.Plan):
         z: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """Write c, and z if it is saved."""
-        a, b = (x if copy is None else copy.of(x) for copy, x in zip(self.copies, (a, b), strict=True))
-        if self.swapped:
-            a, b = b, a
+        a, b = self.operands(a, b)
         if self.total is None:
             self.product.run(a, b, bias, scale, c, z)
             return
         partial = self.shares(c)
         self.product.run(a, b, None, None, partial, None)
         self.total.run(partial, bias, scale, c, z)
+
+    def operands(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the kernel reads for a and b."""
+        of_a, of_b = self.copies
+        a, b = a if of_a is None else of_a.of(a), b if of_b is None else of_b.of(b)
+        return (b, a) if self.swapped else (a, b)
 
     def shares(self, c: torch.Tensor) -> torch.Tensor:
         """Return memory for the shares of c."""

@@ -111,7 +111,7 @@ class Tail(Product):
         """Write c, and z if it is saved."""
         assert self.total is not None
         partial = self.shares(c)
-        self.product.run(a, b, bias, scale, c, z, partial)
+        self.product.run(*self.operands(a, b), bias, scale, c, z, partial)
         self.total.run(partial, bias, scale, c, z)
 
 
