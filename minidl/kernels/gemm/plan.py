@@ -119,15 +119,17 @@ def _copies_pay(problem: Problem) -> bool:
 
 
 def _copies(problem: Problem, form: str) -> tuple[Copy | None, Copy | None]:
-    """Return the copies that a form reads in place of a and b."""
+    """Return the copies that a form reads in place of a and b: of float32 for tensor cores, contiguous along K, and in
+    the copied form, with aligned rows."""
     a, b, dtype, target = problem.a, problem.b, problem.dtype, problem.target
-    if form == "copied":
-        return rows.aligned(a, dtype, target), rows.aligned(b, dtype, target)
+    of_a = of_b = None
     tensor_cores = dtype == torch.float32 and problem.precision != "ieee" and problem.compiled
-    if not tensor_cores or form not in ("tma", "pointer"):
-        return None, None
-    of_b = _along_k(problem, b.t)
-    return _along_k(problem, a), None if of_b is None else of_b._replace(operand=of_b.operand.t, transposed=True)
+    if tensor_cores and form in ("tma", "pointer", "copied"):
+        of_a, of_b = _along_k(problem, a), _along_k(problem, b.t)
+        of_b = None if of_b is None else of_b._replace(operand=of_b.operand.t, transposed=True)
+    if form == "copied":
+        of_a, of_b = of_a or rows.aligned(a, dtype, target), of_b or rows.aligned(b, dtype, target)
+    return of_a, of_b
 
 
 def _along_k(problem: Problem, x: Operand) -> Copy | None:
