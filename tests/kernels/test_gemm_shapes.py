@@ -157,7 +157,16 @@ def test_blocks_lie_inside_and_each_place_is_stored_once(a_turned, b_turned):
     shapes = (8, 16), (40, 16), (64, 96), (104, 24), (16, 136), (46, 54), (16, 53), (16, 48)
     for (M, N), block in itertools.product(shapes, (16, 32)):
         places = torch.zeros(launch.cdiv(M, 32) * launch.cdiv(N, block), 4, dtype=torch.int32, device=default_device())
-        tile = tiled.BoxTile(32, block, 16, 2, 1, 0, None, "ieee", a_turned, b_turned, unit(N))
+        tile = tiled.GemmTile(
+            BLOCK_M=32,
+            BLOCK_N=block,
+            BLOCK_K=16,
+            ACC=None,
+            GROUP_M=2,
+            A_TRANSPOSED=a_turned,
+            B_TRANSPOSED=b_turned,
+            UNIT_N=unit(N),
+        )
         launch.run(inside_kernel, (len(places),), places, M, N, tile=tile)
         stored = torch.zeros(M, N)
         for low_m, low_n, m, n in places.tolist():

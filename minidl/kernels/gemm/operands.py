@@ -69,6 +69,11 @@ class Operand(NamedTuple):
         return Box(*(each[::-1] if self.transposed else each for each in (shape, strides, block)))
 
 
+def units(a: Operand, b: Operand) -> tuple[int, ...]:
+    """Return the units of M, N, K and of the strides of a and b."""
+    return tuple(map(unit, (a.rows, b.columns, a.columns, *a.strides, *b.strides)))
+
+
 class Copy(NamedTuple):
     """A copy of an operand: the memory it fills, and the operand that lies there.
 

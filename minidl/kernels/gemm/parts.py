@@ -20,10 +20,9 @@ from minidl.kernels.gemm import launches
 from minidl.kernels.gemm.operands import Copy, Operand
 from minidl.kernels.gemm.prepared import Product, boxes, product
 from minidl.kernels.gemm.problem import Problem
-from minidl.kernels.gemm.tiled import BoxTile, Sizes, gemm_tma_kernel, store_tile, tile_position
+from minidl.kernels.gemm.tiled import Sizes, gemm_tma_kernel, store_tile, tile_position
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
-from minidl.runtime.descriptors import Box
 
 EXPONENT = tl.constexpr(0x7F800000)
 FRACTION = tl.constexpr(-0x2000)  # all bits but the last 13
@@ -115,48 +114,37 @@ def gemm_parts_kernel(
 
 @dataclass(frozen=True)
 class Parts(Product):
-    """The launches that split the operands, the product of their parts, and the product of operands not finite."""
+    """The launches that split a and b, the product of their parts, and that of operands that are not finite."""
 
     cuts: tuple[Copy, ...] = ()
     wild: launch.Prepared | None = None
 
-    def run(
-        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None, c: torch.Tensor,
-        z: torch.Tensor | None,
-    ) -> None:  # fmt: skip
-        """Write c, and z if it is saved."""
+    def multiply(self, a: torch.Tensor, b: torch.Tensor, *written: torch.Tensor | None) -> None:
+        """Launch on the operands, bias, scale, c and z."""
         assert self.wild is not None
         flag = torch.zeros(1, dtype=torch.int32, device=a.device)
         (a_hi, a_lo), (b_hi, b_lo) = (cut.of(x, flag) for cut, x in zip(self.cuts, (a, b), strict=True))
-        written = (bias, scale, c, z) if self.total is None else (None, None, self.shares(c), None)
         self.product.run(a_hi, a_lo, b_hi, b_lo, *written, flag)
         self.wild.run(a, b, *written, flag)
-        if self.total is not None:
-            self.total.run(written[2], bias, scale, c, z)
 
 
 def prepare(problem: Problem, tile: launch.Tile, split: int) -> Parts:
     """Prepare the product of float32 operands in any strides."""
     M, N, K = problem.sizes
+    cut_a, cut_b = cut(problem.a, problem.target), cut(problem.b.t, problem.target)
+    d_a, d_b = cut_a.operand.box(tile["BLOCK_M"], tile["BLOCK_K"]), cut_b.operand.box(tile["BLOCK_N"], tile["BLOCK_K"])
     programs = min(launches.tiles_of(M, N, tile) * split, problem.processors)
-    constants = tile.record(BoxTile, ACC=launch.acc(problem.dtype), PRECISION=problem.precision)
-    cuts = cut(problem.a, problem.target), cut(problem.b.t, problem.target)
-    d_a, d_b = (
-        Box((x.rows, x.columns), x.strides, (tile[block], tile["BLOCK_K"]))
-        for x, block in ((cuts[0].operand, "BLOCK_M"), (cuts[1].operand, "BLOCK_N"))
-    )
-    sizes = Sizes(M, N, K, M * N, programs, split)
+    sizes = Sizes(M, N, K, problem.values, split, programs)
     made = product(
-        problem, "parts", gemm_parts_kernel, (programs,), (sizes,), constants, tile, split, boxes=(d_a, d_a, d_b, d_b)
+        problem, "parts", gemm_parts_kernel, (programs,), (sizes,), tile, split, boxes=(d_a, d_a, d_b, d_b),
+        PRECISION=problem.precision,
     )  # fmt: skip
     wild_tile = problem.tile("tma", floor=16)
-    sizes = sizes._replace(PROGRAMS=problem.processors)
-    constants, descriptors = boxes(problem, wild_tile)
-    wild = launch.Prepared(
-        gemm_tma_kernel, (sizes.PROGRAMS,), (sizes,),
-        {**made.product.meta, "tile": constants, **wild_tile.launch_options}, descriptors,
+    scalars = (sizes._replace(PROGRAMS=problem.processors),)
+    wild = product(
+        problem, "tma", gemm_tma_kernel, (problem.processors,), scalars, wild_tile, split, **boxes(problem, wild_tile)
     )  # fmt: skip
-    return Parts(made.name, made.product, made.partial, made.total, cuts=cuts, wild=wild)
+    return Parts("parts", made.product, made.partial, made.total, cuts=(cut_a, cut_b), wild=wild.product)
 
 
 def along_k(x: Operand, nearest: bool, target: str) -> Copy | None:

@@ -7,10 +7,10 @@ import dataclasses
 import torch
 
 from minidl.kernels.gemm import choice, launches, parts, rows, tail, thin, vector
-from minidl.kernels.gemm.operands import Copy, Operand, unit
-from minidl.kernels.gemm.prepared import Product, boxes, product
+from minidl.kernels.gemm.operands import Copy, Operand, units
+from minidl.kernels.gemm.prepared import Product, boxes, product, strided
 from minidl.kernels.gemm.problem import FAMILIES, Problem
-from minidl.kernels.gemm.tiled import PointerTile, Sizes, StridedSizes, gemm_pointer_kernel, gemm_tma_kernel
+from minidl.kernels.gemm.tiled import Sizes, gemm_pointer_kernel, gemm_tma_kernel
 from minidl.runtime import launch
 
 # Splitting smaller operands into parts takes longer than it saves.
@@ -48,23 +48,15 @@ def tiled(problem: Problem, name: str, by_boxes: bool, tile: launch.Tile, split:
     (M, N, K), a, b = problem.sizes, problem.a, problem.b
     tiles = launches.tiles_of(M, N, tile) * (1 if problem.batch is None else problem.batch)
     if by_boxes:
-        constants, descriptors = boxes(problem, tile)
         programs = min(tiles * split, problem.processors * launches.at_a_time(problem.dtype, tile))
-        scalars = None, Sizes(M, N, K, problem.values, programs, split)
-        return product(
-            problem, name, gemm_tma_kernel, (programs,), scalars, constants, tile, split, boxes=descriptors
-        )  # fmt: skip
+        scalars = None, Sizes(M, N, K, problem.values, split, programs)
+        return product(problem, name, gemm_tma_kernel, (programs,), scalars, tile, split, **boxes(problem, tile))
     narrow = problem.dtype.itemsize * min(a.at_once, b.t.at_once) < 4
     # Prefetched blocks must fit the registers. On sm_80 some do not (not measured).
     fits = tile["BLOCK_M"] >= 64 and (tile.num_warps == 8 or tile["BLOCK_N"] < 64)
-    constants = tile.record(
-        PointerTile, ACC=launch.acc(problem.dtype), PRECISION=problem.precision,
-        UNITS=tuple(map(unit, (M, N, K, *a.strides, *b.strides))),
-        AHEAD=narrow and fits and launch.boxes(problem.target),
-    )  # fmt: skip
-    sizes = StridedSizes(M, N, K, a.s_batch, *a.strides, b.s_batch, *b.strides, problem.values, split)
-    return product(
-        problem, name, gemm_pointer_kernel, (tiles, split), (sizes,), constants, tile, split, short=tiles * split
+    return strided(
+        problem, name, gemm_pointer_kernel, tiles, tile, split, short=tiles * split, PRECISION=problem.precision,
+        UNITS=units(a, b), AHEAD=narrow and fits and launch.boxes(problem.target),
     )  # fmt: skip
 
 

@@ -10,9 +10,9 @@ import torch
 from minidl.kernels import activation
 from minidl.kernels import plan as plans
 from minidl.kernels.gemm import launches
-from minidl.kernels.gemm.operands import Copy, unit
+from minidl.kernels.gemm.operands import Copy, Operand, unit
 from minidl.kernels.gemm.problem import Problem
-from minidl.kernels.gemm.tiled import BoxTile
+from minidl.kernels.gemm.tiled import GemmTile, Sizes, Strides
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.descriptors import Box
 
@@ -39,49 +39,64 @@ class Product(plans.Plan):
         z: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """Write c, and z if it is saved."""
-        a, b = self.operands(a, b)
-        if self.total is None:
-            self.product.run(a, b, bias, scale, c, z)
-            return
-        partial = self.shares(c)
-        self.product.run(a, b, None, None, partial, None)
-        self.total.run(partial, bias, scale, c, z)
-
-    def operands(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what the kernel reads for a and b."""
         of_a, of_b = self.copies
         a, b = a if of_a is None else of_a.of(a), b if of_b is None else of_b.of(b)
-        return (b, a) if self.swapped else (a, b)
+        if self.swapped:
+            a, b = b, a
+        if self.total is None:
+            self.multiply(a, b, bias, scale, c, z)
+            return
+        partial = torch.empty(self.partial, dtype=launch.acc_torch(c.dtype), device=c.device)
+        self.multiply_shares(a, b, partial, bias, scale, c, z)
+        self.total.run(partial, bias, scale, c, z)
 
-    def shares(self, c: torch.Tensor) -> torch.Tensor:
-        """Return memory for the shares of c."""
-        return torch.empty(self.partial, dtype=launch.acc_torch(c.dtype), device=c.device)
+    def multiply(self, a: torch.Tensor, b: torch.Tensor, *written: torch.Tensor | None) -> None:
+        """Launch on the operands, bias, scale, c and z."""
+        self.product.run(a, b, *written)
+
+    def multiply_shares(self, a: torch.Tensor, b: torch.Tensor, partial: torch.Tensor, *_: torch.Tensor | None) -> None:
+        """Write the shares; the sum writes c."""
+        self.multiply(a, b, None, None, partial, None)
 
 
 def product(
-    problem: Problem, name: str, kernel: Any, grid: tuple[int, ...], scalars: tuple[Any, ...], constants: Any,
-    tile: launch.Tile, split: int, *, short: int = 1, boxes: tuple[Box | None, ...] = (),
+    problem: Problem, name: str, kernel: Any, grid: tuple[int, ...], scalars: tuple[Any, ...], tile: launch.Tile,
+    split: int, *, short: int = 1, boxes: tuple[Box | None, ...] = (), **constants: Any,
 ) -> Product:  # fmt: skip
-    """Prepare `kernel` in `split` shares of K; `short` is the number of programs if they are short."""
-    epilogue = problem.epilogue
-    total = None
+    """Prepare a launch in `split` shares of K; `short` is the number of programs if they are short."""
+    total, epilogue = None, problem.epilogue
     if split > 1:
         total = launches.sum_of_shares(
             problem.dtype, problem.b.columns, problem.values, split, epilogue, problem.target, problem.in_order
         )  # fmt: skip
         epilogue = epilogue._replace(ACT=activation.NONE.value, SAVE_Z=0)
-    meta = {
-        "tile": constants, "epilogue": epilogue, **dependent_launch.options(short, problem.target),
-        **tile.launch_options,
-    }  # fmt: skip
+    meta = options(problem, tile, epilogue, short, **constants)
     return Product(name, launch.Prepared(kernel, grid, scalars, meta, boxes), (split, problem.values), total)
 
 
-def boxes(problem: Problem, tile: launch.Tile) -> tuple[BoxTile, tuple[Box, Box]]:
-    """Return the constants of a product by boxes, and the boxes of both operands."""
+def strided(
+    problem: Problem, name: str, kernel: Any, tiles: int, tile: launch.Tile, split: int, *more: int,
+    operands: tuple[Operand, Operand] | None = None, short: int = 1, **constants: Any,
+) -> Product:  # fmt: skip
+    """Prepare a launch by pointers on the operands of the problem, or on others of the same product."""
+    a, b = operands or (problem.a, problem.b)
+    sizes = Sizes(a.rows, b.columns, a.columns, problem.values, split)
+    scalars = sizes, Strides(a.s_batch, *a.strides, b.s_batch, *b.strides), *more
+    return product(problem, name, kernel, (tiles, split), scalars, tile, split, short=short, **constants)
+
+
+def boxes(problem: Problem, tile: launch.Tile) -> dict[str, Any]:
+    """Return the boxes of both operands and a kernel's constants, for `product`."""
     a, b = problem.a, problem.b
-    constants = tile.record(
-        BoxTile, ACC=launch.acc(problem.dtype), PRECISION=problem.precision, A_TRANSPOSED=a.transposed,
-        B_TRANSPOSED=b.transposed, UNIT_N=unit(b.columns),
-    )  # fmt: skip
-    return constants, (a.box(tile["BLOCK_M"], tile["BLOCK_K"]), b.box(tile["BLOCK_K"], tile["BLOCK_N"]))
+    return {
+        "boxes": (a.box(tile["BLOCK_M"], tile["BLOCK_K"]), b.box(tile["BLOCK_K"], tile["BLOCK_N"])),
+        "PRECISION": problem.precision, "A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed,
+        "UNIT_N": unit(b.columns),
+    }  # fmt: skip
+
+
+def options(problem: Problem, tile: launch.Tile, epilogue: Any, short: int = 1, **constants: Any) -> dict[str, Any]:
+    """Return the keyword arguments of a launch."""
+    record = tile.record(GemmTile, ACC=launch.acc(problem.dtype), **constants)
+    early = dependent_launch.options(short, problem.target)
+    return {"tile": record, "epilogue": epilogue, **early, **tile.launch_options}

@@ -13,8 +13,7 @@ work items for 132 programs, and the second round takes a quarter of the time.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -23,33 +22,21 @@ import triton.language as tl
 from minidl.kernels.division import as_multiple
 from minidl.kernels.epilogue import finish
 from minidl.kernels.gemm import launches
-from minidl.kernels.gemm.prepared import Product, boxes
+from minidl.kernels.gemm.prepared import Product, boxes, options
 from minidl.kernels.gemm.problem import Problem
-from minidl.kernels.gemm.tiled import clamped_tile, load_boxes, store_tile
-from minidl.runtime import dependent_launch, launch
+from minidl.kernels.gemm.tiled import Sizes, clamped_tile, load_boxes, store_tile
+from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
-
-
-class TailSizes(NamedTuple):
-    """Sizes of a product; the last `tail_tiles` tiles have SPLIT shares of K each."""
-
-    M: int
-    N: int
-    K: int
-    full_tiles: int
-    tail_tiles: int
-    SPLIT: int
-    PROGRAMS: int
 
 
 @triton.jit
 def gemm_tail_kernel(
-    d_a, d_b, p_bias, p_scale, p_c, p_z, p_partial, sizes,
+    d_a, d_b, p_bias, p_scale, p_c, p_z, p_partial, sizes, full_tiles, tail_tiles,
     tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write the first `full_tiles` tiles of C, and for the others partial [SPLIT, tail_tiles, BLOCK_M, BLOCK_N]."""
     wait(EARLY)
-    M, N, full_tiles, tail_tiles = sizes.M, as_multiple(sizes.N, tile.UNIT_N), sizes.full_tiles, sizes.tail_tiles
+    M, N = sizes.M, as_multiple(sizes.N, tile.UNIT_N)
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     blocks = tl.cdiv(sizes.K, tile.BLOCK_K)
@@ -79,7 +66,7 @@ def gemm_tail_kernel(
 
 @triton.jit
 def gemm_tail_sum_kernel(
-    p_partial, p_bias, p_scale, p_c, p_z, sizes,
+    p_partial, p_bias, p_scale, p_c, p_z, sizes, full_tiles, tail_tiles,
     tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Add the shares of ROWS rows of one tail tile in their order, then apply the epilogue."""
@@ -90,47 +77,38 @@ def gemm_tail_sum_kernel(
     SIZE: tl.constexpr = tile.BLOCK_M * BLOCK_N
     i_tile = tl.program_id(0) // PARTS
     row = tl.program_id(0) % PARTS * ROWS
-    low_m, low_n, m, n = clamped_tile(sizes.full_tiles + i_tile, M, N, tile)
+    low_m, low_n, m, n = clamped_tile(full_tiles + i_tile, M, N, tile)
     o_mn = (row + tl.arange(0, ROWS))[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     p_share = p_partial + i_tile.to(tl.int64) * SIZE + o_mn
     b_acc = tl.zeros((ROWS, BLOCK_N), dtype=tile.ACC)
     for _ in tl.range(0, sizes.SPLIT, loop_unroll_factor=4):
         b_acc += tl.load(p_share)  # [ROWS, BLOCK_N]
-        p_share += tl.full((), SIZE, tl.int64) * sizes.tail_tiles
+        p_share += tl.full((), SIZE, tl.int64) * tail_tiles
     store_tile(b_acc, p_bias, p_scale, p_c, p_z, m + row, n, M, N, epilogue, 1, low_m, low_n)
 
 
-@dataclass(frozen=True)
 class Tail(Product):
     """A product in two launches; the first writes c, and the shares of its last tiles."""
 
-    def run(
-        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None, c: torch.Tensor,
-        z: torch.Tensor | None,
-    ) -> None:  # fmt: skip
-        """Write c, and z if it is saved."""
-        assert self.total is not None
-        partial = self.shares(c)
-        self.product.run(*self.operands(a, b), bias, scale, c, z, partial)
-        self.total.run(partial, bias, scale, c, z)
+    def multiply_shares(self, a: torch.Tensor, b: torch.Tensor, partial: torch.Tensor, *written: Any) -> None:
+        """Write the tiles of all full rounds, and the shares of the others."""
+        self.product.run(a, b, *written, partial)
 
 
 def prepare(problem: Problem, tile: launch.Tile, split: int) -> Tail:
     """Prepare the product of boxes with the last tiles in `split` shares of K."""
-    (M, N, K), processors, dtype = problem.sizes, problem.processors, problem.dtype
-    tiles = launches.tiles_of(M, N, tile)
+    tiles, processors = launches.tiles_of(*problem.sizes[:2], tile), problem.processors
     tail_tiles = tiles % processors
     full_tiles = tiles - tail_tiles
-    programs = min(processors, full_tiles + tail_tiles * split)
-    sizes = TailSizes(M, N, K, full_tiles, tail_tiles, split, programs)
-    constants, descriptors = boxes(problem, tile)
-    meta = {"tile": constants, "epilogue": problem.epilogue, **dependent_launch.options(target=problem.target)}
-    product = launch.Prepared(gemm_tail_kernel, (programs,), (sizes,), {**meta, **tile.launch_options}, descriptors)
     partial = split, tail_tiles, tile["BLOCK_M"], tile["BLOCK_N"]
-    sum_tile = launch.tile("gemm_sum", dtype, target_=problem.target, S=1, total=math.prod(partial[1:]))
+    programs = min(processors, full_tiles + tail_tiles * split)
+    scalars = Sizes(*problem.sizes, math.prod(partial[1:]), split, programs), full_tiles, tail_tiles
+    constants = boxes(problem, tile)
+    descriptors = constants.pop("boxes")
+    meta = options(problem, tile, problem.epilogue, **constants)
+    product = launch.Prepared(gemm_tail_kernel, (programs,), scalars, meta, descriptors)
+    sum_tile = launch.tile("gemm_sum", problem.dtype, target_=problem.target, S=1, total=math.prod(partial[1:]))
     rows = max(1, min(tile["BLOCK_M"], sum_tile["BLOCK"] // tile["BLOCK_N"]))
-    total = launch.Prepared(
-        gemm_tail_sum_kernel, (tail_tiles * (tile["BLOCK_M"] // rows),), (sizes,),
-        {**meta, "ROWS": rows, **sum_tile.launch_options},
-    )  # fmt: skip
+    grid = (tail_tiles * (tile["BLOCK_M"] // rows),)
+    total = launch.Prepared(gemm_tail_sum_kernel, grid, scalars, {**meta, "ROWS": rows, **sum_tile.launch_options})
     return Tail("tail", product, partial, total)

@@ -11,47 +11,20 @@ operands are read in place: c[m, n] = sum over k of a[m, k] b[k, n], in blocks [
          +-----+    a [BLOCK_K, BLOCK_M, 1]
 """
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
 from minidl.kernels.gemm import launches
-from minidl.kernels.gemm.prepared import Product, product
+from minidl.kernels.gemm.prepared import Product, strided
 from minidl.kernels.gemm.problem import Problem
 from minidl.kernels.gemm.tiled import store_tile
-from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 
 THIN = 16
 # An H200 takes 0.13 us for this many float32 multiply-adds at its peak, without tensor cores.
 MOST_PRODUCTS = 2**22
 MOST_PRODUCTS_16 = 1_000_000  # for 16 bits, where tensor cores are the alternative
-
-
-class ThinSizes(NamedTuple):
-    """Sizes and strides of a product, and the values from one share to the next."""
-
-    M: int
-    N: int
-    K: int
-    s_am: int
-    s_ak: int
-    s_bk: int
-    s_bn: int
-    s_split: int
-
-
-class ThinTile(NamedTuple):
-    """Constants of a product of SPLIT shares; STAGES: loads of the loop over K that run ahead."""
-
-    BLOCK_M: int
-    BLOCK_N: int
-    BLOCK_K: int
-    SPLIT: int
-    STAGES: int
-    ACC: Any
 
 
 def suits(problem: Problem) -> bool:
@@ -71,7 +44,8 @@ def suits(problem: Problem) -> bool:
 
 @triton.jit
 def gemm_thin_kernel(
-    p_a, p_b, p_bias, p_scale, p_c, p_z, sizes, tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr
+    p_a, p_b, p_bias, p_scale, p_c, p_z, sizes, strides,
+    tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of c, or of a share, by pointers, as sums of blocks [BLOCK_K, BLOCK_M, BLOCK_N] over their K."""
     wait(EARLY)
@@ -85,32 +59,28 @@ def gemm_thin_kernel(
     i_split = tl.program_id(1)
     o_m = m + tl.arange(0, BLOCK_M)
     o_n = n + tl.arange(0, BLOCK_N)
-    k_per_split = tl.cdiv(tl.cdiv(sizes.K, BLOCK_K), tile.SPLIT) * BLOCK_K
+    k_per_split = tl.cdiv(tl.cdiv(sizes.K, BLOCK_K), sizes.SPLIT) * BLOCK_K
     start = i_split * k_per_split
     end = tl.minimum(sizes.K, start + k_per_split)
     o_k = start + tl.arange(0, BLOCK_K)
-    p_a += o_k.to(tl.int64)[:, None] * sizes.s_ak + o_m.to(tl.int64)[None, :] * sizes.s_am
-    p_b += o_k.to(tl.int64)[:, None] * sizes.s_bk + o_n.to(tl.int64)[None, :] * sizes.s_bn
+    p_a += o_k.to(tl.int64)[:, None] * strides.ak + o_m.to(tl.int64)[None, :] * strides.am
+    p_b += o_k.to(tl.int64)[:, None] * strides.bk + o_n.to(tl.int64)[None, :] * strides.bn
     b_acc = tl.zeros((BLOCK_K, BLOCK_M, BLOCK_N), dtype=tile.ACC)
-    # Triton pipelines loads that feed no tl.dot only if the loop itself sets num_stages.
     for k in tl.range(start, end, BLOCK_K, num_stages=tile.STAGES):
         m_k = (k + tl.arange(0, BLOCK_K)) < end
         b_a = tl.load(p_a, mask=m_k[:, None] & (o_m < M)[None, :], other=0.0).to(tile.ACC)  # [BLOCK_K, BLOCK_M]
         b_b = tl.load(p_b, mask=m_k[:, None] & (o_n < N)[None, :], other=0.0).to(tile.ACC)  # [BLOCK_K, BLOCK_N]
         b_acc += b_a[:, :, None] * b_b[:, None, :]
-        p_a += tl.full((), BLOCK_K, tl.int64) * sizes.s_ak
-        p_b += tl.full((), BLOCK_K, tl.int64) * sizes.s_bk
+        p_a += tl.full((), BLOCK_K, tl.int64) * strides.ak
+        p_b += tl.full((), BLOCK_K, tl.int64) * strides.bk
     p_c += i_split.to(tl.int64) * sizes.s_split
     store_tile(tl.sum(b_acc, 0), p_bias, p_scale, p_c, p_z, m, n, M, N, epilogue, 1)
 
 
 def prepare(problem: Problem) -> Product:
-    """Prepare a product of operands of any strides."""
-    (M, N, K), a, b = problem.sizes, problem.a, problem.b
-    tile = problem.tile("thin")
+    """Prepare a product of operands in any strides."""
+    (M, N, K), tile = problem.sizes, problem.tile("thin")
     tiles = launches.tiles_of(M, N, tile)
     least = 8 if problem.dtype.itemsize == 4 else 2
     split = launches.shares_of(tiles, K, tile, problem.processors, problem.split, least)
-    record = tile.record(ThinTile, SPLIT=split, STAGES=tile.num_stages, ACC=launch.acc(problem.dtype))
-    sizes = ThinSizes(M, N, K, *a.strides, *b.strides, M * N)
-    return product(problem, "thin", gemm_thin_kernel, (tiles, split), (sizes,), record, tile, split)
+    return strided(problem, "thin", gemm_thin_kernel, tiles, tile, split, STAGES=tile.num_stages)

@@ -30,72 +30,58 @@ from minidl.runtime.dependent_launch import wait
 
 
 class Sizes(NamedTuple):
-    """Sizes of a product by boxes, of SPLIT shares at a distance of `s_split` values, in PROGRAMS programs."""
+    """Sizes of a product of SPLIT shares of K, which are `s_split` values apart; PROGRAMS that share tiles by boxes."""
 
     M: int
     N: int
     K: int
     s_split: int
-    PROGRAMS: int
     SPLIT: int
+    PROGRAMS: int = 1
 
 
-class StridedSizes(NamedTuple):
-    """Sizes of a product of SPLIT shares by pointers; s_ab, s_am, s_ak, s_bb, s_bk, s_bn: strides of a and b."""
+class Strides(NamedTuple):
+    """Strides of a [batch, M, K] and b [batch, K, N], in values."""
 
-    M: int
-    N: int
-    K: int
-    s_ab: int
-    s_am: int
-    s_ak: int
-    s_bb: int
-    s_bk: int
-    s_bn: int
-    s_split: int
-    SPLIT: int
+    ab: int
+    am: int
+    ak: int
+    bb: int
+    bk: int
+    bn: int
 
 
-class BoxTile(NamedTuple):
-    """Constants of a product by boxes.
+class GemmTile(NamedTuple):
+    """Constants of a product.
 
+    ACC, PRECISION  the dtype of sums, and how products are computed
     GROUP_M   tile rows of a group, see `tile_position`
     PIECES    groups of columns that the epilogue stores one after another
+    By boxes:
     FLATTEN   whether the loops over tiles and over K become one, so that loads of the next tile begin early
-    A_TRANSPOSED, B_TRANSPOSED   whether M, or K, is the contiguous axis of a, or N is not that of b
-    UNIT_N    the largest of 1, 2, 4 and 8 that divides N: rows of c begin at multiples of it
+    A_TRANSPOSED, B_TRANSPOSED   whether K is not the contiguous axis of a, N not that of b
+    UNIT_N    the largest of 1, 2, 4 and 8 that divides N, so that the compiler knows where rows of c begin
+    By pointers:
+    UNITS     such divisors of M, N, K and of am, ak, bk and bn
+    AHEAD     whether the next block is loaded into registers before this one is multiplied: accesses of less than 4
+              bytes cannot use asynchronous copies to shared memory
+    STAGES    loads that run ahead in loops without `tl.dot`, which Triton pipelines only if the loop sets num_stages
     """
 
     BLOCK_M: int
-    BLOCK_N: int
     BLOCK_K: int
-    GROUP_M: int
-    PIECES: int
-    FLATTEN: int
     ACC: Any
+    BLOCK_N: int = 1
     PRECISION: str = "ieee"
+    GROUP_M: int = 1
+    PIECES: int = 1
+    FLATTEN: int = 0
     A_TRANSPOSED: bool = False
     B_TRANSPOSED: bool = False
     UNIT_N: int = 1
-
-
-class PointerTile(NamedTuple):
-    """Constants of a product by pointers; see `BoxTile`.
-
-    UNITS  divisors (1, 2, 4 or 8) of M, N, K, s_am, s_ak, s_bk and s_bn, in this order
-    AHEAD  whether the next block is loaded into registers before this one is multiplied: accesses of less than 4 bytes
-           cannot use asynchronous copies to shared memory
-    """
-
-    BLOCK_M: int
-    BLOCK_N: int
-    BLOCK_K: int
-    GROUP_M: int
-    PIECES: int
-    ACC: Any
-    PRECISION: str
-    UNITS: tuple[int, ...]
-    AHEAD: bool
+    UNITS: tuple[int, ...] = ()
+    AHEAD: bool = False
+    STAGES: int = 1
 
 
 class SumTile(NamedTuple):
@@ -185,16 +171,17 @@ def load_masked(p_a, p_b, m_m, m_n, k, end, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def gemm_pointer_kernel(
-    p_a, p_b, p_bias, p_scale, p_c, p_z, sizes, tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr
+    p_a, p_b, p_bias, p_scale, p_c, p_z, sizes, strides,
+    tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of c, or of a share, by pointers. sizes: `StridedSizes`, tile: `PointerTile`."""
+    """Write a tile of c, or of a share, by pointers."""
     wait(EARLY)
     M = as_multiple(sizes.M, tile.UNITS[0])
     N = as_multiple(sizes.N, tile.UNITS[1])
     K = as_multiple(sizes.K, tile.UNITS[2])
     s_split = as_multiple(sizes.s_split, tile.UNITS[1])
-    s_am, s_ak = as_multiple(sizes.s_am, tile.UNITS[3]), as_multiple(sizes.s_ak, tile.UNITS[4])
-    s_bk, s_bn = as_multiple(sizes.s_bk, tile.UNITS[5]), as_multiple(sizes.s_bn, tile.UNITS[6])
+    s_am, s_ak = as_multiple(strides.am, tile.UNITS[3]), as_multiple(strides.ak, tile.UNITS[4])
+    s_bk, s_bn = as_multiple(strides.bk, tile.UNITS[5]), as_multiple(strides.bn, tile.UNITS[6])
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     BLOCK_K: tl.constexpr = tile.BLOCK_K
@@ -208,8 +195,8 @@ def gemm_pointer_kernel(
     start = i_split * k_per_split
     end = tl.minimum(K, start + k_per_split)
     o_k = (start + tl.arange(0, BLOCK_K)).to(tl.int64)
-    p_a += i_batch * sizes.s_ab + o_m.to(tl.int64)[:, None] * s_am + o_k[None, :] * s_ak
-    p_b += i_batch * sizes.s_bb + o_k[:, None] * s_bk + o_n.to(tl.int64)[None, :] * s_bn
+    p_a += i_batch * strides.ab + o_m.to(tl.int64)[:, None] * s_am + o_k[None, :] * s_ak
+    p_b += i_batch * strides.bb + o_k[:, None] * s_bk + o_n.to(tl.int64)[None, :] * s_bn
     m_m, m_n = o_m < M, o_n < N
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     tl.assume(start < end)  # no share is empty; otherwise ptxas serialises the matrix instructions
@@ -238,7 +225,7 @@ def gemm_tma_kernel(
     d_a, d_b, p_bias, p_scale, p_c, p_z, p_wild, sizes,
     tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Write tiles of c, or of shares, by boxes; each program writes several. sizes: `Sizes`, tile: `BoxTile`.
+    """Write tiles of c, or of shares, by boxes; each program writes several.
 
     p_wild  None, or a flag in memory (parts.py): 0 if all operands are finite and `gemm_parts_kernel` wrote c, so that
             this kernel does nothing

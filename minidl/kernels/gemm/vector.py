@@ -8,7 +8,6 @@ Neighbouring threads read neighbouring values along the contiguous axis of A.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,8 +17,8 @@ from minidl.kernels.activation import activate
 from minidl.kernels.division import as_multiple
 from minidl.kernels.epilogue import save_or_add
 from minidl.kernels.gemm import launches
-from minidl.kernels.gemm.operands import unit
-from minidl.kernels.gemm.prepared import Product, product
+from minidl.kernels.gemm.operands import units
+from minidl.kernels.gemm.prepared import Product, strided
 from minidl.kernels.gemm.problem import Problem
 from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
@@ -30,37 +29,15 @@ LEAST = 256
 PROGRAMS = 4
 
 
-class VectorSizes(NamedTuple):
-    """Sizes and strides of a product of SPLIT shares; s_bias is 0 if all rows have one bias."""
-
-    M: int
-    K: int
-    s_am: int
-    s_ak: int
-    s_x: int
-    s_bias: int
-    s_split: int
-    SPLIT: int
-
-
-class VectorTile(NamedTuple):
-    """Constants of a product. UNITS divide M, K, s_am and s_ak, in this order; STAGES: loads that run ahead."""
-
-    BLOCK_M: int
-    BLOCK_K: int
-    UNITS: tuple[int, ...]
-    STAGES: int
-    ACC: Any
-
-
 @triton.jit
 def gemm_vector_kernel(
-    p_a, p_x, p_bias, p_scale, p_y, p_z, sizes, tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr
+    p_a, p_x, p_bias, p_scale, p_y, p_z, sizes, strides, s_bias,
+    tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Write y, or one share of it."""
+    """Write y, or one share of it. x has the strides of b; s_bias is 0 if all rows have one bias."""
     wait(EARLY)
-    M, K = as_multiple(sizes.M, tile.UNITS[0]), as_multiple(sizes.K, tile.UNITS[1])
-    s_am, s_ak = as_multiple(sizes.s_am, tile.UNITS[2]), as_multiple(sizes.s_ak, tile.UNITS[3])
+    M, K = as_multiple(sizes.M, tile.UNITS[0]), as_multiple(sizes.K, tile.UNITS[2])
+    s_am, s_ak = as_multiple(strides.am, tile.UNITS[3]), as_multiple(strides.ak, tile.UNITS[4])
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_K: tl.constexpr = tile.BLOCK_K
     i_split = tl.program_id(1)
@@ -70,22 +47,21 @@ def gemm_vector_kernel(
     end = tl.minimum(K, start + k_per_split)
     o_k = start + tl.arange(0, BLOCK_K)
     p_a += o_m[:, None] * s_am + o_k.to(tl.int64)[None, :] * s_ak
-    p_x += o_k.to(tl.int64) * sizes.s_x
+    p_x += o_k.to(tl.int64) * strides.bk
     b_acc = tl.zeros((BLOCK_M, BLOCK_K), dtype=tile.ACC)
-    # Triton pipelines loads that feed no tl.dot only if the loop itself sets num_stages.
     for k in tl.range(start, end, BLOCK_K, num_stages=tile.STAGES):
         m_k = (k + tl.arange(0, BLOCK_K)) < end
         b_x = tl.load(p_x, mask=m_k, other=0.0).to(tile.ACC)  # [BLOCK_K]
         b_a = tl.load(p_a, mask=(o_m < M)[:, None] & m_k[None, :], other=0.0).to(tile.ACC)  # [BLOCK_M, BLOCK_K]
         b_acc += b_a * b_x[None, :]
         p_a += tl.full((), BLOCK_K, tl.int64) * s_ak
-        p_x += tl.full((), BLOCK_K, tl.int64) * sizes.s_x
+        p_x += tl.full((), BLOCK_K, tl.int64) * strides.bk
     b_y = tl.sum(b_acc, 1)  # [BLOCK_M]
     m_m = o_m < M
     if p_scale is not None:
-        b_y *= tl.load(p_scale + o_m * sizes.s_bias, mask=m_m, other=0.0).to(tile.ACC)
+        b_y *= tl.load(p_scale + o_m * s_bias, mask=m_m, other=0.0).to(tile.ACC)
     if p_bias is not None:
-        b_y += tl.load(p_bias + o_m * sizes.s_bias, mask=m_m, other=0.0).to(tile.ACC)
+        b_y += tl.load(p_bias + o_m * s_bias, mask=m_m, other=0.0).to(tile.ACC)
     b_y = save_or_add(b_y, p_z, o_m, m_m, epilogue.SAVE_Z)
     p_y += i_split.to(tl.int64) * sizes.s_split + o_m
     tl.store(p_y, activate(b_y, epilogue.ACT, epilogue.SLOPE).to(p_y.dtype.element_ty), mask=m_m)
@@ -104,18 +80,14 @@ def suits(problem: Problem) -> bool:
 
 def prepare(problem: Problem) -> Product:
     """Prepare a product in which b has one column or a has one row, with enough programs to keep memory busy."""
-    column = problem.b.columns == 1
-    matrix, x = (problem.a, problem.b) if column else (problem.b.t, problem.a.t)
-    M, K, strides = matrix.rows, matrix.columns, matrix.strides
-    tile = launch.tile(
-        "gemm_vector", problem.dtype, target_=problem.target, M=M, K=K, STEP=strides[1] if K > 1 else 1
-    )  # fmt: skip
+    swapped = problem.b.columns > 1
+    matrix, x = (problem.b.t, problem.a.t) if swapped else (problem.a, problem.b)
+    M, K, step = matrix.rows, matrix.columns, matrix.strides[1]
+    tile = launch.tile("gemm_vector", problem.dtype, target_=problem.target, M=M, K=K, STEP=step if K > 1 else 1)
     tiles = launch.cdiv(M, tile["BLOCK_M"])
     split = launches.shares_of(tiles, K, tile, PROGRAMS * problem.processors, problem.split, least=1)
-    sizes = VectorSizes(M, K, *strides, x.strides[0], 0 if column else 1, M, split)
-    units = tuple(map(unit, (M, K, *strides)))
-    record = tile.record(VectorTile, UNITS=units, STAGES=tile.num_stages, ACC=launch.acc(problem.dtype))
-    made = product(
-        problem, "vector", gemm_vector_kernel, (tiles, split), (sizes,), record, tile, split, short=tiles * split
+    made = strided(
+        problem, "vector", gemm_vector_kernel, tiles, tile, split, int(swapped), operands=(matrix, x),
+        short=tiles * split, UNITS=units(matrix, x)[:5], STAGES=tile.num_stages,
     )  # fmt: skip
-    return dataclasses.replace(made, swapped=not column)
+    return dataclasses.replace(made, swapped=swapped)
