@@ -3,8 +3,9 @@
     A  [M, K] or [batch, M, K]     B  [K, N] or [batch, K, N]     bias  [N]     C  [M, N] or [batch, M, N]
     float16 | bfloat16 | float32 | float64, accumulated in float32 (float64 for float64)
 
-Start with the kernels in `tiled`. Programs visit tiles in groups of GROUP_M tile rows, so that concurrent programs
-share rows and columns in L2 (not in `thin` and `vector`). The forms:
+Start with the kernels in `tiled`. `gemm` describes a call as a `Problem`, `plan.plan` chooses form, tile and number of
+shares and prepares the launches, once per problem, and `prepared.Product.run` launches. Programs visit tiles in groups
+of GROUP_M tile rows, so that concurrent programs share rows and columns in L2 (not in `thin` and `vector`). The forms:
 
     tma      persistent, loads boxes through tensor descriptors (TMA on sm_90); needs 16-byte aligned rows
     copied   copies 16-bit operands to aligned rows first (`rows`), then runs as tma
@@ -13,8 +14,8 @@ share rows and columns in L2 (not in `thin` and `vector`). The forms:
     pointer  accepts any strides and batches
     thin, vector   use no tensor cores; for small thin products and for a matrix times a vector
 
-`choice` estimates the best tile and split of 16-bit products. Split-K writes one partial product for each share of K
-and adds them in a fixed order, so results do not depend on scheduling. A transposed operand is read in place: its block
+`choice` estimates the best tile and split. Split-K writes one partial product for each share of K and adds them in a
+fixed order, so results do not depend on scheduling. A transposed operand is read in place: its block
 is loaded as stored and transposed in the kernel.
 """
 

@@ -1,17 +1,23 @@
 """The kernels of tiled matrix products: a loop over K by pointers, one by boxes (TMA), and the sum of shares of K.
 
-            K           N                N              A program computes tiles [BLOCK_M, BLOCK_N] of C: it multiplies
-         +-----+     +--+--+--+       +--+--+--+        blocks a of a row of blocks of A with blocks b of a column of
-         |     |     |  |b |  |       |  |  |  |        blocks of B, and adds the products in registers.
-       M +-+-+-+     +--+--+--+       +--+--+--+
-         | |a| |   K |  |b |  |     M |  |c |  |        With SPLIT > 1 the blocks of K are divided into SPLIT shares of
-         +-+-+-+     +--+--+--+       +--+--+--+        equally many blocks. Then `p_c` is partial [SPLIT, batch, M, N]
-         |     |     |  |b |  |       |  |  |  |        in the accumulation dtype and there is no epilogue: the kernel
-         +-----+     +--+--+--+       +--+--+--+        has no bias, scale or z, and `gemm_sum_kernel` applies all.
+A program computes tiles c [BLOCK_M, BLOCK_N] of C: it multiplies the blocks a of a row of blocks of A by the blocks b
+of a column of blocks of B, and adds the products in registers. Then `kernels.epilogue` applies scale, bias and
+activation and stores the tile.
 
-The pointers and the record `epilogue` of all kernels here, see `kernels.epilogue`:
+                     +--+--+--+
+                   K |  |b |  |
+                     +--+--+--+      p_c              [batch, M, N], contiguous
+         K           |  |b |  |      p_bias, p_scale  [N], or None
+      +--+--+        +--+--+--+      p_z              as p_c, or [M / BLOCK_M, 2, N] with STATISTICS; or None
+      |  |  |        |  |  |  |
+    M +--+--+      M +--+--+--+
+      |a |a |        |  |c |  |
+      +--+--+        +--+--+--+
+                          N
 
-    p_bias, p_scale  [N] or None      p_c  [batch, M, N]      p_z  like c; with STATISTICS [M / BLOCK_M, 2, N]
+With SPLIT > 1, each of SPLIT shares of K has equally many blocks and its own result. Then p_c is [SPLIT, batch, M, N]
+in the accumulation dtype (`Sizes.s_split` is batch M N), and there is no epilogue: bias, scale and z are None.
+`gemm_sum_kernel` adds the shares in a fixed order and applies the epilogue to the sum.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +36,11 @@ from minidl.runtime.dependent_launch import wait
 
 
 class Sizes(NamedTuple):
-    """Sizes of a product of SPLIT shares of K, which are `s_split` values apart; PROGRAMS that share tiles by boxes."""
+    """Sizes of a product.
+
+    s_split   values of c from one share to the next
+    PROGRAMS  programs that share the tiles by boxes
+    """
 
     M: int
     N: int
@@ -52,20 +62,18 @@ class Strides(NamedTuple):
 
 
 class GemmTile(NamedTuple):
-    """Constants of a product.
+    """Constants of a product. Some are for products by boxes, others for those by pointers.
 
-    ACC, PRECISION  the dtype of sums, and how products are computed
-    GROUP_M   tile rows of a group, see `tile_position`
-    PIECES    groups of columns that the epilogue stores one after another
-    By boxes:
-    FLATTEN   whether the loops over tiles and over K become one, so that loads of the next tile begin early
-    A_TRANSPOSED, B_TRANSPOSED   whether K is not the contiguous axis of a, N not that of b
-    UNIT_N    the largest of 1, 2, 4 and 8 that divides N, so that the compiler knows where rows of c begin
-    By pointers:
-    UNITS     such divisors of M, N, K and of am, ak, bk and bn
-    AHEAD     whether the next block is loaded into registers before this one is multiplied: accesses of less than 4
-              bytes cannot use asynchronous copies to shared memory
-    STAGES    loads that run ahead in loops without `tl.dot`, which Triton pipelines only if the loop sets num_stages
+    ACC, PRECISION  dtype of the sums, and how products are computed
+    GROUP_M  tile rows of a group, see `tile_position`
+    PIECES   groups of columns that the epilogue stores one after another
+    FLATTEN  boxes: whether the loops over tiles and over K become one, so that loads of the next tile begin early
+    A_TRANSPOSED, B_TRANSPOSED   boxes: whether M is the contiguous axis of a, or K that of b
+    UNIT_N   boxes: the largest of 1, 2, 4 and 8 that divides N, by which the compiler knows where rows of c begin
+    UNITS    pointers: such divisors of M, N, K, am, ak, bk and bn
+    AHEAD    pointers: whether the next block is loaded into registers before this one is multiplied, as accesses of
+             less than 4 bytes cannot be asynchronous copies to shared memory
+    STAGES   loads that run ahead in loops without `tl.dot`, which Triton pipelines only if the loop sets num_stages
     """
 
     BLOCK_M: int
@@ -109,10 +117,14 @@ def tile_position(i_tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GR
 def clamped_tile(i_tile, M, N, tile: tl.constexpr):
     """Return (low_m, low_n, m, n): the first row and column of the i-th tile and of its block, in elements.
 
-    A block is moved back to end with the matrix, because boxes that reach beyond it are slow. TMA needs boxes that
-    begin at a multiple of 16 bytes of a contiguous axis (others are illegal instructions). So if N is contiguous in b,
-    blocks begin and end at multiples of 16 columns, and the last one may still reach beyond N; if M is contiguous in a,
-    blocks begin with their tile.
+    A block is moved back to end with the matrix, because boxes that reach beyond it are slow:
+
+        tiles   |      |      |  | N      the last block also has columns n to low_n of the tile before it,
+        blocks  |      |   |     |        which `store_tile` leaves to that tile's block
+
+    TMA, the hardware that copies boxes, takes those that begin at a multiple of 16 bytes of a contiguous axis; others
+    are illegal instructions. So if N is contiguous in b, blocks begin and end at multiples of 16 columns, and the last
+    one may still reach beyond N; if M is contiguous in a, blocks begin with their tile.
     """
     ALIGNMENT_N: tl.constexpr = 1 if tile.B_TRANSPOSED else 16
     i_m, i_n = tile_position(i_tile, M, N, tile.BLOCK_M, tile.BLOCK_N, tile.GROUP_M)
