@@ -135,7 +135,7 @@ def prepare(problem: Problem, tile: launch.Tile, split: int) -> Parts:
     d_a, d_b = cut_a.operand.box(tile["BLOCK_M"], tile["BLOCK_K"]), cut_b.operand.box(tile["BLOCK_N"], tile["BLOCK_K"])
     programs = min(launches.tiles_of(M, N, tile) * split, problem.processors)
     sizes = Sizes(M, N, K, problem.values, split, programs)
-    made = product(
+    of_parts = product(
         problem, "parts", gemm_parts_kernel, (programs,), (sizes,), tile, split, boxes=(d_a, d_a, d_b, d_b),
         PRECISION=problem.precision,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def prepare(problem: Problem, tile: launch.Tile, split: int) -> Parts:
     wild = product(
         problem, "tma", gemm_tma_kernel, (problem.processors,), scalars, wild_tile, split, **boxes(problem, wild_tile)
     )  # fmt: skip
-    return Parts("parts", made.product, made.partial, made.total, cuts=(cut_a, cut_b), wild=wild.product)
+    return Parts("parts", of_parts.product, of_parts.partial, of_parts.total, cuts=(cut_a, cut_b), wild=wild.product)
 
 
 def along_k(x: Operand, nearest: bool, target: str) -> Copy | None:

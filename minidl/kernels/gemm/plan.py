@@ -34,13 +34,13 @@ def plan(problem: Problem) -> Product:
         problem.target, problem.processors, in_tail,
     )  # fmt: skip
     if in_tail and not problem.adds and launches.tiles_of(a.rows, b.columns, tile) % problem.processors:
-        made = tail.prepare(problem, tile, split)
+        result = tail.prepare(problem, tile, split)
     elif form == "parts":
-        made = parts.prepare(problem, tile, split)
+        result = parts.prepare(problem, tile, split)
     else:
         # Without a last round, or to add to a result in place, a choice of tail shares is one share.
-        made = tiled(problem, form, form != "pointer", tile, 1 if in_tail else split)
-    return dataclasses.replace(made, copies=copies)
+        result = tiled(problem, form, form != "pointer", tile, 1 if in_tail else split)
+    return dataclasses.replace(result, copies=copies)
 
 
 def tiled(problem: Problem, name: str, by_boxes: bool, tile: launch.Tile, split: int) -> Product:

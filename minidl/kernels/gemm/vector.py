@@ -86,8 +86,8 @@ def prepare(problem: Problem) -> Product:
     tile = launch.tile("gemm_vector", problem.dtype, target_=problem.target, M=M, K=K, STEP=step if K > 1 else 1)
     tiles = launch.cdiv(M, tile["BLOCK_M"])
     split = launches.shares_of(tiles, K, tile, PROGRAMS * problem.processors, problem.split, least=1)
-    made = strided(
+    result = strided(
         problem, "vector", gemm_vector_kernel, tiles, tile, split, int(swapped), operands=(matrix, x),
         short=tiles * split, UNITS=units(matrix, x)[:5], STAGES=tile.num_stages,
     )  # fmt: skip
-    return dataclasses.replace(made, swapped=swapped)
+    return dataclasses.replace(result, swapped=swapped)
