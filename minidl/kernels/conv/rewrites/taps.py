@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,7 +26,7 @@ from minidl.kernels.conv import costs, product, tile_throughput
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, TRANSPOSED, Operands, Problem, Unsupported
 from minidl.kernels.conv.rewrites.rewrite import Conversion, Result, Rewrite
-from minidl.kernels.gemm.tiled import save_or_add
+from minidl.kernels.epilogue import save_or_add
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -39,45 +39,71 @@ WRITTEN = 0.15
 ROOM = 2**26
 
 
+class Sizes(NamedTuple):
+    """The numbers of outputs in all, of rows and columns of products, and of rows and columns of outputs."""
+
+    total: int
+    H: int
+    W: int
+    OH: int
+    OW: int
+
+
+class Sums(NamedTuple):
+    """M outputs of an R x S kernel; products of a pixel are PITCH values. Along each axis output o adds J taps, from
+    tap rho on in steps of STRIDE, at inputs (o + START) // STRIDE + j * TAP; rho is the remainder of o + START."""
+
+    M: int
+    PITCH: int
+    R: int
+    S: int
+    JH: int
+    JW: int
+    START_H: int
+    START_W: int
+    STRIDE_H: int
+    STRIDE_W: int
+    TAP_H: int
+    TAP_W: int
+
+
 @triton.jit
 def conv_tap_sum_kernel(
-    p_z, p_bias, p_scale, p_y, p_beside, total, H, W, OH, OW,
-    M: tl.constexpr, PITCH: tl.constexpr, R: tl.constexpr, S: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
-    START_H: tl.constexpr, START_W: tl.constexpr,
-    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, TAP_H: tl.constexpr, TAP_W: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    p_z, p_bias, p_scale, p_y, p_beside, sizes,
+    sums: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write y [N, OH, OW, M] from z [N, H, W, PITCH], in which a pixel starts with its [R, S, M] products.
-
-    Output o reads tap rho + j * STRIDE at input (o + START) // STRIDE + j * TAP; rho is the remainder."""
+    """Write y [N, OH, OW, M] from z [N, H, W, PITCH], in which a pixel starts with its [R, S, M] products."""
     wait(EARLY)
+    M: tl.constexpr = sums.M
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    m_y = o < total
+    m_y = o < sizes.total
     m = o % M
     o_pixel = o // M
-    at_h = o_pixel // OW % OH + START_H
-    at_w = o_pixel % OW + START_W
+    at_h = o_pixel // sizes.OW % sizes.OH + sums.START_H
+    at_w = o_pixel % sizes.OW + sums.START_W
     # Neither is negative if a stride is above 1.
-    r = at_h % STRIDE_H
-    s = at_w % STRIDE_W
-    x_h = at_h // STRIDE_H
-    x_w = at_w // STRIDE_W
-    o_z = ((o_pixel // OW // OH * H + x_h) * W + x_w) * PITCH + (r * S + s) * M + m
+    r = at_h % sums.STRIDE_H
+    s = at_w % sums.STRIDE_W
+    x_h = at_h // sums.STRIDE_H
+    x_w = at_w // sums.STRIDE_W
+    o_z = ((o_pixel // sizes.OW // sizes.OH * sizes.H + x_h) * sizes.W + x_w) * sums.PITCH + (r * sums.S + s) * M + m
     b_acc = tl.zeros((BLOCK,), dtype=ACC)
-    for j in tl.range(0, JH * JW, loop_unroll_factor=4):
-        h = x_h + j // JW * TAP_H
-        w = x_w + j % JW * TAP_W
-        m_z = m_y & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        m_z = m_z & (r + j // JW * STRIDE_H < R) & (s + j % JW * STRIDE_W < S)
-        o_tap = (j // JW * TAP_H * W + j % JW * TAP_W) * PITCH + (j // JW * STRIDE_H * S + j % JW * STRIDE_W) * M
+    for j in tl.range(0, sums.JH * sums.JW, loop_unroll_factor=4):
+        j_h = j // sums.JW
+        j_w = j % sums.JW
+        h = x_h + j_h * sums.TAP_H
+        w = x_w + j_w * sums.TAP_W
+        m_z = m_y & (h >= 0) & (h < sizes.H) & (w >= 0) & (w < sizes.W)
+        m_z = m_z & (r + j_h * sums.STRIDE_H < sums.R) & (s + j_w * sums.STRIDE_W < sums.S)
+        o_tap = (j_h * sums.TAP_H * sizes.W + j_w * sums.TAP_W) * sums.PITCH
+        o_tap += (j_h * sums.STRIDE_H * sums.S + j_w * sums.STRIDE_W) * M
         b_acc += tl.load(p_z + (o_z + o_tap), mask=m_z, other=0.0)  # [BLOCK]
-    if HAS_SCALE:
+    if p_scale is not None:
         b_acc *= tl.load(p_scale + m, mask=m_y, other=0.0).to(ACC)
-    if HAS_BIAS:
+    if p_bias is not None:
         b_acc += tl.load(p_bias + m, mask=m_y, other=0.0).to(ACC)
-    b_acc = save_or_add(b_acc, p_beside, o, m_y, SAVE_Z)
-    tl.store(p_y + o, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
+    b_acc = save_or_add(b_acc, p_beside, o, m_y, epilogue.SAVE_Z)
+    tl.store(p_y + o, activate(b_acc, epilogue.ACT, epilogue.SLOPE).to(p_y.dtype.element_ty), mask=m_y)
 
 
 @dataclass(frozen=True)
@@ -172,24 +198,15 @@ class Taps(Rewrite):
         total = problem.N * OH * OW * problem.M
         tile = launch.tile("conv_taps", problem.dtype, target_=problem.target, total=total)
         grid = launch.cdiv(total, tile["BLOCK"])
-        meta: dict[str, Any] = {"M": problem.M, "PITCH": pointwise.M, "R": h.kernel, "S": v.kernel}
-        for name, axis in (("H", h), ("W", v)):
-            if back:
-                steps = axis.padding, axis.stride, -axis.dilation, launch.cdiv(axis.kernel, axis.stride)
-            else:
-                g = axis.stride
-                first = -axis.padding % g
-                steps = (-axis.padding - first) // g, 1, axis.dilation // g, axis.kernel
-            meta |= {
-                f"START_{name}": steps[0],
-                f"STRIDE_{name}": steps[1],
-                f"TAP_{name}": steps[2],
-                f"J{name}": steps[3],
-            }
-        meta |= {**problem.flags("POOL"), "ACC": launch.acc(problem.dtype)}
-        # Many waiting programs would occupy the product's slots: 5x5 128->16, 8 images of 56x56, 94 us in place of 38.
-        meta |= {**dependent_launch.options(grid * tile.num_warps, problem.target), **tile.options}
-        tap_sum = launch.Prepared(conv_tap_sum_kernel, (grid,), (total, H, W, OH, OW), meta)
+        down, across = (_sum_steps(axis, back) for axis in (h, v))
+        steps = (step for pair in zip(down, across, strict=True) for step in pair)
+        # Many waiting programs would occupy the product's slots.
+        meta = {
+            "sums": Sums(problem.M, pointwise.M, h.kernel, v.kernel, *steps), "epilogue": problem.epilogue,
+            "ACC": launch.acc(problem.dtype),
+            **dependent_launch.options(grid * tile.num_warps, problem.target), **tile.options,
+        }  # fmt: skip
+        tap_sum = launch.Prepared(conv_tap_sum_kernel, (grid,), (Sizes(total, H, W, OH, OW),), meta)
         return TapSums(tap_sum, pointwise.M)
 
 
@@ -202,3 +219,11 @@ def _strided(axis: Axis) -> Axis:
     """Return the axis of the inputs that taps read: all of them, or one per stride if it divides the dilation."""
     first = -axis.padding % axis.stride
     return Axis(axis.size, 1, -(-(axis.size - first) // axis.stride), axis.stride, -first, 1)
+
+
+def _sum_steps(axis: Axis, back: bool) -> tuple[int, int, int, int]:
+    """Return J, START, STRIDE and TAP of `Sums` along an axis."""
+    if back:
+        return launch.cdiv(axis.kernel, axis.stride), axis.padding, axis.stride, -axis.dilation
+    first = -axis.padding % axis.stride
+    return axis.kernel, (-axis.padding - first) // axis.stride, 1, axis.dilation // axis.stride
