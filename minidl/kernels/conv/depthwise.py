@@ -26,7 +26,7 @@ from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs, depthwise_weights, narrow
 from minidl.kernels.conv.depthwise_weights import TapStrides
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, TRANSPOSED, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, TRANSPOSED, Problem, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -302,5 +302,4 @@ def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Product:
     return Product(weights, launch.Prepared(conv_depthwise_kernel, (cut.grid,), scalars, meta))
 
 
-def run(prepared: Product, t: Tensors) -> None:
-    prepared.run(t)
+run = Product.run

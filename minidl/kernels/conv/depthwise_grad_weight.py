@@ -61,7 +61,7 @@ class FirstInput(NamedTuple):
 
 
 class DepthwiseGradWeightTile(NamedTuple):
-    """Constants of a launch; the tile as in the drawing, of vectors of VEC channels.
+    """Constants of a launch; the tile as in the drawing, of vectors of VEC
 
     M            outputs of an input channel              REST  the remaining rows of a smaller last tile
     FULL         whether all blocks of channels are full
@@ -83,19 +83,9 @@ class DepthwiseGradWeightTile(NamedTuple):
     BLOCK_C: int
 
 
-class Channels(NamedTuple):
-    """The channels of a block: whether they exist, their place in a pixel of x and of dy, and the sizes of these."""
-
-    m_c: Any
-    o_in: Any
-    o_out: Any
-    CHANNELS: Any
-    OUT: Any
-
-
 @triton.jit
 def add_tile(
-    b_sums, p_x, p_dy, i_row, o_p, channels, first, sizes,
+    b_sums, p_x, p_dy, i_row, o_p, o_c, first, sizes,
     taps: tl.constexpr, depth: tl.constexpr, down: tl.constexpr, across: tl.constexpr, tile: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):  # fmt: skip
@@ -109,6 +99,15 @@ def add_tile(
     STEP: tl.constexpr = down.STEP
     TAP: tl.constexpr = down.TAP
     READ_COLUMNS: tl.constexpr = across.COUNT
+    PAIRS = sizes.vectors * tile.VEC
+    CHANNELS = PAIRS // tile.M
+    OUT = PAIRS // taps.C
+    o_in = o_c
+    if tile.M > 1:
+        o_in = o_c // tile.M
+    o_out = o_c
+    if taps.C > 1:
+        o_out = o_c // taps.C
     m_p = o_p < sizes.sets
     n = (o_p // (sizes.QW // COLUMNS)).to(tl.int64)
     q_w = o_p % (sizes.QW // COLUMNS) * COLUMNS
@@ -120,13 +119,13 @@ def add_tile(
         d = first.in_d + o_p // (sizes.QW // COLUMNS) % first.QD * depth.IN_STEP_D
         m_x = m_p & (d >= 0) & (d < first.D)
         n_x = n // first.QD * first.D + d
-    o_x = ((n_x * sizes.H * sizes.W + x_w) * channels.CHANNELS)[:, None] + channels.o_in[None, :]
-    o_dy = ((n * sizes.QH * sizes.QW + q_w) * channels.OUT)[:, None] + channels.o_out[None, :]
+    o_x = ((n_x * sizes.H * sizes.W + x_w) * CHANNELS)[:, None] + o_in[None, :]
+    o_dy = ((n * sizes.QH * sizes.QW + q_w) * OUT)[:, None] + o_out[None, :]
     m_dy = m_p[:, None]
     m_x = m_x[:, None]
     if not tile.FULL:
-        m_dy = m_dy & channels.m_c[None, :]
-        m_x = m_x & channels.m_c[None, :]
+        m_dy = m_dy & (o_c < PAIRS)[None, :]
+        m_x = m_x & (o_c < PAIRS)[None, :]
     # One unsigned comparison for row and column: negative columns become very large.
     o_ws = ()
     for v in tl.static_range(READ_COLUMNS):
@@ -135,7 +134,7 @@ def add_tile(
     for k in tl.static_range((BLOCK_R - 1) * STEP + (ROWS - 1) * TAP + 1):
         if k % STEP == 0 and k // STEP < BLOCK_R:
             for v in tl.static_range(COLUMNS):
-                p_row = p_dy + ((i_row + k // STEP) * sizes.QW + v) * channels.OUT
+                p_row = p_dy + ((i_row + k // STEP) * sizes.QW + v) * OUT
                 b_dys += (tl.load(p_row + o_dy, mask=m_dy, other=0.0).to(tile.ACC),)  # [BLOCK_P, BLOCK_C]
         h = x_h + k * down.UNIT
         inside = (h >= 0) & (h < sizes.H)
@@ -146,7 +145,7 @@ def add_tile(
             m_v = m_row
             if v < tile.FIRST or v >= tile.END:
                 m_v = o_ws[v] < end
-            p_row = p_x + (h * sizes.W + v * across.UNIT) * channels.CHANNELS
+            p_row = p_x + (h * sizes.W + v * across.UNIT) * CHANNELS
             b_xs += (tl.load(p_row + o_x, mask=m_v, other=0.0).to(tile.ACC),)  # [BLOCK_P, BLOCK_C]
         b_next = ()
         for s in tl.static_range(TAPS):
@@ -178,8 +177,6 @@ def conv_depthwise_grad_weight_kernel(
     J: tl.constexpr = taps.JH * taps.JW
     tiles_s: tl.constexpr = (taps.JW + TAPS - 1) // TAPS
     PAIRS = sizes.vectors * tile.VEC
-    CHANNELS = PAIRS // tile.M
-    OUT = PAIRS // C
     tiles_c = tl.cdiv(PAIRS, BLOCK_C)
     i_part = tl.program_id(0)
     i_s = i_part // tiles_c % tiles_s * TAPS
@@ -198,20 +195,12 @@ def conv_depthwise_grad_weight_kernel(
     if tile.FULL:
         # The last block is full, too: it overlaps the previous one, which stores the shared channels.
         o_c = tl.where(i_c + BLOCK_C > PAIRS, PAIRS - BLOCK_C, i_c) + tl.arange(0, BLOCK_C)
-    m_c = o_c < PAIRS
-    o_in = o_c
-    if tile.M > 1:
-        o_in = o_c // tile.M
-    o_out = o_c
-    if C > 1:
-        o_out = o_c // C
     in_w = first.in_w + i_s * taps.IN_TAP_W
     in_h = first.in_h + i_r * taps.IN_TAP_H
     # Taps without any input inside the image have no tiles.
     inside = (in_h + (sizes.QH - 1) * taps.IN_STEP_H + (ROWS - 1) * taps.IN_TAP_H >= 0) & (in_h < sizes.H)
     tiles = tl.where(inside, sizes.tiles, 0)
     rest = tl.where(inside, sizes.rest, 0)
-    channels = Channels(m_c, o_in, o_out, CHANNELS, OUT)
     first = FirstInput(in_h, in_w, in_d, first.D, first.QD)
     b_sums = ()
     for _ in tl.static_range(ROWS * TAPS):
@@ -221,7 +210,7 @@ def conv_depthwise_grad_weight_kernel(
     for i_tile in range(i_first, tl.minimum(i_first + sizes.share, tiles)):
         o_p = i_tile // whole * BLOCK_P + tl.arange(0, BLOCK_P)
         b_sums = add_tile(
-            b_sums, p_x, p_dy, i_tile % whole * BLOCK_R, o_p, channels, first, sizes,
+            b_sums, p_x, p_dy, i_tile % whole * BLOCK_R, o_p, o_c, first, sizes,
             taps, depth, down, across, tile, BLOCK_R,
         )  # fmt: skip
     if tile.REST > 0:
@@ -229,16 +218,16 @@ def conv_depthwise_grad_weight_kernel(
         for i_tile in range(i_first, tl.minimum(i_first + sizes.share_rest, rest)):
             o_p = i_tile * BLOCK_P + tl.arange(0, BLOCK_P)
             b_sums = add_tile(
-                b_sums, p_x, p_dy, sizes.QH - tile.REST, o_p, channels, first, sizes,
+                b_sums, p_x, p_dy, sizes.QH - tile.REST, o_p, o_c, first, sizes,
                 taps, depth, down, across, tile, tile.REST,
             )  # fmt: skip
-    p_partial += tl.program_id(1).to(tl.int64) * PAIRS * all_taps + o_out.to(tl.int64) * (all_taps * C)
+    p_partial += tl.program_id(1).to(tl.int64) * PAIRS * all_taps + (o_c // C).to(tl.int64) * (all_taps * C)
     if C > 1:
         p_partial += o_c % C
     for s in tl.static_range(TAPS):
         for r in tl.static_range(ROWS):
             b_sum = tl.sum(b_sums[s * ROWS + r], axis=0)
-            m_sum = m_c & (o_c >= i_c) & (i_r + r < taps.JH) & (i_s + s < taps.JW)
+            m_sum = (o_c < PAIRS) & (o_c >= i_c) & (i_r + r < taps.JH) & (i_s + s < taps.JW)
             o_tap = ((i_r + r) * taps.JW + i_s + s) * C
             tl.store(p_partial + o_tap, b_sum.to(p_partial.dtype.element_ty), mask=m_sum)
 

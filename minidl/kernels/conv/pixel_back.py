@@ -17,9 +17,10 @@ import triton.language as tl
 
 from minidl.kernels.conv import costs, phase_weights, pixel_choice, tile_throughput
 from minidl.kernels.conv.batch_back import phase_at, phase_of
-from minidl.kernels.conv.pixel_tiled import PixelSizes, conv_pixel_tile, tile_of
+from minidl.kernels.conv.pixel_steps import PixelSizes
+from minidl.kernels.conv.pixel_tiled import conv_pixel_tile, tile_of
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import INT32_LIMIT, PHASE, TRANSPOSED, Problem, Tensors, Unsupported, backward_phases
+from minidl.kernels.conv.problem import INT32_LIMIT, PHASE, TRANSPOSED, Problem, Unsupported, backward_phases
 from minidl.kernels.conv.records import Taps
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -41,17 +42,11 @@ class BackSizes(NamedTuple):
     S: int
 
 
-class Padding(NamedTuple):
-    """Constants of the convolution whose input is computed; its stride is OUT_STEP of `Taps`."""
-
-    PADDING_H: int
-    PADDING_W: int
-
-
 @triton.jit(do_not_specialize=["OH", "OW"])
 def conv_pixel_back_kernel(
     p_x, p_w, p_bias, p_scale, p_y, p_z, OH, OW, sizes,
-    padding: tl.constexpr, taps: tl.constexpr, tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr,
+    PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
+    taps: tl.constexpr, tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of the phase that its index falls into; phases with most taps come first."""
     wait(EARLY)
@@ -60,10 +55,10 @@ def conv_pixel_back_kernel(
     i_tile = tl.program_id(0)
     rho, before = phase_at(
         i_tile, sizes.N, tl.cdiv(tile.M, tile.BLOCK_N) * tile.GROUPS, OH, OW, sizes.R, sizes.S,
-        padding.PADDING_H, padding.PADDING_W, STRIDE_H, STRIDE_W, tile.BLOCK_M,
+        PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, tile.BLOCK_M,
     )  # fmt: skip
-    out_h, rows, in_h, taps_h = phase_of(rho // STRIDE_W, OH, sizes.R, padding.PADDING_H, STRIDE_H)
-    out_w, columns, in_w, taps_w = phase_of(rho % STRIDE_W, OW, sizes.S, padding.PADDING_W, STRIDE_W)
+    out_h, rows, in_h, taps_h = phase_of(rho // STRIDE_W, OH, sizes.R, PADDING_H, STRIDE_H)
+    out_w, columns, in_w, taps_w = phase_of(rho % STRIDE_W, OW, sizes.S, PADDING_W, STRIDE_W)
     last = (rho // STRIDE_W + (taps_h - 1) * STRIDE_H) * sizes.S + rho % STRIDE_W + (taps_w - 1) * STRIDE_W
     # One axis may have taps where the other has none.
     taps_h = tl.where(taps_w > 0, taps_h, 0)
@@ -130,15 +125,15 @@ def prepare(problem: Problem) -> Product:
         launch.Prepared(
             conv_pixel_back_kernel, (_tiles(problem, at.tile),), (h.size, v.size, sizes),
             {
-                "padding": Padding(h.padding, v.padding), "taps": taps, "tile": tile, "epilogue": problem.epilogue,
+                "PADDING_H": h.padding, "PADDING_W": v.padding,
+                "taps": taps, "tile": tile, "epilogue": problem.epilogue,
                 **dependent_launch.options(target=problem.target), **at.tile.launch_options,
             },
         ),
     )  # fmt: skip
 
 
-def run(prepared: Product, t: Tensors) -> None:
-    prepared.run(t)
+run = Product.run
 
 
 def _values(problem: Problem) -> int:

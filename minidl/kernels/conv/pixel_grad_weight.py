@@ -13,14 +13,14 @@ The pixels are the K of the GEMM, addressed as in `pixel_tiled`. Partial sums ar
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, pixel_choice, tile_throughput
-from minidl.kernels.conv.pixel_steps import pixel
+from minidl.kernels.conv.pixel_steps import PixelTile, pixel
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.conv.records import Taps
@@ -49,27 +49,6 @@ class GradWeightSizes(NamedTuple):
     by_image: int
     by_row: int
     share: int
-
-
-class GradWeightTile(NamedTuple):
-    """Constants of a launch: BLOCK_M outputs and BLOCK_N inputs at TAPS taps, in steps of BLOCK_K pixels.
-
-    Other fields are those of `PixelTile`.
-    """
-
-    GROUPS: int
-    M: int
-    CHANNELS: int
-    WIDE: bool
-    LONG: bool
-    FLAT: bool
-    INSIDE: bool
-    ACC: Any
-    PRECISION: str
-    BLOCK_M: int
-    BLOCK_N: int
-    BLOCK_K: int
-    TAPS: int
 
 
 @triton.jit(do_not_specialize=["QH", "QW"])
@@ -250,7 +229,7 @@ def prepare(problem: Problem) -> Shares:
         pixels, H, W, h.in_start, v.in_start, reciprocal(min(image, INT32_LIMIT)), reciprocal(v.count), at.share
     )  # fmt: skip
     tile = at.tile.record(
-        GradWeightTile, GROUPS=problem.groups, M=problem.M, CHANNELS=problem.groups * problem.C,
+        PixelTile, GROUPS=problem.groups, M=problem.M, CHANNELS=problem.groups * problem.C,
         WIDE=pixel_choice.wide(problem) or pixels * problem.groups * problem.M >= INT32_LIMIT,
         LONG=image >= INT32_LIMIT, FLAT=at.joined, INSIDE=all_inside(h, H) and all_inside(v, W),
         **problem.constants, TAPS=at.TAPS,

@@ -1,9 +1,72 @@
-"""Device functions of the pixel-tiled form: pixel indices of a tile, and the steps along K."""
+"""Records and device functions of the pixel form: pixel indices of a tile, and the steps along K."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+
+
+class PixelSizes(NamedTuple):
+    """Run-time numbers of a pair of phases with `pixels` outputs.
+
+    in_h ... out_w         input and output pixel of the first output
+    w_start, w_tap_h, _w   the first tap of w, and the distances to the next one down and across
+    s_split                distance of the partial sums of shares
+    depth                  JH * JW * C. As a constant, ptxas 12.8 miscompiles the division of o_k.
+    """
+
+    pixels: Any
+    H: Any
+    W: Any
+    OH: Any
+    OW: Any
+    in_h: Any
+    in_w: Any
+    out_h: Any
+    out_w: Any
+    w_start: Any
+    w_tap_h: Any
+    w_tap_w: Any
+    s_split: Any
+    depth: Any
+
+
+class PixelTile(NamedTuple):
+    """Constants of a launch; channels beyond a multiple of BLOCK_K are added last, in blocks of BLOCK_REST.
+
+    GROUPS, M    groups, and output channels of a group
+    CHANNELS     input channels of all groups
+    W_TAPS, TURN taps of a row of w [GROUPS * M, W_TAPS, C]; with TURN, w is [GROUPS * C, W_TAPS, M]
+    FLAT         taps and channels are one axis
+    INSIDE       every tap of every output is inside the image; MARKED: masks are bits per tap
+    WIDE, LONG   a tensor has more values, an image more pixels, than 32 bits count
+    PHASES       tiles belong to several phases, with at most JH x JW taps, or none if EMPTY
+    TAPS_INNER   taps are the inner loop     SPLIT  shares of K     PIECES  in which a tile's channels are stored
+    TAPS         taps at once (weight gradient)
+    """
+
+    GROUPS: int
+    M: int
+    CHANNELS: int
+    FLAT: bool
+    ACC: Any
+    PRECISION: str
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    BLOCK_REST: int = 16
+    PIECES: int = 1
+    TAPS: int = 1
+    SPLIT: int = 1
+    W_TAPS: int = 0
+    TURN: bool = False
+    INSIDE: bool = False
+    MARKED: bool = True
+    WIDE: bool = False
+    LONG: bool = False
+    PHASES: bool = False
+    EMPTY: bool = False
+    TAPS_INNER: bool = False
 
 
 class Rows(NamedTuple):
@@ -19,14 +82,6 @@ class Rows(NamedTuple):
     x_w: Any
     in_rows: Any
     in_columns: Any
-
-
-class Columns(NamedTuple):
-    """The columns of a tile: where column m begins in w, and whether it exists."""
-
-    p_w: Any
-    o_w: Any
-    m_m: Any
 
 
 @triton.jit
@@ -67,7 +122,7 @@ def inside_bits(o_first, size, STEP: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def add_blocks(
-    b_acc, i_start, i_end, rows, columns, JH, JW, sizes, taps: tl.constexpr, tile: tl.constexpr,
+    b_acc, i_start, i_end, rows, p_w, o_w, m_m, JH, JW, sizes, taps: tl.constexpr, tile: tl.constexpr,
     START: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Return b_acc plus the products of blocks i_start to i_end: BLOCKS per tap, from channel START on."""
@@ -91,7 +146,7 @@ def add_blocks(
             w = rows.x_w + s * taps.IN_TAP_W
             m_x = rows.m_row & (h >= 0) & (h < sizes.H) & (w >= 0) & (w < sizes.W)
         m_xc = m_x[:, None]
-        m_wc = columns.m_m[None, :]
+        m_wc = m_m[None, :]
         if not EVEN:
             m_xc &= (o_c < taps.C)[None, :]
             m_wc &= (o_c < taps.C)[:, None]
@@ -102,13 +157,13 @@ def add_blocks(
         else:
             o_wc = tap * taps.C + o_c
         b_x = tl.load(rows.p_x + (rows.o_x + o_tap)[:, None] + o_c[None, :], mask=m_xc, other=0.0)  # [BLOCK_M, BLOCK_K]
-        b_w = tl.load(columns.p_w + columns.o_w[None, :] + o_wc[:, None], mask=m_wc, other=0.0)  # [BLOCK_K, BLOCK_N]
+        b_w = tl.load(p_w + o_w[None, :] + o_wc[:, None], mask=m_wc, other=0.0)  # [BLOCK_K, BLOCK_N]
         b_acc = tl.dot(b_x, b_w, b_acc, input_precision=tile.PRECISION, out_dtype=b_acc.dtype)
     return b_acc
 
 
 @triton.jit
-def add_flat(b_acc, i, rows, columns, JW, depth, sizes, taps: tl.constexpr, tile: tl.constexpr):
+def add_flat(b_acc, i, rows, p_w, o_w, m_m, JW, depth, sizes, taps: tl.constexpr, tile: tl.constexpr):
     """Return b_acc plus the products of block i, with taps and channels as one axis of `depth` values."""
     o_k = i * tile.BLOCK_K + tl.arange(0, tile.BLOCK_K)
     j = o_k // taps.C
@@ -124,6 +179,6 @@ def add_flat(b_acc, i, rows, columns, JW, depth, sizes, taps: tl.constexpr, tile
     else:
         o_wk = tap * taps.C + o_k % taps.C
     b_x = tl.load(rows.p_x + rows.o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
-    m_w = columns.m_m[None, :] & (o_k < depth)[:, None]
-    b_w = tl.load(columns.p_w + columns.o_w[None, :] + o_wk[:, None], mask=m_w, other=0.0)  # [BLOCK_K, BLOCK_N]
+    m_w = m_m[None, :] & (o_k < depth)[:, None]
+    b_w = tl.load(p_w + o_w[None, :] + o_wk[:, None], mask=m_w, other=0.0)  # [BLOCK_K, BLOCK_N]
     return tl.dot(b_x, b_w, b_acc, input_precision=tile.PRECISION, out_dtype=b_acc.dtype)

@@ -27,7 +27,7 @@ import triton.language as tl
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import pixel_choice
 from minidl.kernels.conv.epilogue import pool_quads
-from minidl.kernels.conv.pixel_steps import Columns, Rows, add_blocks, add_flat, inside_bits, pixel
+from minidl.kernels.conv.pixel_steps import PixelSizes, PixelTile, Rows, add_blocks, add_flat, inside_bits, pixel
 from minidl.kernels.conv.problem import CORRELATIONS, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.conv.records import Taps
 from minidl.kernels.epilogue import Epilogue, affine, finish
@@ -40,68 +40,6 @@ IN_PLACE = True
 ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
-
-
-class PixelSizes(NamedTuple):
-    """Run-time numbers of a pair of phases with `pixels` outputs.
-
-    in_h ... out_w         input and output pixel of the first output
-    w_start, w_tap_h, _w   the first tap of w, and the distances to the next one down and across
-    s_split                distance of the partial sums of shares
-    depth                  JH * JW * C. As a constant, ptxas 12.8 miscompiles the division of o_k.
-    """
-
-    pixels: Any
-    H: Any
-    W: Any
-    OH: Any
-    OW: Any
-    in_h: Any
-    in_w: Any
-    out_h: Any
-    out_w: Any
-    w_start: Any
-    w_tap_h: Any
-    w_tap_w: Any
-    s_split: Any
-    depth: Any
-
-
-class PixelTile(NamedTuple):
-    """Constants of a launch.
-
-    GROUPS, M  groups, and output channels of a group; CHANNELS  of an input pixel; W_TAPS  taps of a row of w
-    TURN    w is [GROUPS * C, W_TAPS, M], else [GROUPS * M, W_TAPS, C]
-    FLAT    taps and channels are one axis           PIECES  in which the channels of a tile are stored
-    WIDE    a tensor has more values, LONG an image more pixels, than 32 bits count
-    INSIDE  every tap of every output is inside the image     MARKED  masks are bits per tap
-    SPLIT   shares of K                              TAPS_INNER  taps are the inner loop
-    PHASES  tiles belong to several phases, with at most JH x JW taps; EMPTY  or with none. Without EMPTY, ptxas
-            keeps matrix instructions in flight.
-    Channels beyond a multiple of BLOCK_K are added last, in blocks of BLOCK_REST.
-    """
-
-    GROUPS: int
-    M: int
-    CHANNELS: int
-    W_TAPS: int
-    TURN: bool
-    FLAT: bool
-    ACC: Any
-    PRECISION: str
-    BLOCK_M: int
-    BLOCK_N: int
-    BLOCK_K: int
-    BLOCK_REST: int
-    PIECES: int
-    WIDE: bool = False
-    LONG: bool = False
-    INSIDE: bool = False
-    MARKED: bool = True
-    TAPS_INNER: bool = False
-    SPLIT: int = 1
-    PHASES: bool = False
-    EMPTY: bool = False
 
 
 @triton.jit
@@ -139,13 +77,12 @@ def conv_pixel_tile(
         in_rows = tl.where(m_row, inside_bits(x_h, sizes.H, taps.IN_TAP_H, taps.JH), 0)
         in_columns = inside_bits(x_w, sizes.W, taps.IN_TAP_W, taps.JW)
     rows = Rows(p_x, o_x, m_row, x_h, x_w, in_rows, in_columns)
-    columns = Columns(p_w, o_w, m_m)
     if tile.FLAT:
         VALUES: tl.constexpr = taps.JH * taps.JW * taps.C
         if not tile.PHASES and tile.SPLIT == 1 and VALUES <= tile.BLOCK_K:
             # Tap offsets are constants. Two or more blocks would spill, as loads of the next block precede the products
             # of this one.
-            b_acc = add_flat(b_acc, 0, rows, columns, JW, VALUES, sizes, taps, tile)
+            b_acc = add_flat(b_acc, 0, rows, p_w, o_w, m_m, JW, VALUES, sizes, taps, tile)
         else:
             steps = tl.cdiv(sizes.depth, tile.BLOCK_K)
             share = tl.cdiv(steps, tile.SPLIT)
@@ -154,7 +91,7 @@ def conv_pixel_tile(
             if not tile.EMPTY:
                 tl.assume(start < end)
             for i in range(start, end):
-                b_acc = add_flat(b_acc, i, rows, columns, JW, sizes.depth, sizes, taps, tile)
+                b_acc = add_flat(b_acc, i, rows, p_w, o_w, m_m, JW, sizes.depth, sizes, taps, tile)
     else:
         BLOCKS: tl.constexpr = taps.C // tile.BLOCK_K
         if BLOCKS > 0:
@@ -162,7 +99,7 @@ def conv_pixel_tile(
             if not tile.EMPTY:
                 tl.assume(i_split * share < JH * JW * BLOCKS)
             b_acc = add_blocks(
-                b_acc, i_split * share, tl.minimum(i_split * share + share, JH * JW * BLOCKS), rows, columns,
+                b_acc, i_split * share, tl.minimum(i_split * share + share, JH * JW * BLOCKS), rows, p_w, o_w, m_m,
                 JH, JW, sizes, taps, tile, 0, BLOCKS, tile.BLOCK_K,
             )  # fmt: skip
         if taps.C % tile.BLOCK_K > 0:
@@ -170,7 +107,7 @@ def conv_pixel_tile(
             if tile.SPLIT == 1 and not tile.EMPTY:
                 tl.assume(i_split * share < JH * JW)
             b_acc = add_blocks(
-                b_acc, i_split * share, tl.minimum(i_split * share + share, JH * JW), rows, columns,
+                b_acc, i_split * share, tl.minimum(i_split * share + share, JH * JW), rows, p_w, o_w, m_m,
                 JH, JW, sizes, taps, tile, BLOCKS * tile.BLOCK_K, 1, tile.BLOCK_REST,
             )  # fmt: skip
     m = i_tile % tiles_n * BLOCK_N
