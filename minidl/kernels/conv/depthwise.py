@@ -145,16 +145,10 @@ def conv_depthwise_kernel(
     x_h = in_h + i_row * down.IN_STEP
     OUT = sizes.vectors * VEC
     CHANNELS = OUT // tile.M * C
-    if C == 1 and tile.M == 1:
-        o_in = o_c
-    else:
-        o_in = o_c // tile.M * C
-    p_x += ((n * sizes.H * sizes.W + x_w) * CHANNELS)[:, None] + o_in
+    p_x += ((n * sizes.H * sizes.W + x_w) * CHANNELS)[:, None] + o_c // tile.M * C
     p_w += strides.first
     if tile.SPREAD:
         p_w += o_c
-    elif tile.M == 1:
-        p_w += o_c.to(tl.int64) * strides.s_g
     else:
         p_w += (o_c // tile.M).to(tl.int64) * strides.s_g + o_c % tile.M * strides.s_m
     b_sums = ()
@@ -281,9 +275,8 @@ def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Product:
     if depth is not None:
         if cut.rows * math.prod(cut.taps) * cut.vec > narrow.MOST_PRODUCTS // 2:
             unroll = 1  # more would spill
-        phase, s_slice = depth.phase, problem.geometry.h.kernel * strides.s_r
-        slices = narrow.SliceSizes(depth.size, phase.count, depth.written, phase.in_start, phase.out_start)
-        first, s_q = first + phase.taps[0] * s_slice, phase.tap_step * s_slice
+        slices, s_slice = depth.sizes, problem.geometry.h.kernel * strides.s_r
+        first, s_q = first + depth.phase.taps[0] * s_slice, depth.phase.tap_step * s_slice
     vectors = out // cut.vec
     sizes = DepthwiseSizes(
         problem.N * cut.count[1] * vectors, vectors, *cut.count, *cut.read, *cut.written,

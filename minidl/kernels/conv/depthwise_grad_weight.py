@@ -33,10 +33,8 @@ MOST_SHARES = 64  # shares added at a time
 
 
 class DepthwiseGradWeightSizes(NamedTuple):
-    """Run-time numbers: `sets` of pixels of a row of all images, sizes of an image, and vectors of a pixel.
-
-    tiles, share, rest, share_rest  tiles, those of a share, and the same of the remaining rows
-    """
+    """Run-time numbers: sets of pixels of a row of all images, sizes of an image, vectors of a pixel, and tiles of full
+    and of remaining rows, of all shares and of one."""
 
     sets: int
     H: int
@@ -61,11 +59,11 @@ class FirstInput(NamedTuple):
 
 
 class DepthwiseGradWeightTile(NamedTuple):
-    """Constants of a launch; the tile as in the drawing, of vectors of VEC
+    """Constants of a launch; the tile as in the drawing, of vectors of VEC channels.
 
-    M            outputs of an input channel              REST  the remaining rows of a smaller last tile
-    FULL         whether all blocks of channels are full
-    FIRST, END   the columns of x that are inside the image for every set
+    M, REST     outputs of an input channel, and the remaining rows
+    FULL        whether all blocks of channels are full
+    FIRST, END  the columns of x that are inside the image for every set
     """
 
     M: int
@@ -102,12 +100,8 @@ def add_tile(
     PAIRS = sizes.vectors * tile.VEC
     CHANNELS = PAIRS // tile.M
     OUT = PAIRS // taps.C
-    o_in = o_c
-    if tile.M > 1:
-        o_in = o_c // tile.M
-    o_out = o_c
-    if taps.C > 1:
-        o_out = o_c // taps.C
+    o_in = o_c // tile.M
+    o_out = o_c // taps.C
     m_p = o_p < sizes.sets
     n = (o_p // (sizes.QW // COLUMNS)).to(tl.int64)
     q_w = o_p % (sizes.QW // COLUMNS) * COLUMNS
@@ -176,9 +170,9 @@ def conv_depthwise_grad_weight_kernel(
     C: tl.constexpr = taps.C
     J: tl.constexpr = taps.JH * taps.JW
     tiles_s: tl.constexpr = (taps.JW + TAPS - 1) // TAPS
+    i_part = tl.program_id(0)
     PAIRS = sizes.vectors * tile.VEC
     tiles_c = tl.cdiv(PAIRS, BLOCK_C)
-    i_part = tl.program_id(0)
     i_s = i_part // tiles_c % tiles_s * TAPS
     i_r = i_part // (tiles_c * tiles_s) * ROWS
     all_taps = J
@@ -222,8 +216,7 @@ def conv_depthwise_grad_weight_kernel(
                 taps, depth, down, across, tile, tile.REST,
             )  # fmt: skip
     p_partial += tl.program_id(1).to(tl.int64) * PAIRS * all_taps + (o_c // C).to(tl.int64) * (all_taps * C)
-    if C > 1:
-        p_partial += o_c % C
+    p_partial += o_c % C
     for s in tl.static_range(TAPS):
         for r in tl.static_range(ROWS):
             b_sum = tl.sum(b_sums[s * ROWS + r], axis=0)
@@ -271,14 +264,13 @@ def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Shares:
         first = first._replace(in_d=depth.phase.in_start, D=depth.size, QD=depth.phase.count)
     down, across = cut.taps
     share, shares = cut.in_shares(problem.processors)
-    pairs = problem.groups * problem.M * problem.C
+    pairs, acc = problem.groups * problem.M * problem.C, launch.acc(problem.dtype)
     vec = narrow.vector(pairs, problem)
     sizes = DepthwiseGradWeightSizes(
         problem.N * (QW // cut.columns), H, W, QH, QW, pairs // vec, cut.tiles, share, cut.rest,
         launch.cdiv(cut.rest, shares),
     )  # fmt: skip
     first_column, end = narrow.always_inside(problem.geometry.w, W, QW, cut.columns, across)
-    acc = launch.acc(problem.dtype)
     tile = DepthwiseGradWeightTile(
         problem.M, acc, QH % cut.rows, vec, down, across, cut.columns, pairs >= cut.tile["BLOCK_C"], first_column, end,
         cut.rows, cut.tile["BLOCK_P"], cut.tile["BLOCK_C"],
