@@ -7,12 +7,11 @@ import triton.language as tl
 
 
 class PixelSizes(NamedTuple):
-    """Run-time numbers of a pair of phases with `pixels` outputs.
+    """Run-time numbers of a pair of phases with `pixels` outputs; the first reads (in_h, in_w) and is (out_h, out_w).
 
-    in_h ... out_w         input and output pixel of the first output
-    w_start, w_tap_h, _w   the first tap of w, and the distances to the next one down and across
-    s_split                distance of the partial sums of shares
-    depth                  JH * JW * C. As a constant, ptxas 12.8 miscompiles the division of o_k.
+    w_start, w_tap_h, w_tap_w  the first tap of w, and the distances to the next one down and across
+    s_split                    distance between the partial sums of shares
+    depth                      JH * JW * C; as a constant, ptxas 12.8 miscompiles the division of o_k
     """
 
     pixels: Any
@@ -34,15 +33,17 @@ class PixelSizes(NamedTuple):
 class PixelTile(NamedTuple):
     """Constants of a launch; channels beyond a multiple of BLOCK_K are added last, in blocks of BLOCK_REST.
 
-    GROUPS, M    groups, and output channels of a group
-    CHANNELS     input channels of all groups
-    W_TAPS, TURN taps of a row of w [GROUPS * M, W_TAPS, C]; with TURN, w is [GROUPS * C, W_TAPS, M]
-    FLAT         taps and channels are one axis
-    INSIDE       every tap of every output is inside the image; MARKED: masks are bits per tap
-    WIDE, LONG   a tensor has more values, an image more pixels, than 32 bits count
-    PHASES       tiles belong to several phases, with at most JH x JW taps, or none if EMPTY
-    TAPS_INNER   taps are the inner loop     SPLIT  shares of K     PIECES  in which a tile's channels are stored
-    TAPS         taps at once (weight gradient)
+    GROUPS, M     groups, and output channels of a group; CHANNELS: input channels of all groups
+    W_TAPS, TURN  taps of a row of w: w is [GROUPS * M, W_TAPS, C], with TURN [GROUPS * C, W_TAPS, M]
+    FLAT          taps and channels are one axis
+    INSIDE        every tap of every output is inside the image
+    MARKED        masks are bits per tap
+    WIDE, LONG    a tensor has more values, an image more pixels, than 32 bits count
+    PHASES        tiles belong to several phases, with at most JH x JW taps, or none if EMPTY
+    TAPS_INNER    taps are the inner loop
+    SPLIT         shares of K
+    PIECES        parts of a tile's channels that are stored one after another
+    TAPS          taps of a program of the weight gradient
     """
 
     GROUPS: int

@@ -88,7 +88,7 @@ def conv_pixel_tile(
             share = tl.cdiv(steps, tile.SPLIT)
             start = i_split * share
             end = tl.minimum(start + share, steps)
-            if not tile.EMPTY:
+            if not tile.EMPTY:  # with at least one step, ptxas keeps matrix instructions in flight
                 tl.assume(start < end)
             for i in range(start, end):
                 b_acc = add_flat(b_acc, i, rows, p_w, o_w, m_m, JW, sizes.depth, sizes, taps, tile)
@@ -134,6 +134,7 @@ def conv_pixel_kernel(
     p_x, p_w, p_bias, p_scale, p_y, p_z, QH, QW, sizes,
     taps: tl.constexpr, tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """Compute one tile, or one of its shares: the second axis of the grid."""
     wait(EARLY)
     conv_pixel_tile(
         tl.program_id(0), tl.program_id(1), p_x, p_w, p_bias, p_scale, p_y, p_z, QH, QW, taps.JH, taps.JW, sizes,
