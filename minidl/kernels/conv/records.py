@@ -1,0 +1,75 @@
+"""Argument records that the forms of a convolution share: which inputs an output reads, and where it is stored.
+
+    x [N, H, W, GROUPS * C]                      y [N, OH, OW, GROUPS * M]
+    in + q IN_STEP + j IN_TAP, taps j  ------->  out + q OUT_STEP              along each axis
+
+q counts the outputs of a phase (`geometry.Phase`). Fields in upper case of `Taps` are constants, those of `Outputs` and
+`Weights` are run-time numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from minidl.kernels.conv.problem import Problem, taps_of
+
+
+class Taps(NamedTuple):
+    """Constants: C channels of a group at JH x JW taps, and the distances between inputs and between outputs."""
+
+    C: int
+    JH: int
+    JW: int
+    IN_STEP_H: int
+    IN_STEP_W: int
+    IN_TAP_H: int
+    IN_TAP_W: int
+    OUT_STEP_H: int
+    OUT_STEP_W: int
+
+    @staticmethod
+    def of(problem: Problem) -> Taps:
+        """Return the taps of a problem's pair of phases."""
+        h, v = problem.at.h, problem.at.v
+        return Taps(
+            problem.C, len(h.taps), len(v.taps), h.in_step, v.in_step, h.in_tap, v.in_tap, h.out_step, v.out_step
+        )  # fmt: skip
+
+
+class Outputs(NamedTuple):
+    """QH x QW outputs of N images with M channels in each of GROUPS groups; the first reads (in_h, in_w) and is pixel
+    (out_h, out_w) of OH x OW."""
+
+    N: int
+    QH: int
+    QW: int
+    OH: int
+    OW: int
+    M: int
+    GROUPS: int
+    in_h: int
+    in_w: int
+    out_h: int
+    out_w: int
+
+    @staticmethod
+    def of(problem: Problem) -> Outputs:
+        """Return the outputs of a problem's pair of phases."""
+        h, v = problem.at.h, problem.at.v
+        return Outputs(
+            problem.N, h.count, v.count, *problem.written, problem.M, problem.groups,
+            h.in_start, v.in_start, h.out_start, v.out_start,
+        )  # fmt: skip
+
+
+class Weights(NamedTuple):
+    """The first tap in a row of w and the distances to the next tap down and across, for weights read in place."""
+
+    start: int
+    tap_h: int
+    tap_w: int
+
+    @staticmethod
+    def of(problem: Problem) -> Weights:
+        """Return them counted in values, as `taps_of` does."""
+        return Weights(*taps_of(problem))
