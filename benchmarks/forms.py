@@ -178,7 +178,8 @@ def summary(name: str, lost: list[Loss], sizes: dict[str, int]) -> tuple[list[st
     )
     cells = [
         name, str(_lines(name)), str(len(in_published)), _factor(mean), _factor(max(in_published, default=1.0)),
-        f"{_factor(by_group[group])} ({group})" if group else "1.000", listed, "stays" if stays else REASONS.get(name, "goes"),
+        f"{_factor(by_group[group])} ({group})" if group else "1.000", listed,
+        "stays" if stays else REASONS.get(name, "goes"),
     ]  # fmt: skip
     return cells, stays
 
