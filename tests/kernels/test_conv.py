@@ -53,7 +53,7 @@ SHAPES = {
     "pixel": (2, 5, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
     "batch": (3, 32, 24, (6, 7), (3, 3), (1, 2), (1, 1), (1, 1), 1),
     "box": (3, 32, 32, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1),
-    "pair": (3, 16, 24, (6, 8), (3, 5), (2, 1), (1, 2), (1, 1), 1),
+    "pair": (3, 32, 24, (6, 8), (3, 5), (1, 1), (1, 2), (1, 1), 1),
     "banded": (2, 3, 6, (8, 19), (3, 5), (2, 1), (1, 2), (1, 1), 1),
     "depthwise": (3, 1, 2, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 5),
     "fill": (2, 21, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
@@ -605,7 +605,7 @@ def test_pairs_of_tiles_as_one_of_twice_the_channels(processors, groups, monkeyp
 
     def spy(kernel, grid, *args, **meta):
         if kernel is batch_tiled.conv_batch_kernel:
-            constants.append(meta["WIDE"])
+            constants.append(meta["tile"].WIDE)
         run(kernel, grid, *args, **meta)
 
     monkeypatch.setattr(launch, "run", spy)
