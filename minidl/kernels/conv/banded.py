@@ -42,7 +42,8 @@ MANY_ROWS = 64  # of a band, above which a descriptor reads it: smaller bands st
 class Bands(NamedTuple):
     """Constants of bands [R, KP, NP] for groups of G pixels; an image has QH * GROUPS groups and WC values in a row.
 
-    A group starts STEP values per pixel from IN_W on; R rows of the filter are IN_TAP_H rows of the image apart.
+    A group starts STEP values per pixel from IN_W on; R rows of the filter are IN_TAP_H rows of the image apart, and
+    may be outside the image if PADDED_H. WIDE: 32 bits do not count the groups.
     """
 
     QH: int
@@ -58,34 +59,23 @@ class Bands(NamedTuple):
     IN_TAP_H: int
     KP: int
     NP: int
+    PADDED_H: bool
+    WIDE: bool
     ACC: Any
     PRECISION: str
 
     @staticmethod
     def of(problem: Problem) -> Bands:
         """Return the bands of a problem that `able` supports."""
-        h, v, (_, W), _ = problem.at
+        h, v, (H, W), _ = problem.at
         G, KP, NP = groups_of(problem)
         q_h, q_w = (h.count // 2 * 2, v.count // 2 * 2) if problem.pool else (h.count, v.count)
+        groups = launch.cdiv(q_w, G)
         return Bands(
-            q_h, q_w, G, launch.cdiv(q_w, G), problem.M, len(h.taps), W * problem.C, v.in_start * problem.C,
-            v.in_step * problem.C, h.in_step, h.in_tap, KP, NP, **problem.constants,
+            q_h, q_w, G, groups, problem.M, len(h.taps), W * problem.C, v.in_start * problem.C,
+            v.in_step * problem.C, h.in_step, h.in_tap, KP, NP, not all_inside(h, H),
+            problem.N * q_h * groups >= INT32_LIMIT, **problem.constants,
         )  # fmt: skip
-
-
-class BandedTile(NamedTuple):
-    """BLOCK_M groups, in steps of BLOCK_K rows of a band.
-
-    PADDED_H  a row of the filter may be outside the image
-    WIDE      there are more groups than 32 bits count
-    BOXES     p_band is a descriptor
-    """
-
-    BLOCK_M: int
-    BLOCK_K: int
-    PADDED_H: bool
-    WIDE: bool
-    BOXES: bool
 
 
 @triton.jit
@@ -165,12 +155,11 @@ def store_groups(
 @triton.jit
 def conv_banded_kernel(
     p_x, p_band, p_bias, p_scale, p_y, p_z, rows, H, in_h,
-    bands: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
+    bands: tl.constexpr, epilogue: tl.constexpr, BOXES: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_M groups of outputs."""
     wait(EARLY)
-    BLOCK_M: tl.constexpr = tile.BLOCK_M
-    BLOCK_K: tl.constexpr = tile.BLOCK_K
     G: tl.constexpr = bands.G
     KP: tl.constexpr = bands.KP
     NP: tl.constexpr = bands.NP
@@ -178,7 +167,7 @@ def conv_banded_kernel(
     IN_W: tl.constexpr = bands.IN_W
     STEP: tl.constexpr = bands.STEP
     i_first = tl.program_id(0) * BLOCK_M
-    if tile.WIDE:
+    if bands.WIDE:
         i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     n, q_h, g = group_of(i_first, BLOCK_M, bands, epilogue.POOL)
     m_row = in_rows(i_first, rows, BLOCK_M, epilogue.POOL)
@@ -194,7 +183,7 @@ def conv_banded_kernel(
         r = i // BLOCKS_K
         o_k = i % BLOCKS_K * BLOCK_K + tl.arange(0, BLOCK_K)
         m_h = m_row
-        if tile.PADDED_H:
+        if bands.PADDED_H:
             h = x_h + r * bands.IN_TAP_H
             m_h = m_row & (h >= 0) & (h < H)
         m_x = m_h[:, None] & (o_k < KP)[None, :]
@@ -206,7 +195,7 @@ def conv_banded_kernel(
         b_x = tl.load(
             p_x + (o_x + r * (bands.IN_TAP_H * WC))[:, None] + o_k[None, :], mask=m_x, other=0.0
         )  # [BLOCK_M, BLOCK_K]
-        if tile.BOXES:
+        if BOXES:
             b_band = p_band.load([i * BLOCK_K, 0])  # [BLOCK_K, NP]
         else:
             b_band = tl.load(p_band + (r * KP + o_k)[:, None] * NP + o_column[None, :])
@@ -258,11 +247,8 @@ def prepare(problem: Problem) -> Product:
     block = min(tile["BLOCK_K"], at.KP)  # a band has whole blocks of K
     use_descriptor = launch.boxes(problem.target) and problem.dtype != torch.float64 and at.KP >= MANY_ROWS
     meta = {
-        "bands": at, "epilogue": problem.epilogue,
-        "tile": tile.record(
-            BandedTile, BLOCK_K=block, PADDED_H=not all_inside(h, H), WIDE=rows >= INT32_LIMIT, BOXES=use_descriptor
-        ),
-        **dependent_launch.options(target=problem.target), **tile.launch_options,
+        "bands": at, "epilogue": problem.epilogue, "BOXES": use_descriptor,
+        **dependent_launch.options(target=problem.target), **tile.options, "BLOCK_K": block,
     }  # fmt: skip
     band_box = Box.of_rows(at.R * at.KP, at.NP, (block, at.NP)) if use_descriptor else None
     return Product(

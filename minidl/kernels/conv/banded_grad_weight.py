@@ -17,7 +17,7 @@ from minidl.kernels import reduce
 from minidl.kernels.conv import banded, costs
 from minidl.kernels.conv.banded import Bands, group_of
 from minidl.kernels.conv.geometry import Geometry
-from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import GRAD_WEIGHT, Problem, Tensors, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -31,7 +31,7 @@ PIECES = {16: 1.0, 8: 1.2, 4: 3.0, 2: 6.0}
 @triton.jit
 def conv_banded_grad_weight_kernel(
     p_dy, p_x, p_partial, rows, H, in_h, share,
-    bands: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr,
+    bands: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """partial [shares, R * KP, NP]: the gradient of BLOCK_K rows of the bands, over one share of the rows of dy."""
     wait(EARLY)
@@ -48,7 +48,7 @@ def conv_banded_grad_weight_kernel(
     o_tap = r * (bands.IN_TAP_H * WC) + o_k
     o_column = tl.arange(0, NP)
     first = tl.program_id(1) * share
-    if WIDE:
+    if bands.WIDE:
         first = tl.program_id(1).to(tl.int64) * share
     end = tl.minimum(first + share, rows)
     b_acc = tl.zeros((BLOCK_K, NP), dtype=bands.ACC)
@@ -182,7 +182,7 @@ def prepare(problem: Problem) -> Prepared:
     shares = launch.cdiv(blocks, share)
     scalars = (rows, problem.read[0], problem.at.h.in_start, share * tile["BLOCK_M"])
     early = dependent_launch.options(target=problem.target)
-    meta = {"bands": bands, "WIDE": rows >= INT32_LIMIT, **early, **tile.options}
+    meta = {"bands": bands, **early, **tile.options}
     total = M * R * S * C
     block = problem.tile("conv_band", floor=1, total=total)
     fold = {

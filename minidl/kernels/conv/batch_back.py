@@ -6,8 +6,6 @@ from its index: with rho = (input + padding) mod stride along one axis, the taps
 smaller rho has as many taps or one more.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -57,57 +55,33 @@ def phase_at(
     return rho, before
 
 
-class BackSizes(NamedTuple):
-    """x [N, H, W, ..], y [N, OH, OW, GROUPS * M], R x S taps, and the distances of rows of taps and of taps in w."""
-
-    N: int
-    H: int
-    W: int
-    OH: int
-    OW: int
-    M: int
-    GROUPS: int
-    R: int
-    S: int
-    w_row: int
-    w_tap: int
-
-
-class Strides(NamedTuple):
-    """Padding and stride along both axes."""
-
-    PADDING_H: int
-    PADDING_W: int
-    STRIDE_H: int
-    STRIDE_W: int
-
-
 @triton.jit
 def conv_back_kernel(
-    d_x, d_w, p_bias, p_scale, p_y, p_z, sizes,
-    taps: tl.constexpr, strides: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
+    d_x, d_w, p_bias, p_scale, p_y, p_z, inputs, outputs, weights,
+    padding: tl.constexpr, taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of the phase that its index falls into."""
+    """Compute one tile of the phase that its index falls into; inputs and weights are those of all taps."""
     wait(EARLY)
-    STRIDE_H: tl.constexpr = strides.STRIDE_H
-    STRIDE_W: tl.constexpr = strides.STRIDE_W
-    N = sizes.N
+    PADDING_H: tl.constexpr = padding[0]
+    PADDING_W: tl.constexpr = padding[1]
+    STRIDE_H: tl.constexpr = taps.OUT_STEP_H
+    STRIDE_W: tl.constexpr = taps.OUT_STEP_W
+    N, _, _, OH, OW, M, GROUPS, _, _, _, _ = outputs
+    R = inputs.JH
+    S = inputs.JW
     i_tile = tl.program_id(0)
-    across = tl.cdiv(sizes.M, tile.BLOCK_N) * sizes.GROUPS * tl.cdiv(N, tile.BLOCK_M)
+    across = tl.cdiv(M, tile.BLOCK_N) * GROUPS * tl.cdiv(N, tile.BLOCK_M)
     # Tiles are runs of images, so phases are counted in pixels of one image.
-    rho, before = phase_at(
-        i_tile, 1, across, sizes.OH, sizes.OW, sizes.R, sizes.S, strides.PADDING_H, strides.PADDING_W,
-        STRIDE_H, STRIDE_W, 1,
-    )  # fmt: skip
-    out_h, _, in_h, taps_h = phase_of(rho // STRIDE_W, sizes.OH, sizes.R, strides.PADDING_H, STRIDE_H)
-    out_w, columns, in_w, taps_w = phase_of(rho % STRIDE_W, sizes.OW, sizes.S, strides.PADDING_W, STRIDE_W)
+    rho, before = phase_at(i_tile, 1, across, OH, OW, R, S, PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, 1)
+    out_h, _, in_h, taps_h = phase_of(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
+    out_w, columns, in_w, taps_w = phase_of(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
     last_h = rho // STRIDE_W + (taps_h - 1) * STRIDE_H
     last_w = rho % STRIDE_W + (taps_w - 1) * STRIDE_W
-    inputs = Inputs(sizes.H, sizes.W, taps_h, taps_w)
-    outputs = Outputs(N, 0, columns, sizes.OH, sizes.OW, sizes.M, sizes.GROUPS, in_h, in_w, out_h, out_w)
-    weights = Weights(last_h * sizes.w_row + last_w * sizes.w_tap, -STRIDE_H * sizes.w_row, -STRIDE_W * sizes.w_tap)
+    first = last_h * weights.tap_h + last_w * weights.tap_w
     conv_batch_tile(
-        i_tile - before, d_x, d_w, p_bias, p_scale, p_y, p_z, inputs, outputs, weights,
+        i_tile - before, d_x, d_w, p_bias, p_scale, p_y, p_z, Inputs(inputs.H, inputs.W, taps_h, taps_w),
+        Outputs(N, 0, columns, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w),
+        Weights(first, -STRIDE_H * weights.tap_h, -STRIDE_W * weights.tap_w),
         taps, epilogue, tile, tile.BLOCK_N, tile.PIECES,
     )  # fmt: skip
 
@@ -149,10 +123,11 @@ def prepare(problem: Problem) -> Product:
     last = M if turn else C
     meta = {
         "taps": Taps(C, 0, 0, 1, 1, 1, 1, h.stride, v.stride),  # each phase has its own number of taps
-        "strides": Strides(h.padding, v.padding, h.stride, v.stride), "epilogue": problem.epilogue, "tile": tile,
+        "padding": (h.padding, v.padding), "epilogue": problem.epilogue, "tile": tile,
         **dependent_launch.options(target=problem.target), **options,
     }  # fmt: skip
-    scalars = (BackSizes(N, H, W, h.size, v.size, M, groups, h.kernel, v.kernel, v.kernel * last, last),)
+    outputs = Outputs(N, 0, 0, h.size, v.size, M, groups, 0, 0, 0, 0)
+    scalars = Inputs(H, W, h.kernel, v.kernel), outputs, Weights(0, v.kernel * last, last)
     descriptors = (
         Box.of_rows(N, H * W * groups * C, (tile.BLOCK_M, tile.BLOCK_K)),
         batch_tiled.weights(problem, turn, tile.BLOCK_K, tile.BLOCK_N),

@@ -16,7 +16,7 @@ from minidl.kernels.conv import costs, tile_throughput
 from minidl.kernels.conv.batch_tiled import inside
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, Problem, Tensors, Unsupported
-from minidl.kernels.conv.records import Taps
+from minidl.kernels.conv.records import Outputs, Taps
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
@@ -34,21 +34,6 @@ MANY_IMAGES = 512
 ROW_OF_TAPS = 128  # maximum channels of tiles with three taps
 
 
-class GradWeightSizes(NamedTuple):
-    """x [N, H, W, GROUPS * C] and dy [N, QH, QW, GROUPS * M]; output 0 reads (in_h, in_w) at tap 0."""
-
-    N: int
-    H: int
-    W: int
-    QH: int
-    QW: int
-    M: int
-    GROUPS: int
-    in_h: int
-    in_w: int
-    shares: int
-
-
 class GradWeightTile(NamedTuple):
     """BLOCK_M x BLOCK_N channels of TAPS (1 or 3) taps, in steps of BLOCK_K images, or PARTS parts of each image."""
 
@@ -64,7 +49,7 @@ class GradWeightTile(NamedTuple):
 
 @triton.jit
 def conv_batch_grad_weight_kernel(
-    d_dy, d_x, d_dy_parts, d_x_parts, p_partial, sizes,
+    d_dy, d_x, d_dy_parts, d_x_parts, p_partial, H, W, shares, outputs,
     taps: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write partial [shares, groups * M, J * C].
@@ -83,7 +68,7 @@ def conv_batch_grad_weight_kernel(
     BLOCK_K: tl.constexpr = tile.BLOCK_K
     TAPS: tl.constexpr = tile.TAPS
     PARTS: tl.constexpr = tile.PARTS
-    N, H, W, QH, QW, M, GROUPS, in_h, in_w, shares = sizes
+    N, QH, QW, _, _, M, GROUPS, in_h, in_w, _, _ = outputs
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
     J: tl.constexpr = taps.JH * JW // TAPS
     tiles_m = tl.cdiv(M, BLOCK_M)
@@ -205,11 +190,9 @@ def tile_of(problem: Problem) -> launch.Tile:
 
 
 def prepare(problem: Problem) -> Shares:
-    h, v = problem.at.h, problem.at.v
     (H, W), (QH, QW) = problem.read, problem.written
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
     tile, together, parts, tiles, (shares, _) = cut(problem)
-    sizes = GradWeightSizes(N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares)
     meta = {
         "taps": Taps.of(problem),
         "tile": tile.record(GradWeightTile, TAPS=together, PARTS=parts, **problem.constants),
@@ -221,7 +204,9 @@ def prepare(problem: Problem) -> Shares:
         Box.of_rows(N, row_dy, block_dy), Box.of_rows(N, row_x, block_x),
         Box.of_rows(N * parts, row_dy // parts, block_dy), Box.of_rows(N * parts, row_x // parts, block_x),
     )  # fmt: skip
-    product = launch.Prepared(conv_batch_grad_weight_kernel, (tiles * shares,), (sizes,), meta, descriptors)
+    product = launch.Prepared(
+        conv_batch_grad_weight_kernel, (tiles * shares,), (H, W, shares, Outputs.of(problem)), meta, descriptors
+    )
     return Shares(product, shares, problem.shape)
 
 

@@ -52,16 +52,6 @@ class Inputs(NamedTuple):
     JW: Any
 
 
-class BatchSizes(NamedTuple):
-    """Sizes of x, H x W, and the number of tiles, of pairs of tiles, and of programs."""
-
-    H: int
-    W: int
-    tiles: int
-    wide_tiles: int
-    programs: int
-
-
 class BatchTile(NamedTuple):
     """BLOCK_M images and BLOCK_N channels, in steps of BLOCK_K input channels.
 
@@ -168,12 +158,13 @@ def conv_batch_tile(
 
 @triton.jit
 def conv_batch_kernel(
-    d_x, d_w, d_wide, p_bias, p_scale, p_y, p_z, sizes, outputs, weights,
+    d_x, d_w, d_wide, p_bias, p_scale, p_y, p_z, H, W, outputs, weights, rounds,
     taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Run one tile per program, or persistent programs, which with WIDE merge the first pairs of tiles."""
     wait(EARLY)
-    inputs = Inputs(sizes.H, sizes.W, taps.JH, taps.JW)
+    inputs = Inputs(H, W, taps.JH, taps.JW)
+    tiles, wide_tiles, programs = rounds
     if tile.PER_PROCESSOR == 0:
         conv_batch_tile(
             tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z, inputs, outputs, weights,
@@ -181,14 +172,12 @@ def conv_batch_kernel(
         )  # fmt: skip
     else:
         if tile.WIDE:
-            for i_tile in tl.range(tl.program_id(0), sizes.wide_tiles, sizes.programs):
+            for i_tile in tl.range(tl.program_id(0), wide_tiles, programs):
                 conv_batch_tile(
                     i_tile, d_x, d_wide, p_bias, p_scale, p_y, p_z, inputs, outputs, weights,
                     taps, epilogue, tile, 2 * tile.BLOCK_N, 2 * tile.PIECES,
                 )  # fmt: skip
-        for i_tile in tl.range(
-            tl.program_id(0) + 2 * sizes.wide_tiles, sizes.tiles, sizes.programs, flatten=tile.FLATTEN
-        ):
+        for i_tile in tl.range(tl.program_id(0) + 2 * wide_tiles, tiles, programs, flatten=tile.FLATTEN):
             conv_batch_tile(
                 i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z, inputs, outputs, weights,
                 taps, epilogue, tile, tile.BLOCK_N, tile.PIECES,
@@ -244,7 +233,7 @@ def prepare(problem: Problem) -> launch.Prepared:
         BatchTile, BLOCK_K=block_of(problem, chosen), WIDE=int(wide_tiles > 0), TURN=problem.in_place,
         **problem.constants,
     )  # fmt: skip
-    scalars = BatchSizes(H, W, tiles, wide_tiles, programs), Outputs.of(problem), Weights.of(problem)
+    scalars = H, W, Outputs.of(problem), Weights.of(problem), (tiles, wide_tiles, programs)
     meta = {
         "taps": Taps.of(problem), "epilogue": problem.epilogue, "tile": tile,
         **dependent_launch.options(target=problem.target), **chosen.launch_options,

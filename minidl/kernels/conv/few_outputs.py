@@ -49,23 +49,6 @@ MANY_CHANNELS = 128
 LAUNCH_WAITS, BLOCK_WAITS = 2.2, 0.17
 
 
-class FewWeights(NamedTuple):
-    """Weights [C, M, R, S] in any strides s, for a band of `total` values in rows of K; `first` taps of output 0."""
-
-    total: int
-    K: int
-    C: int
-    M: int
-    R: int
-    S: int
-    s_c: int
-    s_m: int
-    s_r: int
-    s_s: int
-    first_r: int
-    first_s: int
-
-
 class Cells(NamedTuple):
     """Groups of GH x GW cells, which are ROWS x COLUMNS outputs, with windows of WINDOW_H x WINDOW_W pixels.
 
@@ -102,11 +85,17 @@ class FewTile(NamedTuple):
 
 
 @triton.jit
-def conv_few_band_kernel(p_w, p_band, weights, cells: tl.constexpr, BLOCK: tl.constexpr):
-    """Write band [NP, K] of w: row (a, b, m) for output (a, b) of a group, column (d_h, d_w, c)."""
+def conv_few_band_kernel(
+    p_w, p_band, total, K, C, M, R, S, strides, first, cells: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Write band [NP, K] of w [C, M, R, S]: row (a, b, m) for output (a, b) of a group, column (d_h, d_w, c).
+
+    Output (0, 0) and pixel (0, 0) of a window belong to tap `first`.
+    """
     WINDOW_W: tl.constexpr = cells.WINDOW_W
     COLUMNS: tl.constexpr = cells.COLUMNS
-    total, K, C, M, R, S, s_c, s_m, s_r, s_s, first_r, first_s = weights
+    s_c, s_m, s_r, s_s = strides
+    first_r, first_s = first
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     output = o // K
     k = o % K
@@ -235,7 +224,7 @@ def prepare(problem: Problem) -> Product:
     block = problem.tile("conv_band", floor=1, total=NP * K)
     band = launch.Prepared(
         conv_few_band_kernel, (launch.cdiv(NP * K, block["BLOCK"]),),
-        (FewWeights(NP * K, K, C, M, h.kernel, v.kernel, *problem.strides, *first),), {"cells": cells, **block.options},
+        (NP * K, K, C, M, h.kernel, v.kernel, problem.strides, first), {"cells": cells, **block.options},
     )  # fmt: skip
     box = shape_of_box(N, *number, chosen["BLOCK_N"])
     tiles = [launch.cdiv(size, extent) for size, extent in zip((N, *number), box, strict=True)]

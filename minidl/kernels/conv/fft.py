@@ -30,9 +30,6 @@ import torch
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.problem import CORRELATIONS, Problem, Tensors, Unsupported
 from minidl.kernels.conv.spectra import (
-    Outputs,
-    ProductSizes,
-    Tiling,
     conv_fft_inverse_kernel,
     conv_fft_kernel,
     conv_fft_matrix_kernel,
@@ -169,14 +166,14 @@ def prepare(problem: Problem, points: int | None = None) -> Prepared:
         n = min(images, N - first)
         tile = problem.tile("conv_fft_product", M=tiles * n, N=M, K=C)
         grid = F * launch.cdiv(tiles * n, tile["BLOCK_M"]) * launch.cdiv(M, tile["BLOCK_N"])
-        sizes = ProductSizes(tiles * n, n, M, C, cut.w.tiles, cut.w.inputs, inputs * n, cut.w.blocks, taps)
+        scalars = (tiles * n, n, M, C, cut.w.tiles, cut.w.inputs, inputs * n, (taps, cut.w.blocks))
         product = launch.Prepared(
-            conv_fft_product_kernel, (grid,), (sizes,), {"F": F, "PRECISION": problem.precision, **tile.options}
+            conv_fft_product_kernel, (grid,), scalars, {"F": F, "PRECISION": problem.precision, **tile.options}
         )
         tile = _tile(problem, n * M, T)
         inverse = launch.Prepared(
             conv_fft_inverse_kernel, (tiles * launch.cdiv(n * M, tile["BLOCK_V"] // T**2),),
-            (Outputs(n * M, M, h.count, v.count, cut.h.step, cut.w.step, cut.w.tiles, tiles * n * M),),
+            (n * M, M, (h.count, v.count), (cut.h.step, cut.w.step), cut.w.tiles, tiles * n * M),
             {"T": T, "PRECISION": problem.precision, "epilogue": problem.epilogue, **tile.options},
         )  # fmt: skip
         transform = _transform(
@@ -217,9 +214,9 @@ def _transform(
     N, H, W, C = sizes
     tile = _tile(problem, N * C, cut.points)
     grid = math.prod(tiles) * launch.cdiv(N * C, tile["BLOCK_V"] // cut.points**2)
-    tiling = Tiling(N * C, H, W, C, *start, cut.h.step, cut.w.step, *taps, tiles[1], math.prod(tiles) * N * C)
+    scalars = (N * C, H, W, C, start, (cut.h.step, cut.w.step), taps, tiles[1], math.prod(tiles) * N * C)
     meta = {"T": cut.points, "PRECISION": problem.precision, **tile.options}
-    return launch.Prepared(conv_fft_kernel, (grid,), (tiling,), meta)
+    return launch.Prepared(conv_fft_kernel, (grid,), scalars, meta)
 
 
 def _tile(problem: Problem, lines: int, points: int) -> launch.Tile:

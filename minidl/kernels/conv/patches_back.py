@@ -32,18 +32,6 @@ FAMILIES = ("gemm",)
 LEAST_ROW = 64
 
 
-class PatchSizes(NamedTuple):
-    """x [patches, K], QW patches in a row of the image, and w [K, N], R rows of S * M values each."""
-
-    patches: int
-    N: int
-    K: int
-    M: int
-    QW: int
-    R: int
-    programs: int
-
-
 class PatchTile(NamedTuple):
     """Constants of a tile as in `gemm`, and the WIDTH of a row of a patch in values."""
 
@@ -88,16 +76,15 @@ def finish_patches(
 
 @triton.jit
 def conv_patches_kernel(
-    d_x, d_w, p_bias, p_scale, p_y, p_z, sizes,
+    d_x, d_w, p_bias, p_scale, p_y, p_z, patches, N, K, M, QW, R, programs,
     epilogue: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Multiply x by w and store the patches in the image."""
+    """Multiply x [patches, K], QW patches in a row of the image, by w [K, N], R rows of WIDTH values each."""
     wait(EARLY)
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     BLOCK_K: tl.constexpr = tile.BLOCK_K
     WIDTH: tl.constexpr = tile.WIDTH
-    patches, N, K, M, QW, R, programs = sizes
     tiles = tl.cdiv(patches, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
     tl.assume(steps > 0)
@@ -162,7 +149,7 @@ def prepare(problem: Problem) -> launch.Prepared:
         Box.of_rows(patches, K, (tile["BLOCK_M"], tile["BLOCK_K"])),
         Box.of_rows(K, N, (tile["BLOCK_K"], tile["BLOCK_N"])),
     )
-    scalars = (PatchSizes(patches, N, K, problem.M, v.output, h.kernel, programs),)
+    scalars = (patches, N, K, problem.M, v.output, h.kernel, programs)
     return launch.Prepared(conv_patches_kernel, (programs,), scalars, meta, descriptors)
 
 

@@ -16,57 +16,10 @@ are four real frequencies. So a spectrum is T * T / 2 pairs (A, B), complex numb
 each pair the sum over channels is a complex matrix product [tiles, C] x [C, M], computed as three real ones.
 """
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-
-
-class Tiling(NamedTuple):
-    """Tiles of [lines] images and channels: tile (i, j) starts at (in_h + i step_h, in_w + j step_w) and has taps_h x
-    taps_w points; spectra have `size` values per frequency."""
-
-    lines: int
-    H: int
-    W: int
-    C: int
-    in_h: int
-    in_w: int
-    step_h: int
-    step_w: int
-    taps_h: int
-    taps_w: int
-    tiles_w: int
-    size: int
-
-
-class ProductSizes(NamedTuple):
-    """`rows` tiles of N images, M and C channels; tiles_w and tiles_w_x tiles across y and x, `taps` blocks of taps."""
-
-    rows: int
-    N: int
-    M: int
-    C: int
-    tiles_w: int
-    tiles_w_x: int
-    rows_x: int
-    blocks_w: int
-    taps: int
-
-
-class Outputs(NamedTuple):
-    """Tiles of step_h x step_w points of y [N, QH, QW, M], tiles_w across an image."""
-
-    lines: int
-    M: int
-    QH: int
-    QW: int
-    step_h: int
-    step_w: int
-    tiles_w: int
-    size: int
 
 
 @triton.jit
@@ -92,13 +45,16 @@ def conv_fft_matrix_kernel(p_g, T: tl.constexpr):
 
 @triton.jit
 def conv_fft_kernel(
-    p_x, p_g, p_f, tiling, T: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr
+    p_x, p_g, p_f, lines, H, W, C, start, step, taps, tiles_w, size,
+    T: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Write f [2 (A, B), T * T / 2, tiles, lines]: the spectra of a tile for a block of lines, channels of images.
 
-    x [N, H, W, C]
+    x [N, H, W, C]; the tile (i, j) starts at `start` + (i, j) `step`, and has `taps` points down and across.
     """
-    lines, H, W, C, in_h, in_w, step_h, step_w, taps_h, taps_w, tiles_w, size = tiling
+    in_h, in_w = start
+    step_h, step_w = step
+    taps_h, taps_w = taps
     L: tl.constexpr = BLOCK_V // (T * T)
     HALF: tl.constexpr = T // 2
     blocks = tl.cdiv(lines, L)
@@ -141,7 +97,7 @@ def conv_fft_kernel(
 
 @triton.jit
 def conv_fft_product_kernel(
-    p_x, p_w, p_y, sizes,
+    p_x, p_w, p_y, rows, N, M, C, tiles_w, tiles_w_x, rows_x, blocks,
     F: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Write y [2, F, rows, M] = x [2, F, rows_x, C] conj(w [2, F, taps, M, C]): one pair (A, B) of a block per program.
@@ -149,7 +105,7 @@ def conv_fft_product_kernel(
     Rows are (tile down, tile across, image). With x = A - iB and w = A' - iB', three products give the complex one:
     A A', B B' and (A + B)(A' - B').
     """
-    rows, N, M, C, tiles_w, tiles_w_x, rows_x, blocks_w, taps = sizes
+    taps, blocks_w = blocks
     tiles_m = tl.cdiv(rows, BLOCK_M)
     tiles_n = tl.cdiv(M, BLOCK_N)
     f = (tl.program_id(0) // (tiles_m * tiles_n)).to(tl.int64)
@@ -191,14 +147,15 @@ def conv_fft_product_kernel(
 
 @triton.jit
 def conv_fft_inverse_kernel(
-    p_f, p_g, p_bias, p_scale, p_y, p_z, outputs,
+    p_f, p_g, p_bias, p_scale, p_y, p_z, lines, M, image, step, tiles_w, size,
     epilogue: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Write y [N, QH, QW, M] from f [2, T * T / 2, tiles, lines]: the first step_h x step_w points of a tile.
 
     X = D^T V D with D = G, but for the weights of its rows: 1/T for the cosines of 0 and T/2, 2/T for the others.
     """
-    lines, M, QH, QW, step_h, step_w, tiles_w, size = outputs
+    QH, QW = image
+    step_h, step_w = step
     L: tl.constexpr = BLOCK_V // (T * T)
     HALF: tl.constexpr = T // 2
     blocks = tl.cdiv(lines, L)

@@ -44,19 +44,6 @@ MARGIN = 1.08  # the estimates are 0.86 to 1.2 of 70 measured times, and those o
 UNSURE = 1.15  # factor for groups and strides: estimates of 8 to 16 us were 0.86 to 0.89 of the measured times
 
 
-class UnfoldedSizes(NamedTuple):
-    """The `pixels`, in shares of `share`; x is [N, H, W, ..], output 0 reads (in_h, in_w); two `reciprocal`s."""
-
-    pixels: int
-    share: int
-    H: int
-    W: int
-    in_h: int
-    in_w: int
-    by_image: int
-    by_row: int
-
-
 class UnfoldedTile(NamedTuple):
     """BLOCK_M rows and BLOCK_N columns of the gradient of each group, in steps of BLOCK_K pixels.
 
@@ -104,7 +91,7 @@ def positions(i_group, o_m, j, o_c, taps: tl.constexpr, tile: tl.constexpr):
 
 @triton.jit(do_not_specialize=["QH", "QW", "whole", "rest"])
 def conv_unfolded_grad_weight_kernel(
-    p_dy, p_x, p_dw, p_partial, QH, QW, whole, rest, sizes,
+    p_dy, p_x, p_dw, p_partial, QH, QW, whole, rest, pixels, share, image, start, reciprocals,
     taps: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Sum a tile in each of the first `whole` programs; in others a share of the pixels of the `rest` tiles.
@@ -119,7 +106,9 @@ def conv_unfolded_grad_weight_kernel(
     M: tl.constexpr = tile.M
     C: tl.constexpr = taps.C
     JW: tl.constexpr = taps.JW
-    pixels, share, H, W, in_h, in_w, by_image, by_row = sizes
+    H, W = image
+    in_h, in_w = start
+    by_image, by_row = reciprocals
     i_rest = tl.program_id(0) - whole
     is_whole = i_rest < 0
     i_tile = tl.where(is_whole, tl.program_id(0), whole + i_rest % rest)
@@ -316,16 +305,16 @@ def prepare(problem: Problem) -> Prepared:
     )  # fmt: skip
     taps = Taps.of(problem)._replace(C=at.C, IN_TAP_H=sign * h.in_tap, IN_TAP_W=sign * v.in_tap)
     meta = {"taps": taps, "tile": tile, **dependent_launch.options(target=problem.target)}
-    starts = sign * h.in_start, sign * v.in_start
-    sizes = UnfoldedSizes(at.pixels, at.share, H, W, *starts, reciprocal(QH * QW), reciprocal(QW))
+    scalars = QH, QW, at.unsplit, max(rest, 1)
+    start = sign * h.in_start, sign * v.in_start
+    pixels = at.pixels, at.share, (H, W), start, (reciprocal(QH * QW), reciprocal(QW))
     product = launch.Prepared(
         conv_unfolded_grad_weight_kernel, (at.unsplit + rest * at.shares,),
-        (QH, QW, at.unsplit, max(rest, 1), sizes), {**meta, **at.tile.launch_options},
+        (*scalars, *pixels), {**meta, **at.tile.launch_options},
     )  # fmt: skip
     rows = max(1, min(VALUES // tile.BLOCK_N, tile.BLOCK_M))
-    scalars = at.unsplit, max(rest, 1), at.shares
     total_sum = launch.Prepared(
-        conv_unfolded_sum_kernel, (rest * tile.BLOCK_M // rows,), scalars, {**meta, "ROWS": rows}
+        conv_unfolded_sum_kernel, (rest * tile.BLOCK_M // rows,), (*scalars[2:], at.shares), {**meta, "ROWS": rows}
     )
     partial = at.shares, rest, tile.BLOCK_M, tile.BLOCK_N
     return Prepared(product, partial, total_sum if rest else None, problem.shape, at.swapped)
