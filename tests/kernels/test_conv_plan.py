@@ -234,9 +234,9 @@ def test_another_tile_makes_another_plan():
     tile = launch.tiles("conv_batch", "sm_90", torch.float16)[0]
     small = launch.Tile({**tile.sizes, "BLOCK_M": 64, "PER_PROCESSOR": 0}, 4, 2)
     with launch.force(conv_batch=small):
-        assert plan.plan(problem).prepared.meta["BLOCK_M"] == 64
+        assert plan.plan(problem).prepared.meta["tile"].BLOCK_M == 64
     assert plan.plan(problem).prepared.meta == before.prepared.meta
-    assert before.prepared.meta["BLOCK_M"] == 128
+    assert before.prepared.meta["tile"].BLOCK_M == 128
 
 
 @pytest.mark.parametrize("form", conv.FORMS)
@@ -416,6 +416,6 @@ def test_tiles_of_boxes_have_the_shared_memory_for_a_sum(channels):
     for tile in launch.tiles("conv_box", "sm_90", torch.float16):
         with launch.force(conv_box=tile):
             meta = boxed.prepare(layer(256, channels, 256, 56, 1, added=True, act="relu")).meta
-        M, K, pixels = meta["BLOCK_M"], meta["BLOCK_K"], meta["TILE_N"] * meta["TILE_H"] * meta["TILE_W"]
-        added = M * pixels if channels == K and meta["PER_PROCESSOR"] else 0
+        M, K, pixels = meta["tile"].BLOCK_M, meta["tile"].BLOCK_K, meta["tile"].BLOCK_N
+        added = M * pixels if channels == K and meta["tile"].PER_PROCESSOR else 0
         assert 2 * (meta["num_stages"] * (M + pixels) * K + added) <= SHARED_LIMITS[90] - 64, tile

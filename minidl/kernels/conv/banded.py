@@ -12,15 +12,21 @@ idle otherwise, and loads and stores contiguous rows in exchange. Padding is a m
 NaN within the width of the band.
 """
 
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels.activation import activate
 from minidl.kernels.conv import bands, costs
-from minidl.kernels.conv.bands import band, group_of, in_rows, near, padded, store_groups
+from minidl.kernels.conv.epilogue import pool_last
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, INT32_LIMIT, Problem, Tensors, Unsupported
-from minidl.runtime import launch
+from minidl.kernels.conv.problem import CORRELATIONS, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
+from minidl.kernels.epilogue import save_or_add
+from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
 
@@ -30,40 +36,155 @@ DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_band", "conv_banded")
 
 MANY_OUTPUTS = 32
+MANY_ROWS = 64  # of a band, above which a descriptor reads it: smaller bands stay in L1
+
+
+class Bands(NamedTuple):
+    """Constants of bands [R, KP, NP] for groups of G pixels; an image has QH * GROUPS groups and WC values in a row.
+
+    A group starts STEP values per pixel from IN_W on; R rows of the filter are IN_TAP_H rows of the image apart, and
+    may be outside the image if PADDED_H. WIDE: 32 bits do not count the groups.
+    """
+
+    QH: int
+    QW: int
+    G: int
+    GROUPS: int
+    M: int
+    R: int
+    WC: int
+    IN_W: int
+    STEP: int
+    IN_STEP_H: int
+    IN_TAP_H: int
+    KP: int
+    NP: int
+    PADDED_H: bool
+    WIDE: bool
+    ACC: Any
+    PRECISION: str
+
+    @staticmethod
+    def of(problem: Problem) -> Bands:
+        """Return the bands of a problem that `able` supports."""
+        h, v, (H, W), _ = problem.at
+        G, KP, NP = groups_of(problem)
+        q_h, q_w = (h.count // 2 * 2, v.count // 2 * 2) if problem.pool else (h.count, v.count)
+        groups = launch.cdiv(q_w, G)
+        return Bands(
+            q_h, q_w, G, groups, problem.M, len(h.taps), W * problem.C, v.in_start * problem.C,
+            v.in_step * problem.C, h.in_step, h.in_tap, KP, NP, not all_inside(h, H),
+            problem.N * q_h * groups >= INT32_LIMIT, **problem.constants,
+        )  # fmt: skip
+
+
+@triton.jit
+def group_of(i_first, BLOCK: tl.constexpr, bands: tl.constexpr, POOL: tl.constexpr):
+    """Return the image, image row and group of `BLOCK` GEMM rows from i_first on.
+
+    With POOL, eight groups of one image row alternate with the eight groups below them: in the accumulator of a matrix
+    instruction one thread holds rows i and i + 8.
+    """
+    GROUPS: tl.constexpr = bands.GROUPS
+    if POOL:
+        PER_IMAGE: tl.constexpr = bands.QH // 2 * GROUPS
+        i = tl.arange(0, BLOCK)
+        first = i_first // 2
+        o = (first % PER_IMAGE).to(tl.int32) + i // 16 * 8 + i % 8
+        n = (first // PER_IMAGE).to(tl.int64) + o // PER_IMAGE
+        o = o % PER_IMAGE
+        return n, o // GROUPS * 2 + i // 8 % 2, o % GROUPS
+    else:
+        PER_IMAGE: tl.constexpr = bands.QH * GROUPS
+        o = (i_first % PER_IMAGE).to(tl.int32) + tl.arange(0, BLOCK)
+        n = (i_first // PER_IMAGE).to(tl.int64) + o // PER_IMAGE
+        o = o % PER_IMAGE
+        return n, o // GROUPS, o % GROUPS
+
+
+@triton.jit
+def in_rows(i_first, rows, BLOCK: tl.constexpr, POOL: tl.constexpr):
+    """Return the mask of the rows of `group_of` that exist."""
+    i = tl.arange(0, BLOCK)
+    if POOL:
+        return i_first // 2 + i // 16 * 8 + i % 8 < rows // 2
+    else:
+        return i_first + i < rows
+
+
+@triton.jit
+def store_groups(
+    b_acc, p_bias, p_scale, p_y, p_z, rows, m_row, n, q_h, g, bands: tl.constexpr, epilogue: tl.constexpr
+):  # fmt: skip
+    """Apply scale, bias, activation and pool to the groups b_acc [BLOCK_M, NP] of a program, and store them in y."""
+    ACT: tl.constexpr = epilogue.ACT
+    SLOPE: tl.constexpr = epilogue.SLOPE
+    G: tl.constexpr = bands.G
+    GROUPS: tl.constexpr = bands.GROUPS
+    QW: tl.constexpr = bands.QW
+    M: tl.constexpr = bands.M
+    BLOCK_M: tl.constexpr = b_acc.shape[0]
+    NP: tl.constexpr = b_acc.shape[1]
+    ACC: tl.constexpr = b_acc.dtype
+    o_column = tl.arange(0, NP)
+    m_column = o_column < G * M
+    o_m = (o_column // 2 if epilogue.POOL else o_column) % M
+    if p_scale is not None:
+        b_acc *= tl.load(p_scale + o_m, mask=m_column, other=0.0).to(ACC)[None, :]
+    if p_bias is not None:
+        b_acc += tl.load(p_bias + o_m, mask=m_column, other=0.0).to(ACC)[None, :]
+    if epilogue.POOL:
+        b_y = tl.reshape(activate(b_acc, ACT, SLOPE), (BLOCK_M // 16, 2, 8, NP // 2, 2))
+        b_y = pool_last(tl.permute(b_y, (0, 2, 3, 1, 4)), epilogue.POOL)
+        b_y = tl.reshape(b_y, (BLOCK_M // 2, NP // 2))
+        i_window = tl.program_id(0).to(tl.int64) * (BLOCK_M // 2) + tl.arange(0, BLOCK_M // 2)
+        first = i_window // GROUPS * ((QW // 2) * M) + i_window % GROUPS * (G // 2 * M)
+        limit = tl.minimum(G // 2, QW // 2 - (i_window % GROUPS).to(tl.int32) * (G // 2)) * M
+        o_half = tl.arange(0, NP // 2)
+        m_y = (i_window < rows // 2)[:, None] & (o_half[None, :] < limit[:, None])
+        tl.store(p_y + first[:, None] + o_half[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
+    else:
+        o_y = ((n * bands.QH + q_h) * QW + g * G) * M
+        limit = tl.minimum(G, QW - g * G) * M
+        m_y = m_row[:, None] & (o_column[None, :] < limit[:, None])
+        o_y = o_y[:, None] + o_column[None, :]
+        b_y = activate(save_or_add(b_acc, p_z, o_y, m_y, epilogue.SAVE_Z), ACT, SLOPE)
+        tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=m_y)
 
 
 @triton.jit
 def conv_banded_kernel(
     p_x, p_band, p_bias, p_scale, p_y, p_z, rows, H, in_h,
-    QH: tl.constexpr, QW: tl.constexpr, G: tl.constexpr, GROUPS: tl.constexpr,
-    M: tl.constexpr, R: tl.constexpr, WC: tl.constexpr, IN_W: tl.constexpr, STEP: tl.constexpr,
-    IN_STEP_H: tl.constexpr, IN_TAP_H: tl.constexpr, PADDED_H: tl.constexpr, WIDE: tl.constexpr,
-    BOXES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    POOL: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr, KP: tl.constexpr,
-    NP: tl.constexpr,
+    bands: tl.constexpr, epilogue: tl.constexpr, BOXES: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    """Compute BLOCK_M groups of outputs."""
     wait(EARLY)
+    G: tl.constexpr = bands.G
+    KP: tl.constexpr = bands.KP
+    NP: tl.constexpr = bands.NP
+    WC: tl.constexpr = bands.WC
+    IN_W: tl.constexpr = bands.IN_W
+    STEP: tl.constexpr = bands.STEP
     i_first = tl.program_id(0) * BLOCK_M
-    if WIDE:
+    if bands.WIDE:
         i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
-    n, q_h, g = group_of(i_first, BLOCK_M, QH, GROUPS, POOL)
-    m_row = in_rows(i_first, rows, BLOCK_M, POOL)
+    n, q_h, g = group_of(i_first, BLOCK_M, bands, epilogue.POOL)
+    m_row = in_rows(i_first, rows, BLOCK_M, epilogue.POOL)
     start = IN_W + g * (G * STEP)
-    x_h = in_h + q_h * IN_STEP_H
+    x_h = in_h + q_h * bands.IN_STEP_H
     o_x = (n * H + x_h) * WC + start
     o_column = tl.arange(0, NP)
-    b_acc = tl.zeros((BLOCK_M, NP), dtype=ACC)
+    b_acc = tl.zeros((BLOCK_M, NP), dtype=bands.ACC)
     BLOCKS_K: tl.constexpr = KP // BLOCK_K
     # Without padding, and if the last group ends inside the image, no column needs a mask.
-    INSIDE: tl.constexpr = IN_W >= 0 and IN_W + (GROUPS - 1) * G * STEP + KP <= WC
-    for i in range(R * BLOCKS_K):
+    INSIDE: tl.constexpr = IN_W >= 0 and IN_W + (bands.GROUPS - 1) * G * STEP + KP <= WC
+    for i in range(bands.R * BLOCKS_K):
         r = i // BLOCKS_K
         o_k = i % BLOCKS_K * BLOCK_K + tl.arange(0, BLOCK_K)
         m_h = m_row
-        if PADDED_H:
-            h = x_h + r * IN_TAP_H
+        if bands.PADDED_H:
+            h = x_h + r * bands.IN_TAP_H
             m_h = m_row & (h >= 0) & (h < H)
         m_x = m_h[:, None] & (o_k < KP)[None, :]
         if not INSIDE:
@@ -72,17 +193,14 @@ def conv_banded_kernel(
             if IN_W < 0:
                 m_x = m_x & (at >= 0)
         b_x = tl.load(
-            p_x + (o_x + r * (IN_TAP_H * WC))[:, None] + o_k[None, :], mask=m_x, other=0.0
+            p_x + (o_x + r * (bands.IN_TAP_H * WC))[:, None] + o_k[None, :], mask=m_x, other=0.0
         )  # [BLOCK_M, BLOCK_K]
         if BOXES:
             b_band = p_band.load([i * BLOCK_K, 0])  # [BLOCK_K, NP]
         else:
             b_band = tl.load(p_band + (r * KP + o_k)[:, None] * NP + o_column[None, :])
-        b_acc = tl.dot(b_x, b_band, b_acc, input_precision=PRECISION, out_dtype=ACC)
-    store_groups(
-        b_acc, p_bias, p_scale, p_y, p_z, tl.program_id(0), rows, m_row, n, q_h, g,
-        QH, QW, G, GROUPS, M, HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, POOL,
-    )  # fmt: skip
+        b_acc = tl.dot(b_x, b_band, b_acc, input_precision=bands.PRECISION, out_dtype=bands.ACC)
+    store_groups(b_acc, p_bias, p_scale, p_y, p_z, rows, m_row, n, q_h, g, bands, epilogue)
 
 
 def able(problem: Problem) -> bool | Unsupported:
@@ -122,25 +240,21 @@ def products(problem: Problem) -> float:
 
 def prepare(problem: Problem) -> Product:
     h, H = problem.at.h, problem.read[0]
-    G, KP, NP = groups_of(problem)
-    constants = bands.constants(problem, G, KP, NP)
-    per_image = constants["QH"] * constants["GROUPS"]
+    at = Bands.of(problem)
+    per_image = at.QH * at.GROUPS
     rows = problem.N * per_image
-    tile = problem.tile("conv_banded", M=problem.images * per_image, K=KP, N=NP)
-    sizes = {**tile.options, "BLOCK_K": min(tile["BLOCK_K"], KP)}  # a band has whole blocks of K
-    # Small bands stay in L1: the 7x7 layer of one channel takes 0.70 ms, and 0.86 ms with a descriptor; with 128 rows
-    # of bands (12 channels) it is 1.06 and 0.97 ms.
-    use_descriptor = launch.boxes(problem.target) and problem.dtype != torch.float64 and KP >= 64
+    tile = problem.tile("conv_banded", M=problem.images * per_image, K=at.KP, N=at.NP)
+    block = min(tile["BLOCK_K"], at.KP)  # a band has whole blocks of K
+    use_descriptor = launch.boxes(problem.target) and problem.dtype != torch.float64 and at.KP >= MANY_ROWS
     meta = {
-        **constants, "PADDED_H": padded(h, H), "WIDE": rows >= INT32_LIMIT, "BOXES": use_descriptor,
-        **problem.flags(), **sizes,
+        "bands": at, "epilogue": problem.epilogue, "BOXES": use_descriptor,
+        **dependent_launch.options(target=problem.target), **tile.options, "BLOCK_K": block,
     }  # fmt: skip
-    scalars = (rows, H, h.in_start)
-    band_descriptor = Box.of_rows(len(h.taps) * KP, NP, (sizes["BLOCK_K"], NP)) if use_descriptor else None
+    band_box = Box.of_rows(at.R * at.KP, at.NP, (block, at.NP)) if use_descriptor else None
     return Product(
-        bands.prepare(problem, G, KP, NP),
+        bands.prepare(problem, at.G, at.KP, at.NP),
         launch.Prepared(
-            conv_banded_kernel, (launch.cdiv(rows, tile["BLOCK_M"]),), scalars, meta, (None, band_descriptor)
+            conv_banded_kernel, (launch.cdiv(rows, tile["BLOCK_M"]),), (rows, H, h.in_start), meta, (None, band_box)
         ),
     )
 
@@ -152,4 +266,10 @@ def run(prepared: Product, t: Tensors) -> None:
 def groups_of(problem: Problem) -> tuple[int, int, int] | None:
     """Return (G, KP, NP) as `band` does; None if no group of two or more pixels is worthwhile."""
     v = problem.at.v
-    return band(problem.C, problem.M, len(v.taps), v.in_step, v.count, problem.pool is not None)
+    return bands.band(problem.C, problem.M, len(v.taps), v.in_step, v.count, problem.pool is not None)
+
+
+def near(problem: Problem) -> bool:
+    """Return whether 32 bits count the values of x [N, H, W, C] between the first and the last row of a filter."""
+    h = problem.at.h
+    return len(h.taps) * h.in_tap * problem.read[1] * problem.C < 2**31

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import reduce
-from minidl.kernels.conv import banded, bands, costs
-from minidl.kernels.conv.bands import group_of
+from minidl.kernels.conv import banded, costs
+from minidl.kernels.conv.banded import Bands, group_of
 from minidl.kernels.conv.geometry import Geometry
-from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import GRAD_WEIGHT, Problem, Tensors, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -31,43 +31,45 @@ PIECES = {16: 1.0, 8: 1.2, 4: 3.0, 2: 6.0}
 @triton.jit
 def conv_banded_grad_weight_kernel(
     p_dy, p_x, p_partial, rows, H, in_h, share,
-    QH: tl.constexpr, QW: tl.constexpr, G: tl.constexpr, GROUPS: tl.constexpr,
-    M: tl.constexpr, R: tl.constexpr, WC: tl.constexpr, IN_W: tl.constexpr, STEP: tl.constexpr,
-    IN_STEP_H: tl.constexpr, IN_TAP_H: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
-    PRECISION: tl.constexpr,
-    KP: tl.constexpr, NP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    bands: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """partial [shares, R * KP, NP]: the gradient of BLOCK_K rows of the bands, over one share of the rows of dy."""
     wait(EARLY)
+    G: tl.constexpr = bands.G
+    KP: tl.constexpr = bands.KP
+    NP: tl.constexpr = bands.NP
+    WC: tl.constexpr = bands.WC
+    M: tl.constexpr = bands.M
+    RK: tl.constexpr = bands.R * KP
     o_rk = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    m_rk = o_rk < R * KP
+    m_rk = o_rk < RK
     r = o_rk // KP
     o_k = o_rk % KP
-    o_tap = r * (IN_TAP_H * WC) + o_k
+    o_tap = r * (bands.IN_TAP_H * WC) + o_k
     o_column = tl.arange(0, NP)
     first = tl.program_id(1) * share
-    if WIDE:
+    if bands.WIDE:
         first = tl.program_id(1).to(tl.int64) * share
     end = tl.minimum(first + share, rows)
-    b_acc = tl.zeros((BLOCK_K, NP), dtype=ACC)
+    b_acc = tl.zeros((BLOCK_K, NP), dtype=bands.ACC)
     tl.assume(share > 0)
     for i in range(0, share, BLOCK_M):
         i_first = first + i
-        n, q_h, g = group_of(i_first, BLOCK_M, QH, GROUPS, False)
+        n, q_h, g = group_of(i_first, BLOCK_M, bands, False)
         m_row = i_first + tl.arange(0, BLOCK_M) < end
-        start = IN_W + g * (G * STEP)
-        x_h = in_h + q_h * IN_STEP_H
-        h = x_h[:, None] + (r * IN_TAP_H)[None, :]
+        start = bands.IN_W + g * (G * bands.STEP)
+        x_h = in_h + q_h * bands.IN_STEP_H
+        h = x_h[:, None] + (r * bands.IN_TAP_H)[None, :]
         at = start[:, None] + o_k[None, :]
         m_x = (m_row[:, None] & m_rk[None, :]) & (h >= 0) & (h < H) & (at >= 0) & (at < WC)
         o_x = (n * H + x_h) * WC + start
         b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
-        o_dy = ((n * QH + q_h) * QW + g * G) * M
-        limit = tl.minimum(G, QW - g * G) * M
+        o_dy = ((n * bands.QH + q_h) * bands.QW + g * G) * M
+        limit = tl.minimum(G, bands.QW - g * G) * M
         m_dy = m_row[:, None] & (o_column[None, :] < limit[:, None])
         b_dy = tl.load(p_dy + o_dy[:, None] + o_column[None, :], mask=m_dy, other=0.0)  # [BLOCK_M, NP]
-        b_acc = tl.dot(tl.trans(b_x), b_dy, b_acc, input_precision=PRECISION, out_dtype=ACC)
-    p_partial += tl.program_id(1).to(tl.int64) * (R * KP * NP)
+        b_acc = tl.dot(tl.trans(b_x), b_dy, b_acc, input_precision=bands.PRECISION, out_dtype=bands.ACC)
+    p_partial += tl.program_id(1).to(tl.int64) * (RK * NP)
     tl.store(p_partial + o_rk[:, None] * NP + o_column[None, :], b_acc, mask=m_rk[:, None] & (o_column < NP)[None, :])
 
 
@@ -170,32 +172,27 @@ def prepare(problem: Problem) -> Prepared:
     shape = problem.shape
     problem, swap = cheapest(problem)
     M, R, S, C = problem.shape
-    G, KP, NP = banded.groups_of(problem)
-    constants = bands.constants(problem, G, KP, NP)
-    rows = problem.N * constants["QH"] * constants["GROUPS"]
-    distance = _bytes(problem, _rows(problem, G)[1])
-    tile = problem.tile("conv_banded_grad_weight", M=rows, K=R * KP, N=NP, APART=distance)
-    tiles = launch.cdiv(R * KP, tile["BLOCK_K"])
+    bands = Bands.of(problem)
+    rows, RK = problem.N * bands.QH * bands.GROUPS, R * bands.KP
+    distance = _bytes(problem, _rows(problem, bands.G)[1])
+    tile = problem.tile("conv_banded_grad_weight", M=rows, K=RK, N=bands.NP, APART=distance)
+    tiles = launch.cdiv(RK, tile["BLOCK_K"])
     blocks = launch.cdiv(rows, tile["BLOCK_M"])
     share = launch.cdiv(blocks, max(1, min(4 * problem.processors // tiles, blocks // 8)))
     shares = launch.cdiv(blocks, share)
     scalars = (rows, problem.read[0], problem.at.h.in_start, share * tile["BLOCK_M"])
-    meta = {**constants, "WIDE": rows >= INT32_LIMIT, **tile.options}
+    early = dependent_launch.options(target=problem.target)
+    meta = {"bands": bands, **early, **tile.options}
     total = M * R * S * C
     block = problem.tile("conv_band", floor=1, total=total)
-    shared = {name: constants[name] for name in ("STEP", "R", "KP", "NP", "ACC")}
     fold = {
-        "SC": S * C,
-        "S": S,
-        "SWAPPED": swap,
-        **shared,
-        **dependent_launch.options(target=problem.target),
-        **block.options,
-    }
+        "SC": S * C, "S": S, "STEP": bands.STEP, "R": R, "KP": bands.KP, "NP": bands.NP, "SWAPPED": swap,
+        "ACC": bands.ACC, **early, **block.options,
+    }  # fmt: skip
     return Prepared(
         launch.Prepared(conv_banded_grad_weight_kernel, (tiles, shares), scalars, meta),
-        (shares, R * KP * NP), shape,
-        launch.Prepared(conv_band_fold_kernel, (launch.cdiv(total, block["BLOCK"]),), (total, M, G), fold),
+        (shares, RK * bands.NP), shape,
+        launch.Prepared(conv_band_fold_kernel, (launch.cdiv(total, block["BLOCK"]),), (total, M, bands.G), fold),
         swap,
     )  # fmt: skip
 

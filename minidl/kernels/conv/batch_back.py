@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import batch_tiled, phase_weights
-from minidl.kernels.conv.batch_tiled import conv_batch_tile
+from minidl.kernels.conv.batch_tiled import BatchTile, Inputs, block_of, conv_batch_tile
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
+from minidl.kernels.conv.records import Outputs, Taps, Weights
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
@@ -56,31 +57,32 @@ def phase_at(
 
 @triton.jit
 def conv_back_kernel(
-    d_x, d_w, p_bias, p_scale, p_y, p_z, N, H, W, OH, OW, M, GROUPS, R, S, w_row, w_tap,
-    C: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    TURN: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
+    d_x, d_w, p_bias, p_scale, p_y, p_z, inputs, outputs, weights,
+    padding: tl.constexpr, taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of the phase that its index falls into."""
+    """Compute one tile of the phase that its index falls into; inputs and weights are those of all taps."""
     wait(EARLY)
+    PADDING_H: tl.constexpr = padding[0]
+    PADDING_W: tl.constexpr = padding[1]
+    STRIDE_H: tl.constexpr = taps.OUT_STEP_H
+    STRIDE_W: tl.constexpr = taps.OUT_STEP_W
+    N, _, _, OH, OW, M, GROUPS, _, _, _, _ = outputs
+    R = inputs.JH
+    S = inputs.JW
     i_tile = tl.program_id(0)
-    across = tl.cdiv(M, BLOCK_N) * GROUPS * tl.cdiv(N, BLOCK_M)
+    across = tl.cdiv(M, tile.BLOCK_N) * GROUPS * tl.cdiv(N, tile.BLOCK_M)
     # Tiles are runs of images, so phases are counted in pixels of one image.
-    rho, before = phase_at(
-        i_tile, 1, across, OH, OW, R, S, PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, 1
-    )  # fmt: skip
+    rho, before = phase_at(i_tile, 1, across, OH, OW, R, S, PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, 1)
     out_h, _, in_h, taps_h = phase_of(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
     out_w, columns, in_w, taps_w = phase_of(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
     last_h = rho // STRIDE_W + (taps_h - 1) * STRIDE_H
     last_w = rho % STRIDE_W + (taps_w - 1) * STRIDE_W
+    first = last_h * weights.tap_h + last_w * weights.tap_w
     conv_batch_tile(
-        i_tile - before, d_x, d_w, p_bias, p_scale, p_y, p_z,
-        N, H, W, columns, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w,
-        last_h * w_row + last_w * w_tap, -STRIDE_H * w_row, -STRIDE_W * w_tap,
-        C, taps_h, taps_w, 1, 1, 1, 1, STRIDE_H, STRIDE_W, TURN,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIECES, True,
+        i_tile - before, d_x, d_w, p_bias, p_scale, p_y, p_z, Inputs(inputs.H, inputs.W, taps_h, taps_w),
+        Outputs(N, 0, columns, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w),
+        Weights(first, -STRIDE_H * weights.tap_h, -STRIDE_W * weights.tap_w),
+        taps, epilogue, tile, tile.BLOCK_N, tile.PIECES,
     )  # fmt: skip
 
 
@@ -107,25 +109,28 @@ def prepare(problem: Problem) -> Product:
     H, W = problem.read
     # A short K does not hide wide epilogues.
     family = "conv_batch_narrow" if problem.dtype != torch.float32 and C % 64 else "conv_back"
-    tile = problem.tile(family, M=problem.images, N=M, K=C & -C, pixels=h.size * v.size)
-    names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "PIECES", "num_warps", "num_stages")
-    options = {name: value for name, value in tile.options.items() if name in names}
+    chosen = problem.tile(family, M=problem.images, N=M, K=C & -C, pixels=h.size * v.size)
+    options = chosen.launch_options
     if problem.preactivation:
         options["num_warps"] = 8  # with 4, two results and their addresses would spill
-    options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # a block must end at a pixel's last channel
-    tiles = launch.cdiv(M, tile["BLOCK_N"]) * groups * launch.cdiv(N, tile["BLOCK_M"]) * h.size * v.size
     turn = problem.in_place
+    tile = chosen.record(
+        BatchTile, BLOCK_K=block_of(problem, chosen), TURN=turn, ALL_TAPS=True, PER_PROCESSOR=0, FLATTEN=False, WIDE=0,
+        **problem.constants,
+    )  # fmt: skip
+    tiles = launch.cdiv(M, tile.BLOCK_N) * groups * launch.cdiv(N, tile.BLOCK_M) * h.size * v.size
     # Weights are [.., R, S, last].
     last = M if turn else C
-    scalars = (N, H, W, h.size, v.size, M, groups, h.kernel, v.kernel, v.kernel * last, last)
     meta = {
-        "C": C, "PADDING_H": h.padding, "PADDING_W": v.padding, "STRIDE_H": h.stride, "STRIDE_W": v.stride,
-        "TURN": turn, **problem.constants,
-        **dependent_launch.options(target=problem.target), **problem.flags("POOL"), **options,
+        "taps": Taps(C, 0, 0, 1, 1, 1, 1, h.stride, v.stride),  # each phase has its own number of taps
+        "padding": (h.padding, v.padding), "epilogue": problem.epilogue, "tile": tile,
+        **dependent_launch.options(target=problem.target), **options,
     }  # fmt: skip
+    outputs = Outputs(N, 0, 0, h.size, v.size, M, groups, 0, 0, 0, 0)
+    scalars = Inputs(H, W, h.kernel, v.kernel), outputs, Weights(0, v.kernel * last, last)
     descriptors = (
-        Box.of_rows(N, H * W * groups * C, (tile["BLOCK_M"], block)),
-        batch_tiled.weights(problem, turn, block, tile["BLOCK_N"]),
+        Box.of_rows(N, H * W * groups * C, (tile.BLOCK_M, tile.BLOCK_K)),
+        batch_tiled.weights(problem, turn, tile.BLOCK_K, tile.BLOCK_N),
     )
     return Product(
         None if turn or not problem.strides else phase_weights.prepare(problem, h.forward(), v.forward()),

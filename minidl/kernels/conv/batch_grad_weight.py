@@ -6,7 +6,7 @@ channels: 81 us in place of 88), and their partial sums are added in a fixed ord
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,6 +16,7 @@ from minidl.kernels.conv import costs, tile_throughput
 from minidl.kernels.conv.batch_tiled import inside
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, Problem, Tensors, Unsupported
+from minidl.kernels.conv.records import Outputs, Taps
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
@@ -33,32 +34,51 @@ MANY_IMAGES = 512
 ROW_OF_TAPS = 128  # maximum channels of tiles with three taps
 
 
+class GradWeightTile(NamedTuple):
+    """BLOCK_M x BLOCK_N channels of TAPS (1 or 3) taps, in steps of BLOCK_K images, or PARTS parts of each image."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    TAPS: int
+    PARTS: int
+    PER_PROCESSOR: int
+    ACC: Any
+    PRECISION: str
+
+
 @triton.jit
 def conv_batch_grad_weight_kernel(
-    d_dy, d_x, d_dy_parts, d_x_parts, p_partial, N, H, W, QH, QW, M, GROUPS, in_h, in_w, SHARES,
-    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
-    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    TAPS: tl.constexpr, PARTS: tl.constexpr,
+    d_dy, d_x, d_dy_parts, d_x_parts, p_partial, H, W, shares, outputs,
+    taps: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Write partial [shares, groups * M, J * C]: TAPS (1 or 3) taps, BLOCK_M x BLOCK_N channels, BLOCK_K images.
+    """Write partial [shares, groups * M, J * C].
 
     One tap loops over the pixels that it reads; three taps loop over all pixels of a row and read zeros outside the
     image. With PARTS above 1 (one tap only) the parts of an image count as images, and inputs beyond a part are added
     from complete images at the end.
     """
     wait(EARLY)
+    C: tl.constexpr = taps.C
+    JW: tl.constexpr = taps.JW
+    IN_STEP_H: tl.constexpr = taps.IN_STEP_H
+    IN_STEP_W: tl.constexpr = taps.IN_STEP_W
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    BLOCK_K: tl.constexpr = tile.BLOCK_K
+    TAPS: tl.constexpr = tile.TAPS
+    PARTS: tl.constexpr = tile.PARTS
+    N, QH, QW, _, _, M, GROUPS, in_h, in_w, _, _ = outputs
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
-    J: tl.constexpr = JH * JW // TAPS
+    J: tl.constexpr = taps.JH * JW // TAPS
     tiles_m = tl.cdiv(M, BLOCK_M)
     c = tl.program_id(0) % tiles_c * BLOCK_N
     m = tl.program_id(0) // tiles_c % tiles_m * BLOCK_M
     i_group = tl.program_id(0) // (tiles_c * tiles_m) % GROUPS
     j = tl.program_id(0) // (tiles_c * tiles_m * GROUPS) % J * TAPS
     i_share = tl.program_id(0) // (tiles_c * tiles_m * GROUPS * J)
-    tap_h = in_h + j // JW * IN_TAP_H
-    tap_w = in_w + j % JW * IN_TAP_W
+    tap_h = in_h + j // JW * taps.IN_TAP_H
+    tap_w = in_w + j % JW * taps.IN_TAP_W
     channels = GROUPS * C
     o_m = i_group * M + m
     o_c = i_group * C + c
@@ -72,18 +92,18 @@ def conv_batch_grad_weight_kernel(
     runs = tl.cdiv(N * PARTS, BLOCK_K)
     places = tl.maximum(rows * columns, 1)
     work = rows * columns * runs
-    steps = tl.cdiv(tl.maximum(work - i_share, 0), SHARES)
+    steps = tl.cdiv(tl.maximum(work - i_share, 0), shares)
     nothing = steps == 0  # then one step outside, which reads zeros
     steps = tl.maximum(steps, 1)
     width = columns
     columns = tl.maximum(columns, 1)
-    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     if TAPS == 3:
-        b_acc_1 = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-        b_acc_2 = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+        b_acc_1 = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
+        b_acc_2 = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     tl.assume(steps > 0)
     for i in range(steps):
-        k = i_share + i * SHARES
+        k = i_share + i * shares
         n = tl.where(nothing, N * PARTS, k // places * BLOCK_K)
         q = k % places
         h = q_h + q // columns
@@ -93,18 +113,18 @@ def conv_batch_grad_weight_kernel(
         o_x = ((tap_h + h * IN_STEP_H) * W + x_w) * channels + o_c
         if TAPS == 1:
             b_x = d_x_parts.load([n, o_x])  # [BLOCK_K, BLOCK_N]
-            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=tile.PRECISION, out_dtype=tile.ACC)
         else:
-            STEP: tl.constexpr = IN_TAP_W
+            STEP: tl.constexpr = taps.IN_TAP_W
             nowhere = H * W * channels
             b_x = d_x_parts.load([n, tl.where((x_w >= 0) & (x_w < W), o_x, nowhere)])
-            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=tile.PRECISION, out_dtype=tile.ACC)
             x_w += STEP
             b_x = d_x_parts.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + STEP * channels, nowhere)])
-            b_acc_1 = tl.dot(b_dy, b_x, b_acc_1, input_precision=PRECISION, out_dtype=ACC)
+            b_acc_1 = tl.dot(b_dy, b_x, b_acc_1, input_precision=tile.PRECISION, out_dtype=tile.ACC)
             x_w += STEP
             b_x = d_x_parts.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + 2 * STEP * channels, nowhere)])
-            b_acc_2 = tl.dot(b_dy, b_x, b_acc_2, input_precision=PRECISION, out_dtype=ACC)
+            b_acc_2 = tl.dot(b_dy, b_x, b_acc_2, input_precision=tile.PRECISION, out_dtype=tile.ACC)
     if PARTS > 1:
         # Rows whose input is in the previous or next part, continuing the interleaved order of shares.
         before = tap_h < 0
@@ -115,8 +135,8 @@ def conv_batch_grad_weight_kernel(
         # The pipeline's prologue divides even if there is nothing to do.
         places = tl.maximum(places, 1)
         edge = tl.maximum(edge, 1)
-        i_first = (i_share + SHARES - work % SHARES) % SHARES
-        for k in range(i_first, work_edge, SHARES):
+        i_first = (i_share + shares - work % shares) % shares
+        for k in range(i_first, work_edge, shares):
             q = k % places
             row = q // columns
             h = first_h + row // edge * PART_QH + row % edge
@@ -124,11 +144,11 @@ def conv_batch_grad_weight_kernel(
             n = k // places * BLOCK_K
             b_dy = d_dy.load([n, (h * QW + w) * (GROUPS * M) + o_m]).T
             b_x = d_x.load([n, ((tap_h + h * IN_STEP_H) * W + tap_w + w * IN_STEP_W) * channels + o_c])
-            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=tile.PRECISION, out_dtype=tile.ACC)
     r_m = m + tl.arange(0, BLOCK_M)
     r_c = c + tl.arange(0, BLOCK_N)
-    p_partial += i_share.to(tl.int64) * (GROUPS * M) * (JH * JW * C)
-    p_partial += (i_group * M + r_m).to(tl.int64)[:, None] * (JH * JW * C) + j * C + r_c[None, :]
+    p_partial += i_share.to(tl.int64) * (GROUPS * M) * (taps.JH * JW * C)
+    p_partial += (i_group * M + r_m).to(tl.int64)[:, None] * (taps.JH * JW * C) + j * C + r_c[None, :]
     m_mc = (r_m < M)[:, None] & (r_c < C)[None, :]
     tl.store(p_partial, b_acc, mask=m_mc)
     if TAPS == 3:
@@ -170,15 +190,13 @@ def tile_of(problem: Problem) -> launch.Tile:
 
 
 def prepare(problem: Problem) -> Shares:
-    h, v = problem.at.h, problem.at.v
     (H, W), (QH, QW) = problem.read, problem.written
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
     tile, together, parts, tiles, (shares, _) = cut(problem)
-    sizes = {**tile.options, "TAPS": together, "PARTS": parts}
-    del sizes["PER_PROCESSOR"]
-    scalars = (N, H, W, h.count, v.count, M, groups, h.in_start, v.in_start, shares)
     meta = {
-        **problem.taps_read, **problem.constants, **dependent_launch.options(target=problem.target), **sizes,
+        "taps": Taps.of(problem),
+        "tile": tile.record(GradWeightTile, TAPS=together, PARTS=parts, **problem.constants),
+        **dependent_launch.options(target=problem.target), **tile.launch_options,
     }  # fmt: skip
     block_dy, block_x = (tile["BLOCK_K"], tile["BLOCK_M"]), (tile["BLOCK_K"], tile["BLOCK_N"])
     row_dy, row_x = QH * QW * groups * M, H * W * groups * C
@@ -186,7 +204,9 @@ def prepare(problem: Problem) -> Shares:
         Box.of_rows(N, row_dy, block_dy), Box.of_rows(N, row_x, block_x),
         Box.of_rows(N * parts, row_dy // parts, block_dy), Box.of_rows(N * parts, row_x // parts, block_x),
     )  # fmt: skip
-    product = launch.Prepared(conv_batch_grad_weight_kernel, (tiles * shares,), scalars, meta, descriptors)
+    product = launch.Prepared(
+        conv_batch_grad_weight_kernel, (tiles * shares,), (H, W, shares, Outputs.of(problem)), meta, descriptors
+    )
     return Shares(product, shares, problem.shape)
 
 

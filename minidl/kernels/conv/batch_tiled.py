@@ -11,12 +11,13 @@ Persistent programs may merge pairs of tiles into one of twice the output channe
 for the same products (256 channels at 14x14: 392 tiles are three rounds of 132, of which two become one).
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from minidl.kernels import float8
 from minidl.kernels.conv import costs, tile_throughput
-from minidl.kernels.conv.epilogue import finish
 from minidl.kernels.conv.problem import (
     CORRELATIONS,
     FORWARD,
@@ -26,8 +27,9 @@ from minidl.kernels.conv.problem import (
     Problem,
     Tensors,
     Unsupported,
-    taps_of,
 )
+from minidl.kernels.conv.records import Outputs, Taps, Weights
+from minidl.kernels.epilogue import finish
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -41,6 +43,39 @@ DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_batch", "conv_batch_narrow")
 
 
+class Inputs(NamedTuple):
+    """Sizes of x, H x W, and JH x JW taps; `batch_back` computes the taps from the index of a tile."""
+
+    H: Any
+    W: Any
+    JH: Any
+    JW: Any
+
+
+class BatchTile(NamedTuple):
+    """BLOCK_M images and BLOCK_N channels, in steps of BLOCK_K input channels.
+
+    PIECES         parts in which the channels are stored
+    TURN           whether d_w is [groups * C, taps * M]
+    ALL_TAPS       whether d_w also has taps of other phases, as it has with TURN
+    PER_PROCESSOR  persistent programs per multiprocessor, 0 for one program per tile
+    FLATTEN        whether the loop over tiles and the loop of a tile are one
+    WIDE           whether pairs of tiles are merged, and their weights are blocks of d_wide
+    """
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    PIECES: int
+    TURN: bool
+    ACC: Any
+    PRECISION: str
+    ALL_TAPS: bool = False
+    PER_PROCESSOR: int = 0
+    FLATTEN: bool = False
+    WIDE: int = 0
+
+
 @triton.jit
 def inside(start, size, STEP: tl.constexpr, COUNT):
     """Return (first, number) of the j < COUNT for which start + j * STEP is in [0, size)."""
@@ -51,32 +86,32 @@ def inside(start, size, STEP: tl.constexpr, COUNT):
 
 @triton.jit
 def conv_batch_tile(
-    i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
-    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
-    C: tl.constexpr, JH, JW,
-    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
-    ALL_TAPS: tl.constexpr = False,
+    i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z, inputs, outputs, weights,
+    taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_M images at one output pixel. With TURN d_w is [groups * C, taps * M]. With ALL_TAPS, as with TURN,
-    d_w also has taps of other phases.
-    """
+    """Compute BLOCK_M images at one output pixel."""
+    C: tl.constexpr = taps.C
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_K: tl.constexpr = tile.BLOCK_K
+    TURN: tl.constexpr = tile.TURN
+    IN_TAP_H: tl.constexpr = taps.IN_TAP_H
+    IN_TAP_W: tl.constexpr = taps.IN_TAP_W
+    H = inputs.H
+    W = inputs.W
+    M = outputs.M
     tiles_n = tl.cdiv(M, BLOCK_N)
-    runs = tl.cdiv(N, BLOCK_M)
+    runs = tl.cdiv(outputs.N, BLOCK_M)
     m = i_tile % tiles_n * BLOCK_N
-    i_group = i_tile // tiles_n % GROUPS
-    n = i_tile // (tiles_n * GROUPS) % runs * BLOCK_M
-    q = i_tile // (tiles_n * GROUPS * runs)
-    q_w = q % QW
-    q_h = q // QW
-    start_h = in_h + q_h * IN_STEP_H
-    start_w = in_w + q_w * IN_STEP_W
-    j_h, taps_h = inside(start_h, H, IN_TAP_H, JH)
-    j_w, taps_w = inside(start_w, W, IN_TAP_W, JW)
-    channels = GROUPS * C
+    i_group = i_tile // tiles_n % outputs.GROUPS
+    n = i_tile // (tiles_n * outputs.GROUPS) % runs * BLOCK_M
+    q = i_tile // (tiles_n * outputs.GROUPS * runs)
+    q_w = q % outputs.QW
+    q_h = q // outputs.QW
+    start_h = outputs.in_h + q_h * taps.IN_STEP_H
+    start_w = outputs.in_w + q_w * taps.IN_STEP_W
+    j_h, taps_h = inside(start_h, H, IN_TAP_H, inputs.JH)
+    j_w, taps_w = inside(start_w, W, IN_TAP_W, inputs.JW)
+    channels = outputs.GROUPS * C
     nowhere = H * W * channels
     steps = taps_h * taps_w * (C // BLOCK_K)
     o_x = ((start_h + j_h * IN_TAP_H) * W + start_w + j_w * IN_TAP_W) * channels + i_group * C
@@ -84,15 +119,15 @@ def conv_batch_tile(
     o_x = tl.where(steps == 0, nowhere, o_x)
     steps = tl.maximum(steps, 1)
     if TURN:
-        o_w = w_start + j_h * w_tap_h + j_w * w_tap_w + m
-    elif ALL_TAPS:
-        o_w = w_start + j_h * w_tap_h + j_w * w_tap_w
+        o_w = weights.start + j_h * weights.tap_h + j_w * weights.tap_w + m
+    elif tile.ALL_TAPS:
+        o_w = weights.start + j_h * weights.tap_h + j_w * weights.tap_w
     else:
-        o_w = (j_h * JW + j_w) * C
-    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+        o_w = (j_h * inputs.JW + j_w) * C
+    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     # Distance in columns of w to the next tap in its row, and to the tap below.
-    step_w = w_tap_w if TURN or ALL_TAPS else C
-    step_h = w_tap_h if TURN or ALL_TAPS else JW * C
+    step_w = weights.tap_w if TURN or tile.ALL_TAPS else C
+    step_h = weights.tap_h if TURN or tile.ALL_TAPS else inputs.JW * C
     i_h = 0
     i_w = 0
     c = i_group * C
@@ -101,7 +136,7 @@ def conv_batch_tile(
         # [BLOCK_K, BLOCK_N]
         b_w = d_w.load([c, o_w]) if TURN else d_w.load([i_group * M + m, o_w]).T
         b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
-        b_acc = float8.product(b_x, b_w, b_acc, ACC, PRECISION)
+        b_acc = float8.product(b_x, b_w, b_acc, tile.ACC, tile.PRECISION)
         # Taps are the inner loop, so that concurrent programs share inputs in L2.
         i_w += 1
         row = i_w == taps_w
@@ -115,55 +150,37 @@ def conv_batch_tile(
         o_w += tl.where(every, (0 if TURN else BLOCK_K) - taps_h * step_h, 0)
         c += tl.where(every, BLOCK_K, 0)
     o_n = n + tl.arange(0, BLOCK_M)
-    o_row = o_n.to(tl.int64) * (OH * OW) + (out_h + q_h * OUT_STEP_H) * OW + out_w + q_w * OUT_STEP_W
-    finish(
-        b_acc, p_bias, p_scale, p_y, p_z, o_row, o_n < N, m, M, i_group, GROUPS,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
-    )  # fmt: skip
+    o_row = o_n.to(tl.int64) * (outputs.OH * outputs.OW)
+    o_row = o_row + (outputs.out_h + q_h * taps.OUT_STEP_H) * outputs.OW + outputs.out_w + q_w * taps.OUT_STEP_W
+    m_row = o_n < outputs.N
+    finish(b_acc, p_bias, p_scale, p_y, p_z, o_row, m_row, m, M, i_group, outputs.GROUPS, epilogue, PIECES)
 
 
 @triton.jit
 def conv_batch_kernel(
-    d_x, d_w, d_wide, p_bias, p_scale, p_y, p_z,
-    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
-    tiles, wide_tiles, programs,
-    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
-    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PIECES: tl.constexpr, PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr, WIDE: tl.constexpr,
+    d_x, d_w, d_wide, p_bias, p_scale, p_y, p_z, H, W, outputs, weights, rounds,
+    taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Run one tile per program if PER_PROCESSOR is 0, else that many persistent programs per multiprocessor.
-
-    With WIDE the first 2 * wide_tiles tiles are merged in pairs, whose weights are blocks of d_wide.
-    """
+    """Run one tile per program, or persistent programs, which with WIDE merge the first pairs of tiles."""
     wait(EARLY)
-    if PER_PROCESSOR == 0:
+    inputs = Inputs(H, W, taps.JH, taps.JW)
+    tiles, wide_tiles, programs = rounds
+    if tile.PER_PROCESSOR == 0:
         conv_batch_tile(
-            tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z,
-            N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
-            C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, PIECES,
+            tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z, inputs, outputs, weights,
+            taps, epilogue, tile, tile.BLOCK_N, tile.PIECES,
         )  # fmt: skip
     else:
-        if WIDE:
+        if tile.WIDE:
             for i_tile in tl.range(tl.program_id(0), wide_tiles, programs):
                 conv_batch_tile(
-                    i_tile, d_x, d_wide, p_bias, p_scale, p_y, p_z,
-                    N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
-                    C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
-                    HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, 2 * BLOCK_N, BLOCK_K,
-                    2 * PIECES,
+                    i_tile, d_x, d_wide, p_bias, p_scale, p_y, p_z, inputs, outputs, weights,
+                    taps, epilogue, tile, 2 * tile.BLOCK_N, 2 * tile.PIECES,
                 )  # fmt: skip
-        for i_tile in tl.range(tl.program_id(0) + 2 * wide_tiles, tiles, programs, flatten=FLATTEN):
+        for i_tile in tl.range(tl.program_id(0) + 2 * wide_tiles, tiles, programs, flatten=tile.FLATTEN):
             conv_batch_tile(
-                i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z,
-                N, H, W, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
-                C, JH, JW, IN_STEP_H, IN_STEP_W, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
-                PIECES,
+                i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z, inputs, outputs, weights,
+                taps, epilogue, tile, tile.BLOCK_N, tile.PIECES,
             )  # fmt: skip
 
 
@@ -203,33 +220,35 @@ def estimate(problem: Problem) -> float:
 
 
 def prepare(problem: Problem) -> launch.Prepared:
-    h, v, (H, W), (OH, OW) = problem.at
+    h, v, (H, W), _ = problem.at
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
-    tile = tile_of(problem)
-    options = tile.options
-    options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # a block must end at a pixel's last channel
-    tiles = launch.cdiv(M, tile["BLOCK_N"]) * groups * launch.cdiv(N, tile["BLOCK_M"]) * h.count * v.count
-    persistent = tile["PER_PROCESSOR"] * problem.processors
+    chosen = tile_of(problem)
+    block_n, per_processor = chosen["BLOCK_N"], chosen["PER_PROCESSOR"]
+    tiles = launch.cdiv(M, block_n) * groups * launch.cdiv(N, chosen["BLOCK_M"]) * h.count * v.count
+    persistent = per_processor * problem.processors
     programs = min(tiles, persistent) if persistent else tiles
-    pairs = tile["WIDE"] and persistent and M % (2 * tile["BLOCK_N"]) == 0
-    wide = tiles // 2 // persistent * persistent if pairs else 0
-    options["WIDE"] = int(wide > 0)
-    turn = problem.in_place
-    scalars = (
-        N, H, W, v.count, OH, OW, M, groups, h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(problem),
-        tiles, wide, programs,
+    pairs = chosen["WIDE"] and persistent and M % (2 * block_n) == 0
+    wide_tiles = tiles // 2 // persistent * persistent if pairs else 0
+    tile = chosen.record(
+        BatchTile, BLOCK_K=block_of(problem, chosen), WIDE=int(wide_tiles > 0), TURN=problem.in_place,
+        **problem.constants,
     )  # fmt: skip
+    scalars = H, W, Outputs.of(problem), Weights.of(problem), (tiles, wide_tiles, programs)
     meta = {
-        **problem.taps_read, "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step,
-        "TURN": turn, **problem.constants,
-        **dependent_launch.options(target=problem.target), **problem.flags("POOL"), **options,
+        "taps": Taps.of(problem), "epilogue": problem.epilogue, "tile": tile,
+        **dependent_launch.options(target=problem.target), **chosen.launch_options,
     }  # fmt: skip
     descriptors = (
-        Box.of_rows(N, H * W * groups * C, (tile["BLOCK_M"], block)),
-        weights(problem, turn, block, tile["BLOCK_N"]),
-        weights(problem, turn, block, tile["BLOCK_N"] << options["WIDE"]),
+        Box.of_rows(N, H * W * groups * C, (tile.BLOCK_M, tile.BLOCK_K)),
+        weights(problem, tile.TURN, tile.BLOCK_K, block_n),
+        weights(problem, tile.TURN, tile.BLOCK_K, block_n << tile.WIDE),
     )
     return launch.Prepared(conv_batch_kernel, (programs,), scalars, meta, descriptors)
+
+
+def block_of(problem: Problem, tile: launch.Tile) -> int:
+    """Return BLOCK_K: at most that of the tile, so that a block ends at a pixel's last channel."""
+    return min(tile["BLOCK_K"], problem.C & -problem.C)
 
 
 def tile_of(problem: Problem) -> launch.Tile:

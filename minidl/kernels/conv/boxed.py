@@ -14,6 +14,7 @@ is that of the concatenated tensor.
 """
 
 import math
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -21,10 +22,10 @@ import triton.language as tl
 from minidl.kernels import float8
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import batch_tiled, costs, tile_throughput
-from minidl.kernels.conv.epilogue import affine, finish
 from minidl.kernels.conv.pixel_boxes import concat_pair_box, images_box, pairs_box, shape_of_box, stores_boxes
-from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, Problem, Tensors, Unsupported, taps_of
-from minidl.kernels.gemm.tiled import split_columns
+from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, Problem, Tensors, Unsupported
+from minidl.kernels.conv.records import Outputs, Taps, Weights
+from minidl.kernels.epilogue import affine, finish, split_columns
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 
@@ -45,143 +46,148 @@ SMALL_PIECES = 8  # of a tile whose two results would fill the registers
 SOONEST = 0.6  # smallest factor on a tile's fixed time
 
 
+class BoxTile(NamedTuple):
+    """BLOCK_M channels of a box of BLOCK_N = TILE_N x TILE_H x TILE_W pixels, in steps of BLOCK_K input channels.
+
+    PIECES         parts in which the channels are stored
+    PER_PROCESSOR  persistent programs per multiprocessor, 0 for one program per tile
+    FLATTEN        whether the loop over tiles and the loop of a tile are one
+    TURN           whether d_w is [groups * C, taps * M]
+    STORE_BOX      whether the descriptor d_y stores the box
+    PAIRS          whether outputs are pairs of neighbouring pixels and d_x has an axis for the two (`paired_box`)
+    PART           channels of one half of a `ConcatPair`, 0 for one tensor
+    """
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    TILE_N: int
+    TILE_H: int
+    TILE_W: int
+    PIECES: int
+    PER_PROCESSOR: int
+    FLATTEN: bool
+    TURN: bool
+    STORE_BOX: bool
+    PAIRS: bool
+    PART: int
+    ACC: Any
+    PRECISION: str
+
+
 @triton.jit
 def finish_box(
-    b_acc, d_y, p_bias, p_scale, n, h, w, m, M,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, PIECES: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    b_acc, p_bias, p_scale, d_y, n, h, w, m, M, epilogue: tl.constexpr, tile: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
     """Apply the epilogue to a block [pixels, channels from m on] and store it by the descriptor of y, in PIECES."""
-    WIDTH: tl.constexpr = b_acc.shape[1]
+    SHAPE: tl.constexpr = (tile.TILE_N, tile.TILE_H, tile.TILE_W, b_acc.shape[1])
     if PIECES == 1:
-        b_acc = affine(b_acc, p_bias, p_scale, m, M, 0, HAS_BIAS, HAS_SCALE)
-        b_y = float8.stored(activate(b_acc, ACT, SLOPE), d_y.dtype)
-        d_y.store([n, h, w, m], tl.reshape(b_y, (TILE_N, TILE_H, TILE_W, WIDTH)))
+        b_acc = affine(b_acc, p_bias, p_scale, m, M, 0)
+        b_y = float8.stored(activate(b_acc, epilogue.ACT, epilogue.SLOPE), d_y.dtype)
+        d_y.store([n, h, w, m], tl.reshape(b_y, SHAPE))
     else:
         b_left, b_right = split_columns(b_acc)
-        finish_box(
-            b_left, d_y, p_bias, p_scale, n, h, w, m, M,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, PIECES // 2, TILE_N, TILE_H, TILE_W,
-        )  # fmt: skip
-        finish_box(
-            b_right, d_y, p_bias, p_scale, n, h, w, m + WIDTH // 2, M,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, PIECES // 2, TILE_N, TILE_H, TILE_W,
-        )  # fmt: skip
+        finish_box(b_left, p_bias, p_scale, d_y, n, h, w, m, M, epilogue, tile, PIECES // 2)
+        finish_box(b_right, p_bias, p_scale, d_y, n, h, w, m + b_left.shape[1], M, epilogue, tile, PIECES // 2)
+
+
+@triton.jit
+def load_box(d_x, swapped, n, x_h, x_w, c, tile: tl.constexpr):
+    """Return the inputs [BLOCK_K, BLOCK_N] of a box at (n, x_h, x_w), channels c.
+
+    The halves of a pair are exchanged if `swapped`; pixels of a pair then share the channel axis, as a descriptor has
+    at most five axes.
+    """
+    if tile.PART:
+        half = c // tile.PART
+        at_c = c - half * tile.PART
+        if tile.PAIRS:
+            b_box = d_x.load([half ^ swapped, n, x_h, x_w >> 1, (x_w & 1) * tile.PART + at_c])
+        else:
+            b_box = d_x.load([half ^ swapped, n, x_h, x_w, at_c])
+    elif tile.PAIRS:
+        b_box = d_x.load([n, x_h, x_w >> 1, x_w & 1, c])
+    else:
+        b_box = d_x.load([n, x_h, x_w, c])
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    BLOCK_K: tl.constexpr = tile.BLOCK_K
+    return tl.reshape(b_box, (BLOCK_N, BLOCK_K)).T
 
 
 @triton.jit
 def conv_box_tile(
-    i_tile, d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, turned,
-    N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
-    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    STORE_BOX: tl.constexpr, PAIRS: tl.constexpr, PART: tl.constexpr,
+    i_tile, d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, swapped, outputs, weights,
+    taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_M channels of a box of outputs; with TURN d_w is [groups * C, taps * M].
-
-    With PAIRS outputs are pairs of neighbouring pixels, and d_x has an axis for the two pixels (`paired_box`). With
-    PART > 0, the channels of a half, d_x has an axis for the halves, exchanged if `turned`; the pixels of a pair then
-    share the channel axis, as a descriptor has at most five axes.
-    """
-    PIXELS: tl.constexpr = TILE_N * TILE_H * TILE_W
+    """Compute BLOCK_M channels of a box of outputs."""
+    C: tl.constexpr = taps.C
+    JH: tl.constexpr = taps.JH
+    JW: tl.constexpr = taps.JW
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    BLOCK_K: tl.constexpr = tile.BLOCK_K
+    M = outputs.M
     tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_w = tl.cdiv(QW, TILE_W)
-    tiles_h = tl.cdiv(QH, TILE_H)
+    tiles_w = tl.cdiv(outputs.QW, tile.TILE_W)
+    tiles_h = tl.cdiv(outputs.QH, tile.TILE_H)
     m = i_tile % tiles_m * BLOCK_M
-    i_group = i_tile // tiles_m % GROUPS
-    i_box = i_tile // (tiles_m * GROUPS)
-    q_w = i_box % tiles_w * TILE_W
-    q_h = i_box // tiles_w % tiles_h * TILE_H
-    n = i_box // (tiles_w * tiles_h) * TILE_N
-    o_w = w_start + m if TURN else 0 * m
+    i_group = i_tile // tiles_m % outputs.GROUPS
+    i_box = i_tile // (tiles_m * outputs.GROUPS)
+    q_w = i_box % tiles_w * tile.TILE_W
+    q_h = i_box // tiles_w % tiles_h * tile.TILE_H
+    n = i_box // (tiles_w * tiles_h) * tile.TILE_N
+    o_w = weights.start + m if tile.TURN else 0 * m
     c = i_group * C
     j_w = 0
-    x_h = in_h + q_h
-    x_w = in_w + q_w * (2 if PAIRS else 1)
+    x_h = outputs.in_h + q_h
+    x_w = outputs.in_w + q_w * (2 if tile.PAIRS else 1)
     # Distance in columns of w to the next tap in its row, and to the tap below.
-    step_w = w_tap_w if TURN else C
-    step_h = w_tap_h if TURN else JW * C
-    b_acc = tl.zeros((BLOCK_M, PIXELS), dtype=ACC)
+    step_w = weights.tap_w if tile.TURN else C
+    step_h = weights.tap_h if tile.TURN else JW * C
+    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     for _ in range(JH * JW * (C // BLOCK_K)):
         # [BLOCK_M, BLOCK_K]
-        b_w = d_w.load([c, o_w]).T if TURN else d_w.load([i_group * M + m, o_w])
-        if PART:
-            half = c // PART
-            at_c = c - half * PART
-            if PAIRS:
-                b_box = d_x.load([half ^ turned, n, x_h, x_w >> 1, (x_w & 1) * PART + at_c])
-            else:
-                b_box = d_x.load([half ^ turned, n, x_h, x_w, at_c])
-        elif PAIRS:
-            b_box = d_x.load([n, x_h, x_w >> 1, x_w & 1, c])
-        else:
-            b_box = d_x.load([n, x_h, x_w, c])
-        b_x = tl.reshape(b_box, (PIXELS, BLOCK_K)).T  # [BLOCK_K, PIXELS]
-        b_acc = float8.product(b_w, b_x, b_acc, ACC, PRECISION)
+        b_w = d_w.load([c, o_w]).T if tile.TURN else d_w.load([i_group * M + m, o_w])
+        b_x = load_box(d_x, swapped, n, x_h, x_w, c, tile)  # [BLOCK_K, BLOCK_N]
+        b_acc = float8.product(b_w, b_x, b_acc, tile.ACC, tile.PRECISION)
         # Taps are the inner loop, so that concurrent programs share inputs in L2.
-        # 256->256 at 56x56, 64 images: 331 us in place of 366.
         j_w += 1
         row = j_w == JW
-        x_w += IN_TAP_W - tl.where(row, JW * IN_TAP_W, 0)
-        x_h += tl.where(row, IN_TAP_H, 0)
+        x_w += taps.IN_TAP_W - tl.where(row, JW * taps.IN_TAP_W, 0)
+        x_h += tl.where(row, taps.IN_TAP_H, 0)
         o_w += step_w + tl.where(row, step_h - JW * step_w, 0)
-        every = x_h == in_h + q_h + JH * IN_TAP_H
-        x_h -= tl.where(every, JH * IN_TAP_H, 0)
-        o_w -= tl.where(every, JH * step_h - (0 if TURN else BLOCK_K), 0)
+        every = x_h == outputs.in_h + q_h + JH * taps.IN_TAP_H
+        x_h -= tl.where(every, JH * taps.IN_TAP_H, 0)
+        o_w -= tl.where(every, JH * step_h - (0 if tile.TURN else BLOCK_K), 0)
         c += tl.where(every, BLOCK_K, 0)
         j_w = tl.where(row, 0, j_w)
-    if STORE_BOX:
-        finish_box(
-            b_acc.T, d_y, p_bias, p_scale, n, q_h, q_w, m, M,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, PIECES, TILE_N, TILE_H, TILE_W,
-        )  # fmt: skip
+    if tile.STORE_BOX:
+        finish_box(b_acc.T, p_bias, p_scale, d_y, n, q_h, q_w, m, M, epilogue, tile, tile.PIECES)
         return
-    o_p = tl.arange(0, PIXELS)
-    o_n = n + o_p // (TILE_H * TILE_W)
-    o_h = q_h + o_p // TILE_W % TILE_H
-    o_w = q_w + o_p % TILE_W
-    m_row = (o_n < N) & (o_h < QH) & (o_w < QW)
-    o_row = (o_n.to(tl.int64) * OH + out_h + o_h * OUT_STEP_H) * OW + out_w + o_w * OUT_STEP_W
-    finish(
-        b_acc.T, p_bias, p_scale, p_y, p_z, o_row, m_row, m, M, i_group, GROUPS,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
-    )  # fmt: skip
+    o_p = tl.arange(0, BLOCK_N)
+    o_n = n + o_p // (tile.TILE_H * tile.TILE_W)
+    o_h = q_h + o_p // tile.TILE_W % tile.TILE_H
+    o_w = q_w + o_p % tile.TILE_W
+    m_row = (o_n < outputs.N) & (o_h < outputs.QH) & (o_w < outputs.QW)
+    o_row = o_n.to(tl.int64) * outputs.OH + outputs.out_h + o_h * taps.OUT_STEP_H
+    o_row = o_row * outputs.OW + outputs.out_w + o_w * taps.OUT_STEP_W
+    finish(b_acc.T, p_bias, p_scale, p_y, p_z, o_row, m_row, m, M, i_group, outputs.GROUPS, epilogue, tile.PIECES)
 
 
-@triton.jit(do_not_specialize=["turned"])
+@triton.jit(do_not_specialize=["swapped"])
 def conv_box_kernel(
-    d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, turned,
-    N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w, tiles, programs,
-    C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    OUT_STEP_H: tl.constexpr, OUT_STEP_W: tl.constexpr, TURN: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PIECES: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-    STORE_BOX: tl.constexpr, PAIRS: tl.constexpr, PART: tl.constexpr,
-    PER_PROCESSOR: tl.constexpr, FLATTEN: tl.constexpr,
+    d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, swapped, outputs, weights, tiles, programs,
+    taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Run one tile per program if PER_PROCESSOR is 0, else that many persistent programs per multiprocessor."""
-    if PER_PROCESSOR == 0:
+    """Run one tile per program, or persistent programs over all tiles."""
+    if tile.PER_PROCESSOR == 0:
         conv_box_tile(
-            tl.program_id(0), d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, turned,
-            N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
-            C, JH, JW, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K,
-            PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX, PAIRS, PART,
+            tl.program_id(0), d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, swapped, outputs, weights, taps, epilogue, tile
         )  # fmt: skip
     else:
-        for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
+        for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=tile.FLATTEN):
             conv_box_tile(
-                i_tile, d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, turned,
-                N, QH, QW, OH, OW, M, GROUPS, in_h, in_w, out_h, out_w, w_start, w_tap_h, w_tap_w,
-                C, JH, JW, IN_TAP_H, IN_TAP_W, OUT_STEP_H, OUT_STEP_W, TURN,
-                HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, ACC, PRECISION, BLOCK_M, BLOCK_K,
-                PIECES, TILE_N, TILE_H, TILE_W, STORE_BOX, PAIRS, PART,
+                i_tile, d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, swapped, outputs, weights, taps, epilogue, tile
             )  # fmt: skip
 
 
@@ -214,49 +220,42 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
     h, v = problem.at.h, problem.at.v
     (H, W), (OH, OW) = problem.read, problem.written
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
-    tile = _tile(problem)
-    options = tile.options
-    box = shape_of_box(N, h.count, v.count, options.pop("BLOCK_N"))
-    options["BLOCK_K"] = block = min(tile["BLOCK_K"], C & -C)  # boxes end where a group's channels end
-    if problem.beside and problem.paced and tile.num_warps == 4 and tile["BLOCK_M"] > LEAST:
-        options["PIECES"] = max(SMALL_PIECES, options["PIECES"])  # forced tiles; `_tile` chooses none such
-    tiles = launch.cdiv(M, tile["BLOCK_M"]) * groups
-    for size, extent in zip((N, h.count, v.count), box, strict=True):
-        tiles *= launch.cdiv(size, extent)
-    # Persistent programs with one tile each start later: 256->256 at 56x56, 4 images, 31.9 us in place of 26.2.
-    persistent = tile["PER_PROCESSOR"] * problem.processors
-    if tiles <= persistent:
-        persistent = options["PER_PROCESSOR"] = options["FLATTEN"] = 0
-    programs = persistent or tiles
-    if persistent and problem.added and options["PER_PROCESSOR"] == 1 and len(h.taps) * len(v.taps) * C == block:
-        # With a single step the loop over tiles also prefetches the added tensor: 64->256 at 56x56 in tiles of 256x128
-        # needs 256 KB of shared memory with four stages.
-        options["num_stages"] = min(tile.num_stages, 3)
-    if problem.beside and tile.num_warps == 8:
-        options["PIECES"] = 8  # 96->312 with two pieces: 4 KB of spilled registers
+    chosen = _tile(problem)
+    options = chosen.launch_options
+    block = min(chosen["BLOCK_K"], C & -C)  # boxes end where a group's channels end
+    box = shape_of_box(N, h.count, v.count, chosen["BLOCK_N"])
+    pieces = chosen["PIECES"]
+    if problem.beside and chosen.num_warps == 8:
+        pieces = SMALL_PIECES
+    elif problem.beside and problem.paced and chosen.num_warps == 4 and chosen["BLOCK_M"] > LEAST:
+        pieces = max(SMALL_PIECES, pieces)  # forced tiles; `_tile` chooses none such
+    tiles = launch.cdiv(M, chosen["BLOCK_M"]) * groups
+    tiles *= math.prod(launch.cdiv(size, extent) for size, extent in zip((N, h.count, v.count), box, strict=True))
+    programs = chosen["PER_PROCESSOR"] * problem.processors
+    persistent = tiles > programs > 0  # persistent programs of one tile each start later than others
+    if persistent and problem.added and chosen["PER_PROCESSOR"] == 1 and problem.taps * C == block:
+        # With a single step the loop over tiles also prefetches the added tensor, into shared memory.
+        options["num_stages"] = min(chosen.num_stages, 3)
     stores_y = stores_boxes(problem)
-    piece = max(tile["BLOCK_M"] // options["PIECES"], 16 // problem.result.itemsize)
-    turn = problem.in_place
-    scalars = (
-        N, h.count, v.count, OH, OW, M, groups, h.in_start, v.in_start, h.out_start, v.out_start, *taps_of(problem),
-        tiles, programs,
+    tile = chosen.record(
+        BoxTile, BLOCK_K=block, TILE_N=box[0], TILE_H=box[1], TILE_W=box[2], PIECES=pieces,
+        PER_PROCESSOR=chosen["PER_PROCESSOR"] * persistent, FLATTEN=chosen["FLATTEN"] * persistent,
+        TURN=problem.in_place, STORE_BOX=stores_y, PAIRS=pairs, PART=problem.part, **problem.constants,
     )  # fmt: skip
-    meta = {
-        "C": C, "JH": len(h.taps), "JW": len(v.taps), "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
-        "OUT_STEP_H": h.out_step, "OUT_STEP_W": v.out_step, "TURN": turn, **problem.constants,
-        "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], "STORE_BOX": stores_y, "PAIRS": pairs,
-        "PART": problem.part, **problem.flags("POOL"), **options,
-    }  # fmt: skip
+    piece = max(tile.BLOCK_M // pieces, 16 // problem.result.itemsize)
     descriptors = (
         concat_pair_box(N, H, W, C, [*box, block], pairs)
         if problem.concat_pair
         else pairs_box(N, H, W, C, [*box, 1, block])
         if pairs
         else images_box(N, H, W, groups * C, [*box, block], problem.pitches),
-        batch_tiled.weights(problem, turn, block, tile["BLOCK_M"]),
+        batch_tiled.weights(problem, tile.TURN, block, tile.BLOCK_M),
         images_box(N, OH, OW, M, [*box, piece]) if stores_y else None,
     )
-    return launch.Prepared(conv_box_kernel, (programs,), scalars, meta, descriptors)
+    grid = programs if persistent else tiles
+    scalars = Outputs.of(problem), Weights.of(problem), tiles, grid
+    meta = {"taps": Taps.of(problem), "epilogue": problem.epilogue, "tile": tile, **options}
+    return launch.Prepared(conv_box_kernel, (grid,), scalars, meta, descriptors)
 
 
 def run(prepared: launch.Prepared, t: Tensors) -> None:

@@ -18,7 +18,8 @@ that is a reshaped descriptor block.)
 """
 
 import functools
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -48,21 +49,61 @@ MANY_CHANNELS = 128
 LAUNCH_WAITS, BLOCK_WAITS = 2.2, 0.17
 
 
+class Cells(NamedTuple):
+    """Groups of GH x GW cells, which are ROWS x COLUMNS outputs, with windows of WINDOW_H x WINDOW_W pixels.
+
+    The window of group (0, 0) starts LOW pixels into the group FIRST.
+    """
+
+    C: int
+    M: int
+    ROWS: int
+    COLUMNS: int
+    STEP_H: int
+    STEP_W: int
+    GH: int
+    GW: int
+    WINDOW_H: int
+    WINDOW_W: int
+    FIRST_H: int
+    FIRST_W: int
+    LOW_H: int
+    LOW_W: int
+
+
+class FewTile(NamedTuple):
+    """NP outputs of BLOCK_N = TILE_N x TILE_H x TILE_W groups, in steps of BLOCK_K values of a window."""
+
+    NP: int
+    BLOCK_N: int
+    BLOCK_K: int
+    TILE_N: int
+    TILE_H: int
+    TILE_W: int
+    ACC: Any
+    PRECISION: str
+
+
 @triton.jit
 def conv_few_band_kernel(
-    p_w, p_band, total, K, C, M, R, S, s_c, s_m, s_r, s_s, first_r, first_s,
-    STEP_H: tl.constexpr, STEP_W: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WINDOW_W: tl.constexpr,
-    BLOCK: tl.constexpr,
+    p_w, p_band, total, K, C, M, R, S, strides, first, cells: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write band [NP, K] of w: row (a, b, m) for output (a, b) of a group of ROWS x COLUMNS, column (d_h, d_w, c)."""
+    """Write band [NP, K] of w [C, M, R, S]: row (a, b, m) for output (a, b) of a group, column (d_h, d_w, c).
+
+    Output (0, 0) and pixel (0, 0) of a window belong to tap `first`.
+    """
+    WINDOW_W: tl.constexpr = cells.WINDOW_W
+    COLUMNS: tl.constexpr = cells.COLUMNS
+    s_c, s_m, s_r, s_s = strides
+    first_r, first_s = first
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     output = o // K
     k = o % K
     d = k // C
     a = output // (COLUMNS * M)
-    r = first_r + a - d // WINDOW_W * STEP_H
-    s = first_s + output // M % COLUMNS - d % WINDOW_W * STEP_W
-    m_w = (o < total) & (a < ROWS) & (r >= 0) & (r < R) & (s >= 0) & (s < S)
+    r = first_r + a - d // WINDOW_W * cells.STEP_H
+    s = first_s + output // M % COLUMNS - d % WINDOW_W * cells.STEP_W
+    m_w = (o < total) & (a < cells.ROWS) & (r >= 0) & (r < R) & (s >= 0) & (s < S)
     b_w = tl.load(
         p_w + (k % C).to(tl.int64) * s_c + output % M * s_m + r * s_r + s * s_s, mask=m_w, other=0.0
     )  # [BLOCK]
@@ -72,29 +113,32 @@ def conv_few_band_kernel(
 @triton.jit
 def conv_few_kernel(
     d_x, d_band, p_bias, p_scale, p_y, p_z, N, OH, OW, tiles_h, tiles_w,
-    C: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GH: tl.constexpr, GW: tl.constexpr,
-    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, FIRST_H: tl.constexpr, FIRST_W: tl.constexpr,
-    LOW_H: tl.constexpr, LOW_W: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    ACC: tl.constexpr, PRECISION: tl.constexpr, NP: tl.constexpr, BLOCK_K: tl.constexpr,
-    TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    cells: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """Compute a box of TILE_N x TILE_H x TILE_W groups of ROWS x COLUMNS outputs.
-
-    The window of group (0, 0) starts LOW pixels into the group FIRST.
-    """
-    GROUPS: tl.constexpr = TILE_N * TILE_H * TILE_W
+    """Compute a box of groups."""
+    GROUPS: tl.constexpr = tile.BLOCK_N
+    NP: tl.constexpr = tile.NP
+    BLOCK_K: tl.constexpr = tile.BLOCK_K
+    TILE_H: tl.constexpr = tile.TILE_H
+    TILE_W: tl.constexpr = tile.TILE_W
+    C: tl.constexpr = cells.C
+    M: tl.constexpr = cells.M
+    GH: tl.constexpr = cells.GH
+    GW: tl.constexpr = cells.GW
+    WINDOW_W: tl.constexpr = cells.WINDOW_W
+    ROWS: tl.constexpr = cells.ROWS
+    COLUMNS: tl.constexpr = cells.COLUMNS
     g_w = tl.program_id(0) % tiles_w * TILE_W
     g_h = tl.program_id(0) // tiles_w % tiles_h * TILE_H
-    n = tl.program_id(0) // (tiles_w * tiles_h) * TILE_N
-    b_acc = tl.zeros((NP, GROUPS), dtype=ACC)
-    for k in range(0, WINDOW_H * WINDOW_W * C, BLOCK_K):
-        h = LOW_H + k // (WINDOW_W * C)
-        w = LOW_W * C + k % (WINDOW_W * C)
+    n = tl.program_id(0) // (tiles_w * tiles_h) * tile.TILE_N
+    b_acc = tl.zeros((NP, GROUPS), dtype=tile.ACC)
+    for k in range(0, cells.WINDOW_H * WINDOW_W * C, BLOCK_K):
+        h = cells.LOW_H + k // (WINDOW_W * C)
+        w = cells.LOW_W * C + k % (WINDOW_W * C)
         b_band = d_band.load([0, k])  # [NP, BLOCK_K]
-        b_x = d_x.load([n, g_h + FIRST_H + h // GH, h % GH, g_w + FIRST_W + w // (GW * C), w % (GW * C)])
+        b_x = d_x.load([n, g_h + cells.FIRST_H + h // GH, h % GH, g_w + cells.FIRST_W + w // (GW * C), w % (GW * C)])
         b_x = tl.reshape(b_x, (GROUPS, BLOCK_K)).T  # [BLOCK_K, GROUPS]
-        b_acc = tl.dot(b_band, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        b_acc = tl.dot(b_band, b_x, b_acc, input_precision=tile.PRECISION, out_dtype=tile.ACC)
     b_acc = b_acc.T
     o_g = tl.arange(0, GROUPS)
     o_n = n + o_g // (TILE_H * TILE_W)
@@ -102,16 +146,16 @@ def conv_few_kernel(
     o_w = (g_w + o_g % TILE_W) * (COLUMNS * M)
     o_a = tl.arange(0, NP) // (COLUMNS * M)
     o_bm = tl.arange(0, NP) % (COLUMNS * M)
-    if HAS_SCALE:
-        b_acc *= tl.load(p_scale + o_bm % M).to(ACC)[None, :]
-    if HAS_BIAS:
-        b_acc += tl.load(p_bias + o_bm % M).to(ACC)[None, :]
+    if p_scale is not None:
+        b_acc *= tl.load(p_scale + o_bm % M).to(tile.ACC)[None, :]
+    if p_bias is not None:
+        b_acc += tl.load(p_bias + o_bm % M).to(tile.ACC)[None, :]
     m_y = ((o_n < N)[:, None] & (o_a < ROWS)[None, :]) & (o_h[:, None] + o_a[None, :] < OH)
     m_y = m_y & (o_w[:, None] + o_bm[None, :] < OW * M)
     o_y = ((o_n.to(tl.int64) * OH + o_h) * (OW * M) + o_w)[:, None] + (o_a * (OW * M) + o_bm)[None, :]
-    if SAVE_Z:
+    if epilogue.SAVE_Z:
         tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
-    tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
+    tl.store(p_y + o_y, activate(b_acc, epilogue.ACT, epilogue.SLOPE).to(p_y.dtype.element_ty), mask=m_y)
 
 
 def able(problem: Problem) -> bool | Unsupported:
@@ -169,39 +213,33 @@ def prepare(problem: Problem) -> Product:
     h, v, _ = problem.geometry
     N, C, M = problem.N, problem.C, problem.M
     H, W = problem.read
-    cells = -(-h.size // h.stride) * -(-v.size // v.stride)
-    tile = problem.tile("conv_few", N=problem.images * cells, K=C & -C, M=M)
-    options = tile.options
-    groups = options.pop("BLOCK_N")
-    options["BLOCK_K"] = block_k = min(tile["BLOCK_K"], C & -C)
-    GH, GW, (window_h, window_w), number, NP, K = _groups(problem)
+    chosen = problem.tile("conv_few", N=problem.images * -(-h.size // h.stride) * -(-v.size // v.stride), K=C & -C, M=M)
+    GH, GW, window_size, number, NP, K = _groups(problem)
     low_h, low_w = window(h)[0], window(v)[0]
-    group_constants = {"ROWS": GH * h.stride, "COLUMNS": GW * v.stride, "WINDOW_W": window_w}
-    block = problem.tile("conv_band", floor=1, total=NP * K)
-    make = launch.Prepared(
-        conv_few_band_kernel, (launch.cdiv(NP * K, block["BLOCK"]),),
-        (
-            NP * K, K, C, M, h.kernel, v.kernel, *problem.strides, h.padding - low_h * h.stride,
-            v.padding - low_w * v.stride,
-        ),
-        {"STEP_H": h.stride, "STEP_W": v.stride, **group_constants, **block.options},
+    cells = Cells(
+        C, M, GH * h.stride, GW * v.stride, h.stride, v.stride, GH, GW, *window_size,
+        FIRST_H=low_h // GH, FIRST_W=low_w // GW, LOW_H=low_h % GH, LOW_W=low_w % GW,
     )  # fmt: skip
-    box = shape_of_box(N, *number, groups)
+    first = h.padding - low_h * h.stride, v.padding - low_w * v.stride
+    block = problem.tile("conv_band", floor=1, total=NP * K)
+    band = launch.Prepared(
+        conv_few_band_kernel, (launch.cdiv(NP * K, block["BLOCK"]),),
+        (NP * K, K, C, M, h.kernel, v.kernel, problem.strides, first), {"cells": cells, **block.options},
+    )  # fmt: skip
+    box = shape_of_box(N, *number, chosen["BLOCK_N"])
     tiles = [launch.cdiv(size, extent) for size, extent in zip((N, *number), box, strict=True)]
-    meta = {
-        "C": C, "M": M, "GH": GH, "GW": GW, "WINDOW_H": window_h, **group_constants,
-        "FIRST_H": low_h // GH, "FIRST_W": low_w // GW, "LOW_H": low_h % GH, "LOW_W": low_w % GW,
-        "NP": NP, "TILE_N": box[0], "TILE_H": box[1], "TILE_W": box[2], **problem.constants, **problem.flags("POOL"),
-        **options,
-    }  # fmt: skip
-    scalars = (N, h.size, v.size, tiles[1], tiles[2])
+    block_k = min(chosen["BLOCK_K"], C & -C)
+    tile = chosen.record(
+        FewTile, NP=NP, BLOCK_K=block_k, TILE_N=box[0], TILE_H=box[1], TILE_W=box[2], **problem.constants
+    )
+    meta = {"cells": cells, "epilogue": problem.epilogue, "tile": tile, **chosen.launch_options}
     strides = (H * W * C, GH * W * C, W * C, GW * C, 1)
     boxes = (
         Box((N, H // GH, GH, W // GW, GW * C), strides, (box[0], box[1], 1, box[2], block_k)),
         Box.of_rows(NP, K, (NP, block_k)),
     )
-    grid = (tiles[0] * tiles[1] * tiles[2],)
-    return Product(Copy((NP, K), make), launch.Prepared(conv_few_kernel, grid, scalars, meta, boxes))
+    scalars = N, h.size, v.size, *tiles[1:]
+    return Product(Copy((NP, K), band), launch.Prepared(conv_few_kernel, (math.prod(tiles),), scalars, meta, boxes))
 
 
 def run(prepared: Product, t: Tensors) -> None:

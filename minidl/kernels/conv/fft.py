@@ -166,25 +166,25 @@ def prepare(problem: Problem, points: int | None = None) -> Prepared:
         n = min(images, N - first)
         tile = problem.tile("conv_fft_product", M=tiles * n, N=M, K=C)
         grid = F * launch.cdiv(tiles * n, tile["BLOCK_M"]) * launch.cdiv(M, tile["BLOCK_N"])
-        scalars = (tiles * n, n, M, C, cut.w.tiles, cut.w.inputs, inputs * n, cut.w.blocks, taps)
+        scalars = (tiles * n, n, M, C, cut.w.tiles, cut.w.inputs, inputs * n, (taps, cut.w.blocks))
         product = launch.Prepared(
             conv_fft_product_kernel, (grid,), scalars, {"F": F, "PRECISION": problem.precision, **tile.options}
         )
         tile = _tile(problem, n * M, T)
         inverse = launch.Prepared(
             conv_fft_inverse_kernel, (tiles * launch.cdiv(n * M, tile["BLOCK_V"] // T**2),),
-            (n * M, M, h.count, v.count, cut.h.step, cut.w.step, cut.w.tiles, tiles * n * M),
-            {"T": T, "PRECISION": problem.precision, **problem.flags(), **tile.options},
+            (n * M, M, (h.count, v.count), (cut.h.step, cut.w.step), cut.w.tiles, tiles * n * M),
+            {"T": T, "PRECISION": problem.precision, "epilogue": problem.epilogue, **tile.options},
         )  # fmt: skip
         transform = _transform(
             problem, cut, (n, *problem.read, C), (cut.h.inputs, cut.w.inputs), (T, T), (h.in_start, v.in_start)
         )
         passes.append(Pass(first, n, (2, F, inputs, n, C), (2, F, tiles, n, M), transform, product, inverse))
-    sizes = M, len(h.taps), len(v.taps), C
+    shape = M, len(h.taps), len(v.taps), C
     blocks, taps_of_block = (cut.h.blocks, cut.w.blocks), (cut.h.taps, cut.w.taps)
     return Prepared(
         T, launch.Prepared(conv_fft_matrix_kernel, (1,), (), {"T": T, "num_warps": 4}), (2, F, taps, M, C),
-        _transform(problem, cut, sizes, blocks, taps_of_block, (0, 0)), tuple(passes),
+        _transform(problem, cut, shape, blocks, taps_of_block, (0, 0)), tuple(passes),
     )  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def _transform(
     N, H, W, C = sizes
     tile = _tile(problem, N * C, cut.points)
     grid = math.prod(tiles) * launch.cdiv(N * C, tile["BLOCK_V"] // cut.points**2)
-    scalars = (N * C, H, W, C, *start, cut.h.step, cut.w.step, *taps, tiles[1], math.prod(tiles) * N * C)
+    scalars = (N * C, H, W, C, start, (cut.h.step, cut.w.step), taps, tiles[1], math.prod(tiles) * N * C)
     meta = {"T": cut.points, "PRECISION": problem.precision, **tile.options}
     return launch.Prepared(conv_fft_kernel, (grid,), scalars, meta)
 

@@ -9,6 +9,8 @@ would need R * S launches of one tap: 16x16 patches of 768 channels, 205 images 
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -16,8 +18,9 @@ import triton.language as tl
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.problem import INT32_LIMIT, NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
+from minidl.kernels.epilogue import split_columns
 from minidl.kernels.gemm import choice, launches
-from minidl.kernels.gemm.tiled import split_columns, tile_position
+from minidl.kernels.gemm.tiled import tile_position
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
@@ -29,63 +32,74 @@ FAMILIES = ("gemm",)
 LEAST_ROW = 64
 
 
+class PatchTile(NamedTuple):
+    """Constants of a tile as in `gemm`, and the WIDTH of a row of a patch in values."""
+
+    WIDTH: int
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    GROUP_M: int
+    PIECES: int
+    FLATTEN: bool
+    ACC: Any
+    PRECISION: str
+
+
 @triton.jit
 def finish_patches(
     b_acc, p_bias, p_scale, p_y, p_z, o_row, m_row, n, N, M, below,
-    WIDTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    PIECES: tl.constexpr,
+    WIDTH: tl.constexpr, epilogue: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """Store a block [patches, columns from n on] with its epilogue, in PIECES; `below`: distance of rows of pixels."""
     if PIECES == 1:
         o_n = n + tl.arange(0, b_acc.shape[1])
-        if HAS_SCALE:
+        if p_scale is not None:
             b_acc *= tl.load(p_scale + o_n % M, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
-        if HAS_BIAS:
+        if p_bias is not None:
             b_acc += tl.load(p_bias + o_n % M, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
         m_y = m_row[:, None] & (o_n < N)[None, :]
         o_y = o_row[:, None] + (o_n // WIDTH * below + o_n % WIDTH)[None, :]
-        if SAVE_Z:
+        if epilogue.SAVE_Z:
             tl.store(p_z + o_y, b_acc.to(p_z.dtype.element_ty), mask=m_y)
-        tl.store(p_y + o_y, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
+        tl.store(p_y + o_y, activate(b_acc, epilogue.ACT, epilogue.SLOPE).to(p_y.dtype.element_ty), mask=m_y)
     else:
         b_left, b_right = split_columns(b_acc)
         finish_patches(
-            b_left, p_bias, p_scale, p_y, p_z, o_row, m_row, n, N, M, below, WIDTH,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,
+            b_left, p_bias, p_scale, p_y, p_z, o_row, m_row, n, N, M, below, WIDTH, epilogue, PIECES // 2
         )  # fmt: skip
+        n += b_left.shape[1]
         finish_patches(
-            b_right, p_bias, p_scale, p_y, p_z, o_row, m_row, n + b_left.shape[1], N, M, below, WIDTH,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES // 2,
+            b_right, p_bias, p_scale, p_y, p_z, o_row, m_row, n, N, M, below, WIDTH, epilogue, PIECES // 2
         )  # fmt: skip
 
 
 @triton.jit
 def conv_patches_kernel(
     d_x, d_w, p_bias, p_scale, p_y, p_z, patches, N, K, M, QW, R, programs,
-    WIDTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr, FLATTEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    PIECES: tl.constexpr,
+    epilogue: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Multiply x [patches, K], QW patches in a row of the image, by w [K, N], R rows of WIDTH values each."""
     wait(EARLY)
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    BLOCK_K: tl.constexpr = tile.BLOCK_K
+    WIDTH: tl.constexpr = tile.WIDTH
     tiles = tl.cdiv(patches, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
     tl.assume(steps > 0)
-    for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=FLATTEN):
-        i_m, i_n = tile_position(i_tile, patches, N, BLOCK_M, BLOCK_N, GROUP_M)
-        b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    for i_tile in tl.range(tl.program_id(0), tiles, programs, flatten=tile.FLATTEN):
+        i_m, i_n = tile_position(i_tile, patches, N, BLOCK_M, BLOCK_N, tile.GROUP_M)
+        b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
         for i_k in range(steps):
             b_x = d_x.load([i_m * BLOCK_M, i_k * BLOCK_K])  # [BLOCK_M, BLOCK_K]
             b_w = d_w.load([i_k * BLOCK_K, i_n * BLOCK_N])  # [BLOCK_K, BLOCK_N]
-            b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION, out_dtype=ACC)
+            b_acc = tl.dot(b_x, b_w, b_acc, input_precision=tile.PRECISION, out_dtype=tile.ACC)
         patch = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
         o_row = (patch // QW * (R * QW) + patch % QW).to(tl.int64) * WIDTH
         finish_patches(
-            b_acc, p_bias, p_scale, p_y, p_z, o_row, patch < patches, i_n * BLOCK_N, N, M, QW * WIDTH, WIDTH,
-            HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, PIECES,
+            b_acc, p_bias, p_scale, p_y, p_z, o_row, patch < patches, i_n * BLOCK_N, N, M, QW * WIDTH,
+            WIDTH, epilogue, tile.PIECES,
         )  # fmt: skip
 
 
@@ -127,8 +141,9 @@ def prepare(problem: Problem) -> launch.Prepared:
     patches, N, K = _patches(problem), _columns(problem), problem.C
     programs = min(launches.tiles_of(patches, N, tile), problem.processors)
     meta = {
-        "WIDTH": v.kernel * problem.M, **problem.constants, **problem.flags("POOL"),
-        **dependent_launch.options(target=problem.target), **tile.options,
+        "epilogue": problem.epilogue,
+        "tile": tile.record(PatchTile, WIDTH=v.kernel * problem.M, **problem.constants),
+        **dependent_launch.options(target=problem.target), **tile.launch_options,
     }  # fmt: skip
     descriptors = (
         Box.of_rows(patches, K, (tile["BLOCK_M"], tile["BLOCK_K"])),

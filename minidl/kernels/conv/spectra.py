@@ -45,13 +45,16 @@ def conv_fft_matrix_kernel(p_g, T: tl.constexpr):
 
 @triton.jit
 def conv_fft_kernel(
-    p_x, p_g, p_f, lines, H, W, C, in_h, in_w, step_h, step_w, taps_h, taps_w, tiles_w, size,
+    p_x, p_g, p_f, lines, H, W, C, start, step, taps, tiles_w, size,
     T: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Write f [2 (A, B), T * T / 2, tiles, lines]: the spectra of a tile for a block of lines, channels of images.
 
-    x [N, H, W, C]; the tile (i, j) starts at (in_h + i step_h, in_w + j step_w), and has taps_h x taps_w points.
+    x [N, H, W, C]; the tile (i, j) starts at `start` + (i, j) `step`, and has `taps` points down and across.
     """
+    in_h, in_w = start
+    step_h, step_w = step
+    taps_h, taps_w = taps
     L: tl.constexpr = BLOCK_V // (T * T)
     HALF: tl.constexpr = T // 2
     blocks = tl.cdiv(lines, L)
@@ -94,7 +97,7 @@ def conv_fft_kernel(
 
 @triton.jit
 def conv_fft_product_kernel(
-    p_x, p_w, p_y, rows, N, M, C, tiles_w, tiles_w_x, rows_x, blocks_w, taps,
+    p_x, p_w, p_y, rows, N, M, C, tiles_w, tiles_w_x, rows_x, blocks,
     F: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Write y [2, F, rows, M] = x [2, F, rows_x, C] conj(w [2, F, taps, M, C]): one pair (A, B) of a block per program.
@@ -102,6 +105,7 @@ def conv_fft_product_kernel(
     Rows are (tile down, tile across, image). With x = A - iB and w = A' - iB', three products give the complex one:
     A A', B B' and (A + B)(A' - B').
     """
+    taps, blocks_w = blocks
     tiles_m = tl.cdiv(rows, BLOCK_M)
     tiles_n = tl.cdiv(M, BLOCK_N)
     f = (tl.program_id(0) // (tiles_m * tiles_n)).to(tl.int64)
@@ -143,15 +147,15 @@ def conv_fft_product_kernel(
 
 @triton.jit
 def conv_fft_inverse_kernel(
-    p_f, p_g, p_bias, p_scale, p_y, p_z, lines, M, QH, QW, step_h, step_w, tiles_w, size,
-    T: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    SAVE_Z: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr,
+    p_f, p_g, p_bias, p_scale, p_y, p_z, lines, M, image, step, tiles_w, size,
+    epilogue: tl.constexpr, T: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Write y [N, QH, QW, M] from f [2, T * T / 2, tiles, lines]: the first step_h x step_w points of a tile.
 
     X = D^T V D with D = G, but for the weights of its rows: 1/T for the cosines of 0 and T/2, 2/T for the others.
     """
-    tl.static_assert(POOL == 0)
+    QH, QW = image
+    step_h, step_w = step
     L: tl.constexpr = BLOCK_V // (T * T)
     HALF: tl.constexpr = T // 2
     blocks = tl.cdiv(lines, L)
@@ -181,9 +185,9 @@ def conv_fft_inverse_kernel(
     b_v = tl.reshape(tl.permute(tl.reshape(b_v, (L, T, T)), (0, 2, 1)), (L * T, T))
     b_v = tl.dot(b_v, b_d, input_precision=PRECISION)  # across
     b_y = tl.reshape(b_v, (L, T * T))
-    if HAS_SCALE:
+    if p_scale is not None:
         b_y *= tl.load(p_scale + o_line % M, mask=m_line, other=0.0).to(tl.float32)[:, None]
-    if HAS_BIAS:
+    if p_bias is not None:
         b_y += tl.load(p_bias + o_line % M, mask=m_line, other=0.0).to(tl.float32)[:, None]
     o_point = tl.arange(0, T * T)
     h = i_tile // tiles_w * step_h + o_point // T
@@ -192,6 +196,6 @@ def conv_fft_inverse_kernel(
     o_y = (o_line // M).to(tl.int64) * (QH * QW * M) + o_line % M
     o_y = o_y[:, None] + ((h * QW + w).to(tl.int64) * M)[None, :]
     m_y = m_line[:, None] & m_point[None, :]
-    if SAVE_Z:
+    if epilogue.SAVE_Z:
         tl.store(p_z + o_y, b_y.to(p_z.dtype.element_ty), mask=m_y)
-    tl.store(p_y + o_y, activate(b_y, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_y)
+    tl.store(p_y + o_y, activate(b_y, epilogue.ACT, epilogue.SLOPE).to(p_y.dtype.element_ty), mask=m_y)

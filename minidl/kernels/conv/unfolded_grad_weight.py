@@ -16,7 +16,7 @@ shares, so that they fill a round, too; the shares are added in order.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,6 +24,7 @@ import triton.language as tl
 
 from minidl.kernels.conv import costs, pixel_grad_weight, tile_throughput
 from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
+from minidl.kernels.conv.records import Taps
 from minidl.kernels.division import fast_divide, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -43,27 +44,46 @@ MARGIN = 1.08  # the estimates are 0.86 to 1.2 of 70 measured times, and those o
 UNSURE = 1.15  # factor for groups and strides: estimates of 8 to 16 us were 0.86 to 0.89 of the measured times
 
 
+class UnfoldedTile(NamedTuple):
+    """BLOCK_M rows and BLOCK_N columns of the gradient of each group, in steps of BLOCK_K pixels.
+
+    M rows of a group, columns in units of UNIT adjacent channels of one tap
+    INSIDE   every tap of every pixel is inside the image
+    SWAPPED  dw is [groups * C, J, M], else [groups * M, J, C]
+    """
+
+    GROUPS: int
+    M: int
+    UNIT: int
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    INSIDE: bool
+    SWAPPED: bool
+    ACC: Any
+    PRECISION: str
+
+
 @triton.jit
-def tile_at(
-    i_tile, GROUPS: tl.constexpr, C: tl.constexpr, J: tl.constexpr,
-    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+def tile_at(i_tile, taps: tl.constexpr, tile: tl.constexpr):
     """Return (group, first row, tap and channel of each column, possibly out of range)."""
-    UNITS: tl.constexpr = (C + UNIT - 1) // UNIT
-    tiles_n: tl.constexpr = (J * UNITS * UNIT + BLOCK_N - 1) // BLOCK_N
-    o = tl.arange(0, BLOCK_N)
-    unit = i_tile % tiles_n * (BLOCK_N // UNIT) + o // UNIT
-    i_group = i_tile // tiles_n % GROUPS
-    return i_group, i_tile // (tiles_n * GROUPS) * BLOCK_M, unit // UNITS, unit % UNITS * UNIT + o % UNIT
+    UNIT: tl.constexpr = tile.UNIT
+    UNITS: tl.constexpr = (taps.C + UNIT - 1) // UNIT
+    tiles_n: tl.constexpr = (taps.JH * taps.JW * UNITS * UNIT + tile.BLOCK_N - 1) // tile.BLOCK_N
+    o = tl.arange(0, tile.BLOCK_N)
+    unit = i_tile % tiles_n * (tile.BLOCK_N // UNIT) + o // UNIT
+    i_group = i_tile // tiles_n % tile.GROUPS
+    return i_group, i_tile // (tiles_n * tile.GROUPS) * tile.BLOCK_M, unit // UNITS, unit % UNITS * UNIT + o % UNIT
 
 
 @triton.jit
-def positions(
-    i_group, o_m, j, o_c, M: tl.constexpr, C: tl.constexpr, J: tl.constexpr, SWAPPED: tl.constexpr
-):  # fmt: skip
-    """Return offsets and mask of a tile's values in dw [groups * M, J, C], or SWAPPED [groups * C, J, M]."""
+def positions(i_group, o_m, j, o_c, taps: tl.constexpr, tile: tl.constexpr):
+    """Return offsets and mask of a tile's values in dw."""
+    C: tl.constexpr = taps.C
+    J: tl.constexpr = taps.JH * taps.JW
+    M: tl.constexpr = tile.M
     mask = (o_m < M)[:, None] & ((j < J) & (o_c < C))[None, :]
-    if SWAPPED:
+    if tile.SWAPPED:
         return ((i_group * C + o_c) * J + j)[None, :] * M + o_m[:, None], mask
     else:
         return (i_group * M + o_m)[:, None] * (J * C) + (j * C + o_c)[None, :], mask
@@ -71,32 +91,39 @@ def positions(
 
 @triton.jit(do_not_specialize=["QH", "QW", "whole", "rest"])
 def conv_unfolded_grad_weight_kernel(
-    p_dy, p_x, p_dw, p_partial, pixels, H, W, QH, QW, in_h, in_w, by_image, by_row, whole, rest, share,
-    GROUPS: tl.constexpr, M: tl.constexpr, C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
-    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    INSIDE: tl.constexpr, SWAPPED: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    p_dy, p_x, p_dw, p_partial, QH, QW, whole, rest, pixels, share, image, start, reciprocals,
+    taps: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Sum a tile in each of the first `whole` programs; in others a share of the pixels of the `rest` tiles.
 
-    partial [shares, rest, BLOCK_M, BLOCK_N]    INSIDE: every tap of every pixel is inside the image
+    partial [shares, rest, BLOCK_M, BLOCK_N]
     """
     wait(EARLY)
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    BLOCK_K: tl.constexpr = tile.BLOCK_K
+    GROUPS: tl.constexpr = tile.GROUPS
+    M: tl.constexpr = tile.M
+    C: tl.constexpr = taps.C
+    JW: tl.constexpr = taps.JW
+    H, W = image
+    in_h, in_w = start
+    by_image, by_row = reciprocals
     i_rest = tl.program_id(0) - whole
     is_whole = i_rest < 0
     i_tile = tl.where(is_whole, tl.program_id(0), whole + i_rest % rest)
     first = tl.where(is_whole, 0, i_rest // rest * share)
     end = tl.where(is_whole, pixels, tl.minimum(first + share, pixels))
-    i_group, m, j, o_c = tile_at(i_tile, GROUPS, C, JH * JW, UNIT, BLOCK_M, BLOCK_N)
+    i_group, m, j, o_c = tile_at(i_tile, taps, tile)
     o_m = m + tl.arange(0, BLOCK_M)
     m_m = o_m < M
-    m_c = (j < JH * JW) & (o_c < C)
-    t_h = j // JW * IN_TAP_H
-    t_w = j % JW * IN_TAP_W
+    m_c = (j < taps.JH * JW) & (o_c < C)
+    t_h = j // JW * taps.IN_TAP_H
+    t_w = j % JW * taps.IN_TAP_W
     o_tap = (t_h * W + t_w) * (GROUPS * C) + o_c
     p_dy += i_group * M
     p_x += i_group * C
-    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     tl.assume(first < end)
     for i_first in range(first, end, BLOCK_K):
         o_row = i_first + tl.arange(0, BLOCK_K)
@@ -104,21 +131,21 @@ def conv_unfolded_grad_weight_kernel(
         n = fast_divide(o_row, QH * QW, by_image, tl.int32)
         o = o_row - n * (QH * QW)
         q_h = fast_divide(o, QW, by_row, tl.int32)
-        x_h = in_h + q_h * IN_STEP_H
-        x_w = in_w + (o - q_h * QW) * IN_STEP_W
+        x_h = in_h + q_h * taps.IN_STEP_H
+        x_w = in_w + (o - q_h * QW) * taps.IN_STEP_W
         o_x = ((n * H + x_h) * W + x_w) * (GROUPS * C)
         b_dy = tl.load(
             p_dy + (o_row * (GROUPS * M))[:, None] + o_m[None, :], mask=m_row[:, None] & m_m[None, :], other=0.0
         )  # [BLOCK_K, BLOCK_M]
         m_x = m_row[:, None] & m_c[None, :]
-        if not INSIDE:
+        if not tile.INSIDE:
             h = x_h[:, None] + t_h[None, :]
             w = x_w[:, None] + t_w[None, :]
             m_x &= (h >= 0) & (h < H) & (w >= 0) & (w < W)
         b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_K, BLOCK_N]
-        b_acc = tl.dot(b_dy.T, b_x, b_acc, input_precision=PRECISION, out_dtype=ACC)
+        b_acc = tl.dot(b_dy.T, b_x, b_acc, input_precision=tile.PRECISION, out_dtype=tile.ACC)
     if is_whole:
-        o_w, m_w = positions(i_group, o_m, j, o_c, M, C, JH * JW, SWAPPED)
+        o_w, m_w = positions(i_group, o_m, j, o_c, taps, tile)
         tl.store(p_dw + o_w, b_acc.to(p_dw.dtype.element_ty), mask=m_w)
     else:
         p_partial += tl.cast(i_rest, tl.int64) * (BLOCK_M * BLOCK_N)
@@ -128,16 +155,17 @@ def conv_unfolded_grad_weight_kernel(
 
 @triton.jit(do_not_specialize=["whole", "rest"])
 def conv_unfolded_sum_kernel(
-    p_partial, p_dw, whole, rest, shares,
-    GROUPS: tl.constexpr, M: tl.constexpr, C: tl.constexpr, J: tl.constexpr, SWAPPED: tl.constexpr,
-    EARLY: tl.constexpr, ROWS: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    p_partial, p_dw, whole, rest, shares, taps: tl.constexpr, tile: tl.constexpr, ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Add the shares of ROWS rows of a remaining tile, in order."""
     wait(EARLY)
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
     PIECES: tl.constexpr = BLOCK_M // ROWS
     i_rest = tl.program_id(0) // PIECES
     row = tl.program_id(0) % PIECES * ROWS
-    i_group, m, j, o_c = tile_at(whole + i_rest, GROUPS, C, J, UNIT, BLOCK_M, BLOCK_N)
+    i_group, m, j, o_c = tile_at(whole + i_rest, taps, tile)
     o = (row + tl.arange(0, ROWS))[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     p_partial += tl.cast(i_rest, tl.int64) * (BLOCK_M * BLOCK_N)
     step = tl.cast(rest, tl.int64) * (BLOCK_M * BLOCK_N)
@@ -147,7 +175,7 @@ def conv_unfolded_sum_kernel(
             p_partial += step
             m_share = tl.full(o.shape, 1, tl.int1) & (i_first + i < shares)
             b_total += tl.load(p_partial + o, mask=m_share, other=0.0)
-    o_w, m_w = positions(i_group, m + row + tl.arange(0, ROWS), j, o_c, M, C, J, SWAPPED)
+    o_w, m_w = positions(i_group, m + row + tl.arange(0, ROWS), j, o_c, taps, tile)
     tl.store(p_dw + o_w, b_total.to(p_dw.dtype.element_ty), mask=m_w)
 
 
@@ -270,23 +298,25 @@ def prepare(problem: Problem) -> Prepared:
     h, v, groups, at = problem.at.h, problem.at.v, problem.groups, cut(problem)
     (H, W), (QH, QW) = (problem.written, problem.read) if at.swapped else (problem.read, problem.written)
     sign = -1 if at.swapped else 1
-    starts, taps = (sign * h.in_start, sign * v.in_start), (sign * h.in_tap, sign * v.in_tap)
     rest = at.tiles - at.unsplit
-    blocks = {"UNIT": at.unit, "BLOCK_M": at.tile["BLOCK_M"], "BLOCK_N": at.tile["BLOCK_N"]}
-    early = dependent_launch.options(target=problem.target)
-    shared = {"GROUPS": groups, "M": at.M, "C": at.C, "SWAPPED": at.swapped, **early}
-    scalars = at.pixels, H, W, QH, QW, *starts, reciprocal(QH * QW), reciprocal(QW), at.unsplit, max(rest, 1), at.share
-    meta = {
-        **problem.taps_read, **problem.constants, **shared, "IN_TAP_H": taps[0], "IN_TAP_W": taps[1],
-        "INSIDE": not at.swapped and _inside(problem), **at.tile.options, **blocks,
-    }  # fmt: skip
-    product = launch.Prepared(conv_unfolded_grad_weight_kernel, (at.unsplit + rest * at.shares,), scalars, meta)
-    rows = max(1, min(VALUES // blocks["BLOCK_N"], blocks["BLOCK_M"]))
-    total_sum = launch.Prepared(
-        conv_unfolded_sum_kernel, (rest * blocks["BLOCK_M"] // rows,), (at.unsplit, max(rest, 1), at.shares),
-        {**shared, **blocks, "J": problem.taps, "ROWS": rows},
+    tile = at.tile.record(
+        UnfoldedTile, GROUPS=groups, M=at.M, UNIT=at.unit, INSIDE=not at.swapped and _inside(problem),
+        SWAPPED=at.swapped, **problem.constants,
     )  # fmt: skip
-    partial = at.shares, rest, blocks["BLOCK_M"], blocks["BLOCK_N"]
+    taps = Taps.of(problem)._replace(C=at.C, IN_TAP_H=sign * h.in_tap, IN_TAP_W=sign * v.in_tap)
+    meta = {"taps": taps, "tile": tile, **dependent_launch.options(target=problem.target)}
+    scalars = QH, QW, at.unsplit, max(rest, 1)
+    start = sign * h.in_start, sign * v.in_start
+    pixels = at.pixels, at.share, (H, W), start, (reciprocal(QH * QW), reciprocal(QW))
+    product = launch.Prepared(
+        conv_unfolded_grad_weight_kernel, (at.unsplit + rest * at.shares,),
+        (*scalars, *pixels), {**meta, **at.tile.launch_options},
+    )  # fmt: skip
+    rows = max(1, min(VALUES // tile.BLOCK_N, tile.BLOCK_M))
+    total_sum = launch.Prepared(
+        conv_unfolded_sum_kernel, (rest * tile.BLOCK_M // rows,), (*scalars[2:], at.shares), {**meta, "ROWS": rows}
+    )
+    partial = at.shares, rest, tile.BLOCK_M, tile.BLOCK_N
     return Prepared(product, partial, total_sum if rest else None, problem.shape, at.swapped)
 
 
