@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
+from minidl.kernels.epilogue import save_or_add, split_columns
 from minidl.kernels.float8 import stored
-from minidl.kernels.gemm.tiled import save_or_add, split_columns
 
 MAX_POOL = tl.constexpr(1)
 AVERAGE_POOL = tl.constexpr(2)

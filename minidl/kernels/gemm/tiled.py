@@ -6,15 +6,12 @@ import triton.language as tl
 from minidl.kernels import float8
 from minidl.kernels.activation import activate
 from minidl.kernels.division import as_multiple
+from minidl.kernels.epilogue import ADDED as ADDED
+from minidl.kernels.epilogue import STATISTICS, save_or_add, split_columns
 from minidl.kernels.gemm.fused_statistics import store_statistics
 from minidl.runtime.dependent_launch import wait
 
 # `float8.stored` and `float8.product` accept every dtype: except for float8 they are a conversion and a `tl.dot`.
-
-# SAVE_Z of an epilogue, 0 if there is no p_z. p_z holds:
-SAVED = tl.constexpr(1)  # z, which the epilogue stores, laid out like c
-ADDED = tl.constexpr(2)  # an addend of z, which the epilogue reads, laid out like c
-STATISTICS = tl.constexpr(3)  # means and squares of c's columns, which `fused_statistics` stores
 
 
 @triton.jit
@@ -27,23 +24,6 @@ def tile_position(i_tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GR
     rows = tl.minimum(tiles_m - first, GROUP_M)
     within = i_tile % (GROUP_M * tiles_n)
     return first + within % rows, within // rows
-
-
-@triton.jit
-def split_columns(b_x):
-    """Return the left and the right half of the columns."""
-    b_x = tl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2))
-    return tl.split(tl.permute(b_x, (0, 2, 1)))
-
-
-@triton.jit
-def save_or_add(b_z, p_z, o_z, m_z, SAVE_Z: tl.constexpr):
-    """Return the value before the activation: b_z, SAVED to p_z, or with the value of p_z ADDED."""
-    if SAVE_Z == SAVED:
-        tl.store(p_z + o_z, b_z.to(p_z.dtype.element_ty), mask=m_z)
-    if SAVE_Z == ADDED:
-        b_z += tl.load(p_z + o_z, mask=m_z, other=0.0).to(b_z.dtype)
-    return b_z
 
 
 @triton.jit
