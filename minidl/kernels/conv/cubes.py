@@ -90,10 +90,12 @@ def conv_cube_tile(
     taps: tl.constexpr, box: tl.constexpr, tile: tl.constexpr, epilogue: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_M channels of a box of outputs. The weights are the left operand, as in `boxed`."""
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_K: tl.constexpr = tile.BLOCK_K
     VOXELS: tl.constexpr = box.TILE_N * box.TILE_D * box.TILE_H * box.TILE_W
-    BLOCKS: tl.constexpr = (taps.C + tile.BLOCK_K - 1) // tile.BLOCK_K
+    BLOCKS: tl.constexpr = (taps.C + BLOCK_K - 1) // BLOCK_K
     PHASES: tl.constexpr = taps.D.STRIDE * taps.H.STRIDE * taps.W.STRIDE
-    tiles_m = tl.cdiv(sizes.M, tile.BLOCK_M)
+    tiles_m = tl.cdiv(sizes.M, BLOCK_M)
     tiles_w = tl.cdiv(sizes.QW, box.TILE_W)
     tiles_h = tl.cdiv(sizes.QH, box.TILE_H)
     tiles_d = tl.cdiv(sizes.QD, box.TILE_D)
@@ -108,7 +110,7 @@ def conv_cube_tile(
     taps_w = taps.W.J
     o_w = 0 * i_tile
     # Distance between taps in a row of the weights.
-    row_w = sizes.M if tile.TURN else BLOCKS * tile.BLOCK_K if sizes.GROUPS == 1 else taps.C
+    row_w = sizes.M if tile.TURN else BLOCKS * BLOCK_K if sizes.GROUPS == 1 else taps.C
     if PHASES > 1:
         i_w = i_tile % taps.W.STRIDE
         i_h = i_tile // taps.W.STRIDE % taps.H.STRIDE
@@ -118,7 +120,7 @@ def conv_cube_tile(
         first_h, in_h, taps_h = taps_of_phase(i_h, in_h, taps.H)
         first_w, in_w, taps_w = taps_of_phase(i_w, in_w, taps.W)
         o_w = ((first_d * taps.H.J + first_h) * taps.W.J + first_w) * row_w
-    m = i_tile % tiles_m * tile.BLOCK_M
+    m = i_tile % tiles_m * BLOCK_M
     i_group = i_tile // tiles_m % sizes.GROUPS
     i_box = i_tile // (tiles_m * sizes.GROUPS)
     q_w = i_box % tiles_w * box.TILE_W
@@ -133,7 +135,7 @@ def conv_cube_tile(
     x_d = in_d + q_d * taps.D.IN_STEP
     x_h = in_h + q_h * taps.H.IN_STEP
     x_w = in_w + q_w * taps.W.IN_STEP
-    b_acc = tl.zeros((tile.BLOCK_M, VOXELS), dtype=tile.ACC)
+    b_acc = tl.zeros((BLOCK_M, VOXELS), dtype=tile.ACC)
     steps = taps_d * taps_h * taps_w * BLOCKS
     if PHASES > 1:
         tl.assume(steps > 0)
@@ -148,7 +150,7 @@ def conv_cube_tile(
             b_x = d_x.load([i_slice, h, x_h - h * taps.H.IN_STEP, w, o_c])
         else:
             b_x = d_x.load([n, x_d, x_h, x_w, c])
-        b_x = tl.reshape(b_x, (VOXELS, tile.BLOCK_K)).T  # [BLOCK_K, VOXELS]
+        b_x = tl.reshape(b_x, (VOXELS, BLOCK_K)).T  # [BLOCK_K, VOXELS]
         b_acc = tl.dot(b_w, b_x, b_acc, input_precision=tile.PRECISION, out_dtype=tile.ACC)
         j_w += 1
         row = j_w == taps_w
@@ -170,8 +172,8 @@ def conv_cube_tile(
         else:
             o_w += row_w - tl.where(every, taps.D.J * taps.H.J * taps.W.J * row_w, 0)
         if not tile.TURN:
-            o_w += tl.where(every, tile.BLOCK_K, 0)
-        c += tl.where(every, tile.BLOCK_K, 0)
+            o_w += tl.where(every, BLOCK_K, 0)
+        c += tl.where(every, BLOCK_K, 0)
     v_n, v_d, v_h, v_w = voxels_of(box)
     o_n = n + v_n
     o_d = q_d + v_d

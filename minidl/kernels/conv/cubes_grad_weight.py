@@ -55,9 +55,12 @@ def conv_cube_grad_weight_kernel(
 ):  # fmt: skip
     """Write partial [slots, groups * M, J * C]: the sums of this program's Q steps, per tile."""
     wait(EARLY)
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    TAPS: tl.constexpr = tile.TAPS
     VOXELS: tl.constexpr = box.TILE_N * box.TILE_D * box.TILE_H * box.TILE_W
-    tiles_c: tl.constexpr = (tile.C + tile.BLOCK_N - 1) // tile.BLOCK_N
-    tiles_m = tl.cdiv(parts.M, tile.BLOCK_M)
+    tiles_c: tl.constexpr = (tile.C + BLOCK_N - 1) // BLOCK_N
+    tiles_m = tl.cdiv(parts.M, BLOCK_M)
     tiles_w = tl.cdiv(sizes.QW, box.TILE_W)
     tiles_h = tl.cdiv(sizes.QH, box.TILE_H)
     tiles_d = tl.cdiv(sizes.QD, box.TILE_D)
@@ -65,7 +68,7 @@ def conv_cube_grad_weight_kernel(
     o_dy = (((v_n * sizes.QD + v_d) * sizes.QH + v_h) * sizes.QW + v_w) * (parts.GROUPS * parts.M)
     steps = parts.boxes + parts.PAUSE
     start = tl.program_id(0) * parts.Q
-    end = tl.minimum(start + parts.Q, tiles_c * tiles_m * parts.GROUPS * (tile.J // tile.TAPS) * steps)
+    end = tl.minimum(start + parts.Q, tiles_c * tiles_m * parts.GROUPS * (tile.J // TAPS) * steps)
     i_tile = start // steps
     first = i_tile * steps
     while first < end:
@@ -77,14 +80,14 @@ def conv_cube_grad_weight_kernel(
         # Division that rounds negative values down.
         x_h = (tap_h + AHEAD * taps.H.IN_STEP) // taps.H.IN_STEP - AHEAD
         phase = tap_h - x_h * taps.H.IN_STEP
-        r_m = m + tl.arange(0, tile.BLOCK_M)
+        r_m = m + tl.arange(0, BLOCK_M)
         before, slots, opening, closing = slots_of(first + parts.PAUSE, parts)
         slot = tl.program_id(0) - before
         begin = tl.maximum(start, first + parts.PAUSE) - start
         stop = tl.minimum(first + steps, end) - start
         b_accs = ()
-        for _ in tl.static_range(tile.TAPS):
-            b_accs += (tl.zeros((tile.BLOCK_M, tile.BLOCK_N), dtype=ACC),)
+        for _ in tl.static_range(TAPS):
+            b_accs += (tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC),)
         for step in range(begin, stop):
             i = step_at(step, slot, slots, opening, closing)
             q_w = i % tiles_w * box.TILE_W
@@ -104,7 +107,7 @@ def conv_cube_grad_weight_kernel(
             )  # [VOXELS, BLOCK_M]
             x_d = tap_d + q_d * taps.D.IN_STEP
             b_next = ()
-            for t in tl.static_range(tile.TAPS):
+            for t in tl.static_range(TAPS):
                 at_w = tap_w + t * taps.W.IN_TAP
                 if taps.STRIDED:
                     x_w = (at_w + AHEAD * taps.W.IN_STEP) // taps.W.IN_STEP - AHEAD
@@ -113,14 +116,14 @@ def conv_cube_grad_weight_kernel(
                     b_x = d_x.load([i_slice, x_h + q_h, phase, x_w + q_w, o_x])
                 else:
                     b_x = d_x.load([n, x_d, tap_h + q_h, at_w + q_w, o_c])
-                b_x = tl.reshape(b_x, (VOXELS, tile.BLOCK_N))
+                b_x = tl.reshape(b_x, (VOXELS, BLOCK_N))
                 b_next += (tl.dot(b_dy.T, b_x, b_accs[t], input_precision=PRECISION, out_dtype=ACC),)
             b_accs = b_next
-        r_c = c + tl.arange(0, tile.BLOCK_N)
+        r_c = c + tl.arange(0, BLOCK_N)
         p_tile = p_partial + slot.to(tl.int64) * (parts.GROUPS * parts.M) * (tile.J * tile.C)
         p_tile += (i_group * parts.M + r_m).to(tl.int64)[:, None] * (tile.J * tile.C) + j * tile.C + r_c[None, :]
         m_tile = (r_m < parts.M)[:, None] & (r_c < tile.C)[None, :] & (begin < stop)
-        for t in tl.static_range(tile.TAPS):
+        for t in tl.static_range(TAPS):
             tl.store(p_tile + t * tile.C, b_accs[t], mask=m_tile)
         first += steps
         i_tile += 1
