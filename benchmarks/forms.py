@@ -106,7 +106,7 @@ def _benchmark(processors: int) -> Iterator[tuple[Problem, str]]:
 
 def names() -> list[str]:
     """Return the names of all form modules and rewrites."""
-    return [_module(form) for form in forms.FORMS] + [rewrite.name for rewrite in forms.REWRITES]
+    return [_module(form) for form in forms.FORMS] + [rewrite.name for rewrite in forms.REWRITES if rewrite.name]
 
 
 def _module(form: Any) -> str:
@@ -129,8 +129,10 @@ def without(*removed: str) -> Iterator[None]:
 
 def used(chosen: plan.Plan) -> set[str]:
     """Return the names of the forms and rewrites of a plan."""
-    own = {_module(chosen.form)} if chosen.form is not None else {chosen.name} if chosen.rewrite is not None else set()
-    return own.union(*map(used, chosen.parts))
+    if isinstance(chosen, plan.FormPlan):
+        return {_module(chosen.form)}
+    assert isinstance(chosen, plan.RewritePlan)
+    return {chosen.rewrite.name}.union(*map(used, chosen.parts))
 
 
 class Loss(NamedTuple):
@@ -166,7 +168,7 @@ def summary(name: str, lost: list[Loss], sizes: dict[str, int]) -> tuple[list[st
     groups = {loss.row.group for loss in lost if not loss.row.ratio} - {"published"}
     by_group = {
         group: _mean((loss.factor for loss in lost if loss.row.group == group), sizes[group])
-        for group in groups if sizes[group] >= FEWEST
+        for group in sorted(groups) if sizes[group] >= FEWEST
     }  # fmt: skip
     group = max(by_group, key=lambda key: by_group[key], default="")
     layers = [loss for loss in lost if loss.row.ratio and loss.factor > 1.01]
@@ -178,7 +180,8 @@ def summary(name: str, lost: list[Loss], sizes: dict[str, int]) -> tuple[list[st
     )
     cells = [
         name, str(_lines(name)), str(len(in_published)), _factor(mean), _factor(max(in_published, default=1.0)),
-        f"{_factor(by_group[group])} ({group})" if group else "1.000", listed, "stays" if stays else REASONS.get(name, "goes"),
+        f"{_factor(by_group[group])} ({group})" if group else "1.000", listed,
+        "stays" if stays else REASONS.get(name, "goes"),
     ]  # fmt: skip
     return cells, stays
 
@@ -197,7 +200,7 @@ def _lines(name: str) -> int:
     module = next((f for f in forms.FORMS if _module(f) == name), None)
     if module is None:
         rewrite = next(r for r in forms.REWRITES if r.name == name)
-        module = sys.modules[rewrite.make.__module__]
+        module = sys.modules[type(rewrite).__module__]
     return len(Path(module.__file__).read_text().splitlines())
 
 

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import math
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -20,17 +19,11 @@ from minidl.kernels.conv import (
     banded_grad_weight,
     batch_grad_weight,
     batch_tiled,
-    box_line,
     boxed,
-    boxed_grad_weight,
     depthwise,
     depthwise_grad_weight,
-    even_grad_weight,
-    filled,
     forms,
-    held,
     narrow,
-    paired,
     paired_box,
     phase_weights,
     pixel_choice,
@@ -38,25 +31,23 @@ from minidl.kernels.conv import (
     pixel_tiled,
     plan,
     product,
-    two_rows,
     unfolded_grad_weight,
 )
-from minidl.kernels.conv.even_parts import TOGETHER
-from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.pixel_boxes import shape_of_box
 from minidl.kernels.conv.pixel_steps import pixel
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Unsupported
 from minidl.kernels.conv.problem import Problem as Described
-from minidl.kernels.gemm.tiled import gemm_sum_kernel
+from minidl.kernels.conv.rewrites.fill import Fill
+from minidl.kernels.conv.rewrites.parts import Sum
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.testing.memory import GuardedAllocations
 
 pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
 # The FFT's results are not whole numbers: test_conv_fft.py has its bound. Few outputs have a way back only:
-# test_conv_few.py. Products are for kernels of 1x1 and without a scale: test_conv_product.py. A mirror image has weight
-# gradients only, see below.
-OTHERS = "unfolded", "fft", "few", "merge", "product", "columns", "mirror"
+# test_conv_few.py. Products are for kernels of 1x1 and without a scale: test_conv_product.py.
+OTHERS = "unfolded", "fft", "few", "product", "columns"
 FORMS = pytest.mark.parametrize("form", [form for form in conv.FORMS if form not in OTHERS])
 # A shape each form takes: (N, C, M, (H, W), kernel, stride, padding, dilation, groups).
 SHAPES = {
@@ -184,7 +175,7 @@ class Problem:
             found = plan.plan(self.described(bias=True, scale=True, act="relu", form=form, **more))
         except conv.UnableError:
             return x
-        return x.to(self.x.dtype).double() if found.parts and found.rewrite is None else x
+        return x.to(self.x.dtype).double() if isinstance(found, plan.RewritePlan) and not found.rewrite.name else x
 
 
 @st.composite
@@ -285,7 +276,7 @@ def test_a_delta_filter_returns_the_input(form, C):
 
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "PER_PROCESSOR": 0, "FLATTEN": 0, "PIECES": 1}
 LOW = {"BLOCK_M": 16, "BLOCK_K": 32, "WIDE": 0}
-SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1, "EVEN": 0}
+SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1}
 
 
 @pytest.mark.parametrize(
@@ -332,12 +323,11 @@ def test_three_taps_of_a_row_that_lie_apart_in_the_weight_gradient():
 @pytest.mark.parametrize("form", ["pixel", "banded"])
 def test_positions_counted_in_64_bits(form, monkeypatch):
     """As where there are 2^31 of them."""
-    for module in (pixel_choice, pixel_tiled, pixel_grad_weight, banded, banded_grad_weight, held):
+    for module in (pixel_choice, pixel_tiled, pixel_grad_weight, banded, banded_grad_weight):
         monkeypatch.setattr(module, "INT32_LIMIT", 1)
     small = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}, 4, 1)
-    rows = launch.Tile({"BLOCK_M": 16, "PER_PROCESSOR": 0}, 4, 1)
     bands = launch.Tile({"BLOCK_M": 16, "BLOCK_K": 16}, 4, 1)
-    with launch.force(conv=small, conv_flat=small, conv_banded=bands, conv_held=rows):
+    with launch.force(conv=small, conv_flat=small, conv_banded=bands):
         assert {"forward", "epilogue", "grad_weight"} <= set(Problem((5, *SHAPES[form][1:])).check(form))
 
 
@@ -371,10 +361,8 @@ SUMS = {
     pixel_tiled: (2, 5, 8, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
     boxed: SHAPES["box"],
     batch_tiled: (3, 32, 48, (6, 7), (3, 3), (1, 2), (1, 1), (1, 1), 1),
-    paired: SHAPES["pair"],
     paired_box: (2, 32, 8, (5, 8), (3, 3), (1, 1), (1, 1), (1, 1), 1),
     banded: (2, 3, 8, (8, 19), (3, 5), (2, 1), (1, 2), (1, 1), 1),
-    held: (2, 1, 16, (9, 16), (3, 3), (1, 1), (0, 1), (1, 1), 1),
     product: (3, 16, 24, (5, 6), (1, 1), (1, 1), (0, 0), (1, 1), 1),
 }
 # Those of them that a family of tiles serves.
@@ -384,8 +372,6 @@ ADDING = {
 }  # fmt: skip
 # Forms that share a name with others: one alone, a shape of some tiles that it takes, and what it does of it.
 ALONE = {
-    "conv_held": (held, (33, *SUMS[held][1:]), {"forward", "epilogue", "preactivation", "sum", "max"}),
-    "conv_two_rows": (two_rows, (33, 1, 12, (8, 20), (7, 7), (1, 1), (0, 0), (1, 1), 1), {"forward"}),
     "conv_unfolded_grad_weight": (
         unfolded_grad_weight, (3, 72, 136, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1), {"grad_weight"},
     ),
@@ -395,9 +381,8 @@ ALONE = {
 @contextlib.contextmanager
 def summing(form):
     """A context in which there is this form alone, and no sum is a launch after it."""
-    in_parts = plan._in_parts
     with pytest.MonkeyPatch.context() as change, forms.among(form):
-        change.setattr(plan, "_in_parts", lambda problem: None if problem.added else in_parts(problem))
+        change.setattr(Sum, "others", lambda self, problem: Unsupported("a test"))
         yield
 
 
@@ -405,9 +390,9 @@ def tiles_of_forms():
     """Every tile of every table, once per size, with a form that it serves."""
     names = {
         "conv": "pixel", "conv_flat": "pixel", "conv_grad_weight": "pixel",
-        "conv_box": "box", "conv_box_grad_weight": "box",
+        "conv_box": "box",
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
-        "conv_back": "batch", "conv_pair_pool": "pair", "conv_depthwise": "depthwise",
+        "conv_back": "batch", "conv_depthwise": "depthwise",
         "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill", "conv_turn": "pixel",
         "conv_unshuffle": "unshuffle",
     }  # fmt: skip
@@ -457,8 +442,6 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
     if family in ALONE:
         by_one_form(family, dtype, tile)
         return
-    if (family, dtype, launch.INTERPRETED) == ("conv_box_grad_weight", torch.float32, False):
-        pytest.skip("a GPU's boxes hold float32 only along the pixels")
     which = served(family)
     with launch.force(**{family: tile}):
         assert Problem(SHAPES[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
@@ -538,7 +521,7 @@ def test_shares_of_the_weight_gradient(processors, monkeypatch):
     """One share, some, and more than there are steps."""
     monkeypatch.setattr(launch, "processors", lambda: processors)
     p = Problem((70, 32, 40, (5, 6), (3, 2), (1, 1), (1, 1), (1, 1), 2))
-    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4, "EVEN": 0}
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4}
     with launch.force(conv_batch_grad_weight=launch.Tile(sizes)):
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(p.x.dtype))
 
@@ -549,100 +532,6 @@ def test_shares_of_the_weight_gradient_of_pixels(groups, monkeypatch):
     p = Problem((9, 17 * groups, 18 * groups, (6, 8), (3, 2), (1, 1), (1, 1), (1, 1), groups))
     with launch.force(conv_grad_weight=launch.Tile({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1})):
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="pixel"), p.dw.to(p.x.dtype))
-
-
-@pytest.mark.parametrize(
-    ("processors", "dtype"), [(1, torch.float32), (5, torch.float16), (20, torch.float32), (132, torch.float16)]
-)
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (70, 32, 40, (5, 6), (3, 2), (1, 1), (1, 1), (1, 1), 2),
-        (33, 64, 72, (7, 7), (3, 3), (2, 3), (1, 2), (2, 2), 1),
-        (9, 32, 32, (2, 1), (1, 3), (1, 1), (0, 2), (1, 2), 1),
-        (3, 32, 32, (1, 1), (5, 5), (1, 1), (2, 2), (1, 1), 1),
-        (32, 32, 32, (2, 3), (1, 3), (1, 1), (0, 1), (1, 1), 1),
-        # Outer taps of rows of one pixel, of which there are some.
-        (3, 32, 32, (5, 1), (1, 3), (1, 1), (0, 1), (1, 1), 1),
-    ],
-)
-def test_equal_parts_of_the_weight_gradient(shape, processors, dtype, monkeypatch):
-    """Programs with some tiles, tiles with some programs, and taps that no pixel has."""
-    monkeypatch.setattr(launch, "processors", lambda: processors)
-    monkeypatch.setattr(even_grad_weight, "SLOTS", 1000)
-    monkeypatch.setattr(batch_grad_weight, "RUN", 1)  # no parts of images
-    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 1, "EVEN": 1}
-    p = Problem(shape, dtype=dtype)
-    launched = []
-
-    def watcher(kernel, grid, args, meta, go):
-        launched.append(kernel)
-        go()
-
-    with only(even_grad_weight), launch.force(conv_batch_grad_weight=launch.Tile(sizes)), launch.watch(watcher):
-        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="batch"), p.dw.to(dtype))
-    assert even_grad_weight.conv_even_grad_weight_kernel in launched
-    assert gemm_sum_kernel not in launched, "shares, not equal parts"
-
-
-def boxes(taps):
-    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": taps, "PER_PROCESSOR": 1}
-    return launch.force(conv_box_grad_weight=launch.Tile(sizes))
-
-
-@pytest.mark.parametrize(
-    ("processors", "taps", "dtype"),
-    # A GPU's boxes hold float32 only along the pixels.
-    [
-        (1, 3, torch.float32 if launch.INTERPRETED else torch.float16),
-        (7, 1, torch.float16),
-        (132, 3, torch.float16),
-    ],
-)
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (3, 32, 40, (9, 8), (3, 3), (1, 1), (1, 1), (1, 1), 2),
-        (5, 32, 72, (8, 12), (4, 3), (2, 2), (1, 1), (1, 1), 1),
-        # Rows of x that no stride divides; more outputs than inputs; strides above padding and taps.
-        (2, 32, 32, (17, 17), (3, 3), (2, 2), (0, 0), (1, 1), 1),
-        (3, 32, 32, (9, 9), (3, 3), (1, 1), (2, 2), (1, 1), 1),
-        (2, 32, 32, (8, 9), (2, 3), (1, 3), (3, 1), (2, 1), 1),
-        (2, 32, 32, (8, 8), (1, 1), (4, 2), (0, 0), (1, 1), 1),
-        # A stride along one axis alone; several boxes of several images.
-        (1, 32, 32, (6, 6), (2, 3), (1, 2), (1, 1), (1, 1), 1),
-        (1, 32, 32, (6, 6), (3, 2), (2, 1), (1, 1), (1, 1), 1),
-        (9, 32, 32, (4, 4), (3, 3), (1, 1), (0, 0), (1, 1), 1),
-    ],
-)
-def test_equal_parts_of_the_weight_gradient_in_boxes(shape, processors, taps, dtype, monkeypatch):
-    monkeypatch.setattr(launch, "processors", lambda: processors)
-    p = Problem(shape, dtype=dtype)
-    with boxes(taps):
-        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="box"), p.dw.to(dtype))
-
-
-def test_a_tile_of_boxes_with_more_slots_than_are_read_at_once(monkeypatch):
-    monkeypatch.setattr(launch, "processors", lambda: 132)
-    monkeypatch.setattr(box_line, "LEAST", 1)
-    p = Problem((1, 32, 32, (16, 16), (1, 1), (1, 1), (0, 0), (1, 1), 1), dtype=torch.float16)
-    with boxes(1):
-        assert boxed_grad_weight.cut(p.described(GRAD_WEIGHT)).line.slots > TOGETHER.value + 1
-        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="box"), p.dw.half())
-
-
-@pytest.mark.parametrize(("width", "stride", "padding"), [(7, 2, 1), (8, 3, 3)])
-def test_boxes_take_nothing_of_columns_whose_tap_is_outside(width, stride, padding):
-    """Of an output's gradient that is not finite, either, where no stride divides a row of x."""
-    p = Problem((1, 32, 32, (4, width), (1, 2), (1, stride), (0, padding), (1, 1), 1), dtype=torch.float16)
-    for q in (0, 1, p.dy.shape[3] - 1):
-        dy = p.dy.clone()
-        dy[:, :, :, q] = torch.nan
-        with boxes(1):
-            dw = conv.grad_weight(p.x, dy, p.geometry, form="box")
-        for tap in range(2):
-            inside = 0 <= q * stride + tap - padding < width
-            assert dw[..., tap].isnan().all() if inside else torch.equal(dw[..., tap], p.dw[..., tap].half())
 
 
 @pytest.mark.parametrize(
@@ -686,37 +575,13 @@ def test_more_shares_than_are_added_at_once(monkeypatch):
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry), p.dw.to(torch.float16))
 
 
-@given(shape=shapes(), seed=st.integers(0, 9))
-def test_mirror_images_give_the_same_integers(shape, seed):
-    N, C, M, size, kernel, _, *more = shape
-    assert set(Problem((N, C, M, size, kernel, (1, 1), *more), seed).check("mirror")) <= {"grad_weight"}
-
-
 @pytest.mark.parametrize("M", [1, 2, 5])
 def test_gradients_of_the_weights_of_few_outputs_are_filled(M):
     """Their output's gradient alone is copied where the inputs fill 16 bytes."""
     p = Problem((3, 72, M, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16)
     assert "grad_weight" in p.check("fill")
-    made = filled.rewrite(Described(GRAD_WEIGHT, p.geometry, 3, 72, M, torch.float16, form="fill"))
+    (made,) = Fill().others(Described(GRAD_WEIGHT, p.geometry, 3, 72, M, torch.float16, form="fill"))
     assert (made.C, made.M) == (72, 16)
-
-
-def test_a_mirror_image_has_its_taps_in_reverse():
-    p = Problem((2, 21, 7, (9, 8), (3, 2), (1, 1), (1, 2), (1, 2), 2))
-    assert p.check("mirror") == ["grad_weight"]
-
-
-@pytest.mark.parametrize("processors", [1, 8, 200])
-@pytest.mark.parametrize("taps", [1, 3])
-def test_a_program_for_each_tile_of_boxes_or_equal_parts(taps, processors, monkeypatch):
-    """Where each has one tile, that is the gradient; x and the output's gradient exchanged, too."""
-    monkeypatch.setattr(launch, "processors", lambda: processors)
-    monkeypatch.setattr(box_line, "microseconds", lambda line: not line.one_slot)
-    monkeypatch.setattr(Described, "paced", property(lambda problem: problem.direction == GRAD_WEIGHT))
-    p = Problem((3, 40, 64, (7, 9), (2, 3), (1, 1), (1, 2), (1, 1), 1), dtype=torch.float16)
-    for names in ((boxed_grad_weight,), ()):
-        with boxes(taps), forms.among(*(names or forms.FORMS)):
-            assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="box" if names else "mirror"), p.dw.half())
 
 
 @pytest.mark.parametrize(
@@ -734,23 +599,6 @@ def test_bands_of_the_output_gradient(shape, swaps):
     p = Problem(shape)
     assert banded_grad_weight.cheapest(p.described(GRAD_WEIGHT))[1] == swaps
     assert p.check("banded", lambda name: name == "grad_weight") or not swaps
-
-
-@given(
-    size=st.integers(1, 12), stride=st.integers(1, 4), kernel=st.integers(1, 4), padding=st.integers(0, 4),
-    dilation=st.integers(1, 3), extent=st.sampled_from([1, 2, 4, 8]),
-)  # fmt: skip
-def test_boxes_that_read_beyond_an_image_are_found(size, stride, kernel, padding, dilation, extent):
-    assume(size + 2 * padding > dilation * (kernel - 1))
-    phase = Axis.of("conv2d", "height", size, kernel, stride, (padding, padding), dilation).forward()
-    read = [
-        at
-        for tap in range(kernel)
-        for o in range(-(-phase.count // extent) * extent)
-        for at in [o * stride + tap * dilation - padding]
-        if 0 <= at // stride < -(-size // stride)
-    ]
-    assert boxed_grad_weight._stays_inside(phase, size, extent) == (size % stride == 0 or max(read, default=0) < size)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -796,7 +644,7 @@ def test_parts_of_an_image_count_as_images(H, kernel, stride, padding, dilation,
     monkeypatch.setattr(batch_grad_weight, "PART", 1)
     monkeypatch.setattr(batch_grad_weight, "RUN", 1)
     monkeypatch.setattr(launch, "processors", lambda: processors)
-    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4, "EVEN": 0}
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4}
     for width, beside, groups, dtype in ((5, 2, 1, torch.float32), (1, 1, 2, torch.float16)):
         shape = (N, 32, 32, (H, width), (kernel, 3), (stride, 1), (padding, beside), (dilation, 1), groups)
         p = Problem(shape, dtype=dtype)
@@ -811,7 +659,7 @@ def test_rows_that_no_tap_reads_are_not_read_for_parts_of_an_image(monkeypatch):
     monkeypatch.setattr(batch_grad_weight, "RUN", 1)
     p = Problem((3, 32, 32, (8, 1), (3, 1), (1, 1), (1, 0), (1, 1), 1))
     assert batch_grad_weight.parts_of(p.described(GRAD_WEIGHT)) > 1
-    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4, "EVEN": 0}
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 4}
     for row, tap in ((-1, 0), (0, 2)):
         x = p.x.clone()
         x[:, :, row] = math.inf
@@ -931,16 +779,6 @@ def test_what_is_not_finite_stays_in_its_row(W, dtype):
     x, w = whole(2, 3, 4, W, dtype=dtype), whole(4, 3, 1, 3, seed=1, dtype=dtype)
     x[:, :, 2, 0] = math.nan
     y, _ = conv.forward(x, w, Geometry.of((4, W), (1, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)), form="banded")
-    assert y[:, :, [0, 1, 3]].isfinite().all()
-    assert y[:, :, 2, 0].isnan().all()
-
-
-def test_a_group_of_a_held_band_that_ends_one_value_past_its_row_takes_nothing_of_the_next():
-    """Fifteen outputs in groups of eight."""
-    x, w = whole(2, 1, 4, 17, dtype=torch.float16), whole(4, 1, 1, 3, seed=1, dtype=torch.float16)
-    x[:, :, 2, 0] = math.nan
-    with only(held):
-        y, _ = conv.forward(x, w, Geometry.of((4, 17), (1, 3), (1, 1), ((0, 0), (0, 0)), (1, 1)), form="banded")
     assert y[:, :, [0, 1, 3]].isfinite().all()
     assert y[:, :, 2, 0].isnan().all()
 
@@ -1100,8 +938,8 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
         "pixel": ("conv", "conv_flat", "conv_grad_weight"),
         "batch": ("conv_batch", "conv_batch_narrow", "conv_batch_grad_weight"),
         "box": ("conv_box",),
-        "pair": ("conv_batch", "conv_pair_pool"),
-        "banded": ("conv_banded", "conv_held", "conv_two_rows", "conv_banded_grad_weight"),
+        "pair": ("conv_box",),
+        "banded": ("conv_banded", "conv_banded_grad_weight"),
         "depthwise": ("conv_depthwise", "conv_depthwise_grad_weight"),
     }
     draw = random.Random(block)
@@ -1132,9 +970,6 @@ def test_five_hundred_drawn_shapes_forms_and_tiles(block, monkeypatch):
             (draw.randint(1, 3), draw.randint(1, 2)), padding, dilation, 1 if form == "banded" else groups,
         )  # fmt: skip
         tiles = {name: draw.choice(launch.tiles(name, dtype=dtype)) for name in families[form]}
-        for name, tile in tiles.items():
-            if "EVEN" in tile.sizes:  # in either way, whatever the table says
-                tiles[name] = replace(tile, sizes={**tile.sizes, "EVEN": seed % 2})
         with launch.force(**tiles):
             problem = Problem(shape, seed, dtype)
             problem.check(form)
@@ -1233,161 +1068,15 @@ def launched(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (3, 1, 12, (9, 23), (3, 3), (1, 1), (0, 0), (1, 1), 1),
-        (2, 1, 32, (12, 14), (5, 5), (1, 1), (2, 2), (1, 1), 1),
-        (2, 1, 5, (9, 20), (5, 3), (2, 2), (1, 1), (2, 1), 1),
-        (3, 2, 16, (8, 9), (2, 3), (1, 1), (0, 2), (1, 1), 1),
-        (1, 3, 8, (5, 40), (1, 5), (1, 3), (0, 1), (1, 1), 1),
-        # Whole groups in a row and all columns in use, so that a tile is a box; the last one is not full.
-        (3, 1, 32, (11, 12), (5, 5), (1, 1), (2, 2), (1, 1), 1),
-        (3, 1, 8, (7, 16), (3, 3), (1, 1), (0, 1), (1, 1), 1),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_bands_that_are_held_and_those_that_are_not(shape, dtype, monkeypatch):
-    p = Problem(shape, dtype=dtype)
-    if dtype == torch.float32 and not launch.INTERPRETED:
-        pytest.skip("operands that are split are not held")
-    with only(held), launch.force(conv_held=launch.Tile({"BLOCK_M": 16, "PER_PROCESSOR": 3}, 4, 2)):
-        names = launched(monkeypatch)
-        first = p.check("banded")
-        assert "conv_held_kernel" in names
-    monkeypatch.setattr(held, "able", lambda problem: Unsupported("a test"))
-    names.clear()
-    assert set(first) <= set(p.check("banded"))
-    assert "conv_held_kernel" not in names
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (3, 1, 12, (13, 40), (7, 7), (1, 1), (0, 0), (1, 1), 1),
-        (2, 1, 12, (12, 33), (7, 7), (1, 1), (3, 3), (1, 1), 1),  # an even number of rows, padding
-        (5, 1, 16, (8, 9), (6, 5), (1, 1), (0, 2), (1, 1), 1),  # a tile has many images
-        (2, 1, 5, (19, 37), (5, 6), (2, 2), (1, 1), (1, 1), 1),
-        (3, 1, 30, (9, 11), (7, 4), (1, 3), (2, 0), (1, 1), 1),
-        (33, 1, 12, (8, 20), (7, 7), (1, 1), (0, 0), (1, 1), 1),  # one pair of rows in an image
-        (1, 1, 1, (20, 21), (3, 13), (1, 1), (1, 6), (1, 1), 1),
-        (1, 1, 16, (6, 20), (3, 3), (1, 1), (0, 0), (1, 1), 1),  # three groups: a fourth is beyond the last image
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_two_rows_of_outputs_in_a_group(shape, dtype, monkeypatch):
-    p = Problem(shape, dtype=dtype)
-    monkeypatch.setattr(launch, "processors", lambda: 2)
-    monkeypatch.setattr(held, "able", lambda problem: Unsupported("a test"))
-    with launch.force(conv_two_rows=launch.Tile({"BLOCK_M": 64, "PER_PROCESSOR": 1}, 4, 2)):
-        names = launched(monkeypatch)
-        first = p.check("banded")
-        assert "conv_two_rows_kernel" in names or (dtype == torch.float32 and not launch.INTERPRETED)
-    monkeypatch.setattr(two_rows, "able", lambda problem: Unsupported("a test"))
-    names.clear()
-    assert p.check("banded") == first
-    assert "conv_two_rows_kernel" not in names
-
-
 @pytest.mark.parametrize(("H", "kernel", "stride", "row"), [(8, (3, 3), 2, 7), (10, (1, 3), 3, 1)])
 def test_rows_that_no_output_reads_spoil_none(H, kernel, stride, row, monkeypatch):
     """The last pair may have one row, and pairs rows between those that they read."""
-    monkeypatch.setattr(held, "able", lambda problem: Unsupported("a test"))
     p = Problem((2, 1, 12, (H, 40), kernel, (stride, stride), (0, 0), (1, 1), 1), dtype=torch.float16)
     x = p.x.clone()
     x[:, :, row] = math.nan
     y = conv.forward(x, p.w, p.geometry, form="banded")[0]
     exact = torch.nn.functional.conv2d(x.double(), p.w.double(), stride=stride)
     assert torch.equal(y.isnan(), exact.isnan())
-
-
-@pytest.mark.parametrize("row", [0, 3, 4, 7])
-def test_rows_that_a_pair_does_not_read_do_not_spoil_it(row, monkeypatch):
-    """The band has more rows than the two rows of outputs have values."""
-    monkeypatch.setattr(held, "able", lambda problem: Unsupported("a test"))
-    p = Problem((2, 1, 12, (8, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16)
-    x = p.x.clone()
-    x[:, :, row] = math.nan
-    names = launched(monkeypatch)
-    y = conv.forward(x, p.w, p.geometry, form="banded")[0]
-    assert "conv_two_rows_kernel" in names
-    exact = F.conv2d(x.double(), p.w.double(), padding=1).isnan()
-    assert torch.equal(y.isnan().unflatten(2, (4, 2)).any(3), exact.unflatten(2, (4, 2)).any(3))
-
-
-@pytest.mark.parametrize("per_processor", [0, 1])
-@pytest.mark.parametrize(("form", "C"), [(held, 3), (two_rows, 1)])
-def test_a_program_for_each_tile(form, C, per_processor, monkeypatch):
-    """Where a table has none for each multiprocessor, as in other forms."""
-    p = Problem((5, C, 8, (9, 12), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16)
-    names = launched(monkeypatch)
-    family = form.__name__.rsplit(".", 1)[1]
-    with (
-        only(form),
-        launch.force(**{f"conv_{family}": launch.Tile({"BLOCK_M": 16, "PER_PROCESSOR": per_processor}, 4, 2)}),
-    ):
-        y = conv.forward(p.x, p.w, p.geometry, form="banded")[0]
-    assert f"conv_{family}_kernel" in names
-    assert torch.equal(y.double(), F.conv2d(p.x.double(), p.w.double(), padding=1))
-
-
-def test_groups_of_two_rows_fit():
-    """Their values and their band in shared memory, and a row's groups in a tile."""
-    for M, R, S, step_h, step_w, width in itertools.product(
-        (1, 2, 5, 12, 32, 65), (1, 3, 7), (1, 3, 7, 15), (1, 2), (1, 2), (1, 2, 66, 700)
-    ):
-        found = two_rows.group(M, R, S, step_h, step_w, width)
-        if found is not None:
-            G, reach, KP, NP = found
-            assert (R + step_h) * reach <= KP <= two_rows.MOST_K
-            assert G * M <= NP <= 128
-            assert -(-width // G) <= two_rows.MOST_GROUPS
-
-
-@pytest.mark.parametrize("M", [1, 3, 24])
-def test_pairs_have_the_bias_and_scale_of_both_pixels(M):
-    """One value for each channel, also where there is one channel."""
-    for dtype in (torch.float32, torch.float16):
-        done = Problem((3, 16, M, (6, 8), (3, 5), (1, 1), (1, 2), (1, 1), 1), dtype=dtype).check("pair")
-        assert {"forward", "epilogue", "preactivation"} <= set(done)
-
-
-def test_bands_that_are_held_are_small():
-    """Four stages of their inputs lie in shared memory."""
-    for C, M, R, S, stride, pool in itertools.product(
-        (1, 2, 3, 4), (1, 2, 4, 8, 12, 32), (1, 3, 7), (1, 3, 7), (1, 2), (False, True)
-    ):
-        found = held.held_band(C, M, R, S, stride, 60, pool)
-        assert found is None or (found[2] <= 128 and found[2] * found[3] <= held.MOST)
-
-
-@pytest.mark.parametrize("pool", ["max", "avg"])
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (70, 32, 64, (8, 8), (5, 5), (1, 1), (0, 0), (1, 1), 1),
-        (3, 16, 16, (9, 8), (3, 3), (1, 1), (0, 0), (1, 1), 1),
-        (5, 48, 32, (11, 14), (2, 3), (2, 1), (0, 0), (2, 1), 1),
-        (16, 16, 16, (9, 8), (3, 3), (1, 1), (0, 0), (1, 1), 1),
-    ],
-)
-def test_pairs_pool_in_their_kernel(shape, pool, monkeypatch):
-    """Odd heights leave a row out; NaN reaches the window that it is in."""
-    names = launched(monkeypatch)
-    for dtype in (torch.float32, torch.float16):
-        assert Problem(shape, dtype=dtype).check("pair", lambda name: name == pool)
-    assert "conv_paired_pool_kernel" in names
-    assert not any("pool2d" in name for name in names)
-    p = Problem(shape)
-    p.x[0, 0, 0, 0] = float("nan")
-    y, _ = conv.forward(p.x, p.w, p.geometry, pool=pool, form="pair")
-    assert y[0, :, 0, 0].isnan().all()
-    assert not y[1:].isnan().any()
-    p = Problem(shape)
-    below = (shape[4][0] - 1) * shape[7][0] + shape[5][0] + 1  # the first row that the uppermost windows do not read
-    p.x[:, :, below:] = torch.nan
-    y, _ = conv.forward(p.x, p.w, p.geometry, pool=pool, form="pair")
-    assert y[:, :, 0].isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minidl.kernels import conv
-from minidl.kernels.conv import depthwise, depthwise_grad_weight, depthwise_rows, forms, narrow, narrow_grad_weight
+from minidl.kernels.conv import depthwise, depthwise_grad_weight, narrow, narrow_grad_weight
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.runtime import launch
 from minidl.testing.memory import GuardedAllocations
@@ -75,25 +75,6 @@ def test_any_shape(direct, N, groups, channels, kernel, stride, padding, dilatio
         launch.forget()
         Drawn(N, groups, *channels, size, kernel, stride, padding, dilation, ends, dtype).check()
     launch.forget()
-
-
-@pytest.mark.parametrize(
-    ("kernel", "size", "groups"),
-    [((3, 3), (11, 12), 5), ((3, 3), (11, 12), 64), ((5, 5), (9, 8), 24), ((4, 1), (16, 7), 5), ((2, 3), (3, 4), 5)],
-)
-def test_down_the_rows(kernel, size, groups, setting):
-    """Rows and columns that fill no tile, several of sets, padding beyond what the kernel reaches, a preactivation."""
-    setting(depthwise_rows, SETS=1)
-    for padding, ends in (((0, 0), (0, 1)), ((2, 2), (0, 0)), ((5, 3), (1, 0))):
-        p = Drawn(2, groups, 1, 1, size, kernel, (1, 1), padding, (1, 1), ends, torch.float16)
-        bias = whole(groups, seed=3, dtype=torch.float16)
-        with forms.among(depthwise_rows):
-            y, z = conv.forward(p.x, p.w, p.geometry, bias, "relu", scale=bias, preactivation=True)
-            dx = conv.grad_input(p.dy, p.w, p.geometry)
-        exact = (p.y + 1) * bias.double()[:, None, None]
-        assert torch.equal(z.double(), exact)
-        assert torch.equal(y.double(), exact.relu())
-        assert torch.equal(dx.double(), p.dx)
 
 
 @BOTH

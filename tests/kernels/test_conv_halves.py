@@ -7,7 +7,7 @@ from minidl.compilation.first_call import delayed_launches
 from minidl.kernels import conv
 from minidl.kernels.conv import costs, forms, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Problem
+from minidl.kernels.conv.problem import FORWARD, Problem
 from minidl.runtime import launch
 from minidl.runtime.cost_model import devices, selection
 from minidl.runtime.descriptors import FAR, ConcatPair
@@ -45,11 +45,6 @@ def boxes_of(K, per=0, M=64):
     return launch.force(conv_box=launch.Tile(sizes))
 
 
-def weights_of(N, taps=1):
-    sizes = {"BLOCK_M": 64, "BLOCK_N": N, "BLOCK_K": 64, "PER_PROCESSOR": 2, "TAPS": taps}
-    return launch.force(conv_box_grad_weight=launch.Tile(sizes))
-
-
 @pytest.mark.parametrize("exchanged", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
@@ -84,7 +79,7 @@ def test_a_call_is_not_replayed_of_others():
     """They lie alike, at another distance or exchanged."""
     at, w, dy = around((5, 10)), image(40, 2 * PART, 3, 3), image(2, 40, 5, 10)
     first, second, _, other = (image(2, PART, 5, 10, seed=seed) for seed in range(4))
-    with replaying(True, at_once=True), boxes_of(32), weights_of(64):
+    with replaying(True, at_once=True), boxes_of(32):
         for x in (
             ConcatPair(first, second),
             ConcatPair(first, second),
@@ -108,23 +103,10 @@ def test_a_launch_that_waits_keeps_both(changed):
     assert torch.equal(y, expected)
 
 
-@pytest.mark.parametrize("exchanged", [False, True])
-@pytest.mark.parametrize(("block", "taps"), [(32, 1), (64, 1), (64, 3), (16, 3)])
-def test_gradients_of_weights_are_those_of_the_joined_tensor(block, taps, exchanged):
-    """In tiles of channels of one half, and of both."""
-    at = around((6, 9))
-    x, dy = halves(3, PART, 6, 9, exchanged=exchanged), image(3, 40, 6, 9, seed=2)
-    with weights_of(block, taps), launch.watch(lambda kernel, grid, args, meta, go: (found.append(meta), go())):
-        found = []
-        mine = conv.grad_weight(x, dy, at, form="box")
-        assert [meta["PART"] for meta in found if "PART" in meta] == [PART]
-        assert torch.equal(mine, conv.grad_weight(torch.cat(x, 1), dy, at, form="box"))
-
-
 def test_what_no_box_reads_is_joined():
     at, dy, w = around((6, 9)), image(2, 40, 6, 9, seed=2), image(40, 2 * PART, 3, 3)
     x = halves(2, PART, 6, 9)
-    with boxes_of(64), weights_of(128):  # a block of both halves; a tile of more channels than there are
+    with boxes_of(64):  # a block of both halves
         assert not conv.reads_concat_pair(x, w, at)
         with pytest.raises(ValueError, match="which the plan for this shape does not read"):
             conv.forward(x, w, at)
@@ -159,12 +141,12 @@ def level(C, M, size, way=FORWARD, **how):
 
 
 @pytest.mark.parametrize("device", ["nvidia-h100", "nvidia-h200"])
-@pytest.mark.parametrize("how", [{"bias": True, "scale": True, "act": "relu"}, {"statistics": True}, None])
+@pytest.mark.parametrize("how", [{"bias": True, "scale": True, "act": "relu"}, {"statistics": True}])
 def test_a_u_net_has_halves_everywhere(how, device):
     """By the form that it has without, or one that is slower by less than a copy."""
     with selection.use(devices.of_file(devices.FOLDER / f"{device}.json")):
         for sizes in LEVELS:
-            problem = level(*sizes, GRAD_WEIGHT) if how is None else level(*sizes, **how)
+            problem = level(*sizes, **how)
             found, plain = plan.plan(problem._replace(concat_pair=True)), plan.plan(problem)
             assert found.problem.concat_pair
             if found.name == plain.name:

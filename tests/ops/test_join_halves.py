@@ -11,7 +11,7 @@ from minidl.autograd import grad, no_grad
 from minidl.compilation.capture import capture
 from minidl.compilation.rehearsal import rehearsal
 from minidl.kernels import conv
-from minidl.kernels.conv import boxed, boxed_grad_weight
+from minidl.kernels.conv import boxed
 from minidl.runtime import launch
 from minidl.runtime.cost_model import devices, selection
 from minidl.tensors import Tensor, default_device
@@ -31,13 +31,11 @@ def in_boxes(copied=False):
     """A context in which all that can is computed in boxes, of blocks that halves of 32 channels have; `copied` joins
     first."""
     sizes = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "PIECES": 1, "PER_PROCESSOR": 0, "FLATTEN": 0}
-    weights = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "PER_PROCESSOR": 2, "TAPS": 1}
     with pytest.MonkeyPatch.context() as patched:
-        for form in (boxed, boxed_grad_weight):
-            patched.setattr(form, "estimate", lambda problem: 0.0)
+        patched.setattr(boxed, "estimate", lambda problem: 0.0)
         if copied:
             patched.setattr(conv, "reads_concat_pair", lambda *_, **__: False)
-        with launch.force(conv_box=launch.Tile(sizes), conv_box_grad_weight=launch.Tile(weights)):
+        with launch.force(conv_box=launch.Tile(sizes)):
             yield
 
 

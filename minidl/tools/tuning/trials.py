@@ -20,9 +20,10 @@ import torch
 
 from minidl.compilation.rehearsal import compile_ahead
 from minidl.kernels import gemm
-from minidl.kernels.conv import fft, filled, forms, pixel_choice
+from minidl.kernels.conv import fft, forms, pixel_choice
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.problem import Problem
+from minidl.kernels.conv.rewrites.fill import Fill
 from minidl.kernels.gemm import choice, operands
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
@@ -67,7 +68,7 @@ class Trial:
     @property
     def name(self) -> str:
         """The name by which a convolution's form is requested."""
-        return filled.NAME if self.form.startswith(FILLED) else MODULES[self.form].NAME
+        return Fill.name if self.form.startswith(FILLED) else MODULES[self.form].NAME
 
     @property
     def is_valid(self) -> bool:
