@@ -21,7 +21,7 @@ from minidl.kernels.conv import costs, tile_throughput, voxels
 from minidl.kernels.conv.depthwise import phase_of
 from minidl.kernels.conv.geometry import NOWHERE
 from minidl.kernels.conv.problem import Tensors
-from minidl.kernels.conv.voxels import Taps, VolumeProblem, voxels_of
+from minidl.kernels.conv.voxels import Sizes, Taps, VolumeProblem, voxels_of
 from minidl.kernels.epilogue import finish
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
@@ -34,26 +34,14 @@ AHEAD = tl.constexpr(voxels.AHEAD)
 FAR_AWAY = tl.constexpr(NOWHERE)
 
 
-class Sizes(NamedTuple):
-    """QD x QH x QW outputs of a phase in N volumes, from D slices to OD x OH x OW voxels of GROUPS * M channels.
+class Outputs(NamedTuple):
+    """OD x OH x OW voxels of GROUPS * M channels in each volume, in `tiles` tiles of `programs` programs."""
 
-    in_d, in_h, in_w  input of the first output's first tap; for several phases the padding
-    tiles, programs   of the launch
-    """
-
-    N: int
-    D: int
-    QD: int
-    QH: int
-    QW: int
     OD: int
     OH: int
     OW: int
     M: int
     GROUPS: int
-    in_d: int
-    in_h: int
-    in_w: int
     tiles: int
     programs: int
 
@@ -86,7 +74,7 @@ def taps_of_phase(i, pad, axis: tl.constexpr):
 
 @triton.jit
 def conv_cube_tile(
-    i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z, sizes,
+    i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z, sizes, out,
     taps: tl.constexpr, box: tl.constexpr, tile: tl.constexpr, epilogue: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_M channels of a box of outputs. The weights are the left operand, as in `boxed`."""
@@ -95,7 +83,7 @@ def conv_cube_tile(
     VOXELS: tl.constexpr = box.TILE_N * box.TILE_D * box.TILE_H * box.TILE_W
     BLOCKS: tl.constexpr = (taps.C + BLOCK_K - 1) // BLOCK_K
     PHASES: tl.constexpr = taps.D.STRIDE * taps.H.STRIDE * taps.W.STRIDE
-    tiles_m = tl.cdiv(sizes.M, BLOCK_M)
+    tiles_m = tl.cdiv(out.M, BLOCK_M)
     tiles_w = tl.cdiv(sizes.QW, box.TILE_W)
     tiles_h = tl.cdiv(sizes.QH, box.TILE_H)
     tiles_d = tl.cdiv(sizes.QD, box.TILE_D)
@@ -110,7 +98,7 @@ def conv_cube_tile(
     taps_w = taps.W.J
     o_w = 0 * i_tile
     # Distance between taps in a row of the weights.
-    row_w = sizes.M if tile.TURN else BLOCKS * BLOCK_K if sizes.GROUPS == 1 else taps.C
+    row_w = out.M if tile.TURN else BLOCKS * BLOCK_K if out.GROUPS == 1 else taps.C
     if PHASES > 1:
         i_w = i_tile % taps.W.STRIDE
         i_h = i_tile // taps.W.STRIDE % taps.H.STRIDE
@@ -121,8 +109,8 @@ def conv_cube_tile(
         first_w, in_w, taps_w = taps_of_phase(i_w, in_w, taps.W)
         o_w = ((first_d * taps.H.J + first_h) * taps.W.J + first_w) * row_w
     m = i_tile % tiles_m * BLOCK_M
-    i_group = i_tile // tiles_m % sizes.GROUPS
-    i_box = i_tile // (tiles_m * sizes.GROUPS)
+    i_group = i_tile // tiles_m % out.GROUPS
+    i_box = i_tile // (tiles_m * out.GROUPS)
     q_w = i_box % tiles_w * box.TILE_W
     q_h = i_box // tiles_w % tiles_h * box.TILE_H
     q_d = i_box // (tiles_w * tiles_h) % tiles_d * box.TILE_D
@@ -140,13 +128,13 @@ def conv_cube_tile(
     if PHASES > 1:
         tl.assume(steps > 0)
     for _ in range(steps):
-        b_w = d_w.load([c, o_w]).T if tile.TURN else d_w.load([i_group * sizes.M + m, o_w])  # [BLOCK_M, BLOCK_K]
+        b_w = d_w.load([c, o_w]).T if tile.TURN else d_w.load([i_group * out.M + m, o_w])  # [BLOCK_M, BLOCK_K]
         if taps.STRIDED:
             i_slice = tl.where((x_d >= 0) & (x_d < sizes.D), n * sizes.D + x_d, sizes.N * sizes.D)
             # Division that rounds negative values down.
             h = (x_h + AHEAD * taps.H.IN_STEP) // taps.H.IN_STEP - AHEAD
             w = (x_w + AHEAD * taps.W.IN_STEP) // taps.W.IN_STEP - AHEAD
-            o_c = c + (x_w - w * taps.W.IN_STEP) * (sizes.GROUPS * taps.C)
+            o_c = c + (x_w - w * taps.W.IN_STEP) * (out.GROUPS * taps.C)
             b_x = d_x.load([i_slice, h, x_h - h * taps.H.IN_STEP, w, o_c])
         else:
             b_x = d_x.load([n, x_d, x_h, x_w, c])
@@ -184,26 +172,26 @@ def conv_cube_tile(
         o_d = i_d + o_d * taps.D.STRIDE
         o_h = i_h + o_h * taps.H.STRIDE
         o_w = i_w + o_w * taps.W.STRIDE
-        m_row = m_row & (o_d < sizes.OD) & (o_h < sizes.OH) & (o_w < sizes.OW)
-    o_row = ((o_n.to(tl.int64) * sizes.OD + o_d) * sizes.OH + o_h) * sizes.OW + o_w
+        m_row = m_row & (o_d < out.OD) & (o_h < out.OH) & (o_w < out.OW)
+    o_row = ((o_n.to(tl.int64) * out.OD + o_d) * out.OH + o_h) * out.OW + o_w
     finish(
-        b_acc.T, p_bias, p_scale, p_y, p_z, o_row, m_row, m, sizes.M, i_group, sizes.GROUPS, epilogue, tile.PIECES
+        b_acc.T, p_bias, p_scale, p_y, p_z, o_row, m_row, m, out.M, i_group, out.GROUPS, epilogue, tile.PIECES
     )  # fmt: skip
 
 
 @triton.jit
 def conv_cube_kernel(
-    d_x, d_w, p_bias, p_scale, p_y, p_z, sizes,
+    d_x, d_w, p_bias, p_scale, p_y, p_z, sizes, out,
     taps: tl.constexpr, box: tl.constexpr, tile: tl.constexpr, epilogue: tl.constexpr,
 ):  # fmt: skip
     """Run one tile per program if PER_PROCESSOR is 0, else that many persistent programs per multiprocessor."""
     if tile.PER_PROCESSOR == 0:
         conv_cube_tile(
-            tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z, sizes, taps, box, tile, epilogue
+            tl.program_id(0), d_x, d_w, p_bias, p_scale, p_y, p_z, sizes, out, taps, box, tile, epilogue
         )  # fmt: skip
     else:
-        for i_tile in tl.range(tl.program_id(0), sizes.tiles, sizes.programs, flatten=tile.FLATTEN):
-            conv_cube_tile(i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z, sizes, taps, box, tile, epilogue)
+        for i_tile in tl.range(tl.program_id(0), out.tiles, out.programs, flatten=tile.FLATTEN):
+            conv_cube_tile(i_tile, d_x, d_w, p_bias, p_scale, p_y, p_z, sizes, out, taps, box, tile, epilogue)
 
 
 def able(cubes: VolumeProblem) -> bool:
@@ -250,11 +238,7 @@ def prepare(cubes: VolumeProblem) -> launch.Prepared:
     # Persistent programs with one tile each start later, as in `boxed`.
     persistent = tile["PER_PROCESSOR"] * problem.processors if tiles > tile["PER_PROCESSOR"] * problem.processors else 0
     programs = persistent or tiles
-    starts = (
-        axis.padding if cubes.phase_count > 1 else phase.in_start
-        for axis, phase in zip(cubes.axes, cubes.phases, strict=True)
-    )
-    sizes = Sizes(cubes.volumes, cubes.read[0], *cubes.counts[1:], *cubes.written, M, groups, *starts, tiles, programs)
+    out = Outputs(*cubes.written, M, groups, tiles, programs)
     constants = Tile(
         tile["BLOCK_M"], block, tile["PIECES"], tile["PER_PROCESSOR"] if persistent else 0,
         tile["FLATTEN"] if persistent else 0, cubes.turn, **problem.constants,
@@ -266,7 +250,8 @@ def prepare(cubes: VolumeProblem) -> launch.Prepared:
     d_w = Box.of_rows(groups * M, cubes.taps * voxels.width(problem, block), (tile["BLOCK_M"], block))
     if cubes.turn:
         d_w = Box.of_rows(groups * C, cubes.taps * M, (block, tile["BLOCK_M"]))
-    return launch.Prepared(conv_cube_kernel, (programs,), (sizes,), meta, (voxels.descriptor(cubes, box, block), d_w))
+    descriptors = voxels.descriptor(cubes, box, block), d_w
+    return launch.Prepared(conv_cube_kernel, (programs,), (Sizes.of(cubes), out), meta, descriptors)
 
 
 def run(cubes: VolumeProblem, prepared: launch.Prepared, t: Tensors) -> None:
@@ -300,7 +285,7 @@ def _tile(cubes: VolumeProblem) -> launch.Tile:
     K = problem.C if divisor < voxels.LEAST_BLOCK and problem.groups == 1 else divisor
     tiles = problem.tiles(FAMILY, M=problem.M, N=math.prod(cubes.counts), K=K)
     if cubes.phase_count > 1:
-        # Persistent programs that change phases are slow: 64->128 at 16x56x56 backward 120 us, else 67.
+        # Persistent programs that change phases are slow.
         tiles = tuple(
             launch.Tile({**tile.sizes, "PER_PROCESSOR": 0, "PIECES": 1, "FLATTEN": 0}, tile.num_warps, tile.num_stages)
             for tile in tiles

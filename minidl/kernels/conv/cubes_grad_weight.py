@@ -21,9 +21,10 @@ import triton.language as tl
 
 from minidl.kernels.conv import costs, even_parts, voxels
 from minidl.kernels.conv.cubes import AHEAD, NAME
-from minidl.kernels.conv.even_parts import Line, Prepared, slots_of, step_at, tile_at
+from minidl.kernels.conv.even_parts import Line, slots_of, step_at, tile_at
+from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import INT32_LIMIT, Tensors
-from minidl.kernels.conv.voxels import BoxShape, Taps, VolumeProblem, voxels_of
+from minidl.kernels.conv.voxels import BoxShape, Sizes, Taps, VolumeProblem, voxels_of
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -32,19 +33,6 @@ __all__ = ["NAME", "able", "estimate", "prepare", "run"]
 
 FAMILY = "conv_box_grad_weight"
 THIN_X, THIN_Y = 2.9, 1.6  # factors for voxels of at most 32 bytes, and for outputs that fill half a tile
-
-
-class Sizes(NamedTuple):
-    """QD x QH x QW outputs in N volumes of D slices, and the input of the first output's first tap."""
-
-    N: int
-    D: int
-    QD: int
-    QH: int
-    QW: int
-    in_d: int
-    in_h: int
-    in_w: int
 
 
 @triton.jit
@@ -98,10 +86,8 @@ def conv_cube_grad_weight_kernel(
             n = row // tiles_d * box.TILE_N
             m_dy = (n + v_n < sizes.N) & (q_d + v_d < sizes.QD) & (q_h + v_h < sizes.QH) & (q_w + v_w < sizes.QW)
             # Offsets within a box need 32 bits only.
-            o_box = (((tl.cast(n, tl.int64) * sizes.QD + q_d) * sizes.QH + q_h) * sizes.QW + q_w) * (
-                parts.GROUPS * parts.M
-            )
-            p_box = p_dy + o_box + i_group * parts.M
+            o_box = ((tl.cast(n, tl.int64) * sizes.QD + q_d) * sizes.QH + q_h) * sizes.QW + q_w
+            p_box = p_dy + o_box * (parts.GROUPS * parts.M) + i_group * parts.M
             b_dy = tl.load(
                 p_box + o_dy[:, None] + r_m[None, :], mask=m_dy[:, None] & (r_m < parts.M)[None, :], other=0.0
             )  # [VOXELS, BLOCK_M]
@@ -143,7 +129,7 @@ def able(cubes: VolumeProblem) -> bool:
 def _counted(at: _Cut, cubes: VolumeProblem) -> int:
     """Return the maximum of what 32 bits must count: slices, values of a box, and steps."""
     reach = at.box[0] * math.prod(cubes.counts[1:])
-    slices = cubes.volumes * max(cubes.counts[1], cubes.read[0])
+    slices = cubes.problem.N * max(cubes.counts[1], cubes.read[0])
     return max(reach * cubes.problem.groups * cubes.problem.M, at.line.total, slices)
 
 
@@ -175,11 +161,10 @@ def _cut(cubes: VolumeProblem) -> _Cut:
     return min(options, key=lambda at: even_parts.microseconds(at.line)) if problem.paced else options[0]
 
 
-def prepare(cubes: VolumeProblem) -> Prepared:
+def prepare(cubes: VolumeProblem) -> Shares:
     """Prepare the launches, which take dy and x and return dw [groups * M, Q, R, S, C]."""
     problem, (box, line) = cubes.problem, _cut(cubes)
-    starts = (phase.in_start for phase in cubes.phases)
-    scalars = line.parts(problem), Sizes(cubes.volumes, cubes.read[0], *cubes.counts[1:], *starts)
+    scalars = line.parts(problem), Sizes.of(cubes)
     meta = {
         "taps": Taps.of(cubes), "box": box, "tile": line.constants(problem, cubes.taps), **problem.constants,
         **dependent_launch.options(target=problem.target), **line.tile.launch_options,
@@ -190,6 +175,6 @@ def prepare(cubes: VolumeProblem) -> Prepared:
     return even_parts.prepare(problem, line, product, shape)
 
 
-def run(cubes: VolumeProblem, prepared: Prepared, t: Tensors) -> torch.Tensor:
+def run(cubes: VolumeProblem, prepared: Shares, t: Tensors) -> torch.Tensor:
     """Return dw from x and dy, [N, D, H, W, channels]."""
     return prepared.run(t.w, t.x)

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
 from minidl.kernels.conv import tile_throughput
+from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -164,31 +164,10 @@ def microseconds(at: Line) -> float:
     return fixed + time + tile_throughput.of_shares(at.programs + at.tiles, values) + SLOT * at.slots
 
 
-class Prepared(NamedTuple):
-    """The product, the launch that adds its slots (None for a single slot), and the shapes of both results."""
-
-    launch: launch.Prepared
-    partial: tuple[int, int]
-    sum: launch.Prepared | None
-    shape: tuple[int, ...]
-
-    def run(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return the gradient."""
-        dtype = dy.dtype if self.sum is None else launch.acc_torch(dy.dtype)
-        partial = torch.empty(self.partial, dtype=dtype, device=dy.device)
-        self.launch.run(dy, x, partial)
-        if self.sum is None:
-            return partial.view(self.shape)
-        dw = torch.empty(self.shape, dtype=dy.dtype, device=dy.device)
-        self.sum.run(partial, dw)
-        return dw
-
-
-def prepare(problem: Problem, line: Line, product: launch.Prepared, shape: tuple[int, ...]) -> Prepared:
-    """Return the product with the sum of its slots, for a gradient of `shape`, [groups * M, taps..., C]."""
-    partial = line.slots, math.prod(shape)
-    if line.one_slot:
-        return Prepared(product, partial, None, shape)
+def prepare(problem: Problem, line: Line, product: launch.Prepared, shape: tuple[int, ...]) -> Shares:
+    """Return the product and the sum of its slots, for a gradient of `shape`, [groups * M, taps..., C]."""
+    if line.slots == 1:
+        return Shares(product, 1, shape)
     # A program adds fewer values if there are few, so that there are enough programs.
     values = min(VALUES, max(VALUES // 16, launch.cdiv(math.prod(shape), 8 * problem.processors)))
     tile = line.constants(problem, math.prod(shape[1:-1]))
@@ -196,4 +175,4 @@ def prepare(problem: Problem, line: Line, product: launch.Prepared, shape: tuple
     grid = (line.tiles * tile.TAPS * tile.BLOCK_M // rows,)
     meta = {"tile": tile, "ROWS": rows, **dependent_launch.options(target=problem.target)}
     total = launch.Prepared(conv_even_parts_sum_kernel, grid, (line.parts(problem),), meta)
-    return Prepared(product, partial, total, shape)
+    return Shares(product, line.slots, shape, total)

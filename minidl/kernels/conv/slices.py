@@ -24,7 +24,7 @@ def _images(problem: VolumeProblem) -> list[tuple[Problem, Depth]]:
         strides = d.kernel * h.kernel * w.kernel * of_slices.M, 1, w.kernel * of_slices.M, of_slices.M
         of_slices = of_slices._replace(strides=strides)
     return [
-        (of_slices._replace(N=problem.volumes * phase.count), Depth(*sizes, phase, d.kernel))
+        (of_slices._replace(N=of_slices.N * phase.count), Depth(*sizes, phase, d.kernel))
         for phase in problem.depth_phases
     ]  # fmt: skip
 

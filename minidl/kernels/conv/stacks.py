@@ -27,8 +27,7 @@ from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
 
-# Factor on the estimate of a stack: on an H100 27 took 1.01 to 2.2 times it, 1.34 in geometric mean, boxes 1.09.
-STACKED = 1.25
+STACKED = 1.25  # factor on the estimate of a stack
 
 
 class Sizes(NamedTuple):
@@ -95,11 +94,11 @@ def estimate(problem: VolumeProblem) -> float:
     device, M = selection.of(of_slices.target), of_slices.M
     total = 0.0
     if of_slices.direction != GRAD_WEIGHT and of_slices.paced:
-        # The weights are reordered, too: 14 MB in some 24 us on an H100.
+        # The weights are reordered, too.
         weights = problem.taps * of_slices.groups * of_slices.C * M * of_slices.dtype.itemsize
         total = device.launch + 8 * weights / device.copy
     for phase in problem.depth_phases:
-        images = of_slices._replace(N=problem.volumes * phase.count, C=of_slices.C * len(phase.taps))
+        images = of_slices._replace(N=of_slices.N * phase.count, C=of_slices.C * len(phase.taps))
         if problem.back:
             images = images._replace(strides=(h.kernel * w.kernel * M, 1, w.kernel * M, M))
         total += _images_time(images, phase, *problem.read)
@@ -121,38 +120,32 @@ def _images_time(images: Problem, phase: Phase, D: int, h: int, w: int) -> float
 
 def run(problem: VolumeProblem, t: Tensors) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return (y, z) as volumes; for GRAD_WEIGHT (dw [groups * M, Q, R, S, C], None), from x and dy."""
-    of_slices, flat = problem.problem, problem.volume.flat
-    at, phase = problem.volume.columns if flat else of_slices.geometry, problem.d.forward()
-    if of_slices.direction == GRAD_WEIGHT:
-        if flat:
-            dw = conv.grad_weight(_pictures(t.x.flatten(2, 3)), _pictures(t.w.flatten(2, 3)), at)
-            return dw.permute(0, 2, 3, 1).unsqueeze(3), None
-        dw = conv.grad_weight(_pictures(stack_slices(t.x, phase, at.groups)), _pictures(t.w.flatten(0, 1)), at)
-        return dw.unflatten(1, (problem.d.kernel, -1)).permute(0, 1, 3, 4, 2).contiguous(), None
-    if problem.back:
+    of_slices, phase, flat = problem.problem, problem.d.forward(), problem.volume.flat
+    at = problem.volume.columns if flat else of_slices.geometry
+    if problem.back and not flat:
         return _run_back(problem, t.x, t.w), None
-    if flat:
-        x, w = t.x.flatten(2, 3), t.w.squeeze(-1)
-    else:
-        x, w = stack_slices(t.x, phase, at.groups), _pictures(t.w.permute(0, 3, 4, 2, 1).flatten(3))
-    y, z = conv.forward(
-        _pictures(x), w, at, t.bias, of_slices.act, scale=t.scale, preactivation=of_slices.preactivation
-    )  # fmt: skip
+    x = _pictures(t.x.flatten(2, 3) if flat else stack_slices(t.x, phase, at.groups))
+    if of_slices.direction == GRAD_WEIGHT:
+        dw = conv.grad_weight(x, _pictures(t.w.flatten(2, 3) if flat else t.w.flatten(0, 1)), at)
+        # From [groups * M, C, Q, 1] or [groups * M, Q * C, R, S].
+        dw = dw.unsqueeze(-1) if flat else dw.unflatten(1, (problem.d.kernel, -1)).transpose(1, 2)
+        return dw.permute(0, 2, 3, 4, 1).contiguous(), None
+    w = t.w.squeeze(-1) if flat else _pictures(t.w.permute(0, 3, 4, 2, 1).flatten(3))
+    if problem.back:
+        return _volumes(conv.grad_input(x, w, at), problem.shape), None
+    y, z = conv.forward(x, w, at, t.bias, of_slices.act, scale=t.scale, preactivation=of_slices.preactivation)
     return _volumes(y, problem.shape), None if z is None else _volumes(z, problem.shape)
 
 
 def _run_back(problem: VolumeProblem, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    at, groups = problem.problem.geometry, problem.problem.groups
-    if problem.volume.flat:
-        return _volumes(
-            conv.grad_input(_pictures(dy.flatten(2, 3)), w.squeeze(-1), problem.volume.columns), problem.shape
-        )
+    """Return dx, of one convolution per phase in depth."""
     dx = torch.empty(problem.shape, dtype=dy.dtype, device=dy.device)
     for phase in problem.depth_phases:
-        taps = w[:, :, phase.taps[0] : phase.taps[-1] + 1 : max(1, phase.tap_step)].unflatten(0, (groups, -1))
+        images = stack_slices(dy, phase, problem.problem.groups)
+        taps = w[:, :, phase.taps[0] : phase.taps[-1] + 1 : max(1, phase.tap_step)]
         # [groups, taps, M, R, S, C], which backward kernels read in place.
-        reordered = taps.permute(0, 3, 1, 4, 5, 2).flatten(0, 2)
-        part = conv.grad_input(_pictures(stack_slices(dy, phase, groups)), _pictures(reordered), at)
+        taps = taps.unflatten(0, (problem.problem.groups, -1)).permute(0, 3, 1, 4, 5, 2).flatten(0, 2)
+        part = conv.grad_input(_pictures(images), _pictures(taps), problem.problem.geometry)
         part = _volumes(part, (dx.shape[0], phase.count, *dx.shape[2:]))
         if part.shape == dx.shape:
             return part

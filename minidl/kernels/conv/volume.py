@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minidl.kernels import check, conv
+from minidl.kernels import conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv import cubes, cubes_grad_weight, slices, stacks
 from minidl.kernels.conv.geometry import Volume
@@ -43,23 +43,22 @@ def forward(
     form: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return (y, z) as `conv.forward` does, with the same exceptions. form: "cube", if supported, or "stack"."""
-    _check(x, w)
+    conv.check_arguments("conv3d", x, w, bias, scale)
     epilogue = {"bias": bias is not None, "scale": scale is not None, "act": act, "preactivation": preactivation}
     problem = problem_of(FORWARD, x, w, volume, form, **epilogue)
-    if volume.dense is not None:
-        # A cube reads the voxels in place.
-        in_place = form != "stack" and x.is_contiguous(memory_format=torch.channels_last_3d) and cubes.able(problem)
-        if not in_place:
-            x, volume = volume.read_by(x), volume.dense
+    # A cube reads the voxels of a strided 1 x 1 x 1 kernel in place.
+    in_place = form != "stack" and x.is_contiguous(memory_format=torch.channels_last_3d)
+    if volume.dense is not None and not (in_place and cubes.able(problem)):
+        x, volume = volume.read_by(x), volume.dense
     x = conv.channels_last(x)
-    y, z = plan(problem_of(FORWARD, x, w, volume, form, **epilogue)).run(x, w, _contiguous(bias), _contiguous(scale))
+    y, z = plan(problem_of(FORWARD, x, w, volume, form, **epilogue)).run(x, w, bias, scale)
     return y.movedim(-1, 1), None if z is None else z.movedim(-1, 1)
 
 
 @replayed
 def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str | None = None) -> torch.Tensor:
     """Return the gradient of the input, [N, groups * C, D, H, W], from dy [N, groups * M, OD, OH, OW]."""
-    _check(dy, w)
+    conv.check_arguments("conv3d", dy, w, None)
     sizes = dy.shape[0], *(axis.size for axis in volume.axes), volume.groups * w.shape[1]
     if 0 in sizes:
         return dy.new_empty(sizes).movedim(-1, 1)
@@ -74,7 +73,7 @@ def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str |
 @replayed
 def grad_weight(x: torch.Tensor, dy: torch.Tensor, volume: Volume, *, form: str | None = None) -> torch.Tensor:
     """Return the weight gradient [groups * M, C, Q, R, S] from x [N, groups * C, D, H, W] and dy."""
-    _check(x, dy)
+    conv.check_arguments("conv3d", x, dy, None)
     if volume.dense is not None:
         x, volume = volume.read_by(x), volume.dense
     if x.numel() == 0 or dy.numel() == 0:
@@ -96,6 +95,7 @@ class Plan(NamedTuple):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return (y, z), channels-last, for channels-last x; for GRAD_WEIGHT w is dy and the result (dw, None)."""
         problem = self.problem.problem
+        bias, scale = (None if vector is None else vector.contiguous() for vector in (bias, scale))
         if self.form is stacks:
             return stacks.run(self.problem, Tensors(x, w, None, bias, scale))
         if problem.direction == GRAD_WEIGHT:
@@ -122,7 +122,6 @@ def candidates(problem: VolumeProblem) -> tuple[Any, ...]:
     cube = cubes_grad_weight if problem.problem.direction == GRAD_WEIGHT else cubes
     if problem.form == "stack" or not cube.able(problem):
         return (stacks,)
-    # 64->128 at 16x56x56, 8 volumes, 1 x 1 x 1 with stride 2: columns of a copy 42 us, cuDNN 13.
     first = problem.form == "cube" or problem.volume.dense is not None
     return (cube, stacks) if first or cube.estimate(problem) <= stacks.estimate(problem) else (stacks, cube)
 
@@ -154,12 +153,3 @@ def _in_place(w: torch.Tensor) -> bool:
     any_order = w.dtype.itemsize == 2 or launch.INTERPRETED
     ordered = w.is_contiguous(memory_format=torch.channels_last_3d)
     return ordered and any_order and w.shape[1] % 8 == 0 and w.data_ptr() % 16 == 0
-
-
-def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
-    return None if x is None else x.contiguous()
-
-
-def _check(a: torch.Tensor, b: torch.Tensor) -> None:
-    check.floating("conv3d", x=a, w=b)
-    check.same("conv3d", x=a, w=b)

@@ -44,10 +44,6 @@ class VolumeProblem(NamedTuple):
     form: str | None = None
 
     @property
-    def volumes(self) -> int:
-        return self.problem.N
-
-    @property
     def volume(self) -> Volume:
         return Volume(self.d, self.problem.geometry)
 
@@ -72,7 +68,7 @@ class VolumeProblem(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the output, [N, D, H, W, groups * M]."""
-        return self.volumes, *self.written, self.problem.groups * self.problem.M
+        return self.problem.N, *self.written, self.problem.groups * self.problem.M
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -107,13 +103,35 @@ class VolumeProblem(NamedTuple):
     @property
     def counts(self) -> tuple[int, ...]:
         """Return the number of volumes, and of outputs of a phase per axis."""
-        return self.volumes, *(phase.count for phase in self.phases)
+        return self.problem.N, *(phase.count for phase in self.phases)
 
 
 @functools.lru_cache(maxsize=4096)
 def _longest(axis: Axis) -> Phase:
     phase = max(axis.backward(), key=lambda phase: phase.in_step * len(phase.taps))
     return dataclasses.replace(phase.rising, count=launch.cdiv(axis.size, axis.stride))
+
+
+class Sizes(NamedTuple):
+    """QD x QH x QW outputs of a phase in N volumes of D slices, and the input of the first output's first tap; with
+    several phases, the padding."""
+
+    N: int
+    D: int
+    QD: int
+    QH: int
+    QW: int
+    in_d: int
+    in_h: int
+    in_w: int
+
+    @staticmethod
+    def of(cubes: VolumeProblem) -> Sizes:
+        """Return the sizes of a problem."""
+        starts = (phase.in_start for phase in cubes.phases)
+        if cubes.phase_count > 1:
+            starts = (axis.padding for axis in cubes.axes)
+        return Sizes(cubes.problem.N, cubes.read[0], *cubes.counts[1:], *starts)
 
 
 class AxisTaps(NamedTuple):
@@ -123,20 +141,10 @@ class AxisTaps(NamedTuple):
     J: int
     IN_STEP: int
     IN_TAP: int
-    STRIDE: int = 1
-    PERIOD: int = 1
-    INVERSE: int = 0
-    DILATION: int = 1
-
-    @staticmethod
-    def of(axis: Axis, phase: Phase, step: int, back: bool) -> AxisTaps:
-        """Return the taps of a phase along an axis."""
-        if not back:
-            return AxisTaps(axis.kernel, step, phase.in_tap)
-        common = math.gcd(axis.stride, axis.dilation)
-        period = axis.stride // common
-        inverse = pow(axis.dilation // common, -1, period)
-        return AxisTaps(axis.kernel, step, phase.in_tap, axis.stride, period, inverse, axis.dilation)
+    STRIDE: int
+    PERIOD: int
+    INVERSE: int
+    DILATION: int
 
 
 class Taps(NamedTuple):
@@ -151,9 +159,13 @@ class Taps(NamedTuple):
     @staticmethod
     def of(cubes: VolumeProblem) -> Taps:
         """Return the taps of a problem."""
-        axes = zip(cubes.axes, cubes.phases, cubes.strides, strict=True)
-        d, h, w = (AxisTaps.of(*axis, cubes.back) for axis in axes)
-        return Taps(cubes.problem.C, d, h, w, max(cubes.strides) > 1)
+        taps = []
+        for axis, phase, step in zip(cubes.axes, cubes.phases, cubes.strides, strict=True):
+            stride, dilation = (axis.stride, axis.dilation) if cubes.back else (1, 1)
+            common = math.gcd(stride, dilation)
+            inverse = pow(dilation // common, -1, stride // common)
+            taps.append(AxisTaps(axis.kernel, step, phase.in_tap, stride, stride // common, inverse, dilation))
+        return Taps(cubes.problem.C, *taps, max(cubes.strides) > 1)
 
 
 class BoxShape(NamedTuple):
@@ -189,7 +201,7 @@ def in_boxes(cubes: VolumeProblem) -> bool:
 
 def descriptor(cubes: VolumeProblem, box: tuple[int, ...], channels: int) -> Box:
     """Return the descriptor of x for blocks of `channels` channels."""
-    N, (D, H, W), width = cubes.volumes, cubes.read, cubes.problem.groups * cubes.problem.C
+    N, (D, H, W), width = cubes.problem.N, cubes.read, cubes.problem.groups * cubes.problem.C
     sizes: tuple[int, ...] = (N, D, H, W, width)
     if max(cubes.strides) > 1:
         _, h, w = cubes.strides
@@ -205,7 +217,7 @@ def box_shape(cubes: VolumeProblem, voxels: int) -> BoxShape:
 def moved(cubes: VolumeProblem) -> int:
     """Return the bytes that are read and written."""
     problem = cubes.problem
-    values = cubes.volumes * math.prod(cubes.read) * problem.C + math.prod(cubes.counts) * problem.M
+    values = cubes.problem.N * math.prod(cubes.read) * problem.C + math.prod(cubes.counts) * problem.M
     return values * problem.groups * problem.dtype.itemsize
 
 
