@@ -19,7 +19,7 @@ from minidl.kernels.conv import (
     voxels,
 )
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
-from minidl.kernels.conv.problem import FORWARD
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.testing.memory import GuardedAllocations
@@ -166,6 +166,18 @@ def test_gradients_of_weights_in_boxes(whole_tiles, taps, monkeypatch):
             got = volume.grad_weight(p.x, p.dy, p.volume, form="cube")
         assert torch.equal(got, p.dw.to(got.dtype))
         guards.check()
+
+
+def test_a_tile_with_more_slots_than_are_read_at_once(monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda: 132)
+    monkeypatch.setattr(even_parts, "LEAST", 1)
+    tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 1})
+    p = Problem(1, 32, 32, (4, 8, 9), (1, 1, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1), dtype=torch.float16)
+    x, dy = (t.movedim(1, -1).contiguous() for t in (p.x, p.dy))
+    with launch.force(conv_box_grad_weight=tile):
+        plan = volume.plan(volume.problem_of(GRAD_WEIGHT, x, dy, p.volume, "cube"))
+        assert plan.prepared.count > even_parts.TOGETHER.value + 1
+        assert torch.equal(plan.run(x, dy)[0].movedim(-1, 1), p.dw.half())
 
 
 @pytest.mark.parametrize("tile", [(16, 16), (64, 1), (1, 64)])

@@ -47,7 +47,7 @@ class Outputs(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Constants of a tile: BLOCK_M channels, in steps of BLOCK_K channels of x, stored in PIECES.
+    """Constants of a tile: BLOCK_M channels of a box, in steps of BLOCK_K channels of x, stored in PIECES.
 
     PER_PROCESSOR, FLATTEN  0, or persistent programs per multiprocessor, and whether their loops are one
     TURN                    whether weights are [GROUPS * C, taps, M], in place of [GROUPS * M, taps, C]
@@ -235,23 +235,20 @@ def prepare(cubes: VolumeProblem) -> launch.Prepared:
     M, C, groups = problem.M, problem.C, problem.groups
     box, block = voxels.box_shape(cubes, tile["BLOCK_N"]), voxels.block_of(problem, tile)
     tiles = _count_tiles(cubes, tile)
-    # Persistent programs with one tile each start later, as in `boxed`.
-    persistent = tile["PER_PROCESSOR"] * problem.processors if tiles > tile["PER_PROCESSOR"] * problem.processors else 0
-    programs = persistent or tiles
-    out = Outputs(*cubes.written, M, groups, tiles, programs)
-    constants = Tile(
-        tile["BLOCK_M"], block, tile["PIECES"], tile["PER_PROCESSOR"] if persistent else 0,
-        tile["FLATTEN"] if persistent else 0, cubes.turn, **problem.constants,
-    )  # fmt: skip
+    persistent = tile["PER_PROCESSOR"] * problem.processors
+    if tiles <= persistent:
+        persistent = 0  # persistent programs with one tile each start later, as in `boxed`
+    per_processor, flatten = (tile["PER_PROCESSOR"], tile["FLATTEN"]) if persistent else (0, 0)
+    out = Outputs(*cubes.written, M, groups, tiles, persistent or tiles)
+    constants = Tile(tile["BLOCK_M"], block, tile["PIECES"], per_processor, flatten, cubes.turn, **problem.constants)
     meta = {
-        "taps": Taps.of(cubes), "box": box, "tile": constants,
-        "epilogue": problem.epilogue, **tile.launch_options,
+        "taps": Taps.of(cubes), "box": box, "tile": constants, "epilogue": problem.epilogue, **tile.launch_options,
     }  # fmt: skip
     d_w = Box.of_rows(groups * M, cubes.taps * voxels.width(problem, block), (tile["BLOCK_M"], block))
     if cubes.turn:
         d_w = Box.of_rows(groups * C, cubes.taps * M, (block, tile["BLOCK_M"]))
     descriptors = voxels.descriptor(cubes, box, block), d_w
-    return launch.Prepared(conv_cube_kernel, (programs,), (Sizes.of(cubes), out), meta, descriptors)
+    return launch.Prepared(conv_cube_kernel, (out.programs,), (Sizes.of(cubes), out), meta, descriptors)
 
 
 def run(cubes: VolumeProblem, prepared: launch.Prepared, t: Tensors) -> None:

@@ -13,7 +13,6 @@ read it.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -24,7 +23,7 @@ from minidl.kernels.conv.cubes import AHEAD, NAME
 from minidl.kernels.conv.even_parts import Line, slots_of, step_at, tile_at
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import INT32_LIMIT, Tensors
-from minidl.kernels.conv.voxels import BoxShape, Sizes, Taps, VolumeProblem, voxels_of
+from minidl.kernels.conv.voxels import Sizes, Taps, VolumeProblem, voxels_of
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -119,57 +118,45 @@ def able(cubes: VolumeProblem) -> bool:
     """Return whether strides, channels, dtype and device are supported."""
     problem = cubes.problem
     size = problem.dtype.itemsize
-    return (
-        (size == 2 or problem.target == "interpreted")
-        and problem.M > 0 and problem.C * size % 16 == 0 == problem.M * size % 16 and voxels.in_boxes(cubes)
-        and _counted(_cut(cubes), cubes) < INT32_LIMIT
-    )  # fmt: skip
-
-
-def _counted(at: _Cut, cubes: VolumeProblem) -> int:
-    """Return the maximum of what 32 bits must count: slices, values of a box, and steps."""
-    reach = at.box[0] * math.prod(cubes.counts[1:])
-    slices = cubes.problem.N * max(cubes.counts[1], cubes.read[0])
-    return max(reach * cubes.problem.groups * cubes.problem.M, at.line.total, slices)
+    aligned = problem.C * size % 16 == 0 == problem.M * size % 16
+    if (size > 2 and problem.target != "interpreted") or problem.M == 0 or not aligned or not voxels.in_boxes(cubes):
+        return False
+    # Slices, values of a box of dy, and steps are counted in 32 bits.
+    line, slices = _line(cubes), problem.N * max(cubes.counts[1], cubes.read[0])
+    values = line.box.TILE_N * math.prod(cubes.counts[1:]) * problem.groups * problem.M
+    return max(values, line.total, slices) < INT32_LIMIT
 
 
 def estimate(cubes: VolumeProblem) -> float:
     """Estimate microseconds."""
-    problem, line = cubes.problem, _cut(cubes).line
+    problem, line = cubes.problem, _line(cubes)
     if problem.paced:
         factor = THIN_X if problem.C < 32 else THIN_Y if problem.M <= 32 else 1.0
         return costs.at_least(problem, factor * even_parts.microseconds(line), voxels.moved(cubes))
     return selection.of(problem.target).launch * (line.tiles + line.programs)
 
 
-class _Cut(NamedTuple):
-    """The shape of boxes of voxels, and the line of all boxes."""
-
-    box: BoxShape
-    line: Line
-
-
-def _cut(cubes: VolumeProblem) -> _Cut:
-    """Return the decomposition with the fastest tile."""
+def _line(cubes: VolumeProblem) -> Line:
+    """Return the line of all boxes with the fastest tile."""
     problem, row = cubes.problem, cubes.axes[2].kernel
-    options = []
+    lines = []
     for tile in problem.tiles(FAMILY, M=problem.M, N=problem.C, T=row):
         box = voxels.box_shape(cubes, tile["BLOCK_K"])
         together = tile["TAPS"] if row % tile["TAPS"] == 0 else 1
         boxes = voxels.count_boxes(cubes.counts, box)
-        options.append(_Cut(box, even_parts.in_line(problem, tile, boxes, cubes.taps, together)))
-    return min(options, key=lambda at: even_parts.microseconds(at.line)) if problem.paced else options[0]
+        lines.append(even_parts.in_line(problem, box, tile, boxes, cubes.taps, together))
+    return min(lines, key=even_parts.microseconds) if problem.paced else lines[0]
 
 
 def prepare(cubes: VolumeProblem) -> Shares:
     """Prepare the launches, which take dy and x and return dw [groups * M, Q, R, S, C]."""
-    problem, (box, line) = cubes.problem, _cut(cubes)
+    problem, line = cubes.problem, _line(cubes)
     scalars = line.parts(problem), Sizes.of(cubes)
     meta = {
-        "taps": Taps.of(cubes), "box": box, "tile": line.constants(problem, cubes.taps), **problem.constants,
+        "taps": Taps.of(cubes), "box": line.box, "tile": line.constants(problem, cubes.taps), **problem.constants,
         **dependent_launch.options(target=problem.target), **line.tile.launch_options,
     }  # fmt: skip
-    descriptors = (None, voxels.descriptor(cubes, box, line.tile["BLOCK_N"]))
+    descriptors = (None, voxels.descriptor(cubes, line.box, line.tile["BLOCK_N"]))
     product = launch.Prepared(conv_cube_grad_weight_kernel, (line.programs,), scalars, meta, descriptors)
     shape = problem.groups * problem.M, *(axis.kernel for axis in cubes.axes), problem.C
     return even_parts.prepare(problem, line, product, shape)

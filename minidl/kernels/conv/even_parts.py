@@ -19,6 +19,7 @@ import triton.language as tl
 from minidl.kernels.conv import tile_throughput
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import Problem
+from minidl.kernels.conv.voxels import BoxShape
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -105,11 +106,12 @@ def conv_even_parts_sum_kernel(
 
 
 class Line(NamedTuple):
-    """Tiles of the gradient with `taps` taps and `boxes` steps; a program runs `each` of the `total` steps.
+    """Tiles of the gradient with `taps` taps and `boxes` steps of a box; a program runs `each` of the `total` steps.
 
     `together` programs run at once; a tile has at most `slots` programs.
     """
 
+    box: BoxShape
     tile: launch.Tile
     taps: int
     boxes: int
@@ -142,7 +144,7 @@ class Line(NamedTuple):
         return GradTile(problem.C, taps, self.taps, self.tile["BLOCK_M"], self.tile["BLOCK_N"])
 
 
-def in_line(problem: Problem, tile: launch.Tile, boxes: int, taps: int, together: int) -> Line:
+def in_line(problem: Problem, box: BoxShape, tile: launch.Tile, boxes: int, taps: int, together: int) -> Line:
     """Return the line of all taps and channels, in tiles of `together` taps.
 
     Each tile has one program, or as many programs as fit on the device divide the line equally."""
@@ -150,7 +152,7 @@ def in_line(problem: Problem, tile: launch.Tile, boxes: int, taps: int, together
     tiles *= taps // together
     device = tile["PER_PROCESSOR"] * problem.processors
     programs = max(1, min(device, tiles * boxes // LEAST))
-    even = Line(tile, together, boxes, tiles, launch.cdiv(tiles * (PAUSE + boxes), programs), device)
+    even = Line(box, tile, together, boxes, tiles, launch.cdiv(tiles * (PAUSE + boxes), programs), device)
     return min(even, even._replace(each=PAUSE + boxes), key=microseconds) if problem.paced else even
 
 

@@ -42,38 +42,30 @@ class Sizes(NamedTuple):
     in_tap: int
 
 
-class Tile(NamedTuple):
-    """Constants: BLOCK_M x BLOCK_N values of J taps of GROUPS groups of C channels, with 64-bit offsets if WIDE."""
-
-    C: int
-    J: int
-    GROUPS: int
-    WIDE: bool
-    BLOCK_M: int
-    BLOCK_N: int
-
-
 @triton.jit
-def conv_stack_kernel(p_x, p_to, sizes, tile: tl.constexpr, EARLY: tl.constexpr):
+def conv_stack_kernel(
+    p_x, p_to, sizes,
+    C: tl.constexpr, J: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Write to [N, count, pixels, GROUPS, J, C] from x [N, D, pixels, GROUPS, C] at in_start + q in_step + j in_tap."""
     wait(EARLY)
-    tiles_c: tl.constexpr = (tile.C + tile.BLOCK_N - 1) // tile.BLOCK_N
-    i_first = tl.program_id(0) // tiles_c * tile.BLOCK_M
-    if tile.WIDE:
-        i_first = (tl.program_id(0) // tiles_c).to(tl.int64) * tile.BLOCK_M
-    o_row = i_first + tl.arange(0, tile.BLOCK_M)
-    o_c = tl.program_id(0) % tiles_c * tile.BLOCK_N + tl.arange(0, tile.BLOCK_N)
-    o_group = o_row // tile.J
-    o_pixel = o_group // tile.GROUPS
+    tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
+    i_first = tl.program_id(0) // tiles_c * BLOCK_M
+    if WIDE:
+        i_first = (tl.program_id(0) // tiles_c).to(tl.int64) * BLOCK_M
+    o_row = i_first + tl.arange(0, BLOCK_M)
+    o_c = tl.program_id(0) % tiles_c * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_group = o_row // J
+    o_pixel = o_group // GROUPS
     o_image = o_pixel // sizes.pixels
     n = o_image // sizes.count
-    d = sizes.in_start + (o_image - n * sizes.count) * sizes.in_step + o_row % tile.J * sizes.in_tap
+    d = sizes.in_start + (o_image - n * sizes.count) * sizes.in_step + o_row % J * sizes.in_tap
     m_row = (o_row < sizes.rows) & (d >= 0) & (d < sizes.D)
-    o_x = ((n * sizes.D + d) * sizes.pixels + o_pixel % sizes.pixels) * (tile.GROUPS * tile.C)
-    o_x += o_group % tile.GROUPS * tile.C
-    m_c = o_c < tile.C
+    o_x = ((n * sizes.D + d) * sizes.pixels + o_pixel % sizes.pixels) * (GROUPS * C) + o_group % GROUPS * C
+    m_c = o_c < C
     b_x = tl.load(p_x + o_x[:, None] + o_c[None, :], mask=m_row[:, None] & m_c[None, :], other=0.0)
-    tl.store(p_to + (o_row * tile.C)[:, None] + o_c[None, :], b_x, mask=(o_row < sizes.rows)[:, None] & m_c[None, :])
+    tl.store(p_to + (o_row * C)[:, None] + o_c[None, :], b_x, mask=(o_row < sizes.rows)[:, None] & m_c[None, :])
 
 
 def is_identity(phase: Phase, D: int) -> bool:
@@ -190,6 +182,8 @@ def _stacking(
     volumes = shape[0] // max(phase.count, 1)
     largest = max(math.prod(shape), volumes * (D + abs(phase.in_start)) * shape[1] * shape[2] * groups * C)
     sizes = Sizes(rows, D, shape[1] * shape[2], phase.count, phase.in_start, phase.in_step, phase.in_tap)
-    constants = Tile(C, J, groups, largest >= INT32_LIMIT, block, columns)
-    meta = {"tile": constants, **dependent_launch.options(grid, target), **tile.launch_options}
+    meta = {
+        "C": C, "J": J, "GROUPS": groups, "WIDE": largest >= INT32_LIMIT, "BLOCK_M": block, "BLOCK_N": columns,
+        **dependent_launch.options(grid, target), **tile.launch_options,
+    }  # fmt: skip
     return Copy(shape, launch.Prepared(conv_stack_kernel, (grid,), (sizes,), meta))
