@@ -385,7 +385,7 @@ def tiles_of_forms():
     """Every tile of every table, once per size, with a form that it serves."""
     names = {
         "conv": "pixel", "conv_flat": "pixel", "conv_grad_weight": "pixel",
-        "conv_box": "box",
+        "conv_box": "box", "conv_box_grad_weight": "box",
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
         "conv_back": "batch", "conv_depthwise": "depthwise",
         "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill", "conv_turn": "pixel",
@@ -437,6 +437,8 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
     if family in ALONE:
         by_one_form(family, dtype, tile)
         return
+    if (family, dtype, launch.INTERPRETED) == ("conv_box_grad_weight", torch.float32, False):
+        pytest.skip("a GPU's boxes hold float32 only along the pixels")
     which = served(family)
     with launch.force(**{family: tile}):
         assert Problem(SHAPES[form], dtype=dtype).check(form, lambda name: which(name) and name in TELLING)
@@ -527,6 +529,35 @@ def test_shares_of_the_weight_gradient_of_pixels(groups, monkeypatch):
     p = Problem((9, 17 * groups, 18 * groups, (6, 8), (3, 2), (1, 1), (1, 1), (1, 1), groups))
     with launch.force(conv_grad_weight=launch.Tile({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1})):
         assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="pixel"), p.dw.to(p.x.dtype))
+
+
+@pytest.mark.parametrize(("processors", "taps"), [(1, 3), (7, 1), (132, 3)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (3, 32, 40, (9, 8), (3, 3), (1, 1), (1, 1), (1, 1), 2),
+        (5, 32, 72, (8, 12), (4, 3), (2, 2), (1, 1), (1, 1), 1),
+        # More outputs than inputs; strides above padding and taps, along both axes or one; several images of a box.
+        (3, 32, 32, (9, 9), (3, 3), (1, 1), (2, 2), (1, 1), 1),
+        (2, 32, 32, (8, 8), (1, 1), (4, 2), (0, 0), (1, 1), 1),
+        (1, 32, 32, (6, 6), (3, 2), (2, 1), (1, 1), (1, 1), 1),
+        (9, 32, 32, (4, 4), (3, 3), (1, 1), (0, 0), (1, 1), 1),
+    ],
+)
+def test_equal_parts_of_the_weight_gradient_in_boxes(shape, processors, taps, monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda: processors)
+    p = Problem(shape, dtype=torch.float16)
+    tile = launch.Tile({"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": taps, "PER_PROCESSOR": 1})
+    with launch.force(conv_box_grad_weight=tile), GuardedAllocations():
+        assert torch.equal(conv.grad_weight(p.x, p.dy, p.geometry, form="box"), p.dw.half())
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 32, (9, 9), (3, 3), (2, 2)), (2, 32, 4, (8, 8), (3, 3), (1, 1))])
+def test_weight_gradients_without_boxes(shape):
+    """A stride that does not divide the image, and channels of 8 bytes."""
+    p = Problem((*shape, (1, 1), (1, 1), 1), dtype=torch.float16)
+    with pytest.raises(conv.UnableError):
+        conv.grad_weight(p.x, p.dy, p.geometry, form="box")
 
 
 @pytest.mark.parametrize(

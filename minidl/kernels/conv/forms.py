@@ -31,6 +31,7 @@ from minidl.kernels.conv import (
     batch_grad_weight,
     batch_tiled,
     boxed,
+    boxed_grad_weight,
     depthwise,
     depthwise_grad_weight,
     few_outputs,
@@ -48,8 +49,8 @@ from minidl.runtime import launch
 
 FORMS: tuple[Any, ...] = (
     pixel_tiled, boxed, batch_tiled, paired_box, banded, fft, product, patches_back, few_outputs, batch_back,
-    pixel_back, depthwise, pixel_grad_weight, batch_grad_weight, unfolded_grad_weight, banded_grad_weight,
-    depthwise_grad_weight,
+    pixel_back, depthwise, pixel_grad_weight, batch_grad_weight, boxed_grad_weight, unfolded_grad_weight,
+    banded_grad_weight, depthwise_grad_weight,
 )  # fmt: skip
 
 
