@@ -124,6 +124,7 @@ def conv_batch_tile(
         o_w = weights.start + j_h * weights.tap_h + j_w * weights.tap_w
     else:
         o_w = (j_h * inputs.JW + j_w) * C
+    PRECISION: tl.constexpr = tile.PRECISION
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     # Distance in columns of w to the next tap in its row, and to the tap below.
     step_w = weights.tap_w if TURN or tile.ALL_TAPS else C
@@ -136,7 +137,7 @@ def conv_batch_tile(
         # [BLOCK_K, BLOCK_N]
         b_w = d_w.load([c, o_w]) if TURN else d_w.load([i_group * M + m, o_w]).T
         b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
-        b_acc = float8.product(b_x, b_w, b_acc, tile.ACC, tile.PRECISION)
+        b_acc = float8.product(b_x, b_w, b_acc, tile.ACC, PRECISION)
         # Taps are the inner loop, so that concurrent programs share inputs in L2.
         i_w += 1
         row = i_w == taps_w

@@ -144,12 +144,13 @@ def conv_box_tile(
     # Distance in columns of w to the next tap in its row, and to the tap below.
     step_w = weights.tap_w if tile.TURN else C
     step_h = weights.tap_h if tile.TURN else JW * C
+    PRECISION: tl.constexpr = tile.PRECISION
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     for _ in range(JH * JW * (C // BLOCK_K)):
         # [BLOCK_M, BLOCK_K]
         b_w = d_w.load([c, o_w]).T if tile.TURN else d_w.load([i_group * M + m, o_w])
         b_x = load_box(d_x, swapped, n, x_h, x_w, c, tile)  # [BLOCK_K, BLOCK_N]
-        b_acc = float8.product(b_w, b_x, b_acc, tile.ACC, tile.PRECISION)
+        b_acc = float8.product(b_w, b_x, b_acc, tile.ACC, PRECISION)
         # Taps are the inner loop, so that concurrent programs share inputs in L2.
         j_w += 1
         row = j_w == JW

@@ -255,11 +255,12 @@ def gemm_tma_kernel(
     for i_work in tl.range(tl.program_id(0), work, sizes.PROGRAMS, flatten=tile.FLATTEN):
         i_split = i_work // tiles
         low_m, low_n, m, n = clamped_tile(i_work % tiles, M, N, tile)
+        PRECISION: tl.constexpr = tile.PRECISION
         b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
         # Every share has the same number of blocks: past the end of K the boxes are zeros.
         for i_k in range(blocks_per_split):
             b_a, b_b = load_boxes(d_a, d_b, m, n, (i_split * blocks_per_split + i_k) * tile.BLOCK_K, tile)
-            b_acc = float8.product(b_a, b_b, b_acc, tile.ACC, tile.PRECISION)
+            b_acc = float8.product(b_a, b_b, b_acc, tile.ACC, PRECISION)
         p_share = p_c + i_split.to(tl.int64) * s_split
         store_tile(b_acc, p_bias, p_scale, p_share, p_z, m, n, M, N, epilogue, tile.PIECES, low_m, low_n)
 
