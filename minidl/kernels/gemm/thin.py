@@ -18,7 +18,7 @@ import triton.language as tl
 from minidl.kernels.gemm import launches
 from minidl.kernels.gemm.prepared import Product, strided
 from minidl.kernels.gemm.problem import Problem
-from minidl.kernels.gemm.tiled import store_tile
+from minidl.kernels.gemm.tiled import share_of_k, store_tile
 from minidl.runtime.dependent_launch import wait
 
 THIN = 16
@@ -56,15 +56,12 @@ def gemm_thin_kernel(
     tiles_n = tl.cdiv(N, BLOCK_N)
     m = tl.program_id(0) // tiles_n * BLOCK_M
     n = tl.program_id(0) % tiles_n * BLOCK_N
-    i_split = tl.program_id(1)
     o_m = m + tl.arange(0, BLOCK_M)
     o_n = n + tl.arange(0, BLOCK_N)
-    k_per_split = tl.cdiv(tl.cdiv(sizes.K, BLOCK_K), sizes.SPLIT) * BLOCK_K
-    start = i_split * k_per_split
-    end = tl.minimum(sizes.K, start + k_per_split)
-    o_k = start + tl.arange(0, BLOCK_K)
-    p_a += o_k.to(tl.int64)[:, None] * strides.ak + o_m.to(tl.int64)[None, :] * strides.am
-    p_b += o_k.to(tl.int64)[:, None] * strides.bk + o_n.to(tl.int64)[None, :] * strides.bn
+    start, end = share_of_k(sizes.K, sizes.SPLIT, BLOCK_K)
+    o_k = (start + tl.arange(0, BLOCK_K)).to(tl.int64)[:, None]
+    p_a += o_k * strides.ak + o_m.to(tl.int64)[None, :] * strides.am
+    p_b += o_k * strides.bk + o_n.to(tl.int64)[None, :] * strides.bn
     b_acc = tl.zeros((BLOCK_K, BLOCK_M, BLOCK_N), dtype=tile.ACC)
     for k in tl.range(start, end, BLOCK_K, num_stages=tile.STAGES):
         m_k = (k + tl.arange(0, BLOCK_K)) < end
@@ -73,7 +70,7 @@ def gemm_thin_kernel(
         b_acc += b_a[:, :, None] * b_b[:, None, :]
         p_a += tl.full((), BLOCK_K, tl.int64) * strides.ak
         p_b += tl.full((), BLOCK_K, tl.int64) * strides.bk
-    p_c += i_split.to(tl.int64) * sizes.s_split
+    p_c += tl.program_id(1).to(tl.int64) * sizes.s_split
     store_tile(tl.sum(b_acc, 0), p_bias, p_scale, p_c, p_z, m, n, M, N, epilogue, 1)
 
 
