@@ -3,12 +3,16 @@
 Tensor cores need extents of 16 or more, boxes need aligned rows, and tf32 needs both operands contiguous along K. Here
 operands are read in place: c[m, n] = sum over k of a[m, k] b[k, n], in blocks [BLOCK_K, BLOCK_M, BLOCK_N] of products.
 
-             b [BLOCK_K, 1, BLOCK_N]          K is the first axis of a block, so that the compiler gives neighbouring
-           +-----+                            threads neighbouring results and each thread a part of K: threads sum on
-          /     /|                            their own, and warps exchange sums once at the end. With K between M and
-       a +-----+ |  -> sum over K: c          N, or last, threads would exchange many more.
-         |     | +
-         +-----+    a [BLOCK_K, BLOCK_M, 1]
+           +----------+
+          /  b       /|     N        b_acc[k, m, n] = a[m, k] b[k, n], block after block of K;
+         +----------+ |              c = the sum of b_acc over its first axis
+      M  |          | +
+         | a        |/  K
+         +----------+
+
+K is the first axis of a block, so that the compiler gives neighbouring threads neighbouring results and each thread a
+part of K: threads sum on their own, and warps exchange sums once at the end. With K between M and N, or last, threads
+would exchange many more.
 """
 
 import torch
