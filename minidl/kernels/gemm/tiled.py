@@ -140,14 +140,8 @@ def clamped_tile(i_tile, M, N, tile: tl.constexpr):
 @triton.jit
 def load_boxes(d_a, d_b, m, n, k, tile: tl.constexpr):
     """Return the blocks of a [BLOCK_M, BLOCK_K] and b [BLOCK_K, BLOCK_N]."""
-    if tile.A_TRANSPOSED:
-        b_a = d_a.load([k, m]).T
-    else:
-        b_a = d_a.load([m, k])
-    if tile.B_TRANSPOSED:
-        b_b = d_b.load([n, k]).T
-    else:
-        b_b = d_b.load([k, n])
+    b_a = d_a.load([k, m]).T if tile.A_TRANSPOSED else d_a.load([m, k])
+    b_b = d_b.load([n, k]).T if tile.B_TRANSPOSED else d_b.load([k, n])
     return b_a, b_b
 
 
@@ -196,12 +190,11 @@ def gemm_pointer_kernel(
 ):  # fmt: skip
     """Write a tile of c, or of a share, by pointers."""
     wait(EARLY)
-    M = as_multiple(sizes.M, tile.UNITS[0])
-    N = as_multiple(sizes.N, tile.UNITS[1])
-    K = as_multiple(sizes.K, tile.UNITS[2])
-    s_split = as_multiple(sizes.s_split, tile.UNITS[1])
-    s_am, s_ak = as_multiple(strides.am, tile.UNITS[3]), as_multiple(strides.ak, tile.UNITS[4])
-    s_bk, s_bn = as_multiple(strides.bk, tile.UNITS[5]), as_multiple(strides.bn, tile.UNITS[6])
+    UNITS: tl.constexpr = tile.UNITS
+    M, N, K = as_multiple(sizes.M, UNITS[0]), as_multiple(sizes.N, UNITS[1]), as_multiple(sizes.K, UNITS[2])
+    s_split = as_multiple(sizes.s_split, UNITS[1])
+    s_am, s_ak = as_multiple(strides.am, UNITS[3]), as_multiple(strides.ak, UNITS[4])
+    s_bk, s_bn = as_multiple(strides.bk, UNITS[5]), as_multiple(strides.bn, UNITS[6])
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     BLOCK_K: tl.constexpr = tile.BLOCK_K
