@@ -94,6 +94,7 @@ def conv_batch_tile(
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_K: tl.constexpr = tile.BLOCK_K
     TURN: tl.constexpr = tile.TURN
+    PRECISION: tl.constexpr = tile.PRECISION
     IN_TAP_H: tl.constexpr = taps.IN_TAP_H
     IN_TAP_W: tl.constexpr = taps.IN_TAP_W
     H = inputs.H
@@ -136,7 +137,7 @@ def conv_batch_tile(
         # [BLOCK_K, BLOCK_N]
         b_w = d_w.load([c, o_w]) if TURN else d_w.load([i_group * M + m, o_w]).T
         b_x = d_x.load([n, o_x])  # [BLOCK_M, BLOCK_K]
-        b_acc = float8.product(b_x, b_w, b_acc, tile.ACC, tile.PRECISION)
+        b_acc = float8.product(b_x, b_w, b_acc, tile.ACC, PRECISION)
         # Taps are the inner loop, so that concurrent programs share inputs in L2.
         i_w += 1
         row = i_w == taps_w

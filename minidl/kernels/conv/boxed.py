@@ -126,6 +126,7 @@ def conv_box_tile(
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     BLOCK_K: tl.constexpr = tile.BLOCK_K
+    PRECISION: tl.constexpr = tile.PRECISION
     M = outputs.M
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_w = tl.cdiv(outputs.QW, tile.TILE_W)
@@ -149,7 +150,7 @@ def conv_box_tile(
         # [BLOCK_M, BLOCK_K]
         b_w = d_w.load([c, o_w]).T if tile.TURN else d_w.load([i_group * M + m, o_w])
         b_x = load_box(d_x, swapped, n, x_h, x_w, c, tile)  # [BLOCK_K, BLOCK_N]
-        b_acc = float8.product(b_w, b_x, b_acc, tile.ACC, tile.PRECISION)
+        b_acc = float8.product(b_w, b_x, b_acc, tile.ACC, PRECISION)
         # Taps are the inner loop, so that concurrent programs share inputs in L2.
         j_w += 1
         row = j_w == JW

@@ -101,11 +101,6 @@ def conv_unfolded_grad_weight_kernel(
     wait(EARLY)
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
-    BLOCK_K: tl.constexpr = tile.BLOCK_K
-    GROUPS: tl.constexpr = tile.GROUPS
-    M: tl.constexpr = tile.M
-    C: tl.constexpr = taps.C
-    JW: tl.constexpr = taps.JW
     H, W = image
     in_h, in_w = start
     by_image, by_row = reciprocals
@@ -116,27 +111,27 @@ def conv_unfolded_grad_weight_kernel(
     end = tl.where(is_whole, pixels, tl.minimum(first + share, pixels))
     i_group, m, j, o_c = tile_at(i_tile, taps, tile)
     o_m = m + tl.arange(0, BLOCK_M)
-    m_m = o_m < M
-    m_c = (j < taps.JH * JW) & (o_c < C)
-    t_h = j // JW * taps.IN_TAP_H
-    t_w = j % JW * taps.IN_TAP_W
-    o_tap = (t_h * W + t_w) * (GROUPS * C) + o_c
-    p_dy += i_group * M
-    p_x += i_group * C
+    m_m = o_m < tile.M
+    m_c = (j < taps.JH * taps.JW) & (o_c < taps.C)
+    t_h = j // taps.JW * taps.IN_TAP_H
+    t_w = j % taps.JW * taps.IN_TAP_W
+    o_tap = (t_h * W + t_w) * (tile.GROUPS * taps.C) + o_c
+    p_dy += i_group * tile.M
+    p_x += i_group * taps.C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     tl.assume(first < end)
-    for i_first in range(first, end, BLOCK_K):
-        o_row = i_first + tl.arange(0, BLOCK_K)
+    for i_first in range(first, end, tile.BLOCK_K):
+        o_row = i_first + tl.arange(0, tile.BLOCK_K)
         m_row = o_row < end
         n = fast_divide(o_row, QH * QW, by_image, tl.int32)
         o = o_row - n * (QH * QW)
         q_h = fast_divide(o, QW, by_row, tl.int32)
         x_h = in_h + q_h * taps.IN_STEP_H
         x_w = in_w + (o - q_h * QW) * taps.IN_STEP_W
-        o_x = ((n * H + x_h) * W + x_w) * (GROUPS * C)
-        b_dy = tl.load(
-            p_dy + (o_row * (GROUPS * M))[:, None] + o_m[None, :], mask=m_row[:, None] & m_m[None, :], other=0.0
-        )  # [BLOCK_K, BLOCK_M]
+        o_x = ((n * H + x_h) * W + x_w) * (tile.GROUPS * taps.C)
+        o_dy = o_row * (tile.GROUPS * tile.M)
+        m_dy = m_row[:, None] & m_m[None, :]
+        b_dy = tl.load(p_dy + o_dy[:, None] + o_m[None, :], mask=m_dy, other=0.0)  # [BLOCK_K, BLOCK_M]
         m_x = m_row[:, None] & m_c[None, :]
         if not tile.INSIDE:
             h = x_h[:, None] + t_h[None, :]
@@ -160,15 +155,13 @@ def conv_unfolded_sum_kernel(
 ):  # fmt: skip
     """Add the shares of ROWS rows of a remaining tile, in order."""
     wait(EARLY)
-    BLOCK_M: tl.constexpr = tile.BLOCK_M
-    BLOCK_N: tl.constexpr = tile.BLOCK_N
-    PIECES: tl.constexpr = BLOCK_M // ROWS
+    PIECES: tl.constexpr = tile.BLOCK_M // ROWS
     i_rest = tl.program_id(0) // PIECES
     row = tl.program_id(0) % PIECES * ROWS
     i_group, m, j, o_c = tile_at(whole + i_rest, taps, tile)
-    o = (row + tl.arange(0, ROWS))[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    p_partial += tl.cast(i_rest, tl.int64) * (BLOCK_M * BLOCK_N)
-    step = tl.cast(rest, tl.int64) * (BLOCK_M * BLOCK_N)
+    o = (row + tl.arange(0, ROWS))[:, None] * tile.BLOCK_N + tl.arange(0, tile.BLOCK_N)[None, :]
+    p_partial += tl.cast(i_rest, tl.int64) * (tile.BLOCK_M * tile.BLOCK_N)
+    step = tl.cast(rest, tl.int64) * (tile.BLOCK_M * tile.BLOCK_N)
     b_total = tl.load(p_partial + o)  # [ROWS, BLOCK_N]
     for i_first in range(1, shares, TOGETHER):
         for i in tl.static_range(TOGETHER):
