@@ -37,6 +37,8 @@ KINDS = "conv", "conv1d", "conv_transpose"
 # A form or rewrite stays if one of these is lost without it.
 PUBLISHED_LOSS, GROUP_LOSS, CUDNN = 1.005, 1.02, 1.0
 FEWEST = 10  # rows of a group
+# Layers of the courses' networks.
+COURSES = (*(f"conv {name}" for name in tuple(BENCHMARK)[:4]), "transposed")
 # Forms that stay for another reason.
 REASONS = {
     "fft": "stays: on request, for float32 with large kernels",
@@ -106,7 +108,7 @@ def _benchmark(processors: int) -> Iterator[tuple[Problem, str]]:
 
 def names() -> list[str]:
     """Return the names of all form modules and rewrites."""
-    return [_module(form) for form in forms.FORMS] + [rewrite.name for rewrite in forms.REWRITES]
+    return [_module(form) for form in forms.FORMS] + [rewrite.name for rewrite in forms.REWRITES if rewrite.name]
 
 
 def _module(form: Any) -> str:
@@ -129,8 +131,10 @@ def without(*removed: str) -> Iterator[None]:
 
 def used(chosen: plan.Plan) -> set[str]:
     """Return the names of the forms and rewrites of a plan."""
-    own = {_module(chosen.form)} if chosen.form is not None else {chosen.name} if chosen.rewrite is not None else set()
-    return own.union(*map(used, chosen.parts))
+    if isinstance(chosen, plan.FormPlan):
+        return {_module(chosen.form)}
+    assert isinstance(chosen, plan.RewritePlan)
+    return {chosen.rewrite.name}.union(*map(used, chosen.parts))
 
 
 class Loss(NamedTuple):
@@ -166,11 +170,12 @@ def summary(name: str, lost: list[Loss], sizes: dict[str, int]) -> tuple[list[st
     groups = {loss.row.group for loss in lost if not loss.row.ratio} - {"published"}
     by_group = {
         group: _mean((loss.factor for loss in lost if loss.row.group == group), sizes[group])
-        for group in groups if sizes[group] >= FEWEST
+        for group in sorted(groups) if sizes[group] >= FEWEST
     }  # fmt: skip
     group = max(by_group, key=lambda key: by_group[key], default="")
     layers = [loss for loss in lost if loss.row.ratio and loss.factor > 1.01]
-    behind = [loss for loss in layers if loss.row.ratio / loss.factor < CUDNN <= loss.row.ratio]
+    courses = [loss for loss in layers if loss.row.group.startswith(COURSES)]
+    behind = [loss for loss in courses if loss.row.ratio / loss.factor < CUDNN <= loss.row.ratio]
     stays = mean >= PUBLISHED_LOSS or by_group.get(group, 1.0) >= GROUP_LOSS or bool(behind)
     listed = "; ".join(
         f"{loss.row.group}: {loss.row.ratio:.2f} -> {loss.row.ratio / loss.factor:.2f}"
@@ -198,7 +203,7 @@ def _lines(name: str) -> int:
     module = next((f for f in forms.FORMS if _module(f) == name), None)
     if module is None:
         rewrite = next(r for r in forms.REWRITES if r.name == name)
-        module = sys.modules[rewrite.make.__module__]
+        module = sys.modules[type(rewrite).__module__]
     return len(Path(module.__file__).read_text().splitlines())
 
 

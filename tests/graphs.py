@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minidl import random
 from minidl.compilation import capture, cuda_graph
 from minidl.runtime import launch
+from tests.launches import replace_run
 
 ALLOCATION = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
@@ -55,7 +56,7 @@ class Recorder(TorchDispatchMode):
 def record(call, stream, pool):
     recorder, run = Recorder(), launch.run
     with pytest.MonkeyPatch.context() as patched, cuda_graph.NoHostReads("cpu"):
-        patched.setattr(launch, "run", recorder.launch(run))
+        replace_run(patched, recorder.launch(run))
         with recorder:
             outputs = call()
     return recorder, outputs

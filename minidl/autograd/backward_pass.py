@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from minidl.autograd.graph import Arrived, Context, Edge, Grad, Hook, Node, OpenSum, Variable, accumulating
+from minidl.autograd.graph import Context, Edge, Grad, Hook, Incoming, Node, PendingSum, Variable, accumulating
 from minidl.autograd.modes import is_anomaly_enabled
 from minidl.runtime import streams
 from minidl.sparse.rows import RowGrad
 
 # Gradients that have reached the outputs of a node, or a leaf.
-Pending = dict["Variable | Node", list["Arrived"]]
+Pending = dict["Variable | Node", list["Incoming"]]
 
 
 def backward(
@@ -40,18 +40,18 @@ def backward(
     stream = streams.current(root.data.device)
     if isinstance(edge[0], Node):
         waiting = _count_uses(edge[0])
-        if gradient is None and (requested is not None or not _takes_none(*edge)):
+        if gradient is None and (requested is not None or not _needs_no_seed(*edge)):
             gradient = torch.ones_like(root.data)
         _run(edge, gradient, waiting, retain_graph, requested, stream)
     else:
         _to_leaf(edge[0], torch.ones_like(root.data) if gradient is None else gradient, True, requested, stream)
 
 
-def _takes_none(node: Variable | Node, index: int) -> bool:
+def _needs_no_seed(node: Variable | Node, index: int) -> bool:
     """Return whether the root's gradient of 1 may be None: only the operation's own backward reads it."""
     return (
         isinstance(node, Node)
-        and node.function.none_is_one
+        and node.function.seed_is_optional
         and len(node.outputs) == 1
         and not node.hooks.get(index)
         and index not in node.retained
@@ -113,8 +113,8 @@ def _run(
                 if arrived is not None and (node, i) in requested:
                     dense = arrived if isinstance(arrived, torch.Tensor) else arrived.dense()
                     requested[node, i] = _add(requested[node, i], dense.clone())
-        one = gradient is None and node is root
-        for (target, position), grad, shared in _run_node(node, grads, pending, retain_graph, one):
+        is_seed = gradient is None and node is root
+        for (target, position), grad, shared in _run_node(node, grads, pending, retain_graph, is_seed):
             slots = pending.setdefault(target, [None] * (len(target.outputs) if isinstance(target, Node) else 1))
             if grad is not None:
                 if not isinstance(target, Node):
@@ -123,8 +123,8 @@ def _run(
                     else:
                         borrowed.discard(target)
                 last = waiting[target] == 1 and not hooked
-                stays_open = last and isinstance(target, Node) and target.function.takes_sums()
-                slots[position] = (_sum_or_open if stays_open else _add)(slots[position], grad)
+                stays_open = last and isinstance(target, Node) and target.function.accepts_pending_sums()
+                slots[position] = (_pending_sum if stays_open else _add)(slots[position], grad)
             waiting[target] -= 1
             if waiting[target]:
                 continue
@@ -132,7 +132,7 @@ def _run(
                 heapq.heappush(ready, (-target.sequence, target))
             else:
                 total = pending.pop(target)[0]
-                assert not isinstance(total, OpenSum)
+                assert not isinstance(total, PendingSum)
                 if total is not None:
                     _to_leaf(target, total, target in borrowed, requested, stream)
 
@@ -148,38 +148,33 @@ def _take_pending(pending: Pending, edges: list[Edge | None], index: int) -> tor
 
 
 def _run_node(
-    node: Node, grads: list[Arrived], pending: Pending, retain_graph: bool, none_is_one: bool
+    node: Node, grads: list[Incoming], pending: Pending, retain_graph: bool, is_seed: bool
 ) -> Iterator[tuple[Edge, Grad | None, bool]]:
     """Return the gradients of a node's inputs, each with the edge it goes to and whether its memory is also used
     elsewhere.
 
-    `one` says that the gradient of the output is 1 where it is None.
+    `is_seed`: the gradient of the output is the seed, 1, which may be None.
     """
     context = _context(node)
     if not retain_graph:
         node.context = None
-    if not none_is_one and all(g is None for g in grads):
+    if not is_seed and all(g is None for g in grads):
         returned: Sequence[Grad | None] = (None,) * len(node.edges)
     else:
-        context._arrived[threading.get_ident()] = partial(_take_pending, pending, node.edges)
+        context._pending[threading.get_ident()] = partial(_take_pending, pending, node.edges)
         # Only leaves, and so the optimiser, receive row gradients.
-        result = node.function.backward(context, *(g.dense() if isinstance(g, RowGrad) else g for g in grads))
-        returned = result if isinstance(result, tuple) else (result,)
-        context._arrived.pop(threading.get_ident(), None)
+        dense = (g.dense() if isinstance(g, RowGrad) else g for g in grads)
+        returned = node.gradients(node.function.backward(context, *dense))
+        context._pending.pop(threading.get_ident(), None)
         if is_anomaly_enabled():
             node.refuse_nan(returned)
-    if len(returned) != len(node.edges):
-        raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
-    parts = (part for g in grads for part in (g if isinstance(g, OpenSum) else (g,)))
+    parts = (part for g in grads for part in (g if isinstance(g, PendingSum) else (g,)))
     in_use = {_memory(t) for t in (*parts, *context._saved) if t is not None}
     for edge, meta, grad in zip(node.edges, node.metas, returned, strict=True):
         if edge is None or meta is None:
             continue
         if grad is not None and (tuple(grad.shape), grad.dtype) != meta:
-            raise RuntimeError(
-                f"{node}: backward returned a gradient of shape {list(grad.shape)} and dtype {grad.dtype} "
-                f"for an input of shape {list(meta[0])} and dtype {meta[1]}"
-            )
+            raise node.mismatch(grad, meta)
         shared = False
         if grad is not None:
             shared = _memory(grad) in in_use
@@ -192,10 +187,10 @@ def _memory(grad: Grad) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _run_hooks(node: Node, index: int, grad: Arrived, stream: Any) -> Arrived:
-    if isinstance(grad, OpenSum) and (node.hooks.get(index) or index in node.retained):
+def _run_hooks(node: Node, index: int, grad: Incoming, stream: Any) -> Incoming:
+    if isinstance(grad, PendingSum) and (node.hooks.get(index) or index in node.retained):
         grad = grad.dense()
-    if grad is None or isinstance(grad, OpenSum):
+    if grad is None or isinstance(grad, PendingSum):
         return grad
     for hook in node.hooks.get(index, {}).values():
         grad = _apply_hook(hook, grad, str(node))
@@ -245,11 +240,11 @@ def _add_to_grad(variable: Variable, grad: Grad, stream: Any, shared: bool = Fal
         variable._grad = _add(variable._grad, grad)
 
 
-def _add(old: Arrived, new: Grad) -> Grad:
+def _add(old: Incoming, new: Grad) -> Grad:
     """Return old + new; either may be rows, and the sum of two is dense."""
-    total = _sum_or_open(old, new)
-    return total.dense() if isinstance(total, OpenSum) else total
+    total = _pending_sum(old, new)
+    return total.dense() if isinstance(total, PendingSum) else total
 
 
-def _sum_or_open(old: Arrived, new: Grad) -> Grad | OpenSum:
-    return new if old is None else OpenSum(*(g if isinstance(g, torch.Tensor) else g.dense() for g in (old, new)))
+def _pending_sum(old: Incoming, new: Grad) -> Grad | PendingSum:
+    return new if old is None else PendingSum(*(g if isinstance(g, torch.Tensor) else g.dense() for g in (old, new)))

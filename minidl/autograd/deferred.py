@@ -12,7 +12,7 @@ torch changed is detected by its version, and refused.
 A batch norm in training gets its statistics from the convolution before it if that can compute them.
 
 Fused and plain execution differ only in rounding: intermediate results are not rounded. In backward, the gradient of a
-result used twice may arrive in two parts (`Function.takes_sums`), rounded as if they had been added first.
+result used twice may arrive in two parts (`PendingSum`), rounded as if they had been added first.
 `fusion(False)` computes every result at once.
 """
 
@@ -109,7 +109,7 @@ def waiting(x: Variable) -> Deferred | None:
     return deferred
 
 
-def take(x: Variable, method: str, *args: Any) -> Any:
+def fuse(x: Variable, method: str, *args: Any) -> Any:
     """Return the result of a `method` of x's Deferred, mostly a Deferred with one more operation; None if
     impossible."""
     deferred = waiting(x)
@@ -120,7 +120,7 @@ def take(x: Variable, method: str, *args: Any) -> Any:
 
 def in_rows(x: V) -> V:
     """Return x, or its values in rows of channels with a stride of their own, for an operation that accepts them."""
-    rows = take(x, "in_rows")
+    rows = fuse(x, "in_rows")
     return x if rows is None else rows
 
 

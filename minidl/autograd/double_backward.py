@@ -1,7 +1,7 @@
 """The backward pass with `create_graph`: its gradients are recorded, as results of differentiable operations.
 
-An operation's `second` receives the values that the operation saved, as variables of the graph, and the gradients of
-its results. No graph changes, so each can be used again.
+An operation's `recorded_backward` receives the values that the operation saved, as variables of the graph, and the
+gradients of its results. No graph changes, so each can be used again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from minidl.autograd.function import Function
-from minidl.autograd.graph import Context, Edge, Hook, Node, Variable, accumulating
+from minidl.autograd.function import Function, TensorContext
+from minidl.autograd.graph import Edge, Hook, Node, Variable, accumulating
 from minidl.autograd.modes import enable_grad, is_anomaly_enabled
 from minidl.runtime import streams
 from minidl.sparse.rows import RowGrad
@@ -29,31 +29,23 @@ class Same(Function):
     def backward(ctx: Any, dy: Any) -> Any:
         return dy
 
-    second = backward
+    recorded_backward = backward
 
 
-class RecordedContext:
-    """A node's context for `second`: saved tensors are variables. Other attributes come from the context."""
+class RecordedContext(TensorContext):
+    """A node's context for `recorded_backward`: saved inputs and outputs are variables of the graph."""
 
     def __init__(self, node: Node, needs: tuple[bool, ...]) -> None:
         assert node.context is not None
-        self.context: Context = node.context
+        super().__init__(node.context)
         self.needs = self.needs_input_grad = needs
         self.function = node.function
         self._node = node
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self.context, name)
-        if isinstance(value, torch.Tensor) and id(value) in self._node.ids:  # an input or output stored as an attribute
-            return self._variable(value)
-        return value
-
-    @property
-    def saved(self) -> tuple[Any, ...]:
-        """The saved tensors: variables if they were inputs or outputs, else constants."""
-        return tuple(None if t is None else self._variable(t) for t in self.context.saved)
-
-    saved_tensors = saved
+        value = super().__getattr__(name)
+        is_input_or_output = isinstance(value, torch.Tensor) and id(value) in self._node.tensor_ids
+        return self._variable(value) if is_input_or_output else value
 
     def input(self, index: int, value: torch.Tensor) -> Variable:
         """Return the variable of an input from its value, for inputs that were saved in another form."""
@@ -67,7 +59,7 @@ class RecordedContext:
     def _variable(self, tensor: torch.Tensor) -> Variable:
         node, identity = self._node, id(tensor)
         edges = {(node, i - len(node.edges)) if i >= len(node.edges) else node.edges[i]
-                  for i, other in enumerate(node.ids) if other == identity} - {None}  # fmt: skip
+                  for i, other in enumerate(node.tensor_ids) if other == identity} - {None}  # fmt: skip
         if len(edges) > 1:
             raise RuntimeError(f"{node}: create_graph=True finds two tensors over one `data`; clone() one of them")
         edge = next(iter(edges), None)
@@ -101,7 +93,7 @@ def gradients(
     assert start is not None
     nodes, used = _nodes_between(start, requested)
     for node in nodes:
-        if node.function.second is None:
+        if node.function.recorded_backward is None:
             raise RuntimeError(
                 f"create_graph=True needs a second derivative of {node}, which minidl does not have; leave it out, "
                 "compute this part by other operations (docs/python.md lists those that have one), or take a "
@@ -153,7 +145,7 @@ def _add_to_grad(leaf: Variable, grad: Variable) -> None:
             grad = previous + grad
         else:
             grad = grad.clone()  # type: ignore[attr-defined]  # two leaves may share one gradient
-        leaf._grad, leaf._slope = grad.data, grad
+        leaf._grad, leaf._recorded_grad = grad.data, grad
     for hook in list(leaf._after.values()):
         hook(leaf)
 
@@ -184,15 +176,12 @@ def _nodes_between(start: Edge, requested: Collection[Edge] | None) -> tuple[lis
 def _run_node(node: Node, grads: list[Variable | None], used: set[Edge]) -> list[tuple[Edge, Variable]]:
     """Return the gradients of a node's inputs that are used, each with its edge."""
     needs = tuple(edge in used for edge in node.edges)
-    result = node.function.second(RecordedContext(node, needs), *grads)
-    returned = result if isinstance(result, tuple) else (result,)
-    if len(returned) != len(node.edges):
-        raise RuntimeError(f"{node}: backward returned {len(returned)} gradients for {len(node.edges)} inputs")
+    returned = node.gradients(node.function.recorded_backward(RecordedContext(node, needs), *grads))
     if is_anomaly_enabled():
         node.refuse_nan(returned)
     results = []
     for edge, meta, grad, need in zip(node.edges, node.metas, returned, needs, strict=True):
-        if edge is None or grad is None or not need:
+        if edge is None or meta is None or grad is None or not need:
             continue
         if not isinstance(grad, Variable):
             raise RuntimeError(
@@ -200,10 +189,7 @@ def _run_node(node: Node, grads: list[Variable | None], used: set[Edge]) -> list
                 "recorded; write it with minidl.ops"
             )
         if (tuple(grad.data.shape), grad.data.dtype) != meta:
-            raise RuntimeError(
-                f"{node}: backward returned a gradient of shape {list(grad.data.shape)} and dtype {grad.data.dtype} "
-                f"for an input of {meta}"
-            )
+            raise node.mismatch(grad.data, meta)
         results.append((edge, grad))
     return results
 

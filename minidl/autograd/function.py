@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from minidl.autograd.graph import Context, Node, UnknownTensor, Variable
 from minidl.autograd.modes import is_grad_enabled, no_grad
+
+F = TypeVar("F", bound="Function")
 
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
@@ -39,15 +42,18 @@ class Function:
     `setup_context(ctx, inputs, output)` with a forward without ctx. If forward or backward returns Tensors, such as
     results of `minidl.ops`, their values are used.
 
-    With `none_is_one`, for a function of one output, backward receives None instead of the initial gradient of 1. That
-    saves two launches: the fill and the product.
+    With `seed_is_optional`, for a function of one output, backward may receive None for a gradient of 1.
 
-    `second` is backward for `create_graph`: from Tensors to Tensors, by recorded operations; None if unsupported. For
-    user-defined functions it is backward; `recordable` derives it from backward.
+    `recorded_backward` is backward for `create_graph`: from Tensors to Tensors, by recorded operations, so that
+    gradients of every order follow; None if unsupported. For user-defined functions it is backward. Others derive it:
+
+    - `recordable`: backward itself, with operations in place of its kernels
+    - `in_operations`: backward itself, written in operations, for functions whose host time does not matter
+    - `linear`: the function is the gradient of its gradient
     """
 
-    none_is_one = False
-    second: ClassVar[Callable[..., Any] | None] = None
+    seed_is_optional = False
+    recorded_backward: ClassVar[Callable[..., Any] | None] = None
     result_class: ClassVar[type[Variable]] = Variable
 
     def __init_subclass__(cls) -> None:
@@ -65,8 +71,8 @@ class Function:
         raise NotImplementedError
 
     @staticmethod
-    def takes_sums() -> bool:
-        """Return whether backward accepts an `OpenSum`, a gradient in two parts that are not added yet."""
+    def accepts_pending_sums() -> bool:
+        """Return whether backward accepts a `PendingSum` as a gradient."""
         return False
 
     @classmethod
@@ -84,38 +90,33 @@ class Function:
             ]
         except UnknownTensor as unknown:
             return unknown.answer(args)
-        if not (True in needs and is_grad_enabled()):
-            context = Context((False,) * len(args))
-            context._where = cls.__name__
-            result = cls.forward(context, *raw)
-            return (
-                tuple([cls.result_class(out) for out in result])
-                if isinstance(result, tuple)
-                else cls.result_class(result)
-            )
-        # `RecordedContext` identifies saved tensors by id: a constant over a variable's value needs another id.
-        variable_ids = {id(value) for value, need in zip(raw, needs, strict=True) if need}
-        raw = [
-            value.detach() if not need and isinstance(value, torch.Tensor) and id(value) in variable_ids else value
-            for value, need in zip(raw, needs, strict=True)
-        ]
-        context = Context(needs)
+        if recorded := True in needs and is_grad_enabled():
+            # `RecordedContext` identifies saved tensors by id: a constant over a variable's value needs another id.
+            variable_ids = {id(value) for value, need in zip(raw, needs, strict=True) if need}
+            raw = [
+                value.detach() if not need and isinstance(value, torch.Tensor) and id(value) in variable_ids else value
+                for value, need in zip(raw, needs, strict=True)
+            ]
+        context = Context(needs if recorded else (False,) * len(args))
         context._where = cls.__name__
         result = cls.forward(context, *raw)
-        edges = [arg._edge() if need else None for arg, need in zip(args, needs, strict=True)]
-        node = Node(cls, context, edges, _caller())
-        context._where = str(node)
-        node.metas = [None if e is None else (tuple(r.shape), r.dtype) for e, r in zip(edges, raw, strict=True)]
-        node.ids = tuple(map(id, (*raw, *result) if isinstance(result, tuple) else (*raw, result)))
-        if not isinstance(result, tuple):
-            node.outputs = [tuple(result.shape)]
-            return _join(cls.result_class(result), node, 0)
-        node.outputs = [tuple(out.shape) for out in result]
-        return tuple([_join(cls.result_class(out), node, i) for i, out in enumerate(result)])
+        outputs = result if isinstance(result, tuple) else (result,)
+        variables = tuple([cls.result_class(out) for out in outputs])
+        if recorded:
+            edges = [arg._edge() if need else None for arg, need in zip(args, needs, strict=True)]
+            node = Node(cls, context, edges, _caller())
+            context._where = str(node)
+            node.metas = [None if e is None else (tuple(r.shape), r.dtype) for e, r in zip(edges, raw, strict=True)]
+            node.tensor_ids = tuple(map(id, (*raw, *outputs)))
+            node.outputs = [tuple(out.shape) for out in outputs]
+            for index, variable in enumerate(variables):
+                if outputs[index].dtype.is_floating_point:
+                    variable._recorded_by(node, index)
+        return variables if isinstance(result, tuple) else variables[0]
 
 
 def recordable(**operations: Callable[..., Any]) -> Callable[[type[Function]], Any]:
-    """Return a decorator that derives `second` from backward, with operations on variables in place of kernels.
+    """Return a decorator that derives `recorded_backward` from backward, with operations in place of kernels.
 
     backward, a class method, calls its kernels as attributes of the class; `operations` replaces them by name.
     """
@@ -123,7 +124,73 @@ def recordable(**operations: Callable[..., Any]) -> Callable[[type[Function]], A
     def derive(function: type[Function]) -> type[Function]:
         attributes = {name: staticmethod(operation) for name, operation in operations.items()}
         variant: type[Function] = type(function.__name__, (function,), attributes)
-        function.second = variant.backward
+        function.recorded_backward = variant.backward
+        return function
+
+    return derive
+
+
+class TensorContext:
+    """A context for backward in operations: its saved tensors are variables, here without a graph."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.context, name)
+
+    @property
+    def saved(self) -> tuple[Any, ...]:
+        return tuple(None if t is None else self._variable(t) for t in self.context.saved)
+
+    saved_tensors = saved
+
+    def _variable(self, tensor: torch.Tensor) -> Variable:
+        return Function.result_class(tensor)
+
+
+def in_operations(function: type[F]) -> type[F]:
+    """Decorate a function whose backward is written in operations on variables, for gradients of every order."""
+    backward = function.backward
+    function.recorded_backward = staticmethod(backward)
+
+    def raw_backward(ctx: Context, *grads: torch.Tensor | None) -> Any:
+        return _raw(backward(TensorContext(ctx), *(None if dy is None else Function.result_class(dy) for dy in grads)))
+
+    function.backward = staticmethod(raw_backward)  # type: ignore[method-assign]
+    return function
+
+
+@in_operations
+class _Gradient(Function):
+    """The gradient of a linear function, as an operation; its own gradient is the function."""
+
+    @staticmethod
+    def forward(ctx: Any, dy: torch.Tensor, gradient: Callable[..., torch.Tensor], function: Any) -> torch.Tensor:
+        ctx.function = function
+        return gradient(dy)
+
+    @staticmethod
+    def backward(ctx: Any, ddx: Variable) -> Any:
+        return ctx.function(ddx), None, None
+
+
+def linear(apply: Callable[[Any, Any], Variable], argument: int = 0) -> Callable[[type[F]], type[F]]:
+    """Return a decorator for functions whose first output is linear in one argument.
+
+    `apply(ctx, x)` returns the function of another x, recorded.
+    """
+
+    def derive(function: type[F]) -> type[F]:
+        def recorded_backward(ctx: TensorContext, dy: Variable, *others: None) -> Any:
+            context = ctx.context
+            gradients: list[Any] = [None] * len(context.needs)
+            gradients[argument] = _Gradient.apply(
+                dy, lambda raw: function.backward(context, raw, *others)[argument], partial(apply, context)
+            )
+            return tuple(gradients)
+
+        function.recorded_backward = staticmethod(recorded_backward)
         return function
 
     return derive
@@ -146,7 +213,7 @@ def _accept_tensors(cls: type[Function]) -> None:
         cls.forward = staticmethod(forward_raw)  # type: ignore[method-assign]
     if "backward" in members:
         backward = cls.backward
-        cls.second = staticmethod(backward)
+        cls.recorded_backward = staticmethod(backward)
         cls.backward = staticmethod(lambda ctx, *grads: _raw(backward(ctx, *grads)))  # type: ignore[method-assign]
 
 
@@ -165,12 +232,6 @@ def _unrecorded(function: type[Function], tensor: torch.Tensor) -> torch.Tensor:
             "requires_grad=True) and read the gradient there"
         )
     return tensor
-
-
-def _join(out: Variable, node: Node, index: int) -> Variable:
-    if out.data.dtype.is_floating_point:
-        out._recorded_by(node, index)
-    return out
 
 
 def _caller() -> str:

@@ -16,8 +16,8 @@ from minidl.runtime import streams
 from minidl.sparse.rows import RowGrad
 
 
-class OpenSum(NamedTuple):
-    """The gradient of an output used twice, in two parts, which an operation that `takes_sums` adds as it reads."""
+class PendingSum(NamedTuple):
+    """The gradient of an output used twice: two parts that the operation adds while it reads them."""
 
     first: torch.Tensor
     second: torch.Tensor
@@ -35,7 +35,7 @@ def set_arithmetic(add: Callable[..., torch.Tensor], has_nan: Callable[[torch.Te
 
 
 Grad = torch.Tensor | RowGrad
-Arrived = Grad | OpenSum | None
+Incoming = Grad | PendingSum | None
 Hook = Callable[[torch.Tensor], "torch.Tensor | None"]
 
 _sequence = itertools.count()
@@ -73,14 +73,14 @@ class Context:
         self._saved: tuple[torch.Tensor | None, ...] = ()
         self._versions: tuple[int, ...] = ()
         self._where = ""
-        self._arrived: dict[int, Callable[[int], torch.Tensor | None]] = {}  # by thread that runs backward
+        self._pending: dict[int, Callable[[int], torch.Tensor | None]] = {}  # by thread that runs backward
 
-    def arrived(self, index: int) -> torch.Tensor | None:
-        """Return, in backward, the gradient that other operations have sent to an input so far, or None.
+    def pending_gradient(self, index: int) -> torch.Tensor | None:
+        """Remove and return, in backward, the sum of an input's gradients by other operations so far, or None.
 
-        The caller must add it: backward then returns the sum for this input.
+        The caller adds it to its own gradient of the input.
         """
-        lookup = self._arrived.get(threading.get_ident())
+        lookup = self._pending.get(threading.get_ident())
         return None if lookup is None else lookup(index)
 
     @property
@@ -149,8 +149,8 @@ class Variable:
         "_hooks",
         "_index",
         "_node",
+        "_recorded_grad",
         "_requires_grad",
-        "_slope",
         "_stream",
         "name",
     )  # fmt: skip
@@ -161,7 +161,7 @@ class Variable:
         self._fused = False  # True if another operation computed it in its kernel
         self.name = ""
         self._grad: Grad | None = None
-        self._slope: Variable | None = None  # _grad as a variable of the graph, if it was recorded
+        self._recorded_grad: Variable | None = None  # _grad as a variable of the graph, with create_graph
         self._stream: Any = None  # the CUDA stream of the last addition to _grad
         self._node: Node | None = None
         self._index = 0
@@ -195,9 +195,9 @@ class Variable:
 
     def _graph_grad(self) -> Variable | None:
         """Return `_grad` as a variable of the graph; None if it was not recorded, or has been replaced."""
-        if self._slope is not None and self._slope._data is not self._grad:
-            self._slope = None
-        return self._slope
+        if self._recorded_grad is not None and self._recorded_grad._data is not self._grad:
+            self._recorded_grad = None
+        return self._recorded_grad
 
     def _adds_on(self, stream: Any) -> None:
         """Record that a stream adds to `_grad` next, after the additions of the previous stream."""
@@ -219,8 +219,8 @@ class Node:
     """One recorded operation: its function and context for backward, and the origin of its inputs."""
 
     __slots__ = (
-        "__weakref__", "context", "edges", "function", "hooks", "ids", "metas", "outputs", "retained", "sequence",
-        "where",
+        "__weakref__", "context", "edges", "function", "hooks", "metas", "outputs", "retained", "sequence",
+        "tensor_ids", "where",
     )  # fmt: skip
 
     def __init__(self, function: Any, context: Context, edges: list[Edge | None], where: str) -> None:
@@ -231,13 +231,27 @@ class Node:
         self.sequence = next(_sequence)
         self.outputs: list[tuple[int, ...]] = []
         self.metas: list[tuple[tuple[int, ...], torch.dtype] | None] = []
-        self.ids: tuple[int, ...] = ()  # of the inputs and then the outputs, valid while the context holds them
+        self.tensor_ids: tuple[int, ...] = ()  # of the inputs and then the outputs, valid while the context holds them
         self.hooks: dict[int, dict[int, Hook]] = {}
         self.retained: dict[int, weakref.ref[Variable]] = {}
 
     @property
     def name(self) -> str:
         return self.function.__name__
+
+    def gradients(self, result: Any) -> tuple[Any, ...]:
+        """Return the result of backward as a tuple. Raises RuntimeError unless it has a gradient for each input."""
+        grads = result if isinstance(result, tuple) else (result,)
+        if len(grads) != len(self.edges):
+            raise RuntimeError(f"{self}: backward returned {len(grads)} gradients for {len(self.edges)} inputs")
+        return grads
+
+    def mismatch(self, grad: Any, meta: tuple[tuple[int, ...], torch.dtype]) -> RuntimeError:
+        """Return the error for a gradient whose shape or dtype is not its input's."""
+        return RuntimeError(
+            f"{self}: backward returned a gradient of shape {list(grad.shape)} and dtype {grad.dtype} "
+            f"for an input of shape {list(meta[0])} and dtype {meta[1]}"
+        )
 
     def refuse_nan(self, grads: Sequence[Grad | Variable | None]) -> None:
         """Raise RuntimeError for a gradient of an input that has NaN."""

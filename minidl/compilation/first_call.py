@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minidl.compilation import compiler_processes, launch_jobs
 from minidl.compilation.job import Job
-from minidl.runtime import launch
+from minidl.runtime import launch, launch_tape
 
 _FEW = 4  # fewer kernels are compiled at their launch, before a process would have started
 _MAX_SHARE = 0.6  # of the free memory that queued launches may use
@@ -52,12 +52,12 @@ def delayed_launches(device: torch.device) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(_one.release)
         queue = _Queue(device, stack)
-        launch.indirect_keepers.append(queue.keep)
+        launch_tape.indirect_keepers.append(queue.keep)
         try:
             with queue, launch.watch(queue.add), launch.settled_by(queue.run):
                 yield
         finally:
-            launch.indirect_keepers.remove(queue.keep)
+            launch_tape.indirect_keepers.remove(queue.keep)
             queue.end()
 
 

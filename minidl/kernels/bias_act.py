@@ -6,73 +6,109 @@
 
 The gradient saves x and b and recomputes x + b, without extra memory traffic. After a product with a fused epilogue,
 the output y = act(z) is saved if act' follows from it (`from_output`), else z. Each program of the gradient loops over
-a band of rows, so that db has few partial sums.
+a band of rows, so that db has few partial sums:
+
+    x [BLOCK_M, BLOCK_N] -> y            dy, x [band, BLOCK_N] -> dx, partial sums [bands, N] -> db
 """
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation, check, elementwise, reduce
+from minidl.kernels import activation, check, elementwise, memory_layout, reduce
 from minidl.kernels.activation import NONE, Activation, activate, activate_grad, activate_grad_from_output
+from minidl.kernels.epilogue import Epilogue
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed
 
 
+class Tile(NamedTuple):
+    """Constants: a block [BLOCK_M, BLOCK_N], computed in ACC."""
+
+    ACC: Any
+    BLOCK_M: int
+    BLOCK_N: int
+
+
+class Sizes(NamedTuple):
+    """[M, N], with the strides of rows of two inputs; band: the rows of a band of a gradient."""
+
+    M: int
+    N: int
+    s_first: int
+    s_second: int
+    band: int = 1
+
+
+@triton.jit
+def tile_of(M, N, tile: tl.constexpr):
+    """Return the rows and columns of a program's block, and their masks."""
+    tiles_n = tl.cdiv(N, tile.BLOCK_N)
+    o_m = (tl.program_id(0) // tiles_n).to(tl.int64) * tile.BLOCK_M + tl.arange(0, tile.BLOCK_M)
+    o_n = (tl.program_id(0) % tiles_n) * tile.BLOCK_N + tl.arange(0, tile.BLOCK_N)
+    return o_m, o_n, o_m < M, o_n < N
+
+
+@triton.jit
+def load_rows(p, o_m, o_n, s, m_mn, ACC: tl.constexpr):
+    """Load a block [BLOCK_M, BLOCK_N] of rows with the stride s."""
+    return tl.load((p + o_m * s)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)
+
+
+@triton.jit
+def store_rows(p, o_m, o_n, s, b, m_mn):
+    tl.store((p + o_m * s)[:, None] + o_n[None, :], b.to(p.dtype.element_ty), mask=m_mn)
+
+
 @triton.jit
 def bias_act_kernel(
-    p_x, p_b, p_y, M, N, s_x,
-    ACT: tl.constexpr, SLOPE: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    p_x, p_b, p_y, M, N, s_x, tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     wait(EARLY)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    o_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    o_n = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m_n = o_n < N
-    m_mn = (o_m < M)[:, None] & m_n[None, :]
-    b_z = tl.load((p_x + o_m * s_x)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
-    b_z += tl.load(p_b + o_n, mask=m_n, other=0).to(ACC)[None, :]
-    tl.store((p_y + o_m * N)[:, None] + o_n[None, :], activate(b_z, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_mn)
+    o_m, o_n, m_m, m_n = tile_of(M, N, tile)
+    m_mn = m_m[:, None] & m_n[None, :]
+    b_z = load_rows(p_x, o_m, o_n, s_x, m_mn, tile.ACC)
+    b_z += tl.load(p_b + o_n, mask=m_n, other=0).to(tile.ACC)[None, :]
+    store_rows(p_y, o_m, o_n, N, activate(b_z, epilogue.ACT, epilogue.SLOPE), m_mn)
 
 
 @triton.jit
 def bias_act_grad_kernel(
-    p_dy, p_x, p_b, p_dx, p_partial, M, N, s_dy, s_x, band,
-    ACT: tl.constexpr, SLOPE: tl.constexpr, FROM_OUTPUT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    WANT_X: tl.constexpr, WANT_BIAS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    p_dy, p_x, p_b, p_dx, p_partial, sizes, tile: tl.constexpr, epilogue: tl.constexpr, FROM_OUTPUT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Write dx, and the sums of its columns over each band of rows: partial [bands, N]."""
+    """Write dx, and the sums of its columns over each band of rows: partial [bands, N]. Either may be None."""
     wait(EARLY)
-    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    M, N, s_dy, s_x, band = sizes
+    o_n = tl.program_id(0) * tile.BLOCK_N + tl.arange(0, tile.BLOCK_N)
     m_n = o_n < N
     start = tl.program_id(1).to(tl.int64) * band
     end = tl.minimum(start + band, M)
-    b_db = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    if HAS_BIAS:
-        b_b = tl.load(p_b + o_n, mask=m_n, other=0).to(ACC)[None, :]  # [1, BLOCK_N]
-    for m in range(0, band, BLOCK_M):
-        o_m = start + m + tl.arange(0, BLOCK_M)
+    b_db = tl.full((tile.BLOCK_M, tile.BLOCK_N), 0.0, tile.ACC)
+    if p_b is not None:
+        b_b = tl.load(p_b + o_n, mask=m_n, other=0).to(tile.ACC)[None, :]  # [1, BLOCK_N]
+    for m in range(0, band, tile.BLOCK_M):
+        o_m = start + m + tl.arange(0, tile.BLOCK_M)
         m_mn = (o_m < end)[:, None] & m_n[None, :]
-        b_dx = tl.load((p_dy + o_m * s_dy)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
-        if ACT != NONE:
-            b_x = tl.load((p_x + o_m * s_x)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
-            if HAS_BIAS:
+        b_dx = load_rows(p_dy, o_m, o_n, s_dy, m_mn, tile.ACC)
+        if epilogue.ACT != NONE:
+            b_x = load_rows(p_x, o_m, o_n, s_x, m_mn, tile.ACC)
+            if p_b is not None:
                 b_x += b_b
             if FROM_OUTPUT:
-                b_dx *= activate_grad_from_output(b_x, ACT, SLOPE)
+                b_dx *= activate_grad_from_output(b_x, epilogue.ACT, epilogue.SLOPE)
             else:
-                b_dx *= activate_grad(b_x, ACT, SLOPE)
-        if WANT_X:
-            tl.store((p_dx + o_m * N)[:, None] + o_n[None, :], b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
-        if WANT_BIAS:
+                b_dx *= activate_grad(b_x, epilogue.ACT, epilogue.SLOPE)
+        if p_dx is not None:
+            store_rows(p_dx, o_m, o_n, N, b_dx, m_mn)
+        if p_partial is not None:
             # A row past the end has dy = 0, but act' of the bias alone may not be finite.
             b_db += tl.where(m_mn, b_dx, 0.0)
-    if WANT_BIAS:
+    if p_partial is not None:
         tl.store(p_partial + tl.program_id(1).to(tl.int64) * N + o_n, tl.sum(b_db, axis=0), mask=m_n)
 
 
@@ -90,26 +126,20 @@ def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows = rows_of(x)
     M, N = rows.shape
-    tile = launch.tile("bias_act", x.dtype, M=M, N=N)
-    grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"]),)
+    tile, grid = plan_tiles(x.dtype, M, N)
     launch.run(
         bias_act_kernel, grid, rows, b.contiguous(), y, M, N, rows.stride(0),
-        ACT=activation.CODES[name], SLOPE=slope, ACC=launch.acc(x.dtype), **dependent_launch.options(), **tile.options,
+        tile=tile.record(Tile, ACC=launch.acc(x.dtype)), epilogue=Epilogue(activation.CODES[name], slope),
+        **dependent_launch.options(), **tile.launch_options,
     )  # fmt: skip
     return y
 
 
 @replayed
 def bias_act_grad(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    b: torch.Tensor | None,
-    act: Activation,
-    from_output: bool = False,
-    *,
-    want_x: bool = True,
-    want_bias: bool = True,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    dy: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None, act: Activation, from_output: bool = False, *,
+    want_x: bool = True, want_bias: bool = True,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return (dx, db) for y = act(x + b), None for each that is not wanted.
 
     dy, x [..., N]; b [N], or None if x is already x + b. With `from_output`, x is y, b is None and act must be in
@@ -137,12 +167,18 @@ def bias_act_grad(
     tile, grid, band = plan_bands(x.dtype, M, N)
     partial = torch.empty(grid[1], N, dtype=launch.acc_torch(x.dtype), device=x.device) if want_bias else None
     launch.run(
-        bias_act_grad_kernel, grid, rows_dy, rows_x, None if b is None else b.contiguous(), dx, partial,
-        M, N, rows_dy.stride(0), rows_x.stride(0), band,
-        ACT=activation.CODES[name], SLOPE=slope, FROM_OUTPUT=from_output, HAS_BIAS=b is not None,
-        WANT_X=want_x, WANT_BIAS=want_bias, ACC=launch.acc(x.dtype), **dependent_launch.options(), **tile.options,
+        bias_act_grad_kernel, grid, rows_dy, rows_x, memory_layout.contiguous(b), dx, partial,
+        Sizes(M, N, rows_dy.stride(0), rows_x.stride(0), band), tile=tile.record(Tile, ACC=launch.acc(x.dtype)),
+        epilogue=Epilogue(activation.CODES[name], slope), FROM_OUTPUT=from_output, **dependent_launch.options(),
+        **tile.launch_options,
     )  # fmt: skip
     return dx, None if partial is None else reduce.sum_rows(partial, out_dtype=x.dtype)
+
+
+def plan_tiles(dtype: torch.dtype, M: int, N: int) -> tuple[launch.Tile, tuple[int]]:
+    """Return the tile of [M, N], and the grid."""
+    tile = launch.tile("bias_act", dtype, M=M, N=N)
+    return tile, (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"]),)
 
 
 def plan_bands(dtype: torch.dtype, M: int, N: int) -> tuple[launch.Tile, tuple[int, int], int]:

@@ -15,12 +15,25 @@ or one pixel if the part is enlarged.
 A part may reach beyond its picture: pixels there are 0, or with REPLICATE the nearest edge pixel.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from minidl.kernels.images import check_pictures, write_pictures
 from minidl.runtime import launch
+
+
+class Sizes(NamedTuple):
+    """The pixel rows of y, the pictures [H, W, C] and the crops [h, w, C]."""
+
+    rows: int
+    H: int
+    W: int
+    C: int
+    h: int
+    w: int
 
 
 @triton.jit
@@ -33,17 +46,17 @@ def triangle(b_pixel, b_centre, b_reach, b_first, b_count):
 
 @triton.jit
 def crop_kernel(
-    p_x, p_index, p_parts, p_y, p_mean, p_std, rows, H, W, C, h, w,
+    p_x, p_index, p_parts, p_y, p_mean, p_std, sizes,
     TAPS_H: tl.constexpr, TAPS_W: tl.constexpr, REPLICATE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write a tile of y as a matrix: rows are the pixel rows of the batch, columns the w C values of a row."""
-    columns = w * C
+    columns = sizes.w * sizes.C
     tiles_n = tl.cdiv(columns, BLOCK_N)
     o_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m_m, m_n = o_m < rows, o_n < columns
+    m_m, m_n = o_m < sizes.rows, o_n < columns
     m = m_m[:, None] & m_n[None, :]
-    b_b, b_c = o_m // h, (o_n % C)[None, :]
+    b_b, b_c = o_m // sizes.h, (o_n % sizes.C)[None, :]
     b_image = tl.load(p_index + b_b, mask=m_m, other=0)[:, None]  # [BLOCK_M, 1]
     p_part = p_parts + 5 * b_b
     b_top = tl.load(p_part, mask=m_m, other=0)[:, None]
@@ -51,12 +64,12 @@ def crop_kernel(
     b_high = tl.load(p_part + 2, mask=m_m, other=1)[:, None]
     b_wide = tl.load(p_part + 3, mask=m_m, other=1)[:, None]
     b_flip = tl.load(p_part + 4, mask=m_m, other=0)[:, None]
-    b_j = (o_n // C)[None, :]
-    b_j = tl.where(b_flip != 0, w - 1 - b_j, b_j)  # [BLOCK_M, BLOCK_N]
-    b_scale_h = b_high.to(tl.float32) / h
-    b_scale_w = b_wide.to(tl.float32) / w
+    b_j = (o_n // sizes.C)[None, :]
+    b_j = tl.where(b_flip != 0, sizes.w - 1 - b_j, b_j)  # [BLOCK_M, BLOCK_N]
+    b_scale_h = b_high.to(tl.float32) / sizes.h
+    b_scale_w = b_wide.to(tl.float32) / sizes.w
     b_reach_h, b_reach_w = tl.maximum(b_scale_h, 1.0), tl.maximum(b_scale_w, 1.0)
-    b_centre_h = b_top.to(tl.float32) + ((o_m % h)[:, None].to(tl.float32) + 0.5) * b_scale_h
+    b_centre_h = b_top.to(tl.float32) + ((o_m % sizes.h)[:, None].to(tl.float32) + 0.5) * b_scale_h
     b_centre_w = b_left.to(tl.float32) + (b_j.to(tl.float32) + 0.5) * b_scale_w
     b_u0 = tl.floor(b_centre_h - b_reach_h - 0.5).to(tl.int32) + 1  # the first pixel that may have a weight
     b_v0 = tl.floor(b_centre_w - b_reach_w - 0.5).to(tl.int32) + 1
@@ -71,18 +84,18 @@ def crop_kernel(
         b_all_h += b_p
         m_u = (b_p > 0.0) & m
         if REPLICATE:
-            b_u = tl.minimum(tl.maximum(b_u, 0), H - 1)
+            b_u = tl.minimum(tl.maximum(b_u, 0), sizes.H - 1)
         else:
-            m_u &= (b_u >= 0) & (b_u < H)
+            m_u &= (b_u >= 0) & (b_u < sizes.H)
         for i_v in range(TAPS_W):
             b_v = b_v0 + i_v
             b_q = triangle(b_v, b_centre_w, b_reach_w, b_left, b_wide)  # [BLOCK_M, BLOCK_N]
             m_x = m_u & (b_q > 0.0)
             if REPLICATE:
-                b_v = tl.minimum(tl.maximum(b_v, 0), W - 1)
+                b_v = tl.minimum(tl.maximum(b_v, 0), sizes.W - 1)
             else:
-                m_x &= (b_v >= 0) & (b_v < W)
-            o_x = ((b_image * H + b_u) * W + b_v) * C + b_c
+                m_x &= (b_v >= 0) & (b_v < sizes.W)
+            o_x = ((b_image * sizes.H + b_u) * sizes.W + b_v) * sizes.C + b_c
             b_x = tl.load(p_x + o_x, mask=m_x, other=0)  # [BLOCK_M, BLOCK_N]
             b_sum += b_p * b_q * b_x.to(tl.float32)
     b_mean = tl.load(p_mean + b_c, mask=m_n[None, :], other=0.0)  # [1, BLOCK_N]
@@ -120,5 +133,5 @@ def crop(
     taps_h, taps_w = launch.cdiv(2 * max(H, h), h), launch.cdiv(2 * max(W, w), w)
     return write_pictures(
         crop_kernel, y, x.contiguous(), index.contiguous(), parts.contiguous(), y, mean.contiguous(),
-        std.contiguous(), len(index) * h, H, W, C, h, w, TAPS_H=taps_h, TAPS_W=taps_w, REPLICATE=replicate,
+        std.contiguous(), Sizes(len(index) * h, H, W, C, h, w), TAPS_H=taps_h, TAPS_W=taps_w, REPLICATE=replicate,
     )  # fmt: skip

@@ -72,18 +72,19 @@ def finish(
     """Apply the epilogue to a block [rows, columns from n on] and store it at rows o_row, where m_row, of y.
 
     PIECES (a power of two) of the columns are stored serially, with less shared memory and fewer registers. Columns
-    before low_n belong to another block, which stores them.
+    before low_n belong to another block, which stores them. Without epilogue (None) only scale and bias are applied.
     """
     if PIECES == 1:
         b_acc = affine(b_acc, p_bias, p_scale, n, N, i_group)
         o_n = n + tl.arange(0, b_acc.shape[1])
         m_n = o_n < N
         if low_n is not None:
-            m_n &= o_n >= low_n
+            m_n = (o_n >= low_n) & m_n
         m_y = m_row[:, None] & m_n[None, :]
         o_y = (o_row * (GROUPS * N))[:, None] + (i_group * N + o_n)[None, :]
-        b_z = save_or_add(b_acc, p_z, o_y, m_y, epilogue.SAVE_Z)
-        tl.store(p_y + o_y, stored(activate(b_z, epilogue.ACT, epilogue.SLOPE), p_y.dtype.element_ty), mask=m_y)
+        if epilogue is not None:
+            b_acc = activate(save_or_add(b_acc, p_z, o_y, m_y, epilogue.SAVE_Z), epilogue.ACT, epilogue.SLOPE)
+        tl.store(p_y + o_y, stored(b_acc, p_y.dtype.element_ty), mask=m_y)
     else:
         b_left, b_right = split_columns(b_acc)
         finish(

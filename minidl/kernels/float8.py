@@ -62,7 +62,12 @@ def decode(b_code, E5: tl.constexpr):
 
 @triton.jit
 def product(b_a, b_b, b_acc, ACC: tl.constexpr, PRECISION: tl.constexpr):
-    """Return b_acc + b_a b_b for blocks [M, K] and [K, N] of any type; for float8 PRECISION as in `launch.float8`."""
+    """Return b_acc + b_a b_b for blocks [M, K] and [K, N] of any type.
+
+    PRECISION is "ieee", "tf32x3" or "tf32", and for float8: "float8" adds at most 128 products in tensor cores, whose
+    registers have some 14 bits, before the sum moves to float32; "float8_fast" adds all there; "float16" converts both
+    blocks to float16 first.
+    """
     MOST: tl.constexpr = min(b_a.shape[1], 128)
     if PRECISION == "float8":
         return tl.dot(b_a, b_b, b_acc, max_num_imprecise_acc=MOST, out_dtype=ACC)
@@ -101,14 +106,13 @@ def float8_largest_kernel(p_x, p_parts, total, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def float8_cast_kernel(
-    p_x, p_parts, p_scale, p_y, total, parts,
-    GIVEN: tl.constexpr, E5: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
+    p_x, p_parts, p_scale, p_y, total, parts, E5: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Write the codes of x / scale; the scale is GIVEN, or computed from the partial maxima and stored."""
+    """Write the codes of x / scale; the scale is read or, from partial maxima p_parts, computed and stored."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < total
     b_x = tl.load(p_x + o, mask=m, other=0.0).to(tl.float32)  # [BLOCK_N]
-    if GIVEN:
+    if p_parts is None:
         b_x = tl.div_rn(b_x, tl.zeros((BLOCK_N,), dtype=tl.float32) + tl.load(p_scale))
     else:
         o_parts = tl.arange(0, PARTS)
@@ -124,31 +128,28 @@ def float8_cast_kernel(
 
 
 @triton.jit
-def float8_decode_kernel(p_x, p_scale, p_y, total, HAS_SCALE: tl.constexpr, E5: tl.constexpr, BLOCK_N: tl.constexpr):
+def float8_decode_kernel(p_x, p_scale, p_y, total, E5: tl.constexpr, BLOCK_N: tl.constexpr):
     """y = scale * values."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < total
     b_y = decode(tl.load(p_x + o, mask=m, other=0), E5).to(tl.float32)  # [BLOCK_N]
-    if HAS_SCALE:
+    if p_scale is not None:
         b_y *= tl.load(p_scale)
     tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def float8_scale_kernel(
-    p_a, p_b, p_factor, p_bias, p_result, p_y, p_z, total,
-    HAS_FACTOR: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESULT: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+def float8_scale_kernel(p_a, p_b, p_factor, p_bias, p_result, p_y, p_z, total, BLOCK_N: tl.constexpr):
     """y [total] = the product of two scales, and of a factor for each column; z = bias; both over a third scale."""
     o = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Infinity times a sum of 0 would be NaN.
     b_y = tl.zeros((BLOCK_N,), dtype=tl.float32) + tl.minimum(tl.load(p_a) * tl.load(p_b), 2.0**127)
-    if HAS_FACTOR:
+    if p_factor is not None:
         b_y *= tl.load(p_factor + o, mask=o < total, other=0.0).to(tl.float32)
-    if HAS_RESULT:
+    if p_result is not None:
         b_result = tl.zeros((BLOCK_N,), dtype=tl.float32) + tl.load(p_result)
         b_y = tl.div_rn(b_y, b_result)
-        if HAS_BIAS:
+        if p_bias is not None:
             b_z = tl.load(p_bias + o, mask=o < total, other=0.0).to(tl.float32)
             tl.store(p_z + o, tl.div_rn(b_z, b_result), mask=o < total)
     tl.store(p_y + o, b_y, mask=o < total)
@@ -180,8 +181,7 @@ def quantize(
         launch.run(float8_largest_kernel, (programs,), x, parts, total, **_options(x.dtype, total))
     launch.run(
         float8_cast_kernel, (max(1, launch.cdiv(total, block)),), x, parts, chosen, values.view(torch.uint8), total,
-        0 if parts is None else parts.numel(),
-        GIVEN=scale is not None, E5=dtype == torch.float8_e5m2, PARTS=PARTS, **_options(x.dtype, total),
+        0 if parts is None else parts.numel(), E5=dtype == torch.float8_e5m2, PARTS=PARTS, **_options(x.dtype, total),
     )  # fmt: skip
     return values, chosen
 
@@ -202,7 +202,7 @@ def dequantize(values: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dt
     block = launch.tile("float8", dtype, N=total)["BLOCK_N"]
     launch.run(
         float8_decode_kernel, (launch.cdiv(total, block),), values.view(torch.uint8), scale, y, total,
-        HAS_SCALE=scale is not None, E5=values.dtype == torch.float8_e5m2, **_options(dtype, total),
+        E5=values.dtype == torch.float8_e5m2, **_options(dtype, total),
     )  # fmt: skip
     return y
 
@@ -221,8 +221,7 @@ def epilogue(
     options = _options(torch.float32, columns)
     launch.run(
         float8_scale_kernel, (launch.cdiv(columns, options["BLOCK_N"]),), a, b,
-        None if factor is None else factor.contiguous(), bias, result, y, shift, columns,
-        HAS_FACTOR=factor is not None, HAS_BIAS=bias is not None, HAS_RESULT=result is not None, **options,
+        None if factor is None else factor.contiguous(), bias, result, y, shift, columns, **options,
     )  # fmt: skip
     return y, shift
 

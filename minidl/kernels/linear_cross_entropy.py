@@ -17,7 +17,7 @@ import torch
 
 from minidl.kernels import check, elementwise, reduce
 from minidl.kernels import cross_entropy as entropy
-from minidl.kernels.cross_entropy.targets import check_arguments, target_weights
+from minidl.kernels.cross_entropy.targets import check_arguments, divisor_parts
 from minidl.kernels.gemm import gemm
 from minidl.kernels.loss_total import write_total
 from minidl.runtime import launch
@@ -61,7 +61,7 @@ def linear_cross_entropy(
     """
     _check(x, w, bias)
     R, N = len(x), len(w)
-    soft = check_arguments(
+    check_arguments(
         x.new_empty(()).expand(R, N), target, weight, ignore_index, reduction, smoothing, op="linear_cross_entropy"
     )
     acc, with_grad = launch.acc_torch(x.dtype), any(needs_grad)
@@ -69,11 +69,7 @@ def linear_cross_entropy(
     defer = mean and with_grad and x.dtype == torch.float16
     target, weight = target.contiguous(), None if weight is None else weight.contiguous()
     bias = None if bias is None else bias.contiguous()
-    sums, count = None, 1
-    if soft and mean:
-        sums = torch.full((1,), R, dtype=acc, device=x.device)
-    elif not soft and (launch.INTERPRETED or mean):
-        sums, count = target_weights("linear_cross_entropy", target, weight, R, N, ignore_index, acc, x.dtype)
+    sums, count = divisor_parts("linear_cross_entropy", target, weight, R, N, ignore_index, x.dtype, mean)
     out = acc if wide else x.dtype
     step = rows_at_once(R, N)
     losses, dxs = [], []
@@ -96,8 +92,7 @@ def linear_cross_entropy(
     loss, divisor = parts, None
     if not each:
         loss = torch.empty((), dtype=out, device=x.device)
-        divisor = torch.empty((), dtype=acc, device=x.device) if mean else None
-        write_total(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
+        divisor = write_total(parts, loss, sums, count)
     grads = [torch.cat(dxs) if len(dxs) > 1 else dxs[0]] if dxs else []
     grads += [total if defer else total.to(x.dtype) for total in totals if total is not None]
     return LossAndGrads(loss, grads, divisor if defer else None)

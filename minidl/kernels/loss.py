@@ -30,6 +30,14 @@ from minidl.runtime import launch
 SQUARED, LOGITS, ABSOLUTE, SMOOTH, HUBER, BINARY, DIVERGENCE, LOG_DIVERGENCE = map(tl.constexpr, range(8))
 
 
+class Form(NamedTuple):
+    """Constants: which loss, beta or delta, and whether the loss of each element is stored, not their sum."""
+
+    KIND: int
+    BETA: float
+    EACH: bool
+
+
 @triton.jit
 def load_or_one(p, o, m, ACC: tl.constexpr):
     """Load a block of an operand, or ones if it is None."""
@@ -61,24 +69,24 @@ def both_logs(b_x):
 
 
 @triton.jit
-def element_loss(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexpr):
+def element_loss(b_x, b_t, b_w, b_v, form: tl.constexpr):
     """Return the loss of each element; only binary losses use b_w and b_v."""
-    if KIND == SQUARED:
+    if form.KIND == SQUARED:
         return (b_x - b_t) * (b_x - b_t)
-    elif KIND == ABSOLUTE:
+    elif form.KIND == ABSOLUTE:
         return tl.abs(b_x - b_t)
-    elif KIND == SMOOTH:
+    elif form.KIND == SMOOTH:
         b_d = tl.abs(b_x - b_t)
-        return tl.where(b_d < constant_like(BETA, b_d), b_d * (b_d / BETA) * 0.5, b_d - 0.5 * BETA)
-    elif KIND == HUBER:
+        return tl.where(b_d < constant_like(form.BETA, b_d), b_d * (b_d / form.BETA) * 0.5, b_d - 0.5 * form.BETA)
+    elif form.KIND == HUBER:
         b_d = tl.abs(b_x - b_t)
-        return tl.where(b_d <= constant_like(BETA, b_d), b_d * b_d * 0.5, (b_d - 0.5 * BETA) * BETA)
-    elif KIND == BINARY:
+        return tl.where(b_d <= constant_like(form.BETA, b_d), b_d * b_d * 0.5, (b_d - 0.5 * form.BETA) * form.BETA)
+    elif form.KIND == BINARY:
         b_log, b_rest = both_logs(b_x)
         return b_w * ((b_t - 1.0) * b_rest - b_t * b_log)
-    elif KIND == DIVERGENCE:
+    elif form.KIND == DIVERGENCE:
         return tl.where(b_t == 0.0, b_t * b_x * -1.0, b_t * (tl.log(b_t) - b_x))
-    elif KIND == LOG_DIVERGENCE:
+    elif form.KIND == LOG_DIVERGENCE:
         return tl.exp(b_t) * (b_t - b_x)
     else:
         b_h = tl.where(b_x < 0.0, b_v * b_t, 1.0 - b_t)
@@ -87,20 +95,20 @@ def element_loss(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexpr):
 
 
 @triton.jit
-def element_loss_grads(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexpr):
+def element_loss_grads(b_x, b_t, b_w, b_v, form: tl.constexpr):
     """Return the derivatives of `element_loss` by x and by t."""
-    if KIND == BINARY:
+    if form.KIND == BINARY:
         b_log, b_rest = both_logs(b_x)
         b_size = b_x * (1.0 - b_x)
         # torch's smallest divisor, a float32 in float64 too
         b_size = tl.where(b_size < 1e-12, tl.full(b_size.shape, 9.999999960041972e-13, b_size.dtype), b_size)
         return b_w * ((b_x - b_t) / b_size), b_w * (b_rest - b_log)
-    elif KIND == DIVERGENCE:
+    elif form.KIND == DIVERGENCE:
         return b_t * -1.0, tl.log(b_t) - b_x + 1.0
-    elif KIND == LOG_DIVERGENCE:
+    elif form.KIND == LOG_DIVERGENCE:
         b_e = tl.exp(b_t)
         return b_e * -1.0, b_e * (b_t - b_x + 1.0)
-    elif KIND == LOGITS:
+    elif form.KIND == LOGITS:
         # sigmoid(x) (1 - t) - v t sigmoid(-x); the smaller of the two sigmoids is e / (1 + e)
         b_e = tl.exp(-tl.abs(b_x))
         b_large = tl.where(b_x < 0.0, b_v * b_t, 1.0 - b_t)
@@ -111,29 +119,28 @@ def element_loss_grads(b_x, b_t, b_w, b_v, KIND: tl.constexpr, BETA: tl.constexp
     else:
         b_d = b_x - b_t
         b_sign = (b_d > 0.0).to(b_d.dtype) - (b_d < 0.0).to(b_d.dtype)
-        if KIND == SQUARED:
+        if form.KIND == SQUARED:
             b_dx = 2.0 * b_d
-        elif KIND == ABSOLUTE:
+        elif form.KIND == ABSOLUTE:
             b_dx = b_sign
-        elif KIND == SMOOTH:
-            b_dx = tl.where(tl.abs(b_d) >= constant_like(BETA, b_d), b_sign, b_d / BETA)  # NaN stays NaN
+        elif form.KIND == SMOOTH:
+            b_dx = tl.where(tl.abs(b_d) >= constant_like(form.BETA, b_d), b_sign, b_d / form.BETA)  # NaN stays NaN
         else:
-            b_dx = tl.where(tl.abs(b_d) > constant_like(BETA, b_d), b_sign * BETA, b_d)
+            b_dx = tl.where(tl.abs(b_d) > constant_like(form.BETA, b_d), b_sign * form.BETA, b_d)
         return b_dx, b_dx * -1.0
 
 
 @triton.jit
 def element_loss_kernel(
-    p_x, p_t, p_w, p_v, p_loss, n,
-    KIND: tl.constexpr, BETA: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
+    p_x, p_t, p_w, p_v, p_loss, n, form: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """Write the loss of each element, or the sum over the program's block."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = o < n
     b_x = tl.load(p_x + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
     b_t = tl.load(p_t + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
-    b_loss = element_loss(b_x, b_t, load_or_one(p_w, o, m, ACC), load_or_one(p_v, o, m, ACC), KIND, BETA)
-    if EACH:
+    b_loss = element_loss(b_x, b_t, load_or_one(p_w, o, m, ACC), load_or_one(p_v, o, m, ACC), form)
+    if form.EACH:
         tl.store(p_loss + o, b_loss.to(p_loss.dtype.element_ty), mask=m)
     else:
         tl.store(p_loss + tl.program_id(0), tl.sum(tl.where(m, b_loss, 0.0), axis=0))
@@ -141,8 +148,7 @@ def element_loss_kernel(
 
 @triton.jit
 def element_loss_grad_kernel(
-    p_dy, p_x, p_t, p_w, p_v, p_dx, p_dt, n, count,
-    KIND: tl.constexpr, BETA: tl.constexpr, EACH: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
+    p_dy, p_x, p_t, p_w, p_v, p_dx, p_dt, n, count, form: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """Write dx and dt (either may be None) from dy of each element, or from one dy (None means 1) over `count`."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -151,11 +157,11 @@ def element_loss_grad_kernel(
     b_t = tl.load(p_t + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
     if p_dy is None:
         b_dy = tl.full((), 1.0, ACC) / count
-    elif EACH:
+    elif form.EACH:
         b_dy = tl.load(p_dy + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
     else:
         b_dy = tl.load(p_dy).to(ACC) / count
-    b_dx, b_dt = element_loss_grads(b_x, b_t, load_or_one(p_w, o, m, ACC), load_or_one(p_v, o, m, ACC), KIND, BETA)
+    b_dx, b_dt = element_loss_grads(b_x, b_t, load_or_one(p_w, o, m, ACC), load_or_one(p_v, o, m, ACC), form)
     if p_dx is not None:
         tl.store(p_dx + o, (b_dy * b_dx).to(p_dx.dtype.element_ty), mask=m)
     if p_dt is not None:
@@ -189,12 +195,12 @@ class Loss(NamedTuple):
         return x.numel() if self.reduction == "mean" else 1
 
     @property
-    def constants(self) -> dict[str, int | float]:
-        """KIND and BETA (1 for losses without it). Smooth L1 with beta 0 is the absolute error."""
+    def form(self) -> Form:
+        """The constants, with BETA 1 for losses without it. Smooth L1 with beta 0 is the absolute error."""
         kind = LOG_DIVERGENCE if self.log_target else KINDS[self.op]
         if kind == SMOOTH and self.beta == 0:
             kind = ABSOLUTE
-        return {"KIND": kind.value, "BETA": float(self.beta) if kind in (SMOOTH, HUBER) else 1.0}
+        return Form(kind.value, float(self.beta) if kind in (SMOOTH, HUBER) else 1.0, self.each)
 
 
 def elements_loss(
@@ -214,11 +220,10 @@ def elements_loss(
     programs = launch.cdiv(n, tile["BLOCK_N"])
     parts = loss if how.each else torch.empty(programs, dtype=launch.acc_torch(x.dtype), device=x.device)
     launch.run(
-        element_loss_kernel, (programs,), *operands, parts, n,
-        **how.constants, EACH=how.each, ACC=launch.acc(x.dtype), **tile.options,
+        element_loss_kernel, (programs,), *operands, parts, n, form=how.form, ACC=launch.acc(x.dtype), **tile.options
     )  # fmt: skip
     if not how.each:
-        write_total(parts, loss, None, how.count(x), None)
+        write_total(parts, loss, None, how.count(x))
     return loss
 
 
@@ -233,7 +238,7 @@ def elements_loss_grad(
     tile = launch.tile("loss", x.dtype, N=n)
     launch.run(
         element_loss_grad_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), None if dy is None else dy.contiguous(),
-        *operands, dx, dt, n, how.count(x), **how.constants, EACH=how.each, ACC=launch.acc(x.dtype), **tile.options,
+        *operands, dx, dt, n, how.count(x), form=how.form, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return dx, dt
 

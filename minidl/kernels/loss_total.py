@@ -39,15 +39,16 @@ def total_kernel(
     tl.store(p_loss, total.to(p_loss.dtype.element_ty))
 
 
-def write_total(
-    parts: torch.Tensor, loss: torch.Tensor, sums: torch.Tensor | None, count: int, divisor: torch.Tensor | None
-) -> None:
-    """Write the sum of the parts over the divisor into `loss`, see `total_kernel`."""
+def write_total(parts: torch.Tensor, loss: torch.Tensor, sums: torch.Tensor | None, count: int) -> torch.Tensor | None:
+    """Write the sum of the parts over the divisor into `loss`, see `total_kernel`; return the divisor if `sums` has
+    its parts."""
+    divisor = None if sums is None else torch.empty((), dtype=parts.dtype, device=parts.device)
     tile = launch.tile("loss", parts.dtype, N=parts.numel())
     launch.run(
         total_kernel, (1,), parts, sums, loss, divisor, parts.numel(), count,
         ACC=launch.acc(parts.dtype), **dependent_launch.options(), **tile.options,
     )  # fmt: skip
+    return divisor
 
 
 def check_reduction(op: str, reduction: str) -> None:

@@ -36,6 +36,11 @@ def channels_last(x: torch.Tensor) -> bool:
     return x.dim() > 2 and not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
+def contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
+    """Return an optional operand, contiguous."""
+    return None if x is None else x.contiguous()
+
+
 def span(tensor: torch.Tensor) -> int:
     """Return the number of elements from the first to the last of a tensor in memory, including gaps."""
     if tensor.numel() == 0:

@@ -7,9 +7,9 @@ HALF_PI = tl.constexpr(1.5707963267948966)
 
 
 @triton.jit
-def halves(p_key, seed_low, seed_high, stream_low, stream_high, HAS_KEY: tl.constexpr):
+def halves(p_key, seed_low, seed_high, stream_low, stream_high):
     """Return seed and stream in 32-bit halves: the arguments, or with a key its seed, and its stream plus stream."""
-    if HAS_KEY:
+    if p_key is not None:
         seed = tl.load(p_key)
         stream = tl.load(p_key + 1) + (stream_high.to(tl.int64) << 32)
         stream += stream_low.to(tl.uint32, bitcast=True).to(tl.int64)

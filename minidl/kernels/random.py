@@ -21,6 +21,7 @@ and integers have the same bits everywhere; normal numbers differ by a few units
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -41,18 +42,23 @@ class DeviceStream:
     offset: int
 
 
+class Image(NamedTuple):
+    """The channels and pixels of channels-last images."""
+
+    C: int
+    P: int
+
+
 @triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low", "stream_high", "first", "offset", "factor"])
 def fill_kernel(
     p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, first, offset, factor,
-    HAS_KEY: tl.constexpr, LEAD: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
+    LEAD: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """y = offset + factor * random; these are integers for INTEGER, else the bits of float64.
 
     y is a slice of a larger tensor from its element 4 first + LEAD on.
     """
-    seed_low, seed_high, stream_low, stream_high = halves(
-        p_key, seed_low, seed_high, stream_low, stream_high, HAS_KEY
-    )  # fmt: skip
+    seed_low, seed_high, stream_low, stream_high = halves(p_key, seed_low, seed_high, stream_low, stream_high)
     i = tl.program_id(0).to(tl.int64)
     o = i * BLOCK_N + tl.arange(0, BLOCK_N)
     if p_y.dtype.element_ty == tl.float64:
@@ -107,17 +113,15 @@ def normal_rows_kernel(p_y, p_seeds, rows, columns, BLOCK_R: tl.constexpr, BLOCK
 
 @triton.jit(do_not_specialize=["seed_low", "seed_high", "stream_low", "stream_high", "first", "threshold", "scale"])
 def dropout_kernel(
-    p_x, p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, first, threshold, scale, C, P,
-    HAS_KEY: tl.constexpr, LEAD: tl.constexpr, LAST: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr
+    p_x, p_y, n, p_key, seed_low, seed_high, stream_low, stream_high, first, threshold, scale, image,
+    LEAD: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """y = scale * x where the element's word is at least the threshold (its bits as int32), else 0.
 
-    Words are numbered as the elements of a contiguous tensor, also with LAST, where x and y [N, C, P] have the memory
-    order [N, P, C]; x is a slice of a larger tensor from its element 4 first + LEAD on.
+    Words are numbered as the elements of a contiguous tensor, also with an `image`, where x and y [N, C, P] have the
+    memory order [N, P, C]; x is a slice of a larger tensor from its element 4 first + LEAD on.
     """
-    seed_low, seed_high, stream_low, stream_high = halves(
-        p_key, seed_low, seed_high, stream_low, stream_high, HAS_KEY
-    )  # fmt: skip
+    seed_low, seed_high, stream_low, stream_high = halves(p_key, seed_low, seed_high, stream_low, stream_high)
     i = tl.program_id(0).to(tl.int64)
     o = i * BLOCK_N + tl.arange(0, BLOCK_N)
     o_g = i * (BLOCK_N // 4) + tl.arange(0, BLOCK_N // 4) + first
@@ -128,9 +132,9 @@ def dropout_kernel(
         o -= LEAD
         m = (o >= 0) & (o < n)
         o = tl.where(m, o, 0)
-    if LAST:
-        row = o // P
-        o = ((row // C) * P + o - row * P) * C + row % C
+    if image is not None:
+        row = o // image.P
+        o = ((row // image.C) * image.P + o - row * image.P) * image.C + row % image.C
     b_x = tl.load(p_x + o, mask=m, other=0.0).to(ACC)  # [BLOCK_N]
     b_y = tl.where(m_kept, b_x * from_bits(scale).to(ACC), 0.0)
     tl.store(p_y + o, b_y.to(p_y.dtype.element_ty), mask=m)
@@ -235,8 +239,8 @@ def dropout(x: torch.Tensor, p: float, seed: int, stream: int | DeviceStream = 0
     tile = launch.tile("dropout", x.dtype, floor=4, N=n)
     launch.run(
         dropout_kernel, (launch.cdiv(n + first % 4, tile["BLOCK_N"]),), x, y, n, *key, first // 4,
-        _halves(threshold)[0], _bits(1.0 / (1.0 - p)), *((x.shape[1], x.shape[2:].numel()) if last else (1, 1)),
-        HAS_KEY=key[0] is not None, LEAD=first % 4, LAST=last, ACC=launch.acc(x.dtype), **tile.options,
+        _halves(threshold)[0], _bits(1.0 / (1.0 - p)), Image(x.shape[1], x.shape[2:].numel()) if last else None,
+        LEAD=first % 4, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return y
 
@@ -250,7 +254,7 @@ def _fill(op, t, seed, stream, first, kind, offset, factor):
     tile = launch.tile("random", t.dtype, floor=4, N=n)
     launch.run(
         fill_kernel, (launch.cdiv(n + first % 4, tile["BLOCK_N"]),), y, n, *key, first // 4, offset, factor,
-        HAS_KEY=key[0] is not None, LEAD=first % 4, KIND=kind, ACC=launch.acc(t.dtype),
+        LEAD=first % 4, KIND=kind, ACC=launch.acc(t.dtype),
         enable_fp_fusion=False, **tile.options,
     )  # fmt: skip
     if y is not t:

@@ -13,6 +13,7 @@ both, and gradients are added in a fixed order. Missing taps are not read, so in
 import ctypes
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,31 +23,42 @@ from minidl.kernels import check, memory_layout
 from minidl.runtime import launch
 
 
+class Sizes(NamedTuple):
+    """n elements of y [planes, OH, OW, S], from x [planes, H, W, S]; S: channels if they are last, else 1."""
+
+    n: int
+    H: int
+    W: int
+    OH: int
+    OW: int
+    S: int
+
+
 @triton.jit
 def resample_kernel(
-    p_x, p_y, p_row, p_row_share, p_column, p_column_share, n, H, W, OH, OW, S,
+    p_x, p_y, p_row, p_row_share, p_column, p_column_share, sizes,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, FILL: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write BLOCK_N elements of y [planes, OH, OW, S], from x [planes, H, W, S]; FILL where there is no tap."""
+    """Write BLOCK_N elements of y; FILL where there is no tap."""
     o = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = o < n
-    o_s = o % S
-    o_pixel = o // S
-    o_j = o_pixel % OW
-    o_row = o_pixel // OW
-    o_i = o_row % OH
-    o_plane = (o_row // OH) * H
+    m = o < sizes.n
+    o_s = o % sizes.S
+    o_pixel = o // sizes.S
+    o_j = o_pixel % sizes.OW
+    o_row = o_pixel // sizes.OW
+    o_i = o_row % sizes.OH
+    o_plane = (o_row // sizes.OH) * sizes.H
     b_y = tl.zeros((BLOCK_N,), ACC)
     for p in range(ROWS):
         b_i = tl.load(p_row + o_i * ROWS + p, mask=m, other=-1)  # [BLOCK_N]
         b_r = tl.load(p_row_share + o_i * ROWS + p, mask=m, other=0.0)
-        o_x = ((o_plane + b_i) * W) * S + o_s
+        o_x = ((o_plane + b_i) * sizes.W) * sizes.S + o_s
         b_line = tl.zeros((BLOCK_N,), ACC)
         for q in range(COLUMNS):
             b_j = tl.load(p_column + o_j * COLUMNS + q, mask=m, other=-1)  # [BLOCK_N]
             b_c = tl.load(p_column_share + o_j * COLUMNS + q, mask=m, other=0.0)
             m_x = m & (b_i >= 0) & (b_j >= 0)
-            b_x = tl.load(p_x + o_x + b_j * S, mask=m_x, other=0.0).to(ACC)  # [BLOCK_N]
+            b_x = tl.load(p_x + o_x + b_j * sizes.S, mask=m_x, other=0.0).to(ACC)  # [BLOCK_N]
             b_line += b_x * b_c
         b_y += b_line * b_r
     if FILL != 0.0:
@@ -183,7 +195,7 @@ def resample(x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0, last
     tables = [table for taps in (rows, columns) for table in taps.tables(acc, x.device)]
     tile = launch.tile("elementwise", x.dtype, N=n)
     launch.run(
-        resample_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, y, *tables, n, H, W, OH, OW, C if last else 1,
+        resample_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, y, *tables, Sizes(n, H, W, OH, OW, C if last else 1),
         ROWS=max(rows.most, 1), COLUMNS=max(columns.most, 1), FILL=float(fill), ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return y

@@ -19,60 +19,53 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, reduce
-from minidl.kernels.bias_act import plan_bands, rows_of
+from minidl.kernels import check, memory_layout, reduce
+from minidl.kernels.bias_act import Sizes, Tile, load_rows, plan_bands, plan_tiles, rows_of, store_rows, tile_of
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed
 
 
 @triton.jit
-def scaled_sum_kernel(
-    p_x, p_scale, p_factor, p_added, p_y, M, N, R, s_x, s_added,
-    HAS_FACTOR: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+def scaled_sum_kernel(p_x, p_scale, p_factor, p_added, p_y, sizes, R, tile: tl.constexpr, EARLY: tl.constexpr):
     wait(EARLY)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    o_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    o_n = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m_m, m_n = o_m < M, o_n < N
+    M, N, s_x, s_added, _ = sizes
+    o_m, o_n, m_m, m_n = tile_of(M, N, tile)
     m_mn = m_m[:, None] & m_n[None, :]
-    b_y = tl.load((p_x + o_m * s_x)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
-    b_y *= tl.load(p_scale + o_n, mask=m_n, other=0).to(ACC)[None, :]
-    if HAS_FACTOR:
-        b_y *= tl.load(p_factor + o_m // R, mask=m_m, other=0).to(ACC)[:, None]
-    b_y += tl.load((p_added + o_m * s_added)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)
-    tl.store((p_y + o_m * N)[:, None] + o_n[None, :], b_y.to(p_y.dtype.element_ty), mask=m_mn)
+    b_y = load_rows(p_x, o_m, o_n, s_x, m_mn, tile.ACC)
+    b_y *= tl.load(p_scale + o_n, mask=m_n, other=0).to(tile.ACC)[None, :]
+    if p_factor is not None:
+        b_y *= tl.load(p_factor + o_m // R, mask=m_m, other=0).to(tile.ACC)[:, None]
+    b_y += load_rows(p_added, o_m, o_n, s_added, m_mn, tile.ACC)
+    store_rows(p_y, o_m, o_n, N, b_y, m_mn)
 
 
 @triton.jit
 def scaled_sum_grad_kernel(
-    p_dy, p_x, p_scale, p_factor, p_dx, p_partial, M, N, R, s_dy, s_x, band,
-    HAS_FACTOR: tl.constexpr, WANT_X: tl.constexpr, WANT_SCALE: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    p_dy, p_x, p_scale, p_factor, p_dx, p_partial, sizes, R, tile: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
-    """Write dx, and the sum of each band of rows for dscale: partial [bands, N]."""
+    """Write dx, and the sum of each band of rows for dscale: partial [bands, N]. Either may be None."""
     wait(EARLY)
-    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    M, N, s_dy, s_x, band = sizes
+    o_n = tl.program_id(0) * tile.BLOCK_N + tl.arange(0, tile.BLOCK_N)
     m_n = o_n < N
     start = tl.program_id(1).to(tl.int64) * band
     end = tl.minimum(start + band, M)
-    b_dscale = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    if WANT_X:
-        b_scale = tl.load(p_scale + o_n, mask=m_n, other=0).to(ACC)[None, :]  # [1, BLOCK_N]
-    for m in range(0, band, BLOCK_M):
-        o_m = start + m + tl.arange(0, BLOCK_M)
+    b_dscale = tl.full((tile.BLOCK_M, tile.BLOCK_N), 0.0, tile.ACC)
+    if p_dx is not None:
+        b_scale = tl.load(p_scale + o_n, mask=m_n, other=0).to(tile.ACC)[None, :]  # [1, BLOCK_N]
+    for m in range(0, band, tile.BLOCK_M):
+        o_m = start + m + tl.arange(0, tile.BLOCK_M)
         m_m = o_m < end
         m_mn = m_m[:, None] & m_n[None, :]
-        b_dy = tl.load((p_dy + o_m * s_dy)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
-        if HAS_FACTOR:
-            b_dy *= tl.load(p_factor + o_m // R, mask=m_m, other=0).to(ACC)[:, None]
-        if WANT_X:
-            tl.store((p_dx + o_m * N)[:, None] + o_n[None, :], (b_dy * b_scale).to(p_dx.dtype.element_ty), mask=m_mn)
-        if WANT_SCALE:
-            b_x = tl.load((p_x + o_m * s_x)[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)  # [BLOCK_M, BLOCK_N]
-            b_dscale += b_x * b_dy
-    if WANT_SCALE:
+        b_dy = load_rows(p_dy, o_m, o_n, s_dy, m_mn, tile.ACC)
+        if p_factor is not None:
+            b_dy *= tl.load(p_factor + o_m // R, mask=m_m, other=0).to(tile.ACC)[:, None]
+        if p_dx is not None:
+            store_rows(p_dx, o_m, o_n, N, b_dy * b_scale, m_mn)
+        if p_partial is not None:
+            b_dscale += load_rows(p_x, o_m, o_n, s_x, m_mn, tile.ACC) * b_dy
+    if p_partial is not None:
         tl.store(p_partial + tl.program_id(1).to(tl.int64) * N + o_n, tl.sum(b_dscale, axis=0), mask=m_n)
 
 
@@ -88,27 +81,20 @@ def scaled_sum(x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
     rows, others = rows_of(x), rows_of(added)
     M, N = rows.shape
-    tile = launch.tile("bias_act", x.dtype, M=M, N=N)
-    grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"]),)
+    tile, grid = plan_tiles(x.dtype, M, N)
     launch.run(
-        scaled_sum_kernel, grid, rows, scale.contiguous(), None if factor is None else factor.contiguous(), others, y,
-        M, N, _run(M, factor), rows.stride(0), others.stride(0),
-        HAS_FACTOR=factor is not None, ACC=launch.acc(dtype), enable_fp_fusion=False,
-        **dependent_launch.options(), **tile.options,
+        scaled_sum_kernel, grid, rows, scale.contiguous(), memory_layout.contiguous(factor), others, y,
+        Sizes(M, N, rows.stride(0), others.stride(0)), _run(M, factor), tile=tile.record(Tile, ACC=launch.acc(dtype)),
+        enable_fp_fusion=False, **dependent_launch.options(), **tile.launch_options,
     )  # fmt: skip
     return y
 
 
 @replayed
 def scaled_sum_grad(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    scale: torch.Tensor,
-    factor: torch.Tensor | None,
-    *,
-    want_x: bool = True,
+    dy: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None, *, want_x: bool = True,
     want_scale: bool = True,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return (dx, dscale) for y = added + x * scale * factor, None for each that is not wanted.
 
     dy, x [..., N], the others as in `scaled_sum`. dx is contiguous in x's dtype, dscale [N] in scale's.
@@ -125,10 +111,9 @@ def scaled_sum_grad(
     partial = torch.empty(grid[1], N, dtype=launch.acc_torch(dtype), device=x.device) if want_scale else None
     launch.run(
         scaled_sum_grad_kernel, grid, rows_dy, rows_x, scale.contiguous(),
-        None if factor is None else factor.contiguous(), dx, partial,
-        M, N, _run(M, factor), rows_dy.stride(0), rows_x.stride(0), band,
-        HAS_FACTOR=factor is not None, WANT_X=want_x, WANT_SCALE=want_scale, ACC=launch.acc(dtype),
-        **dependent_launch.options(), **tile.options,
+        memory_layout.contiguous(factor), dx, partial,
+        Sizes(M, N, rows_dy.stride(0), rows_x.stride(0), band), _run(M, factor),
+        tile=tile.record(Tile, ACC=launch.acc(dtype)), **dependent_launch.options(), **tile.launch_options,
     )  # fmt: skip
     return dx, None if partial is None else reduce.sum_rows(partial, out_dtype=scale.dtype)
 

@@ -18,8 +18,7 @@ from minidl.kernels import check
 from minidl.kernels.reduce.layout import shares_of
 from minidl.runtime import launch
 
-# The fewest blocks of a row that is split into shares: a block takes 0.5 us on an H200, two more launches some 5 us.
-LONG = 16
+LONG = 16  # the fewest blocks of a row that is split into shares, for two more launches
 
 
 @triton.jit
@@ -75,8 +74,9 @@ def partition(K: int, R: int, dtype: torch.dtype) -> tuple[launch.Tile, int, int
     """Return the tile for K rows of R, the elements of a share, and the shares per row."""
     tile = launch.tile("elementwise_tile", dtype, M=K, N=R)
     blocks, programs = launch.cdiv(R, tile["BLOCK_N"]), launch.cdiv(K, tile["BLOCK_M"])
-    few = blocks >= LONG and programs <= launch.processors()
-    share = launch.cdiv(blocks, shares_of(blocks, programs) if few else 1) * tile["BLOCK_N"]
+    processors = launch.processors()
+    few = blocks >= LONG and programs <= processors
+    share = launch.cdiv(blocks, shares_of(blocks, programs, processors) if few else 1) * tile["BLOCK_N"]
     return tile, share, launch.cdiv(R, share)
 
 

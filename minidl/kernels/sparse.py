@@ -19,7 +19,7 @@ The kernel reads nnz from the end of crow: `col` and `val` may have unused capac
 entries, so that a CUDA graph with one grid takes batches of different sizes. Neither changes the results.
 """
 
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
 import torch
 import triton
@@ -27,22 +27,33 @@ import triton.language as tl
 
 from minidl.kernels import activation, check
 from minidl.kernels.activation import Activation, activate
+from minidl.kernels.epilogue import Epilogue
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
 SHORT = tl.constexpr(64)
 
 
+class SparseTile(NamedTuple):
+    """BLOCK_N columns of BLOCK_M short rows, BLOCK_J entries of each at a time, or of BLOCK_M_LONG long rows."""
+
+    BLOCK_N: int
+    BLOCK_M_LONG: int
+    BLOCK_J_LONG: int
+    BLOCK_M: int
+    BLOCK_J: int
+
+
 @triton.jit
 def rows_product(
-    p_crow, p_col, p_val, p_order, p_dense, p_bias, p_y, p_z, first, rows, s_dense, N, i_n,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr,
+    matrix, p_dense, p_bias, p_y, p_z, first, rows, s_dense, N,
+    epilogue: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_N columns of the BLOCK_M rows at ranks from `first` on, BLOCK_J entries of each at a time."""
+    p_crow, p_col, p_val, p_order = matrix
     o_rank = first + tl.arange(0, BLOCK_M)
     m_m = o_rank < rows
-    o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_n = o_n < N
     b_row = tl.load(p_order + o_rank, mask=m_m, other=0)  # [BLOCK_M]
     b_start = tl.load(p_crow + b_row, mask=m_m, other=0)
@@ -64,35 +75,33 @@ def rows_product(
     b_acc = tl.sum(b_sum, axis=1)
     m_mn = m_m[:, None] & m_n[None, :]
     o_mn = b_row.to(tl.int64)[:, None] * N + o_n[None, :]
-    if HAS_BIAS:
+    if p_bias is not None:
         b_acc += tl.load(p_bias + o_n, mask=m_n, other=0.0).to(ACC)[None, :]
-    if SAVE_Z:
+    if p_z is not None:
         tl.store(p_z + o_mn, b_acc.to(p_z.dtype.element_ty), mask=m_mn)
-    tl.store(p_y + o_mn, activate(b_acc, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_mn)
+    tl.store(p_y + o_mn, activate(b_acc, epilogue.ACT, epilogue.SLOPE).to(p_y.dtype.element_ty), mask=m_mn)
 
 
 # The number of rows changes between batches, so the kernel is not specialised for 1 or multiples of 16.
 @triton.jit(do_not_specialize=["rows"])
 def csr_matmul_kernel(
     p_crow, p_col, p_val, p_order, p_dense, p_bias, p_y, p_z, rows, s_dense, N,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, EARLY: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M_LONG: tl.constexpr, BLOCK_J_LONG: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_J: tl.constexpr,
+    epilogue: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
+    matrix = (p_crow, p_col, p_val, p_order)
     i_tile = tl.program_id(0)
-    long_tiles = tl.cdiv(tl.minimum(rows, tl.load(p_crow + rows) // SHORT), BLOCK_M_LONG)
+    long_tiles = tl.cdiv(tl.minimum(rows, tl.load(p_crow + rows) // SHORT), tile.BLOCK_M_LONG)
     if i_tile < long_tiles:
         rows_product(
-            p_crow, p_col, p_val, p_order, p_dense, p_bias, p_y, p_z,
-            i_tile * BLOCK_M_LONG, rows, s_dense, N, tl.program_id(1),
-            HAS_BIAS, ACT, SLOPE, SAVE_Z, ACC, BLOCK_M_LONG, BLOCK_N, BLOCK_J_LONG,
+            matrix, p_dense, p_bias, p_y, p_z, i_tile * tile.BLOCK_M_LONG, rows, s_dense, N,
+            epilogue, ACC, tile.BLOCK_M_LONG, tile.BLOCK_N, tile.BLOCK_J_LONG,
         )  # fmt: skip
     else:
+        first = long_tiles * tile.BLOCK_M_LONG + (i_tile - long_tiles) * tile.BLOCK_M
         rows_product(
-            p_crow, p_col, p_val, p_order, p_dense, p_bias, p_y, p_z,
-            long_tiles * BLOCK_M_LONG + (i_tile - long_tiles) * BLOCK_M, rows, s_dense, N, tl.program_id(1),
-            HAS_BIAS, ACT, SLOPE, SAVE_Z, ACC, BLOCK_M, BLOCK_N, BLOCK_J,
+            matrix, p_dense, p_bias, p_y, p_z, first, rows, s_dense, N,
+            epilogue, ACC, tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_J,
         )  # fmt: skip
 
 
@@ -141,8 +150,8 @@ def csr_matmul(
     launch.run(
         csr_matmul_kernel, grid, crow.contiguous(), col.contiguous(), val.contiguous(), order.contiguous(), dense,
         None if bias is None else bias.contiguous(), y, z, rows, dense.stride(0), N,
-        HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope, SAVE_Z=preactivation,
-        ACC=launch.acc(val.dtype), **dependent_launch.options(), **tile.options,
+        epilogue=Epilogue(activation.CODES[name], slope), tile=tile.record(SparseTile), ACC=launch.acc(val.dtype),
+        **dependent_launch.options(), **tile.launch_options,
     )  # fmt: skip
     return (y, z) if z is not None else y
 

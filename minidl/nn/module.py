@@ -115,7 +115,7 @@ class Module(Stateful):
                 continue
             parameter._grad = grad.dense() if isinstance(grad, RowGrad) else grad
             parameter._grad.zero_()
-            parameter._slope = None
+            parameter._recorded_grad = None
 
     def apply(self: M, function: Callable[[Module], None]) -> M:
         """Call `function` on every module, this one last."""

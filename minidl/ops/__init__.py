@@ -1,8 +1,8 @@
 """Differentiable operations on Tensors, one module a subject. Importing this attaches operators and methods to Tensor.
 
 A new operation goes into the `__all__` of its module; the rest follows (see `registry`). Read `binary` and
-`elementwise` for the form of an operation, then `reduce`, `shape` and `linalg`; `double_backward` has the second
-derivatives that `recordable` cannot derive.
+`elementwise` for the form of an operation, then `reduce`, `shape` and `linalg`; the modules `*_grad` write gradients
+in operations for `create_graph`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from minidl.ops import (
     compare,
     conditional,
     conv,
+    conv_grad,  # noqa: F401 (gives convolutions their recorded gradients)
     conv_sequence,
     conv_transpose,
     conv_volume,
@@ -53,7 +54,6 @@ from minidl.ops.conv import *
 from minidl.ops.conv_sequence import *
 from minidl.ops.conv_transpose import *
 from minidl.ops.conv_volume import *
-from minidl.ops.double_backward import layers as second_layers  # noqa: F401 (registers second derivatives)
 from minidl.ops.elementwise import *
 from minidl.ops.extrema import *
 from minidl.ops.indexing import *

@@ -7,15 +7,16 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
-from minidl.autograd.deferred import take
+from minidl.autograd.deferred import fuse
 from minidl.autograd.function import recordable
 from minidl.kernels import activation, check, elementwise
 from minidl.kernels import bias_act as kernels
 from minidl.kernels import softmax as softmax_kernels
 from minidl.kernels.activation import Activation
 from minidl.ops import unary
+from minidl.ops.activation_grad import bias_act_grad
 from minidl.ops.binary import binary_function, piecewise_linear
-from minidl.ops.conditional import where
+from minidl.ops.conditional import Clamp, where
 from minidl.ops.elementwise import minimum, sub
 from minidl.ops.inplace import apply_in_place
 from minidl.ops.shape import reshape, to
@@ -27,7 +28,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+@recordable(gradient=bias_act_grad)
 class BiasAct(Function):
+    gradient = staticmethod(kernels.bias_act_grad)
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, b: torch.Tensor | None, act: Activation) -> torch.Tensor:
         y = kernels.bias_act(x, b, act)
@@ -35,18 +39,18 @@ class BiasAct(Function):
         ctx.save(*(y, None) if ctx.from_output else (x, b))
         return y
 
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
         saved, b = ctx.saved
         want_x, want_bias, _ = ctx.needs
-        dx, db = kernels.bias_act_grad(dy, saved, b, ctx.act, ctx.from_output, want_x=want_x, want_bias=want_bias)
+        dx, db = cls.gradient(dy, saved, b, ctx.act, ctx.from_output, want_x=want_x, want_bias=want_bias)
         return dx, db, None
 
 
 def activated(x: Tensor, act: Activation) -> Tensor:
     """Return act(x), fused with the operation that computes x if possible."""
     activation.parse(act)
-    fused = take(x, "with_act", act) if type(x) is Tensor else None  # BiasAct refuses other types
+    fused = fuse(x, "with_act", act) if type(x) is Tensor else None  # BiasAct refuses other types
     return BiasAct.apply(x, None, act) if fused is None else Tensor._of_deferred(fused)
 
 
@@ -141,21 +145,15 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 @recordable(gradient=piecewise_linear(elementwise.hardtanh_grad))
-class Hardtanh(Function):
+class Hardtanh(Clamp):
     gradient = staticmethod(elementwise.hardtanh_grad)
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, low: Any, high: Any) -> torch.Tensor:
         check.floating("hardtanh", x=x)
         if low > high:
             raise ValueError(f"hardtanh: min_val {low} is above max_val {high}")
-        ctx.save(x)
-        ctx.range = low, high
-        return elementwise.clamp(x, low, high)
-
-    @classmethod
-    def backward(cls, ctx: Any, dy: Any) -> Any:
-        return cls.gradient(dy, *ctx.saved, *ctx.range), None, None
+        return Clamp.forward(ctx, x, low, high)
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:

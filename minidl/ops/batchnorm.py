@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from minidl.autograd import Function, OpenSum
-from minidl.autograd.deferred import Deferred, in_rows, is_fused, may_wait, take, waiting
+from minidl.autograd import Function, PendingSum
+from minidl.autograd.deferred import Deferred, fuse, in_rows, is_fused, may_wait, waiting
 from minidl.kernels import activation
 from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone, fold
-from minidl.ops import folds
+from minidl.ops import folds, norm_grad
 from minidl.ops.activation import activated
 from minidl.tensors import Tensor
 
@@ -22,7 +22,8 @@ __all__ = ["batch_norm", "fold_batch_norm"]
 class BatchNorm(Function):
     """act(normalised x + added), where `added` has x's shape or is None."""
 
-    takes_sums = staticmethod(is_fused)
+    accepts_pending_sums = staticmethod(is_fused)
+    recorded_backward = staticmethod(norm_grad.batch_norm)
 
     @staticmethod
     def forward(
@@ -42,17 +43,17 @@ class BatchNorm(Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor | OpenSum) -> Any:
+    def backward(ctx: Any, dy: torch.Tensor | PendingSum) -> Any:
         x, mean, rstd, weight, bias, y = ctx.saved
         want_x, want_weight, want_bias, want_added = ctx.needs[:4]
         operands = x, kernels.Statistics(mean, rstd), weight, bias, ctx.act
-        arrived = ctx.arrived(0) if want_x and is_fused() else None
+        arrived = ctx.pending_gradient(0) if want_x and is_fused() else None
         dx: torch.Tensor | None
         if ctx.training and want_x and y is None and alone.fits(x):
-            dz = dy.dense() if isinstance(dy, OpenSum) else dy
+            dz = dy.dense() if isinstance(dy, PendingSum) else dy
             dx, dweight, dbias = alone.normalised_grad(dz, *operands, arrived)
         else:
-            first, second = dy if isinstance(dy, OpenSum) else (dy, None)
+            first, second = dy if isinstance(dy, PendingSum) else (dy, None)
             dx, dweight, dbias, dz = kernels.normalise_grad(
                 first, *operands, ctx.training, more=second, y=y, so_far=arrived, want_x=want_x,
                 want_affine=want_weight or want_bias,
@@ -82,7 +83,7 @@ class BatchNormAlone(BatchNorm):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor | OpenSum) -> Any:
+    def backward(ctx: Any, dy: torch.Tensor | PendingSum) -> Any:
         return *BatchNorm.backward(ctx, dy), None
 
 
@@ -143,7 +144,7 @@ def batch_norm(
     )
     kernels.check_arguments(like, mean, var, _plain(weight), _plain(bias), training, eps)
     if waiting_input is not None and not training:
-        fused = take(input, "with_norm", running_mean, running_var, weight, bias, eps)
+        fused = fuse(input, "with_norm", running_mean, running_var, weight, bias, eps)
         if fused is not None:
             output = Tensor._of_deferred(fused)
             return output if act is None else activated(output, act)

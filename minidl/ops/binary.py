@@ -9,8 +9,9 @@ import torch
 
 from minidl.autograd import Function
 from minidl.autograd.function import recordable
-from minidl.kernels import activation, elementwise, reduce
+from minidl.kernels import elementwise, reduce
 from minidl.kernels.activation import Activation
+from minidl.ops.activation_grad import act_back
 from minidl.ops.shape import sum_to
 from minidl.tensors import Scalar, Tensor
 
@@ -46,18 +47,6 @@ class Add(Function):
     @classmethod
     def backward(cls, ctx: Any, dy: Any) -> Any:
         return tuple(cls.sum_to(dy, shape) if need else None for shape, need in shapes_and_needs(ctx))
-
-
-def act_back(dy: Tensor, y: Tensor, act: Activation) -> Tensor:
-    """Return the gradient before an activation of `FROM_OUTPUT`, from dy and its result."""
-    name, _ = activation.parse(act)
-    if name is None:
-        return dy
-    if name == "sigmoid":
-        return dy * (y * (1 - y))
-    if name == "tanh":
-        return dy * (1 - y.square())
-    return dy * Tensor(elementwise.act_grad(torch.ones_like(y.data), y.data, act, from_output=True))
 
 
 @recordable(act_back=act_back)

@@ -40,7 +40,7 @@ recordable(compute=Where.apply, sum_to=sum_to)(Where)
 
 @recordable(gradient=piecewise_linear(elementwise.clamp_grad))
 class Clamp(Function):
-    gradient = staticmethod(elementwise.clamp_grad)
+    gradient: Kernel = staticmethod(elementwise.clamp_grad)
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, low: Scalar | None, high: Scalar | None) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function, is_grad_enabled
-from minidl.autograd.deferred import Deferred, may_wait, take
+from minidl.autograd.deferred import Deferred, fuse, may_wait
 from minidl.kernels import activation, bias_act, conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
@@ -35,6 +35,7 @@ class Convolution(Function):
     compute: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
     grad_input: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
     grad_weight: Callable[[Any, torch.Tensor, Any], torch.Tensor]
+    concat = ConcatPair
 
     @classmethod
     def run(
@@ -73,19 +74,29 @@ class Convolution(Function):
             ctx.save(*(x if concat_pair else (x,)), weight, z if keep_z else y if name is not None else None)
         return y
 
-    @classmethod
-    def backward(cls, ctx: Any, dy: torch.Tensor) -> Any:
-        *inputs, weight, saved = ctx.saved
-        x = ConcatPair(*inputs) if len(inputs) > 1 else inputs[0]
-        needs = ctx.needs if x is inputs[0] else (any(ctx.needs[:2]), *ctx.needs[2:])
+    @staticmethod
+    def operands(ctx: Any) -> Any:
+        """Return the saved inputs and weight, and the result or its value before the activation if that is saved."""
+        return ctx.saved
+
+    @staticmethod
+    def epilogue_grad(ctx: Any, dy: torch.Tensor, saved: torch.Tensor | None, want_bias: bool) -> Any:
+        """Return the gradients of the product before bias and activation, channels-last, and of the bias."""
         dy = dy.movedim(1, -1)
         if dy.stride(-1) != 1:
             dy = dy.contiguous()
         saved = dy if saved is None else conv.channels_last(saved)
         # Channels of a concatenated tensor have gaps between rows; the bias or activation gradient copies them.
-        dz, db = bias_act.bias_act_grad(dy, saved, None, ctx.act, ctx.from_output, want_bias=needs[2])
+        dz, db = bias_act.bias_act_grad(dy, saved, None, ctx.act, ctx.from_output, want_bias=want_bias)
         assert dz is not None
-        dz = dz.contiguous().movedim(-1, 1)
+        return dz.contiguous().movedim(-1, 1), db
+
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
+        *inputs, weight, saved = cls.operands(ctx)
+        x = cls.concat(*inputs) if len(inputs) > 1 else inputs[0]
+        needs = ctx.needs if x is inputs[0] else (any(ctx.needs[:2]), *ctx.needs[2:])
+        dz, db = cls.epilogue_grad(ctx, dy, saved, needs[2])
         dx = cls.grad_input(ctx, dz, weight) if needs[0] else None
         dw = cls.grad_weight(ctx, dz, x) if needs[1] else None
         return dx, dw, db, *[None] * (len(needs) - 3)
@@ -226,7 +237,7 @@ def conv2d(
             conv.check_arguments("conv2d", parts[0].data, *plain)
             return conv.reads_concat_pair(ConcatPair(*(part.data for part in parts)), plain[0], geometry, plain[1])
 
-        x = take(input, "as_concat_pair", reads)
+        x = fuse(input, "as_concat_pair", reads)
         if x is None:
             x = (input,)
             conv.check_arguments("conv2d", input.data, *plain)

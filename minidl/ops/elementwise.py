@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import torch
 
 from minidl.autograd import Function, UnknownTensor
-from minidl.autograd.deferred import Deferred, may_wait, take
+from minidl.autograd.deferred import Deferred, fuse, may_wait
 from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.ops.binary import (
@@ -60,7 +60,7 @@ def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     if not (_may_defer(a) and _may_defer(b) and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)):
         return Add.apply(a, b)
     for deferred, other in ((a, b), (b, a)):
-        fused = take(deferred, "with_sum", other)
+        fused = fuse(deferred, "with_sum", other)
         if fused is not None:
             return Tensor._of_deferred(fused)
     return Tensor._of_deferred(DeferredSum(a, b)) if a.ndim > 1 else Add.apply(a, b)

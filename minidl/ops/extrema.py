@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl.autograd import Function
-from minidl.autograd.function import recordable
+from minidl.autograd.function import linear, recordable
 from minidl.kernels import check, memory_layout, reduce
 from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import elementwise
 from minidl.ops.arguments import Dim
 from minidl.ops.binary import piecewise_linear
+from minidl.ops.scatter_gather import gather
+from minidl.ops.shape import expand
 from minidl.tensors import Tensor
 
 __all__ = ["amax", "amin", "argmax", "argmin", "max", "min", "topk"]
@@ -43,10 +45,11 @@ def _gradient(kernel: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 _amax_back, _max_back = _gradient(elementwise_kernels.amax_grad), _gradient(elementwise_kernels.max_grad)
 
 
-@recordable(gradient=piecewise_linear(_amax_back))
-class Amax(Function):
-    compute: Callable[..., torch.Tensor] = staticmethod(reduce.amax)
-    gradient: Callable[..., Any] = staticmethod(_amax_back)
+class Reduction(Function):
+    """A reduction whose gradient is computed from dy, its operand x, its result y, and `dim`."""
+
+    compute: Callable[..., torch.Tensor]
+    gradient: Callable[..., Any]
 
     @classmethod
     def forward(cls, ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
@@ -59,6 +62,11 @@ class Amax(Function):
     def backward(cls, ctx: Any, dy: Any) -> Any:
         x, y = ctx.saved
         return cls.gradient(dy.reshape(ctx.keepdim_shape), x, y.reshape(ctx.keepdim_shape), ctx.dim), None, None
+
+
+@recordable(gradient=piecewise_linear(_amax_back))
+class Amax(Reduction):
+    compute, gradient = staticmethod(reduce.amax), staticmethod(_amax_back)
 
 
 class Amin(Amax):
@@ -76,6 +84,16 @@ class Min(Max):
     compute = staticmethod(reduce.amin)
 
 
+def _at_positions(ctx: Any, x: Tensor) -> Tensor:
+    """Return x at the positions that forward chose."""
+    (indices,), (shape, _, dim) = ctx.saved, ctx.layout
+    if not shape:
+        return expand(x, *indices.shape)  # one element, or no elements
+    positions = indices if indices.dim() == len(shape) else indices.unsqueeze(dim)
+    return gather(x, dim, Tensor(positions)).reshape(indices.shape)
+
+
+@linear(_at_positions)
 class Chosen(Function):
     """Values and positions along one dimension; the gradient goes to the positions of the values."""
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import linear
 from minidl.kernels import check, memory_layout
 from minidl.ops import compare
 from minidl.ops.lookup import Embedding
@@ -24,6 +25,7 @@ from minidl.tensors import Tensor
 __all__ = ["getitem", "masked_select", "narrow", "nonzero", "select"]
 
 
+@linear(lambda ctx, x: GetItem.apply(x, ctx.index))
 class GetItem(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, index: Any) -> torch.Tensor:

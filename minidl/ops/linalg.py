@@ -11,7 +11,7 @@ from minidl.autograd import Function
 from minidl.autograd.function import recordable
 from minidl.kernels import activation, bias_act, check, gemm
 from minidl.kernels.activation import Activation
-from minidl.ops import elementwise, reduce
+from minidl.ops import activation_grad, elementwise, reduce
 from minidl.ops.shape import diagonal, expand, reshape, squeeze, unsqueeze
 from minidl.tensors import Scalar, Tensor
 
@@ -38,8 +38,10 @@ class MatMul(Function):
 recordable(product=MatMul.apply)(MatMul)
 
 
+@recordable(product=MatMul.apply, epilogue_grad=activation_grad.epilogue_grad)
 class Linear(Function):
-    # double_backward/layers.py sets `second`, the backward for create_graph.
+    product = staticmethod(gemm.gemm)
+
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: Activation
@@ -57,13 +59,16 @@ class Linear(Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        x, weight, saved = ctx.saved
+    def epilogue_grad(ctx: Any, dy: torch.Tensor, saved: torch.Tensor | None, want_bias: bool) -> Any:
         saved = dy if saved is None else saved  # without an activation only its shape and dtype matter
-        dz, db = bias_act.bias_act_grad(dy, saved, None, ctx.act, ctx.from_output, want_bias=ctx.needs[2])
-        assert dz is not None
-        dx = gemm.gemm(dz, weight) if ctx.needs[0] else None
-        dw = gemm.gemm(dz.t(), x) if ctx.needs[1] else None
+        return bias_act.bias_act_grad(dy, saved, None, ctx.act, ctx.from_output, want_bias=want_bias)
+
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
+        x, weight, saved = ctx.saved
+        dz, db = cls.epilogue_grad(ctx, dy, saved, ctx.needs[2])
+        dx = cls.product(dz, weight) if ctx.needs[0] else None
+        dw = cls.product(dz.mT, x) if ctx.needs[1] else None
         return dx, dw, db, None
 
 

@@ -15,7 +15,7 @@ __all__ = ["linear_cross_entropy"]
 
 
 class LinearCrossEntropy(Function):
-    none_is_one = True
+    seed_is_optional = True
 
     @staticmethod
     def forward(

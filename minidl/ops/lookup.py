@@ -7,13 +7,22 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import linear
 from minidl.kernels import check
 from minidl.kernels import lookup as kernels
+from minidl.ops.conditional import where
 from minidl.tensors import Tensor
 
 __all__ = ["embedding", "one_hot"]
 
 
+def _look_up(ctx: Any, weight: Tensor) -> Tensor:
+    (index,) = ctx.saved
+    rows: Tensor = Embedding.apply(index, weight, ctx.padding)
+    return rows if ctx.padding < 0 else where(Tensor((index == ctx.padding).unsqueeze(-1)), 0, rows)
+
+
+@linear(_look_up, argument=1)
 class Embedding(Function):
     @staticmethod
     def forward(ctx: Any, index: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tensor:

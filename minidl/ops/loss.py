@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
-from minidl.kernels import check, elementwise, nll
+from minidl.autograd.function import linear
+from minidl.kernels import check, nll
 from minidl.kernels import cross_entropy as cross_entropy_kernels
 from minidl.kernels import loss as loss_kernels
-from minidl.kernels import softmax as softmax_kernels
+from minidl.ops import loss_grad
 from minidl.tensors import Tensor
 
 __all__ = [
@@ -27,7 +28,8 @@ __all__ = [
 
 
 class CrossEntropy(Function):
-    none_is_one = True  # dy None means a gradient of 1
+    seed_is_optional = True  # dy None means a gradient of 1
+    recorded_backward = staticmethod(loss_grad.cross_entropy)
 
     @staticmethod
     def forward(
@@ -45,7 +47,10 @@ class CrossEntropy(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
-        dt = CrossEntropy.target_gradient(ctx, dy) if ctx.needs[1] else None
+        dt = None
+        if ctx.needs[1]:
+            x, weight, seed = (None if t is None else Tensor(t) for t in (ctx.saved[0], ctx.saved[2], dy))
+            dt = loss_grad.target_probabilities(x, weight, seed, ctx.options).data
         if not ctx.needs[0]:
             return None, dt, None, None, None, None
         # backward scales the gradient in place and returns it; a second one through a retained graph computes it again.
@@ -58,26 +63,10 @@ class CrossEntropy(Function):
             grad = cross_entropy_kernels.cross_entropy_grad_(grad, dy, divisor)
         return grad, dt, None, None, None, None
 
-    @staticmethod
-    def target_gradient(ctx: Any, dy: torch.Tensor | None) -> torch.Tensor:
-        """Return the gradient of target probabilities, in a few launches: -(1 - smoothing) weight log_softmax(x) dy,
-        divided by the number of rows for "mean"."""
-        x, _, weight = ctx.saved
-        _, reduction, smoothing = ctx.options
-        axis = min(1, x.dim() - 1)
-        dt = softmax_kernels.log_softmax(x, axis)
-        count = x.numel() // x.shape[axis] if reduction == "mean" else 1
-        dt = elementwise.mul(dt, (smoothing - 1.0) / max(count, 1))
-        if weight is not None:
-            dt = elementwise.mul(dt, weight.view([-1 if i == axis else 1 for i in range(x.dim())]))
-        if dy is None:
-            return dt
-        # With reduction "none", dy has an element for each row.
-        return elementwise.mul(dt, dy.unsqueeze(axis) if dy.dim() else dy)
 
-
+@linear(lambda ctx, x: NLLLoss.apply(x, *ctx.how))
 class NLLLoss(Function):
-    none_is_one = True  # dy None means a gradient of 1
+    seed_is_optional = True  # dy None means a gradient of 1
 
     @staticmethod
     def forward(
@@ -85,19 +74,20 @@ class NLLLoss(Function):
     ) -> torch.Tensor:
         loss, ctx.divisor = nll.nll_loss(x, target, weight, ignore_index, reduction)
         ctx.save(x, target, weight)
-        ctx.ignore_index = ignore_index
+        ctx.how = target, weight, ignore_index, reduction
         return loss
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> Any:
         x, target, weight = ctx.saved
-        return nll.nll_loss_grad(dy, x, target, weight, ctx.ignore_index, ctx.divisor), None, None, None, None
+        return nll.nll_loss_grad(dy, x, target, weight, ctx.how[2], ctx.divisor), None, None, None, None
 
 
 class ElementLoss(Function):
     """An element-wise loss, selected by `options`."""
 
-    none_is_one = True  # dy None means a gradient of 1
+    seed_is_optional = True  # dy None means a gradient of 1
+    recorded_backward = staticmethod(loss_grad.element_loss)
 
     @staticmethod
     def forward(

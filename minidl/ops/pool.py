@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import linear
 from minidl.kernels import pool as kernels
 from minidl.kernels.pool import Pair, Windows
-from minidl.ops.shape import one_or_many, squeeze, unsqueeze
+from minidl.ops.scatter_gather import gather
+from minidl.ops.shape import one_or_many, reshape, squeeze, unsqueeze
 from minidl.tensors import Tensor
 
 __all__ = [
@@ -23,6 +25,14 @@ __all__ = [
 ]  # fmt: skip
 
 
+def _at_maxima(ctx: Any, x: Tensor) -> Tensor:
+    """Return x at the positions of the maxima."""
+    (taps,) = ctx.saved
+    positions = Tensor(_positions(taps, ctx.at).flatten(2))
+    return gather(reshape(x, *x.shape[:2], -1), 2, positions).reshape(taps.shape)
+
+
+@linear(_at_maxima)
 class MaxPool2d(Function):
     """The maxima; with `indices` also their positions in the image: row times W plus column, int64."""
 
@@ -53,6 +63,7 @@ def _positions(taps: torch.Tensor, at: Windows) -> torch.Tensor:
     return rows * at.size[1] + first[1] + tap % columns * at.dilation[1]
 
 
+@linear(lambda ctx, x: AvgPool2d.apply(x, ctx.at))
 class AvgPool2d(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, at: Windows) -> torch.Tensor:

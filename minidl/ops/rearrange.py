@@ -8,15 +8,20 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import recordable
 from minidl.kernels import check
+from minidl.ops.join import Cat
 from minidl.ops.shape import clone, expand, move_function, reshape, squeeze
 from minidl.tensors import Tensor
 
 __all__ = ["chunk", "flip", "meshgrid", "repeat", "roll", "split", "tile", "unbind"]
 
 
+@recordable(cat=lambda parts, dim: Cat.apply(dim, *parts))
 class Split(Function):
     """Views of x; their gradients are concatenated, with zeros for views that were not used."""
+
+    cat = staticmethod(torch.cat)
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, sizes: tuple[int, ...], dim: int) -> tuple[torch.Tensor, ...]:
@@ -24,13 +29,13 @@ class Split(Function):
         ctx.dim, ctx.like = dim, [(part.shape, part.dtype, part.device) for part in parts]
         return tuple(parts)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+    @classmethod
+    def backward(cls, ctx: Any, *grads: Any) -> Any:
         parts = [
             torch.zeros(shape, dtype=dtype, device=device) if dy is None else dy
             for dy, (shape, dtype, device) in zip(grads, ctx.like, strict=True)
         ]
-        return torch.cat(parts, ctx.dim), None, None
+        return cls.cat(parts, ctx.dim), None, None
 
 
 Flip = move_function("Flip", torch.flip, lambda dy, _, dims: dy.flip(dims))

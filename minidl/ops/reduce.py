@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
-from minidl.autograd.function import recordable
+from minidl.autograd.function import in_operations, linear, recordable
 from minidl.kernels import check, reduce, scan
 from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import compare, conditional, elementwise, extrema, indexing, unary
@@ -37,7 +37,7 @@ class Sum(Function):
     def backward(cls, ctx: Any, dy: Any) -> Any:
         return dy.reshape(ctx.keepdim_shape).expand(ctx.shape), None, None
 
-    second = backward
+    recorded_backward = backward
 
 
 @recordable(divide=lambda dy, count: dy / count)
@@ -50,28 +50,18 @@ class Mean(Sum):
         return cls.divide(dy.reshape(ctx.keepdim_shape), count).expand(ctx.shape), None, None
 
 
-def _norm_gradient(dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _norm_gradient(dy: Tensor, x: Tensor, y: Tensor, _: Dim) -> Tensor:
     zero = y == 0
     return x * where(zero, 0, dy / where(zero, 1, y))
 
 
 @recordable(gradient=_norm_gradient)
-class Norm(Function):
-    gradient = staticmethod(elementwise_kernels.norm_grad)
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
-        y = reduce.norm(x, dim, keepdim)
-        ctx.keepdim_shape = reduce.kept_shape(x, dim)
-        ctx.save(x, y)
-        return y
-
-    @classmethod
-    def backward(cls, ctx: Any, dy: Any) -> Any:
-        x, y = ctx.saved
-        return cls.gradient(dy.reshape(ctx.keepdim_shape), x, y.reshape(ctx.keepdim_shape)), None, None
+class Norm(extrema.Reduction):
+    compute = staticmethod(reduce.norm)
+    gradient = staticmethod(lambda dy, x, y, _: elementwise_kernels.norm_grad(dy, x, y))
 
 
+@in_operations
 class NormOf(Function):
     """(sum |x|^p)^(1/p), or for p 0 the number of nonzero elements, whose gradient is 0."""
 
@@ -88,28 +78,15 @@ class NormOf(Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        x, y = ctx.saved
-        if ctx.p == 0:
-            return torch.zeros_like(x), None, None, None
-        y, dy = y.reshape(ctx.keepdim_shape), dy.reshape(ctx.keepdim_shape)
-        slope = elementwise_kernels.pow(elementwise_kernels.div(elementwise_kernels.abs(x), y), ctx.p - 1)
-        dx = elementwise_kernels.mul(elementwise_kernels.mul(dy, elementwise_kernels.sign(x)), slope)
-        for zero in (x, y):
-            dx = elementwise_kernels.where(elementwise_kernels.eq(zero, 0), 0, dx)
-        return elementwise_kernels.where(elementwise_kernels.eq(y, y), dx, y), None, None, None
-
-    @staticmethod
-    def second(ctx: Any, dy: Tensor) -> Any:
+    def backward(ctx: Any, dy: Tensor) -> Any:
         x, y = ctx.saved
         y, dy = y.reshape(ctx.keepdim_shape), dy.reshape(ctx.keepdim_shape)
-        if ctx.p == 0:
-            return x * dy * 0, None, None, None
-        zero = compare.logical_or(x == 0, y == 0)
+        zero = compare.logical_or(x == 0, y == (0 if ctx.p else y))
         slope = (where(zero, 1, unary.abs(x)) / where(y == 0, 1, y)) ** (ctx.p - 1)
-        return where(zero, 0, dy * unary.sign(x) * slope), None, None, None
+        return where(y == y, where(zero, 0, dy * unary.sign(x) * slope), y), None, None, None
 
 
+@linear(lambda ctx, x: Cumsum.apply(x, ctx.dim))
 class Cumsum(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import linear
 from minidl.kernels import check, memory_layout
 from minidl.kernels import resample as kernels
 from minidl.kernels.resample import Taps
@@ -23,6 +24,7 @@ LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
 Sizes = int | float | Sequence[int] | Sequence[float] | None
 
 
+@linear(lambda ctx, x: Resample.apply(x, *ctx.taps))
 class Resample(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0) -> torch.Tensor:

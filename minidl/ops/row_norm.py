@@ -10,7 +10,7 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import check
 from minidl.kernels import row_norm as kernels
-from minidl.ops import reduce
+from minidl.ops import norm_grad, reduce
 from minidl.ops.batchnorm import batch_norm
 from minidl.ops.rearrange import repeat
 from minidl.ops.shape import reshape
@@ -23,6 +23,8 @@ Seen = tuple[Callable[[torch.Tensor, int], tuple[torch.Tensor, kernels.Rows]], i
 
 
 class RowNorm(Function):
+    recorded_backward = staticmethod(norm_grad.row_norm)
+
     @staticmethod
     def forward(
         ctx: Any,

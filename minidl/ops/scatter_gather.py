@@ -59,7 +59,7 @@ class Put(Function):
         values = dy.gather(ctx.dim, index) if ctx.needs[3] else None
         return dy.scatter(ctx.dim, index, 0), None, None, values
 
-    second = backward
+    recorded_backward = backward
 
 
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from minidl.autograd import Function
-from minidl.autograd.function import recordable
+from minidl.autograd.function import linear, recordable
 from minidl.kernels import check, memory_layout, reduce
 from minidl.ops import copies
 from minidl.tensors import Tensor, device_of
@@ -39,7 +39,7 @@ class _Move(Function):
     def backward(cls, ctx: Any, dy: Any) -> Any:
         return cls.move_back(dy, ctx.shape, ctx.how), None
 
-    second = backward
+    recorded_backward = backward
 
 
 def move_function(name: str, move: Callable[..., Any], move_back: Callable[..., Any]) -> type[Function]:
@@ -62,6 +62,7 @@ def _diagonal_gradient(dy: torch.Tensor, shape: torch.Size, how: tuple[int, int,
 
 
 Diagonal = move_function("Diagonal", lambda x, how: x.diagonal(*how), _diagonal_gradient)
+linear(lambda ctx, x: Diagonal.apply(x, ctx.how))(Diagonal)
 
 
 def sum_to(dy: Tensor, shape: Sequence[int]) -> Tensor:
@@ -87,31 +88,13 @@ class To(Function):
     def backward(ctx: Any, dy: Any) -> Any:
         return dy.to(ctx.device, ctx.dtype), None, None
 
-    second = backward
+    recorded_backward = backward
 
 
-class Clone(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, dy: Any) -> Any:
-        return dy
-
-    second = backward
-
-
-class Contiguous(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-        return copies.note(x.contiguous(memory_format=memory_format), x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Any) -> Any:
-        return dy, None
-
-    second = backward
+Clone = move_function("Clone", lambda x, _: x.clone(), lambda dy, *_: dy)
+Contiguous = move_function(
+    "Contiguous", lambda x, order: copies.note(x.contiguous(memory_format=order), x), lambda dy, *_: dy
+)
 
 
 def one_or_many(rank: int) -> Callable[[F], F]:
@@ -259,7 +242,7 @@ def unsqueeze(input: Tensor, dim: int) -> Tensor:
 
 def clone(input: Tensor) -> Tensor:
     """Return a copy of input in new memory; gradients flow through (not through `input.detach().clone()`)."""
-    return Clone.apply(input)
+    return Clone.apply(input, None)
 
 
 def contiguous(input: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
@@ -296,5 +279,5 @@ def to(
     if (input.device, input.dtype) != (device, dtype):
         input = To.apply(input, device, dtype)
     elif copy:
-        input = Clone.apply(input)
+        input = Clone.apply(input, None)
     return input if memory_format == torch.preserve_format else contiguous(input, memory_format)

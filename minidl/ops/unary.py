@@ -87,7 +87,10 @@ Ceil, Trunc = _step_function("Ceil", elementwise.ceil), _step_function("Trunc", 
 Round = _step_function("Round", elementwise.round)
 
 
+@recordable(zeros=lambda dy: dy * 0)
 class RoundTo(Function):
+    zeros = staticmethod(torch.zeros_like)
+
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, decimals: int) -> torch.Tensor:
         scale_up, scale_down = elementwise.mul, elementwise.div
@@ -97,13 +100,9 @@ class RoundTo(Function):
         values = x.float() if x.dtype.itemsize == 2 else x
         return scale_down(elementwise.round(scale_up(values, scale)), scale).to(x.dtype)
 
-    @staticmethod
-    def backward(ctx: Any, dy: Any) -> Any:
-        return torch.zeros_like(dy), None
-
-    @staticmethod
-    def second(ctx: Any, dy: Tensor) -> Any:
-        return dy * 0, None
+    @classmethod
+    def backward(cls, ctx: Any, dy: Any) -> Any:
+        return cls.zeros(dy), None
 
 
 def neg(input: Tensor) -> Tensor:

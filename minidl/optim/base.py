@@ -211,7 +211,7 @@ class Optimizer(torch.optim.Optimizer):
         for param in self._params:
             if not set_to_none and isinstance(param.raw_grad, torch.Tensor):
                 param.raw_grad.zero_()
-                param._slope = None
+                param._recorded_grad = None
             else:
                 param.grad = None
 

@@ -1,8 +1,16 @@
-"""Launch kernels: target, tiles, precision, tensor descriptors and the launch cache. No kernel is imported here.
+"""Launch kernels. No kernel is imported here; kernel modules import `launch`, which has the names of most modules.
 
-Read `launch` first, then `target`, `tiles`, `precision`, and `launch_cache`. Importing this package decides where
-kernels run: compiled with a CUDA device, else in Triton's interpreter on the CPU. Triton reads the decision when it is
-imported, so it is made here, before any kernel module. A value of TRITON_INTERPRET set by the user is obeyed.
+Read in this order:
+
+1. `target` (where kernels run), `precision` (how float32 products are computed), `records` (arguments of kernels)
+2. `tiles` (block sizes, warps and stages) with `tile_tables` and `cost_model`
+3. `kernel_launch` (run a kernel), `descriptors` and `prepared_launch` (a launch without its tensors)
+4. `launch_hooks` (launches recorded or watched), `launch_tape` (launches recorded while they run)
+5. `launch_cache` (launches repeated without Python), `dependent_launch`, `cache_keys`, `streams`
+
+Importing this package decides where kernels run: compiled with a CUDA device, else in Triton's interpreter on the CPU.
+Triton reads the decision when it is imported, so it is made here, before any kernel module. A value of TRITON_INTERPRET
+set by the user is obeyed.
 """
 
 import os

@@ -53,7 +53,7 @@ class TensorGradients(TensorCore, Generic[TensorT]):
     def grad(self) -> TensorT | None:
         """The gradient accumulated by backward(), as a dense tensor; None before."""
         refuse_callers()
-        if self._slope is not None and isinstance(recorded := self._graph_grad(), Function.result_class):
+        if self._recorded_grad is not None and isinstance(recorded := self._graph_grad(), Function.result_class):
             return recorded  # type: ignore[return-value]
         if isinstance(self._grad, RowGrad):
             return _tensor(self._grad.dense())
@@ -69,7 +69,7 @@ class TensorGradients(TensorCore, Generic[TensorT]):
         if value is not None and value.device != self.device:
             raise ValueError(f"grad is on {value.device}, expected {self.device}; move it with .to()")
         self._grad = None if value is None else value.data
-        self._slope = value if value is not None and value._requires_grad else None
+        self._recorded_grad = value if value is not None and value._requires_grad else None
 
     @property
     def raw_grad(self) -> Grad | None:
@@ -120,7 +120,7 @@ class TensorGradients(TensorCore, Generic[TensorT]):
         """
         if not self.requires_grad:
             raise RuntimeError("register_hook(): this tensor has no gradient; set requires_grad=True")
-        self._check_not_taken("register_hook")
+        self._refuse_fused("register_hook")
         node = self._edge_node()
         hooks = self._hooks if node is None else node.hooks.setdefault(self._index, {})
 
@@ -142,12 +142,12 @@ class TensorGradients(TensorCore, Generic[TensorT]):
 
     def retain_grad(self) -> None:
         """Also fill `grad` of this tensor, the result of an operation, during backward."""
-        self._check_not_taken("retain_grad")
+        self._refuse_fused("retain_grad")
         node = self._edge_node()
         if node is not None:
             node.retained[self._index] = weakref.ref(self)
 
-    def _check_not_taken(self, name: str) -> None:
+    def _refuse_fused(self, name: str) -> None:
         if self._fused:
             raise RuntimeError(
                 f"{name}: this tensor was computed as a part of the operation after it, through which its gradient "

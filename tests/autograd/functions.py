@@ -2,7 +2,7 @@
 
 import torch
 
-from minidl.autograd import Function, OpenSum
+from minidl.autograd import Function, PendingSum
 from minidl.kernels import elementwise
 from minidl.tensors import Tensor, default_device
 
@@ -52,12 +52,12 @@ class Pair(Function):
         return elementwise.add(x, x), elementwise.add(elementwise.add(x, x), x)
 
     @staticmethod
-    def takes_sums():
+    def accepts_pending_sums():
         return True
 
     @staticmethod
     def backward(ctx, dy, dz):
-        dy, dz = (grad.dense() if isinstance(grad, OpenSum) else grad for grad in (dy, dz))
+        dy, dz = (grad.dense() if isinstance(grad, PendingSum) else grad for grad in (dy, dz))
         Pair.seen = dy is not None, dz is not None
         total = None
         for weight, grad in ((2, dy), (3, dz)):

@@ -113,7 +113,7 @@ def test_sums_of_gradients_are_taken_in_by_the_batch_norm_before(act, in_bands, 
     model, x = nn.Sequential(*(Block(act) for _ in range(3))), image(2, 8, 5, 6)
     x = x.contiguous(memory_format=torch.channels_last)
     taken, few = launches(lambda: step(model, x, True))
-    monkeypatch.setattr(BatchNorm, "takes_sums", staticmethod(lambda: False))
+    monkeypatch.setattr(BatchNorm, "accepts_pending_sums", staticmethod(lambda: False))
     apart, many = launches(lambda: step(model, x, True))
     # That of the picture itself is left.
     assert few["flat_kernel"] == 1

@@ -59,7 +59,7 @@ class Adding(Mul):
 
     @staticmethod
     def backward(ctx, dy):
-        arrived = [ctx.arrived(index) for index in range(2)]
+        arrived = [ctx.pending_gradient(index) for index in range(2)]
         Adding.seen.append([None if t is None else t.tolist() for t in arrived])
         grads = Mul.backward(ctx, dy)
         return tuple(g if t is None else elementwise.add(g, t) for g, t in zip(grads, arrived, strict=True))
@@ -126,7 +126,7 @@ def test_a_leaf_is_its_own_gradient():
 class TakesNone(Square):
     """A root whose gradient of 1 may be left out, and the gradients that it was given."""
 
-    none_is_one = True
+    seed_is_optional = True
     given: ClassVar[list[object]] = []
 
     @staticmethod

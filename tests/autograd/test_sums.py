@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from minidl.autograd import OpenSum
+from minidl.autograd import PendingSum
 from minidl.kernels import elementwise
 from tests.autograd.functions import Add, Mul, Square, grad_of, leaf
 
@@ -15,13 +15,13 @@ class Taking(Square):
     seen: ClassVar[list] = []
 
     @staticmethod
-    def takes_sums():
+    def accepts_pending_sums():
         return True
 
     @staticmethod
     def backward(ctx, dy):
-        Taking.seen.append(tuple(part.tolist() for part in dy) if isinstance(dy, OpenSum) else dy.tolist())
-        return Square.backward(ctx, dy.dense() if isinstance(dy, OpenSum) else dy)
+        Taking.seen.append(tuple(part.tolist() for part in dy) if isinstance(dy, PendingSum) else dy.tolist())
+        return Square.backward(ctx, dy.dense() if isinstance(dy, PendingSum) else dy)
 
 
 @pytest.fixture(autouse=True)

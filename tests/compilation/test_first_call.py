@@ -14,7 +14,7 @@ from minidl.compilation.capture import capture
 from minidl.compilation.first_call import delayed_launches
 from minidl.ops.join import cat
 from minidl.optim import SGD
-from minidl.runtime import launch
+from minidl.runtime import kernel_launch, launch
 from minidl.tensors import Tensor, default_device
 from tests.graphs import graphs, same_random  # noqa: F401 (fixtures)
 
@@ -30,14 +30,14 @@ def doubled(x, y, BLOCK: tl.constexpr):
 @pytest.fixture
 def order(monkeypatch):
     """The names of kernels as they are launched, and "|" where the code asks for it."""
-    found, run = [], launch._run_by_triton
+    found, run = [], kernel_launch._run_by_triton
 
     def noted(kernel, *rest):
         found.append(kernel.__name__)
         run(kernel, *rest)
 
-    monkeypatch.setattr(launch, "_run_by_triton", noted)
-    monkeypatch.setattr(launch.fast_launch, "launch", lambda *launched: False)
+    monkeypatch.setattr(kernel_launch, "_run_by_triton", noted)
+    monkeypatch.setattr(kernel_launch.fast_launch, "launch", lambda *launched: False)
     return found
 
 

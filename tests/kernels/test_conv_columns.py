@@ -6,8 +6,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minidl.kernels import conv
-from minidl.kernels.conv import columns, tap_sums
 from minidl.kernels.conv.problem import FORWARD, TRANSPOSED
+from minidl.kernels.conv.rewrites.columns import Columns
+from minidl.kernels.conv.rewrites.taps import Taps
 from minidl.runtime import launch
 from minidl.testing.memory import GuardedAllocations
 from tests.kernels import test_conv, transposed
@@ -98,7 +99,8 @@ def test_what_is_not_finite_is_in_no_output_that_does_not_read_it():
 def test_what_columns_are_joined():
     def joined(**change):
         p = transposed.Problem("columns", 2, 24, 8, (3, 5), (4, 6), (3, 2), (1, 2), (0, 0)).described("sm_90")
-        return columns.rewrite(p._replace(geometry=p.geometry._replace(w=p.geometry.w._replace(**change))))
+        others = Columns().others(p._replace(geometry=p.geometry._replace(w=p.geometry.w._replace(**change))))
+        return others and others[0]
 
     made = joined()
     assert (made.M, made.geometry.w.stride, made.geometry.w.kernel, made.written[1]) == (16, 1, 3, 5)
@@ -110,7 +112,8 @@ def test_what_taps_are_apart():
     def apart(direction=FORWARD, stride=1, dilation=1, **more):
         shape = 2, 24, 8, (9, 9), (3, 3), (stride,) * 2, (1, 1), (dilation,) * 2, 1
         p = test_conv.Problem(shape, dtype=torch.float16).described(direction)
-        return tap_sums.rewrite(p._replace(**{"target": "sm_90", **more}))
+        others = Taps().others(p._replace(**{"target": "sm_90", **more}))
+        return others and others[0]
 
     assert apart().M == 72
     assert apart().result == torch.float32

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from minidl.kernels import conv
-from minidl.kernels.conv import filled, phase_weights, pixel_back, pixel_choice, pixel_grad_weight, pixel_tiled, plan
+from minidl.kernels.conv import phase_weights, pixel_back, pixel_choice, pixel_grad_weight, pixel_tiled, plan
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED
+from minidl.kernels.conv.rewrites.fill import Fill
 from minidl.runtime import launch
 from minidl.testing.memory import GuardedAllocations
 from tests.kernels.test_conv import Problem, whole
@@ -227,7 +228,8 @@ def test_what_is_filled():
     def wider(direction=FORWARD, target="sm_90", **more):
         p = Problem((2, 21, 13, (6, 5), (3, 3), (1, 1), (1, 1), (1, 1), 1), dtype=torch.float16).described()
         geometry = p.geometry._replace(groups=more.pop("groups", 1))
-        return filled.rewrite(p._replace(direction=direction, target=target, geometry=geometry, **more))
+        others = Fill().others(p._replace(direction=direction, target=target, geometry=geometry, **more))
+        return others and others[0]
 
     assert (wider().C, wider().M) == (24, 13)
     assert wider(C=63).C == 64

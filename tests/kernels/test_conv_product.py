@@ -314,8 +314,9 @@ def test_a_blind_plan_does_not_see_the_number_of_images(target):
             )
             made = plan.plan(described._replace(target=target, processors=132))
             found = made.prepared.product.product
-            split = found.scalars[-1]
-            seen.add((found.kernel.__name__, split, *((name, found.meta[name]) for name in SMALL)))
+            (sizes,) = (one for one in found.scalars if isinstance(one, tiled.Sizes))
+            tile = found.meta["tile"]
+            seen.add((found.kernel.__name__, sizes.SPLIT, *(getattr(tile, name) for name in SMALL)))
         assert (len(seen) == 1) is batch_invariant
 
 

@@ -10,9 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minidl.kernels.conv import (
-    box_line,
-    cubes_grad_weight,
     depthwise,
+    even_parts,
     narrow,
     narrow_grad_weight,
     stacks,
@@ -20,6 +19,7 @@ from minidl.kernels.conv import (
     voxels,
 )
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.testing.memory import GuardedAllocations
@@ -105,7 +105,8 @@ def test_more_than_a_tile_along_every_axis(per_processor):
     for shape in shapes:
         with launch.force(conv_box=launch.Tile({**SMALL, "PER_PROCESSOR": per_processor})):
             p = Problem(*shape)
-            assert volume.forms(p.x, p.w, p.volume, back=False) == ("cube", "stack")
+            problem = volume.problem_of(FORWARD, p.x, p.w, p.volume)
+            assert volume.forms(problem) == ("cube", "stack")
             p.check("cube")
 
 
@@ -142,23 +143,21 @@ def test_one_channel_more_than_a_tile_of_voxels_has():
 
 @pytest.mark.parametrize("taps", [1, 3])
 @pytest.mark.parametrize("whole_tiles", [False, True])
-@pytest.mark.parametrize("mirror", [False, True])
-def test_gradients_of_weights_in_boxes(mirror, whole_tiles, taps, monkeypatch):
-    """A program for each tile or equal parts, of one tap or of a row of them, from either side."""
+def test_gradients_of_weights_in_boxes(whole_tiles, taps, monkeypatch):
+    """A program for each tile or equal parts, of one tap or of a row of them."""
     tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": taps, "PER_PROCESSOR": 1})
     monkeypatch.setattr(launch, "processors", lambda: 7)
-    monkeypatch.setattr(cubes_grad_weight, "_mirrors", lambda cubes: mirror)
-    in_line = box_line.in_line
+    in_line = even_parts.in_line
 
     def cut(*args):
         line = in_line(*args)
-        return line._replace(each=line.boxes + box_line.PAUSE) if whole_tiles else line
+        return line._replace(each=line.boxes + even_parts.PAUSE) if whole_tiles else line
 
-    monkeypatch.setattr(box_line, "in_line", cut)
+    monkeypatch.setattr(even_parts, "in_line", cut)
     for shape in (
         (3, 40, 24, (3, 5, 6), (3, 2, 3), (1, 1, 1), (1, 1, 0), (1, 2, 1), 1),
         (2, 16, 40, (4, 3, 5), (2, 3, 3), (1, 1, 1), (0, 2, 1), (1, 1, 1), 2),
-        # One output along an axis, whose stride is none, though the mirror image has several there.
+        # One output along an axis, whose stride is none.
         (1, 16, 8, (2, 4, 4), (3, 1, 3), (3, 1, 1), (1, 0, 1), (1, 1, 1), 1),
         (2, 16, 24, (3, 4, 5), (3, 3, 3), (2, 1, 4), (0, 1, 0), (1, 1, 1), 1),
     ):
@@ -167,6 +166,18 @@ def test_gradients_of_weights_in_boxes(mirror, whole_tiles, taps, monkeypatch):
             got = volume.grad_weight(p.x, p.dy, p.volume, form="cube")
         assert torch.equal(got, p.dw.to(got.dtype))
         guards.check()
+
+
+def test_a_tile_with_more_slots_than_are_read_at_once(monkeypatch):
+    monkeypatch.setattr(launch, "processors", lambda: 132)
+    monkeypatch.setattr(even_parts, "LEAST", 1)
+    tile = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "TAPS": 1, "PER_PROCESSOR": 1})
+    p = Problem(1, 32, 32, (4, 8, 9), (1, 1, 2), (1, 1, 1), (0, 0, 0), (1, 1, 1), dtype=torch.float16)
+    x, dy = (t.movedim(1, -1).contiguous() for t in (p.x, p.dy))
+    with launch.force(conv_box_grad_weight=tile):
+        plan = volume.plan(volume.problem_of(GRAD_WEIGHT, x, dy, p.volume, "cube"))
+        assert plan.prepared.count > even_parts.TOGETHER.value + 1
+        assert torch.equal(plan.run(x, dy)[0].movedim(-1, 1), p.dw.half())
 
 
 @pytest.mark.parametrize("tile", [(16, 16), (64, 1), (1, 64)])

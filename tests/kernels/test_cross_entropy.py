@@ -8,8 +8,10 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import cross_entropy, nll
-from minidl.kernels.cross_entropy.kernels import all_targets, scale_kernel, target_kernel
+from minidl.kernels.cross_entropy.kernels import scale_kernel
+from minidl.kernels.cross_entropy.targets import all_targets, target_kernel
 from minidl.runtime import launch
+from minidl.runtime.records import fields
 
 WHOLE = launch.Tile({"BLOCK_M": 8, "BLOCK_N": 16})
 WALK = launch.Tile({"BLOCK_M": 2, "BLOCK_N": 4})
@@ -44,7 +46,7 @@ def launches(function):
     """Names of the kernels that a call launches, with whether each program finds the divisor by itself."""
     found = []
     with launch.record(
-        lambda kernel, grid, args, meta: found.append((kernel.__name__, meta.get("ALONE"))), launch.target()
+        lambda kernel, grid, args, meta: found.append((kernel.__name__, fields(meta).get("ALONE"))), launch.target()
     ):
         function()
     return found
@@ -66,7 +68,7 @@ def test_few_rows_need_no_launch_for_the_divisor_and_a_tile_of_them_none_for_the
         assert of(rows) == [*checked, ("cross_entropy_kernel", True), ("total_kernel", None)]
     for rows in (4097, 2**16):
         assert of(rows) == [("target_kernel", None), ("cross_entropy_kernel", False), ("total_kernel", None)]
-    assert of(8, 5) == [("target_kernel", None), ("cross_entropy_loop_kernel", None), ("total_kernel", None)]
+    assert of(8, 5) == [("target_kernel", None), ("cross_entropy_loop_kernel", False), ("total_kernel", None)]
     assert of(64, reduction="sum") == [*checked, ("cross_entropy_kernel", False)]
     assert of(65, reduction="sum") == [*checked, ("cross_entropy_kernel", False), ("total_kernel", None)]
     assert of(8, reduction="none") == [*checked, ("cross_entropy_kernel", False)]
@@ -111,8 +113,8 @@ def test_every_program_finds_the_same_divisor(reads, device):
 
 
 @triton.jit
-def all_targets_kernel(p_t, p_w, p_y, R, N, ignore_index, WEIGHTED: tl.constexpr):
-    tl.store(p_y, all_targets(p_t, p_w, R, N, ignore_index, WEIGHTED, tl.float32))
+def all_targets_kernel(p_t, p_w, p_y, R, N, ignore_index):
+    tl.store(p_y, all_targets(p_t, p_w, R, N, ignore_index, tl.float32))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -121,10 +123,9 @@ def test_what_is_no_class_counts_by_neither_way(weighted, device):
     target = torch.tensor([0, 5, -1, 4, 2**40, 1, -100, 2], device=device)
     weight = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0], device=device) if weighted else None
     sums = torch.full((2,), NAN, device=device)
-    launch.run(all_targets_kernel, (1,), target, weight, sums, 8, 5, -100, WEIGHTED=weighted)
+    launch.run(all_targets_kernel, (1,), target, weight, sums, 8, 5, -100)
     launch.run(
-        target_kernel, (1,), target, weight, sums[1:], None, 8, 5, -100, 1,
-        WEIGHTED=weighted, EARLY=False, ACC=tl.float32, BLOCK_N=8,
+        target_kernel, (1,), target, weight, sums[1:], None, 8, 5, -100, 1, EARLY=False, ACC=tl.float32, BLOCK_N=8
     )  # fmt: skip
     assert sums.tolist() == ([23.0, 23.0] if weighted else [4.0, 4.0])
 
@@ -261,7 +262,7 @@ def test_each_likelihood_of_an_ignored_row_is_zero(ignored, device):
 
 def test_a_likelihood_of_no_class_is_nan_and_has_no_gradient(device, monkeypatch):
     """Where targets are not looked at before, as on a GPU; no logarithm is read for it, and none written."""
-    monkeypatch.setattr(nll, "target_weights", lambda *_: (None, 1))
+    monkeypatch.setattr(nll, "divisor_parts", lambda *_: (None, 1))
     x, target = torch.randn(5, 3, device=device), classes(0, 3, -1, 2, 2**40, device=device)
     each, _ = nll.nll_loss(x, target, reduction="none")
     assert each.isnan().tolist() == [False, True, True, False, True]

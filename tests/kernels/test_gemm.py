@@ -8,12 +8,15 @@ import torch
 
 from minidl.kernels import activation, gemm
 from minidl.kernels.gemm import parts, thin
+from minidl.kernels.gemm.operands import Operand
+from minidl.kernels.gemm.problem import Problem
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.testing import GuardedAllocations, assert_within
 from minidl.testing.specs.activation import apply
 from minidl.testing.specs.linalg import product_error
 from minidl.testing.specs.make import SeededMake
+from tests.launches import replace_run
 
 DTYPES = [torch.float32, torch.float16, torch.float64] + ([] if launch.INTERPRETED else [torch.bfloat16])
 
@@ -28,7 +31,7 @@ def kernels(monkeypatch):
         names.append(kernel.__name__)
         run(kernel, *args, **meta)
 
-    monkeypatch.setattr(launch, "run", spy)
+    replace_run(monkeypatch, spy)
     return names
 
 
@@ -365,7 +368,9 @@ def test_copies_along_k(tile, whole):
         given, near = [*given, 2.0], [*near, 2.0]
     x = torch.tensor([given] * 3, device=default_device()).t().contiguous().t()
     with launch.force(gemm_cut=tile):
-        rounded, copied = parts.along_k(x, nearest=True), parts.along_k(x)
+        rounded, copied = (
+            parts.along_k(Operand.of(x), nearest, launch.target()).of(x)[:, : x.shape[1]] for nearest in (True, False)
+        )
     assert rounded.stride(1) == 1
     expected = torch.tensor([near] * 3, device=default_device())
     torch.testing.assert_close(rounded, expected, rtol=0, atol=0, equal_nan=True)
@@ -408,7 +413,8 @@ def test_what_is_not_finite_has_no_parts(bad, where, kernels):
 def test_what_lies_past_the_end_is_not_taken_for_numbers(shape):
     """Or a finite product would be computed twice."""
     wild = torch.zeros(1, dtype=torch.int32, device=default_device())
-    parts._split_parts(matrix(*shape), wild)
+    x = matrix(*shape)
+    parts.cut(Operand.of(x), launch.target()).of(x, wild)
     assert wild.item() == 0
 
 
@@ -521,13 +527,11 @@ def test_what_is_not_finite_goes_where_float64_says(bad, where):
         (16, 512, 513, torch.float32, False),
     ],
 )
-def test_which_products_are_thin(M, N, K, dtype, chosen, monkeypatch):
-    a, b = torch.empty(M, K, dtype=dtype), torch.empty(K, N, dtype=dtype)
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    assert thin.suits(a, b) is chosen
-    assert not thin.suits(a[None], b[None])
-    monkeypatch.setattr(launch, "INTERPRETED", True)
-    assert not thin.suits(a, b)
+def test_which_products_are_thin(M, N, K, dtype, chosen):
+    problem = Problem(Operand(M, K, (K, 1)), Operand(K, N, (N, 1)), dtype, "ieee", target="sm_90")
+    assert thin.suits(problem) is chosen
+    assert not thin.suits(problem._replace(batch=1))
+    assert not thin.suits(problem._replace(target="interpreted"))
 
 
 @pytest.mark.parametrize(

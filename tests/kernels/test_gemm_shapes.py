@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from minidl.kernels import gemm
 from minidl.kernels.gemm import choice, launches, rows, tiled, vector
+from minidl.kernels.gemm.operands import Operand, unit
+from minidl.kernels.gemm.problem import Problem
 from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.testing import GuardedAllocations, assert_within
@@ -94,6 +96,12 @@ def test_what_is_not_finite_stays_in_its_row(bad):
         assert torch.equal(c[:3], exact(a[:3], b, c.dtype))
 
 
+def aligned_copy(x):
+    """The copy that the form "copied" reads."""
+    copy = rows.aligned(Operand.of(x)._replace(aligned=False), x.dtype, launch.target())
+    return copy.of(x)[:, : x.shape[1]]
+
+
 def test_vectors_far_apart():
     """Rows 2^31 values apart: only the pages that are touched exist."""
     memory = torch.empty(2**31 + 72, dtype=torch.float16, device=default_device())
@@ -102,8 +110,7 @@ def test_vectors_far_apart():
     x = integers(16, 1, seed=1)
     assert torch.equal(gemm.gemm(a, x, form="vector"), exact(a, x, a.dtype))
     assert torch.equal(gemm.gemm(x[:2].t(), a, form="vector"), exact(x[:2].t(), a, a.dtype))
-    copied = rows.aligned_copy(a[:, :5])
-    assert torch.equal(copied, a[:, :5])
+    assert torch.equal(aligned_copy(a[:, :5]), a[:, :5])
 
 
 def test_forms_that_the_operands_do_not_allow():
@@ -124,7 +131,7 @@ def test_a_copy_has_rows_that_begin_at_16_bytes():
         x = lying(integers(*shape, dtype=dtype), gap=1, shift=3)
         for tile in (None, launch.Tile({"BLOCK_M": 2, "BLOCK_K": 16}, 4, 1)):
             with launch.force(**({"gemm_rows": tile} if tile else {})), GuardedAllocations():
-                y = rows.aligned_copy(x)
+                y = aligned_copy(x)
             assert torch.equal(y, x)
             assert y.stride(0) * y.element_size() % 16 == 0
             filled = y.as_strided((len(y), y.stride(0)), (y.stride(0), 1))
@@ -132,10 +139,8 @@ def test_a_copy_has_rows_that_begin_at_16_bytes():
 
 
 @triton.jit
-def inside_kernel(
-    p_y, M, N, A: tl.constexpr, B: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr
-):  # fmt: skip
-    low_m, low_n, m, n = tiled.clamped_tile(tl.program_id(0), M, N, A, B, BLOCK_M, BLOCK_N, 2, UNIT)
+def inside_kernel(p_y, M, N, tile: tl.constexpr):
+    low_m, low_n, m, n = tiled.clamped_tile(tl.program_id(0), M, N, tile)
     p_y += tl.program_id(0) * 4
     tl.store(p_y, low_m)
     tl.store(p_y + 1, low_n)
@@ -152,8 +157,17 @@ def test_blocks_lie_inside_and_each_place_is_stored_once(a_turned, b_turned):
     shapes = (8, 16), (40, 16), (64, 96), (104, 24), (16, 136), (46, 54), (16, 53), (16, 48)
     for (M, N), block in itertools.product(shapes, (16, 32)):
         places = torch.zeros(launch.cdiv(M, 32) * launch.cdiv(N, block), 4, dtype=torch.int32, device=default_device())
-        sizes = {"BLOCK_M": 32, "BLOCK_N": block, "UNIT": launches.unit(N)}
-        launch.run(inside_kernel, (len(places),), places, M, N, A=a_turned, B=b_turned, **sizes)
+        tile = tiled.GemmTile(
+            BLOCK_M=32,
+            BLOCK_N=block,
+            BLOCK_K=16,
+            ACC=None,
+            GROUP_M=2,
+            A_TRANSPOSED=a_turned,
+            B_TRANSPOSED=b_turned,
+            UNIT_N=unit(N),
+        )
+        launch.run(inside_kernel, (len(places),), places, M, N, tile=tile)
         stored = torch.zeros(M, N)
         for low_m, low_n, m, n in places.tolist():
             assert m + 32 <= max(M + more_m, 32)
@@ -262,10 +276,10 @@ def test_few_tiles_are_shared_and_many_are_not(shape, most):
 )
 def test_large_operands_are_copied_and_small_ones_are_not(shape, pays):
     M, N, K = shape
-    units = launches.unit(K), launches.unit(N), launches.unit(N)
+    units = unit(K), unit(N), unit(N)
     copied = M * K * (K % 8 > 0) + K * N * (N % 8 > 0) or M * K
     if shape[0] == 1796:
-        units = launches.unit(M), 8, 8
+        units = unit(M), 8, 8
     assert choice.copies_pay(torch.float16, choice.Shape(M, N, K, 1, units), copied, "sm_90", 132) is pays
 
 
@@ -303,11 +317,11 @@ def test_rules_that_say_or_leave_a_choice():
 
 
 def test_values_that_are_read_at_once():
-    assert launches.at_once(5, 12, 12, 1) == 4
-    assert launches.at_once(5, 12, 14, 1) == 2
-    assert launches.at_once(1, 8, 3, 1) == 8
-    assert launches.at_once(24, 5, 1, 24) == 8
-    assert launches.at_once(24, 5, 2, 48) == 1
+    assert Operand(5, 12, (12, 1)).at_once == 4
+    assert Operand(5, 12, (14, 1)).at_once == 2
+    assert Operand(1, 8, (3, 1)).at_once == 8
+    assert Operand(24, 5, (1, 24)).at_once == 8
+    assert Operand(24, 5, (2, 48)).at_once == 1
 
 
 @pytest.mark.parametrize(
@@ -315,9 +329,8 @@ def test_values_that_are_read_at_once():
     [((402, 1, 3490), torch.float16, True), ((1, 99, 256), torch.float32, True), ((402, 1, 255), torch.float16, False),
      ((402, 2, 3490), torch.float16, False), ((402, 1, 3490), torch.float64, False)],
 )  # fmt: skip
-def test_which_products_are_those_of_a_vector(shape, dtype, suits, monkeypatch):
+def test_which_products_are_those_of_a_vector(shape, dtype, suits):
     M, N, K = shape
-    a, b = torch.empty(M, K, dtype=dtype), torch.empty(K, N, dtype=dtype)
-    assert not launch.INTERPRETED or not vector.suits(a, b)
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    assert vector.suits(a, b) is suits
+    problem = Problem(Operand(M, K, (K, 1)), Operand(K, N, (N, 1)), dtype, "ieee")
+    assert not vector.suits(problem)
+    assert vector.suits(problem._replace(target="sm_90")) is suits

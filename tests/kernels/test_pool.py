@@ -10,7 +10,8 @@ import triton.language as tl
 from minidl import ops
 from minidl.autograd import no_grad
 from minidl.kernels import division, pool
-from minidl.kernels.pool import problem
+from minidl.kernels.pool import kernels
+from minidl.kernels.pool.problem import Problem
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
 
@@ -198,7 +199,7 @@ def test_two_runs_give_the_same_bits(ours, device):
 
 def test_channels_last_stays_without_a_copy(device):
     x = torch.randn(2, 8, 6, 6, device=device).to(memory_format=torch.channels_last)
-    assert problem.last(x).data_ptr() == x.data_ptr()
+    assert kernels.last(x).data_ptr() == x.data_ptr()
     assert ops.max_pool2d(Tensor(x), 2).data.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -213,28 +214,30 @@ def test_nothing_to_pool(ours, shape, device):
 def test_long_images_take_64_bit_indices(device, monkeypatch):
     # The same numbers as with 32 bits, which this image would do with.
     x = torch.randn(2, 3, 9, 10, dtype=torch.float64, device=device)
-    plan = problem.plan
+    plan = kernels.plan
 
-    def wide(*args):
-        grid, sizes, meta = plan(*args)
-        return grid, sizes, {**meta, "INDEX": tl.int64}
+    def wide(problem):
+        prepared = plan(problem)
+        tile = prepared.meta["tile"]._replace(INDEX=tl.int64)
+        return prepared._replace(meta={**prepared.meta, "tile": tile})
 
     calls = [
         (ops.max_pool2d, (3, 2, 1)), (ops.avg_pool2d, (3, 2, 1)), (ops.adaptive_avg_pool2d, ((4, 7),)),
         (ops.max_pool2d, (2,)), (ops.avg_pool2d, (2, 3, 1)),
     ]  # fmt: skip
     expected = [differentiated(op, x, *args) for op, args in calls]
-    monkeypatch.setattr(problem, "plan", wide)
+    monkeypatch.setattr(kernels, "plan", wide)
     for (op, args), wanted in zip(calls, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(differentiated(op, x, *args), wanted, strict=True))
 
 
 def test_an_image_of_a_long_side_counts_in_64_bits():
-    at = pool.adaptive_windows("adaptive_avg_pool2d", (1, 70_000), (1, 60_000))
-    y = torch.empty(1, 1, 60_000, 1)
-    assert problem.plan("pool", y, at, at.output, 1)[2]["INDEX"] == tl.int64
-    at = pool.windows("p", (18, 18), 2)
-    assert problem.plan("pool", torch.empty(1, 9, 9, 1), at, at.output, 4)[2]["INDEX"] == tl.int32
+    for at, index in (
+        (pool.adaptive_windows("adaptive_avg_pool2d", (1, 70_000), (1, 60_000)), tl.int64),
+        (pool.windows("p", (18, 18), 2), tl.int32),
+    ):
+        problem = Problem(at, 1, 1, torch.float32, mean=True, back=False, target=launch.target())
+        assert index == kernels.plan(problem).meta["tile"].INDEX
 
 
 def test_a_product_divides_as_a_division_does():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidl.kernels import reduce, scan
-from minidl.kernels.reduce import ranked, selected, sorting
+from minidl.kernels.reduce import ranked, sorting
 from minidl.runtime import launch
 
 VALUES = [0.0, -0.0, 1.0, -1.0, 2.5, float("inf"), float("-inf"), float("nan"), -float("nan"), 2.0**-24]
@@ -41,7 +41,6 @@ def test_any_row_is_in_order(data, device):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sorting, "PIECE", 16)
         patch.setattr(sorting, "LONG", data.draw(st.sampled_from([2, 2**30])))
-        patch.setattr(selected, "PART", 64)
         patch.setattr(ranked, "PART", 64)
         patch.setattr(ranked, "MOST_BLOCKS", 0)
         y, found = reduce.sort(x, descending)

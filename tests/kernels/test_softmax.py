@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minidl.kernels import softmax
-from minidl.kernels.softmax import gradient, values
+from minidl.kernels.softmax import rows
 from minidl.runtime import launch
 
 WHOLE = launch.Tile({"BLOCK_M": 4, "BLOCK_N": 16})
@@ -132,8 +132,7 @@ def test_any_dimension_of_a_view(tile, ours, grad, theirs, dim, device):
 @pytest.mark.parametrize("N", [64, 37])
 def test_rows_in_pieces_of_a_warp(ours, grad, theirs, N, device, monkeypatch):
     """As GPUs take them, of which each warp has rows of its own."""
-    for module in (gradient, values):
-        monkeypatch.setattr(module, "lanes", lambda *_: 16)
+    monkeypatch.setattr(rows, "lanes", lambda *_: 16)
     x, dy = (torch.randn(5, N, dtype=torch.float64, device=device) for _ in range(2))
     leaf = x.clone().requires_grad_()
     expected = theirs(leaf, 1)

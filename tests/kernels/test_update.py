@@ -11,6 +11,7 @@ from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.testing import GuardedAllocations, assert_within
 from minidl.testing.specs import bounds
+from tests.launches import replace_run
 
 DTYPES = [torch.float32, torch.float16, torch.float64] + ([] if launch.INTERPRETED else [torch.bfloat16])
 NUMBERS = {
@@ -324,7 +325,7 @@ def launched(monkeypatch):
         names.append(kernel.__name__)
         run(kernel, *args, **meta)
 
-    monkeypatch.setattr(launch, "run", spy)
+    replace_run(monkeypatch, spy)
     return names
 
 

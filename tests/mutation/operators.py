@@ -257,4 +257,6 @@ def _is_switch(test: ast.AST) -> bool:
         return True
     if any(isinstance(node, ast.Attribute) and node.attr in ("dtype", "type") for node in ast.walk(test)):
         return True
-    return all(node.id.isupper() or node.id == "tl" for node in ast.walk(test) if isinstance(node, ast.Name))
+    records = {id(n.value) for n in ast.walk(test) if isinstance(n, ast.Attribute) and n.attr.isupper()}
+    names = (node for node in ast.walk(test) if isinstance(node, ast.Name) and id(node) not in records)
+    return all(name.id.isupper() or name.id == "tl" for name in names)

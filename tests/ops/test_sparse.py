@@ -11,6 +11,7 @@ from minidl.sparse.csr import CSR
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor, default_device
 from minidl.testing import assert_within
+from tests.launches import replace_run
 
 
 def leaf(*shape, seed=0, grad=True):
@@ -55,7 +56,7 @@ def test_only_what_is_wanted_is_computed(batch, wanted, kernels, monkeypatch):
         names.add(kernel.__name__)
         run(kernel, *args, **meta)
 
-    monkeypatch.setattr(launch, "run", spy)
+    replace_run(monkeypatch, spy)
     y.backward(Tensor(torch.ones_like(y.data)))
     assert {name for name in names if name in ("csr_matmul_kernel", "bias_act_grad_kernel")} == kernels
     assert (weight.raw_grad is None, bias.raw_grad is None) == (not wanted[0], not wanted[1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 
-from minidl.runtime import launch
+from minidl.runtime import kernel_launch, launch
 from minidl.runtime.launch_cache import fast_launch
 from minidl.tensors import default_device
 from tests.kernels import probes
@@ -55,7 +55,7 @@ def no_triton(monkeypatch):
     def forbid(kernel, *args):
         raise AssertionError(f"{kernel.__name__} was left to Triton")
 
-    return lambda: monkeypatch.setattr(launch, "_run_by_triton", forbid)
+    return lambda: monkeypatch.setattr(kernel_launch, "_run_by_triton", forbid)
 
 
 def result(probe):

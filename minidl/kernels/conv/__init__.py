@@ -17,18 +17,19 @@ choice; MINIDL_EXPLAIN=1 in the environment logs this report for every new probl
 Read geometry, problem, forms and plan, then pixel_tiled, batch_tiled and boxed; costs has the estimates.
 """
 
+import itertools
 from typing import Any
 
 import torch
 
 from minidl.kernels import check
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import fft, filled, forms, tap_sums, unshuffled
+from minidl.kernels.conv import fft, forms
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.plan import UnableError, explain
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Operands, Problem
 from minidl.runtime import launch
 from minidl.runtime.descriptors import FAR, ConcatPair
 from minidl.runtime.launch_cache.replay import replayed
@@ -39,8 +40,8 @@ __all__ = [
 ]  # fmt: skip
 
 FORMS = forms.names()
-_REWRITES = filled, tap_sums, unshuffled
-FAMILIES = tuple(dict.fromkeys(family for form in (*forms.FORMS, *_REWRITES) for family in form.FAMILIES))
+_OF_FORMS = (*(form.FAMILIES for form in forms.FORMS), *(rewrite.families for rewrite in forms.REWRITES))
+FAMILIES = tuple(dict.fromkeys(itertools.chain(*_OF_FORMS)))
 
 
 @replayed
@@ -221,7 +222,7 @@ def grad_weight(
     plan = plans.plan(problem)
     if isinstance(x, ConcatPair) and not plan.problem.concat_pair:
         x = torch.cat(x, 1)
-    return plan.run(_rows(x), dy)[0].permute(0, 3, 1, 2)
+    return plan.run(Operands(_rows(x), dy))[0].permute(0, 3, 1, 2)
 
 
 def _run(
@@ -229,7 +230,7 @@ def _run(
     scale: torch.Tensor | None, added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """Run a problem and return (y, z) in torch's shapes."""
-    y, z = plans.plan(problem).run(x, w, _contiguous(bias), _contiguous(scale), added)
+    y, z = plans.plan(problem).run(Operands(x, w, _contiguous(bias), _contiguous(scale), added))
     if problem.statistics:
         return y.permute(0, 3, 1, 2), z
     return y.permute(0, 3, 1, 2), None if z is None else z.permute(0, 3, 1, 2)

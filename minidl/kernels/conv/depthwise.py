@@ -5,10 +5,11 @@
     x  [N, H, W, groups * C]     w  the convolution's weights in any strides, or reordered to [R, S, C, groups * M]
     y  [N, OH, OW, groups * M]   bias, scale  [groups * M]
 
-A row of outputs of all images is split into vectors of VEC channels, and a program computes BLOCK_K vectors in BLOCK_R
-rows. For one column of taps it loads each row of inputs once for all rows of outputs that read it: the compiler merges
-loads with identical expressions (3x3, four rows: 18 loads in place of 36). With one load per tap, L1 instructions would
-be the bottleneck.
+    rows of x                    rows of y
+    0 | v v ..                                A row of outputs of all images is split into vectors v of VEC channels. A
+    1 | v v ..   3 rows of taps  0 | v v ..   program computes BLOCK_K vectors in BLOCK_R rows. For one column of taps
+    2 | v v ..   ------------->  1 | v v ..   it loads each row of x once for all rows of y that read it: the compiler
+    3 | v v ..                                merges loads with identical expressions.
 
 All phases of a transposed convolution are one launch, in which every phase has the taps of the longest one.
 """
@@ -16,14 +17,16 @@ All phases of a transposed convolution are one launch, in which every phase has 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import costs, depthwise_weights, narrow
+from minidl.kernels.conv.depthwise_weights import TapStrides
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, TRANSPOSED, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, TRANSPOSED, Problem, Unsupported
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
@@ -33,6 +36,43 @@ DIRECTIONS = FORWARD, TRANSPOSED
 FAMILIES = (narrow.FAMILY, "conv_turn")
 # Input channels per output, whose loop is unrolled.
 MOST_CHANNELS = 4
+
+
+class DepthwiseSizes(NamedTuple):
+    """Run-time numbers: QH x QW outputs of a phase at most, from H x W to OH x OW pixels.
+
+    total, vectors  vectors of VEC channels of a row of all images, and of a pixel
+    """
+
+    total: int
+    vectors: int
+    QH: int
+    QW: int
+    H: int
+    W: int
+    OH: int
+    OW: int
+    pad_h: int
+    pad_w: int
+
+
+class DepthwiseTile(NamedTuple):
+    """Constants of a launch: BLOCK_R rows of BLOCK_K vectors of VEC channels; ROWS rows of taps per iteration.
+
+    C, M    input and output channels of a group     UNROLL  unrolled columns of taps
+    BACK    transposed                               SPREAD  w is [R, S, C, groups * M]
+    """
+
+    C: int
+    M: int
+    BACK: bool
+    SPREAD: bool
+    ACC: Any
+    UNROLL: int
+    ROWS: int
+    VEC: int
+    BLOCK_R: int
+    BLOCK_K: int
 
 
 @triton.jit
@@ -54,133 +94,123 @@ def phase_of(
 
 @triton.jit
 def conv_depthwise_kernel(
-    p_x, p_w, p_bias, p_scale, p_y, p_z,
-    total, vectors, QH, QW, H, W, OH, OW, pad_h, pad_w, D, QD, OD, in_d, out_d, first, s_g, s_m, s_c, s_q, s_r, s_s,
-    JD: tl.constexpr, IN_STEP_D: tl.constexpr, IN_TAP_D: tl.constexpr, OUT_STEP_D: tl.constexpr,
-    C: tl.constexpr, M: tl.constexpr, BACK: tl.constexpr, SPREAD: tl.constexpr, VEC: tl.constexpr,
-    WALKS_H: tl.constexpr, KERNEL_H: tl.constexpr, STRIDE_H: tl.constexpr, PERIOD_H: tl.constexpr,
-    INVERSE_H: tl.constexpr, DILATION_H: tl.constexpr,
-    WALKS_W: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_W: tl.constexpr, PERIOD_W: tl.constexpr,
-    INVERSE_W: tl.constexpr, DILATION_W: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, UNROLL: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    p_x, p_w, p_bias, p_scale, p_y, p_z, sizes, strides, slices,
+    down: tl.constexpr, across: tl.constexpr, depth: tl.constexpr, tile: tl.constexpr, epilogue: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute at most QH x QW outputs per phase; a row of all images has `total` vectors of VEC channels.
-
-    With JD taps in depth, images are slices of volumes: QD outputs of D slices, written to OD slices.
-    """
+    """Compute at most QH x QW outputs per phase; with a depth, images are slices of volumes."""
     wait(EARLY)
-    JH: tl.constexpr = (KERNEL_H + PERIOD_H - 1) // PERIOD_H
-    JW: tl.constexpr = (KERNEL_W + PERIOD_W - 1) // PERIOD_W
+    BLOCK_R: tl.constexpr = tile.BLOCK_R
+    BLOCK_K: tl.constexpr = tile.BLOCK_K
+    VEC: tl.constexpr = tile.VEC
+    ROWS: tl.constexpr = tile.ROWS
+    C: tl.constexpr = tile.C
+    JD: tl.constexpr = 1 if depth is None else depth.JD
+    JH: tl.constexpr = (down.KERNEL + down.PERIOD - 1) // down.PERIOD
+    JW: tl.constexpr = (across.KERNEL + across.PERIOD - 1) // across.PERIOD
     PARTS: tl.constexpr = (JH + ROWS - 1) // ROWS
     # Rows of taps that every part and every phase has.
-    SURE: tl.constexpr = JH - (PARTS - 1) * ROWS - (1 if KERNEL_H % PERIOD_H != 0 else 0)
-    IN_STEP_H: tl.constexpr = 1 if BACK else STRIDE_H
-    IN_STEP_W: tl.constexpr = 1 if BACK else STRIDE_W
-    IN_TAP_H: tl.constexpr = -(DILATION_H * PERIOD_H // STRIDE_H) if BACK else DILATION_H
-    IN_TAP_W: tl.constexpr = -(DILATION_W * PERIOD_W // STRIDE_W) if BACK else DILATION_W
-    OUT_STEP_H: tl.constexpr = STRIDE_H if BACK else 1
-    OUT_STEP_W: tl.constexpr = STRIDE_W if BACK else 1
+    SURE: tl.constexpr = JH - (PARTS - 1) * ROWS - (1 if down.KERNEL % down.PERIOD != 0 else 0)
     i_tile = tl.program_id(0)
-    i_h = i_tile % WALKS_H
-    i_w = i_tile // WALKS_H % WALKS_W
-    i_tile = i_tile // (WALKS_H * WALKS_W)
-    tiles_r = tl.cdiv(QH, BLOCK_R)
+    i_h = i_tile % down.PHASES
+    i_w = i_tile // down.PHASES % across.PHASES
+    i_tile = i_tile // (down.PHASES * across.PHASES)
+    tiles_r = tl.cdiv(sizes.QH, BLOCK_R)
     i_row = i_tile % tiles_r * BLOCK_R
     o_k = i_tile // tiles_r * BLOCK_K + tl.arange(0, BLOCK_K)
-    o_p = o_k // vectors
-    o_c = (o_k % vectors * VEC)[:, None] + tl.arange(0, VEC)[None, :]  # [BLOCK_K, VEC]
-    n = (o_p // QW).to(tl.int64)
+    o_p = o_k // sizes.vectors
+    o_c = (o_k % sizes.vectors * VEC)[:, None] + tl.arange(0, VEC)[None, :]  # [BLOCK_K, VEC]
+    n = (o_p // sizes.QW).to(tl.int64)
     n_y = n
-    if JD > 0:
-        x_d = in_d + o_p // QW % QD * IN_STEP_D
-        n_y = n // QD * OD + out_d + n % QD * OUT_STEP_D
-        n = n // QD * D + x_d
-    q_w = o_p % QW
-    if BACK:
-        tap_h, in_h, rows = phase_of(i_h, OH, pad_h, KERNEL_H, STRIDE_H, PERIOD_H, INVERSE_H, DILATION_H)
-        tap_w, in_w, columns = phase_of(i_w, OW, pad_w, KERNEL_W, STRIDE_W, PERIOD_W, INVERSE_W, DILATION_W)
-        m_y = (o_k < total) & (q_w < columns)
-        m_k = m_y & (tap_h < KERNEL_H) & (tap_w < KERNEL_W)
+    if depth is not None:
+        x_d = slices.in_d + o_p // sizes.QW % slices.QD * depth.IN_STEP_D
+        n_y = n // slices.QD * slices.OD + slices.out_d + n % slices.QD * depth.OUT_STEP_D
+        n = n // slices.QD * slices.D + x_d
+    q_w = o_p % sizes.QW
+    if tile.BACK:
+        tap_h, in_h, rows = phase_of(
+            i_h, sizes.OH, sizes.pad_h, down.KERNEL, down.STRIDE, down.PERIOD, down.INVERSE, down.DILATION
+        )  # fmt: skip
+        tap_w, in_w, columns = phase_of(
+            i_w, sizes.OW, sizes.pad_w, across.KERNEL, across.STRIDE, across.PERIOD, across.INVERSE, across.DILATION
+        )  # fmt: skip
+        m_y = (o_k < sizes.total) & (q_w < columns)
+        m_k = m_y & (tap_h < down.KERNEL) & (tap_w < across.KERNEL)
     else:
-        tap_h, in_h, rows = 0, -pad_h, QH
-        tap_w, in_w = 0, -pad_w
-        m_y = o_k < total
+        tap_h, in_h, rows = 0, -sizes.pad_h, sizes.QH
+        tap_w, in_w = 0, -sizes.pad_w
+        m_y = o_k < sizes.total
         m_k = m_y
-    x_w = in_w + q_w * IN_STEP_W
-    x_h = in_h + i_row * IN_STEP_H
-    OUT = vectors * VEC
-    CHANNELS = OUT // M * C
-    if C == 1 and M == 1:
-        o_in = o_c
-    else:
-        o_in = o_c // M * C
-    p_x += ((n * H * W + x_w) * CHANNELS)[:, None] + o_in
-    p_w += first
-    if SPREAD:
+    x_w = in_w + q_w * across.IN_STEP
+    x_h = in_h + i_row * down.IN_STEP
+    OUT = sizes.vectors * VEC
+    CHANNELS = OUT // tile.M * C
+    p_x += ((n * sizes.H * sizes.W + x_w) * CHANNELS)[:, None] + o_c // tile.M * C
+    p_w += strides.first
+    if tile.SPREAD:
         p_w += o_c
-    elif M == 1:
-        p_w += o_c.to(tl.int64) * s_g
     else:
-        p_w += (o_c // M).to(tl.int64) * s_g + o_c % M * s_m
+        p_w += (o_c // tile.M).to(tl.int64) * strides.s_g + o_c % tile.M * strides.s_m
     b_sums = ()
     for _ in tl.static_range(BLOCK_R):
-        b_sums += (tl.zeros((BLOCK_K, VEC), dtype=ACC),)
-    for i in tl.range(0, JW * PARTS * max(JD, 1), loop_unroll_factor=UNROLL):
+        b_sums += (tl.zeros((BLOCK_K, VEC), dtype=tile.ACC),)
+    for i in tl.range(0, JW * PARTS * JD, loop_unroll_factor=tile.UNROLL):
         m_d = m_k
         p_d = p_x
         p_q = p_w
-        if JD > 0:
-            d = x_d + i // (JW * PARTS) * IN_TAP_D
-            m_d = m_k & (d >= 0) & (d < D)
-            p_d += tl.cast(i // (JW * PARTS) * IN_TAP_D, tl.int64) * H * W * CHANNELS
-            p_q += i // (JW * PARTS) * s_q
-        if PARTS == 1 and JD <= 1:
+        if depth is not None:
+            d = x_d + i // (JW * PARTS) * depth.IN_TAP_D
+            m_d = m_k & (d >= 0) & (d < slices.D)
+            p_d += tl.cast(i // (JW * PARTS) * depth.IN_TAP_D, tl.int64) * sizes.H * sizes.W * CHANNELS
+            p_q += i // (JW * PARTS) * strides.s_q
+        if PARTS == 1 and JD == 1:
             s = i
             first_r = 0
         else:
             s = i % JW
             first_r = i // JW % PARTS * ROWS
-        w = x_w + s * IN_TAP_W
+        w = x_w + s * across.IN_TAP
         m_w = m_d
-        if BACK:
-            m_w = m_w & (tap_w + s * PERIOD_W < KERNEL_W)
-        m_x = m_w & (w >= 0) & (w < W)
+        if tile.BACK:
+            m_w = m_w & (tap_w + s * across.PERIOD < across.KERNEL)
+        m_x = m_w & (w >= 0) & (w < sizes.W)
         for c in tl.static_range(C):
             b_ws = ()
             for r in tl.static_range(ROWS):
-                tap = tap_h + (first_r + r) * PERIOD_H
-                p_tap = p_q + (tap * s_r + (tap_w + s * PERIOD_W) * s_s + c * s_c)
+                tap = tap_h + (first_r + r) * down.PERIOD
+                p_tap = p_q + (tap * strides.s_r + (tap_w + s * across.PERIOD) * strides.s_s + c * strides.s_c)
                 m_tap = m_w
                 if r >= SURE:
-                    m_tap = m_w & (tap < KERNEL_H)
-                b_ws += (tl.load(p_tap, mask=m_tap[:, None], other=0.0).to(ACC),)  # [BLOCK_K, VEC]
+                    m_tap = m_w & (tap < down.KERNEL)
+                b_ws += (tl.load(p_tap, mask=m_tap[:, None], other=0.0).to(tile.ACC),)  # [BLOCK_K, VEC]
             b_next = ()
             for b in tl.static_range(BLOCK_R):
                 b_sum = b_sums[b]
                 for r in tl.static_range(ROWS):
-                    h = x_h + first_r * IN_TAP_H + (b * IN_STEP_H + r * IN_TAP_H)
-                    o_tap = (h * W + s * IN_TAP_W) * CHANNELS + c
-                    b_x = tl.load(p_d + o_tap, mask=(m_x & (h >= 0) & (h < H))[:, None], other=0.0)  # [BLOCK_K, VEC]
+                    h = x_h + first_r * down.IN_TAP + (b * down.IN_STEP + r * down.IN_TAP)
+                    o_tap = (h * sizes.W + s * across.IN_TAP) * CHANNELS + c
+                    m_h = (m_x & (h >= 0) & (h < sizes.H))[:, None]
+                    b_x = tl.load(p_d + o_tap, mask=m_h, other=0.0)  # [BLOCK_K, VEC]
                     if r >= SURE:
                         # A separate mask would prevent the compiler from merging the load.
-                        b_x = tl.where(tap_h + (first_r + r) * PERIOD_H < KERNEL_H, b_x, 0.0)
-                    b_sum += b_x.to(ACC) * b_ws[r]
+                        b_x = tl.where(tap_h + (first_r + r) * down.PERIOD < down.KERNEL, b_x, 0.0)
+                    b_sum += b_x.to(tile.ACC) * b_ws[r]
                 b_next += (b_sum,)
             b_sums = b_next
     for b in tl.static_range(BLOCK_R):
         b_sum = b_sums[b]
-        if HAS_SCALE:
-            b_sum *= tl.load(p_scale + o_c, mask=m_y[:, None], other=0.0).to(ACC)
-        if HAS_BIAS:
-            b_sum += tl.load(p_bias + o_c, mask=m_y[:, None], other=0.0).to(ACC)
-        o_row = (n_y * OH + i_h + (i_row + b) * OUT_STEP_H) * OW + i_w + q_w * OUT_STEP_W
+        if p_scale is not None:
+            b_sum *= tl.load(p_scale + o_c, mask=m_y[:, None], other=0.0).to(tile.ACC)
+        if p_bias is not None:
+            b_sum += tl.load(p_bias + o_c, mask=m_y[:, None], other=0.0).to(tile.ACC)
+        o_h = n_y * sizes.OH + i_h + (i_row + b) * down.OUT_STEP
+        o_row = o_h * sizes.OW + i_w + q_w * across.OUT_STEP
         o_y = (o_row * OUT)[:, None] + o_c
         m_row = (m_y & (i_row + b < rows))[:, None]
-        if SAVE_Z:
+        if epilogue.SAVE_Z:
             tl.store(p_z + o_y, b_sum.to(p_z.dtype.element_ty), mask=m_row)
-        tl.store(p_y + o_y, activate(b_sum, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_row)
+        b_y = activate(b_sum, epilogue.ACT, epilogue.SLOPE)
+        tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty), mask=m_row)
 
 
 def able(problem: Problem) -> bool | Unsupported:
@@ -234,50 +264,35 @@ def _paced(problem: Problem, cut: narrow.Cut) -> float:
 
 def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Product:
     """Prepare the launch; with a depth, images are the output slices of one phase of volumes."""
-    cut, out = narrow.cut(problem), problem.groups * problem.M
+    cut, out, back = narrow.cut(problem), problem.groups * problem.M, problem.direction == TRANSPOSED
     in_depth = problem if depth is None else depth.with_depth(problem)
-    strides = depthwise_weights.strides(in_depth)
-    weights = None
+    strides, weights = depthwise_weights.strides(in_depth), None
     if not cut.direct:
         weights = depthwise_weights.prepare(in_depth, strides)
         _, S, C, width = weights.shape
-        strides = 1, 1, width, S * C * width, C * width
-    depth_sizes: tuple[int, ...] = (0, 0, 0, 0, 0)
-    unroll = cut.unroll
-    first_q = s_q = 0
+        strides = TapStrides(1, 1, width, S * C * width, C * width)
+    first, s_q, unroll, slices = cut.first[0] * strides.s_r + cut.first[1] * strides.s_s, 0, cut.unroll, None
     if depth is not None:
         if cut.rows * math.prod(cut.taps) * cut.vec > narrow.MOST_PRODUCTS // 2:
-            unroll = 1  # 24 channels at 16x16x16 back: 84 bytes of spills
-        phase, slice_ = depth.phase, problem.geometry.h.kernel * strides[3]
-        depth_sizes = depth.size, phase.count, depth.written, phase.in_start, phase.out_start
-        first_q, s_q = phase.taps[0] * slice_, phase.tap_step * slice_
-    options = cut.tile.options
-    del options["VEC"]
-    meta = {
-        "C": problem.C, "M": problem.M, "BACK": problem.direction == TRANSPOSED, "SPREAD": not cut.direct,
-        "ACC": launch.acc(problem.dtype),
-        **dependent_launch.options(cut.grid, problem.target), **problem.flags("POOL"),
-        "UNROLL": unroll, "ROWS": cut.step,
-        **options, "VEC": cut.vec, "BLOCK_R": cut.rows,
-        **(narrow.NO_DEPTH if depth is None else depth.constants),
-    }  # fmt: skip
-    for name, axis, phases, period in zip("HW", cut.axes, cut.phases, cut.periods, strict=True):
-        # Backward, taps first, first + period, ... solve tap * dilation = remainder (mod stride).
-        inverse = pow(axis.dilation // math.gcd(axis.stride, axis.dilation), -1, period)
-        constants = {
-            "WALKS": phases, "KERNEL": axis.kernel, "STRIDE": axis.stride, "PERIOD": period, "INVERSE": inverse,
-            "DILATION": axis.dilation,
-        }  # fmt: skip
-        meta |= {f"{key}_{name}": value for key, value in constants.items()}
+            unroll = 1  # more would spill
+        slices, s_slice = depth.sizes, problem.geometry.h.kernel * strides.s_r
+        first, s_q = first + depth.phase.taps[0] * s_slice, depth.phase.tap_step * s_slice
     vectors = out // cut.vec
-    down, across = cut.first
-    scalars = (
+    sizes = DepthwiseSizes(
         problem.N * cut.count[1] * vectors, vectors, *cut.count, *cut.read, *cut.written,
-        *(axis.padding for axis in cut.axes), *depth_sizes, first_q + down * strides[3] + across * strides[4],
-        *strides[:3], s_q, *strides[3:],
+        *(axis.padding for axis in cut.axes),
     )  # fmt: skip
+    down, across = (narrow.AxisTaps.of(*axis, back) for axis in zip(cut.axes, cut.phases, cut.periods, strict=True))
+    tile = cut.tile.record(
+        DepthwiseTile, C=problem.C, M=problem.M, BACK=back, SPREAD=not cut.direct, ACC=launch.acc(problem.dtype),
+        UNROLL=unroll, ROWS=cut.step, VEC=cut.vec, BLOCK_R=cut.rows,
+    )  # fmt: skip
+    meta = {
+        "down": down, "across": across, "depth": None if depth is None else depth.constants, "tile": tile,
+        "epilogue": problem.epilogue, **dependent_launch.options(cut.grid, problem.target), **cut.tile.launch_options,
+    }  # fmt: skip
+    scalars = sizes, strides._replace(first=first, s_q=s_q), slices
     return Product(weights, launch.Prepared(conv_depthwise_kernel, (cut.grid,), scalars, meta))
 
 
-def run(prepared: Product, t: Tensors) -> None:
-    prepared.run(t)
+run = Product.run

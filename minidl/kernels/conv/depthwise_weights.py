@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -9,6 +11,21 @@ from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import FORWARD, Problem
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
+
+
+class TapStrides(NamedTuple):
+    """Strides of w: group, output and input channel, row and column of taps; with a depth, of a slice of taps.
+
+    first  the first tap
+    """
+
+    s_g: int
+    s_m: int
+    s_c: int
+    s_r: int
+    s_s: int
+    s_q: int = 0
+    first: int = 0
 
 
 @triton.jit
@@ -29,21 +46,21 @@ def conv_spread_kernel(
     tl.store(p_spread + o_k.to(tl.int64)[:, None] * WIDTH + o_o[None, :], b_w, mask=m_w)
 
 
-def strides(problem: Problem) -> tuple[int, ...]:
-    """Return the strides of the convolution's weights: group, output and input channel, row and column of taps."""
+def strides(problem: Problem) -> TapStrides:
+    """Return the strides of the convolution's weights."""
     if problem.direction == FORWARD:  # [groups * M, R, S, C]
         R, S, C = problem.geometry.h.kernel, problem.geometry.w.kernel, problem.C
-        return problem.M * R * S * C, R * S * C, 1, S * C, C
+        return TapStrides(problem.M * R * S * C, R * S * C, 1, S * C, C)
     input_stride, output_stride, *tap_strides = problem.strides  # [groups * C, M, R, S]
-    return problem.C * input_stride, output_stride, input_stride, *tap_strides
+    return TapStrides(problem.C * input_stride, output_stride, input_stride, *tap_strides)
 
 
-def prepare(problem: Problem, of: tuple[int, ...]) -> Copy:
+def prepare(problem: Problem, of: TapStrides) -> Copy:
     """Return the copy to [R, S, C, groups * M], in rows of a multiple of 16 values, from weights with strides `of`."""
     R, S, C, out = problem.geometry.h.kernel, problem.geometry.w.kernel, problem.C, problem.groups * problem.M
     width = 16 * launch.cdiv(out, 16)
     tile = problem.tile("conv_turn", floor=1, M=R * S * C, N=out)
     grid = launch.cdiv(R * S * C, tile["BLOCK_M"]) * launch.cdiv(out, tile["BLOCK_N"])
     meta = {"C": C, **dependent_launch.options(grid, problem.target), **tile.options}
-    scalars = (problem.M, out, width, S, R * S * C, *of)
+    scalars = (problem.M, out, width, S, R * S * C, *of[:5])
     return Copy((R, S, C, width), launch.Prepared(conv_spread_kernel, (grid,), scalars, meta))

@@ -1,34 +1,74 @@
-"""Weight gradients in equal parts: the steps of all tiles form a sequence that is divided equally among programs.
+"""Weight gradients in equal parts: the steps of all tiles form a line, divided equally among programs.
 
-A tile has `boxes` steps after a PAUSE of idle steps, for the time of changing tiles. Several programs, its slots, sum a
-tile; their partial sums are added in order of the slots. At its step t a program reads near the fraction t / Q of its
-tile's steps.
+    tile 0                    tile 1                    tile 2                       `boxes` steps each
+    ..--------------------    ..--------------------    ..--------------------       after PAUSE idle steps (.)
+    |  program 0      |  program 1      |  program 2      |  program 3       |       of Q steps each
+
+The pause stands for the time of changing tiles. The programs of a tile are its slots; their partial sums are added in
+order of the slots. At its step t a program reads near the fraction t / Q of its tile's steps.
 """
 
+from __future__ import annotations
+
+import math
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels.conv import tile_throughput
+from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import Problem
+from minidl.kernels.conv.voxels import BoxShape
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
-from minidl.runtime.descriptors import ConcatPair
 
+LEAST = 8  # minimum boxes of a program
+PAUSE = 6  # idle steps at the start of a tile; 0, 3 and 10 take as long
+SLOT = 0.25  # us of adding a slot
 TOGETHER = tl.constexpr(4)  # slots whose sums are read at once
 VALUES = 2048  # values that a program adds
 
 
+class Parts(NamedTuple):
+    """The line: `boxes` steps of a tile after PAUSE idle ones, Q steps of a program, GROUPS groups of M channels."""
+
+    boxes: int
+    M: int
+    GROUPS: int
+    Q: int
+    PAUSE: int
+
+
+class GradTile(NamedTuple):
+    """Constants: TAPS taps of BLOCK_M x BLOCK_N channels, of gradients of J taps with C channels."""
+
+    C: int
+    J: int
+    TAPS: int
+    BLOCK_M: int
+    BLOCK_N: int
+
+
 @triton.jit
-def slots_of(first, steps, Q):
+def tile_at(i_tile, parts, tile: tl.constexpr):
+    """Return (first channel of dy and of x, group, first tap) of a tile."""
+    tiles_c: tl.constexpr = (tile.C + tile.BLOCK_N - 1) // tile.BLOCK_N
+    tiles_m = tl.cdiv(parts.M, tile.BLOCK_M)
+    i_group = i_tile // (tiles_c * tiles_m) % parts.GROUPS
+    j = i_tile // (tiles_c * tiles_m * parts.GROUPS) * tile.TAPS
+    return i_tile // tiles_c % tiles_m * tile.BLOCK_M, i_tile % tiles_c * tile.BLOCK_N, i_group, j
+
+
+@triton.jit
+def slots_of(first, parts):
     """Return (first program, number of programs, its step at the tile's start, the last one's step at the tile's end).
 
-    `first` and `steps` are the tile's, without its pause.
+    `first` is the tile's first step after its pause.
     """
-    before = first // Q
-    last = (first + steps - 1) // Q
-    return before, last - before + 1, first - before * Q, first + steps - last * Q
+    before = first // parts.Q
+    last = (first + parts.boxes - 1) // parts.Q
+    return before, last - before + 1, first - before * parts.Q, first + parts.boxes - last * parts.Q
 
 
 @triton.jit
@@ -43,62 +83,98 @@ def step_at(t, slot, slots, opening, closing):
 
 @triton.jit
 def conv_even_parts_sum_kernel(
-    p_partial, p_total, boxes, M, GROUPS, Q, PAUSE,
-    C: tl.constexpr, J: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TAPS: tl.constexpr,
+    p_partial, p_total, parts, tile: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Write total [groups * M, J * C]: for ROWS rows of a tile, the sum of its slots in order."""
     wait(EARLY)
-    tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
-    PIECES: tl.constexpr = BLOCK_M // ROWS
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    i_tile = tl.program_id(0) // (PIECES * TAPS)
-    i_group = i_tile // (tiles_c * tiles_m) % GROUPS
-    j = i_tile // (tiles_c * tiles_m * GROUPS) * TAPS + tl.program_id(0) // PIECES % TAPS
-    _, slots, _, _ = slots_of(i_tile * (boxes + PAUSE) + PAUSE, boxes, Q)
-    r_c = i_tile % tiles_c * BLOCK_N + tl.arange(0, BLOCK_N)
-    r_m = i_tile // tiles_c % tiles_m * BLOCK_M + tl.program_id(0) % PIECES * ROWS + tl.arange(0, ROWS)
-    m_mc = (r_m < M)[:, None] & (r_c < C)[None, :]
-    o_mc = (i_group * M + r_m).to(tl.int64)[:, None] * (J * C) + j * C + r_c[None, :]
+    PIECES: tl.constexpr = tile.BLOCK_M // ROWS
+    i_tile = tl.program_id(0) // (PIECES * tile.TAPS)
+    m, c, i_group, j = tile_at(i_tile, parts, tile)
+    j += tl.program_id(0) // PIECES % tile.TAPS
+    _, slots, _, _ = slots_of(i_tile * (parts.boxes + parts.PAUSE) + parts.PAUSE, parts)
+    r_c = c + tl.arange(0, tile.BLOCK_N)
+    r_m = m + tl.program_id(0) % PIECES * ROWS + tl.arange(0, ROWS)
+    m_mc = (r_m < parts.M)[:, None] & (r_c < tile.C)[None, :]
+    o_mc = (i_group * parts.M + r_m).to(tl.int64)[:, None] * (tile.J * tile.C) + j * tile.C + r_c[None, :]
     o_slot = o_mc
     b_total = tl.load(p_partial + o_slot, mask=m_mc, other=0.0)
     for first in range(1, slots, TOGETHER):
         for i in tl.static_range(TOGETHER):
-            o_slot += GROUPS * M * (J * C)
+            o_slot += parts.GROUPS * parts.M * (tile.J * tile.C)
             b_total += tl.load(p_partial + o_slot, mask=m_mc & (first + i < slots), other=0.0)
     tl.store(p_total + o_mc, b_total.to(p_total.dtype.element_ty), mask=m_mc)
 
 
-class Prepared(NamedTuple):
-    """The product, the launch that adds its slots (None for a single slot), and the shapes of both results."""
+class Line(NamedTuple):
+    """Tiles of the gradient with `taps` taps and `boxes` steps of a box; a program runs `each` of the `total` steps.
 
-    launch: launch.Prepared
-    partial: tuple[int, int]
-    sum: launch.Prepared | None
-    shape: tuple[int, ...]
+    `together` programs run at once; a tile has at most `slots` programs.
+    """
 
-    def run(self, dy: torch.Tensor, x: torch.Tensor | ConcatPair, *swapped: int) -> torch.Tensor:
-        """Return the gradient."""
-        dtype = dy.dtype if self.sum is None else launch.acc_torch(dy.dtype)
-        partial = torch.empty(self.partial, dtype=dtype, device=dy.device)
-        self.launch.run(dy, x, partial, *swapped)
-        if self.sum is None:
-            return partial.view(self.shape)
-        dw = torch.empty(self.shape, dtype=dy.dtype, device=dy.device)
-        self.sum.run(partial, dw)
-        return dw
+    box: BoxShape
+    tile: launch.Tile
+    taps: int
+    boxes: int
+    tiles: int
+    each: int
+    together: int
+
+    @property
+    def total(self) -> int:
+        return self.tiles * (PAUSE + self.boxes)
+
+    @property
+    def one_slot(self) -> bool:
+        """Return whether each program sums one tile, so that nothing is added afterwards."""
+        return self.each == PAUSE + self.boxes
+
+    @property
+    def programs(self) -> int:
+        return launch.cdiv(self.total, self.each)
+
+    @property
+    def slots(self) -> int:
+        return 1 if self.one_slot else launch.cdiv(self.boxes - 1, self.each) + 1
+
+    def parts(self, problem: Problem) -> Parts:
+        return Parts(self.boxes, problem.M, problem.groups, self.each, PAUSE)
+
+    def constants(self, problem: Problem, taps: int) -> GradTile:
+        """Return the constants of the kernels for a gradient with `taps` taps."""
+        return GradTile(problem.C, taps, self.taps, self.tile["BLOCK_M"], self.tile["BLOCK_N"])
 
 
-def prepare_sum(
-    problem: Problem, taps: int, tiles: int, boxes: int, each: int, pause: int, blocks: dict[str, int]
-) -> launch.Prepared:
-    """Prepare the sum of the slots of `tiles` tiles; a program of the product runs `each` steps."""
+def in_line(problem: Problem, box: BoxShape, tile: launch.Tile, boxes: int, taps: int, together: int) -> Line:
+    """Return the line of all taps and channels, in tiles of `together` taps.
+
+    Each tile has one program, or as many programs as fit on the device divide the line equally."""
+    tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
+    tiles *= taps // together
+    device = tile["PER_PROCESSOR"] * problem.processors
+    programs = max(1, min(device, tiles * boxes // LEAST))
+    even = Line(box, tile, together, boxes, tiles, launch.cdiv(tiles * (PAUSE + boxes), programs), device)
+    return min(even, even._replace(each=PAUSE + boxes), key=microseconds) if problem.paced else even
+
+
+def microseconds(at: Line) -> float:
+    """Return the microseconds of the products and sums; a program may write partial sums of two tiles."""
+    step, fixed = tile_throughput.of_box_weight(at.tile, at.taps).step, tile_throughput.rates().rounds["even"]
+    time = tile_throughput.steps(at.each, at.tile["BLOCK_K"]) * step
+    if at.one_slot:
+        return fixed + launch.cdiv(at.tiles, at.together) * time
+    values = at.tile["BLOCK_M"] * at.tile["BLOCK_N"] * at.taps
+    return fixed + time + tile_throughput.of_shares(at.programs + at.tiles, values) + SLOT * at.slots
+
+
+def prepare(problem: Problem, line: Line, product: launch.Prepared, shape: tuple[int, ...]) -> Shares:
+    """Return the product and the sum of its slots, for a gradient of `shape`, [groups * M, taps..., C]."""
+    if line.slots == 1:
+        return Shares(product, 1, shape)
     # A program adds fewer values if there are few, so that there are enough programs.
-    total = problem.groups * problem.M * taps * problem.C
-    values = min(VALUES, max(VALUES // 16, launch.cdiv(total, 8 * problem.processors)))
-    rows = max(1, min((1 << values.bit_length() - 1) // blocks["BLOCK_N"], blocks["BLOCK_M"]))
-    return launch.Prepared(
-        conv_even_parts_sum_kernel, (tiles * blocks["TAPS"] * blocks["BLOCK_M"] // rows,),
-        (boxes, problem.M, problem.groups, each, pause),
-        {"C": problem.C, "J": taps, "ROWS": rows, **blocks, **dependent_launch.options(target=problem.target)},
-    )  # fmt: skip
+    values = min(VALUES, max(VALUES // 16, launch.cdiv(math.prod(shape), 8 * problem.processors)))
+    tile = line.constants(problem, math.prod(shape[1:-1]))
+    rows = max(1, min((1 << values.bit_length() - 1) // tile.BLOCK_N, tile.BLOCK_M))
+    grid = (line.tiles * tile.TAPS * tile.BLOCK_M // rows,)
+    meta = {"tile": tile, "ROWS": rows, **dependent_launch.options(target=problem.target)}
+    total = launch.Prepared(conv_even_parts_sum_kernel, grid, (line.parts(problem),), meta)
+    return Shares(product, line.slots, shape, total)

@@ -19,7 +19,7 @@ from minidl.kernels.conv import channels_last, check_form
 from minidl.kernels.conv import forward as forward_wide
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.geometry import Geometry
-from minidl.kernels.conv.problem import FORWARD, Problem
+from minidl.kernels.conv.problem import FORWARD, Operands, Problem
 from minidl.runtime import launch
 
 LINEAR = (None, "relu", "leaky_relu")  # act(c x) = c act(x) for c > 0
@@ -59,7 +59,7 @@ def forward(
     )  # fmt: skip
     if form is not None or takes(problem):
         factor, shift = float8.epilogue(scale_x, scale_w, M, scale, bias, scale_result)
-        return plans.plan(problem).run(values, weights, shift, factor)[0].permute(0, 3, 1, 2)
+        return plans.plan(problem).run(Operands(values, weights, shift, factor))[0].permute(0, 3, 1, 2)
     # float8 results must be rounded only once.
     wide = torch.float32 if scale_result is not None else out_dtype
     factor, shift = float8.epilogue(scale_x, scale_w, M, scale, bias)

@@ -1,4 +1,4 @@
-"""The forms of a convolution, each a module of this folder, and the rewrites of a problem to another one.
+"""The forms of a convolution, each a module of this folder.
 
 A form is a module of this folder with
 
@@ -9,7 +9,7 @@ A form is a module of this folder with
     estimate(problem)  microseconds, by `costs`; only for problems it supports
     FLOAT8     optional: whether it reads 8-bit values, forward
     ADDED      optional: supports a sum before the activation if M is a multiple of this
-    OVERLAPS   optional: whether it reads pixels that overlap in memory (`unshuffled`)
+    OVERLAPS   optional: whether it reads pixels that overlap in memory (`unshuffle`)
     reads_concat_pair(problem)  optional: whether it reads two joined tensors in place
     statistics_bands(problem)   optional: number of row bands whose statistics the kernel returns; 0 for none
     prepare(problem)   tiles, grids, flags, scalars and descriptors: everything `run` needs except tensors
@@ -21,8 +21,8 @@ and an entry in FORMS.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from minidl.kernels.conv import (
     banded,
@@ -31,58 +31,26 @@ from minidl.kernels.conv import (
     batch_grad_weight,
     batch_tiled,
     boxed,
-    columns,
+    boxed_grad_weight,
     depthwise,
     depthwise_grad_weight,
     few_outputs,
     fft,
-    filled,
     paired_box,
     patches_back,
     pixel_back,
     pixel_grad_weight,
     pixel_tiled,
     product,
-    tap_sums,
     unfolded_grad_weight,
-    unshuffled,
 )
-from minidl.kernels.conv.problem import Problem, Unsupported
+from minidl.kernels.conv.rewrites import REWRITES
 from minidl.runtime import launch
 
 FORMS: tuple[Any, ...] = (
     pixel_tiled, boxed, batch_tiled, paired_box, banded, fft, product, patches_back, few_outputs, batch_back,
-    pixel_back, depthwise, pixel_grad_weight, batch_grad_weight, unfolded_grad_weight, banded_grad_weight,
-    depthwise_grad_weight,
-)  # fmt: skip
-Rewriting = filled.Filling | columns.Columns | tap_sums.TapSums | unshuffled.Unshuffling
-
-
-class Rewrite(NamedTuple):
-    """A way to compute a problem by another one.
-
-    make     returns the other problem
-    cost     additional microseconds, from both problems (with `Problem.images` as N) and the other problem's time
-    prepare  returns the object whose `run` converts inputs and results
-    """
-
-    name: str
-    make: Callable[[Problem], Problem | Unsupported]
-    cost: Callable[[Problem, Problem, float], float]
-    prepare: Callable[[Problem, Problem], Any]
-
-
-REWRITES = (
-    Rewrite(
-        filled.NAME, lambda problem: filled.rewrite(problem) if problem.dtype.itemsize > 1 else Unsupported("float8"),
-        lambda problem, other, _: filled.cost(problem, other), filled.prepare,
-    ),
-    Rewrite(tap_sums.NAME, tap_sums.rewrite, tap_sums.cost, tap_sums.prepare),
-    Rewrite(columns.NAME, columns.rewrite, lambda *_: 0.0, lambda problem, _: columns.prepare(problem)),
-    Rewrite(
-        unshuffled.NAME, unshuffled.rewrite, lambda problem, other, _: unshuffled.cost(problem, other),
-        unshuffled.prepare,
-    ),
+    pixel_back, depthwise, pixel_grad_weight, batch_grad_weight, boxed_grad_weight, unfolded_grad_weight,
+    banded_grad_weight, depthwise_grad_weight,
 )  # fmt: skip
 
 
@@ -101,4 +69,4 @@ def among(*modules: Any) -> Iterator[None]:
 
 def names() -> tuple[str, ...]:
     """Return the names accepted by `form=`."""
-    return (*dict.fromkeys(form.NAME for form in FORMS), *(rewrite.name for rewrite in REWRITES))
+    return (*dict.fromkeys(form.NAME for form in FORMS), *(rewrite.name for rewrite in REWRITES if rewrite.name))

@@ -12,7 +12,6 @@ from minidl.runtime import launch
 
 FAMILY = "conv_depthwise"
 # Up to this many products weights are read in place, VEC_DIRECT at once, to save the launch that reorders them.
-# 144 channels 3x3 at 7x7, 144 images, on an H100: 3.0 us, reordered 3.6; 15 images of 960 channels: 3.9 and 3.4.
 DIRECT = 3 * 2**20
 VEC_DIRECT = 2
 # Target number of programs per multiprocessor when rows are split; also for weights that are read in place.
@@ -26,7 +25,6 @@ MOST_VALUES = 96
 MOST_PRODUCTS = 320
 # Rows of taps that are unrolled in one iteration.
 MOST_ROWS = 8
-NO_DEPTH = {"JD": 0, "IN_STEP_D": 0, "IN_TAP_D": 0, "OUT_STEP_D": 0}
 
 
 class Cut(NamedTuple):
@@ -60,6 +58,50 @@ class Cut(NamedTuple):
     grid: int
 
 
+class AxisTaps(NamedTuple):
+    """Constants of an axis: phases of a transposed convolution (else 1), the convolution, and steps as in `Taps`.
+
+    Taps of a phase are PERIOD apart; INVERSE is that of the dilation, see `phase_of`.
+    """
+
+    PHASES: int
+    KERNEL: int
+    STRIDE: int
+    PERIOD: int
+    INVERSE: int
+    DILATION: int
+    IN_STEP: int
+    IN_TAP: int
+    OUT_STEP: int
+
+    @staticmethod
+    def of(axis: Axis, phases: int, period: int, back: bool) -> AxisTaps:
+        """Return the constants of an axis, forward or backward."""
+        # Backward, taps first, first + period, ... solve tap * dilation = remainder (mod stride).
+        inverse = pow(axis.dilation // math.gcd(axis.stride, axis.dilation), -1, period)
+        steps = (1, -(axis.dilation * period // axis.stride), axis.stride) if back else (axis.stride, axis.dilation, 1)
+        return AxisTaps(phases, axis.kernel, axis.stride, period, inverse, axis.dilation, *steps)
+
+
+class SliceSizes(NamedTuple):
+    """Images are slices of volumes: QD outputs of D slices, the first of which reads in_d and is out_d of OD."""
+
+    D: int
+    QD: int
+    OD: int
+    in_d: int
+    out_d: int
+
+
+class DepthTaps(NamedTuple):
+    """Constants of the depth axis, as in `records.Taps`."""
+
+    JD: int
+    IN_STEP_D: int
+    IN_TAP_D: int
+    OUT_STEP_D: int
+
+
 class Depth(NamedTuple):
     """The depth axis: slices of a volume that is read (`size`) and written, one phase, and the kernel size."""
 
@@ -74,15 +116,16 @@ class Depth(NamedTuple):
         return problem._replace(geometry=at._replace(h=at.h._replace(kernel=at.h.kernel * self.kernel)))
 
     @property
-    def constants(self) -> dict[str, int]:
+    def sizes(self) -> SliceSizes:
+        """Return the run-time numbers of a kernel on slices."""
+        phase = self.phase
+        return SliceSizes(self.size, phase.count, self.written, phase.in_start, phase.out_start)
+
+    @property
+    def constants(self) -> DepthTaps:
         """Return the constants of a kernel on slices."""
         phase = self.phase
-        return {
-            "JD": len(phase.taps),
-            "IN_STEP_D": phase.in_step,
-            "IN_TAP_D": phase.in_tap,
-            "OUT_STEP_D": phase.out_step,
-        }
+        return DepthTaps(len(phase.taps), phase.in_step, phase.in_tap, phase.out_step)
 
 
 def cut(problem: Problem) -> Cut:
@@ -143,22 +186,25 @@ def cropped(axis: Axis) -> tuple[int, Axis]:
     return first, axis._replace(kernel=inside[-1] + 1 - first, padding=axis.padding - first * axis.dilation)
 
 
-def overlap(axis: Axis, outputs: int, taps: int) -> tuple[int, int, int, int]:
-    """Return (unit, step, tap, count) of the inputs that some outputs and taps read.
+class Overlap(NamedTuple):
+    """The COUNT inputs that some outputs and taps of an axis read, UNIT pixels apart; outputs are STEP and taps TAP of
+    these apart."""
 
-    Inputs are `unit` pixels apart; `step` and `tap` are the distances between outputs and taps, in units."""
+    UNIT: int
+    STEP: int
+    TAP: int
+    COUNT: int
+
+
+def overlap(axis: Axis, outputs: int, taps: int) -> Overlap:
+    """Return the inputs that some outputs and taps read."""
     unit = math.gcd(axis.stride, axis.dilation)
     if outputs == 1:
         unit = axis.dilation
     elif taps == 1:
         unit = axis.stride
     step, tap = max(1, axis.stride // unit), max(1, axis.dilation // unit)
-    return unit, step, tap, (outputs - 1) * step + (taps - 1) * tap + 1
-
-
-def overlap_constants(name: str, axis: Axis, outputs: int, taps: int) -> dict[str, int]:
-    """Return the constants of a kernel for `overlap`."""
-    return dict(zip((f"UNIT_{name}", f"STEP_{name}", f"TAP_{name}"), overlap(axis, outputs, taps), strict=False))
+    return Overlap(unit, step, tap, (outputs - 1) * step + (taps - 1) * tap + 1)
 
 
 def always_inside(axis: Axis, W: int, QW: int, columns: int, taps: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ FAMILY = "conv_depthwise_grad_weight"
 MOST_ROWS = 11
 # Maximum sums and gradients in registers of a thread; with several channels half as many, for addresses.
 MOST_VALUES = 140
-# The same with the inputs of a row, which are loaded together: 164 take 240 registers without spills.
+# The same with the inputs of a row, which are loaded together.
 MOST_LIVE = 168
 
 

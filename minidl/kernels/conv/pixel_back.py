@@ -1,18 +1,27 @@
-"""All backward phases of a strided convolution in the pixel-tiled form, in one launch, as in `batch_back`.
+"""All backward phases of a strided convolution in the pixel-tiled form, in one launch.
+
+       dy                 dx, stride 2          Each of the 4 phases of dx, one per remainder of row and column, is a
+    | a b |   ------>    | 0 1 0 1 |            convolution of dy with its own taps of w. The tiles of phases with most
+    | c d |              | 2 3 2 3 |            taps run first, and shorter ones fill the gaps.
+                         | 0 1 0 1 |
 
 In separate launches a stride of 4 would need 16. Inputs that no tap reaches form phases without steps.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, phase_weights, pixel_choice, tile_throughput
 from minidl.kernels.conv.batch_back import phase_at, phase_of
-from minidl.kernels.conv.pixel_tiled import conv_pixel_tile
+from minidl.kernels.conv.pixel_steps import PixelSizes
+from minidl.kernels.conv.pixel_tiled import conv_pixel_tile, tile_of
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import INT32_LIMIT, PHASE, TRANSPOSED, Problem, Tensors, Unsupported, backward_phases
+from minidl.kernels.conv.problem import INT32_LIMIT, PHASE, TRANSPOSED, Problem, Unsupported, backward_phases
+from minidl.kernels.conv.records import Taps
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -23,37 +32,44 @@ FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
 MOST = 16
 
 
+class BackSizes(NamedTuple):
+    """N images of H x W pixels, and R x S taps of w."""
+
+    N: int
+    H: int
+    W: int
+    R: int
+    S: int
+
+
 @triton.jit(do_not_specialize=["OH", "OW"])
 def conv_pixel_back_kernel(
-    p_x, p_w, p_bias, p_scale, p_y, p_z, N, H, W, OH, OW, R, S,
-    GROUPS: tl.constexpr, M: tl.constexpr, CHANNELS: tl.constexpr, C: tl.constexpr, W_TAPS: tl.constexpr,
-    MOST_H: tl.constexpr, MOST_W: tl.constexpr,
-    PADDING_H: tl.constexpr, PADDING_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr,
-    FLAT: tl.constexpr, EMPTY: tl.constexpr, TURN: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_REST: tl.constexpr,
-    PIECES: tl.constexpr,
+    p_x, p_w, p_bias, p_scale, p_y, p_z, OH, OW, sizes,
+    PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
+    taps: tl.constexpr, tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of the phase that its index falls into; phases with most taps come first."""
     wait(EARLY)
+    STRIDE_H: tl.constexpr = taps.OUT_STEP_H
+    STRIDE_W: tl.constexpr = taps.OUT_STEP_W
     i_tile = tl.program_id(0)
     rho, before = phase_at(
-        i_tile, N, tl.cdiv(M, BLOCK_N) * GROUPS, OH, OW, R, S, PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, BLOCK_M
+        i_tile, sizes.N, tl.cdiv(tile.M, tile.BLOCK_N) * tile.GROUPS, OH, OW, sizes.R, sizes.S,
+        PADDING_H, PADDING_W, STRIDE_H, STRIDE_W, tile.BLOCK_M,
     )  # fmt: skip
-    out_h, rows, in_h, taps_h = phase_of(rho // STRIDE_W, OH, R, PADDING_H, STRIDE_H)
-    out_w, columns, in_w, taps_w = phase_of(rho % STRIDE_W, OW, S, PADDING_W, STRIDE_W)
-    last = (rho // STRIDE_W + (taps_h - 1) * STRIDE_H) * S + rho % STRIDE_W + (taps_w - 1) * STRIDE_W
+    out_h, rows, in_h, taps_h = phase_of(rho // STRIDE_W, OH, sizes.R, PADDING_H, STRIDE_H)
+    out_w, columns, in_w, taps_w = phase_of(rho % STRIDE_W, OW, sizes.S, PADDING_W, STRIDE_W)
+    last = (rho // STRIDE_W + (taps_h - 1) * STRIDE_H) * sizes.S + rho % STRIDE_W + (taps_w - 1) * STRIDE_W
     # One axis may have taps where the other has none.
     taps_h = tl.where(taps_w > 0, taps_h, 0)
     taps_w = tl.maximum(taps_w, 1)
+    phase = PixelSizes(
+        sizes.N * rows * columns, sizes.H, sizes.W, OH, OW, in_h, in_w, out_h, out_w,
+        last, -STRIDE_H * sizes.S, -STRIDE_W, 0, taps_h * taps_w * taps.C,
+    )  # fmt: skip
     conv_pixel_tile(
-        i_tile - before, 0, p_x, p_w, p_bias, p_scale, p_y, p_z,
-        N * rows * columns, H, W, rows, columns, OH, OW, in_h, in_w, out_h, out_w, taps_h, taps_w,
-        last, -STRIDE_H * S, -STRIDE_W, 0, taps_h * taps_w * C,
-        GROUPS, M, CHANNELS, C, W_TAPS, MOST_H, MOST_W, 1, 1, 1, 1, STRIDE_H, STRIDE_W,
-        HAS_BIAS, HAS_SCALE, ACT, SLOPE, SAVE_Z, 0, False, False, FLAT, False, True, EMPTY, False, TURN, False, 1,
-        ACC, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_REST, PIECES,
+        i_tile - before, 0, p_x, p_w, p_bias, p_scale, p_y, p_z, rows, columns, taps_h, taps_w, phase,
+        taps, tile, epilogue,
     )  # fmt: skip
 
 
@@ -94,32 +110,30 @@ def estimate(problem: Problem) -> float:
 
 
 def prepare(problem: Problem) -> Product:
-    h, v, groups = problem.geometry
-    H, W = problem.read
-    M = problem.M
+    h, v, _ = problem.geometry
     time = estimate(problem._replace(N=problem.images))
     turn = problem.in_place and not pixel_choice.turns(problem, time)
     phase = _longest(problem)
-    at = pixel_choice.chosen(phase)._replace(C=problem.C)
-    most_h, most_w = len(phase.at.h.taps), len(phase.at.v.taps)
-    scalars = (problem.N, H, W, h.size, v.size, h.kernel, v.kernel)
-    meta = {
-        "GROUPS": groups, "M": M, "CHANNELS": groups * problem.C, "C": problem.C, "W_TAPS": h.kernel * v.kernel,
-        "MOST_H": most_h, "MOST_W": most_w, "PADDING_H": h.padding, "PADDING_W": v.padding,
-        "STRIDE_H": h.stride, "STRIDE_W": v.stride,
-        "FLAT": pixel_choice.flat(problem.C, most_h * most_w), "TURN": turn,
-        "EMPTY": h.kernel < h.stride or v.kernel < v.stride,
-        **problem.constants, **dependent_launch.options(target=problem.target), **problem.flags("POOL"),
-        **pixel_choice.options(problem, at),
-    }  # fmt: skip
+    at = pixel_choice.chosen(phase)
+    JH, JW = len(phase.at.h.taps), len(phase.at.v.taps)
+    taps = Taps(problem.C, JH, JW, 1, 1, 1, 1, h.stride, v.stride)
+    empty = h.kernel < h.stride or v.kernel < v.stride
+    tile = tile_of(problem, at, taps, TURN=turn, W_TAPS=h.kernel * v.kernel, PHASES=True, EMPTY=empty)
+    sizes = BackSizes(problem.N, *problem.read, h.kernel, v.kernel)
     return Product(
         None if turn else phase_weights.prepare(problem, h.forward(), v.forward()),
-        launch.Prepared(conv_pixel_back_kernel, (_tiles(problem, at.tile),), scalars, meta),
-    )
+        launch.Prepared(
+            conv_pixel_back_kernel, (_tiles(problem, at.tile),), (h.size, v.size, sizes),
+            {
+                "PADDING_H": h.padding, "PADDING_W": v.padding,
+                "taps": taps, "tile": tile, "epilogue": problem.epilogue,
+                **dependent_launch.options(target=problem.target), **at.tile.launch_options,
+            },
+        ),
+    )  # fmt: skip
 
 
-def run(prepared: Product, t: Tensors) -> None:
-    prepared.run(t)
+run = Product.run
 
 
 def _values(problem: Problem) -> int:

@@ -117,16 +117,6 @@ def turns(problem: Problem, microseconds: float) -> bool:
     return microseconds >= selection.of(problem.target).steps.turns_from
 
 
-def options(problem: Problem, at: Chosen) -> dict[str, int]:
-    """Return the launch options: those of the tile, BLOCK_REST, and PIECES in which results are stored."""
-    result = at.tile.options
-    # Rows not aligned to 16 bytes are stored value by value, whose addresses take many registers.
-    piece = 64 if problem.M * problem.dtype.itemsize % 16 == 0 else 16
-    result["PIECES"] = 1 if problem.target == "interpreted" else max(1, at.tile["BLOCK_N"] // piece)
-    result["BLOCK_REST"] = rest_of(at.C, at.tile)
-    return result
-
-
 def estimate(problem: Problem) -> float:
     at = chosen(problem)
     if at.microseconds is not None:
@@ -202,8 +192,5 @@ def flat(C: int, taps: int) -> bool:
 
 
 def taps_inner(problem: Problem) -> bool:
-    """Return whether taps are the inner loop and blocks of channels the outer one, so that L2 holds shared inputs.
-
-    2048 channels at 33x33 with a dilation of 6: 5.6 ms in place of 6.4; with 128 at 28x28 nothing was gained.
-    """
+    """Return whether taps are the inner loop and blocks of channels the outer one, so that L2 holds shared inputs."""
     return problem.direction == FORWARD and problem.groups * problem.C >= MANY_CHANNELS

@@ -2,8 +2,14 @@
 
     dw[m, j, c] = sum over pixels of dy[n, q, m] x[n, at(q, j), c]
 
-The pixels are the K of the GEMM, addressed as in `pixel_tiled`. A program sums TAPS taps of a block of channels over
-its share of the pixels; they share a block of dy and the pixel indices. Partial sums are added in a fixed order.
+dy  [N, QH, QW, groups * M]     x  [N, H, W, groups * C]     dw  [groups * M, J, C], J = JH * JW taps
+
+          m              j, c               j, c      A program computes BLOCK_M x BLOCK_N values of dw at each of TAPS
+      | b_dy |       | b_x b_x |        m | dw dw     taps. It goes along its share of the pixels in blocks of BLOCK_K;
+  n,q |  |   |   n,q |  |   |  |          |           the taps use the same block of dy, and a row of x is at(q, j).
+      |  v   |       |  v   v  |
+
+The pixels are the K of the GEMM, addressed as in `pixel_tiled`. Partial sums are added in a fixed order.
 """
 
 import math
@@ -14,9 +20,10 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, pixel_choice, tile_throughput
-from minidl.kernels.conv.pixel_steps import pixel
+from minidl.kernels.conv.pixel_steps import PixelTile, pixel
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
+from minidl.kernels.conv.records import Taps
 from minidl.kernels.division import fast_divide, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -28,28 +35,42 @@ LEAST = 4
 FEW = 32  # maximum rows of a tile without wgmma
 
 
+class GradWeightSizes(NamedTuple):
+    """Run-time numbers: outputs of all images, size of an image, input of the first output, and pixels of a share.
+
+    by_image, by_row  reciprocals of the outputs of an image and of a row, for `fast_divide`
+    """
+
+    pixels: int
+    H: int
+    W: int
+    in_h: int
+    in_w: int
+    by_image: int
+    by_row: int
+    share: int
+
+
 @triton.jit(do_not_specialize=["QH", "QW"])
 def conv_pixel_grad_weight_kernel(
-    p_dy, p_x, p_partial, pixels, H, W, QH, QW, in_h, in_w, by_image, by_row, share,
-    GROUPS: tl.constexpr, M: tl.constexpr, CHANNELS: tl.constexpr, C: tl.constexpr, JH: tl.constexpr, JW: tl.constexpr,
-    IN_STEP_H: tl.constexpr, IN_STEP_W: tl.constexpr, IN_TAP_H: tl.constexpr, IN_TAP_W: tl.constexpr,
-    WIDE: tl.constexpr, LONG: tl.constexpr, FLAT: tl.constexpr, INSIDE: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TAPS: tl.constexpr,
-):  # fmt: skip
-    """Write partial [shares, groups * M, J * C]: the sum over a share of the pixels, BLOCK_N channels, BLOCK_K pixels.
-
-    WIDE, LONG, FLAT, INSIDE: as in `pixel_tiled`.
-    """
+    p_dy, p_x, p_partial, QH, QW, sizes, taps: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr
+):
+    """Write partial [shares, groups * M, J * C]: the sum over a share of the pixels."""
     wait(EARLY)
-    K: tl.constexpr = JH * JW * C
+    C: tl.constexpr = taps.C
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    BLOCK_K: tl.constexpr = tile.BLOCK_K
+    TAPS: tl.constexpr = tile.TAPS
+    J: tl.constexpr = taps.JH * taps.JW
+    K: tl.constexpr = J * C
     BLOCKS_C: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
-    tiles_c: tl.constexpr = (K + BLOCK_N - 1) // BLOCK_N if FLAT else (JH * JW + TAPS - 1) // TAPS * BLOCKS_C
+    tiles_c: tl.constexpr = (K + BLOCK_N - 1) // BLOCK_N if tile.FLAT else (J + TAPS - 1) // TAPS * BLOCKS_C
     i_c = tl.program_id(0) % tiles_c
-    i_group = tl.program_id(0) // tiles_c % GROUPS
-    o_m = tl.program_id(0) // (tiles_c * GROUPS) * BLOCK_M + tl.arange(0, BLOCK_M)
-    m_m = o_m < M
-    if FLAT:
+    i_group = tl.program_id(0) // tiles_c % tile.GROUPS
+    o_m = tl.program_id(0) // (tiles_c * tile.GROUPS) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m_m = o_m < tile.M
+    if tile.FLAT:
         o_k = i_c * BLOCK_N + tl.arange(0, BLOCK_N)
         j = o_k // C
         o_c = o_k % C
@@ -60,60 +81,60 @@ def conv_pixel_grad_weight_kernel(
         o_k = j * C + o_c
         m_c = o_c < C
     p_x += i_group * C
-    p_dy += i_group * M
-    first = tl.program_id(1) * share
-    if WIDE:
-        first = tl.program_id(1).to(tl.int64) * share
-    end = tl.minimum(first + share, pixels)
+    p_dy += i_group * tile.M
+    first = tl.program_id(1) * sizes.share
+    if tile.WIDE:
+        first = tl.program_id(1).to(tl.int64) * sizes.share
+    end = tl.minimum(first + sizes.share, sizes.pixels)
     b_accs = ()
     for _ in tl.static_range(TAPS):
-        b_accs += (tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC),)
-    tl.assume(share > 0)
-    for k in range(0, share, BLOCK_K):
+        b_accs += (tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC),)
+    tl.assume(sizes.share > 0)
+    for k in range(0, sizes.share, BLOCK_K):
         i_first = first + k
-        if WIDE:
-            n, q_h, q_w = pixel(i_first, BLOCK_K, QH, QW, False, LONG)
+        if tile.WIDE:
+            n, q_h, q_w = pixel(i_first, BLOCK_K, QH, QW, False, tile.LONG)
         else:
             o = i_first + tl.arange(0, BLOCK_K)
-            n = fast_divide(o, QH * QW, by_image, tl.int32)
+            n = fast_divide(o, QH * QW, sizes.by_image, tl.int32)
             o -= n * (QH * QW)
-            q_h = fast_divide(o, QW, by_row, tl.int32)
+            q_h = fast_divide(o, QW, sizes.by_row, tl.int32)
             q_w = o - q_h * QW
         m_row = i_first + tl.arange(0, BLOCK_K) < end
         o_row = i_first + tl.arange(0, BLOCK_K)
-        if WIDE:
+        if tile.WIDE:
             o_row = o_row.to(tl.int64)
-        x_h = in_h + q_h * IN_STEP_H
-        x_w = in_w + q_w * IN_STEP_W
-        o_x = ((n * H + x_h) * W + x_w) * CHANNELS
-        b_dy = tl.load(
-            p_dy + (o_row * (GROUPS * M))[:, None] + o_m[None, :], mask=m_row[:, None] & m_m[None, :], other=0.0
-        )  # [BLOCK_K, BLOCK_M]
+        x_h = sizes.in_h + q_h * taps.IN_STEP_H
+        x_w = sizes.in_w + q_w * taps.IN_STEP_W
+        o_x = ((n * sizes.H + x_h) * sizes.W + x_w) * tile.CHANNELS
+        o_dy = o_row * (tile.GROUPS * tile.M)
+        m_dy = m_row[:, None] & m_m[None, :]
+        b_dy = tl.load(p_dy + o_dy[:, None] + o_m[None, :], mask=m_dy, other=0.0)  # [BLOCK_K, BLOCK_M]
         b_next = ()
         for t in tl.static_range(TAPS):
-            t_h = (j + t) // JW * IN_TAP_H
-            t_w = (j + t) % JW * IN_TAP_W
-            o_tap = (t_h * W + t_w).to(o_x.dtype) * CHANNELS + o_c
-            if FLAT:
+            t_h = (j + t) // taps.JW * taps.IN_TAP_H
+            t_w = (j + t) % taps.JW * taps.IN_TAP_W
+            o_tap = (t_h * sizes.W + t_w).to(o_x.dtype) * tile.CHANNELS + o_c
+            if tile.FLAT:
                 h = x_h[:, None] + t_h[None, :]
                 w = x_w[:, None] + t_w[None, :]
-                m_x = m_row[:, None] & (h >= 0) & (h < H) & (w >= 0) & (w < W) & m_c[None, :]
-            elif INSIDE:
+                m_x = m_row[:, None] & (h >= 0) & (h < sizes.H) & (w >= 0) & (w < sizes.W) & m_c[None, :]
+            elif tile.INSIDE:
                 m_x = m_row[:, None] & m_c[None, :]
             else:
                 h = x_h + t_h
                 w = x_w + t_w
-                m_x = (m_row & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None] & m_c[None, :]
-            if JH * JW % TAPS != 0:
-                m_x &= j + t < JH * JW
+                m_x = (m_row & (h >= 0) & (h < sizes.H) & (w >= 0) & (w < sizes.W))[:, None] & m_c[None, :]
+            if J % TAPS != 0:
+                m_x &= j + t < J
             b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_K, BLOCK_N]
-            b_next += (tl.dot(b_dy.T, b_x, b_accs[t], input_precision=PRECISION, out_dtype=ACC),)
+            b_next += (tl.dot(b_dy.T, b_x, b_accs[t], input_precision=tile.PRECISION, out_dtype=tile.ACC),)
         b_accs = b_next
-    o_m += i_group * M
-    p_partial += tl.program_id(1).to(tl.int64) * (GROUPS * M) * K
+    o_m += i_group * tile.M
+    p_partial += tl.program_id(1).to(tl.int64) * (tile.GROUPS * tile.M) * K
     o_w = o_m.to(tl.int64)[:, None] * K + o_k[None, :]
     for t in tl.static_range(TAPS):
-        m_t = m_c if FLAT else m_c & (j + t < JH * JW)
+        m_t = m_c if tile.FLAT else m_c & (j + t < J)
         tl.store(p_partial + o_w + t * C, b_accs[t], mask=m_m[:, None] & m_t[None, :])
 
 
@@ -201,21 +222,22 @@ def _patch_factor(problem: Problem, tile: launch.Tile, C: int, values: int) -> f
 def prepare(problem: Problem) -> Shares:
     h, v = problem.at.h, problem.at.v
     H, W = problem.read
-    M, groups = problem.M, problem.groups
     at = chosen(problem)
     image = h.count * v.count
     pixels = problem.N * image
-    scalars = (
-        pixels, H, W, h.count, v.count, h.in_start, v.in_start, reciprocal(min(image, INT32_LIMIT)),
-        reciprocal(v.count), at.share,
+    sizes = GradWeightSizes(
+        pixels, H, W, h.in_start, v.in_start, reciprocal(min(image, INT32_LIMIT)), reciprocal(v.count), at.share
     )  # fmt: skip
-    meta = {
-        **problem.taps_read, "C": at.C, "JW": at.JW, "CHANNELS": groups * problem.C, "M": M, "GROUPS": groups,
-        "WIDE": pixel_choice.wide(problem) or pixels * groups * M >= INT32_LIMIT, "LONG": image >= INT32_LIMIT,
-        "FLAT": at.joined, "INSIDE": all_inside(h, H) and all_inside(v, W),
-        **problem.constants, **dependent_launch.options(target=problem.target), **at.tile.options, "TAPS": at.TAPS,
-    }  # fmt: skip
-    product = launch.Prepared(conv_pixel_grad_weight_kernel, (at.tiles, at.shares), scalars, meta)
+    tile = at.tile.record(
+        PixelTile, GROUPS=problem.groups, M=problem.M, CHANNELS=problem.groups * problem.C,
+        WIDE=pixel_choice.wide(problem) or pixels * problem.groups * problem.M >= INT32_LIMIT,
+        LONG=image >= INT32_LIMIT, FLAT=at.joined, INSIDE=all_inside(h, H) and all_inside(v, W),
+        **problem.constants, TAPS=at.TAPS,
+    )  # fmt: skip
+    constants = {"taps": Taps.of(problem)._replace(C=at.C, JW=at.JW), "tile": tile}
+    options = {**dependent_launch.options(target=problem.target), **at.tile.launch_options}
+    grid = at.tiles, at.shares
+    product = launch.Prepared(conv_pixel_grad_weight_kernel, grid, (h.count, v.count, sizes), constants | options)
     return Shares(product, at.shares, problem.shape)
 
 

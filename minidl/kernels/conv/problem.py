@@ -72,6 +72,16 @@ class Tensors(NamedTuple):
         return self.x.swapped if isinstance(self.x, ConcatPair) else 0
 
 
+class Operands(NamedTuple):
+    """The arguments of a plan: x, w, bias and scale as in `Tensors`, and the tensor to add, shaped like the result."""
+
+    x: torch.Tensor | ConcatPair
+    w: torch.Tensor
+    bias: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+    added: torch.Tensor | None = None
+
+
 class Problem(NamedTuple):
     """One call of `forward`, `transposed`, `grad_input` or `grad_weight`, or one backward phase.
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from minidl.kernels import gemm
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.problem import (
@@ -29,6 +30,9 @@ from minidl.kernels.conv.problem import (
     Unsupported,
 )
 from minidl.kernels.gemm import choice, fused_statistics, launches
+from minidl.kernels.gemm.operands import Operand, unit
+from minidl.kernels.gemm.plan import tiled
+from minidl.kernels.gemm.prepared import Product
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 
@@ -40,26 +44,22 @@ DIRECTIONS = FORWARD, PHASE, GRAD_WEIGHT
 FAMILIES = ("gemm", "gemm_pointer")
 # Factor for float8 problems that write more channels than they read: boxes are faster there (`costs.FLOAT8`).
 WIDE_FLOAT8 = 1.15
-# These channel counts leave much of a tile empty: 24->144 at 56x56, 21 images, 28.9 us, and 17.8 forward; 40->240 at
-# 28x28, 30 and 340 images, 11.5 and 77 us backward, 1.1 and 1.9 TB/s.
-FEW = *range(8, 32), *range(33, 48)
+FEW = *range(8, 32), *range(33, 48)  # channel counts that leave much of a tile empty
 FEW_ROWS = range(8, 32)  # the same for the gradient of the weight, whose product has no rows of pixels
-NARROWEST = 4  # output channels; descriptors are slower with fewer: 12 launches
+NARROWEST = 4  # output channels; descriptors are slower with fewer
 FEW_VALUES = 24  # channels of a row; with fewer, read through pointers
-SOONER = 0.9  # us that such a product takes less than estimated: 69 launches, most of them small
+SOONER = 0.9  # us that such a product takes less than estimated
 SHORT = 5.0  # us; shorter products do not slow down with few channels
 MANY_OUTPUTS = 64
 # Statistics are fused (`gemm.fused_statistics`) if K is at most this: two tiles then share a multiprocessor, and one is
-# summed while the other is read. us of a convolution with separate and with fused statistics, 256 images on an H100:
-# 64->256 at 56x56 417, 341; 256->128 330, 239; 128->512 at 28x28 216, 192; 256->1024 at 14x14 126, 118; 512->2048 at
-# 7x7 84, 82; but 1024->256 at 14x14 74, 71; 1024->512 120, 132; 2048->512 at 7x7 56, 81.
+# summed while the other is read.
 MOST_FUSED = 512
 
 
 class Prepared(NamedTuple):
     """The matrix product, and the shape of its result for the gradient of the weight."""
 
-    product: launches.Product
+    product: Product
     shape: tuple[int, ...]
 
 
@@ -86,14 +86,10 @@ def estimate(problem: Problem) -> float:
     tile, split = _choice(problem)
     if problem.paced:
         time = choice.microseconds(*_shape(problem), tile, split, problem.processors, problem.target)
-        weight, by_descriptor, least = (
-            problem.direction == GRAD_WEIGHT,
-            _by_descriptors(problem),
-            min(problem.M, _width(problem)),
-        )
+        weight, by_descriptor = problem.direction == GRAD_WEIGHT, _by_descriptors(problem)
+        least = min(problem.M, _width(problem))
         by_pointer = least < FEW_VALUES and not by_descriptor
         if weight and by_pointer:
-            # 1x1 1120->5 at 21x21, 394 images: 236 us.
             return costs.tile_time(problem, "product, weight", time)
         time = costs.tile_time(problem, NAME, time)
         if by_pointer:
@@ -102,7 +98,7 @@ def estimate(problem: Problem) -> float:
             return time * costs.relative(problem, "product, narrow")
         if time > SHORT and by_descriptor and least in (FEW_ROWS if weight else FEW):
             return time * costs.relative(problem, "product, few channels")
-        # Rows not aligned to 4 bytes are written value by value. 322->391 at 82x82, 65 images: 1.09 ms.
+        # Rows not aligned to 4 bytes are written value by value.
         odd = problem.direction != GRAD_WEIGHT and problem.M > MANY_OUTPUTS and problem.M % 2
         return time * (costs.relative(problem, "product, odd") if odd else 1.0)
     M, N, depth = _sizes(problem)
@@ -122,15 +118,16 @@ def statistics_bands(problem: Problem) -> int:
 
 def prepare(problem: Problem) -> Prepared:
     M, N, K = _sizes(problem)
-    tile, split = _choice(problem)
-    split = launches.non_empty(launch.cdiv(K, tile["BLOCK_K"]), split)
-    # x is contiguous along K; so are the weights, unless backward weights are read in place.
-    transposed = (True, False) if problem.direction == GRAD_WEIGHT else (False, not problem.in_place)
-    matrix_product = launches.prepare(
-        M, N, K, transposed, _by_descriptors(problem), tile, split, problem.dtype, problem.precision,
-        problem.flags("POOL"), problem.target, problem.processors, problem.batch_invariant,
+    if problem.direction == GRAD_WEIGHT:
+        a, b = Operand(M, K, (1, M)), Operand(K, N, (N, 1))
+    else:
+        # x is contiguous along K; so are the weights, unless backward weights are read in place.
+        a, b = Operand(M, K, (K, 1)), Operand(K, N, (N, 1) if problem.in_place else (1, K))
+    described = gemm.Problem(
+        a, b, problem.dtype, problem.precision, problem.epilogue, in_order=problem.batch_invariant,
+        target=problem.target, processors=problem.processors,
     )  # fmt: skip
-    return Prepared(matrix_product, problem.shape)
+    return Prepared(tiled(described, NAME, _by_descriptors(problem), *_choice(problem)), problem.shape)
 
 
 def run(prepared: Prepared, t: Tensors) -> torch.Tensor | None:
@@ -183,7 +180,7 @@ def _shape(problem: Problem) -> tuple[str, choice.Shape]:
     if _by_descriptors(problem):
         return FAMILIES[0], choice.Shape(M, N, K)
     along = (M, N, N) if problem.direction == GRAD_WEIGHT else (K, K, N)
-    a, b, c = map(launches.unit, along)
+    a, b, c = map(unit, along)
     return FAMILIES[1], choice.Shape(M, N, K, units=(a, b, c))
 
 

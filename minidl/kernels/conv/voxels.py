@@ -1,16 +1,26 @@
-"""The decomposition of volumes into boxes of voxels, and the addressing of their inputs."""
+"""The problem of a convolution of volumes, and its decomposition into boxes of voxels.
+
+    x [N, D, H, W, groups * C]                          y [N, OD, OH, OW, groups * M]
+      for each tap, the inputs of a box:     <-----     a box of TILE_N x TILE_D x TILE_H x TILE_W outputs
+      one block of a descriptor
+
+With a forward stride, which must divide H and W, a box lies in one slice, and x is viewed as
+[N * D, H / stride, stride, W / stride, stride * channels], where the inputs of a tap are contiguous.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from typing import NamedTuple
 
-import torch
+import triton
+import triton.language as tl
 
-from minidl.kernels.conv.geometry import Axis, Phase
-from minidl.kernels.conv.problem import Problem
+from minidl.kernels.conv.geometry import Axis, Phase, Volume
+from minidl.kernels.conv.problem import TRANSPOSED, Problem
 from minidl.runtime import launch
 from minidl.runtime.descriptors import Box
 
@@ -19,41 +29,71 @@ AHEAD = 2**16
 LEAST_BLOCK = 32  # minimum channels of a step
 
 
-class Cubes(NamedTuple):
-    """One launch from volumes of size `read` to volumes of size `written`, [D, H, W] each.
+class VolumeProblem(NamedTuple):
+    """One call of `forward`, `grad_input` or `grad_weight` of volumes; the key of the plan cache.
 
-    problem  supplies channels, dtype, epilogue and device (its images are slices)
-    phases   one per axis; backward the longest one of each axis, with the largest count
-    back     the axes of the convolution if the launch computes all backward phases; None forward
-    turn     whether weights are read in place, as [groups * C, taps, M]
+    problem  direction, channels, dtype, epilogue and device; N counts volumes, and the geometry is that of slices
+    d        the depth axis
+    turn     whether weights of TRANSPOSED are read in place, as [groups * C, taps, M]
+    form     name of the requested form; None for the fastest
     """
 
     problem: Problem
-    volumes: int
-    phases: tuple[Phase, ...]
-    read: tuple[int, ...]
-    written: tuple[int, ...]
-    back: tuple[Axis, ...] | None = None
+    d: Axis
     turn: bool = False
+    form: str | None = None
+
+    @property
+    def volume(self) -> Volume:
+        return Volume(self.d, self.problem.geometry)
+
+    @property
+    def axes(self) -> tuple[Axis, Axis, Axis]:
+        return self.volume.axes
+
+    @property
+    def back(self) -> bool:
+        return self.problem.direction == TRANSPOSED
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """Return the sizes [D, H, W] of x."""
+        return tuple(axis.output if self.back else axis.size for axis in self.axes)
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Return the sizes [D, H, W] of the output; of the output's gradient for GRAD_WEIGHT."""
+        return tuple(axis.size if self.back else axis.output for axis in self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the output, [N, D, H, W, groups * M]."""
+        return self.problem.N, *self.written, self.problem.groups * self.problem.M
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Return one phase per axis; backward the longest one, with the largest count."""
+        return tuple(_longest(axis) if self.back else axis.forward() for axis in self.axes)
+
+    @property
+    def depth_phases(self) -> list[Phase]:
+        """Return all phases in depth."""
+        return [phase.rising for phase in self.d.backward()] if self.back else [self.d.forward()]
 
     @property
     def taps(self) -> int:
         """Return the number of taps of the kernel."""
-        if self.back is not None:
-            return math.prod(axis.kernel for axis in self.back)
-        return math.prod(len(phase.taps) for phase in self.phases)
-
-    @property
-    def each(self) -> float:
-        """Return the mean number of taps of an output over all phases."""
-        if self.back is None:
-            return self.taps
-        return math.prod(axis.kernel / axis.stride for axis in self.back)
+        return math.prod(axis.kernel for axis in self.axes)
 
     @property
     def phase_count(self) -> int:
         """Return the number of phases."""
-        return 1 if self.back is None else math.prod(axis.stride for axis in self.back)
+        return math.prod(axis.stride for axis in self.axes) if self.back else 1
+
+    @property
+    def each(self) -> float:
+        """Return the mean number of taps of an output over all phases."""
+        return self.taps / self.phase_count
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -62,27 +102,90 @@ class Cubes(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        return (self.volumes, *(phase.count for phase in self.phases))
+        """Return the number of volumes, and of outputs of a phase per axis."""
+        return self.problem.N, *(phase.count for phase in self.phases)
 
 
-def forward(problem: Problem, volumes: int, axes: tuple[Axis, ...]) -> Cubes:
-    """Return the launch of a convolution."""
-    sizes = tuple(axis.size for axis in axes), tuple(axis.output for axis in axes)
-    return Cubes(problem, volumes, tuple(axis.forward() for axis in axes), *sizes)
+@functools.lru_cache(maxsize=4096)
+def _longest(axis: Axis) -> Phase:
+    phase = max(axis.backward(), key=lambda phase: phase.in_step * len(phase.taps))
+    return dataclasses.replace(phase.rising, count=launch.cdiv(axis.size, axis.stride))
 
 
-def backward(problem: Problem, volumes: int, axes: tuple[Axis, ...], turn: bool) -> Cubes:
-    """Return the launch of the gradient of its input."""
-    sizes = tuple(axis.output for axis in axes), tuple(axis.size for axis in axes)
-    phases = (max(axis.backward(), key=lambda phase: phase.in_step * len(phase.taps)) for axis in axes)
-    longest = (
-        dataclasses.replace(phase.rising, count=launch.cdiv(axis.size, axis.stride))
-        for phase, axis in zip(phases, axes, strict=True)
-    )
-    return Cubes(problem, volumes, tuple(longest), *sizes, axes, turn)
+class Sizes(NamedTuple):
+    """QD x QH x QW outputs of a phase in N volumes of D slices, and the input of the first output's first tap; with
+    several phases, the padding."""
+
+    N: int
+    D: int
+    QD: int
+    QH: int
+    QW: int
+    in_d: int
+    in_h: int
+    in_w: int
+
+    @staticmethod
+    def of(cubes: VolumeProblem) -> Sizes:
+        """Return the sizes of a problem."""
+        starts = (phase.in_start for phase in cubes.phases)
+        if cubes.phase_count > 1:
+            starts = (axis.padding for axis in cubes.axes)
+        return Sizes(cubes.problem.N, cubes.read[0], *cubes.counts[1:], *starts)
 
 
-def in_boxes(cubes: Cubes) -> bool:
+class AxisTaps(NamedTuple):
+    """Constants of an axis: J taps of the kernel, the distances between inputs of outputs and of taps, and STRIDE
+    backward phases, each with a tap in PERIOD (`depthwise.phase_of`)."""
+
+    J: int
+    IN_STEP: int
+    IN_TAP: int
+    STRIDE: int
+    PERIOD: int
+    INVERSE: int
+    DILATION: int
+
+
+class Taps(NamedTuple):
+    """Constants: the channels of a group, the taps of each axis, and whether a box lies in one strided slice."""
+
+    C: int
+    D: AxisTaps
+    H: AxisTaps
+    W: AxisTaps
+    STRIDED: bool
+
+    @staticmethod
+    def of(cubes: VolumeProblem) -> Taps:
+        """Return the taps of a problem."""
+        taps = []
+        for axis, phase, step in zip(cubes.axes, cubes.phases, cubes.strides, strict=True):
+            stride, dilation = (axis.stride, axis.dilation) if cubes.back else (1, 1)
+            common = math.gcd(stride, dilation)
+            inverse = pow(dilation // common, -1, stride // common)
+            taps.append(AxisTaps(axis.kernel, step, phase.in_tap, stride, stride // common, inverse, dilation))
+        return Taps(cubes.problem.C, *taps, max(cubes.strides) > 1)
+
+
+class BoxShape(NamedTuple):
+    """Constants: the volumes, slices, rows and columns of a box of voxels."""
+
+    TILE_N: int
+    TILE_D: int
+    TILE_H: int
+    TILE_W: int
+
+
+@triton.jit
+def voxels_of(box: tl.constexpr):
+    """Return (volume, slice, row, column) in a box of its voxels, four vectors."""
+    o_v = tl.arange(0, box.TILE_N * box.TILE_D * box.TILE_H * box.TILE_W)
+    v_n = o_v // (box.TILE_D * box.TILE_H * box.TILE_W)
+    return v_n, o_v // (box.TILE_H * box.TILE_W) % box.TILE_D, o_v // box.TILE_W % box.TILE_H, o_v % box.TILE_W
+
+
+def in_boxes(cubes: VolumeProblem) -> bool:
     """Return whether the inputs of a tap are blocks of a descriptor of x."""
     problem = cubes.problem
     return (
@@ -96,39 +199,9 @@ def in_boxes(cubes: Cubes) -> bool:
     )  # fmt: skip
 
 
-def starts(cubes: Cubes) -> tuple[int, ...]:
-    """Return the input of the first output's first tap per axis; for several backward phases the padding."""
-    if cubes.phase_count > 1:
-        return tuple(axis.padding for axis in cubes.back or ())
-    return tuple(phase.in_start for phase in cubes.phases)
-
-
-def phase_constants(cubes: Cubes) -> dict[str, int]:
-    """Return the constants by which a program determines its backward phase."""
-    result = {}
-    for i, name in enumerate("DHW"):
-        stride, dilation = (1, 1) if cubes.back is None else (cubes.back[i].stride, cubes.back[i].dilation)
-        common = math.gcd(stride, dilation)
-        constants = {
-            "STRIDE": stride, "PERIOD": stride // common,
-            "INVERSE": pow(dilation // common, -1, stride // common), "DILATION": dilation,
-        }  # fmt: skip
-        result |= {f"{key}_{name}": value for key, value in constants.items()}
-    return result
-
-
-def taps_read(cubes: Cubes, box: tuple[int, ...]) -> dict[str, int | bool]:
-    """Return the constants by which a kernel addresses the inputs of a box of outputs."""
-    result: dict[str, int | bool] = {"C": cubes.problem.C, "STRIDED": max(cubes.strides) > 1}
-    kernel = (len(phase.taps) for phase in cubes.phases) if cubes.back is None else (axis.kernel for axis in cubes.back)
-    for name, phase, step, taps in zip("DHW", cubes.phases, cubes.strides, kernel, strict=True):
-        result |= {f"J{name}": taps, f"IN_STEP_{name}": step, f"IN_TAP_{name}": phase.in_tap}
-    return result | dict(zip(("TILE_N", "TILE_D", "TILE_H", "TILE_W"), box, strict=True))
-
-
-def box_of(cubes: Cubes, box: tuple[int, ...], channels: int) -> Box:
+def descriptor(cubes: VolumeProblem, box: tuple[int, ...], channels: int) -> Box:
     """Return the descriptor of x for blocks of `channels` channels."""
-    N, (D, H, W), width = cubes.volumes, cubes.read, cubes.problem.groups * cubes.problem.C
+    N, (D, H, W), width = cubes.problem.N, cubes.read, cubes.problem.groups * cubes.problem.C
     sizes: tuple[int, ...] = (N, D, H, W, width)
     if max(cubes.strides) > 1:
         _, h, w = cubes.strides
@@ -136,15 +209,15 @@ def box_of(cubes: Cubes, box: tuple[int, ...], channels: int) -> Box:
     return Box(sizes, [math.prod(sizes[i + 1 :]) for i in range(5)], [*box, channels])
 
 
-def box_shape(cubes: Cubes, voxels: int) -> tuple[int, ...]:
+def box_shape(cubes: VolumeProblem, voxels: int) -> BoxShape:
     """Return the shape of boxes of `voxels` voxels that cover the outputs."""
     return cube_shape(cubes.counts, voxels, max(cubes.strides) > 1)
 
 
-def moved(cubes: Cubes) -> int:
+def moved(cubes: VolumeProblem) -> int:
     """Return the bytes that are read and written."""
     problem = cubes.problem
-    values = cubes.volumes * math.prod(cubes.read) * problem.C + math.prod(cubes.counts) * problem.M
+    values = cubes.problem.N * math.prod(cubes.read) * problem.C + math.prod(cubes.counts) * problem.M
     return values * problem.groups * problem.dtype.itemsize
 
 
@@ -153,14 +226,14 @@ def count_boxes(sizes: tuple[int, ...], box: tuple[int, ...]) -> int:
     return math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
 
 
-def cube_shape(sizes: tuple[int, ...], voxels: int, one_slice: bool = False) -> tuple[int, ...]:
-    """Return (volumes, slices, rows, columns): powers of two with product `voxels` whose boxes cover `sizes` best.
+def cube_shape(sizes: tuple[int, ...], voxels: int, one_slice: bool = False) -> BoxShape:
+    """Return the box with powers of two as sides and product `voxels` that covers `sizes` best.
 
     Ties prefer fewer volumes, then the shape nearest to a cube.
     """
     sides = [2**i for i in range(9) if 2**i <= voxels]  # a side of a box is 256 at most
     shapes = [
-        (voxels // math.prod(inner), *inner)
+        BoxShape(voxels // math.prod(inner), *inner)
         for inner in itertools.product(sides, repeat=3)
         if math.prod(inner) <= voxels <= (1 if one_slice else 256) * math.prod(inner)
         and (inner[0] == 1 or not one_slice)
@@ -179,10 +252,3 @@ def block_of(problem: Problem, tile: launch.Tile) -> int:
     if divisor >= LEAST_BLOCK or problem.groups > 1:
         return divisor
     return min((largest, max(LEAST_BLOCK, largest // 2)), key=lambda block: (width(problem, block), -block))
-
-
-def weights_in_place(w: torch.Tensor, groups: int) -> bool:
-    """Return whether backward weights can be read in place: tensor cores read 16-bit operands in either order."""
-    any_order = w.dtype.itemsize == 2 or launch.INTERPRETED
-    ordered = w.is_contiguous(memory_format=torch.channels_last_3d)
-    return ordered and any_order and w.shape[1] % 8 == 0 and w.data_ptr() % 16 == 0

@@ -13,7 +13,7 @@ torch.nn.functional.cross_entropy does. A program takes BLOCK_M rows, reads rows
 twice. Ignored rows give 0 for any logits. A class out of range is an error on the CPU; on a GPU, where the check would
 wait for the device, its row becomes NaN. Sums are computed as in `loss`. The divisor of a mean depends on all rows: an
 extra launch computes it, or for few rows each program does, in one order, so that all get the same bits.
-Read `kernels` first, then `targets`.
+Read `targets` first, then `kernels`; `softmax.rows` has the plan of a launch.
 """
 
 from typing import NamedTuple
@@ -21,14 +21,14 @@ from typing import NamedTuple
 import torch
 
 from minidl.kernels import memory_layout
-from minidl.kernels.cross_entropy.kernels import cross_entropy_kernel, cross_entropy_loop_kernel, scale_kernel
-from minidl.kernels.cross_entropy.targets import check_arguments, target_weights
+from minidl.kernels.cross_entropy.kernels import Form, cross_entropy_kernel, cross_entropy_loop_kernel, scale_kernel
+from minidl.kernels.cross_entropy.targets import check_arguments, divisor_parts
 from minidl.kernels.loss_total import write_total
-from minidl.kernels.softmax.rows import in_shape, lanes, levels, loop_alignment, row_strides, rows_of, vectors
+from minidl.kernels.softmax.rows import Plan, in_shape, rows_of
 from minidl.runtime import dependent_launch, launch
 
-# Programs sum the weights of all targets themselves, which saves a launch (2.1 us on an H200), if together they read at
-# most this many targets (2 MB). The CPU always needs the launch, to check the targets.
+# Programs sum the weights of all targets themselves, which saves a launch, if together they read at most this many
+# targets (2 MB). The CPU always needs the launch, to check the targets.
 READS = 0 if launch.INTERPRETED else 2**18
 
 
@@ -45,14 +45,9 @@ class CrossEntropy(NamedTuple):
 
 
 def cross_entropy(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    with_grad: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, ignore_index: int = -100,
+    reduction: str = "mean", label_smoothing: float = 0.0, with_grad: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the cross-entropy, and with `with_grad` also its gradient in x. See `cross_entropy_parts`."""
     loss, grad, divisor = cross_entropy_parts(
         x, target, weight, ignore_index, reduction, label_smoothing, with_grad=with_grad
@@ -63,14 +58,9 @@ def cross_entropy(
 
 
 def cross_entropy_parts(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    with_grad: bool = False,
-) -> CrossEntropy:
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, ignore_index: int = -100,
+    reduction: str = "mean", label_smoothing: float = 0.0, with_grad: bool = False,
+) -> CrossEntropy:  # fmt: skip
     """Return the cross-entropy of logits x [N], [R, N] or [R, N, ...] with classes or probabilities.
 
     target        classes: int64, int32 or uint8, x's shape without dimension 1 (a scalar for [N]), or
@@ -82,102 +72,57 @@ def cross_entropy_parts(
     for a class out of range (on a GPU its row becomes NaN).
     """
     soft = check_arguments(x, target, weight, ignore_index, reduction, label_smoothing)
+    axis = class_axis = min(1, x.dim() - 1)
     if memory_layout.channels_last(x):
-        last = x.movedim(1, -1)
-        flat = last.reshape(-1, x.shape[1])
-        parts_ = cross_entropy_parts(
-            flat, target.movedim(1, -1).reshape(flat.shape) if soft else target.reshape(-1), weight, ignore_index,
-            reduction, label_smoothing, with_grad,
-        )  # fmt: skip
-        grad = None if parts_.grad is None else parts_.grad.view(last.shape).movedim(-1, 1)
-        return CrossEntropy(
-            parts_.loss.view(last.shape[:-1]) if reduction == "none" else parts_.loss, grad, parts_.divisor
-        )
-    axis = min(1, x.dim() - 1)
-    (rows, *probabilities), tile, fits = rows_of(
-        "cross_entropy", "cross_entropy_loop", axis, *((x, target) if soft else (x,))
-    )
-    outer, N, inner = rows.shape
-    R, acc, device = outer * inner, launch.acc_torch(x.dtype), x.device
+        axis, x = x.dim() - 1, x.movedim(1, -1)
+        target = target.movedim(1, -1) if soft else target
+    (rows, *probabilities), plan = rows_of("cross_entropy", axis, *((x, target) if soft else (x,)))
+    R, N, *_ = plan.sizes
+    acc, device = launch.acc_torch(x.dtype), x.device
     target = (probabilities[0] if soft else target).contiguous()
-    weight = None if weight is None else weight.contiguous()
+    weight = memory_layout.contiguous(weight)
     each, mean = reduction == "none", reduction == "mean"
     loss = torch.empty(x.shape[:axis] + x.shape[axis + 1 :] if each else (), dtype=x.dtype, device=device)
-    # The kernel takes the strides of probabilities from grad, even without a gradient.
-    grad = torch.empty(rows.shape, dtype=x.dtype, device=device if with_grad else "meta")
+    grad = torch.empty(rows.shape, dtype=x.dtype, device=device) if with_grad else None
     defer = mean and with_grad and x.dtype == torch.float16
-    programs = launch.cdiv(R, tile["BLOCK_M"])
-    own_divisor = mean and not soft and fits and 0 < programs * R <= READS
-    sums, count = None, 1
-    if soft and mean:
-        sums = torch.full((1,), R, dtype=acc, device=device)
-    elif not soft and (launch.INTERPRETED or (mean and not own_divisor)):
-        sums, count = target_weights("cross_entropy", target, weight, R, N, ignore_index, acc, x.dtype)
-    if own_divisor:
-        sums, count = torch.empty(1, dtype=acc, device=device), 1
+    programs = plan.grid[0]
+    alone = mean and not soft and plan.fits and 0 < programs * R <= READS
+    sums, count = divisor_parts("cross_entropy", target, weight, R, N, ignore_index, x.dtype, mean and not alone)
+    if alone:
+        sums = torch.empty(1, dtype=acc, device=device)
     # With a single program no second launch has to add partial sums.
-    single = fits and programs == 1 and not each and (own_divisor or not mean)
+    single = plan.fits and programs == 1 and not each and (alone or not mean)
     parts = loss if each or single else torch.empty(programs, dtype=acc, device=device)
-    meta = {"SMOOTHING": float(label_smoothing), "SOFT": soft, "EACH": each, "DIVIDE": mean and not defer}
-    _launch(
-        rows, target, weight, sums, parts, grad, (ignore_index, count), with_grad, tile,
-        {"ALONE": own_divisor, "ONLY": single} if fits else None, meta,
-    )  # fmt: skip
-    parts_ = in_shape(grad, x.shape, axis) if with_grad else None
+    form = Form(float(label_smoothing), soft, each, mean and not defer, alone, alone and single)
+    _launch(plan, (rows, target, weight, sums, parts, grad), ignore_index, count, form)
+    if grad is not None:
+        grad = in_shape(grad, x.shape, axis).movedim(axis, class_axis)
     if each or single:
-        return CrossEntropy(loss, parts_, sums.view(()) if defer else None)
-    divisor = torch.empty((), dtype=acc, device=device) if mean else None
-    write_total(parts, loss, *((sums, count) if mean else (None, 1)), divisor)
-    return CrossEntropy(loss, parts_, divisor if defer else None)
+        return CrossEntropy(loss, grad, sums.view(()) if defer else None)
+    divisor = write_total(parts, loss, sums, count)
+    return CrossEntropy(loss, grad, divisor if defer else None)
 
 
-def _launch(rows, target, weight, sums, parts, grad, numbers, with_grad, tile, fits, meta):
-    """Launch the kernel for rows that fit a block, with the flags `fits`, or the loop kernel if these are None."""
-    outer, N, inner = rows.shape
-    R = outer * inner
-    programs = launch.cdiv(R, tile["BLOCK_M"])
-    pointers = rows, target, weight, sums, parts, grad if with_grad else None
-    meta = {**meta, "WEIGHTED": weight is not None, "GRAD": with_grad, "ACC": launch.acc(rows.dtype), **tile.options}
-    align = vectors(rows, grad)
-    if fits is not None:
-        launch.run(
-            cross_entropy_kernel, (programs,), *pointers, R, N, inner, *row_strides(rows), *row_strides(grad), *numbers,
-            LEVELS=levels(rows), ALIGN=align, LANES=lanes(align, tile, rows, grad), **fits,
-            **dependent_launch.options(), **meta,
-        )  # fmt: skip
-        return
-    align, with_ends = loop_alignment(align, rows, grad)
-    launch.run(
-        cross_entropy_loop_kernel, (programs,), *pointers, R, N, rows.stride(0), *numbers, ALIGN=align, ENDS=with_ends,
-        **meta,
-    )  # fmt: skip
+def _launch(plan: Plan, tensors: tuple[torch.Tensor | None, ...], ignore_index: int, count: int, form: Form) -> None:
+    kernel = cross_entropy_kernel if plan.fits else cross_entropy_loop_kernel
+    launch.run(kernel, plan.grid, *tensors, plan.sizes, ignore_index, count, form=form, tile=plan.tile, **plan.options)
 
 
 def in_place(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    ignore_index: int,
-    smoothing: float,
-    divisors: tuple[torch.Tensor | None, int],
-    each: torch.dtype | None,
-    with_grad: bool,
-) -> torch.Tensor:
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, smoothing: float,
+    divisors: tuple[torch.Tensor | None, int], each: torch.dtype | None, with_grad: bool,
+) -> torch.Tensor:  # fmt: skip
     """Return the loss of each row of contiguous x [R, N] in the dtype `each`, or partial sums if it is None.
 
     With `with_grad` the gradient overwrites x, divided by the sum of the parts in `divisors` if there are any. The
     caller checks the arguments.
     """
-    (rows, *_), tile, fits = rows_of("cross_entropy", "cross_entropy_loop", 1, x)
-    count = len(x) if each else launch.cdiv(len(x), tile["BLOCK_M"])
+    (rows,), plan = rows_of("cross_entropy", 1, x)
+    count = len(x) if each else plan.grid[0]
     parts = torch.empty(count, dtype=each or launch.acc_torch(x.dtype), device=x.device)
-    sums, divisor_parts = divisors
-    meta = {
-        "SMOOTHING": float(smoothing), "SOFT": target.dtype.is_floating_point, "EACH": each is not None,
-        "DIVIDE": sums is not None,
-    }  # fmt: skip
-    flags = {"ALONE": False, "ONLY": False} if fits else None
-    _launch(rows, target, weight, sums, parts, rows, (ignore_index, divisor_parts), with_grad, tile, flags, meta)
+    sums, sums_count = divisors
+    form = Form(float(smoothing), target.dtype.is_floating_point, each is not None, sums is not None)
+    _launch(plan, (rows, target, weight, sums, parts, rows if with_grad else None), ignore_index, sums_count, form)
     return parts
 
 
@@ -189,17 +134,12 @@ def cross_entropy_grad_(
     dy is one number on the device, or the gradient of each row's loss; None means 1.
     """
     each = dy is not None and dy.dim() > 0
-    if memory_layout.channels_last(grad):
-        flat = grad.movedim(1, -1).view(-1, grad.shape[1])
-        cross_entropy_grad_(flat, dy.reshape(-1) if each else dy, divisor)
-        return grad
-    axis = min(1, grad.dim() - 1)
-    n = grad.numel()
+    axis, n = min(1, grad.dim() - 1), grad.numel()
+    inner = 1 if memory_layout.channels_last(grad) else grad.shape[axis + 1 :].numel()
     tile = launch.tile("loss", grad.dtype, N=n)
     launch.run(
         scale_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), grad, dy.contiguous() if each else dy, divisor, n,
-        grad.shape[axis], grad.shape[axis + 1 :].numel(), EACH=each, ACC=launch.acc(grad.dtype),
-        **dependent_launch.options(),
-        **tile.options,
+        grad.shape[axis], inner, EACH=each, ACC=launch.acc(grad.dtype),
+        **dependent_launch.options(), **tile.options,
     )  # fmt: skip
     return grad

@@ -1,25 +1,88 @@
-"""The targets of a cross-entropy: checks, and the sum of their weights."""
+"""The targets of a cross-entropy: the weight of each row, the sum of the weights, and checks of arguments."""
 
 import torch
+import triton
 import triton.language as tl
 
 from minidl.kernels import check
-from minidl.kernels.cross_entropy.kernels import NO_CLASS, target_kernel
 from minidl.kernels.loss_total import SHARES, check_reduction
 from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+
+NO_CLASS = tl.constexpr(-(2**63))
+# Targets per step of a program that sums the weights of all targets.
+TARGETS = tl.constexpr(1024)
 
 
-def target_weights(op, target, weight, R, N, ignore_index, acc, dtype):
-    """Return partial sums of the targets' weights and their number. Raises IndexError on the CPU for a wrong class."""
+@triton.jit
+def row_targets(p_t, p_w, o_m, m_m, N, ignore_index, SOFT: tl.constexpr, ACC: tl.constexpr):
+    """Return per row: the class, its weight, whether the row is not ignored, and whether the class is in [0, N).
+
+    Ignored rows and classes out of range have weight 0.
+    """
+    if SOFT:
+        b_t = o_m * 0
+        m_counts = m_m
+        m_class = m_m
+    else:
+        b_t = tl.load(p_t + o_m, mask=m_m, other=ignore_index).to(tl.int64)  # [BLOCK_M]
+        m_counts = m_m & (b_t != ignore_index)
+        m_class = (b_t >= 0) & (b_t < N)
+    b_wt = (m_counts & m_class).to(ACC)
+    if p_w is not None and not SOFT:
+        b_wt = tl.load(p_w + b_t, mask=m_counts & m_class, other=0.0).to(ACC)  # [BLOCK_M]
+    return b_t, b_wt, m_counts, m_class
+
+
+@triton.jit
+def target_kernel(
+    p_t, p_w, p_sum, p_wrong, R, N, ignore_index, programs,
+    EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Store per program the weight of its targets and, in p_wrong, the largest class out of range (or NO_CLASS)."""
+    wait(EARLY)
+    i_r = tl.program_id(0).to(tl.int64)
+    b_sum = tl.zeros((BLOCK_N,), ACC)
+    b_wrong = tl.full((BLOCK_N,), NO_CLASS, tl.int64)
+    for r in range(0, R, programs * BLOCK_N):
+        o_r = r + i_r * BLOCK_N + tl.arange(0, BLOCK_N)
+        b_t, b_wt, m_counts, m_class = row_targets(p_t, p_w, o_r, o_r < R, N, ignore_index, False, ACC)
+        b_sum += b_wt
+        if p_wrong is not None:
+            b_wrong = tl.maximum(b_wrong, tl.where(m_counts & (m_class == 0), b_t, NO_CLASS))
+    tl.store(p_sum + i_r, tl.sum(b_sum, axis=0))
+    if p_wrong is not None:
+        tl.store(p_wrong + i_r, tl.max(b_wrong, axis=0))
+
+
+@triton.jit
+def all_targets(p_t, p_w, R, N, ignore_index, ACC: tl.constexpr):
+    """Return the weight of all R targets, added in the same order in every program."""
+    b_sum = tl.zeros((TARGETS,), ACC)
+    for r in range(0, R, TARGETS):
+        o_r = r + tl.arange(0, TARGETS).to(tl.int64)
+        _, b_wt, _, _ = row_targets(p_t, p_w, o_r, o_r < R, N, ignore_index, False, ACC)
+        b_sum += b_wt
+    return tl.sum(b_sum, axis=0)
+
+
+def divisor_parts(op, target, weight, R, N, ignore_index, dtype, mean):
+    """Return partial sums of the divisor of a mean and their number, (None, 1) if not `mean`.
+
+    Raises IndexError on the CPU for a wrong class.
+    """
+    acc, device = launch.acc_torch(dtype), target.device
+    if target.dtype.is_floating_point:
+        return torch.full((1,), R, dtype=acc, device=device) if mean else None, 1
+    if not (mean or launch.INTERPRETED):
+        return None, 1
     tile = launch.tile("loss", dtype, N=R)
     programs = max(1, min(SHARES.value, launch.cdiv(R, tile["BLOCK_N"])))
-    sums = torch.empty(programs, dtype=acc, device=target.device)
-    wrong = None
+    sums, wrong = torch.empty(programs, dtype=acc, device=device), None
     if launch.INTERPRETED:
-        wrong = torch.full((programs,), NO_CLASS.value, dtype=torch.int64, device=target.device)
+        wrong = torch.full((programs,), NO_CLASS.value, dtype=torch.int64, device=device)
     launch.run(
-        target_kernel, (programs,), target, weight, sums, wrong, R, N, ignore_index, programs,
-        WEIGHTED=weight is not None, ACC=tl.float64 if acc == torch.float64 else tl.float32,
+        target_kernel, (programs,), target, weight, sums, wrong, R, N, ignore_index, programs, ACC=launch.acc(dtype),
         **dependent_launch.options(), **tile.options,
     )  # fmt: skip
     for value in () if wrong is None else wrong.tolist():
@@ -27,7 +90,7 @@ def target_weights(op, target, weight, R, N, ignore_index, acc, dtype):
             raise IndexError(
                 f"{op}: target holds {value}, expected classes from 0 to {N - 1} or ignore_index ({ignore_index})"
             )
-    return sums, programs
+    return (sums, programs) if mean else (None, 1)
 
 
 def check_arguments(x, target, weight, ignore_index, reduction, label_smoothing, op="cross_entropy"):

@@ -1,10 +1,19 @@
-"""The kernels of element-wise arithmetic and their launcher.
+"""The kernels of element-wise arithmetic, y = f(a), f(a, b) or f(a, b, c), and their launcher.
 
 The launcher merges adjacent dimensions if the strides of every operand allow it. Operands that become one contiguous
-range use `flat_kernel`, all others `tile_kernel`, with a grid of two-dimensional tiles.
+range use `flat_kernel`. All others use `tile_kernel`, whose program writes one tile of an [M, N] plane of y:
+
+    y [D0, D1, D2, D3, M, N]      N: innermost in y's memory      M: the largest other dimension
+      +----+----+----+
+    M |    | ## |    |     one program: BLOCK_M x BLOCK_N elements of y, and of each operand by its own strides,
+      +----+----+----+     0 where the operand is repeated; D0 D1 D2 D3 such planes
+             N
 """
 
+import functools
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -12,90 +21,101 @@ import triton.language as tl
 
 from minidl.kernels import activation, check, memory_layout
 from minidl.kernels.activation import Activation
-from minidl.kernels.elementwise.functions import CHOICES, COMPARISONS, function
+from minidl.kernels.elementwise.functions import CHOICES, COMPARISONS, Operation, function
 from minidl.runtime import launch
 from minidl.runtime.launch_cache.replay import replayed
 
 Operand = torch.Tensor | float | int | bool
 
-_INTEGERS = {
-    torch.int64: tl.int64,
-    torch.int32: tl.int32,
-    torch.int16: tl.int16,
-    torch.int8: tl.int8,
-    torch.uint8: tl.uint8,
-}
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 MAX_OUTER = 4
 
 
+class Planes(NamedTuple):
+    """Sizes of the planes [M, N] and of the dimensions outside them (D0 follows from the grid)."""
+
+    D1: int
+    D2: int
+    D3: int
+    M: int
+    N: int
+
+
+class Strides(NamedTuple):
+    """Strides of an operand along the dimensions outside the planes, and in a plane."""
+
+    d0: int
+    d1: int
+    d2: int
+    d3: int
+    m: int
+    n: int
+
+
 @triton.jit
-def load_run(p, o, m, SCALAR: tl.constexpr, ACC: tl.constexpr):
-    """Load a contiguous block of an operand, or its single value."""
-    if SCALAR:
+def load_range(p, start, o, m, SCALAR: tl.constexpr, ACC: tl.constexpr):
+    """Return a contiguous block [BLOCK_N] of an operand, or its single value; None if p is None."""
+    if p is None:
+        return None
+    elif SCALAR:
         return tl.load(p).to(ACC)
     else:
-        return tl.load(p + o, mask=m, other=0).to(ACC)
+        return tl.load(p + start + o, mask=m, other=0).to(ACC)
 
 
 @triton.jit
-def flat_kernel(
-    p_a, p_b, p_c, p_y, N,
-    OP: tl.constexpr, OPERANDS: tl.constexpr, SCALARS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    ACC: tl.constexpr, ACC_A: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+def flat_kernel(p_a, p_b, p_c, p_y, N, SCALARS: tl.constexpr, operation: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute N contiguous elements; bit i of SCALARS says that operand i is a single value."""
     start = tl.program_id(0).to(tl.int64) * BLOCK_N
     o = tl.arange(0, BLOCK_N)
     m = o < tl.minimum(N - start, BLOCK_N).to(tl.int32)
-    b_a = load_run(p_a + (0 if SCALARS & 1 else start), o, m, SCALARS & 1, ACC_A)  # [BLOCK_N]
-    b_b = b_a
-    b_c = b_a
-    if OPERANDS > 1:
-        b_b = load_run(p_b + (0 if SCALARS & 2 else start), o, m, SCALARS & 2, ACC)
-    if OPERANDS > 2:
-        b_c = load_run(p_c + (0 if SCALARS & 4 else start), o, m, SCALARS & 4, ACC)
-    b_y = function(b_a, b_b, b_c, OP, OPERANDS, ACT, SLOPE)
+    b_a = load_range(p_a, start, o, m, SCALARS & 1, operation.ACC_A)
+    b_b = load_range(p_b, start, o, m, SCALARS & 2, operation.ACC)
+    b_c = load_range(p_c, start, o, m, SCALARS & 4, operation.ACC)
+    b_y = function(b_a, b_b, b_c, operation)
     tl.store(p_y + start + o, b_y.to(p_y.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def tile_kernel(
-    p_a, p_b, p_c, p_y, M, N, D1, D2, D3,
-    s_am, s_an, s_a0, s_a1, s_a2, s_a3, s_bm, s_bn, s_b0, s_b1, s_b2, s_b3,
-    s_cm, s_cn, s_c0, s_c1, s_c2, s_c3, s_ym, s_yn, s_y0, s_y1, s_y2, s_y3,
-    OP: tl.constexpr, OPERANDS: tl.constexpr, OUTER: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    ACC: tl.constexpr, ACC_A: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Compute a tile of an [M, N] plane, at one index of up to four outer dimensions [D0, D1, D2, D3]."""
-    i_m = tl.program_id(0) % tl.cdiv(M, BLOCK_M)
-    rest = tl.program_id(0) // tl.cdiv(M, BLOCK_M)
-    i_n = rest % tl.cdiv(N, BLOCK_N)
-    rest = rest // tl.cdiv(N, BLOCK_N)
+def plane_pointers(p, strides, outer, o_m, o_n, OUTER: tl.constexpr):
+    """Return pointers [BLOCK_M, BLOCK_N] to a tile of the plane at the `outer` indices."""
     if OUTER:
-        i_3 = (rest % D3).to(tl.int64)
-        rest = rest // D3
-        i_2 = (rest % D2).to(tl.int64)
-        rest = rest // D2
-        i_1 = (rest % D1).to(tl.int64)
-        i_0 = (rest // D1).to(tl.int64)
-        p_a += i_0 * s_a0 + i_1 * s_a1 + i_2 * s_a2 + i_3 * s_a3
-        p_y += i_0 * s_y0 + i_1 * s_y1 + i_2 * s_y2 + i_3 * s_y3
-        if OPERANDS > 1:
-            p_b += i_0 * s_b0 + i_1 * s_b1 + i_2 * s_b2 + i_3 * s_b3
-        if OPERANDS > 2:
-            p_c += i_0 * s_c0 + i_1 * s_c1 + i_2 * s_c2 + i_3 * s_c3
+        p += outer[0] * strides.d0 + outer[1] * strides.d1 + outer[2] * strides.d2 + outer[3] * strides.d3
+    return p + o_m * strides.m + o_n * strides.n
+
+
+@triton.jit
+def load_tile(p, strides, outer, o_m, o_n, m, OUTER: tl.constexpr, ACC: tl.constexpr):
+    """Return a tile [BLOCK_M, BLOCK_N] of an operand; None if p is None."""
+    if p is None:
+        return None
+    else:
+        return tl.load(plane_pointers(p, strides, outer, o_m, o_n, OUTER), mask=m, other=0).to(ACC)
+
+
+@triton.jit
+def tile_kernel(
+    p_a, p_b, p_c, p_y, planes, s_a, s_b, s_c, s_y,
+    operation: tl.constexpr, OUTER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile of a plane [M, N] of y; OUTER: there are dimensions outside it."""
+    i_m = tl.program_id(0) % tl.cdiv(planes.M, BLOCK_M)
+    rest = tl.program_id(0) // tl.cdiv(planes.M, BLOCK_M)
+    i_n = rest % tl.cdiv(planes.N, BLOCK_N)
+    rest = rest // tl.cdiv(planes.N, BLOCK_N)
+    i_3 = (rest % planes.D3).to(tl.int64)
+    rest = rest // planes.D3
+    i_2 = (rest % planes.D2).to(tl.int64)
+    rest = rest // planes.D2
+    outer = ((rest // planes.D1).to(tl.int64), (rest % planes.D1).to(tl.int64), i_2, i_3)
     o_m = i_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     o_n = i_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    m = (o_m < M) & (o_n < N)
-    b_a = tl.load(p_a + o_m * s_am + o_n * s_an, mask=m, other=0).to(ACC_A)  # [BLOCK_M, BLOCK_N]
-    b_b = b_a
-    b_c = b_a
-    if OPERANDS > 1:
-        b_b = tl.load(p_b + o_m * s_bm + o_n * s_bn, mask=m, other=0).to(ACC)
-    if OPERANDS > 2:
-        b_c = tl.load(p_c + o_m * s_cm + o_n * s_cn, mask=m, other=0).to(ACC)
-    b_y = function(b_a, b_b, b_c, OP, OPERANDS, ACT, SLOPE)
-    tl.store(p_y + o_m * s_ym + o_n * s_yn, b_y.to(p_y.dtype.element_ty), mask=m)
+    m = (o_m < planes.M) & (o_n < planes.N)
+    b_a = load_tile(p_a, s_a, outer, o_m, o_n, m, OUTER, operation.ACC_A)
+    b_b = load_tile(p_b, s_b, outer, o_m, o_n, m, OUTER, operation.ACC)
+    b_c = load_tile(p_c, s_c, outer, o_m, o_n, m, OUTER, operation.ACC)
+    b_y = function(b_a, b_b, b_c, operation)
+    tl.store(plane_pointers(p_y, s_y, outer, o_m, o_n, OUTER), b_y.to(p_y.dtype.element_ty), mask=m)
 
 
 @replayed
@@ -117,7 +137,9 @@ def compute(
     operand. Raises ValueError if `out` has another shape or dtype.
     """
     number = op.value
-    first = _first_tensor(name, operands[1:] if condition else operands)
+    first = next((x for x in operands[condition:] if isinstance(x, torch.Tensor)), None)
+    if first is None:
+        raise TypeError(f"{name}: got only Python numbers, expected at least one tensor")
     dtype, device = first.dtype, first.device
     comparison = number in COMPARISONS
     acc = _acc(name, dtype, integers, comparison)
@@ -138,56 +160,54 @@ def compute(
         y = out
     else:
         y = memory_layout.empty(shape, tensors if like is None else [like], kind)
-    activation_, slope = activation.parse(act)
-    flags = {
-        "OP": number,
-        "OPERANDS": len(tensors),
-        "ACT": activation.CODES[activation_],
-        "SLOPE": slope,
-        "ACC": acc,
-        "ACC_A": tl.int1 if condition else acc,
-    }
-    _launch(tensors, y, dtype, flags)
+    code, slope = activation.parse(act)
+    operation = Operation(number, acc, tl.int1 if condition else acc, activation.CODES[code], slope)
+    _launch(tensors, y, dtype, operation)
     return y if out is None or out is y else out.copy_(y)
 
 
-def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, flags: dict) -> None:
+def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, operation: Operation) -> None:
     total = y.numel()
     if total == 0:
         return
-    padding = [tensors[0]] * (3 - len(tensors))
+    absent = [None] * (3 - len(tensors))
     if all(x.numel() == 1 or _is_contiguous_like(x, y) for x in tensors):
         tile = launch.tile("elementwise", dtype, N=total)
         # A single element counts as a range of length 1, so that a result is never a scalar.
         scalars = sum((x.numel() == 1 < total) << i for i, x in enumerate(tensors))
         grid = (launch.cdiv(total, tile["BLOCK_N"]),)
-        launch.run(flat_kernel, grid, *tensors, *padding, y, total, SCALARS=scalars, **flags, **tile.options)
+        launch.run(flat_kernel, grid, *tensors, *absent, y, total, SCALARS=scalars, operation=operation, **tile.options)
         return
-    # Dimensions in memory order, so that the result is contiguous along the last one.
-    dims = sorted(range(y.dim()), key=y.stride, reverse=True)
-    ordered = [[steps[dim] for dim in dims] for steps in (*(_strides(x, y.shape) for x in tensors), y.stride())]
-    sizes, strides = collapse([y.shape[dim] for dim in dims], ordered)
-    if len(sizes) > MAX_OUTER + 2:
+    planned = _planes(y.shape, (*(_strides(x, y.shape) for x in tensors), y.stride()))
+    if planned is None:
         copies = [x if x.numel() == 1 else torch.empty_like(y, dtype=x.dtype).copy_(x) for x in tensors]
-        _launch(copies, y, dtype, flags)
+        _launch(copies, y, dtype, operation)
         return
-    # The plane is the innermost and the largest other dimension: programs do not loop, so a large plane is best.
-    others = sorted(range(len(sizes) - 1), key=lambda i: sizes[i])
-    outer, plane = sorted(others[:-1]), [*others[-1:], len(sizes) - 1]
-    extents = [1] * (2 - len(plane)) + [sizes[i] for i in plane]
-    outside = [1] * (MAX_OUTER - len(outer)) + [sizes[i] for i in outer]
-    steps = []
-    for s in [*strides[:-1], *[strides[0]] * len(padding), strides[-1]]:
-        steps += [0] * (2 - len(plane)) + [s[i] for i in plane] + [0] * (MAX_OUTER - len(outer)) + [s[i] for i in outer]
-    M, N = extents
-    tile = launch.tile("elementwise_tile", dtype, M=M, N=N)
-    programs = launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(N, tile["BLOCK_N"])
-    for extent in outside:
-        programs *= extent
+    planes, (*strides, of_y), count = planned
+    tile = launch.tile("elementwise_tile", dtype, M=planes.M, N=planes.N)
+    programs = launch.cdiv(planes.M, tile["BLOCK_M"]) * launch.cdiv(planes.N, tile["BLOCK_N"]) * count
     launch.run(
-        tile_kernel, (programs,), *tensors, *padding, y, M, N, *outside[1:], *steps,
-        OUTER=bool(outer), **flags, **tile.options,
+        tile_kernel, (programs,), *tensors, *absent, y, planes, *strides, *absent, of_y,
+        operation=operation, OUTER=count > 1, **tile.options,
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def _planes(shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> tuple[Planes, list[Strides], int] | None:
+    """Return the planes of y (its strides are the last), the strides of the operands and y, and the number of planes;
+    None if there are more than MAX_OUTER dimensions outside them."""
+    # Dimensions in memory order, so that the result is contiguous along the last one.
+    dims = sorted(range(len(shape)), key=strides[-1].__getitem__, reverse=True)
+    sizes, merged = collapse([shape[i] for i in dims], [[steps[i] for i in dims] for steps in strides])
+    missing = MAX_OUTER + 2 - len(sizes)
+    if missing < 0:
+        return None
+    # Programs do not loop, so a large plane is best.
+    others = sorted(range(len(sizes) - 1), key=sizes.__getitem__)
+    axes = [*sorted(others[:-1]), *others[-1:], len(sizes) - 1]
+    extents = [1] * missing + [sizes[i] for i in axes]
+    of_operands = [Strides(*[0] * missing, *(steps[i] for i in axes)) for steps in merged]
+    return Planes(*extents[1:]), of_operands, math.prod(extents[:MAX_OUTER])
 
 
 def _is_contiguous_like(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -202,46 +222,34 @@ def broadcast(name: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     first = tuple(shapes[0])
     if all(tuple(shape) == first for shape in shapes):
         return first
-    result: list[int] = []
-    for i in range(1, max(len(shape) for shape in shapes) + 1):
-        sizes = {shape[-i] for shape in shapes if len(shape) >= i} - {1}
-        if len(sizes) > 1:
-            listed = " and ".join(str(list(shape)) for shape in shapes)
-            raise ValueError(
-                f"{name}: shapes {listed} do not broadcast: sizes must be equal or 1, counted from the end"
-            )
-        result.append(sizes.pop() if sizes else 1)
-    return tuple(reversed(result))
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        listed = " and ".join(str(list(shape)) for shape in shapes)
+        raise ValueError(
+            f"{name}: shapes {listed} do not broadcast: sizes must be equal or 1, counted from the end"
+        ) from None
 
 
 def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
     """Return sizes and strides of each operand without size-1 dimensions and with neighbours merged if possible."""
-    axes = [i for i, size in enumerate(shape) if size != 1] or list(range(len(shape)))[-1:]
     sizes: list[int] = []
-    merged: list[list[int]] = [[] for _ in strides]
-    for i in axes:
-        if sizes and all(m[-1] == s[i] * shape[i] for m, s in zip(merged, strides, strict=True)):
+    merged: list[list[int]] = []  # of each dimension, the strides of all operands
+    for i in [i for i, size in enumerate(shape) if size != 1] or range(len(shape))[-1:]:
+        steps = [s[i] for s in strides]
+        if sizes and merged[-1] == [step * shape[i] for step in steps]:
             sizes[-1] *= shape[i]
-            for m, s in zip(merged, strides, strict=True):
-                m[-1] = s[i]
+            merged[-1] = steps
         else:
             sizes.append(shape[i])
-            for m, s in zip(merged, strides, strict=True):
-                m.append(s[i])
-    return sizes, merged
+            merged.append(steps)
+    return sizes, [[steps[j] for steps in merged] for j in range(len(strides))]
 
 
-def _strides(x: torch.Tensor, shape: Sequence[int]) -> list[int]:
+def _strides(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of x broadcast to `shape`: 0 along repeated dimensions."""
-    missing = len(shape) - x.dim()
-    return [0] * missing + [0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True)]
-
-
-def _first_tensor(name: str, operands: Sequence[Operand]) -> torch.Tensor:
-    for x in operands:
-        if isinstance(x, torch.Tensor):
-            return x
-    raise TypeError(f"{name}: got only Python numbers, expected at least one tensor")
+    steps = (0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True))
+    return *[0] * (len(shape) - x.dim()), *steps
 
 
 def _acc(name: str, dtype: torch.dtype, integers: bool, comparison: bool) -> tl.dtype:
@@ -249,7 +257,7 @@ def _acc(name: str, dtype: torch.dtype, integers: bool, comparison: bool) -> tl.
     if dtype.is_floating_point and dtype in check.FLOATING:
         return launch.acc(dtype)
     if integers and dtype in _INTEGERS:
-        return _INTEGERS[dtype]
+        return getattr(tl, str(dtype).removeprefix("torch."))
     if comparison and dtype == torch.bool:
         return tl.int8
     expected = "a floating or integer type" if integers else "a floating type"

@@ -1,5 +1,7 @@
 """The device functions of one, two and three operands, which the kernels of `compute` select by number (OP)."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -33,6 +35,16 @@ _PASSING = (PASS_GE, PASS_LE, PASS_GT, PASS_LT)
 CHOICES = COMPARISONS | {
     op.value for op in (MAXIMUM, MINIMUM, CLAMP, MAXIMUM_GRAD, MINIMUM_GRAD, *_PASSING, FMOD, REMAINDER)
 }
+
+
+class Operation(NamedTuple):
+    """The function, the types of the computation and of its first operand, an activation of `activation.parse`."""
+
+    OP: int
+    ACC: Any
+    ACC_A: Any
+    ACT: int
+    SLOPE: float
 
 
 @triton.jit
@@ -264,10 +276,11 @@ def function_of_3(a, b, c, OP: tl.constexpr):
 
 
 @triton.jit
-def function(a, b, c, OP: tl.constexpr, OPERANDS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
-    if OPERANDS == 1:
-        return function_of_1(a, OP, ACT, SLOPE)
-    elif OPERANDS == 2:
-        return function_of_2(a, b, OP, ACT, SLOPE)
+def function(a, b, c, operation: tl.constexpr):
+    """Return f(a), f(a, b) or f(a, b, c); operands that f lacks are None."""
+    if c is not None:
+        return function_of_3(a, b, c, operation.OP)
+    elif b is not None:
+        return function_of_2(a, b, operation.OP, operation.ACT, operation.SLOPE)
     else:
-        return function_of_3(a, b, c, OP)
+        return function_of_1(a, operation.OP, operation.ACT, operation.SLOPE)

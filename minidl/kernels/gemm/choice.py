@@ -20,12 +20,10 @@ from minidl.runtime.cost_model import selection
 MOST = 8  # shares of a tile of the last round
 TAIL = 1.06  # margin: split the last round only if the estimate is clearly lower
 # 16-bit products with K this short have one block and use pointers: several programs share a multiprocessor, and some
-# write while others read. Pointers and boxes in us: 787136x144x24 123 and 201, 262x16264x56 6.5 and 10, 434 images of
-# 64->64 at 56x56 121 and 130; but 200704x256x64 69 and 57 (H100).
+# write while others read.
 SHORT, LEAST_WRITTEN = 64, 2**20
 WARPS = 16  # warps of a multiprocessor that wait at the same time
 # float8 uses the larger tile unless rounds stay half empty; each tile counts as this many extra values.
-# 512 x 4096 x 4096: 64x128 in one round 20 us, 128x128 in half a round 28; 4096 x 4096 x 4096: 147 and 127 (H100).
 FLOAT8_TILE = 2048
 
 

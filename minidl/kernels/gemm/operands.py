@@ -1,80 +1,94 @@
-"""The memory of a product's operands: which a tensor descriptor can read, and copies of the others."""
+"""The operands of products in memory, without addresses: strides, boxes, and copies that kernels read instead."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels.gemm import choice, launches, parts, rows
 from minidl.runtime import launch
+from minidl.runtime.descriptors import Box
 
 
-def along_k(x: torch.Tensor, nearest: bool) -> torch.Tensor:
-    """Return x with a contiguous last axis, copied if necessary; a copied matrix is rounded to tf32 if `nearest`.
+def unit(extent: int) -> int:
+    """Return the largest of 1, 2, 4 and 8 that divides `extent`: the values of one vector access (8 are 16 bytes)."""
+    return math.gcd(extent, 8)
 
-    The tf32 matrix instructions read shared memory along K only, and transposing each block in the kernel costs far
-    more than copying the operand: at 8192 in tf32 12.6 ms if both need it, 2.7 ms if neither does (H200).
+
+class Operand(NamedTuple):
+    """A matrix [rows, columns] in memory, or a batch of them.
+
+    strides   values from a row to the next, and from a column to the next
+    aligned   whether it begins at a multiple of 16 bytes
+    s_batch   values from a matrix of a batch to the next
     """
-    if x.dim() == 2:
-        return parts.along_k(x, nearest)
-    return x if x.stride(-1) == 1 else x.contiguous()
+
+    rows: int
+    columns: int
+    strides: tuple[int, int]
+    aligned: bool = True
+    s_batch: int = 0
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Operand:
+        *batch, s_row, s_column = x.stride()
+        rows, columns = x.shape[-2:]
+        return cls(rows, columns, (s_row, s_column), x.data_ptr() % 16 == 0, batch[0] if batch else 0)
+
+    @property
+    def t(self) -> Operand:
+        """Return the transpose."""
+        return self._replace(rows=self.columns, columns=self.rows, strides=self.strides[::-1])
+
+    @property
+    def transposed(self) -> bool | None:
+        """Return whether rows of the transpose are contiguous and not those of the matrix; None if neither are."""
+        if self.strides[1] == 1 and (self.strides[0] != 1 or 1 in (self.rows, self.columns)):
+            return False
+        return True if self.strides[0] == 1 else None
+
+    @property
+    def at_once(self) -> int:
+        """Return how many values one load can take along the contiguous axis."""
+        for x in (self, self.t):
+            if x.strides[1] == 1:
+                return unit(x.columns) if x.rows == 1 else math.gcd(unit(x.columns), x.strides[0])
+        return 1
+
+    def has_box(self, dtype: torch.dtype) -> bool:
+        """Return whether a tensor descriptor can read it: rows along its contiguous axis are 16-byte aligned."""
+        if self.transposed is None or not self.aligned or dtype == torch.float64:
+            return False
+        pitch, row = (self.strides[1], self.rows) if self.transposed else (self.strides[0], self.columns)
+        return pitch * dtype.itemsize % 16 == 0 and pitch >= row
+
+    def box(self, rows: int, columns: int) -> Box:
+        """Return boxes of [rows, columns], which are transposed in memory if the operand is."""
+        shape, strides, block = (self.rows, self.columns), self.strides, (rows, columns)
+        return Box(*(each[::-1] if self.transposed else each for each in (shape, strides, block)))
 
 
-def in_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return x if a tensor descriptor can read it, else a copy with aligned rows."""
-    if has_box(x):
-        return x
-    stored, transposed = _stored(x)
-    assert stored is not None
-    return rows.aligned_copy(stored).t() if transposed else rows.aligned_copy(stored)
+def units(a: Operand, b: Operand) -> tuple[int, ...]:
+    """Return the units of M, N, K and of the strides of a and b."""
+    return tuple(map(unit, (a.rows, b.columns, a.columns, *a.strides, *b.strides)))
 
 
-def can_copy(x: torch.Tensor) -> bool:
-    return x.dtype != torch.float64 and _stored(x)[0] is not None
+class Copy(NamedTuple):
+    """A copy of an operand: the memory it fills, and the operand that lies there.
 
+    launch  on the operand and the memory; None for a batch, which torch copies (`transposed`: to contiguous columns)
+    """
 
-def copies_pay(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether copying operands without a box takes less time than pointers. Not measured for float32."""
-    if a.dtype.itemsize != 2 or not (can_copy(a) and can_copy(b)):
-        return False
-    copied = sum(x.numel() for x in (a, b) if not has_box(x))
-    return choice.copies_pay(a.dtype, shape_of(a, b, True), copied, launch.target(), launch.processors())
+    launch: launch.Prepared | None
+    shape: tuple[int, ...]
+    operand: Operand
+    transposed: bool = False
 
-
-def shape_of(a: torch.Tensor, b: torch.Tensor, by_pointers: bool) -> choice.Shape:
-    """Return the sizes from which `choice` estimates the time."""
-    (M, K), N = a.shape[-2:], b.shape[-1]
-    units = launches.at_once(M, K, *a.stride()[-2:]), launches.at_once(N, K, *b.stride()[:-3:-1]), launches.unit(N)
-    batch = a.shape[0] if a.dim() == 3 else 1
-    return choice.Shape(M, N, K, batch, units if by_pointers else (8, 8, units[2]))
-
-
-def has_box(x: torch.Tensor) -> bool:
-    """Whether a tensor descriptor can read x: one axis is contiguous and rows along it are 16-byte aligned."""
-    if x.dtype == torch.float64 or x.data_ptr() % 16:
-        return False
-    stored = _stored(x)[0]
-    return stored is not None and stored.stride(0) * x.element_size() % 16 == 0 and stored.stride(0) >= stored.shape[1]
-
-
-def _stored(x: torch.Tensor) -> tuple[torch.Tensor | None, bool]:
-    """Return x or x.t(), whichever has contiguous rows (None if neither has), and whether it is transposed."""
-    if x.stride(1) == 1 and (x.stride(0) != 1 or x.shape[0] == 1 or x.shape[1] == 1):
-        return x, False
-    if x.stride(0) == 1:
-        return x.t(), True
-    return None, False
-
-
-def descriptors(
-    a: torch.Tensor, b: torch.Tensor, tile: launch.Tile
-) -> tuple[TensorDescriptor, TensorDescriptor, tuple[bool, bool]]:  # fmt: skip
-    """Return the tensor descriptors of both operands, and which of them are transposed."""
-    d_a, a_transposed = _box(a, tile["BLOCK_M"], tile["BLOCK_K"])
-    d_b, b_transposed = _box(b, tile["BLOCK_K"], tile["BLOCK_N"])
-    return d_a, d_b, (a_transposed, b_transposed)
-
-
-def _box(x: torch.Tensor, block_0: int, block_1: int) -> tuple[TensorDescriptor, bool]:
-    stored, transposed = _stored(x)
-    assert stored is not None
-    block = [block_1, block_0] if transposed else [block_0, block_1]
-    return TensorDescriptor(stored, list(stored.shape), list(stored.stride()), block), transposed
+    def of(self, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        """Return the memory with a copy of x; the launch takes `more` after it."""
+        if self.launch is None:
+            return (x.mT if self.transposed else x).contiguous()
+        y = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        self.launch.run(x, y, *more)
+        return y

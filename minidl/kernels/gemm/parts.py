@@ -2,21 +2,25 @@
 
 x = hi + lo, hi and lo with 10 fraction bits each; A B = hi hi + hi lo + lo hi, without lo lo (2^-22 of |A| |B|). The
 parts are written once, contiguous along K, as the tf32 matrix instructions read shared memory; splitting each block in
-the product kernel (`tf32x3` of `tl.dot`) takes longer than the products (H200, 4096^3: 1.94 ms).
+the product kernel (`tf32x3` of `tl.dot`) takes longer than the products.
 
 An infinity times a lo of zero would give NaN. If operands contain infinities or NaN, a flag on the device (p_wild)
 stops this kernel, and the kernel that splits each block itself runs instead. In both, a sum beyond the largest float32
 may be NaN instead of infinite.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.kernels.gemm.tiled import epilogue, tile_position
+from minidl.kernels.gemm import launches
+from minidl.kernels.gemm.operands import Copy, Operand
+from minidl.kernels.gemm.prepared import Product, boxes, product
+from minidl.kernels.gemm.problem import Problem
+from minidl.kernels.gemm.tiled import Sizes, gemm_tma_kernel, store_tile, tile_position
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -76,84 +80,96 @@ def parts_kernel(
 
 @triton.jit
 def gemm_parts_kernel(
-    d_a_hi, d_a_lo, d_b_hi, d_b_lo, p_bias, p_c, p_z, p_wild, M, N, K, s_split, PROGRAMS,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, SAVE_Z: tl.constexpr, SPLIT: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, FLATTEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    PIECES: tl.constexpr,
+    d_a_hi, d_a_lo, d_b_hi, d_b_lo, p_bias, p_scale, p_c, p_z, p_wild, sizes,
+    tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write the tiles of `tiled.gemm_tma_kernel` from parts [M, K] and [N, K] if *p_wild is 0, else nothing."""
     wait(EARLY)
+    M, N = sizes.M, sizes.N
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
-    blocks_per_split = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT)
+    blocks_per_split = tl.cdiv(tl.cdiv(sizes.K, tile.BLOCK_K), sizes.SPLIT)
     tl.assume(blocks_per_split > 0)
-    work = tl.where(tl.load(p_wild) == 0, tiles * SPLIT, 0)
-    for i_work in tl.range(tl.program_id(0), work, PROGRAMS, flatten=FLATTEN):
+    work = tl.where(tl.load(p_wild) == 0, tiles * sizes.SPLIT, 0)
+    for i_work in tl.range(tl.program_id(0), work, sizes.PROGRAMS, flatten=tile.FLATTEN):
         i_split = i_work // tiles
-        i_m, i_n = tile_position(i_work % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+        i_m, i_n = tile_position(i_work % tiles, M, N, BLOCK_M, BLOCK_N, tile.GROUP_M)
         m = i_m * BLOCK_M
         n = i_n * BLOCK_N
-        b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
+        b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
         for i_k in range(blocks_per_split):
-            k = (i_split * blocks_per_split + i_k) * BLOCK_K
+            k = (i_split * blocks_per_split + i_k) * tile.BLOCK_K
             b_a_hi = d_a_hi.load([m, k])  # [BLOCK_M, BLOCK_K]
             b_b_lo = d_b_lo.load([n, k])  # [BLOCK_N, BLOCK_K]
-            b_ab = tl.dot(b_a_hi, b_b_lo.T, input_precision="tf32", out_dtype=ACC)
+            b_ab = tl.dot(b_a_hi, b_b_lo.T, input_precision="tf32", out_dtype=tile.ACC)
             b_a_lo = d_a_lo.load([m, k])
             b_b_hi = d_b_hi.load([n, k])
-            b_ab = tl.dot(b_a_lo, b_b_hi.T, b_ab, input_precision="tf32", out_dtype=ACC)
-            # Tensor cores truncate their sums: accumulated there, 4096 terms are off by 3e-5 of the norm.
-            b_acc += tl.dot(b_a_hi, b_b_hi.T, b_ab, input_precision="tf32", out_dtype=ACC)
-        epilogue(
-            b_acc, p_bias, None, p_c + i_split.to(tl.int64) * s_split, p_z, m, n, M, N,
-            HAS_BIAS, False, ACT, SLOPE, SAVE_Z, PIECES,
-        )  # fmt: skip
+            b_ab = tl.dot(b_a_lo, b_b_hi.T, b_ab, input_precision="tf32", out_dtype=tile.ACC)
+            # Tensor cores truncate their sums, so the accumulator is in registers.
+            b_acc += tl.dot(b_a_hi, b_b_hi.T, b_ab, input_precision="tf32", out_dtype=tile.ACC)
+        p_share = p_c + i_split.to(tl.int64) * sizes.s_split
+        store_tile(b_acc, p_bias, p_scale, p_share, p_z, m, n, M, N, epilogue, tile.PIECES)
 
 
-def product(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor, z: torch.Tensor | None,
-    tile: launch.Tile, programs: int, flags: dict[str, object],
-) -> torch.Tensor:  # fmt: skip
-    """Write c (or its shares) = a @ b if all numbers are finite; return the flag. a [M, K], b [K, N], any strides."""
-    (M, K), N = a.shape, b.shape[1]
-    wild = torch.zeros(1, dtype=torch.int32, device=a.device)
-    boxes_a = _boxes(_split_parts(a, wild), K, tile["BLOCK_M"], tile["BLOCK_K"])
-    boxes_b = _boxes(_split_parts(b.t(), wild), K, tile["BLOCK_N"], tile["BLOCK_K"])
-    launch.run(
-        gemm_parts_kernel, (programs,), *boxes_a, *boxes_b, bias, c, z, wild, M, N, K,
-        c.numel() // int(flags["SPLIT"]), programs, **flags, **dependent_launch.options(), **tile.options,
+@dataclass(frozen=True)
+class Parts(Product):
+    """The launches that split a and b, the product of their parts, and that of operands that are not finite."""
+
+    cuts: tuple[Copy, ...] = ()
+    wild: launch.Prepared | None = None
+
+    def multiply(self, a: torch.Tensor, b: torch.Tensor, *written: torch.Tensor | None) -> None:
+        """Launch on the operands, bias, scale, c and z."""
+        assert self.wild is not None
+        flag = torch.zeros(1, dtype=torch.int32, device=a.device)
+        (a_hi, a_lo), (b_hi, b_lo) = (cut.of(x, flag) for cut, x in zip(self.cuts, (a, b), strict=True))
+        self.product.run(a_hi, a_lo, b_hi, b_lo, *written, flag)
+        self.wild.run(a, b, *written, flag)
+
+
+def prepare(problem: Problem, tile: launch.Tile, split: int) -> Parts:
+    """Prepare the product of float32 operands in any strides."""
+    M, N, K = problem.sizes
+    cut_a, cut_b = cut(problem.a, problem.target), cut(problem.b.t, problem.target)
+    d_a, d_b = cut_a.operand.box(tile["BLOCK_M"], tile["BLOCK_K"]), cut_b.operand.box(tile["BLOCK_N"], tile["BLOCK_K"])
+    programs = min(launches.tiles_of(M, N, tile) * split, problem.processors)
+    sizes = Sizes(M, N, K, problem.values, split, programs)
+    of_parts = product(
+        problem, "parts", gemm_parts_kernel, (programs,), (sizes,), tile, split, boxes=(d_a, d_a, d_b, d_b),
+        PRECISION=problem.precision,
     )  # fmt: skip
-    return wild
+    wild_tile = problem.tile("tma", floor=16)
+    scalars = (sizes._replace(PROGRAMS=problem.processors),)
+    wild = product(
+        problem, "tma", gemm_tma_kernel, (problem.processors,), scalars, wild_tile, split, **boxes(problem, wild_tile)
+    )  # fmt: skip
+    return Parts("parts", of_parts.product, of_parts.partial, of_parts.total, cuts=(cut_a, cut_b), wild=wild.product)
 
 
-def along_k(x: torch.Tensor, nearest: bool = False) -> torch.Tensor:
-    """Return x [rows, K] if it is contiguous along K, else a copy that is, with 16-byte aligned rows.
+def along_k(x: Operand, nearest: bool, target: str) -> Copy | None:
+    """Prepare a copy of float32 x [rows, K] that is contiguous along K, with 16-byte aligned rows; None if x is.
 
-    With `nearest` the copy is rounded to tf32. Tensor cores would truncate the same bits, with twice the error.
+    The tf32 matrix instructions read shared memory along K only, and transposing each block in the kernel costs far
+    more than copying the operand. With `nearest` the copy is rounded to tf32. Tensor cores would truncate the same
+    bits, with twice the error.
     """
-    if x.stride(1) == 1 or 0 in x.shape:
-        return x
-    y, grid, options = _allocate(x)
-    launch.run(along_k_kernel, grid, x, y, *x.shape, *x.stride(), y.shape[1], NEAREST=nearest, **options)
-    return y[:, : x.shape[1]]
+    if x.strides[1] == 1 or 0 in (x.rows, x.columns):
+        return None
+    return _copied(along_k_kernel, x, (), {"NEAREST": nearest}, target)
 
 
-def _split_parts(x: torch.Tensor, wild: torch.Tensor) -> torch.Tensor:
-    """Return the parts [2, rows, K and padding] of x [rows, K]."""
-    parts, grid, options = _allocate(x, 2)
-    launch.run(parts_kernel, grid, x, parts, wild, *x.shape, *x.stride(), *parts.stride()[:2], **options)
-    return parts
+def cut(x: Operand, target: str) -> Copy:
+    """Prepare the parts [2, rows, K and padding] of x [rows, K]; its launch also takes the flag."""
+    return _copied(parts_kernel, x, (2,), {}, target)
 
 
-def _allocate(x: torch.Tensor, *copies: int) -> tuple[torch.Tensor, tuple[int], dict[str, Any]]:
-    """Return memory [*copies, rows, K and padding] for copies of x [rows, K], and the kernel's grid and options."""
-    rows, K = x.shape
-    y = torch.empty(*copies, rows, launch.cdiv(K, 4) * 4, dtype=x.dtype, device=x.device)  # rows begin at 16 bytes
-    tile = launch.tile("gemm_cut", x.dtype, M=rows, K=K)
-    grid = (launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(K, tile["BLOCK_K"]),)
-    return y, grid, {**dependent_launch.options(), **tile.options}
-
-
-def _boxes(parts: torch.Tensor, K: int, block_rows: int, block_k: int) -> list[TensorDescriptor]:
-    _, rows, width = parts.shape
-    return [TensorDescriptor(part, [rows, K], [width, 1], [block_rows, block_k]) for part in parts]
+def _copied(kernel: Any, x: Operand, copies: tuple[int, ...], meta: dict[str, Any], target: str) -> Copy:
+    """Prepare copies [*copies, rows, K and padding] of x [rows, K]."""
+    width = launch.cdiv(x.columns, 4) * 4  # rows begin at 16 bytes
+    tile = launch.tile("gemm_cut", torch.float32, target_=target, M=x.rows, K=x.columns)
+    grid = (launch.cdiv(x.rows, tile["BLOCK_M"]) * launch.cdiv(x.columns, tile["BLOCK_K"]),)
+    scalars = (x.rows, x.columns, *x.strides, *([x.rows * width] if copies else []), width)
+    meta = {**meta, **dependent_launch.options(target=target), **tile.options}
+    copied = Operand(x.rows, x.columns, (width, 1))
+    return Copy(launch.Prepared(kernel, grid, scalars, meta), (*copies, x.rows, width), copied)

@@ -2,8 +2,7 @@
 
     x  [rows, columns], any row stride     y  [rows, columns], of 16 or 32 bits
 
-Threads read as many bytes at once as the alignment of a row allows and write 16. A copy takes 1 us more than reading
-and writing its bytes: 196x5575x1488 took 34 us through pointers, 30 us with two copies and boxes (H100).
+Threads read as many bytes at once as the alignment of a row allows and write 16.
 """
 
 import torch
@@ -11,7 +10,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.division import as_multiple
-from minidl.kernels.gemm import launches
+from minidl.kernels.gemm.operands import Copy, Operand
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
@@ -31,16 +30,23 @@ def gemm_rows_kernel(
     tl.store(p_y + o_m * width + o_k, b_x, mask=(o_m < ROWS) & (o_k < width))
 
 
-def aligned_copy(x: torch.Tensor) -> torch.Tensor:
-    """Return an aligned copy of x [rows, columns], which must have contiguous columns."""
-    (rows, columns), at_once = x.shape, 16 // x.element_size()
-    width = at_once * launch.cdiv(columns, at_once)
-    y = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-    tile = launch.tile("gemm_rows", x.dtype, M=rows, K=columns)
-    programs = launch.cdiv(rows, tile["BLOCK_M"]) * launch.cdiv(width, tile["BLOCK_K"])
-    unit = launches.at_once(rows, columns, x.stride(0), 1)
-    launch.run(
-        gemm_rows_kernel, (programs,), x, y, rows, columns, x.stride(0), width,
-        UNIT=unit, AT_ONCE=at_once, **dependent_launch.options(programs), **tile.options,
-    )  # fmt: skip
-    return y[:, :columns]
+def can_copy(x: Operand, dtype: torch.dtype) -> bool:
+    return x.transposed is not None and dtype != torch.float64
+
+
+def aligned(x: Operand, dtype: torch.dtype, target: str) -> Copy | None:
+    """Prepare an aligned copy of an operand along its contiguous axis; return None if a descriptor can read it."""
+    if x.has_box(dtype):
+        return None
+    stored = x.t if x.transposed else x
+    at_once = 16 // dtype.itemsize
+    width = at_once * launch.cdiv(stored.columns, at_once)
+    tile = launch.tile("gemm_rows", dtype, target_=target, M=stored.rows, K=stored.columns)
+    programs = launch.cdiv(stored.rows, tile["BLOCK_M"]) * launch.cdiv(width, tile["BLOCK_K"])
+    meta = {
+        "UNIT": stored.at_once, "AT_ONCE": at_once, **dependent_launch.options(programs, target), **tile.options,
+    }  # fmt: skip
+    scalars = stored.rows, stored.columns, stored.strides[0], width
+    copied = Operand(stored.rows, stored.columns, (width, 1))
+    prepared = launch.Prepared(gemm_rows_kernel, (programs,), scalars, meta)
+    return Copy(prepared, (stored.rows, width), copied.t if x.transposed else copied)

@@ -18,13 +18,13 @@ Lanes, then bands, are joined in float64 by sum_i [M2_i + n_i (mean_i - mean)^2]
 Statistician 37(3), 1983), and so are the shards of a batch. A convolution can supply the statistics of its tiles
 (`gemm.fused_statistics`); then x is not read for them. The gradient saves x, mean and rstd, and recomputes z.
 
-Read `statistics`, `values` and `gradient`; `alone` does all in one launch for few values, `fold` is for inference.
+Read in this order: `statistics`, `values` (with the gradient), `alone` (all in one launch, for few values), and `fold`
+(for inference). `rows` has the shared parts and the plan of a launch.
 """
 
-from minidl.kernels.norm.gradient import normalise_grad
 from minidl.kernels.norm.rows import bands, check_arguments, check_vectors, depth
 from minidl.kernels.norm.statistics import Buffers, Statistics, batch_statistics, join_shards
-from minidl.kernels.norm.values import normalise
+from minidl.kernels.norm.values import normalise, normalise_grad
 
 __all__ = [
     "Buffers", "Statistics", "bands", "batch_statistics", "check_arguments", "check_vectors", "depth", "join_shards",

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels.memory_layout import contiguous
 from minidl.kernels.norm.rows import check_vectors
 from minidl.kernels.norm.statistics import Statistics
 from minidl.runtime import dependent_launch, launch
@@ -22,23 +23,22 @@ from minidl.runtime.launch_cache.replay import replayed
 @triton.jit
 def batch_norm_fold_kernel(
     p_mean, p_var, p_weight, p_bias, p_conv_bias, p_scale, p_shift, C,
-    EPS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CONV_BIAS: tl.constexpr,
-    SHIFT: tl.constexpr, EARLY: tl.constexpr, BLOCK_C: tl.constexpr,
+    EPS: tl.constexpr, EARLY: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """scale = weight / sqrt(var + eps) and, with SHIFT, shift = bias + (conv_bias - mean) scale, in float64."""
+    """scale = weight / sqrt(var + eps) and, if p_shift is not None, shift = bias + (conv_bias - mean) scale."""
     wait(EARLY)
     o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     b_scale = 1.0 / tl.sqrt(tl.load(p_var + o_c, mask=m_c, other=1).to(tl.float64) + EPS)  # [BLOCK_C]
-    if HAS_WEIGHT:
+    if p_weight is not None:
         b_scale *= tl.load(p_weight + o_c, mask=m_c, other=0).to(tl.float64)
     tl.store(p_scale + o_c, b_scale.to(p_scale.dtype.element_ty), mask=m_c)
-    if SHIFT:
+    if p_shift is not None:
         b_shift = -tl.load(p_mean + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
-        if HAS_CONV_BIAS:
+        if p_conv_bias is not None:
             b_shift += tl.load(p_conv_bias + o_c, mask=m_c, other=0).to(tl.float64)
         b_shift *= b_scale
-        if HAS_BIAS:
+        if p_bias is not None:
             b_shift += tl.load(p_bias + o_c, mask=m_c, other=0).to(tl.float64)
         tl.store(p_shift + o_c, b_shift.to(p_shift.dtype.element_ty), mask=m_c)
 
@@ -58,16 +58,9 @@ def running_rstd(var: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Ten
 
 @replayed
 def fold(
-    conv_weight: torch.Tensor,
-    conv_bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float = 1e-5,
-    *,
-    wide: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    conv_weight: torch.Tensor, conv_bias: torch.Tensor | None, running_mean: torch.Tensor, running_var: torch.Tensor,
+    weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float = 1e-5, *, wide: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return (scale, shift), both [M], so that scale * conv(x, conv_weight) + shift is the batch norm of the conv.
 
     conv_weight [M, ...], the others [M] or, if optional, None. Results have conv_weight's dtype, or with `wide` the
@@ -85,21 +78,14 @@ def fold(
 
 
 def _fold(
-    scale: torch.Tensor,
-    shift: torch.Tensor | None,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    conv_bias: torch.Tensor | None,
-    eps: float,
-) -> None:
+    scale: torch.Tensor, shift: torch.Tensor | None, mean: torch.Tensor, var: torch.Tensor, weight: torch.Tensor | None,
+    bias: torch.Tensor | None, conv_bias: torch.Tensor | None, eps: float,
+) -> None:  # fmt: skip
     C = len(mean)
     # The tile does not depend on C: one compiled kernel serves all batch norms of a network.
     tile = launch.tile("norm_fold", scale.dtype)
-    vectors = [None if t is None else t.contiguous() for t in (mean, var, weight, bias, conv_bias)]
+    vectors = map(contiguous, (mean, var, weight, bias, conv_bias))
     launch.run(
         batch_norm_fold_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), *vectors, scale, shift, C,
-        EPS=float(eps), HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-        HAS_CONV_BIAS=conv_bias is not None, SHIFT=shift is not None, **dependent_launch.options(), **tile.options,
+        EPS=float(eps), **dependent_launch.options(), **tile.options,
     )  # fmt: skip

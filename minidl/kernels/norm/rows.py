@@ -1,53 +1,84 @@
-"""Shared parts of batch norm: images as rows of channels, bands of rows, values per channel, and argument checks."""
+"""Shared parts of batch norm: images as rows of channels, the plan of a launch, and argument checks."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import check, reduce
+from minidl.kernels import activation, check, reduce
+from minidl.kernels.activation import Activation
+from minidl.kernels.epilogue import Epilogue
 from minidl.kernels.reduce import as_multiple
 from minidl.runtime import dependent_launch, launch
 
 
+class Sizes(NamedTuple):
+    """Rows [M, C], with strides of x and of a tensor that is added to dx; band: the rows of a band. 1 if not used."""
+
+    M: int
+    C: int
+    s_x: int
+    band: int = 1
+    s_so_far: int = 1
+
+
+class Tile(NamedTuple):
+    """Constants: a block of BLOCK_M rows of BLOCK_C channels, or of STEPS such blocks.
+
+    ALIGN  the channels per vector load, up to 16 bytes
+    APART  whether there are gaps between rows of x, a slice of channels of a wider tensor
+    """
+
+    ALIGN: int
+    APART: bool
+    ACC: Any
+    BLOCK_M: int
+    BLOCK_C: int
+    STEPS: int = 1
+
+
 @triton.jit
-def channel(p, o_c, m_c, PRESENT: tl.constexpr, DEFAULT: tl.constexpr, ACC: tl.constexpr):
-    """Load a row [1, BLOCK_C] of values per channel, or fill it with DEFAULT if there are none."""
-    if PRESENT:
+def channel(p, o_c, m_c, DEFAULT: tl.constexpr, ACC: tl.constexpr):
+    """Load a row [1, BLOCK_C] of values per channel, or fill it with DEFAULT if p is None."""
+    if p is not None:
         return tl.load(p + o_c, mask=m_c, other=0).to(ACC)[None, :]
     else:
         return tl.full((1, o_c.shape[0]), DEFAULT, ACC)
 
 
 @triton.jit
-def reverse_tile(M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+def reverse_tile(M, C, tile: tl.constexpr):
     """Return rows and channels of a tile, and their masks.
 
     Tiles are numbered from the last one: it reads the rows that the sums read last, while they are in the cache.
     """
-    tiles_c = tl.cdiv(C, BLOCK_C)
+    tiles_c = tl.cdiv(C, tile.BLOCK_C)
     i_tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    o_m = (i_tile // tiles_c).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    o_c = (i_tile % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)
+    o_m = (i_tile // tiles_c).to(tl.int64) * tile.BLOCK_M + tl.arange(0, tile.BLOCK_M)
+    o_c = (i_tile % tiles_c) * tile.BLOCK_C + tl.arange(0, tile.BLOCK_C)
     m_c = o_c < C
     return o_m, o_c, m_c, (o_m < M)[:, None] & m_c[None, :]
 
 
 @triton.jit
-def row_stride(s_x, C, ALIGN: tl.constexpr, APART: tl.constexpr):
-    """Return the row stride of x: C, unless x is a slice of channels of a wider tensor (APART)."""
-    if APART:
-        return as_multiple(s_x, ALIGN)
+def row_stride(s_x, C, tile: tl.constexpr):
+    """Return the row stride of x."""
+    if tile.APART:
+        return as_multiple(s_x, tile.ALIGN)
     else:
         return C
 
 
-def dense(vector: torch.Tensor | None) -> torch.Tensor | None:
-    return None if vector is None else vector.contiguous()
+def copy_back(running: Sequence[torch.Tensor | None], updated: Sequence[torch.Tensor | None]) -> None:
+    """Copy updated statistics back to running buffers that are not contiguous."""
+    for buffer, new in zip(running, updated, strict=True):
+        if buffer is not None and new is not None and new is not buffer:
+            buffer.copy_(new)
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
@@ -73,33 +104,62 @@ def shaped(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return last.permute(0, last.dim() - 1, *range(1, last.dim() - 1))
 
 
-def options(rows: torch.Tensor) -> dict[str, Any]:
-    """Return ALIGN, the channels of rows [M, C] per vector load, up to 16 bytes, and EARLY."""
-    return {
-        "ALIGN": math.gcd(rows.shape[1], rows.stride(0), 16 // rows.element_size()) or 1,
-        **dependent_launch.options(),
-    }
+class Problem(NamedTuple):
+    """A launch for rows [M, C] with the stride s_x; `family` is that of its tile."""
+
+    family: str
+    M: int
+    C: int
+    s_x: int
+    dtype: torch.dtype
+    target: str
+    processors: int
 
 
-def spacing(rows: torch.Tensor) -> dict[str, bool]:
-    """Return APART, whether there are gaps between rows [M, C]."""
-    return {"APART": rows.stride(0) != rows.shape[1]}
+class Plan(NamedTuple):
+    """The grid of a launch, its argument records, and its options."""
+
+    grid: tuple[int, ...]
+    sizes: Sizes
+    tile: Tile
+    options: dict[str, Any]
 
 
-def in_bands(family: str, M: int, C: int, dtype: torch.dtype) -> tuple[launch.Tile, int]:
-    """Return the tile, and the rows of a band."""
-    tile = launch.tile(family, dtype, M=M, C=C)
-    return tile, reduce.band(M, launch.cdiv(C, tile["BLOCK_C"]), tile["BLOCK_M"])
+@launch.cached
+def plan(problem: Problem) -> Plan:
+    """Programs have a tile ("norm", "norm_grad"), a band ("norm_stats", "norm_sums"), or all rows ("norm_alone")."""
+    family, M, C, s_x, dtype, target, _ = problem
+    sizes = Sizes(M, C, s_x)
+    # P is the largest power of 2 that divides C.
+    tile = launch.tile(family, dtype, M=M, C=C, P=C & -C)
+    align = math.gcd(C, s_x, 16 // dtype.itemsize) or 1
+    record = tile.record(Tile, ALIGN=align, APART=s_x != C, ACC=launch.acc(dtype))
+    tiles_c = launch.cdiv(C, record.BLOCK_C)
+    if family == "norm_alone":
+        record = record._replace(STEPS=triton.next_power_of_2(launch.cdiv(M, record.BLOCK_M)))
+        grid = (tiles_c,)
+    elif family in ("norm_stats", "norm_sums"):
+        sizes = sizes._replace(band=reduce.band(M, tiles_c, record.BLOCK_M))
+        grid = tiles_c, launch.cdiv(M, sizes.band)
+    else:
+        grid = (launch.cdiv(M, record.BLOCK_M) * tiles_c,)
+    return Plan(grid, sizes, record, {**dependent_launch.options(target=target), **tile.launch_options})
 
 
-def alone_tile(M: int, C: int, dtype: torch.dtype) -> launch.Tile:
-    """Return the tile of one launch for M values of each of C channels. P is the largest power of 2 that divides C."""
-    return launch.tile("norm_alone", dtype, M=M, C=C, P=C & -C)
+def plan_of(family: str, rows: torch.Tensor) -> Plan:
+    """Return the plan of a launch for rows [M, C]."""
+    M, C = rows.shape
+    return plan(Problem(family, M, C, rows.stride(0), rows.dtype, launch.target(), launch.processors()))
+
+
+def epilogue_of(act: Activation) -> Epilogue:
+    name, slope = activation.parse(act)
+    return Epilogue(activation.CODES[name], slope)
 
 
 def bands(M: int, C: int, dtype: torch.dtype, family: str) -> int:
     """Return the number of bands of rows."""
-    return launch.cdiv(M, in_bands(family, M, C, dtype)[1])
+    return _dense_plan(M, C, dtype, family).grid[1]
 
 
 def depth(M: int, C: int, dtype: torch.dtype, family: str) -> int:
@@ -107,21 +167,19 @@ def depth(M: int, C: int, dtype: torch.dtype, family: str) -> int:
 
     Lanes are joined in float64.
     """
-    tile, band = in_bands(family, M, C, dtype)
-    alone = alone_tile(M, C, dtype)["BLOCK_M"]
-    chains = ((lanes, launch.cdiv(rows, lanes)) for lanes, rows in ((tile["BLOCK_M"], band), (alone, M)))
-    return max(chain + (lanes if dtype == torch.float64 else 2) for lanes, chain in chains)
+    in_bands, alone = (_dense_plan(M, C, dtype, name) for name in (family, "norm_alone"))
+    pairs = (in_bands.tile.BLOCK_M, in_bands.sizes.band), (alone.tile.BLOCK_M, M)
+    return max(launch.cdiv(rows, lanes) + (lanes if dtype == torch.float64 else 2) for lanes, rows in pairs)
+
+
+def _dense_plan(M: int, C: int, dtype: torch.dtype, family: str) -> Plan:
+    return plan(Problem(family, M, C, C, dtype, launch.target(), launch.processors()))
 
 
 def check_arguments(
-    x: torch.Tensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    training: bool,
-    eps: float,
-) -> None:
+    x: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None, weight: torch.Tensor | None,
+    bias: torch.Tensor | None, training: bool, eps: float,
+) -> None:  # fmt: skip
     """Raise ValueError or TypeError for batch norm arguments that do not fit together."""
     check.floating("batch_norm", x=x)
     if x.dim() < 2:

@@ -1,15 +1,20 @@
-"""Mean and rstd of each channel of a batch: one launch for bands of rows, and a second one that joins them."""
+"""Mean and rstd of each channel of a batch: one launch for bands of rows, and a second one that joins them.
+
+    x [band, BLOCK_C] -> mean, m2 [bands, C]        mean, m2 [bands, BLOCK_C] -> mean, rstd [C], running statistics
+
+The bands can also come from the kernel that wrote x (`gemm.fused_statistics`), or be the shards of a batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.norm.rows import dense, in_bands, options, row_stride, spacing, strided_rows
+from minidl.kernels.memory_layout import contiguous
+from minidl.kernels.norm.rows import copy_back, plan_of, row_stride, strided_rows
 from minidl.kernels.reduce import as_multiple
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -23,53 +28,49 @@ def count_batch(p_tracked, first):
 
 
 @triton.jit
-def batch_norm_stats_kernel(
-    p_x, p_mean, p_m2, p_tracked, M, C, s_x, band,
-    TRACKED: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
+def batch_norm_stats_kernel(p_x, p_mean, p_m2, p_tracked, sizes, tile: tl.constexpr, EARLY: tl.constexpr):
     """Write mean (minus the first row) and sum of squared distances from it per band, [bands, C]; count the batch."""
     wait(EARLY)
-    C = as_multiple(C, ALIGN)
-    s_x = row_stride(s_x, C, ALIGN, APART)
-    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    M, band, C = sizes.M, sizes.band, as_multiple(sizes.C, tile.ALIGN)
+    s_x = row_stride(sizes.s_x, C, tile)
+    o_c = tl.program_id(0) * tile.BLOCK_C + tl.arange(0, tile.BLOCK_C)
     m_c = o_c < C
     start = tl.program_id(1).to(tl.int64) * band
     rows = tl.minimum(M - start, band)
-    b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(ACC)  # [BLOCK_C]
-    b_mean = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
-    b_m2 = tl.zeros((BLOCK_M, BLOCK_C), dtype=ACC)
-    b_count = tl.zeros((1, 1), dtype=ACC)
-    for m in range(0, band, BLOCK_M):
-        o_m = m + tl.arange(0, BLOCK_M)
+    b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(tile.ACC)  # [BLOCK_C]
+    b_mean = tl.full((tile.BLOCK_M, tile.BLOCK_C), 0.0, tile.ACC)
+    b_m2 = tl.full((tile.BLOCK_M, tile.BLOCK_C), 0.0, tile.ACC)
+    b_count = tl.full((1, 1), 0.0, tile.ACC)
+    for m in range(0, band, tile.BLOCK_M):
+        o_m = m + tl.arange(0, tile.BLOCK_M)
         m_mc = (o_m < rows)[:, None] & m_c[None, :]
         p_m = p_x + (start + o_m) * s_x
-        b_x = tl.load(p_m[:, None] + o_c[None, :], mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
+        b_x = tl.load(p_m[:, None] + o_c[None, :], mask=m_mc, other=0).to(tile.ACC)  # [BLOCK_M, BLOCK_C]
         b_x -= b_first[None, :]
         b_count += 1.0
         b_delta = tl.where(m_mc, b_x - b_mean, 0.0)
         b_mean += b_delta * (1.0 / b_count)
         b_m2 += b_delta * (b_x - b_mean)
     # The number of rows of each lane.
-    o_m = tl.arange(0, BLOCK_M)
-    b_n = tl.maximum((rows - o_m + (BLOCK_M - 1)) // BLOCK_M, 0).to(ACC)[:, None]  # [BLOCK_M, 1]
-    b_all = (tl.sum((b_n * b_mean).to(tl.float64), axis=0) / rows.to(tl.float64)).to(ACC)  # [BLOCK_C]
+    o_m = tl.arange(0, tile.BLOCK_M)
+    b_n = tl.maximum((rows - o_m + (tile.BLOCK_M - 1)) // tile.BLOCK_M, 0).to(tile.ACC)[:, None]  # [BLOCK_M, 1]
+    b_all = (tl.sum((b_n * b_mean).to(tl.float64), axis=0) / rows.to(tl.float64)).to(tile.ACC)  # [BLOCK_C]
     # A lane without rows has count 0, but its squared distance may not be finite.
     b_delta = tl.where(b_n > 0.0, b_mean - b_all[None, :], 0.0)
     b_m2 = tl.sum((b_m2 + b_n * (b_delta * b_delta)).to(tl.float64), axis=0)
     o_y = tl.program_id(1).to(tl.int64) * C + o_c
     tl.store(p_mean + o_y, b_all, mask=m_c)
-    tl.store(p_m2 + o_y, b_m2.to(ACC), mask=m_c)
-    if TRACKED:
+    tl.store(p_m2 + o_y, b_m2.to(tile.ACC), mask=m_c)
+    if p_tracked is not None:
         count_batch(p_tracked, (tl.program_id(0) == 0) & (tl.program_id(1) == 0))
 
 
 @triton.jit
-def load_running(p_running_mean, p_running_var, o_c, m_c, RUNNING: tl.constexpr):
+def load_running(p_running_mean, p_running_var, o_c, m_c):
     """Load the running statistics in float64, or zeros: long before they are updated, as waiting takes a us."""
     b_mean = tl.zeros((o_c.shape[0],), dtype=tl.float64)
     b_var = b_mean
-    if RUNNING:
+    if p_running_mean is not None:
         b_mean = tl.load(p_running_mean + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
         b_var = tl.load(p_running_var + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
     return b_mean, b_var
@@ -78,7 +79,7 @@ def load_running(p_running_mean, p_running_var, o_c, m_c, RUNNING: tl.constexpr)
 @triton.jit
 def store_statistics(
     b_mean, b_m2, b_count, b_share, b_old_mean, b_old_var, p_mean, p_rstd, p_running_mean, p_running_var, o_c, m_c,
-    EPS: tl.constexpr, RUNNING: tl.constexpr,
+    EPS: tl.constexpr,
 ):  # fmt: skip
     """Store mean and rstd (without EPS the variance), and move the running statistics by b_share towards them; all
     [BLOCK_C] in float64."""
@@ -87,7 +88,7 @@ def store_statistics(
         b_rstd = 1.0 / tl.sqrt(b_rstd + EPS)
     tl.store(p_mean + o_c, b_mean.to(p_mean.dtype.element_ty), mask=m_c)
     tl.store(p_rstd + o_c, b_rstd.to(p_rstd.dtype.element_ty), mask=m_c)
-    if RUNNING:
+    if p_running_mean is not None:
         b_new = (1.0 - b_share) * b_old_mean + b_share * b_mean
         tl.store(p_running_mean + o_c, b_new.to(p_running_mean.dtype.element_ty), mask=m_c)
         b_new = (1.0 - b_share) * b_old_var + b_share * (b_m2 / (b_count - 1.0))
@@ -102,6 +103,17 @@ def load_bands(p, o_b, bands, across, o_c, m_c):
     return tl.load(p + (o_b * across)[:, None] + o_c[None, :], mask=m_bc, other=0), m_bc  # [BLOCK_B, BLOCK_C]
 
 
+class JoinTile(NamedTuple):
+    """Constants of the join: ONE_BLOCK if all bands fit BLOCK_B, MOMENTUM None for the mean over all batches."""
+
+    EPS: float | None
+    MOMENTUM: float | None
+    ALIGN: int
+    ONE_BLOCK: bool
+    BLOCK_B: int
+    BLOCK_C: int
+
+
 @triton.jit
 def band_sizes(p_share, M, o_b, bands, band):
     """Return the number of values of each band, [BLOCK_B, 1]: `band`, fewer for the last one; or a share of M."""
@@ -114,35 +126,34 @@ def band_sizes(p_share, M, o_b, bands, band):
 @triton.jit
 def batch_norm_join_kernel(
     p_x, p_share, p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, M, C, band, bands,
-    EPS: tl.constexpr, MOMENTUM: tl.constexpr, RUNNING: tl.constexpr, CUMULATIVE: tl.constexpr,
-    HELD: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+    tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Join the bands to mean and rstd of each channel, in float64, and update the running statistics.
 
     The means are relative to the first row of x, unless x is None. With p_share the bands are shards: a row of means,
-    then variances instead of m2s. With HELD one block has all bands and loads everything at once, since memory latency
-    dominates.
+    then variances instead of m2s. If one block has all bands, it loads everything at once, since latency dominates.
     """
     wait(EARLY)
-    C = as_multiple(C, ALIGN)
-    o_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    C = as_multiple(C, tile.ALIGN)
+    o_c = tl.program_id(0) * tile.BLOCK_C + tl.arange(0, tile.BLOCK_C)
     m_c = o_c < C
-    o_b = tl.arange(0, BLOCK_B).to(tl.int64)
+    o_b = tl.arange(0, tile.BLOCK_B).to(tl.int64)
     across = C
     if p_share is not None:
         across = 2 * C
-    if HELD:
+    if tile.ONE_BLOCK:
         b_means, m_bc = load_bands(p_means, o_b, bands, across, o_c, m_c)
         b_m2s, m_bc = load_bands(p_m2s, o_b, bands, across, o_c, m_c)
-    b_first = tl.zeros((BLOCK_C,), dtype=tl.float64)
+    b_first = tl.full((tile.BLOCK_C,), 0.0, tl.float64)
     if p_x is not None:
         b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
-    b_old_mean, b_old_var = load_running(p_running_mean, p_running_var, o_c, m_c, RUNNING)
-    b_share = tl.full((BLOCK_C,), MOMENTUM, tl.float64)
-    if RUNNING and CUMULATIVE:
-        b_share = 1.0 / (tl.full((BLOCK_C,), 0.0, tl.float64) + tl.load(p_tracked))
-    b_count = tl.full((BLOCK_C,), 0.0, tl.float64) + M
-    if HELD:
+    b_old_mean, b_old_var = load_running(p_running_mean, p_running_var, o_c, m_c)
+    if tile.MOMENTUM is None:
+        b_share = 1.0 / (tl.full((tile.BLOCK_C,), 0.0, tl.float64) + tl.load(p_tracked))
+    else:
+        b_share = tl.full((tile.BLOCK_C,), tile.MOMENTUM, tl.float64)
+    b_count = tl.full((tile.BLOCK_C,), 0.0, tl.float64) + M
+    if tile.ONE_BLOCK:
         b_n = band_sizes(p_share, M, o_b, bands, band)
         if p_share is not None:
             b_m2s *= b_n
@@ -150,14 +161,14 @@ def batch_norm_join_kernel(
         b_delta = b_means.to(tl.float64) - b_all[None, :]
         b_sum = tl.where(m_bc, b_m2s.to(tl.float64) + b_n * (b_delta * b_delta), 0.0)
     else:
-        b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
-        for i in range(0, bands, BLOCK_B):
+        b_sum = tl.full((tile.BLOCK_B, tile.BLOCK_C), 0.0, tl.float64)
+        for i in range(0, bands, tile.BLOCK_B):
             b_n = band_sizes(p_share, M, i + o_b, bands, band)
             b_mean, m_bc = load_bands(p_means, i + o_b, bands, across, o_c, m_c)
             b_sum += b_n * b_mean.to(tl.float64)
         b_all = tl.sum(b_sum, axis=0) / b_count  # [BLOCK_C]
-        b_sum = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float64)
-        for i in range(0, bands, BLOCK_B):
+        b_sum = tl.full((tile.BLOCK_B, tile.BLOCK_C), 0.0, tl.float64)
+        for i in range(0, bands, tile.BLOCK_B):
             b_n = band_sizes(p_share, M, i + o_b, bands, band)
             b_mean, m_bc = load_bands(p_means, i + o_b, bands, across, o_c, m_c)
             b_m2, m_bc = load_bands(p_m2s, i + o_b, bands, across, o_c, m_c)
@@ -167,14 +178,14 @@ def batch_norm_join_kernel(
             b_sum += tl.where(m_bc, b_m2.to(tl.float64) + b_n * (b_delta * b_delta), 0.0)
     store_statistics(
         b_all + b_first, tl.sum(b_sum, axis=0), b_count, b_share, b_old_mean, b_old_var, p_mean, p_rstd,
-        p_running_mean, p_running_var, o_c, m_c, EPS, RUNNING,
+        p_running_mean, p_running_var, o_c, m_c, tile.EPS,
     )  # fmt: skip
 
 
 @triton.jit
 def batch_norm_handed_kernel(
     p_s, p_mean, p_m2, p_tracked, C, band, bands,
-    TRACKED: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+    ALIGN: tl.constexpr, EARLY: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Join every BLOCK_B bands of s [bands, 2, C] (`gemm.fused_statistics`) into one, [., C] in float64; count the
     batch."""
@@ -192,7 +203,7 @@ def batch_norm_handed_kernel(
     o_y = tl.program_id(1).to(tl.int64) * C + o_c
     tl.store(p_mean + o_y, b_all, mask=m_c)
     tl.store(p_m2 + o_y, tl.sum(b_m2.to(tl.float64) + band * (b_delta * b_delta), axis=0), mask=m_c)
-    if TRACKED:
+    if p_tracked is not None:
         count_batch(p_tracked, (tl.program_id(0) == 0) & (tl.program_id(1) == 0))
 
 
@@ -225,28 +236,25 @@ def batch_statistics(
     """
     rows = strided_rows(x)
     M, C = rows.shape
-    acc = launch.acc_torch(x.dtype)
     batches = None if buffers is None else buffers.batches
-    constants = {"TRACKED": batches is not None, **options(rows)}
+    plan = plan_of("norm_stats", rows)
     if fused_statistics is None:
-        tile, band = in_bands("norm_stats", M, C, x.dtype)
-        bands = launch.cdiv(M, band)
-        means, m2s = (torch.empty(bands, C, dtype=acc, device=x.device) for _ in range(2))
+        bands, band = plan.grid[1], plan.sizes.band
+        means, m2s = (torch.empty(bands, C, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2))
         launch.run(
-            batch_norm_stats_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), rows, means, m2s, batches, M, C,
-            rows.stride(0), band, ACC=launch.acc(x.dtype), **spacing(rows), **constants, **tile.options,
+            batch_norm_stats_kernel, plan.grid, rows, means, m2s, batches, plan.sizes, tile=plan.tile, **plan.options
         )  # fmt: skip
     else:
         tile = launch.tile("norm_handed", x.dtype, C=C)
-        bands = launch.cdiv(len(fused_statistics), tile["BLOCK_B"])
-        band = M // len(fused_statistics) * tile["BLOCK_B"]
+        count = len(fused_statistics)
+        bands, band = launch.cdiv(count, tile["BLOCK_B"]), M // count * tile["BLOCK_B"]
         means, m2s = (torch.empty(bands, C, dtype=torch.float64, device=x.device) for _ in range(2))
         launch.run(
             batch_norm_handed_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), fused_statistics, means, m2s, batches,
-            C, M // len(fused_statistics), len(fused_statistics), **constants, **tile.options,
+            C, M // count, count, ALIGN=plan.tile.ALIGN, **dependent_launch.options(), **tile.options,
         )  # fmt: skip
     first, updated = rows if fused_statistics is None else None, None if eps is None else buffers
-    return _join(first, None, means, m2s, M, band, x.dtype, eps, momentum, updated, options(rows))
+    return _join(first, None, means, m2s, M, band, x.dtype, eps, momentum, updated, plan.tile.ALIGN)
 
 
 @replayed
@@ -260,35 +268,30 @@ def join_shards(
     `batch_statistics`, but the batch is already counted.
     """
     means, variances = rows.view(len(rows), 2, -1).unbind(1)
-    constants = {"ALIGN": 1, **dependent_launch.options()}
-    return _join(None, shares, means, variances, M, 0, dtype, eps, momentum, buffers, constants)
+    return _join(None, shares, means, variances, M, 0, dtype, eps, momentum, buffers, 1)
 
 
 def _join(
     first: torch.Tensor | None, shares: torch.Tensor | None, means: torch.Tensor, m2s: torch.Tensor, M: int, band: int,
-    dtype: torch.dtype, eps: float | None, momentum: float | None, buffers: Buffers | None, constants: dict[str, Any],
+    dtype: torch.dtype, eps: float | None, momentum: float | None, buffers: Buffers | None, align: int,
 ) -> Statistics:  # fmt: skip
     """Launch the join, of bands of `band` values or of shares."""
     bands, C = means.shape
     result_dtype = torch.float64 if eps is None else launch.acc_torch(dtype)
     statistics = Statistics(*(torch.empty(C, dtype=result_dtype, device=means.device) for _ in range(2)))
     tile = launch.tile("norm_join", dtype, B=bands, C=C)
+    if momentum is not None or buffers is None:
+        momentum = float(momentum or 0)
+    record = tile.record(
+        JoinTile, EPS=None if eps is None else float(eps), MOMENTUM=momentum, ALIGN=align,
+        ONE_BLOCK=bands <= tile["BLOCK_B"],
+    )  # fmt: skip
     old, batches = ((None, None), None) if buffers is None else (buffers[:2], buffers.batches)
     # The kernel reads and writes contiguous buffers.
-    updated = [dense(buffer) for buffer in old]
+    updated = [contiguous(buffer) for buffer in old]
     launch.run(
-        batch_norm_join_kernel, (launch.cdiv(C, tile["BLOCK_C"]),), first, shares, means, m2s, *statistics, *updated,
-        batches, M, C, band, bands,
-        EPS=None if eps is None else float(eps), MOMENTUM=0.0 if momentum is None else float(momentum),
-        RUNNING=buffers is not None, CUMULATIVE=momentum is None, HELD=bands <= tile["BLOCK_B"], **constants,
-        **tile.options,
+        batch_norm_join_kernel, (launch.cdiv(C, record.BLOCK_C),), first, shares, means, m2s, *statistics, *updated,
+        batches, M, C, band, bands, tile=record, **dependent_launch.options(), **tile.launch_options,
     )  # fmt: skip
     copy_back(old, updated)
     return statistics
-
-
-def copy_back(running: Sequence[torch.Tensor | None], updated: Sequence[torch.Tensor | None]) -> None:
-    """Copy updated statistics back to running buffers that are not contiguous."""
-    for buffer, new in zip(running, updated, strict=True):
-        if buffer is not None and new is not None and new is not buffer:
-            buffer.copy_(new)

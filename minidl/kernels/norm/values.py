@@ -1,4 +1,10 @@
-"""Normalise values with the statistics of their channels, and apply the activation."""
+"""Normalise values with the statistics of their channels, and the gradient.
+
+    forward    x [BLOCK_M, BLOCK_C] -> y
+    gradient   dy, x [band, BLOCK_C] -> sums [bands, 2, C] -> [2, C]        dy, x, sums [BLOCK_M, BLOCK_C] -> dx
+
+Formulas are in `norm`.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +12,18 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels import activation
-from minidl.kernels.activation import Activation, activate
+from minidl.kernels import elementwise, reduce
+from minidl.kernels.activation import NONE, RELU, Activation, activate, activate_grad, activate_grad_from_output
+from minidl.kernels.memory_layout import contiguous
 from minidl.kernels.norm.rows import (
     channel,
-    dense,
-    options,
+    epilogue_of,
+    in_rows,
+    plan_of,
     reverse_tile,
     row_stride,
     rows_of,
     shaped,
-    spacing,
     strided_rows,
 )
 from minidl.kernels.norm.statistics import Statistics
@@ -28,34 +35,28 @@ from minidl.runtime.launch_cache.replay import replayed
 
 @triton.jit
 def batch_norm_kernel(
-    p_x, p_added, p_y, p_mean, p_rstd, p_weight, p_bias, M, C, s_x,
-    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr,
-    APART: tl.constexpr, ALIGN: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    p_x, p_added, p_y, p_mean, p_rstd, p_weight, p_bias, sizes, tile: tl.constexpr, epilogue: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
-    C = as_multiple(C, ALIGN)
-    o_m, o_c, m_c, m_mc = reverse_tile(M, C, BLOCK_M, BLOCK_C)
-    b_mean = channel(p_mean, o_c, m_c, True, 0.0, ACC)
-    b_scale = channel(p_rstd, o_c, m_c, True, 0.0, ACC) * channel(p_weight, o_c, m_c, HAS_WEIGHT, 1.0, ACC)
+    M, C = sizes.M, as_multiple(sizes.C, tile.ALIGN)
+    o_m, o_c, m_c, m_mc = reverse_tile(M, C, tile)
+    b_mean = channel(p_mean, o_c, m_c, 0.0, tile.ACC)
+    b_scale = channel(p_rstd, o_c, m_c, 0.0, tile.ACC) * channel(p_weight, o_c, m_c, 1.0, tile.ACC)
     o_mc = (o_m * C)[:, None] + o_c[None, :]
-    o_x = (o_m * row_stride(s_x, C, ALIGN, APART))[:, None] + o_c[None, :]
-    b_z = tl.load(p_x + o_x, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
-    b_z = (b_z - b_mean) * b_scale + channel(p_bias, o_c, m_c, HAS_BIAS, 0.0, ACC)
+    o_x = (o_m * row_stride(sizes.s_x, C, tile))[:, None] + o_c[None, :]
+    b_z = tl.load(p_x + o_x, mask=m_mc, other=0).to(tile.ACC)  # [BLOCK_M, BLOCK_C]
+    b_z = (b_z - b_mean) * b_scale + channel(p_bias, o_c, m_c, 0.0, tile.ACC)
     if p_added is not None:
-        b_z += tl.load(p_added + o_mc, mask=m_mc, other=0).to(ACC)  # [BLOCK_M, BLOCK_C]
-    tl.store(p_y + o_mc, activate(b_z, ACT, SLOPE).to(p_y.dtype.element_ty), mask=m_mc)
+        b_z += tl.load(p_added + o_mc, mask=m_mc, other=0).to(tile.ACC)  # [BLOCK_M, BLOCK_C]
+    tl.store(p_y + o_mc, activate(b_z, epilogue.ACT, epilogue.SLOPE).to(p_y.dtype.element_ty), mask=m_mc)
 
 
 @replayed
 def normalise(
-    x: torch.Tensor,
-    with_: Statistics,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    act: Activation,
+    x: torch.Tensor, with_: Statistics, weight: torch.Tensor | None, bias: torch.Tensor | None, act: Activation,
     added: torch.Tensor | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Return act((x - mean) rstd weight + bias + added), in x's shape and dtype, channels-last.
 
     Raises ValueError if `added` has another shape or device.
@@ -64,16 +65,181 @@ def normalise(
         raise ValueError(
             f"batch_norm: added is {list(added.shape)} on {added.device}, expected {list(x.shape)} on {x.device}"
         )
-    name, slope = activation.parse(act)
     rows = strided_rows(x)
-    M, C = rows.shape
-    y = rows.new_empty(M, C)
-    tile = launch.tile("norm", x.dtype, M=M, C=C)
-    grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(C, tile["BLOCK_C"]),)
+    y = rows.new_empty(rows.shape)
+    plan = plan_of("norm", rows)
     launch.run(
-        batch_norm_kernel, grid, rows, None if added is None else rows_of(added), y, *with_, dense(weight),
-        dense(bias), M, C, rows.stride(0),
-        HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, ACT=activation.CODES[name], SLOPE=slope,
-        ACC=launch.acc(x.dtype), **spacing(rows), **options(rows), **tile.options,
+        batch_norm_kernel, plan.grid, rows, None if added is None else rows_of(added), y, *with_, contiguous(weight),
+        contiguous(bias), plan.sizes, tile=plan.tile, epilogue=epilogue_of(act), **plan.options,
     )  # fmt: skip
     return shaped(y, x.shape)
+
+
+@triton.jit
+def activation_grad(b_dy, b_z, m, epilogue: tl.constexpr):
+    """Return dy act'(z), and 0 outside the mask, where act' of the bias may not be finite."""
+    if epilogue.ACT == RELU:
+        return tl.where(b_z <= 0.0, 0.0, b_dy)
+    else:
+        return tl.where(m, b_dy * activate_grad(b_z, epilogue.ACT, epilogue.SLOPE), 0.0)
+
+
+@triton.jit
+def shifted_and_dz(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, epilogue: tl.constexpr, ACC: tl.constexpr):
+    """Return x - mean and dz of a block."""
+    b_x = b_x.to(ACC) - b_mean
+    b_dz = b_dy.to(ACC)
+    if epilogue.ACT != NONE:
+        b_dz = activation_grad(b_dz, b_x * b_scale + b_bias, m_mc, epilogue)
+    return b_x, b_dz
+
+
+@triton.jit
+def batch_norm_sums_kernel(
+    p_dy, p_more, p_x, p_y, p_dz, p_sums, p_mean, p_rstd, p_weight, p_bias, sizes, tile: tl.constexpr,
+    epilogue: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Write the sums of dz and of dz n over each band of rows: [bands, 2, C].
+
+    dy may have two terms, p_dy and p_more; their sum is written to p_dz. If y is not None, act' is computed from it
+    and dz is written to p_dz. Values are rounded as stored before they are summed, so other launches see the same.
+    """
+    wait(EARLY)
+    M, band, C = sizes.M, sizes.band, as_multiple(sizes.C, tile.ALIGN)
+    o_c = tl.program_id(0) * tile.BLOCK_C + tl.arange(0, tile.BLOCK_C)
+    m_c = o_c < C
+    start = tl.program_id(1).to(tl.int64) * band
+    end = tl.minimum(start + band, M)
+    b_mean = channel(p_mean, o_c, m_c, 0.0, tile.ACC)
+    b_rstd = channel(p_rstd, o_c, m_c, 0.0, tile.ACC)
+    b_scale = b_rstd * channel(p_weight, o_c, m_c, 1.0, tile.ACC)
+    b_bias = channel(p_bias, o_c, m_c, 0.0, tile.ACC)
+    b_dbias = tl.full((tile.BLOCK_M, tile.BLOCK_C), 0.0, tile.ACC)
+    b_dweight = tl.full((tile.BLOCK_M, tile.BLOCK_C), 0.0, tile.ACC)
+    for m in range(0, band, tile.BLOCK_M):
+        o_m = start + m + tl.arange(0, tile.BLOCK_M)
+        m_mc = (o_m < end)[:, None] & m_c[None, :]
+        o_mc = (o_m * C)[:, None] + o_c[None, :]
+        o_x = (o_m * row_stride(sizes.s_x, C, tile))[:, None] + o_c[None, :]
+        b_x = tl.load(p_x + o_x, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
+        b_dy = tl.load(p_dy + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
+        if p_more is not None:
+            b_more = tl.load(p_more + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
+            b_dy = (b_dy.to(tile.ACC) + b_more.to(tile.ACC)).to(p_dz.dtype.element_ty)
+        if p_y is not None:
+            b_y = tl.load(p_y + o_mc, mask=m_mc, other=0).to(tile.ACC)  # [BLOCK_M, BLOCK_C]
+            b_dz = b_dy.to(tile.ACC) * activate_grad_from_output(b_y, epilogue.ACT, epilogue.SLOPE)
+            b_dy = b_dz.to(p_dz.dtype.element_ty)
+        if p_dz is not None:
+            tl.store(p_dz + o_mc, b_dy, mask=m_mc)
+        if p_y is not None:
+            b_x, b_dz = b_x.to(tile.ACC) - b_mean, b_dy.to(tile.ACC)
+        else:
+            b_x, b_dz = shifted_and_dz(b_x, b_dy, b_mean, b_scale, b_bias, m_mc, epilogue, tile.ACC)
+        b_dbias += b_dz
+        # A row past the end has dz = 0, but the mean may not be finite.
+        b_dweight += b_dz * tl.where(m_mc, b_x, 0.0)
+    b_dbias = tl.sum(b_dbias.to(tl.float64), axis=0).to(tile.ACC)
+    b_dweight = tl.sum(b_dweight.to(tl.float64), axis=0).to(tile.ACC)
+    o_y = tl.program_id(1).to(tl.int64) * (2 * C) + o_c
+    tl.store(p_sums + o_y, b_dbias, mask=m_c)
+    tl.store((p_sums + o_y + C)[None, :], b_dweight[None, :] * b_rstd, mask=m_c[None, :])
+
+
+@triton.jit
+def batch_norm_grad_kernel(
+    p_dy, p_x, p_so_far, p_dx, p_sums, p_dweight, p_dbias, p_mean, p_rstd, p_weight, p_bias, sizes,
+    tile: tl.constexpr, epilogue: tl.constexpr, TRAINING: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Write dx, in training from the sums [2, C] over all rows, plus `so_far`; copy the sums to dweight and dbias."""
+    wait(EARLY)
+    M, C = sizes.M, as_multiple(sizes.C, tile.ALIGN)
+    o_m, o_c, m_c, m_mc = reverse_tile(M, C, tile)
+    b_rstd = channel(p_rstd, o_c, m_c, 0.0, tile.ACC)
+    b_scale = b_rstd * channel(p_weight, o_c, m_c, 1.0, tile.ACC)
+    o_mc = (o_m * C)[:, None] + o_c[None, :]
+    b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(tile.ACC)  # [BLOCK_M, BLOCK_C]
+    if TRAINING or epilogue.ACT != NONE:
+        o_x = (o_m * row_stride(sizes.s_x, C, tile))[:, None] + o_c[None, :]
+        b_x = tl.load(p_x + o_x, mask=m_mc, other=0).to(tile.ACC)  # [BLOCK_M, BLOCK_C]
+        b_x -= channel(p_mean, o_c, m_c, 0.0, tile.ACC)
+    if epilogue.ACT != NONE:
+        b_bias = channel(p_bias, o_c, m_c, 0.0, tile.ACC)
+        b_dz = activation_grad(b_dz, b_x * b_scale + b_bias, m_mc, epilogue)
+    if TRAINING:
+        b_share = 1.0 / (tl.full((1, tile.BLOCK_C), 0.0, tile.ACC) + M)
+        b_dbias = channel(p_sums, o_c, m_c, 0.0, tile.ACC) * b_share
+        b_dweight = channel(p_sums + C, o_c, m_c, 0.0, tile.ACC) * b_share * b_rstd
+        b_dz -= b_dbias + b_x * b_dweight
+    m_first = m_c & (tl.num_programs(0) - 1 - tl.program_id(0) < tl.cdiv(C, tile.BLOCK_C))
+    if p_dweight is not None:
+        b_dweight = channel(p_sums + C, o_c, m_c, 0.0, tile.ACC)
+        tl.store((p_dweight + o_c)[None, :], b_dweight.to(p_dweight.dtype.element_ty), mask=m_first[None, :])
+    if p_dbias is not None:
+        b_dbias = channel(p_sums, o_c, m_c, 0.0, tile.ACC)
+        tl.store((p_dbias + o_c)[None, :], b_dbias.to(p_dbias.dtype.element_ty), mask=m_first[None, :])
+    b_dx = b_dz * b_scale
+    if p_so_far is not None:
+        b_dx += tl.load(p_so_far + (o_m * sizes.s_so_far)[:, None] + o_c[None, :], mask=m_mc, other=0).to(tile.ACC)
+    tl.store(p_dx + o_mc, b_dx.to(p_dx.dtype.element_ty), mask=m_mc)
+
+
+@replayed
+def normalise_grad(
+    dy: torch.Tensor, x: torch.Tensor, with_: Statistics, weight: torch.Tensor | None, bias: torch.Tensor | None,
+    act: Activation, training: bool, *, more: torch.Tensor | None = None, y: torch.Tensor | None = None,
+    so_far: torch.Tensor | None = None, sums: torch.Tensor | None = None, want_x: bool = True, want_affine: bool = True,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:  # fmt: skip
+    """Return (dx, dweight, dbias, dz); `want_x` and `want_affine` select the first three.
+
+    In `training` the statistics depend on x, so dx includes the gradient through them. dweight and dbias have the
+    dtypes of weight and bias. The gradient of the output is dy, or dy + `more`. For a forward pass with a tensor added
+    before the activation (one of `activation.FROM_OUTPUT`), pass its result y; dz is then the gradient of that tensor,
+    else dz is dy. `so_far`, like x, is added to dx before rounding. With `sums` [2, C] of dz and of dz n, only dx is
+    computed.
+    """
+    epilogue = epilogue_of(act)
+    needs_sums = want_affine or (training and want_x and sums is None)
+    dz = dy
+    if more is not None and not (needs_sums and in_rows(dy) and in_rows(more)):
+        dy = dz = elementwise.add(dy, more)
+        more = None
+    if y is not None and not needs_sums:
+        dz, epilogue, y = elementwise.act_grad(dy, y, act, from_output=True), epilogue_of(None), None
+    rows_dy, rows = rows_of(dz), strided_rows(x)
+    M, C = rows.shape
+    vectors = *with_, contiguous(weight), contiguous(bias)
+    acc = launch.acc_torch(x.dtype)
+    dx = None
+    dweight, dbias = (
+        torch.empty(C, dtype=acc if extra is None else extra.dtype, device=x.device) if want_affine else None
+        for extra in (weight, bias)
+    )
+    if needs_sums:
+        plan = plan_of("norm_sums", rows)
+        bands = plan.grid[1]
+        partial = torch.empty(bands, 2, C, dtype=acc, device=x.device)
+        rows_more, rows_y = (None if extra is None else rows_of(extra) for extra in (more, y))
+        rows_dz = None if more is None and y is None else rows.new_empty(M, C)
+        launch.run(
+            batch_norm_sums_kernel, plan.grid, rows_dy, rows_more, rows, rows_y, rows_dz, partial, *vectors, plan.sizes,
+            tile=plan.tile, epilogue=epilogue, **plan.options,
+        )  # fmt: skip
+        sums = (reduce.sum_rows(partial.view(bands, 2 * C)) if bands != 1 else partial).view(2, C)
+        if rows_dz is not None:
+            rows_dy, dz = rows_dz, shaped(rows_dz, x.shape)
+        if y is not None:
+            epilogue = epilogue_of(None)
+    if want_x:
+        plan = plan_of("norm_grad", rows)
+        dx = rows.new_empty(M, C)
+        rows_so_far = None if so_far is None else strided_rows(so_far)
+        sizes = plan.sizes._replace(s_so_far=0 if rows_so_far is None else rows_so_far.stride(0))
+        launch.run(
+            batch_norm_grad_kernel, plan.grid, rows_dy, rows, rows_so_far, dx, sums, dweight, dbias, *vectors, sizes,
+            tile=plan.tile, epilogue=epilogue, TRAINING=training, **plan.options,
+        )  # fmt: skip
+        dx = shaped(dx, x.shape)
+    if sums is not None and dweight is not None and dbias is not None and (dx is None or M == 0):
+        dweight, dbias = sums[1].to(dweight.dtype), sums[0].to(dbias.dtype)
+    return dx, dweight, dbias, dz

@@ -11,15 +11,14 @@ Padding counts as -inf for a maximum and as 0 for a mean. A mean divides by the 
 floor(o I / O) up to ceil((o + 1) I / O), exclusive.
 
 Results do not depend on scheduling: in a gradient, each pixel adds its windows in order; if windows do not overlap,
-each window writes its pixels. Read `problem` and `geometry` first, then `maximum` and `average`.
+each window writes its pixels. Read `geometry` and `problem` first, then `kernels`.
 """
 
 import torch
 
 from minidl.kernels import check
-from minidl.kernels.pool.average import avg_pool2d, avg_pool2d_grad
 from minidl.kernels.pool.geometry import Pair, Windows, adaptive_windows, windows
-from minidl.kernels.pool.maximum import max_pool2d, max_pool2d_grad
+from minidl.kernels.pool.kernels import avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad
 
 __all__ = [
     "Pair", "Windows", "adaptive_windows", "avg_pool2d", "avg_pool2d_grad", "checked", "max_pool2d", "max_pool2d_grad",

@@ -12,10 +12,9 @@ Floating sums are accumulated in float32 (float64 for float64). Norms are accumu
 of narrower types neither overflow nor underflow. Sums of integers and bools are int64. As in torch, an empty sum is 0,
 an empty mean is NaN, a maximum propagates NaN, and `argmax` returns the first of equal positions.
 
-Read `layout` and `sums` first, then `positions`; `ranked`, `selected` and `sorting` are for top-k and sort.
+Read `layout` and `sums` first, then `positions`; `sorting` and `ranked` are for sort and top-k.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -23,12 +22,12 @@ import triton.language as tl
 
 from minidl.kernels import check
 from minidl.kernels.division import as_multiple
-from minidl.kernels.reduce import positions, sums
-from minidl.kernels.reduce.layout import as_matrix, offsets, opaque
+from minidl.kernels.reduce import positions
+from minidl.kernels.reduce.layout import offsets, opaque
 from minidl.kernels.reduce.positions import spread
 from minidl.kernels.reduce.ranked import leading
 from minidl.kernels.reduce.sorting import sort
-from minidl.kernels.reduce.sums import EQUAL, MAX, MIN, OVER_COUNT, ROOT, SQUARES, SUM, UNCHANGED, depth
+from minidl.kernels.reduce.sums import EQUAL, MAX, MIN, OVER_COUNT, ROOT, SQUARES, depth, fill
 from minidl.runtime import launch
 from minidl.runtime.launch_cache.replay import replayed
 
@@ -37,21 +36,23 @@ __all__ = [
     "leading", "mean", "norm", "offsets", "opaque", "sort", "spread", "sum", "sum_rows", "sum_to",
 ]  # fmt: skip
 
+Dims = Sequence[int] | int | None  # None: all
+
 
 @replayed
-def sum(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+def sum(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
     """Return the sum over `dims` (all if None), in x's dtype; int64 for integers and bools. An empty sum is 0."""
     return _reduced("sum", x, dims, keepdim)
 
 
 @replayed
-def mean(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+def mean(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
     """Return the mean over `dims` (all if None) of a floating tensor. An empty mean is NaN."""
     check.floating("mean", x=x)
     return _reduced("mean", x, dims, keepdim, finish=OVER_COUNT)
 
 
-def norm(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+def norm(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
     """Return sqrt(sum of x^2) over `dims` (all if None) of a floating tensor."""
     check.floating("norm", x=x)
     return _reduced("norm", x, dims, keepdim, op=SQUARES, finish=ROOT)
@@ -66,26 +67,26 @@ def sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     new = x.dim() - len(shape)
     axes = [i for i, size in enumerate(x.shape) if i < new or (shape[i - new] == 1 and size != 1)]
     y = torch.empty(shape, dtype=_sum_dtype(x), device=x.device)
-    return _sum(x, axes, y)
+    return fill(x, axes, y)
 
 
 @replayed
 def sum_rows(x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return the sum of the rows of x [M, N], added in a fixed order, as [N] in `out_dtype` (default: x's dtype)."""
     y = torch.empty(x.shape[1:], dtype=out_dtype or x.dtype, device=x.device)
-    return _sum(x, (0,), y)
+    return fill(x, (0,), y)
 
 
-def count_equal(x: torch.Tensor, y: torch.Tensor, dims: Sequence[int] | int | None = None) -> torch.Tensor:
+def count_equal(x: torch.Tensor, y: torch.Tensor, dims: Dims = None) -> torch.Tensor:
     """Count the elements of x along `dims` that equal y, which has size 1 there; NaN equals NaN. Returns y's shape in
     the accumulation dtype."""
     axes = _axes("count_equal", dims, x.dim())
     counts = torch.empty(y.shape, dtype=launch.acc_torch(x.dtype), device=x.device)
-    return _sum(x, axes, counts, op=EQUAL, m=y.contiguous())
+    return fill(x, axes, counts, op=EQUAL, m=y.contiguous())
 
 
 @replayed
-def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+def amax(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
     """Return the maximum over `dims` (all if None); NaN if any element is NaN.
 
     Raises ValueError if a reduced dimension is empty.
@@ -94,18 +95,15 @@ def amax(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool
 
 
 @replayed
-def amin(x: torch.Tensor, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> torch.Tensor:
+def amin(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
     """Return the minimum over `dims`, as `amax`."""
     return _extremum("amin", x, dims, keepdim, MIN)
 
 
-def _extremum(
-    name: str, x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, op: tl.constexpr
-) -> torch.Tensor:
-    axes = _axes(name, dims, x.dim())
-    _not_empty(name, x, axes)
+def _extremum(name: str, x: torch.Tensor, dims: Dims, keepdim: bool, op: tl.constexpr) -> torch.Tensor:
+    axes = _filled_axes(name, x, dims)
     y = torch.empty(_shape(x, axes, keepdim), dtype=x.dtype, device=x.device)
-    return y if x.numel() == 0 else _sum(x, axes, y, op=op)
+    return y if x.numel() == 0 else fill(x, axes, y, op=op)
 
 
 def argmax(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
@@ -133,18 +131,17 @@ def extreme(
 def _positions(
     name: str, x: torch.Tensor, dim: int | None, keepdim: bool, smallest: bool, values: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    axes = _axes(name, dim, x.dim())
-    _not_empty(name, x, axes)
+    axes = _filled_axes(name, x, dim)
     shape = _shape(x, axes, keepdim)
     result = torch.empty(shape, dtype=torch.int64, device=x.device)
     y = torch.empty(shape, dtype=x.dtype, device=x.device) if values else None
     if result.numel() == x.numel():
         return None if y is None else y.copy_(x.reshape(shape)), result.zero_()
-    positions.fill(as_matrix(x, axes), result, y, smallest)
+    positions.fill(x, axes, result, y, smallest)
     return y, result
 
 
-def kept_shape(x: torch.Tensor, dims: Sequence[int] | int | None) -> list[int]:
+def kept_shape(x: torch.Tensor, dims: Dims) -> list[int]:
     """Return x's shape with size 1 in `dims` (all if None)."""
     return _shape(x, _axes("kept_shape", dims, x.dim()), keepdim=True)
 
@@ -155,36 +152,17 @@ def band(rows: int, tiles: int, block: int) -> int:
     return max(1, launch.cdiv(launch.cdiv(rows, block), bands)) * block
 
 
-def _reduced(
-    name: str, x: torch.Tensor, dims: Sequence[int] | int | None, keepdim: bool, **how: tl.constexpr
-) -> torch.Tensor:
+def _reduced(name: str, x: torch.Tensor, dims: Dims, keepdim: bool, **how: tl.constexpr) -> torch.Tensor:
     axes = _axes(name, dims, x.dim())
     y = torch.empty(_shape(x, axes, keepdim), dtype=_sum_dtype(x), device=x.device)
-    return _sum(x, axes, y, **how)
-
-
-def _sum(
-    x: torch.Tensor,
-    axes: Sequence[int],
-    y: torch.Tensor,
-    op: tl.constexpr = SUM,
-    finish: tl.constexpr = UNCHANGED,
-    m: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Fill y, contiguous in the order of the output axes, and return it."""
-    if x.numel() == 0:
-        return y.fill_(math.nan if finish == OVER_COUNT else 0)
-    if y.numel() == x.numel() and op in (SUM, MAX, MIN):
-        return y.copy_(x.reshape(y.shape))
-    sums.fill(as_matrix(x, axes), y, op, finish, m)
-    return y
+    return fill(x, axes, y, **how)
 
 
 def _sum_dtype(x: torch.Tensor) -> torch.dtype:
     return x.dtype if x.is_floating_point() else torch.int64
 
 
-def _axes(name: str, dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+def _axes(name: str, dims: Dims, rank: int) -> tuple[int, ...]:
     """Return the sorted non-negative axes to reduce. Raises IndexError, or ValueError for a repeated one."""
     listed = () if dims is None else check.integers(name, "dim", dims)
     if not listed:  # an empty list means all dimensions, as in torch
@@ -200,9 +178,12 @@ def _shape(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> list[int]:
     return [1 if i in axes else size for i, size in enumerate(x.shape) if keepdim or i not in axes]
 
 
-def _not_empty(name: str, x: torch.Tensor, axes: Sequence[int]) -> None:
+def _filled_axes(name: str, x: torch.Tensor, dims: Dims) -> tuple[int, ...]:
+    """Return `_axes`. Raises ValueError if one is empty."""
+    axes = _axes(name, dims, x.dim())
     if any(x.shape[i] == 0 for i in axes):
         result = "minimum" if "min" in name else "maximum"
         raise ValueError(
             f"{name}: no {result} along dims {list(axes)} of a tensor of shape {list(x.shape)}: it is empty there"
         )
+    return axes

@@ -1,22 +1,62 @@
-"""The matrix view of a reduced tensor, and the addresses of its blocks.
+"""The matrix view of a reduced tensor: its plan, and the addresses of its blocks.
 
-The view is [K, R], output index by reduced index. Each index has at most two strides, so that sums over N, H and W of
-an [N, C, H, W] tensor need no copy; other layouts are copied first. A block is [BLOCK_R, BLOCK_K1, BLOCK_K2], with the
-output index in two levels, k1 and k2.
+x is viewed as a matrix [K, R], output index by reduced index. Each index has at most two strides, so that sums over N,
+H and W of an [N, C, H, W] tensor need no copy; other layouts are copied first. A program reads blocks [BLOCK_R,
+BLOCK_K1, BLOCK_K2] of one share of R:
+
+              R ->
+            +----------+----------+
+          K |          | #### ->  |   program (i, j): the outputs BLOCK_K1 x BLOCK_K2 of block i, share j of R,
+          | |          |          |   BLOCK_R elements of each at a time
+          v +----------+----------+
+             share 0     share 1
+
+A plan depends on shape, strides, dtype and device alone, and is cached.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from minidl.kernels.division import as_multiple
-from minidl.runtime import dependent_launch, launch
+from minidl.runtime import launch
 
 LOWEST_INTEGER = tl.constexpr(-(2**63))
+
+
+class Sizes(NamedTuple):
+    """A matrix [K, R]: k = k1 K2 + k2 has the strides s_k1 and s_k2, r = r1 R2 + r2 the strides s_r1 and s_r2."""
+
+    K1: int
+    R: int
+    K2: int
+    R2: int
+    s_k1: int
+    s_k2: int
+    s_r1: int
+    s_r2: int
+
+
+class ReduceTile(NamedTuple):
+    """The block of a program.
+
+    COLUMNS   loads go along k2, else along r
+    ALIGN     elements per load, up to 16 bytes: a divisor of the strides of all other indices
+    EVEN      R is a multiple of ALIGN
+    R_LEVELS  levels of r: 1 if s_r2 alone is its stride
+    """
+
+    COLUMNS: bool
+    ALIGN: int
+    EVEN: bool
+    R_LEVELS: int
+    BLOCK_K1: int
+    BLOCK_R: int
+    BLOCK_K2: int
 
 
 @triton.jit
@@ -54,138 +94,129 @@ def reverse_order(b_x, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def outer_pointers(p, o, BLOCK_K1: tl.constexpr, BLOCK_K2: tl.constexpr, ALONG: tl.constexpr):
-    """Return pointers p + o [BLOCK_R, BLOCK_K1, BLOCK_K2], with warps assigned to k1: see `softmax.rows.row_pointers`.
-
-    Otherwise warps share outputs and must join them: [664, 9, 1040] takes 62 us, and 7 with this.
-    """
-    p += o
-    if ALONG and BLOCK_K1 > 1:
-        p = tl.max_contiguous(p, [1, 2, BLOCK_K2])
-    return p
+def load_extreme(p_x, mask, SMALLEST: tl.constexpr, ACC: tl.constexpr):
+    """Return a block of elements, for a minimum in reverse order; the identity of the maximum where masked out."""
+    if ACC.is_floating():
+        b_x = tl.load(p_x, mask=mask, other=float("inf") if SMALLEST else float("-inf")).to(ACC)
+    else:
+        b_x = tl.load(p_x, mask=mask, other=0).to(ACC)
+    b_x = reverse_order(b_x, SMALLEST)
+    if not ACC.is_floating():
+        b_x = tl.where(mask, b_x, LOWEST_INTEGER)
+    return b_x
 
 
 @triton.jit
-def output_block(p_x, K1, K2, s_k1, s_k2, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, BLOCK_K1: tl.constexpr,
-         BLOCK_K2: tl.constexpr):  # fmt: skip
-    """Return pointers into x, indices and mask [1, BLOCK_K1, BLOCK_K2] of this program's outputs.
+def largest(b_v, shape: tl.constexpr, ACC: tl.constexpr):
+    """Return (where b_v is NaN, whether any is along axis 0, the maximum of the others along it).
 
-    Loads take ALIGN elements at once, along k2 with COLUMNS, else along r.
+    tl.max over lanes may drop or propagate NaN, so NaN is detected separately.
     """
-    tiles = tl.cdiv(K2, BLOCK_K2)
-    o_k1 = (tl.program_id(0) // tiles).to(tl.int64) * BLOCK_K1 + tl.arange(0, BLOCK_K1)
-    o_k2 = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK_K2 + tl.arange(0, BLOCK_K2)
-    m_k = (o_k1 < K1)[None, :, None] & (o_k2 < (as_multiple(K2, ALIGN) if COLUMNS else K2))[None, None, :]
-    o_k = (o_k1 * K2)[None, :, None] + o_k2[None, None, :]
-    if COLUMNS:
-        p_x += as_multiple(o_k1 * s_k1, ALIGN)[None, :, None] + (o_k2 * s_k2)[None, None, :]
-    else:
-        p_x += as_multiple(o_k1 * s_k1, ALIGN)[None, :, None] + as_multiple(o_k2 * s_k2, ALIGN)[None, None, :]
+    missing = b_v != b_v
+    b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_K1, BLOCK_K2]
+    return missing, b_missing, tl.max(tl.where(missing, lowest(shape, ACC), b_v), axis=0)
+
+
+@triton.jit
+def extreme_value(b_top, b_missing, SMALLEST: tl.constexpr, ACC: tl.constexpr):
+    """Return the result of `load_extreme` and `largest` in the order of values, NaN where one is missing."""
+    b_top = reverse_order(b_top, SMALLEST)
+    if ACC.is_floating():
+        b_top = tl.where(b_missing, float("nan"), b_top)
+    return b_top
+
+
+@triton.jit
+def output_block(p_x, sizes, tile: tl.constexpr):
+    """Return pointers into x, indices and mask [1, BLOCK_K1, BLOCK_K2] of this program's outputs."""
+    ALIGN: tl.constexpr = tile.ALIGN
+    tiles = tl.cdiv(sizes.K2, tile.BLOCK_K2)
+    o_k1 = (tl.program_id(0) // tiles).to(tl.int64) * tile.BLOCK_K1 + tl.arange(0, tile.BLOCK_K1)
+    o_k2 = (tl.program_id(0) % tiles).to(tl.int64) * tile.BLOCK_K2 + tl.arange(0, tile.BLOCK_K2)
+    end = as_multiple(sizes.K2, ALIGN) if tile.COLUMNS else sizes.K2
+    m_k = (o_k1 < sizes.K1)[None, :, None] & (o_k2 < end)[None, None, :]
+    o_k = (o_k1 * sizes.K2)[None, :, None] + o_k2[None, None, :]
+    o_x = o_k2 * sizes.s_k2
+    if not tile.COLUMNS:
+        o_x = as_multiple(o_x, ALIGN)
+    p_x += as_multiple(o_k1 * sizes.s_k1, ALIGN)[None, :, None] + o_x[None, None, :]
     return p_x, o_k, m_k
 
 
 @triton.jit
-def reduced_pointers(p_x, o_r, R2, s_r1, s_r2, R_LEVELS: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr,
-          BLOCK_K1: tl.constexpr, BLOCK_K2: tl.constexpr):  # fmt: skip
-    """Return pointers [BLOCK_R, BLOCK_K1, BLOCK_K2] to the elements o_r of the outputs at p_x."""
-    o_x = offsets(o_r, R2, s_r1, s_r2, R_LEVELS)
-    if COLUMNS:
-        o_x = as_multiple(o_x, ALIGN)
-    return outer_pointers(p_x, o_x[:, None, None], BLOCK_K1, BLOCK_K2, COLUMNS)
+def reduced_pointers(p_x, o_r, sizes, tile: tl.constexpr):
+    """Return pointers [BLOCK_R, BLOCK_K1, BLOCK_K2] to the elements o_r of the outputs at p_x.
+
+    Warps are assigned to k1 (see `softmax.rows.row_pointers`): otherwise they share outputs and must join them.
+    """
+    o_x = offsets(o_r, sizes.R2, sizes.s_r1, sizes.s_r2, tile.R_LEVELS)
+    if tile.COLUMNS:
+        o_x = as_multiple(o_x, tile.ALIGN)
+    p_x += o_x[:, None, None]
+    if tile.COLUMNS and tile.BLOCK_K1 > 1:
+        p_x = tl.max_contiguous(p_x, [1, 2, tile.BLOCK_K2])
+    return p_x
 
 
-class Partition(NamedTuple):
-    """The grid of a launch, blocks by shares; the elements of R per share; block sizes, warps and stages."""
+class Plan(NamedTuple):
+    """The launch of a reduction of x to K outputs: grid (blocks, shares), and elements of R per share.
 
+    order   the permutation in which x is copied, None if it is read in place
+    """
+
+    order: tuple[int, ...] | None
+    K: int
+    sizes: Sizes
+    tile: ReduceTile
     grid: tuple[int, int]
     share: int
     options: dict[str, int]
 
-    @property
-    def shares(self) -> int:
-        return self.grid[1]
+    def source(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the tensor that the kernel reads, x or a copy."""
+        return x if self.order is None else x.permute(self.order).contiguous()
 
 
-class MatrixView(NamedTuple):
-    """x as a matrix [K, R]: for each index its inner extent and its two strides."""
-
-    x: torch.Tensor
-    K: int
-    R: int
-    k: tuple[int, int, int]  # inner extent, outer stride, inner stride
-    r: tuple[int, int, int]
-    k_levels: int
-    r_levels: int
-
-    @property
-    def family(self) -> str:
-        """The tile family: rows if the reduced index is contiguous in memory, columns if the output index is."""
-        columns = self.K > 1 and 0 < self.k[2] < self.r[2]
-        return "reduce_columns" if columns else "reduce_rows"
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """(K1, R, K2), with the output index in two levels."""
-        K2 = self.k[0] if self.k_levels == 2 or self.family == "reduce_columns" else 1
-        return self.K // K2, self.R, K2
-
-    @property
-    def align(self) -> int:
-        """The elements per vector load, up to 16 bytes: a divisor of the strides of all other indices."""
-        columns = self.family == "reduce_columns"
-        K1, _, K2 = self.sizes
-        if columns:
-            if self.k[2] != 1:
-                return 1
-            steps = [K2, self.r[2], self.r[1], self.k[1] * (K1 > 1)]
-        elif self.r[2] != 1 or self.r_levels == 2:
-            return 1
-        else:
-            s_k1, s_k2 = self.output_strides
-            steps = [s_k1 * (K1 > 1), s_k2 * (K2 > 1)]
-        step = math.gcd(16 // self.x.element_size(), *steps)
-        return step & -step
-
-    @property
-    def output_strides(self) -> tuple[int, int]:
-        """Strides of k1 and k2."""
-        return (self.k[1], self.k[2]) if self.sizes[2] > 1 or self.family == "reduce_columns" else (self.k[2], 0)
-
-    @property
-    def extents(self) -> tuple[int, ...]:
-        """K1, R, K2, R2 and the strides of k1, k2, r1 and r2: arguments of the kernels."""
-        K1, R, K2 = self.sizes
-        return K1, R, K2, self.r[0], *self.output_strides, *self.r[1:]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The constexpr arguments that follow from the layout."""
-        return {
-            "COLUMNS": self.family == "reduce_columns" and self.k[2] == 1, "ALIGN": self.align,
-            "EVEN": self.R % self.align == 0, "R_LEVELS": self.r_levels, **dependent_launch.options(),
-        }  # fmt: skip
-
-    def partition(self, shares: int | None) -> Partition:
-        """Return the grid and blocks of a launch with `shares` shares of R, or the best number if None."""
-        K1, R, K2 = self.sizes
-        tile = launch.tile(self.family, self.x.dtype, K=self.K, R=R)
-        k1, r, k2 = block_sizes(tile, K1, R, K2, self.family == "reduce_columns")
-        programs, blocks = launch.cdiv(K1, k1) * launch.cdiv(K2, k2), launch.cdiv(R, r)
-        share = launch.cdiv(blocks, shares or shares_of(blocks, programs)) * r
-        options = {"BLOCK_K1": k1, "BLOCK_R": r, "BLOCK_K2": k2, "num_warps": tile.num_warps}
-        return Partition((programs, launch.cdiv(R, share)), share, {**options, "num_stages": tile.num_stages})
+def plan(x: torch.Tensor, axes: Sequence[int], shares: int | None = None) -> Plan:
+    """Return the plan that reduces `axes` of x in `shares` shares of R, or in the best number if None."""
+    return _plan(x.shape, x.stride(), x.dtype, tuple(axes), shares, launch.target(), launch.processors())
 
 
-def as_matrix(x: torch.Tensor, axes: Sequence[int]) -> MatrixView:
-    """Return the view of x that reduces `axes`, of a copy if its strides have more than two levels."""
-    outputs = [i for i in range(x.dim()) if i not in axes]
-    k = _levels([(x.shape[i], x.stride(i)) for i in outputs])
-    r = _levels([(x.shape[i], x.stride(i)) for i in axes])
-    K, R = math.prod(x.shape[i] for i in outputs), math.prod(x.shape[i] for i in axes)
+@launch.cached
+def _plan(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, axes: tuple[int, ...], shares: int | None,
+    target: str, processors: int,
+) -> Plan:  # fmt: skip
+    outputs = [i for i in range(len(shape)) if i not in axes]
+    k, r = (_levels([(shape[i], strides[i]) for i in part]) for part in (outputs, axes))
+    K, R = (math.prod(shape[i] for i in part) for part in (outputs, axes))
+    order = None
     if len(k) > 2 or len(r) > 2:
-        x = x.permute(*outputs, *axes).contiguous()
+        order = *outputs, *axes
         k, r = [(K, R)], [(R, 1)]
-    return MatrixView(x, K, R, _inner(k), _inner(r), len(k), len(r))
+    (k_inner, s_k1, s_k2), (R2, s_r1, s_r2) = _two(k), _two(r)
+    # Rows: the reduced index is contiguous in memory. Columns: the output index is.
+    columns = K > 1 and 0 < s_k2 < s_r2
+    K2 = k_inner if len(k) == 2 or columns else 1
+    if K2 == 1 and not columns:
+        s_k1, s_k2 = s_k2, 0
+    sizes = Sizes(K // K2, R, K2, R2, s_k1, s_k2, s_r1, s_r2)
+    if columns:
+        align = _alignment(dtype, K2, s_r2, s_r1, s_k1 * (sizes.K1 > 1)) if s_k2 == 1 else 1
+    else:
+        align = _alignment(dtype, s_k1 * (sizes.K1 > 1), s_k2 * (K2 > 1)) if s_r2 == 1 and len(r) < 2 else 1
+    tile = launch.tile("reduce_columns" if columns else "reduce_rows", dtype, target_=target, K=K, R=R)
+    block_k1, block_r, block_k2 = block_sizes(tile, sizes.K1, R, K2, columns)
+    block = ReduceTile(columns and s_k2 == 1, align, R % align == 0, len(r), block_k1, block_r, block_k2)
+    programs, blocks = launch.cdiv(sizes.K1, block_k1) * launch.cdiv(K2, block_k2), launch.cdiv(R, block_r)
+    share = launch.cdiv(blocks, shares or shares_of(blocks, programs, processors)) * block_r
+    return Plan(order, K, sizes, block, (programs, launch.cdiv(R, share)), share, tile.launch_options)
+
+
+def _alignment(dtype: torch.dtype, *steps: int) -> int:
+    """Return the largest power of two that divides all steps, up to 16 bytes."""
+    step = math.gcd(16 // dtype.itemsize, *steps)
+    return step & -step
 
 
 def _levels(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -201,19 +232,17 @@ def _levels(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _inner(levels: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
+def _two(levels: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
+    """Return (inner extent, outer stride, inner stride) of up to two levels."""
     if not levels:
         return 1, 0, 0
     return levels[-1][0], levels[0][1] if len(levels) == 2 else 0, levels[-1][1]
 
 
 # With R <= SHORT, or 4 SHORT if K2 >= WIDE, a block spans several outer indices k1.
-# 34403x360x17 takes 0.18 ms with one and 0.31 with several, 19303x104x46 takes 0.097 and 0.093.
 SHORT, WIDE = 32, 40
-# Most lanes of a block with small K2: 45615x4428x2 takes 0.27 ms with 1024, and 1.2 with 4096.
-LANES = 1024
-# The fewest blocks of a share: 4x24125 takes 2.6 us with 1 and 2.9 with 4.
-LEAST = 2
+LANES = 1024  # at most, of a block with small K2
+LEAST = 2  # blocks of a share
 
 
 def block_sizes(tile: launch.Tile, K1: int, R: int, K2: int, columns: bool) -> tuple[int, int, int]:
@@ -236,9 +265,9 @@ def block_sizes(tile: launch.Tile, K1: int, R: int, K2: int, columns: bool) -> t
     return outer, min(r, triton.next_power_of_2(R)), along
 
 
-def shares_of(blocks: int, programs: int) -> int:
+def shares_of(blocks: int, programs: int, processors: int) -> int:
     """Return the number of shares of R, `blocks` blocks long, for at most 8 programs per multiprocessor.
 
-    R of fewer than 8 blocks has one share. On an H200 a second launch costs 2.5 us with the gap before it.
+    R of fewer than 8 blocks has one share: a second launch takes as long.
     """
-    return max(1, min(8 * launch.processors() // max(programs, 1), blocks // LEAST if blocks >= 8 else 1))
+    return max(1, min(8 * processors // max(programs, 1), blocks // LEAST if blocks >= 8 else 1))

@@ -1,5 +1,8 @@
 """Positions of maxima or minima (argmax, argmin), optionally with the values, and the scatter of their gradients.
 
+    j[k] = the first r with the largest x[k, r], or with its first NaN      y[k] = x[k, j[k]]
+    x      [K, R], by its plan (`layout`)
+
 A minimum is the maximum in the reverse order: of -x, or of ~x for integers, which cannot overflow.
 """
 
@@ -10,17 +13,18 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import memory_layout
+from minidl.kernels.division import as_multiple
 from minidl.kernels.reduce.layout import (
-    LOWEST_INTEGER,
-    MatrixView,
-    as_matrix,
-    as_multiple,
+    Plan,
+    extreme_value,
+    largest,
+    load_extreme,
     lowest,
     output_block,
+    plan,
     reduced_pointers,
-    reverse_order,
 )
-from minidl.runtime import launch
+from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
 MANY = 2**31  # from this share size on, positions take 64 bits
@@ -30,91 +34,77 @@ NOWHERE, FARTHER = tl.constexpr(2**31 - 1), tl.constexpr(2**62)
 @triton.jit
 def update_maximum(b_v, b_at, p_x, mask, r, SMALLEST: tl.constexpr, ACC: tl.constexpr):
     """Return the larger of each lane's value and the next one, or its first NaN, and the start of the block with it."""
-    if ACC.is_floating():
-        b_x = tl.load(p_x, mask=mask, other=float("inf") if SMALLEST else float("-inf")).to(ACC)
-    else:
-        b_x = tl.load(p_x, mask=mask, other=0).to(ACC)
-    b_x = reverse_order(b_x, SMALLEST)
-    if not ACC.is_floating():
-        b_x = tl.where(mask, b_x, LOWEST_INTEGER)
+    b_x = load_extreme(p_x, mask, SMALLEST, ACC)
     larger = (b_x > b_v) | ((b_x != b_x) & (b_v == b_v))
     return tl.where(larger, b_x, b_v), tl.where(larger, tl.cast(r, b_at.dtype), b_at)
 
 
 @triton.jit
 def argmax_kernel(
-    p_x, p_i, p_y, p_j, K1, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share,
-    SHARES: tl.constexpr, SMALLEST: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, EVEN: tl.constexpr,
-    R_LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
-    LONG: tl.constexpr, BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
+    p_x, p_i, p_y, p_j, sizes, share,
+    SMALLEST: tl.constexpr, LONG: tl.constexpr, ACC: tl.constexpr, EARLY: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """j[i, k1, k2] = the first r with the largest x[k1, r, k2] in share i of r; y is the maximum, unless it is None.
+    """Write j of share program_id(1), and y unless it is None.
 
-    With SHARES, x holds the maxima of shares, and i [shares, K] their positions. Positions in a share have 32 bits
-    unless it is LONG: 64 take twice the registers. Loads are as in `reduce_kernel`.
+    If x has the maxima of shares, i [shares, K] has their positions. Positions in a share have 32 bits unless it is
+    LONG: 64 take twice the registers. Loads are as in `reduce_kernel`.
     """
     wait(EARLY)
-    p_x, o_k, m_k = output_block(p_x, K1, K2, s_k1, s_k2, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+    shape: tl.constexpr = (tile.BLOCK_R, tile.BLOCK_K1, tile.BLOCK_K2)
+    p_x, o_k, m_k = output_block(p_x, sizes, tile)
     start = tl.program_id(1).to(tl.int64) * share
-    rows = tl.minimum(share, R - start)
-    b_v = lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC)
-    b_at = tl.zeros((BLOCK_R, BLOCK_K1, BLOCK_K2), dtype=tl.int64 if LONG else tl.int32)
-    o_r = tl.arange(0, BLOCK_R)
-    last = rows // BLOCK_R * BLOCK_R
-    for r in range(0, last, BLOCK_R):
-        p_r = reduced_pointers(p_x, start + r + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+    rows = tl.minimum(share, sizes.R - start)
+    b_v = lowest(shape, ACC)
+    b_at = tl.zeros(shape, dtype=tl.int64 if LONG else tl.int32)
+    o_r = tl.arange(0, tile.BLOCK_R)
+    last = rows // tile.BLOCK_R * tile.BLOCK_R
+    for r in range(0, last, tile.BLOCK_R):
+        p_r = reduced_pointers(p_x, start + r + o_r, sizes, tile)
         b_v, b_at = update_maximum(b_v, b_at, p_r, m_k, r, SMALLEST, ACC)
     if last < rows:
-        p_r = reduced_pointers(p_x, start + last + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
-        end = as_multiple(R, ALIGN) if EVEN else R
+        p_r = reduced_pointers(p_x, start + last + o_r, sizes, tile)
+        end = as_multiple(sizes.R, tile.ALIGN) if tile.EVEN else sizes.R
         m_r = m_k & (start + last + o_r < end)[:, None, None]
         b_v, b_at = update_maximum(b_v, b_at, p_r, m_r, last, SMALLEST, ACC)
-    # tl.max over lanes may drop or propagate NaN, so NaN is detected separately.
-    missing = b_v != b_v
-    b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_K1, BLOCK_K2]
-    b_top = tl.max(tl.where(missing, lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC), b_v), axis=0)
+    missing, b_missing, b_top = largest(b_v, shape, ACC)
     at_top = tl.where(b_missing[None, :, :], missing, b_v == b_top[None, :, :]) & (o_r < rows)[:, None, None]
     b_j = tl.where(at_top, b_at + o_r[:, None, None], FARTHER if LONG else NOWHERE)
     b_j = tl.min(b_j, axis=0).to(tl.int64)[None, :, :]
-    if SHARES:
-        b_j = tl.load(p_i + b_j * K1 * K2 + o_k, mask=m_k, other=0)  # [1, BLOCK_K1, BLOCK_K2]
+    if p_i is not None:
+        b_j = tl.load(p_i + b_j * sizes.K1 * sizes.K2 + o_k, mask=m_k, other=0)  # [1, BLOCK_K1, BLOCK_K2]
     else:
         b_j += start
-    o_y = tl.program_id(1).to(tl.int64) * K1 * K2 + o_k
+    o_y = tl.program_id(1).to(tl.int64) * sizes.K1 * sizes.K2 + o_k
     tl.store(p_j + o_y, b_j, mask=m_k)
     if p_y is not None:
-        b_top = reverse_order(b_top, SMALLEST)
-        if ACC.is_floating():
-            b_top = tl.where(b_missing, float("nan"), b_top)
+        b_top = extreme_value(b_top, b_missing, SMALLEST, ACC)
         tl.store(p_y + o_y, b_top.to(p_y.dtype.element_ty)[None, :, :], mask=m_k)
 
 
-def fill(x: MatrixView, positions: torch.Tensor, values: torch.Tensor | None = None, smallest: bool = False) -> None:
+def fill(
+    x: torch.Tensor, axes: Sequence[int], positions: torch.Tensor, values: torch.Tensor | None, smallest: bool
+) -> None:
     """Fill the positions and the maxima or minima, all contiguous in the order of the output axes."""
-    _run(x, positions, values, smallest, None, None)
+    first = plan(x, axes)
+    shares = first.grid[1]
+    if shares == 1:
+        _run(first, x, None, values, positions, smallest)
+        return
+    top = torch.empty(shares, first.K, dtype=x.dtype, device=x.device)
+    at_top = torch.empty(shares, first.K, dtype=torch.int64, device=x.device)
+    _run(first, x, None, top, at_top, smallest)
+    _run(plan(top, (0,), shares=1), top, at_top, values, positions, smallest)
 
 
 def _run(
-    x: MatrixView,
-    positions: torch.Tensor,
-    values: torch.Tensor | None,
+    at: Plan, x: torch.Tensor, of_shares: torch.Tensor | None, values: torch.Tensor | None, positions: torch.Tensor,
     smallest: bool,
-    of_shares: torch.Tensor | None,
-    shares: int | None,
-) -> None:
-    """Launch the kernel; `of_shares` are the positions of the maxima of shares x [shares, K], joined in one share."""
-    at = x.partition(shares)
-    top, first = values, positions
-    if at.shares > 1:
-        top = torch.empty(at.shares, x.K, dtype=x.x.dtype, device=x.x.device)
-        first = torch.empty(at.shares, x.K, dtype=torch.int64, device=x.x.device)
+) -> None:  # fmt: skip
     launch.run(
-        argmax_kernel, at.grid, x.x, of_shares, top, first, *x.extents, at.share,
-        SHARES=of_shares is not None, SMALLEST=smallest, LONG=at.share >= MANY,
-        ACC=launch.acc(x.x.dtype) if x.x.is_floating_point() else tl.int64, **x.options, **at.options,
+        argmax_kernel, at.grid, at.source(x), of_shares, values, positions, at.sizes, at.share,
+        SMALLEST=smallest, LONG=at.share >= MANY, ACC=launch.acc(x.dtype) if x.is_floating_point() else tl.int64,
+        tile=at.tile, **dependent_launch.options(), **at.options,
     )  # fmt: skip
-    if at.shares > 1 and top is not None:
-        _run(as_matrix(top, (0,)), positions, values, smallest, first, 1)
 
 
 @triton.jit

@@ -2,17 +2,22 @@
 
     x, y  [K, R], contiguous          positions  int64 [K, R]
 
+    | piece | piece | piece | piece |    `rank_kernel`: pieces of PIECE elements, BLOCK_K per program
+    |      run      |      run      |    `join_kernel`: pairs of runs, BLOCK elements per program; again until
+    |             run               |                  the row is one run
+
 Elements are compared as integers with the same order, NaN above all. A program ranks the PIECE elements of a piece by
 counting the elements before each. Then each launch merges pairs of runs: an element's new index is its index in its run
 plus the number of elements before it in the other, by binary search. The sort is stable, so nothing depends on
 scheduling. 2^20 elements of 32 bits take 14 launches, each of which reads and writes everything once.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.reduce.keys import key, key_type
 from minidl.runtime import launch
 
 PIECE = 128
@@ -20,6 +25,25 @@ LONG = 2**30  # from this size on, positions take 64 bits
 # Elements of a program; a piece is compared with STEP elements at a time.
 LANES, JOINED = (16384, 16384) if launch.INTERPRETED else (256, 512)
 STEP = 8
+
+
+@triton.jit
+def key(b_x, LARGEST: tl.constexpr, KEY: tl.constexpr):
+    """Return integers in the order of the values, or the opposite one; NaN is above all values, and -0 equals 0."""
+    if b_x.dtype.is_floating():
+        b_f = b_x.to(tl.float64 if tl.int64 == KEY else tl.float32)
+        b_f = tl.where(b_f == 0, 0.0, b_f)
+        b_i = b_f.to(KEY, bitcast=True)
+        b_i = tl.where(b_i < 0, b_i ^ (0x7FFFFFFFFFFFFFFF if tl.int64 == KEY else 0x7FFFFFFF), b_i)
+        b_i = tl.where(b_f != b_f, 0x7FFFFFFFFFFFFFFF if tl.int64 == KEY else 0x7FFFFFFF, b_i)
+    else:
+        b_i = b_x.to(KEY)
+    return b_i if LARGEST else ~b_i
+
+
+def key_type(dtype: torch.dtype) -> Any:
+    """Return the KEY type of a dtype."""
+    return tl.int64 if dtype == torch.float64 or not dtype.is_floating_point else tl.int32
 
 
 @triton.jit

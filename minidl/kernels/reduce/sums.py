@@ -1,22 +1,32 @@
-"""Sums of x, of squares and of equal elements, maxima and minima: in one launch, or in shares and a second launch."""
+"""Sums of x, of squares and of equal elements, maxima and minima: in one launch, or in shares and a second launch.
+
+    y[k] = finish(sum over r of f(x[k, r]))      f(x) = x, x^2, or 1 where x equals m[k]; or the maximum or minimum
+    x  [K, R], by its plan (`layout`)            y  [K], or [shares, K]
+
+A second launch joins shares; only then is the sum divided by the count, or its root taken.
+"""
+
+import math
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 
+from minidl.kernels.division import as_multiple
 from minidl.kernels.reduce.layout import (
-    LOWEST_INTEGER,
-    MatrixView,
-    as_matrix,
-    as_multiple,
+    Plan,
     block_sizes,
+    extreme_value,
+    largest,
+    load_extreme,
     lowest,
     output_block,
+    plan,
     reduced_pointers,
-    reverse_order,
     shares_of,
 )
-from minidl.runtime import launch
+from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
 SUM, SQUARES, EQUAL, MAX, MIN = map(tl.constexpr, range(5))
@@ -26,18 +36,10 @@ UNCHANGED, OVER_COUNT, ROOT = map(tl.constexpr, range(3))
 @triton.jit
 def accumulate(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
     """Return b_acc with one more block; masked lanes have no effect."""
-    if OP == MAX and ACC.is_floating():
-        b_x = tl.load(p_x, mask=mask, other=float("-inf")).to(ACC)
-    elif OP == MIN and ACC.is_floating():
-        b_x = tl.load(p_x, mask=mask, other=float("inf")).to(ACC)
-    else:
-        b_x = tl.load(p_x, mask=mask, other=0).to(ACC)
     if OP >= MAX:  # or MIN
-        b_x = reverse_order(b_x, OP == MIN)
-        if not ACC.is_floating():
-            b_x = tl.where(mask, b_x, LOWEST_INTEGER)
-        return tl.maximum(b_acc, b_x, propagate_nan=tl.PropagateNan.ALL)
-    elif OP == EQUAL:
+        return tl.maximum(b_acc, load_extreme(p_x, mask, OP == MIN, ACC), propagate_nan=tl.PropagateNan.ALL)
+    b_x = tl.load(p_x, mask=mask, other=0).to(ACC)
+    if OP == EQUAL:
         return b_acc + (mask & ((b_x == b_m) | ((b_x != b_x) & (b_m != b_m)))).to(ACC)
     elif OP == SQUARES:
         return b_acc + b_x * b_x
@@ -47,64 +49,77 @@ def accumulate(b_acc, p_x, mask, b_m, OP: tl.constexpr, ACC: tl.constexpr):
 
 @triton.jit
 def reduce_kernel(
-    p_x, p_m, p_y, K1, R, K2, R2, s_k1, s_k2, s_r1, s_r2, share, count,
-    OP: tl.constexpr, FINISH: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, EVEN: tl.constexpr,
-    R_LEVELS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_K1: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K2: tl.constexpr,
+    p_x, p_m, p_y, sizes, share, count,
+    OP: tl.constexpr, FINISH: tl.constexpr, ACC: tl.constexpr, EARLY: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """y[i, k1, k2] = sum of f(x[k1, r, k2]) over share i of r, f(x) = x, x^2, or 1 where x equals m[k1, k2]; or the
-    maximum, or the minimum.
-
-    Loads take ALIGN elements at once; in the last block of R only if R is EVEN (a multiple of ALIGN).
-    """
+    """Write y of share program_id(1). Loads of the last block of R take ALIGN elements at once only if R is EVEN."""
     wait(EARLY)
-    p_x, o_k, m_k = output_block(p_x, K1, K2, s_k1, s_k2, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+    shape: tl.constexpr = (tile.BLOCK_R, tile.BLOCK_K1, tile.BLOCK_K2)
+    p_x, o_k, m_k = output_block(p_x, sizes, tile)
     start = tl.program_id(1).to(tl.int64) * share
-    rows = tl.minimum(share, R - start)
+    rows = tl.minimum(share, sizes.R - start)
     if OP >= MAX:  # or MIN
-        b_acc = lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC)
+        b_acc = lowest(shape, ACC)
     else:
-        b_acc = tl.zeros((BLOCK_R, BLOCK_K1, BLOCK_K2), dtype=ACC)
+        b_acc = tl.zeros(shape, dtype=ACC)
     if OP == EQUAL:
         b_m = tl.load(p_m + o_k, mask=m_k, other=0).to(ACC)
     else:
         b_m = None
-    o_r = start + tl.arange(0, BLOCK_R)
-    last = rows // BLOCK_R * BLOCK_R
-    for r in range(0, last, BLOCK_R):
-        p_r = reduced_pointers(p_x, r + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
+    o_r = start + tl.arange(0, tile.BLOCK_R)
+    last = rows // tile.BLOCK_R * tile.BLOCK_R
+    for r in range(0, last, tile.BLOCK_R):
+        p_r = reduced_pointers(p_x, r + o_r, sizes, tile)
         b_acc = accumulate(b_acc, p_r, m_k, b_m, OP, ACC)
     if last < rows:
-        p_r = reduced_pointers(p_x, last + o_r, R2, s_r1, s_r2, R_LEVELS, COLUMNS, ALIGN, BLOCK_K1, BLOCK_K2)
-        end = as_multiple(R, ALIGN) if EVEN else R
+        p_r = reduced_pointers(p_x, last + o_r, sizes, tile)
+        end = as_multiple(sizes.R, tile.ALIGN) if tile.EVEN else sizes.R
         b_acc = accumulate(b_acc, p_r, m_k & (last + o_r < end)[:, None, None], b_m, OP, ACC)
     if OP >= MAX:  # or MIN
-        # tl.max over lanes may drop or propagate NaN, so NaN is detected separately.
-        missing = b_acc != b_acc
-        b_missing = tl.max(missing.to(tl.int32), axis=0) > 0  # [BLOCK_K1, BLOCK_K2]
-        b_y = tl.max(tl.where(missing, lowest((BLOCK_R, BLOCK_K1, BLOCK_K2), ACC), b_acc), axis=0)
-        b_y = reverse_order(b_y, OP == MIN)
-        if ACC.is_floating():
-            b_y = tl.where(b_missing, float("nan"), b_y)
+        _, b_missing, b_y = largest(b_acc, shape, ACC)
+        b_y = extreme_value(b_y, b_missing, OP == MIN, ACC)
     else:
         b_y = tl.sum(b_acc, axis=0)
     if FINISH == OVER_COUNT:
         b_y = b_y / count
     elif FINISH == ROOT:
         b_y = tl.sqrt(b_y)
-    o_y = tl.program_id(1).to(tl.int64) * K1 * K2 + o_k
+    o_y = tl.program_id(1).to(tl.int64) * sizes.K1 * sizes.K2 + o_k
     tl.store(p_y + o_y, b_y.to(p_y.dtype.element_ty)[None, :, :], mask=m_k)
 
 
 def fill(
-    x: MatrixView,
+    x: torch.Tensor,
+    axes: Sequence[int],
     y: torch.Tensor,
     op: tl.constexpr = SUM,
     finish: tl.constexpr = UNCHANGED,
     m: torch.Tensor | None = None,
-) -> None:
-    """Fill y, contiguous in the order of the output axes."""
-    _run(x, y, x.R, op, finish, m, _acc_dtype(x.x, op), None)
+) -> torch.Tensor:
+    """Fill y, contiguous in the order of the output axes, and return it."""
+    if x.numel() == 0:
+        return y.fill_(math.nan if finish == OVER_COUNT else 0)
+    if y.numel() == x.numel() and op in (SUM, MAX, MIN):
+        return y.copy_(x.reshape(y.shape))
+    first = plan(x, axes)
+    acc, shares = _acc_dtype(x, op), first.grid[1]
+    join = shares > 1
+    partial = torch.empty(shares, first.K, dtype=acc, device=y.device) if join else y
+    _run(first, x, m, partial, first.sizes.R, op, UNCHANGED if join else finish, acc)
+    if join:
+        second = plan(partial, (0,), shares=1)
+        _run(second, partial, None, y, first.sizes.R, op if op in (MAX, MIN) else SUM, finish, acc)
+    return y
+
+
+def _run(
+    at: Plan, x: torch.Tensor, m: torch.Tensor | None, y: torch.Tensor, count: int, op: tl.constexpr,
+    finish: tl.constexpr, acc: torch.dtype,
+) -> None:  # fmt: skip
+    launch.run(
+        reduce_kernel, at.grid, at.source(x), m, y, at.sizes, at.share, count,
+        OP=op, FINISH=finish, ACC=_ACC[acc], tile=at.tile, **dependent_launch.options(), **at.options,
+    )  # fmt: skip
 
 
 def _acc_dtype(x: torch.Tensor, op: tl.constexpr) -> torch.dtype:
@@ -118,26 +133,6 @@ def _acc_dtype(x: torch.Tensor, op: tl.constexpr) -> torch.dtype:
 
 
 _ACC = {torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.float64, torch.int64: tl.int64}
-
-
-def _run(
-    x: MatrixView,
-    y: torch.Tensor,
-    count: int,
-    op: tl.constexpr,
-    finish: tl.constexpr,
-    m: torch.Tensor | None,
-    acc: torch.dtype,
-    shares: int | None,
-) -> None:
-    at = x.partition(shares)
-    partial = y if at.shares == 1 else torch.empty(at.shares, x.K, dtype=acc, device=y.device)
-    launch.run(
-        reduce_kernel, at.grid, x.x, m, partial, *x.extents, at.share, count,
-        OP=op, FINISH=finish if at.shares == 1 else UNCHANGED, ACC=_ACC[acc], **x.options, **at.options,
-    )  # fmt: skip
-    if at.shares > 1:
-        _run(as_matrix(partial, (0,)), y, count, op if op in (MAX, MIN) else SUM, finish, None, acc, 1)
 
 
 def depth(K: int, R: int, dtype: torch.dtype) -> int:
@@ -156,7 +151,7 @@ def depth(K: int, R: int, dtype: torch.dtype) -> int:
             _, rows, _ = block_sizes(tile, max(K // along, 1), R, along, family == "reduce_columns")
             blocks, tree_depth = launch.cdiv(R, rows), rows if launch.INTERPRETED and K > 1 else min(rows, 64)
             for programs in (launch.cdiv(K, tile["BLOCK_K"]), 2 * launch.cdiv(K, along)):
-                shares = shares_of(blocks, programs)
+                shares = shares_of(blocks, programs, launch.processors())
                 longest = max(longest, launch.cdiv(blocks, shares) + tree_depth + shares)
             along *= 2
     return min(max(R - 1, 0), longest)

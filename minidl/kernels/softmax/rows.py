@@ -1,6 +1,13 @@
-"""Rows of a tensor for the softmax kernels: addresses, vector widths, tiles, and row maxima and sums."""
+"""Rows of a tensor, as softmax and cross-entropy read them: addresses, maxima and sums, and the plan of a launch.
+
+Tensors are [outer, N, inner], as R = outer * inner rows of N elements. A block of rows that fit BLOCK_N is
+[pieces, BLOCK_M, LANES], so that no row spans two warps; a block of longer rows is [BLOCK_M, BLOCK_N]:
+
+    row | head | body: as many blocks as it takes, from a 16-byte boundary | tail |        head and tail only with ENDS
+"""
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -8,16 +15,72 @@ import triton.language as tl
 
 from minidl.kernels.activation import exponential
 from minidl.kernels.reduce import as_multiple
-from minidl.runtime import launch
+from minidl.runtime import dependent_launch, launch
 
 MINUS_INF = tl.constexpr(float("-inf"))
 # The largest block for strided elements.
 SCATTERED = 1024
-# Longer 16-bit rows that are not 16-byte aligned use the loop kernel: 6680x14626 takes 157 us, 395 in one block;
-# 12275x4538 91 and 144 (H100).
+# Longer 16-bit rows that are not 16-byte aligned use the loop kernel.
 LONGEST_ODD = {"softmax": 2048}
 # More lanes than any block has.
 WHOLE_ROWS = 2**20
+
+
+class Sizes(NamedTuple):
+    """R rows of N elements that fit a block; strides s_x of the first tensor and s_y of the result: two of the row
+    index, which is i INNER + j, and one along the row."""
+
+    R: int
+    N: int
+    INNER: int
+    s_x1: int
+    s_x2: int
+    s_xn: int
+    s_y1: int
+    s_y2: int
+    s_yn: int
+
+
+class Block(NamedTuple):
+    """Constants for rows that fit a block.
+
+    LEVELS  how many strides the row index needs
+    ALIGN   elements per vector load, up to 16 bytes
+    LANES   the elements that one warp loads at once
+    """
+
+    LEVELS: int
+    ALIGN: int
+    LANES: int
+    ACC: Any
+    BLOCK_M: int
+    BLOCK_N: int
+
+
+class LoopSizes(NamedTuple):
+    """R contiguous rows of N elements; rows of the first tensor have the stride s_x, those of the result N."""
+
+    R: int
+    N: int
+    s_x: int
+
+
+class Loop(NamedTuple):
+    """Constants for longer rows.
+
+    ALIGN       elements per vector load
+    ENDS        whether blocks begin at the first multiple of ALIGN in a row; its head and tail are loaded separately
+    BLOCK_KEPT  elements that stay in registers between two passes
+    WHOLE       whether blocks fill the rows and the kept parts exactly
+    """
+
+    ALIGN: int
+    ENDS: bool
+    ACC: Any
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_KEPT: int = 0
+    WHOLE: bool = False
 
 
 @triton.jit
@@ -39,23 +102,25 @@ def row_sum(b_x):
 
 
 @triton.jit
-def columns(BLOCK_N: tl.constexpr, LANES: tl.constexpr):
+def columns(tile: tl.constexpr):
     """Return positions in a row [pieces, 1, lanes]; one warp reads LANES of them, so that no row spans two warps."""
-    if LANES < BLOCK_N:
-        return (tl.arange(0, BLOCK_N // LANES) * LANES)[:, None, None] + tl.arange(0, LANES)[None, None, :]
+    if tile.LANES < tile.BLOCK_N:
+        o_piece = tl.arange(0, tile.BLOCK_N // tile.LANES) * tile.LANES
+        return o_piece[:, None, None] + tl.arange(0, tile.LANES)[None, None, :]
     else:
-        return tl.arange(0, BLOCK_N)[None, None, :]
+        return tl.arange(0, tile.BLOCK_N)[None, None, :]
 
 
 @triton.jit
-def row_pointers(p, o, BLOCK_N: tl.constexpr, LANES: tl.constexpr):
+def row_pointers(p, o, tile: tl.constexpr):
     """Return pointers p + o [pieces, rows, lanes], with warps assigned to rows.
 
     Triton assigns dimensions to threads by contiguity, and pieces and rows tie: Triton 3.6 assigned warps to pieces,
     and rows of 197 took 3 times as long.
     """
+    LANES: tl.constexpr = tile.LANES
     p += o
-    if LANES < BLOCK_N:
+    if LANES < tile.BLOCK_N:
         p = tl.max_contiguous(p, [1, 2, LANES])
     return p
 
@@ -93,22 +158,75 @@ def end_columns(b_head, b_body, N, ALIGN: tl.constexpr):
     return o_n, o_n < N
 
 
-def rows_of(family: str, loop: str, axis: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], launch.Tile, bool]:
-    """Return tensors of one shape as [outer, N, inner] with rows along `axis`, the tile, and whether rows fit it.
+class Problem(NamedTuple):
+    """Rows along the middle of tensors of one shape [outer, N, inner] with these strides; the result is contiguous."""
 
-    The tile is from `family` if rows fit it, else from `loop`. Tensors are views if possible; if the kernel needs
-    contiguous rows, all are copied to [R, N, 1].
+    family: str
+    shape: tuple[int, int, int]
+    strides: tuple[tuple[int, int, int], ...]
+    dtype: torch.dtype
+    target: str
+
+
+class Plan(NamedTuple):
+    """How to launch a kernel of the family, for rows that fit a block, or of its loop.
+
+    copied  whether tensors are copied to contiguous rows [R, N, 1]
     """
+
+    fits: bool
+    copied: bool
+    grid: tuple[int, ...]
+    sizes: Sizes | LoopSizes
+    tile: Block | Loop
+    options: dict[str, int]
+
+
+@launch.cached
+def plan(problem: Problem) -> Plan:
+    family, (outer, N, inner), strides, dtype, target = problem
+    R = outer * inner
+    tile = launch.tile(family, dtype, M=R, N=N)
+    fits = fits_block(family, tile, dtype, N, _step(outer, N, strides))
+    scattered = inner > 1 or any(along != 1 for _, along, _ in strides)
+    copied = (not fits or tile["BLOCK_N"] > SCATTERED) and scattered
+    if copied:
+        outer, inner, strides = R, 1, ((N, 1, 1),) * len(strides)
+    if not fits:
+        tile = loop_tile(f"{family}_loop", dtype, R, N, _step(outer, N, strides))
+    x, y = strides[0], (N * inner, inner, 1)
+    most = 16 // dtype.itemsize  # elements of the widest vector load
+    align = 1
+    if N == 1 or x[1] == y[1] == 1:
+        align = math.gcd(most, N, *(first for first, _, _ in (x, y) if outer > 1), *((x[2], y[2]) if inner > 1 else ()))
+        align &= -align
+    grid, acc = (launch.cdiv(R, tile["BLOCK_M"]),), launch.acc(dtype)
+    if fits:
+        levels = 2 if outer > 1 and inner > 1 else 1
+        per_warp = lanes(align, tile, x[1] != 1 or y[1] != 1)
+        record = tile.record(Block, LEVELS=levels, ALIGN=align, LANES=per_warp, ACC=acc)
+        rows = ((first, last if inner > 1 else first, along) for first, along, last in (x, y))
+        sizes = Sizes(R, N, inner, *next(rows), *next(rows))
+        early = dependent_launch.options(1 if family == "cross_entropy" else grid[0], target)
+        return Plan(True, copied, grid, sizes, record, {**early, **tile.launch_options})
+    # If vector loads are narrower, but all tensors are misaligned alike, loops start at a row's first multiple of 16 B.
+    ends_apart = align < most and 2 * most <= N and (R == 1 or (x[0] - N) % most == 0)
+    record = tile.record(Loop, ALIGN=most if ends_apart else align, ENDS=ends_apart, ACC=acc)
+    if "BLOCK_KEPT" in tile.sizes and not ends_apart and R % record.BLOCK_M == 0 and N >= record.BLOCK_KEPT:
+        record = record._replace(WHOLE=(N - record.BLOCK_KEPT) % record.BLOCK_N == 0)
+    return Plan(False, copied, grid, LoopSizes(R, N, x[0]), record, tile.launch_options)
+
+
+def rows_of(family: str, axis: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], Plan]:
+    """Return tensors of one shape as [outer, N, inner] with rows along `axis`, views if possible, and their plan."""
     shape = tensors[0].shape
     outer, N, inner = shape[:axis].numel(), shape[axis], shape[axis + 1 :].numel()
     rows = [t.reshape(outer, N, inner) for t in tensors]
-    tile = launch.tile(family, tensors[0].dtype, M=outer * inner, N=N)
-    fits = fits_block(family, tile, tensors[0].dtype, N, _step(rows))
-    if (not fits or tile["BLOCK_N"] > SCATTERED) and (inner > 1 or any(t.stride(1) != 1 for t in rows)):
+    strides = tuple(t.stride() for t in rows)
+    chosen = plan(Problem(family, (outer, N, inner), strides, tensors[0].dtype, launch.target()))
+    if chosen.copied:
         rows = [t.transpose(1, 2).reshape(outer * inner, N, 1).contiguous() for t in rows]
-    if not fits:
-        tile = loop_tile(loop, tensors[0].dtype, outer * inner, N, _step(rows))
-    return rows, tile, fits
+    return rows, chosen
 
 
 def fits_block(family: str, tile: launch.Tile, dtype: torch.dtype, N: int, step: int) -> bool:
@@ -117,8 +235,8 @@ def fits_block(family: str, tile: launch.Tile, dtype: torch.dtype, N: int, step:
     return tile["BLOCK_N"] >= N and not (odd and LONGEST_ODD.get(family, N) < N)
 
 
-def _step(rows: list[torch.Tensor]) -> int:
-    return math.gcd(*(t.stride(0) for t in rows)) if rows[0].shape[0] > 1 else rows[0].shape[1]
+def _step(outer: int, N: int, strides: tuple[tuple[int, int, int], ...]) -> int:
+    return math.gcd(*(first for first, _, _ in strides)) if outer > 1 else N
 
 
 def loop_tile(family: str, dtype: torch.dtype, rows: int, N: int, step: int) -> launch.Tile:
@@ -126,52 +244,9 @@ def loop_tile(family: str, dtype: torch.dtype, rows: int, N: int, step: int) -> 
     return launch.tile(family, dtype, M=rows, N=N, P=(N | step) & -(N | step))
 
 
-def vectors(*tensors: torch.Tensor) -> int:
-    """Return the elements per vector load, up to 16 bytes, that divide N and the strides of rows [outer, N, inner].
-
-    It is 1 if rows are not contiguous.
-    """
-    N = tensors[0].shape[1]
-    steps = [N, 16 // tensors[0].element_size()]
-    for rows in tensors:
-        outer, _, inner = rows.shape
-        if N > 1 and rows.stride(1) != 1:
-            return 1
-        steps += [rows.stride(0)] * (outer > 1) + [rows.stride(2)] * (inner > 1)
-    step = math.gcd(*steps)
-    return step & -step
-
-
-def lanes(align: int, tile: launch.Tile, *tensors: torch.Tensor) -> int:
-    """Return LANES for rows [outer, N, inner]: the elements that one warp loads at once, so that no two share a row.
-
-    It exceeds all rows if there are more warps than rows or rows are not contiguous.
-    """
-    scattered = any(rows.stride(1) != 1 for rows in tensors)
+def lanes(align: int, tile: launch.Tile, scattered: bool) -> int:
+    """Return LANES: more than all rows if there are more warps than rows or rows are not contiguous."""
     return WHOLE_ROWS if launch.INTERPRETED or scattered or tile.num_warps > tile["BLOCK_M"] else 32 * align
-
-
-def loop_alignment(align: int, *tensors: torch.Tensor) -> tuple[int, bool]:
-    """Return (ALIGN, ENDS) of loops over rows [R, N, 1] with vector loads of `align` elements.
-
-    If these are less than 16 bytes, but all tensors are misaligned alike, loops start at a row's first multiple of 16.
-    """
-    R, N, _ = tensors[0].shape
-    most = 16 // tensors[0].element_size()
-    if align == most or 2 * most > N or (R > 1 and any((rows.stride(0) - N) % most for rows in tensors)):
-        return align, False
-    return most, True
-
-
-def row_strides(rows: torch.Tensor) -> tuple[int, int, int]:
-    """Return strides of rows [outer, N, inner] for `reduce.offsets`: two of the row index, one along the row."""
-    outer, along, inner = rows.stride()
-    return outer, inner if rows.shape[2] > 1 else outer, along
-
-
-def levels(rows: torch.Tensor) -> int:
-    """Return how many strides the row index of rows [outer, N, inner] needs."""
-    return 2 if rows.shape[0] > 1 and rows.shape[2] > 1 else 1
 
 
 def in_shape(rows: torch.Tensor, shape: torch.Size, axis: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ A step is three launches (the first and the last once per dtype):
                one extra program computes the corrected learning rates
     prepare    one program adds the sums in order, computes the norm, the clip scale min(1, max_norm / (norm + 1e-6)),
                whether all is finite, and counts the step of every parameter that has a gradient. (In the last program
-               of `measure`, both would take 15 us on an H200 instead of 10.5, for one atomic per program.)
+               of `measure`, this would take one atomic operation per program.)
     update     changes parameters and moments; with `skip`, nothing if a gradient has an infinity or NaN
 Gradients of a scaled loss (needed for small gradients in float16) are divided by the scale, which `prepare` adapts:
 it halves after an overflow and doubles after GROWTH_INTERVAL finite steps in a row (Micikevicius et al., arXiv
@@ -39,19 +39,8 @@ import torch
 import triton.language as tl
 
 from minidl.kernels import check
-from minidl.kernels.update.kernels import (
-    HYPER,
-    MUON,
-    MUON_STEP,
-    NORM,
-    NUMBERS,
-    RULES,
-    STATE_0,
-    STATE_1,
-    STATE_2,
-    measure_kernel,
-    update_kernel,
-)
+from minidl.kernels.update import kernels
+from minidl.kernels.update.kernels import NORM, NUMBERS, Step, measure_kernel, update_kernel
 from minidl.kernels.update.newton import orthogonalise
 from minidl.kernels.update.plans import Part, Plan, Plans, Rows
 from minidl.kernels.update.prepare import GROWTH_INTERVAL, LOSS_SCALE, prepare_kernel
@@ -59,6 +48,16 @@ from minidl.runtime import dependent_launch, launch
 
 __all__ = ["GROWTH_INTERVAL", "HYPER", "LOSS_SCALE", "NORM", "RULES", "SCRATCH", "STATES", "Part", "Rows", "Update"]
 
+RULES = {
+    "sgd": kernels.SGD, "rmsprop": kernels.RMSPROP, "adagrad": kernels.ADAGRAD, "adam": kernels.ADAM,
+    "adamw": kernels.ADAMW,
+}  # fmt: skip
+# The columns of hyperparameters.
+HYPER = {
+    "lr": kernels.LR, "weight_decay": kernels.WEIGHT_DECAY, "momentum": kernels.MOMENTUM, "alpha": kernels.ALPHA,
+    "beta1": kernels.BETA1, "beta2": kernels.BETA2, "eps": kernels.EPS, "lr_decay": kernels.LR_DECAY,
+    "dampening": kernels.LR_DECAY, "adjust": kernels.ALPHA,
+}  # fmt: skip
 # The states of a rule per parameter, in the order of the columns of the table.
 STATES = {
     "sgd": ("momentum_buffer",),
@@ -206,7 +205,7 @@ class Update:
         kept.copy_(value)
 
     def _plan(self) -> None:
-        columns = dict(zip(STATES[self.rule], (STATE_0, STATE_1, STATE_2), strict=False))
+        columns = dict(zip(STATES[self.rule], (kernels.STATE_0, kernels.STATE_1, kernels.STATE_2), strict=False))
         by_column = {columns[name]: tensors for name, tensors in self.states.items()}
         self._plans = Plans(by_column, self.masters, self.device, self.lazy, self.part)
 
@@ -240,36 +239,37 @@ class Update:
         partials = sum(plan.measure.count for plan in plans)
         partial = torch.empty(partials, dtype=torch.float64, device=self.device)
         tile = launch.tile("update_prepare", torch.float64, P=len(params))
-        first = 0
+        first, rule = 0, RULES.get(self.rule, kernels.MUON)
         for plan in plans:
             blocks, rates = plan.measure, plan is plans[0]
             launch.run(
                 measure_kernel, (blocks.count + rates,), plan.like, table, table[blocks.start :], partial[first:],
-                self.hyper, self.steps, self._rates, len(params), RULE=RULES.get(self.rule, MUON), HAS_ROWS=plan.rows,
-                FIRST=rates, BLOCK_P=tile["BLOCK_P"], **dependent_launch.options(), **blocks.tile.options,
+                self.hyper, self.steps, self._rates if rates else None, len(params), RULE=rule,
+                HAS_ROWS=plan.rows, BLOCK_P=tile["BLOCK_P"], **dependent_launch.options(), **blocks.tile.options,
             )  # fmt: skip
             first += blocks.count
         launch.run(
             prepare_kernel, (1,), partial, partials, table, self.steps, self.control, self.skipped, self.scale,
-            len(params), MAX_NORM=self.max_norm, HAS_SCALE=self.scale is not None, SKIP=self.skip,
+            len(params), MAX_NORM=self.max_norm, SKIP=self.skip,
             **dependent_launch.options(), **tile.options,
         )  # fmt: skip
-        self._change(plans, table, RULES.get(self.rule, MUON))
+        self._change(plans, table, rule)
         if self.rule == "muon":
             for batch in self._batches:
                 orthogonalise(batch, *self.newton)
-            self._change(plans, table, MUON_STEP)
+            self._change(plans, table, kernels.MUON_STEP)
         launch.note_indirect(lambda: self._memory(params, grads))
 
     def _change(self, plans: Sequence[Plan], table: torch.Tensor, rule: tl.constexpr) -> None:
         for plan in plans:
             dtype, blocks = plan.like.dtype, plan.update
+            step = Step(
+                rule.value, launch.acc(dtype), plan.rows.value, "momentum_buffer" in self.states, self.decay,
+                self.nesterov, self.dampened, self.maximize, self.third,
+            )  # fmt: skip
             launch.run(
                 update_kernel, (blocks.count,), plan.like, table[blocks.slots :], table[blocks.start :], self.hyper,
-                self._rates, self.control, RULE=rule, DECAY=self.decay,
-                HAS_MOMENTUM="momentum_buffer" in self.states, NESTEROV=self.nesterov,
-                DAMPENED=self.dampened, MAXIMIZE=self.maximize, THIRD=self.third,
-                HAS_MASTER=dtype != launch.acc_torch(dtype), HAS_ROWS=plan.rows, ACC=launch.acc(dtype),
+                self._rates, self.control, step=step,
                 # Same results in both block sizes: in a b + c d either product might be contracted with the sum.
                 enable_fp_fusion=False, **dependent_launch.options(), **blocks.tile.options,
             )  # fmt: skip

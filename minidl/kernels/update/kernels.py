@@ -7,13 +7,14 @@ nothing clears it: an entry is valid only if `rows` has that row at that index (
 Rows without a gradient get g = 0, as in torch; with `lazy` they and their moments stay. Negative `rows` are padding.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from minidl.runtime.dependent_launch import wait
 
 SGD, RMSPROP, ADAGRAD, ADAM, ADAMW, MUON, MUON_STEP = map(tl.constexpr, range(7))
-RULES = {"sgd": SGD, "rmsprop": RMSPROP, "adagrad": ADAGRAD, "adam": ADAM, "adamw": ADAMW}
 
 # Columns of the table of addresses. WIDTH: columns of a matrix whose gradient is rows, else 0; SEEN: number of rows in
 # the gradient; USED: 0 if there is no gradient in this step.
@@ -27,16 +28,26 @@ LARGE = tl.constexpr(2**31)
 # Columns of the numbers of a parameter, float64.
 NUMBERS = tl.constexpr(8)
 LR, WEIGHT_DECAY, MOMENTUM, ALPHA, BETA1, BETA2, EPS, LR_DECAY = map(tl.constexpr, range(8))
-HYPER = {
-    "lr": LR, "weight_decay": WEIGHT_DECAY, "momentum": MOMENTUM, "alpha": ALPHA, "beta1": BETA1, "beta2": BETA2,
-    "eps": EPS, "lr_decay": LR_DECAY, "dampening": LR_DECAY, "adjust": ALPHA,
-}  # fmt: skip
 
 # How gradients of few rows are used.
 NO_ROWS, DENSE_MOMENTS, LAZY = map(tl.constexpr, range(3))
 
 # Indices of `control`, the results of `prepare`.
 NORM, SCALE, FINITE = map(tl.constexpr, range(3))
+
+
+class Step(NamedTuple):
+    """What an update computes: RULE and HAS_ROWS as above, states and masters of type ACC, attributes of `Update`."""
+
+    RULE: int
+    ACC: Any
+    HAS_ROWS: int
+    HAS_MOMENTUM: bool
+    DECAY: bool
+    NESTEROV: bool
+    DAMPENED: bool
+    MAXIMIZE: bool
+    THIRD: bool
 
 
 @triton.jit
@@ -107,15 +118,14 @@ def next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE: tl.constexpr, BL
 @triton.jit
 def measure_kernel(
     p_like, p_table, p_blocks, p_partial, p_hyper, p_steps, p_rates, count,
-    RULE: tl.constexpr, HAS_ROWS: tl.constexpr, FIRST: tl.constexpr,
-    EARLY: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_P: tl.constexpr,
+    RULE: tl.constexpr, HAS_ROWS: tl.constexpr, EARLY: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Write the sum of squares of a block; in the FIRST launch of a step an extra program computes the rates."""
+    """Write the sum of squares of a block; an extra program computes the rates unless p_rates is None."""
     wait(EARLY)
     DTYPE: tl.constexpr = p_like.dtype.element_ty
     i_list = tl.program_id(0)
-    if FIRST:
+    if p_rates is not None:
         i_list -= 1
         if i_list < 0:
             next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE, BLOCK_P)
@@ -132,10 +142,7 @@ def measure_kernel(
 
 @triton.jit
 def load_state(p, m):
-    """Load a block of a state, [BLOCK_R, BLOCK_C], 0 where masked out.
-
-    No other launch reads states, so they are evicted from the cache before the weights, which the next step needs.
-    """
+    """Load a block of a state. No other launch reads states: they are evicted before the weights."""
     return tl.load(p, mask=m, other=0.0, eviction_policy="evict_first")
 
 
@@ -147,22 +154,22 @@ def store_state(p, b, m):
 @triton.jit
 def update_block(
     p_slot, i_block, p_numbers, p_rate, p_control,
-    RULE: tl.constexpr, DECAY: tl.constexpr, HAS_MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
-    DAMPENED: tl.constexpr, MAXIMIZE: tl.constexpr, THIRD: tl.constexpr, HAS_MASTER: tl.constexpr,
-    HAS_ROWS: tl.constexpr, DTYPE: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    step: tl.constexpr, DTYPE: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
+    RULE: tl.constexpr = step.RULE
+    ACC: tl.constexpr = step.ACC
+    HAS_MASTER: tl.constexpr = DTYPE != ACC
     o_r, o_c, width, _ = block_offsets(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
     # If the gradient is not finite, the end is 0 and nothing changes.
     end = tl.multiple_of(tl.where(tl.load(p_control + FINITE) != 0.0, tl.load(p_slot + NUMEL), 0), BLOCK_V)
     o_g = o_r
     m_r = o_r >= 0
     m_g = m_r
-    if HAS_ROWS != NO_ROWS:
+    if step.HAS_ROWS != NO_ROWS:
         p_rows = pointer(p_slot, ROWS, tl.int32, 1)
         seen = tl.load(p_slot + SEEN)
         in_rows = tl.load(p_slot + WIDTH) != 0
-        if HAS_ROWS == LAZY:
+        if step.HAS_ROWS == LAZY:
             b_row = tl.load(p_rows + o_r, mask=o_r < seen, other=-1).to(tl.int64)  # [BLOCK_R, 1]
             o_r = tl.where(in_rows, b_row, o_r)
             m_r = o_r >= 0
@@ -189,9 +196,9 @@ def update_block(
         b_p = tl.where(b_p.to(DTYPE).to(ACC) == b_now, b_p, b_now)
     b_g = tl.load(pointer(p_slot, GRAD, DTYPE, BLOCK_V) + (o_g * width + o_c), mask=m & m_g, other=0.0).to(ACC)
     b_g *= tl.load(p_control + SCALE).to(ACC)
-    if MAXIMIZE:
+    if step.MAXIMIZE:
         b_g = -b_g
-    if DECAY and RULE != MUON:
+    if step.DECAY and RULE != MUON:
         if (RULE == ADAMW) | (RULE == MUON_STEP):
             b_p *= (1.0 - lr * weight_decay).to(ACC)
         else:
@@ -199,15 +206,15 @@ def update_block(
             b_g += weight_decay.to(ACC) * tl.where(weight_decay != 0.0, b_p, 0.0)
     eps = tl.load(p_numbers + EPS).to(ACC)
     if RULE == SGD:
-        if HAS_MOMENTUM:
+        if step.HAS_MOMENTUM:
             momentum = tl.load(p_numbers + MOMENTUM).to(ACC)
             p_b = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
-            if DAMPENED:
+            if step.DAMPENED:
                 b_b = momentum * load_state(p_b, m) + tl.load(p_rate + 1).to(ACC) * b_g
             else:
                 b_b = momentum * load_state(p_b, m) + b_g
             store_state(p_b, b_b, m)
-            if NESTEROV:
+            if step.NESTEROV:
                 b_g += momentum * b_b
             else:
                 b_g = b_b
@@ -217,7 +224,7 @@ def update_block(
         p_s = pointer(p_slot, STATE_0, ACC, BLOCK_V) + o
         b_s = alpha.to(ACC) * load_state(p_s, m) + (1.0 - alpha).to(ACC) * (b_g * b_g)
         store_state(p_s, b_s, m)
-        if THIRD:  # centered
+        if step.THIRD:  # centered
             p_a = pointer(p_slot, STATE_2, ACC, BLOCK_V) + o
             b_a = load_state(p_a, m)
             b_a += (1.0 - alpha).to(ACC) * (b_g - b_a)
@@ -226,7 +233,7 @@ def update_block(
             b_s -= b_a * b_a
             b_s = tl.where(b_s < 0.0, 0.0, b_s)
         b_d = b_g / (tl.sqrt(b_s) + eps)
-        if HAS_MOMENTUM:
+        if step.HAS_MOMENTUM:
             p_b = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
             b_d += tl.load(p_numbers + MOMENTUM).to(ACC) * load_state(p_b, m)
             store_state(p_b, b_d, m)
@@ -242,7 +249,7 @@ def update_block(
         b_b = load_state(p_b, m)
         b_b += (1.0 - momentum).to(ACC) * (b_g - b_b)
         store_state(p_b, b_b, m)
-        if NESTEROV:
+        if step.NESTEROV:
             b_b = b_g + momentum.to(ACC) * (b_b - b_g)
         tl.store(pointer(p_slot, STATE_1, ACC, BLOCK_V) + o, b_b, mask=m)
     elif RULE == MUON_STEP:
@@ -260,7 +267,7 @@ def update_block(
         p_v = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
         b_v = beta2.to(ACC) * load_state(p_v, m) + (1.0 - beta2).to(ACC) * (b_g * b_g)
         store_state(p_v, b_v, m)
-        if THIRD:  # amsgrad
+        if step.THIRD:  # amsgrad
             p_x = pointer(p_slot, STATE_2, ACC, BLOCK_V) + o
             b_v = tl.maximum(load_state(p_x, m), b_v, propagate_nan=tl.PropagateNan.ALL)
             store_state(p_x, b_v, m)
@@ -273,10 +280,7 @@ def update_block(
 
 @triton.jit
 def update_kernel(
-    p_like, p_table, p_blocks, p_hyper, p_rates, p_control,
-    RULE: tl.constexpr, DECAY: tl.constexpr, HAS_MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
-    DAMPENED: tl.constexpr, MAXIMIZE: tl.constexpr, THIRD: tl.constexpr, HAS_MASTER: tl.constexpr,
-    HAS_ROWS: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
+    p_like, p_table, p_blocks, p_hyper, p_rates, p_control, step: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_R_SMALL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
@@ -289,12 +293,6 @@ def update_kernel(
     p_rate = p_rates + i_param * 2
     # Small parameters, and those that are not 16-byte aligned, are accessed element by element.
     if (packed & LARGE) != 0:
-        update_block(
-            p_slot, i_block, p_numbers, p_rate, p_control, RULE, DECAY, HAS_MOMENTUM, NESTEROV, DAMPENED,
-            MAXIMIZE, THIRD, HAS_MASTER, HAS_ROWS, DTYPE, ACC, BLOCK_V, BLOCK_R, BLOCK_C,
-        )  # fmt: skip
+        update_block(p_slot, i_block, p_numbers, p_rate, p_control, step, DTYPE, BLOCK_V, BLOCK_R, BLOCK_C)
     else:
-        update_block(
-            p_slot, i_block, p_numbers, p_rate, p_control, RULE, DECAY, HAS_MOMENTUM, NESTEROV, DAMPENED,
-            MAXIMIZE, THIRD, HAS_MASTER, HAS_ROWS, DTYPE, ACC, 1, BLOCK_R_SMALL, BLOCK_C,
-        )  # fmt: skip
+        update_block(p_slot, i_block, p_numbers, p_rate, p_control, step, DTYPE, 1, BLOCK_R_SMALL, BLOCK_C)

@@ -16,7 +16,7 @@ MOST_SCALE = tl.constexpr(2.0**24)
 @triton.jit(do_not_specialize=["partials"])
 def prepare_kernel(
     p_partial, partials, p_table, p_steps, p_control, p_skipped, p_scale, count,
-    MAX_NORM: tl.constexpr, HAS_SCALE: tl.constexpr, SKIP: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+    MAX_NORM: tl.constexpr, SKIP: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
@@ -28,7 +28,7 @@ def prepare_kernel(
     norm = tl.sqrt(tl.sum(b_total))
     # An integer, because the interpreter converts a bool that it broadcasts to a block to float.
     finite = tl.where(norm < float("inf"), 1, 0)
-    if HAS_SCALE:
+    if p_scale is not None:
         loss_scale = tl.load(p_scale + LOSS_SCALE)
         good = tl.load(p_scale + GOOD_STEPS) + 1.0
         rest = good < GROWTH_INTERVAL
@@ -42,7 +42,7 @@ def prepare_kernel(
     if MAX_NORM is not None:
         scale = MAX_NORM / (norm + 1e-6)
         scale = tl.where(scale > 1.0, 1.0, scale)  # a compiled tl.minimum would lose NaN
-    if HAS_SCALE:
+    if p_scale is not None:
         scale *= unscale
     tl.store(p_control + SCALE, scale)
     tl.store(p_skipped, skipped + 1 - finite)

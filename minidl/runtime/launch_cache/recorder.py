@@ -21,6 +21,7 @@ from minidl.runtime.launch_cache.recorded_call import (
     map_items,
     start_of,
 )
+from minidl.runtime.launch_tape import Tape
 
 _aten = torch.ops.aten
 _ALLOCATES = {
@@ -44,7 +45,7 @@ def record_call(
 
     inputs: the tensors among its arguments.
     """
-    allocations, tape = _Allocations(), launch.Tape()
+    allocations, tape = _Allocations(), Tape()
     _local.recording = True
     try:
         with allocations, tape:
@@ -80,7 +81,7 @@ class _UnsupportedError(Exception):
     """The call uses memory that is neither an input nor a buffer, or a launch that Triton must look up."""
 
 
-def _recorded(result: Any, tape: launch.Tape, inputs: list[torch.Tensor], buffers: list[torch.Tensor]) -> RecordedCall:
+def _recorded(result: Any, tape: Tape, inputs: list[torch.Tensor], buffers: list[torch.Tensor]) -> RecordedCall:
     tensors = [*inputs, *buffers]
     index_of_storage: dict[int, int] = {}
     for index, x in enumerate(tensors):

@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 def _layers(x: torch.Tensor, shape: Any, w: Any = None, b: Any = None, eps: float = 1e-5, rms: bool = False) -> Rows:
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     _, rows = kernels.layers(x, len(sizes))
-    flat = x.reshape(rows.count, rows.L)
+    flat = x.reshape(rows.count, rows.sizes.L)
     w, b = (torch.full_like(flat, v) if t is None else t.reshape(1, -1).expand_as(flat) for t, v in ((w, 1), (b, 0)))
     return Rows(flat, w, b, eps, rms, rows, x.shape)
 
@@ -48,7 +48,7 @@ def _rms(x: torch.Tensor, shape: Any, w: Any = None, eps: float = 2.0**-20) -> R
 
 def _groups(x: torch.Tensor, groups: int, w: Any = None, b: Any = None, eps: float = 1e-5) -> Rows:
     _, rows = kernels.groups(x.contiguous(), groups)
-    flat = x.reshape(rows.count, rows.L)
+    flat = x.reshape(rows.count, rows.sizes.L)
     shape = [1, -1, *(1 for _ in x.shape[2:])]
     w, b = (
         torch.full_like(flat, v) if t is None else t.view(shape).expand(x.shape).reshape(flat.shape)
@@ -145,7 +145,9 @@ def _grad_bound(parse: Callable[..., Rows], *positions: int) -> Callable[..., tu
         error = v_error * c2 + V * c2_error + c1_error + 6 * u * terms_sum + 4 * tiny
         exact = torch.zeros_like(terms_sum) if grads[0] is None else grads[0].reshape(at.x.shape).abs() / rstd
         dx = error * (rstd + rstd_error) + exact * rstd_error + 2 * u * exact * rstd + 2 * tiny
-        dx = _finite(dx, dtype, size.expand_as(dx), terms_sum, terms_sum * (rstd + rstd_error), dy * V * at.rows.L)
+        dx = _finite(
+            dx, dtype, size.expand_as(dx), terms_sum, terms_sum * (rstd + rstd_error), dy * V * at.rows.sizes.L
+        )
         errors: list[torch.Tensor | None] = [None if grads[0] is None else dx.reshape(at.shape)]
         count = at.rows.images * at.rows.S
         for k, (term, term_error) in enumerate(((dy * V, dy * v_error), (dy, torch.zeros_like(dy)))):
@@ -167,7 +169,7 @@ def _grad_bound(parse: Callable[..., Rows], *positions: int) -> Callable[..., tu
 def _channels(at: Rows, terms: torch.Tensor) -> torch.Tensor:
     """Return the sums over images and the elements of each channel."""
     rows = at.rows
-    return terms.reshape(rows.images, rows.groups * rows.channels, rows.S).sum((0, 2))
+    return terms.reshape(rows.images, rows.sizes.G * rows.channels, rows.S).sum((0, 2))
 
 
 def _parameters(make: Make, *shape: int) -> tuple[Any, Any]:

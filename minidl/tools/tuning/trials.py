@@ -20,10 +20,13 @@ import torch
 
 from minidl.compilation.rehearsal import compile_ahead
 from minidl.kernels import gemm
-from minidl.kernels.conv import fft, filled, forms, pixel_choice
+from minidl.kernels.conv import fft, forms, pixel_choice
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.problem import Problem
-from minidl.kernels.gemm import choice, operands
+from minidl.kernels.conv.rewrites.fill import Fill
+from minidl.kernels.gemm import choice
+from minidl.kernels.gemm.operands import Operand
+from minidl.kernels.gemm.plan import form_of
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.launch import Tile
@@ -67,7 +70,7 @@ class Trial:
     @property
     def name(self) -> str:
         """The name by which a convolution's form is requested."""
-        return filled.NAME if self.form.startswith(FILLED) else MODULES[self.form].NAME
+        return Fill.name if self.form.startswith(FILLED) else MODULES[self.form].NAME
 
     @property
     def is_valid(self) -> bool:
@@ -120,11 +123,12 @@ class Setup:
             problem = self.problem(trial)
             with self.under(trial):
                 return plans.estimate(problem)
-        a, b = _operands(self.shape("gemm", trial.index))
-        family, costs = "gemm_pointer" if trial.form == "gemm_pointer" else "gemm", selection.of(self.target).gemm
-        shape, copies = operands.shape_of(a, b, trial.form == "gemm_pointer"), 0.0
+        product, costs, copies = self._product(trial.index), selection.of(self.target).gemm, 0.0
+        family = "gemm_pointer" if trial.form == "gemm_pointer" else "gemm"
+        shape = product.shape(trial.form == "gemm_pointer")
         if trial.form == "copied":
-            copies = costs.copy + 4 * sum(x.numel() for x in (a, b) if not operands.has_box(x)) / costs.copied
+            copied = sum(x.rows * x.columns for x in (product.a, product.b) if not x.has_box(DTYPE))
+            copies = costs.copy + 4 * copied / costs.copied
         assert trial.tile is not None
         return copies + choice.microseconds(family, shape, trial.tile, trial.split, self.processors, self.target)
 
@@ -139,16 +143,20 @@ class Setup:
                 stack.enter_context(launch.force(**{family: trial.tile}))
             yield
 
+    def _product(self, index: int) -> gemm.Problem:
+        """Return the problem of a matrix product."""
+        a, b = map(Operand.of, _operands(self.shape("gemm", index)))
+        return gemm.Problem(a, b, DTYPE, "ieee", target=self.target, processors=self.processors)
+
     def _gemm_trials(self, index: int) -> list[tuple[Trial, float]]:
-        a, b = _operands(self.shape("gemm", index))
-        (M, K), N = a.shape, b.shape[1]
-        if gemm._form(a, b, "ieee", None) in ("vector", "thin"):
+        product = self._product(index)
+        M, N, K = product.sizes
+        if form_of(product) in ("vector", "thin"):
             return []
-        has_descriptors = operands.has_box(a) and operands.has_box(b)
         estimates = []
-        for form in ("gemm" if has_descriptors else "copied", "gemm_pointer"):
+        for form in ("gemm" if product.boxed else "copied", "gemm_pointer"):
             family = "gemm_pointer" if form == "gemm_pointer" else "gemm"
-            shape = operands.shape_of(a, b, form == "gemm_pointer")
+            shape = product.shape(form == "gemm_pointer")
             for tile in launch.tiles_for(family, DTYPE, floor=16, precision="ieee", target_=self.target, M=M, N=N, K=K):
                 for _, shares, _ in choice._choices(family, shape, tile, self.processors, None, tail=False):
                     trimmed = choice._trimmed(shape, tile, shares, self.processors)

@@ -11,21 +11,21 @@ The wider problem has its own plan (`plan`).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem, Unsupported
+from minidl.kernels.conv.problem import GRAD_WEIGHT, PHASE, TRANSPOSED, Operands, Problem, Unsupported
+from minidl.kernels.conv.rewrites.rewrite import Conversion, Result, Rewrite
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
 
-NAME = "fill"
-DIRECTIONS = FORWARD, TRANSPOSED, GRAD_WEIGHT
-FAMILIES = ("conv_fill",)
 # Maximum channels of a merged group; minimum channels worth padding.
 FULL = 64
 LEAST = 6
@@ -72,112 +72,106 @@ def conv_fill_kernel(
     tl.store(p_to + o_row * to + o_to, b_x, mask=m_to)
 
 
-class Filling(NamedTuple):
+@dataclass(frozen=True)
+class Filling(Conversion):
     """The copies of x and w before the wider problem runs, and of its result; None for no copy."""
 
     x: Copy | None
     w: Copy | None
     result: Copy | None
 
-    def before(self, x: torch.Tensor, w: torch.Tensor, direction: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x and w (for GRAD_WEIGHT x and dy) of the wider problem."""
-        if direction == TRANSPOSED:
+    def run(self, problem: Problem, plans: Sequence[Any], operands: Operands) -> Result:
+        x, w = operands.x, operands.w
+        if problem.direction == TRANSPOSED:
             # [groups * C, M, R, S] as the kernel counts its rows, in the order [groups * C, R, S, M].
             w = w.permute(0, 2, 3, 1).contiguous()
         weights = w if self.w is None else self.w.of(w)
-        if direction == TRANSPOSED:
+        if problem.direction == TRANSPOSED:
             weights = weights.permute(0, 3, 1, 2)
-        return (x if self.x is None else self.x.of(x)), weights
-
-    def run(
-        self, problem: Problem, part: Any, x: torch.Tensor, w: torch.Tensor, *vectors: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return (y, z) by the plan `part` of the wider problem; vectors: bias, scale, and the added tensor."""
-        y, z = part.run(*self.before(x, w, problem.direction), *vectors)
-        return self.after(y, problem.shape), z
-
-    def after(self, y: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return the original problem's part of the result: a copy, or for GRAD_WEIGHT possibly the first rows."""
-        return y[: shape[0]] if self.result is None else self.result.of(y)
+        y, z = plans[0].run(operands._replace(x=x if self.x is None else self.x.of(x), w=weights))
+        # Without a copy the gradient of the weight may have further rows.
+        return (y[: problem.shape[0]] if self.result is None else self.result.of(y)), z
 
 
-def rewrite(problem: Problem) -> Problem | Unsupported:
-    """Return the problem with more channels."""
-    if problem.direction not in DIRECTIONS:
-        return Unsupported("a backward phase")
-    if problem.dtype == torch.float64 or (problem.target == "interpreted" and problem.form != NAME):
-        return Unsupported("nothing gained with float64, or by the interpreter")
-    if problem.pool:
-        return Unsupported("a pool")
-    if problem.direction == TRANSPOSED and not _has_few_phases(problem):
-        return Unsupported("more phases than two strides of 2 have")
-    unit = 16 // problem.dtype.itemsize
-    groups, C, M = problem.groups, problem.C, problem.M
-    merged = _merged_groups(groups, max(C, M))
-    if merged > 1:
-        C, M = merged * C, merged * M
-    elif groups == 1 and problem.direction == TRANSPOSED and M <= FEW_OUTPUTS:
-        C = launch.cdiv(C, FEW_UNIT) * FEW_UNIT
-    else:
-        few = problem.direction == GRAD_WEIGHT and groups == 1 and M < LEAST and C >= FULL
-        C = C if few and C % unit == 0 else _padded(C, unit)
-        if problem.direction == GRAD_WEIGHT:
-            M = FEW_UNIT if few else _padded(M, unit)
-    if (C, M) == (problem.C, problem.M):
-        return Unsupported("channels that need no padding")
-    wider = problem._replace(C=C, M=M, geometry=problem.geometry._replace(groups=groups // merged), form=None)
-    copied = merged == 1 and problem.C != C and (problem.direction != GRAD_WEIGHT or problem.M != M)
-    wider = wider._replace(aligned=problem.aligned or copied, w_aligned=True)
-    if problem.direction == TRANSPOSED:
+class Fill(Rewrite):
+    """More channels, of which some are zeros."""
+
+    name, families = "fill", ("conv_fill",)
+
+    def others(self, problem: Problem) -> tuple[Problem, ...] | Unsupported:
+        if problem.direction == PHASE or problem.dtype.itemsize == 1:
+            return Unsupported("a backward phase, or float8")
+        if problem.dtype == torch.float64 or (problem.target == "interpreted" and problem.form != self.name):
+            return Unsupported("nothing gained with float64, or by the interpreter")
+        if problem.pool:
+            return Unsupported("a pool")
+        if problem.direction == TRANSPOSED and not _has_few_phases(problem):
+            return Unsupported("more phases than two strides of 2 have")
+        unit = 16 // problem.dtype.itemsize
+        groups, C, M = problem.groups, problem.C, problem.M
+        merged = _merged_groups(groups, max(C, M))
+        if merged > 1:
+            C, M = merged * C, merged * M
+        elif groups == 1 and problem.direction == TRANSPOSED and M <= FEW_OUTPUTS:
+            C = launch.cdiv(C, FEW_UNIT) * FEW_UNIT
+        else:
+            few = problem.direction == GRAD_WEIGHT and groups == 1 and M < LEAST and C >= FULL
+            C = C if few and C % unit == 0 else _padded(C, unit)
+            if problem.direction == GRAD_WEIGHT:
+                M = FEW_UNIT if few else _padded(M, unit)
+        if (C, M) == (problem.C, problem.M):
+            return Unsupported("channels that need no padding")
+        wider = problem._replace(C=C, M=M, geometry=problem.geometry._replace(groups=groups // merged), form=None)
+        copied = merged == 1 and problem.C != C and (problem.direction != GRAD_WEIGHT or problem.M != M)
+        wider = wider._replace(aligned=problem.aligned or copied, w_aligned=True)
+        if problem.direction == TRANSPOSED:
+            R, S = problem.geometry.h.kernel, problem.geometry.w.kernel
+            wider = wider._replace(strides=(R * S * M, 1, S * M, M))
+        return (wider,)
+
+    def cost(self, problem: Problem, others: Sequence[Problem], times: Sequence[float]) -> float:
+        """Add the copies."""
+        device = selection.of(problem.target)
+        filling = self.prepare(problem, others)
+        copies = [copy for copy in (filling.x, filling.w, filling.result) if copy is not None]
+        values = sum(2.0 * torch.Size(copy.shape).numel() for copy in copies)
+        fixed = device.steps.fill if problem.paced else 0.0
+        rate = device.copy * (device.steps.filled if problem.paced else 1.0)
+        return times[0] + len(copies) * (device.launch + fixed) + values * problem.dtype.itemsize / rate
+
+    def prepare(self, problem: Problem, others: Sequence[Problem]) -> Filling:
+        (wider,) = others
+        H, W = problem.read
         R, S = problem.geometry.h.kernel, problem.geometry.w.kernel
-        wider = wider._replace(strides=(R * S * M, 1, S * M, M))
-    return wider
+        groups, taps, merged = problem.groups, R * S, problem.groups // wider.groups
+        rows = problem.N * H * W * groups
+        back = problem.direction == TRANSPOSED
+        x = None
+        if merged == 1 and wider.C != problem.C:
+            x = _copy(problem, (problem.N, H, W, groups * wider.C), wider.C, rows, problem.C)
+        if problem.direction == GRAD_WEIGHT:
+            OH, OW = problem.written
+            rows = problem.N * OH * OW * groups
+            dy = result = None
+            if merged == 1 and wider.M != problem.M:
+                dy = _copy(problem, (problem.N, OH, OW, groups * wider.M), wider.M, rows, problem.M)
+            if wider.C != problem.C or (groups > 1 and wider.M != problem.M):
+                rows = groups * problem.M * taps
+                group = merged, problem.M * taps, problem.C if merged > 1 else wider.M * taps
+                result = _copy(problem, problem.shape, problem.C, rows, wider.C, group, back=True)
+            return Filling(x, dy, result)
+        # Rows of the weights are output channels, backward the channels that are read.
+        group_rows, row, padded = (problem.C, problem.M, wider.M) if back else (problem.M, problem.C, wider.C)
+        wider_group = wider.C if back else wider.M
+        shape = wider.groups * wider_group, R, S, padded
+        group = (merged, group_rows * taps, row) if merged > 1 else (1, wider_group * taps, group_rows * taps)
+        return Filling(x, _copy(problem, shape, padded, wider.groups * wider_group * taps, row, group), None)
 
 
 def _has_few_phases(problem: Problem) -> bool:
     """Return whether there are few backward phases, or one launch computes them all (`pixel_back`)."""
     h, v = problem.geometry.h, problem.geometry.w
     return h.stride * v.stride <= (MOST_PHASES if h.dilation * v.dilation > 1 else 4 * MOST_PHASES)
-
-
-def cost(problem: Problem, wider: Problem) -> float:
-    """Return the microseconds of the copies."""
-    device = selection.of(problem.target)
-    filling = prepare(problem, wider)
-    copies = [copy for copy in filling if copy is not None]
-    values = sum(2.0 * torch.Size(copy.shape).numel() for copy in copies)
-    fixed = device.steps.fill if problem.paced else 0.0
-    rate = device.copy * (device.steps.filled if problem.paced else 1.0)
-    return len(copies) * (device.launch + fixed) + values * problem.dtype.itemsize / rate
-
-
-def prepare(problem: Problem, wider: Problem) -> Filling:
-    """Return the copies for the wider problem."""
-    H, W = problem.read
-    R, S = problem.geometry.h.kernel, problem.geometry.w.kernel
-    groups, taps, merged = problem.groups, R * S, problem.groups // wider.groups
-    rows = problem.N * H * W * groups
-    back = problem.direction == TRANSPOSED
-    x = None
-    if merged == 1 and wider.C != problem.C:
-        x = _copy(problem, (problem.N, H, W, groups * wider.C), wider.C, rows, problem.C)
-    if problem.direction == GRAD_WEIGHT:
-        OH, OW = problem.written
-        rows = problem.N * OH * OW * groups
-        dy = result = None
-        if merged == 1 and wider.M != problem.M:
-            dy = _copy(problem, (problem.N, OH, OW, groups * wider.M), wider.M, rows, problem.M)
-        if wider.C != problem.C or (groups > 1 and wider.M != problem.M):
-            rows = groups * problem.M * taps
-            group = merged, problem.M * taps, problem.C if merged > 1 else wider.M * taps
-            result = _copy(problem, problem.shape, problem.C, rows, wider.C, group, back=True)
-        return Filling(x, dy, result)
-    # Rows of the weights are output channels, backward the channels that are read.
-    group_rows, row, padded = (problem.C, problem.M, wider.M) if back else (problem.M, problem.C, wider.C)
-    wider_group = wider.C if back else wider.M
-    shape = wider.groups * wider_group, R, S, padded
-    group = (merged, group_rows * taps, row) if merged > 1 else (1, wider_group * taps, group_rows * taps)
-    return Filling(x, _copy(problem, shape, padded, wider.groups * wider_group * taps, row, group), None)
 
 
 def _copy(

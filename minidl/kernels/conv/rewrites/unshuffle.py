@@ -12,21 +12,21 @@ reaches it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import FORWARD, Problem, Unsupported
+from minidl.kernels.conv.problem import FORWARD, Operands, Problem, Unsupported
+from minidl.kernels.conv.rewrites.rewrite import Conversion, Result, Rewrite
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
 
-NAME = "unshuffle"
-FAMILIES = ("conv_unshuffle",)
 LEAST, MOST = 8, 64  # values of an unshuffled pixel: at least 16 bytes
 ROW, LONGEST = 32, 256  # values that an output reads per row: descriptor blocks have 32
 
@@ -56,17 +56,16 @@ def conv_unshuffle_kernel(
     tl.store(p_to + o_p[:, None] * V + o_v[None, :], b_x, mask=m_p)
 
 
-class Unshuffling(NamedTuple):
+@dataclass(frozen=True)
+class Unshuffling(Conversion):
     """The copies of images and of weights."""
 
     x: Copy
     w: Copy
 
-    def run(
-        self, problem: Problem, part: Any, x: torch.Tensor, w: torch.Tensor, *vectors: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return (y, z) by the plan `part` of the new problem; vectors: bias, scale, and the added tensor."""
-        return part.run(self.x.of(x), self.w.of(w), *vectors)
+    def run(self, problem: Problem, plans: Sequence[Any], operands: Operands) -> Result:
+        result: Result = plans[0].run(operands._replace(x=self.x.of(operands.x), w=self.w.of(operands.w)))
+        return result
 
 
 class _Side(NamedTuple):
@@ -78,46 +77,47 @@ class _Side(NamedTuple):
     places: int
 
 
-def rewrite(problem: Problem) -> Problem | Unsupported:
-    """Return the problem with many channels."""
-    h, v, groups = problem.geometry
-    if problem.direction != FORWARD or problem.pool or problem.pitches:
-        return Unsupported("not forward, a pool, or an unshuffled problem")
-    if not problem.paced and problem.form != NAME:
-        return Unsupported("a target without measured tiles")
-    if groups > 1 or max(h.dilation, v.dilation) > 1:
-        return Unsupported("groups or a dilation")
-    V, row = _row_values(problem)
-    if V > MOST or row > LONGEST:
-        return Unsupported("more values per row than a descriptor block has")
-    down, across = _side(h), _side(v)
-    axes = Axis(down.places, down.taps, h.output, 1, 0, 1), Axis(v.output, 1, v.output, 1, 0, 1)
-    return problem._replace(
-        C=row, geometry=Geometry(*axes, 1), form=None, aligned=True, w_aligned=True,
-        pitches=(_columns(v, across, row // V) * V, V),
-    )  # fmt: skip
+class Unshuffle(Rewrite):
+    """Strides of rows and columns as channels."""
 
+    name, families = "unshuffle", ("conv_unshuffle",)
 
-def cost(problem: Problem, other: Problem) -> float:
-    """Return the microseconds of the copies; that of the weights overlaps the previous launch."""
-    device = selection.of(problem.target)
-    (H, W), pitch = problem.read, other.pitches[0]
-    values = problem.N * (H * W * problem.C + other.read[0] * pitch)
-    return 2 * device.launch + values * problem.dtype.itemsize / (device.reached * device.copy)
+    def others(self, problem: Problem) -> tuple[Problem, ...] | Unsupported:
+        h, v, groups = problem.geometry
+        if problem.direction != FORWARD or problem.pool or problem.pitches:
+            return Unsupported("not forward, a pool, or an unshuffled problem")
+        if not problem.paced and problem.form != self.name:
+            return Unsupported("a target without measured tiles")
+        if groups > 1 or max(h.dilation, v.dilation) > 1:
+            return Unsupported("groups or a dilation")
+        V, row = _row_values(problem)
+        if V > MOST or row > LONGEST:
+            return Unsupported("more values per row than a descriptor block has")
+        down, across = _side(h), _side(v)
+        axes = Axis(down.places, down.taps, h.output, 1, 0, 1), Axis(v.output, 1, v.output, 1, 0, 1)
+        return (problem._replace(
+            C=row, geometry=Geometry(*axes, 1), form=None, aligned=True, w_aligned=True,
+            pitches=(_columns(v, across, row // V) * V, V),
+        ),)  # fmt: skip
 
+    def cost(self, problem: Problem, others: Sequence[Problem], times: Sequence[float]) -> float:
+        """Add the copies; that of the weights overlaps the previous launch."""
+        device = selection.of(problem.target)
+        (H, W), pitch = problem.read, others[0].pitches[0]
+        values = problem.N * (H * W * problem.C + others[0].read[0] * pitch)
+        return times[0] + 2 * device.launch + values * problem.dtype.itemsize / (device.reached * device.copy)
 
-def prepare(problem: Problem, other: Problem) -> Unshuffling:
-    """Return the copies for the new problem."""
-    (h, v, _), (H, W) = problem.geometry, problem.read
-    down, across, (V, row) = _side(h), _side(v), _row_values(problem)
-    columns = other.pitches[0] // V
-    return Unshuffling(
-        _copy(problem, (problem.N, down.places, columns, V), H, W, down.before, across.before),
-        _copy(
-            problem, (problem.M, down.taps, row // V, V), h.kernel, v.kernel, down.before_weights,
-            across.before_weights,
-        ),
-    )  # fmt: skip
+    def prepare(self, problem: Problem, others: Sequence[Problem]) -> Conversion:
+        (h, v, _), (H, W) = problem.geometry, problem.read
+        down, across, (V, row) = _side(h), _side(v), _row_values(problem)
+        columns = others[0].pitches[0] // V
+        return Unshuffling(
+            _copy(problem, (problem.N, down.places, columns, V), H, W, down.before, across.before),
+            _copy(
+                problem, (problem.M, down.taps, row // V, V), h.kernel, v.kernel, down.before_weights,
+                across.before_weights,
+            ),
+        )  # fmt: skip
 
 
 def _copy(problem: Problem, shape: tuple[int, ...], H: int, W: int, before_h: int, before_w: int) -> Copy:
