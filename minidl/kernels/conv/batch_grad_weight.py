@@ -1,8 +1,11 @@
 """The weight gradient in the "batch" form: a run of images at one pixel is the K of the GEMM.
 
 A program sums one tap, or a row of three, of a block of output and input channels over its share of (pixel, run of
-images). The shares are interleaved, so that concurrent programs read neighbouring pixels (an H200 at 56x56, 64
-channels: 81 us in place of 88), and their partial sums are added in a fixed order.
+images). The shares are interleaved, so that concurrent programs read neighbouring pixels, and their partial sums are
+added in a fixed order.
+
+    n |  dy[n, q, m]      x[n, at(q, j), c]      K: a run of BLOCK_K images n at one pixel q, then the next pixel
+      v  [ b_dy ]    T x  [ b_x ]            ->  partial[share, m, j, c]
 """
 
 import math

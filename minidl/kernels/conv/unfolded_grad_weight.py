@@ -2,9 +2,9 @@
 
     dw[m, (j, c)] = sum over pixels of dy[n, q, m] x[n, at(q, j), c]
 
-A tile has BLOCK_N columns, in units of adjacent channels of one tap: with 64 channels 256 columns are four taps. As in
-`pixel_grad_weight` patches are never written to memory, but that form multiplies the taps of 64 channels separately,
-which is bound by shared memory: 64 columns of 16 bits use all of its bandwidth, 256 use 0.6 of it.
+              j, c                     j, c       A tile has BLOCK_M rows and BLOCK_N columns, in units of adjacent
+           q | x  [ ]                             channels of one tap: with 64 channels 256 columns are four taps.
+    m | dy ->| |  [ ]        =    m | dw [ ]      As in `pixel_grad_weight` patches are never written to memory.
 
 SWAPPED: with a stride of 1 the pixels may be those of x and the taps those of dy. This helps if dy has few channels,
 which would leave rows of a tile empty and are cheaper to read for each of 9 taps.
@@ -16,7 +16,7 @@ shares, so that they fill a round, too; the shares are added in order.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,6 +25,7 @@ import triton.language as tl
 from minidl.kernels.conv import costs, pixel_grad_weight, tile_throughput
 from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.conv.records import Taps
+from minidl.kernels.conv.unfolded_tiles import UnfoldedTile, positions, tile_at
 from minidl.kernels.division import fast_divide, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -42,51 +43,6 @@ INSIDE = 0.88  # factor on a step without masks
 NARROW = 1.2  # factor on a step with fewer than 32 channels: 11->12 11x11, padded to 16, 1.0 to 1.1 us for 0.85
 MARGIN = 1.08  # the estimates are 0.86 to 1.2 of 70 measured times, and those of other forms are no better
 UNSURE = 1.15  # factor for groups and strides: estimates of 8 to 16 us were 0.86 to 0.89 of the measured times
-
-
-class UnfoldedTile(NamedTuple):
-    """BLOCK_M rows and BLOCK_N columns of the gradient of each group, in steps of BLOCK_K pixels.
-
-    M rows of a group, columns in units of UNIT adjacent channels of one tap
-    INSIDE   every tap of every pixel is inside the image
-    SWAPPED  dw is [groups * C, J, M], else [groups * M, J, C]
-    """
-
-    GROUPS: int
-    M: int
-    UNIT: int
-    BLOCK_M: int
-    BLOCK_N: int
-    BLOCK_K: int
-    INSIDE: bool
-    SWAPPED: bool
-    ACC: Any
-    PRECISION: str
-
-
-@triton.jit
-def tile_at(i_tile, taps: tl.constexpr, tile: tl.constexpr):
-    """Return (group, first row, tap and channel of each column, possibly out of range)."""
-    UNIT: tl.constexpr = tile.UNIT
-    UNITS: tl.constexpr = (taps.C + UNIT - 1) // UNIT
-    tiles_n: tl.constexpr = (taps.JH * taps.JW * UNITS * UNIT + tile.BLOCK_N - 1) // tile.BLOCK_N
-    o = tl.arange(0, tile.BLOCK_N)
-    unit = i_tile % tiles_n * (tile.BLOCK_N // UNIT) + o // UNIT
-    i_group = i_tile // tiles_n % tile.GROUPS
-    return i_group, i_tile // (tiles_n * tile.GROUPS) * tile.BLOCK_M, unit // UNITS, unit % UNITS * UNIT + o % UNIT
-
-
-@triton.jit
-def positions(i_group, o_m, j, o_c, taps: tl.constexpr, tile: tl.constexpr):
-    """Return offsets and mask of a tile's values in dw."""
-    C: tl.constexpr = taps.C
-    J: tl.constexpr = taps.JH * taps.JW
-    M: tl.constexpr = tile.M
-    mask = (o_m < M)[:, None] & ((j < J) & (o_c < C))[None, :]
-    if tile.SWAPPED:
-        return ((i_group * C + o_c) * J + j)[None, :] * M + o_m[:, None], mask
-    else:
-        return (i_group * M + o_m)[:, None] * (J * C) + (j * C + o_c)[None, :], mask
 
 
 @triton.jit(do_not_specialize=["QH", "QW", "whole", "rest"])
