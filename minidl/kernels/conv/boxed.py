@@ -122,7 +122,6 @@ def conv_box_tile(
     taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_M channels of a box of outputs."""
-    C: tl.constexpr = taps.C
     JW: tl.constexpr = taps.JW
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
@@ -139,15 +138,15 @@ def conv_box_tile(
     q_h = i_box // tiles_w % tiles_h * tile.TILE_H
     n = i_box // (tiles_w * tiles_h) * tile.TILE_N
     o_w = weights.start + m if tile.TURN else 0 * m
-    c = i_group * C
+    c = i_group * taps.C
     j_w = 0
     x_h = outputs.in_h + q_h
     x_w = outputs.in_w + q_w * (2 if tile.PAIRS else 1)
     # Distance in columns of w to the next tap in its row, and to the tap below.
-    step_w = weights.tap_w if tile.TURN else C
-    step_h = weights.tap_h if tile.TURN else JW * C
+    step_w = weights.tap_w if tile.TURN else taps.C
+    step_h = weights.tap_h if tile.TURN else JW * taps.C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
-    for _ in range(taps.JH * JW * (C // BLOCK_K)):
+    for _ in range(taps.JH * JW * (taps.C // BLOCK_K)):
         # [BLOCK_M, BLOCK_K]
         b_w = d_w.load([c, o_w]).T if tile.TURN else d_w.load([i_group * M + m, o_w])
         b_x = load_box(d_x, swapped, n, x_h, x_w, c, tile)  # [BLOCK_K, BLOCK_N]
