@@ -13,7 +13,7 @@ from minidl.kernels.conv import boxed, forms, pixel_tiled, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import CORRELATIONS, FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem, Unsupported
 from minidl.kernels.conv.rewrites.taps import Taps
-from minidl.runtime import launch
+from minidl.runtime import launch, records
 from minidl.runtime.cost_model import devices, selection
 from minidl.tensors import default_device
 from minidl.testing.cases.convolutions import BENCHMARK
@@ -381,7 +381,7 @@ def test_a_blind_plan_adds_its_shares_in_one_order(shape):
             plan.plan(layer(N, C, M, size, kernel, padding, batch_invariant=batch_invariant, form="pixel"))
             for N in (1, 16, 128, 512)
         ]
-        seen = {one.prepared.sum.meta["BLOCK_S"] for one in made if one.prepared.sum}
+        seen = {one.prepared.sum.meta["tile"].BLOCK_S for one in made if one.prepared.sum}
         assert (seen == {1}) if batch_invariant else (16 in seen)
 
 
@@ -394,7 +394,7 @@ def sums(made):
     found = made.prepared
     while not isinstance(found, launch.Prepared):
         found = next(getattr(found, name) for name in ("launch", "back", "product") if getattr(found, name, None))
-    return found.kernel.__name__, *(found.meta.get(name) for name in SUMS)
+    return found.kernel.__name__, *(records.fields(found.meta).get(name) for name in SUMS)
 
 
 def test_blind_results_are_those_of_any_plan():
