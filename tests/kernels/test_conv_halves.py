@@ -8,7 +8,7 @@ from minidl.kernels import conv
 from minidl.kernels.conv import costs, forms, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, Problem
-from minidl.runtime import launch
+from minidl.runtime import launch, records
 from minidl.runtime.cost_model import devices, selection
 from minidl.runtime.descriptors import FAR, ConcatPair
 from minidl.runtime.launch_cache.replay import replaying
@@ -68,9 +68,14 @@ def test_results_are_those_of_the_joined_tensor(form, M, K, kernel, dilation, dt
         {"act": "gelu", "preactivation": True},
     )  # fmt: skip
     found = []
+
+    def note(kernel, grid, args, meta, go):
+        found.append(records.fields(meta).get("PART"))
+        go()
+
     with boxes_of(K, per=int(exchanged)):
         for way in ways:
-            with launch.watch(lambda kernel, grid, args, meta, go: (found.append(meta.get("PART")), go())):
+            with launch.watch(note):
                 mine = conv.forward(x, w, at, form=form, **way)
             theirs = conv.forward(both, w, at, form=form, **way)
             for a, b in zip(mine, theirs, strict=True):

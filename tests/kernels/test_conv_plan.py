@@ -381,7 +381,7 @@ def test_a_blind_plan_adds_its_shares_in_one_order(shape):
             plan.plan(layer(N, C, M, size, kernel, padding, batch_invariant=batch_invariant, form="pixel"))
             for N in (1, 16, 128, 512)
         ]
-        seen = {one.prepared.sum.meta["BLOCK_S"] for one in made if one.prepared.sum}
+        seen = {one.prepared.sum.meta["tile"].BLOCK_S for one in made if one.prepared.sum}
         assert (seen == {1}) if batch_invariant else (16 in seen)
 
 

@@ -120,8 +120,6 @@ def store_groups(
     ACT: tl.constexpr = epilogue.ACT
     SLOPE: tl.constexpr = epilogue.SLOPE
     G: tl.constexpr = bands.G
-    GROUPS: tl.constexpr = bands.GROUPS
-    QW: tl.constexpr = bands.QW
     M: tl.constexpr = bands.M
     BLOCK_M: tl.constexpr = b_acc.shape[0]
     NP: tl.constexpr = b_acc.shape[1]
@@ -138,14 +136,14 @@ def store_groups(
         b_y = pool_last(tl.permute(b_y, (0, 2, 3, 1, 4)), epilogue.POOL)
         b_y = tl.reshape(b_y, (BLOCK_M // 2, NP // 2))
         i_window = tl.program_id(0).to(tl.int64) * (BLOCK_M // 2) + tl.arange(0, BLOCK_M // 2)
-        first = i_window // GROUPS * ((QW // 2) * M) + i_window % GROUPS * (G // 2 * M)
-        limit = tl.minimum(G // 2, QW // 2 - (i_window % GROUPS).to(tl.int32) * (G // 2)) * M
+        first = i_window // bands.GROUPS * ((bands.QW // 2) * M) + i_window % bands.GROUPS * (G // 2 * M)
+        limit = tl.minimum(G // 2, bands.QW // 2 - (i_window % bands.GROUPS).to(tl.int32) * (G // 2)) * M
         o_half = tl.arange(0, NP // 2)
         m_y = (i_window < rows // 2)[:, None] & (o_half[None, :] < limit[:, None])
         tl.store(p_y + first[:, None] + o_half[None, :], b_y.to(p_y.dtype.element_ty), mask=m_y)
     else:
-        o_y = ((n * bands.QH + q_h) * QW + g * G) * M
-        limit = tl.minimum(G, QW - g * G) * M
+        o_y = ((n * bands.QH + q_h) * bands.QW + g * G) * M
+        limit = tl.minimum(G, bands.QW - g * G) * M
         m_y = m_row[:, None] & (o_column[None, :] < limit[:, None])
         o_y = o_y[:, None] + o_column[None, :]
         b_y = activate(save_or_add(b_acc, p_z, o_y, m_y, epilogue.SAVE_Z), ACT, SLOPE)
@@ -160,25 +158,23 @@ def conv_banded_kernel(
 ):  # fmt: skip
     """Compute BLOCK_M groups of outputs."""
     wait(EARLY)
-    G: tl.constexpr = bands.G
     KP: tl.constexpr = bands.KP
     NP: tl.constexpr = bands.NP
     WC: tl.constexpr = bands.WC
     IN_W: tl.constexpr = bands.IN_W
-    STEP: tl.constexpr = bands.STEP
     i_first = tl.program_id(0) * BLOCK_M
     if bands.WIDE:
         i_first = tl.program_id(0).to(tl.int64) * BLOCK_M
     n, q_h, g = group_of(i_first, BLOCK_M, bands, epilogue.POOL)
     m_row = in_rows(i_first, rows, BLOCK_M, epilogue.POOL)
-    start = IN_W + g * (G * STEP)
+    start = IN_W + g * (bands.G * bands.STEP)
     x_h = in_h + q_h * bands.IN_STEP_H
     o_x = (n * H + x_h) * WC + start
     o_column = tl.arange(0, NP)
     b_acc = tl.zeros((BLOCK_M, NP), dtype=bands.ACC)
     BLOCKS_K: tl.constexpr = KP // BLOCK_K
     # Without padding, and if the last group ends inside the image, no column needs a mask.
-    INSIDE: tl.constexpr = IN_W >= 0 and IN_W + (bands.GROUPS - 1) * G * STEP + KP <= WC
+    INSIDE: tl.constexpr = IN_W >= 0 and IN_W + (bands.GROUPS - 1) * bands.G * bands.STEP + KP <= WC
     for i in range(bands.R * BLOCKS_K):
         r = i // BLOCKS_K
         o_k = i % BLOCKS_K * BLOCK_K + tl.arange(0, BLOCK_K)

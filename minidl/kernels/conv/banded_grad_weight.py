@@ -36,16 +36,14 @@ def conv_banded_grad_weight_kernel(
     """partial [shares, R * KP, NP]: the gradient of BLOCK_K rows of the bands, over one share of the rows of dy."""
     wait(EARLY)
     G: tl.constexpr = bands.G
-    KP: tl.constexpr = bands.KP
     NP: tl.constexpr = bands.NP
-    WC: tl.constexpr = bands.WC
     M: tl.constexpr = bands.M
-    RK: tl.constexpr = bands.R * KP
+    RK: tl.constexpr = bands.R * bands.KP
     o_rk = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     m_rk = o_rk < RK
-    r = o_rk // KP
-    o_k = o_rk % KP
-    o_tap = r * (bands.IN_TAP_H * WC) + o_k
+    r = o_rk // bands.KP
+    o_k = o_rk % bands.KP
+    o_tap = r * (bands.IN_TAP_H * bands.WC) + o_k
     o_column = tl.arange(0, NP)
     first = tl.program_id(1) * share
     if bands.WIDE:
@@ -61,8 +59,8 @@ def conv_banded_grad_weight_kernel(
         x_h = in_h + q_h * bands.IN_STEP_H
         h = x_h[:, None] + (r * bands.IN_TAP_H)[None, :]
         at = start[:, None] + o_k[None, :]
-        m_x = (m_row[:, None] & m_rk[None, :]) & (h >= 0) & (h < H) & (at >= 0) & (at < WC)
-        o_x = (n * H + x_h) * WC + start
+        m_x = (m_row[:, None] & m_rk[None, :]) & (h >= 0) & (h < H) & (at >= 0) & (at < bands.WC)
+        o_x = (n * H + x_h) * bands.WC + start
         b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
         o_dy = ((n * bands.QH + q_h) * bands.QW + g * G) * M
         limit = tl.minimum(G, bands.QW - g * G) * M

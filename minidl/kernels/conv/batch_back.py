@@ -67,8 +67,8 @@ def conv_back_kernel(
     STRIDE_H: tl.constexpr = taps.OUT_STEP_H
     STRIDE_W: tl.constexpr = taps.OUT_STEP_W
     N, _, _, OH, OW, M, GROUPS, _, _, _, _ = outputs
-    R = inputs.JH
-    S = inputs.JW
+    R = inputs.R
+    S = inputs.S
     i_tile = tl.program_id(0)
     across = tl.cdiv(M, tile.BLOCK_N) * GROUPS * tl.cdiv(N, tile.BLOCK_M)
     # Tiles are runs of images, so phases are counted in pixels of one image.

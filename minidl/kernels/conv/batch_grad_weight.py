@@ -1,8 +1,11 @@
 """The weight gradient in the "batch" form: a run of images at one pixel is the K of the GEMM.
 
 A program sums one tap, or a row of three, of a block of output and input channels over its share of (pixel, run of
-images). The shares are interleaved, so that concurrent programs read neighbouring pixels (an H200 at 56x56, 64
-channels: 81 us in place of 88), and their partial sums are added in a fixed order.
+images). The shares are interleaved, so that concurrent programs read neighbouring pixels, and their partial sums are
+added in a fixed order.
+
+    n |  dy[n, q, m]      x[n, at(q, j), c]      K: a run of BLOCK_K images n at one pixel q, then the next pixel
+      v  [ b_dy ]    T x  [ b_x ]            ->  partial[share, m, j, c]
 """
 
 import math
@@ -60,36 +63,32 @@ def conv_batch_grad_weight_kernel(
     """
     wait(EARLY)
     C: tl.constexpr = taps.C
-    JW: tl.constexpr = taps.JW
-    IN_STEP_H: tl.constexpr = taps.IN_STEP_H
-    IN_STEP_W: tl.constexpr = taps.IN_STEP_W
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     BLOCK_K: tl.constexpr = tile.BLOCK_K
     TAPS: tl.constexpr = tile.TAPS
-    PARTS: tl.constexpr = tile.PARTS
     N, QH, QW, _, _, M, GROUPS, in_h, in_w, _, _ = outputs
     tiles_c: tl.constexpr = (C + BLOCK_N - 1) // BLOCK_N
-    J: tl.constexpr = taps.JH * JW // TAPS
+    J: tl.constexpr = taps.JH * taps.JW // TAPS
     tiles_m = tl.cdiv(M, BLOCK_M)
     c = tl.program_id(0) % tiles_c * BLOCK_N
     m = tl.program_id(0) // tiles_c % tiles_m * BLOCK_M
     i_group = tl.program_id(0) // (tiles_c * tiles_m) % GROUPS
     j = tl.program_id(0) // (tiles_c * tiles_m * GROUPS) % J * TAPS
     i_share = tl.program_id(0) // (tiles_c * tiles_m * GROUPS * J)
-    tap_h = in_h + j // JW * taps.IN_TAP_H
-    tap_w = in_w + j % JW * taps.IN_TAP_W
+    tap_h = in_h + j // taps.JW * taps.IN_TAP_H
+    tap_w = in_w + j % taps.JW * taps.IN_TAP_W
     channels = GROUPS * C
     o_m = i_group * M + m
     o_c = i_group * C + c
-    PART_QH = QH // PARTS
-    q_h, rows = inside(tap_h, H // PARTS, IN_STEP_H, PART_QH)
+    PART_QH = QH // tile.PARTS
+    q_h, rows = inside(tap_h, H // tile.PARTS, taps.IN_STEP_H, PART_QH)
     if TAPS == 1:
-        q_w, columns = inside(tap_w, W, IN_STEP_W, QW)
+        q_w, columns = inside(tap_w, W, taps.IN_STEP_W, QW)
     else:
         q_w = 0
         columns = QW
-    runs = tl.cdiv(N * PARTS, BLOCK_K)
+    runs = tl.cdiv(N * tile.PARTS, BLOCK_K)
     places = tl.maximum(rows * columns, 1)
     work = rows * columns * runs
     steps = tl.cdiv(tl.maximum(work - i_share, 0), shares)
@@ -104,13 +103,13 @@ def conv_batch_grad_weight_kernel(
     tl.assume(steps > 0)
     for i in range(steps):
         k = i_share + i * shares
-        n = tl.where(nothing, N * PARTS, k // places * BLOCK_K)
+        n = tl.where(nothing, N * tile.PARTS, k // places * BLOCK_K)
         q = k % places
         h = q_h + q // columns
         w = q_w + q % columns
         b_dy = d_dy_parts.load([n, (h * QW + w) * (GROUPS * M) + o_m]).T  # [BLOCK_M, BLOCK_K]
-        x_w = tap_w + w * IN_STEP_W
-        o_x = ((tap_h + h * IN_STEP_H) * W + x_w) * channels + o_c
+        x_w = tap_w + w * taps.IN_STEP_W
+        o_x = ((tap_h + h * taps.IN_STEP_H) * W + x_w) * channels + o_c
         if TAPS == 1:
             b_x = d_x_parts.load([n, o_x])  # [BLOCK_K, BLOCK_N]
             b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=tile.PRECISION, out_dtype=tile.ACC)
@@ -125,12 +124,12 @@ def conv_batch_grad_weight_kernel(
             x_w += STEP
             b_x = d_x_parts.load([n, tl.where((x_w >= 0) & (x_w < W), o_x + 2 * STEP * channels, nowhere)])
             b_acc_2 = tl.dot(b_dy, b_x, b_acc_2, input_precision=tile.PRECISION, out_dtype=tile.ACC)
-    if PARTS > 1:
+    if tile.PARTS > 1:
         # Rows whose input is in the previous or next part, continuing the interleaved order of shares.
         before = tap_h < 0
         edge = tl.where(before, q_h, PART_QH - q_h - rows)
         first_h = tl.where(before, PART_QH, q_h + rows)
-        places = edge * (PARTS - 1) * columns
+        places = edge * (tile.PARTS - 1) * columns
         work_edge = tl.where(width == 0, 0, places * tl.cdiv(N, BLOCK_K))
         # The pipeline's prologue divides even if there is nothing to do.
         places = tl.maximum(places, 1)
@@ -143,12 +142,12 @@ def conv_batch_grad_weight_kernel(
             w = q_w + q % columns
             n = k // places * BLOCK_K
             b_dy = d_dy.load([n, (h * QW + w) * (GROUPS * M) + o_m]).T
-            b_x = d_x.load([n, ((tap_h + h * IN_STEP_H) * W + tap_w + w * IN_STEP_W) * channels + o_c])
+            b_x = d_x.load([n, ((tap_h + h * taps.IN_STEP_H) * W + tap_w + w * taps.IN_STEP_W) * channels + o_c])
             b_acc = tl.dot(b_dy, b_x, b_acc, input_precision=tile.PRECISION, out_dtype=tile.ACC)
     r_m = m + tl.arange(0, BLOCK_M)
     r_c = c + tl.arange(0, BLOCK_N)
-    p_partial += i_share.to(tl.int64) * (GROUPS * M) * (taps.JH * JW * C)
-    p_partial += (i_group * M + r_m).to(tl.int64)[:, None] * (taps.JH * JW * C) + j * C + r_c[None, :]
+    p_partial += i_share.to(tl.int64) * (GROUPS * M) * (taps.JH * taps.JW * C)
+    p_partial += (i_group * M + r_m).to(tl.int64)[:, None] * (taps.JH * taps.JW * C) + j * C + r_c[None, :]
     m_mc = (r_m < M)[:, None] & (r_c < C)[None, :]
     tl.store(p_partial, b_acc, mask=m_mc)
     if TAPS == 3:

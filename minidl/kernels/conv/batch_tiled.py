@@ -4,11 +4,15 @@ In x as a matrix [N, H * W * channels], the inputs of consecutive images at one 
 descriptor block (TMA on sm_90). So padding only bounds the loops over taps, without masks, multiplications by zero or
 index arithmetic per element; stride and dilation only change which blocks are read.
 
+         x: pixels of an image              w                        y: pixels of an image
+    n  | .. at(q, j) c .. |   x    (j, c) [ BLOCK_N ]   ->   n  | .. q m .. |      BLOCK_M images n, one pixel q
+    n+1| ..   [ ]      .. |                                  n+1| ..  [ ]   .. |
+
 The channels per group must be a multiple of 32; batches should have 64 images or more. A block ends at a multiple of
 BLOCK_K channels, so that values of neighbouring pixels are never multiplied.
 
 Persistent programs may merge pairs of tiles into one of twice the output channels (WIDE), which reads a quarter less
-for the same products (256 channels at 14x14: 392 tiles are three rounds of 132, of which two become one).
+for the same products.
 """
 
 from typing import Any, NamedTuple
@@ -44,12 +48,12 @@ FAMILIES = ("conv_batch", "conv_batch_narrow")
 
 
 class Inputs(NamedTuple):
-    """Sizes of x, H x W, and JH x JW taps; `batch_back` computes the taps from the index of a tile."""
+    """H x W pixels of x, and R x S taps, which `batch_back` computes from the index of a tile."""
 
     H: Any
     W: Any
-    JH: Any
-    JW: Any
+    R: Any
+    S: Any
 
 
 class BatchTile(NamedTuple):
@@ -94,6 +98,7 @@ def conv_batch_tile(
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_K: tl.constexpr = tile.BLOCK_K
     TURN: tl.constexpr = tile.TURN
+    PRECISION: tl.constexpr = tile.PRECISION
     IN_TAP_H: tl.constexpr = taps.IN_TAP_H
     IN_TAP_W: tl.constexpr = taps.IN_TAP_W
     H = inputs.H
@@ -109,8 +114,8 @@ def conv_batch_tile(
     q_h = q // outputs.QW
     start_h = outputs.in_h + q_h * taps.IN_STEP_H
     start_w = outputs.in_w + q_w * taps.IN_STEP_W
-    j_h, taps_h = inside(start_h, H, IN_TAP_H, inputs.JH)
-    j_w, taps_w = inside(start_w, W, IN_TAP_W, inputs.JW)
+    j_h, taps_h = inside(start_h, H, IN_TAP_H, inputs.R)
+    j_w, taps_w = inside(start_w, W, IN_TAP_W, inputs.S)
     channels = outputs.GROUPS * C
     nowhere = H * W * channels
     steps = taps_h * taps_w * (C // BLOCK_K)
@@ -123,12 +128,12 @@ def conv_batch_tile(
     elif tile.ALL_TAPS:
         o_w = weights.start + j_h * weights.tap_h + j_w * weights.tap_w
     else:
-        o_w = (j_h * inputs.JW + j_w) * C
+        o_w = (j_h * inputs.S + j_w) * C
     PRECISION: tl.constexpr = tile.PRECISION
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     # Distance in columns of w to the next tap in its row, and to the tap below.
     step_w = weights.tap_w if TURN or tile.ALL_TAPS else C
-    step_h = weights.tap_h if TURN or tile.ALL_TAPS else inputs.JW * C
+    step_h = weights.tap_h if TURN or tile.ALL_TAPS else inputs.S * C
     i_h = 0
     i_w = 0
     c = i_group * C

@@ -1,16 +1,18 @@
 """The "box" form: an implicit GEMM whose column tiles are boxes of neighbouring pixels, read by tensor descriptors.
 
 For one tap and a block of channels, the inputs of TILE_N x TILE_H x TILE_W neighbouring outputs are one descriptor
-block of x [N, H, W, channels] (TMA on sm_90), with zeros outside the image. The form requires a stride of 1, which
-every backward phase has, and fills tiles even for small batches. In large images a box touches few pages of memory,
-whereas a tile of the batch-tiled form touches one page per image.
+block of x [N, H, W, channels] (TMA on sm_90), with zeros outside the image:
+
+    w [BLOCK_M, (tap, c)]   x   box of x at tap (r, s), moved by (r, s)    ->   y [BLOCK_M, box of pixels]
+
+The form requires a stride of 1, which every backward phase has, and fills tiles even for small batches. In large images
+a box touches few pages of memory, whereas a tile of the batch-tiled form touches one page per image.
 
 The weights are the left operand and the pixels the right one, so the accumulator is [channels, pixels]. (Triton 3.6
 miscomputes a left operand that is a reshaped descriptor block.) The zeros outside the image are multiplied by the
 weights, so a non-finite weight gives NaN at the border.
 
-A `ConcatPair` of two tensors is read in place, through one descriptor with an axis for the half. The order of the sums
-is that of the concatenated tensor.
+A `ConcatPair` is read in place, through one descriptor with an axis for the half, in the order of the joined tensor.
 """
 
 import math
@@ -120,12 +122,11 @@ def conv_box_tile(
     taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_M channels of a box of outputs."""
-    C: tl.constexpr = taps.C
-    JH: tl.constexpr = taps.JH
     JW: tl.constexpr = taps.JW
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     BLOCK_K: tl.constexpr = tile.BLOCK_K
+    PRECISION: tl.constexpr = tile.PRECISION
     M = outputs.M
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_w = tl.cdiv(outputs.QW, tile.TILE_W)
@@ -137,16 +138,16 @@ def conv_box_tile(
     q_h = i_box // tiles_w % tiles_h * tile.TILE_H
     n = i_box // (tiles_w * tiles_h) * tile.TILE_N
     o_w = weights.start + m if tile.TURN else 0 * m
-    c = i_group * C
+    c = i_group * taps.C
     j_w = 0
     x_h = outputs.in_h + q_h
     x_w = outputs.in_w + q_w * (2 if tile.PAIRS else 1)
     # Distance in columns of w to the next tap in its row, and to the tap below.
-    step_w = weights.tap_w if tile.TURN else C
-    step_h = weights.tap_h if tile.TURN else JW * C
+    step_w = weights.tap_w if tile.TURN else taps.C
+    step_h = weights.tap_h if tile.TURN else JW * taps.C
     PRECISION: tl.constexpr = tile.PRECISION
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
-    for _ in range(JH * JW * (C // BLOCK_K)):
+    for _ in range(taps.JH * JW * (taps.C // BLOCK_K)):
         # [BLOCK_M, BLOCK_K]
         b_w = d_w.load([c, o_w]).T if tile.TURN else d_w.load([i_group * M + m, o_w])
         b_x = load_box(d_x, swapped, n, x_h, x_w, c, tile)  # [BLOCK_K, BLOCK_N]
@@ -157,9 +158,9 @@ def conv_box_tile(
         x_w += taps.IN_TAP_W - tl.where(row, JW * taps.IN_TAP_W, 0)
         x_h += tl.where(row, taps.IN_TAP_H, 0)
         o_w += step_w + tl.where(row, step_h - JW * step_w, 0)
-        every = x_h == outputs.in_h + q_h + JH * taps.IN_TAP_H
-        x_h -= tl.where(every, JH * taps.IN_TAP_H, 0)
-        o_w -= tl.where(every, JH * step_h - (0 if tile.TURN else BLOCK_K), 0)
+        every = x_h == outputs.in_h + q_h + taps.JH * taps.IN_TAP_H
+        x_h -= tl.where(every, taps.JH * taps.IN_TAP_H, 0)
+        o_w -= tl.where(every, taps.JH * step_h - (0 if tile.TURN else BLOCK_K), 0)
         c += tl.where(every, BLOCK_K, 0)
         j_w = tl.where(row, 0, j_w)
     if tile.STORE_BOX:

@@ -92,17 +92,15 @@ def conv_few_band_kernel(
 
     Output (0, 0) and pixel (0, 0) of a window belong to tap `first`.
     """
-    WINDOW_W: tl.constexpr = cells.WINDOW_W
-    COLUMNS: tl.constexpr = cells.COLUMNS
     s_c, s_m, s_r, s_s = strides
     first_r, first_s = first
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     output = o // K
     k = o % K
     d = k // C
-    a = output // (COLUMNS * M)
-    r = first_r + a - d // WINDOW_W * cells.STEP_H
-    s = first_s + output // M % COLUMNS - d % WINDOW_W * cells.STEP_W
+    a = output // (cells.COLUMNS * M)
+    r = first_r + a - d // cells.WINDOW_W * cells.STEP_H
+    s = first_s + output // M % cells.COLUMNS - d % cells.WINDOW_W * cells.STEP_W
     m_w = (o < total) & (a < cells.ROWS) & (r >= 0) & (r < R) & (s >= 0) & (s < S)
     b_w = tl.load(
         p_w + (k % C).to(tl.int64) * s_c + output % M * s_m + r * s_r + s * s_s, mask=m_w, other=0.0
@@ -119,38 +117,35 @@ def conv_few_kernel(
     GROUPS: tl.constexpr = tile.BLOCK_N
     NP: tl.constexpr = tile.NP
     BLOCK_K: tl.constexpr = tile.BLOCK_K
-    TILE_H: tl.constexpr = tile.TILE_H
-    TILE_W: tl.constexpr = tile.TILE_W
     C: tl.constexpr = cells.C
     M: tl.constexpr = cells.M
-    GH: tl.constexpr = cells.GH
-    GW: tl.constexpr = cells.GW
+    ROW: tl.constexpr = cells.GW * C
     WINDOW_W: tl.constexpr = cells.WINDOW_W
-    ROWS: tl.constexpr = cells.ROWS
     COLUMNS: tl.constexpr = cells.COLUMNS
-    g_w = tl.program_id(0) % tiles_w * TILE_W
-    g_h = tl.program_id(0) // tiles_w % tiles_h * TILE_H
+    g_w = tl.program_id(0) % tiles_w * tile.TILE_W
+    g_h = tl.program_id(0) // tiles_w % tiles_h * tile.TILE_H
     n = tl.program_id(0) // (tiles_w * tiles_h) * tile.TILE_N
     b_acc = tl.zeros((NP, GROUPS), dtype=tile.ACC)
     for k in range(0, cells.WINDOW_H * WINDOW_W * C, BLOCK_K):
         h = cells.LOW_H + k // (WINDOW_W * C)
         w = cells.LOW_W * C + k % (WINDOW_W * C)
         b_band = d_band.load([0, k])  # [NP, BLOCK_K]
-        b_x = d_x.load([n, g_h + cells.FIRST_H + h // GH, h % GH, g_w + cells.FIRST_W + w // (GW * C), w % (GW * C)])
+        x_h = g_h + cells.FIRST_H + h // cells.GH
+        b_x = d_x.load([n, x_h, h % cells.GH, g_w + cells.FIRST_W + w // ROW, w % ROW])
         b_x = tl.reshape(b_x, (GROUPS, BLOCK_K)).T  # [BLOCK_K, GROUPS]
         b_acc = tl.dot(b_band, b_x, b_acc, input_precision=tile.PRECISION, out_dtype=tile.ACC)
     b_acc = b_acc.T
     o_g = tl.arange(0, GROUPS)
-    o_n = n + o_g // (TILE_H * TILE_W)
-    o_h = (g_h + o_g // TILE_W % TILE_H) * ROWS
-    o_w = (g_w + o_g % TILE_W) * (COLUMNS * M)
+    o_n = n + o_g // (tile.TILE_H * tile.TILE_W)
+    o_h = (g_h + o_g // tile.TILE_W % tile.TILE_H) * cells.ROWS
+    o_w = (g_w + o_g % tile.TILE_W) * (COLUMNS * M)
     o_a = tl.arange(0, NP) // (COLUMNS * M)
     o_bm = tl.arange(0, NP) % (COLUMNS * M)
     if p_scale is not None:
         b_acc *= tl.load(p_scale + o_bm % M).to(tile.ACC)[None, :]
     if p_bias is not None:
         b_acc += tl.load(p_bias + o_bm % M).to(tile.ACC)[None, :]
-    m_y = ((o_n < N)[:, None] & (o_a < ROWS)[None, :]) & (o_h[:, None] + o_a[None, :] < OH)
+    m_y = ((o_n < N)[:, None] & (o_a < cells.ROWS)[None, :]) & (o_h[:, None] + o_a[None, :] < OH)
     m_y = m_y & (o_w[:, None] + o_bm[None, :] < OW * M)
     o_y = ((o_n.to(tl.int64) * OH + o_h) * (OW * M) + o_w)[:, None] + (o_a * (OW * M) + o_bm)[None, :]
     if epilogue.SAVE_Z:

@@ -3,13 +3,15 @@
     y [patches, R * S * M] = act(scale x [patches, C] w [C, R * S * M] + bias)
 
 Each patch is a row of the product, and the weights are read in place. The R rows of S pixels of a patch are stored at
-their positions in the image, as the sum of an offset per row and one per column of the product. One launch per phase
-would need R * S launches of one tap: 16x16 patches of 768 channels, 205 images of 224x224, took 8.1 ms on an H100.
+their positions in the image, as the sum of an offset per row and one per column of the product, in one launch for all
+phases.
+
+    row of the product                      image of QW patches in a row
+    | r=0: S*M values | r=1: S*M values |   |  ..  | r=0 |  ..  |
+                                            |  ..  | r=1 |  ..  |   QW * S * M values below
 """
 
 from __future__ import annotations
-
-from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,7 +22,7 @@ from minidl.kernels.conv import costs
 from minidl.kernels.conv.problem import INT32_LIMIT, NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.kernels.epilogue import split_columns
 from minidl.kernels.gemm import choice, launches
-from minidl.kernels.gemm.tiled import tile_position
+from minidl.kernels.gemm.tiled import GemmTile, tile_position
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
@@ -30,20 +32,6 @@ DIRECTIONS = (TRANSPOSED,)
 FAMILIES = ("gemm",)
 # Minimum bytes of a patch's row. 2x2 53->8, 130 images of 121x121, rows of 32 bytes: 1.5 ms, sums of taps 0.54.
 LEAST_ROW = 64
-
-
-class PatchTile(NamedTuple):
-    """Constants of a tile as in `gemm`, and the WIDTH of a row of a patch in values."""
-
-    WIDTH: int
-    BLOCK_M: int
-    BLOCK_N: int
-    BLOCK_K: int
-    GROUP_M: int
-    PIECES: int
-    FLATTEN: bool
-    ACC: Any
-    PRECISION: str
 
 
 @triton.jit
@@ -76,15 +64,15 @@ def finish_patches(
 
 @triton.jit
 def conv_patches_kernel(
-    d_x, d_w, p_bias, p_scale, p_y, p_z, patches, N, K, M, QW, R, programs,
-    epilogue: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
+    d_x, d_w, p_bias, p_scale, p_y, p_z, patches, N, K, M, image, programs,
+    epilogue: tl.constexpr, tile: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Multiply x [patches, K], QW patches in a row of the image, by w [K, N], R rows of WIDTH values each."""
     wait(EARLY)
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     BLOCK_K: tl.constexpr = tile.BLOCK_K
-    WIDTH: tl.constexpr = tile.WIDTH
+    QW, R = image
     tiles = tl.cdiv(patches, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
     tl.assume(steps > 0)
@@ -142,14 +130,14 @@ def prepare(problem: Problem) -> launch.Prepared:
     programs = min(launches.tiles_of(patches, N, tile), problem.processors)
     meta = {
         "epilogue": problem.epilogue,
-        "tile": tile.record(PatchTile, WIDTH=v.kernel * problem.M, **problem.constants),
+        "tile": tile.record(GemmTile, **problem.constants), "WIDTH": v.kernel * problem.M,
         **dependent_launch.options(target=problem.target), **tile.launch_options,
     }  # fmt: skip
     descriptors = (
         Box.of_rows(patches, K, (tile["BLOCK_M"], tile["BLOCK_K"])),
         Box.of_rows(K, N, (tile["BLOCK_K"], tile["BLOCK_N"])),
     )
-    scalars = (patches, N, K, problem.M, v.output, h.kernel, programs)
+    scalars = (patches, N, K, problem.M, (v.output, h.kernel), programs)
     return launch.Prepared(conv_patches_kernel, (programs,), scalars, meta, descriptors)
 
 

@@ -2,9 +2,9 @@
 
     dw[m, (j, c)] = sum over pixels of dy[n, q, m] x[n, at(q, j), c]
 
-A tile has BLOCK_N columns, in units of adjacent channels of one tap: with 64 channels 256 columns are four taps. As in
-`pixel_grad_weight` patches are never written to memory, but that form multiplies the taps of 64 channels separately,
-which is bound by shared memory: 64 columns of 16 bits use all of its bandwidth, 256 use 0.6 of it.
+              j, c                     j, c       A tile has BLOCK_M rows and BLOCK_N columns, in units of adjacent
+           q | x  [ ]                             channels of one tap: with 64 channels 256 columns are four taps.
+    m | dy ->| |  [ ]        =    m | dw [ ]      As in `pixel_grad_weight` patches are never written to memory.
 
 SWAPPED: with a stride of 1 the pixels may be those of x and the taps those of dy. This helps if dy has few channels,
 which would leave rows of a tile empty and are cheaper to read for each of 9 taps.
@@ -16,7 +16,7 @@ shares, so that they fill a round, too; the shares are added in order.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,6 +25,7 @@ import triton.language as tl
 from minidl.kernels.conv import costs, pixel_grad_weight, tile_throughput
 from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.conv.records import Taps
+from minidl.kernels.conv.unfolded_tiles import UnfoldedTile, positions, tile_at
 from minidl.kernels.division import fast_divide, reciprocal
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -44,51 +45,6 @@ MARGIN = 1.08  # the estimates are 0.86 to 1.2 of 70 measured times, and those o
 UNSURE = 1.15  # factor for groups and strides: estimates of 8 to 16 us were 0.86 to 0.89 of the measured times
 
 
-class UnfoldedTile(NamedTuple):
-    """BLOCK_M rows and BLOCK_N columns of the gradient of each group, in steps of BLOCK_K pixels.
-
-    M rows of a group, columns in units of UNIT adjacent channels of one tap
-    INSIDE   every tap of every pixel is inside the image
-    SWAPPED  dw is [groups * C, J, M], else [groups * M, J, C]
-    """
-
-    GROUPS: int
-    M: int
-    UNIT: int
-    BLOCK_M: int
-    BLOCK_N: int
-    BLOCK_K: int
-    INSIDE: bool
-    SWAPPED: bool
-    ACC: Any
-    PRECISION: str
-
-
-@triton.jit
-def tile_at(i_tile, taps: tl.constexpr, tile: tl.constexpr):
-    """Return (group, first row, tap and channel of each column, possibly out of range)."""
-    UNIT: tl.constexpr = tile.UNIT
-    UNITS: tl.constexpr = (taps.C + UNIT - 1) // UNIT
-    tiles_n: tl.constexpr = (taps.JH * taps.JW * UNITS * UNIT + tile.BLOCK_N - 1) // tile.BLOCK_N
-    o = tl.arange(0, tile.BLOCK_N)
-    unit = i_tile % tiles_n * (tile.BLOCK_N // UNIT) + o // UNIT
-    i_group = i_tile // tiles_n % tile.GROUPS
-    return i_group, i_tile // (tiles_n * tile.GROUPS) * tile.BLOCK_M, unit // UNITS, unit % UNITS * UNIT + o % UNIT
-
-
-@triton.jit
-def positions(i_group, o_m, j, o_c, taps: tl.constexpr, tile: tl.constexpr):
-    """Return offsets and mask of a tile's values in dw."""
-    C: tl.constexpr = taps.C
-    J: tl.constexpr = taps.JH * taps.JW
-    M: tl.constexpr = tile.M
-    mask = (o_m < M)[:, None] & ((j < J) & (o_c < C))[None, :]
-    if tile.SWAPPED:
-        return ((i_group * C + o_c) * J + j)[None, :] * M + o_m[:, None], mask
-    else:
-        return (i_group * M + o_m)[:, None] * (J * C) + (j * C + o_c)[None, :], mask
-
-
 @triton.jit(do_not_specialize=["QH", "QW", "whole", "rest"])
 def conv_unfolded_grad_weight_kernel(
     p_dy, p_x, p_dw, p_partial, QH, QW, whole, rest, pixels, share, image, start, reciprocals,
@@ -101,11 +57,6 @@ def conv_unfolded_grad_weight_kernel(
     wait(EARLY)
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
-    BLOCK_K: tl.constexpr = tile.BLOCK_K
-    GROUPS: tl.constexpr = tile.GROUPS
-    M: tl.constexpr = tile.M
-    C: tl.constexpr = taps.C
-    JW: tl.constexpr = taps.JW
     H, W = image
     in_h, in_w = start
     by_image, by_row = reciprocals
@@ -116,27 +67,27 @@ def conv_unfolded_grad_weight_kernel(
     end = tl.where(is_whole, pixels, tl.minimum(first + share, pixels))
     i_group, m, j, o_c = tile_at(i_tile, taps, tile)
     o_m = m + tl.arange(0, BLOCK_M)
-    m_m = o_m < M
-    m_c = (j < taps.JH * JW) & (o_c < C)
-    t_h = j // JW * taps.IN_TAP_H
-    t_w = j % JW * taps.IN_TAP_W
-    o_tap = (t_h * W + t_w) * (GROUPS * C) + o_c
-    p_dy += i_group * M
-    p_x += i_group * C
+    m_m = o_m < tile.M
+    m_c = (j < taps.JH * taps.JW) & (o_c < taps.C)
+    t_h = j // taps.JW * taps.IN_TAP_H
+    t_w = j % taps.JW * taps.IN_TAP_W
+    o_tap = (t_h * W + t_w) * (tile.GROUPS * taps.C) + o_c
+    p_dy += i_group * tile.M
+    p_x += i_group * taps.C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     tl.assume(first < end)
-    for i_first in range(first, end, BLOCK_K):
-        o_row = i_first + tl.arange(0, BLOCK_K)
+    for i_first in range(first, end, tile.BLOCK_K):
+        o_row = i_first + tl.arange(0, tile.BLOCK_K)
         m_row = o_row < end
         n = fast_divide(o_row, QH * QW, by_image, tl.int32)
         o = o_row - n * (QH * QW)
         q_h = fast_divide(o, QW, by_row, tl.int32)
         x_h = in_h + q_h * taps.IN_STEP_H
         x_w = in_w + (o - q_h * QW) * taps.IN_STEP_W
-        o_x = ((n * H + x_h) * W + x_w) * (GROUPS * C)
-        b_dy = tl.load(
-            p_dy + (o_row * (GROUPS * M))[:, None] + o_m[None, :], mask=m_row[:, None] & m_m[None, :], other=0.0
-        )  # [BLOCK_K, BLOCK_M]
+        o_x = ((n * H + x_h) * W + x_w) * (tile.GROUPS * taps.C)
+        o_dy = o_row * (tile.GROUPS * tile.M)
+        m_dy = m_row[:, None] & m_m[None, :]
+        b_dy = tl.load(p_dy + o_dy[:, None] + o_m[None, :], mask=m_dy, other=0.0)  # [BLOCK_K, BLOCK_M]
         m_x = m_row[:, None] & m_c[None, :]
         if not tile.INSIDE:
             h = x_h[:, None] + t_h[None, :]
@@ -160,15 +111,13 @@ def conv_unfolded_sum_kernel(
 ):  # fmt: skip
     """Add the shares of ROWS rows of a remaining tile, in order."""
     wait(EARLY)
-    BLOCK_M: tl.constexpr = tile.BLOCK_M
-    BLOCK_N: tl.constexpr = tile.BLOCK_N
-    PIECES: tl.constexpr = BLOCK_M // ROWS
+    PIECES: tl.constexpr = tile.BLOCK_M // ROWS
     i_rest = tl.program_id(0) // PIECES
     row = tl.program_id(0) % PIECES * ROWS
     i_group, m, j, o_c = tile_at(whole + i_rest, taps, tile)
-    o = (row + tl.arange(0, ROWS))[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    p_partial += tl.cast(i_rest, tl.int64) * (BLOCK_M * BLOCK_N)
-    step = tl.cast(rest, tl.int64) * (BLOCK_M * BLOCK_N)
+    o = (row + tl.arange(0, ROWS))[:, None] * tile.BLOCK_N + tl.arange(0, tile.BLOCK_N)[None, :]
+    p_partial += tl.cast(i_rest, tl.int64) * (tile.BLOCK_M * tile.BLOCK_N)
+    step = tl.cast(rest, tl.int64) * (tile.BLOCK_M * tile.BLOCK_N)
     b_total = tl.load(p_partial + o)  # [ROWS, BLOCK_N]
     for i_first in range(1, shares, TOGETHER):
         for i in tl.static_range(TOGETHER):

@@ -26,11 +26,6 @@ def _taps(a: Arguments) -> int:
     return a["GROUPS"] * a["M"] * a["C"] * a["JH"] * a["JW"]
 
 
-def _rows(a: Arguments) -> int:
-    """Return the number of output rows of a phase of the batch-tiled form."""
-    return -(-(a["OH"] - a["out_h"]) // a["OUT_STEP_H"])
-
-
 # The number of products, for kernels whose arguments determine it.
 PRODUCTS: dict[str, Callable[[Arguments], int]] = {
     "gemm_tma_kernel": lambda a: a["M"] * a["N"] * a["K"],
@@ -43,11 +38,9 @@ PRODUCTS: dict[str, Callable[[Arguments], int]] = {
     "conv_pixel_kernel": lambda a: a["pixels"] * _taps(a),
     "conv_pixel_back_kernel": lambda a: a["N"] * a["H"] * a["W"] * a["CHANNELS"] * a["M"] * a["R"] * a["S"],
     "conv_pixel_grad_weight_kernel": lambda a: a["pixels"] * _taps(a),
-    "conv_batch_kernel": lambda a: a["N"] * _rows(a) * a["QW"] * _taps(a),
+    "conv_batch_kernel": lambda a: a["N"] * a["QH"] * a["QW"] * _taps(a),
     "conv_box_kernel": lambda a: a["N"] * a["QH"] * a["QW"] * _taps(a),
     "conv_batch_grad_weight_kernel": lambda a: a["N"] * a["QH"] * a["QW"] * _taps(a),
-    "conv_even_grad_weight_kernel": lambda a: a["N"] * a["QH"] * a["QW"] * _taps(a),
-    "conv_box_grad_weight_kernel": lambda a: a["N"] * a["QH"] * a["QW"] * _taps(a),
     "conv_unfolded_grad_weight_kernel": lambda a: a["pixels"] * _taps(a),
     "conv_back_kernel": lambda a: a["N"] * a["H"] * a["W"] * a["GROUPS"] * a["M"] * a["C"] * a["R"] * a["S"],
 }
