@@ -50,7 +50,8 @@ def tile_of(M, N, tile: tl.constexpr):
     tiles_n = tl.cdiv(N, tile.BLOCK_N)
     o_m = (tl.program_id(0) // tiles_n).to(tl.int64) * tile.BLOCK_M + tl.arange(0, tile.BLOCK_M)
     o_n = (tl.program_id(0) % tiles_n) * tile.BLOCK_N + tl.arange(0, tile.BLOCK_N)
-    return o_m, o_n, o_m < M, o_n < N
+    m_n = o_n < N
+    return o_m, o_n, o_m < M, m_n
 
 
 @triton.jit
@@ -73,7 +74,8 @@ def bias_act_kernel(
     m_mn = m_m[:, None] & m_n[None, :]
     b_z = load_rows(p_x, o_m, o_n, s_x, m_mn, tile.ACC)
     b_z += tl.load(p_b + o_n, mask=m_n, other=0).to(tile.ACC)[None, :]
-    store_rows(p_y, o_m, o_n, N, activate(b_z, epilogue.ACT, epilogue.SLOPE), m_mn)
+    p_y = (p_y + o_m * N)[:, None] + o_n[None, :]
+    tl.store(p_y, activate(b_z, epilogue.ACT, epilogue.SLOPE).to(p_y.dtype.element_ty), mask=m_mn)
 
 
 @triton.jit

@@ -1,10 +1,12 @@
 """What a matrix product or convolution does to a block of sums before it stores the block: scale, bias, activation.
 
-z = scale b_acc + bias (+ addend)     y = act(z)     of a block [rows, columns] of y [rows, GROUPS * N]
+    z = scale b_acc + bias (+ addend)     y = act(z)     for a block b_acc of y [rows, GROUPS * N]
 
-y   group 0                 group 1
-   |           |           |    n        |       A block has any rows o_row, and neighbouring columns from n on of
-   |           |           |    [ b_acc ]|       a group of N. Columns from N on are not stored.
+A block has any rows o_row of y, and neighbouring columns of a group, from n on; those from N on are not stored:
+
+                group 0   n    N  group 1
+    o_row[0]   |         [   b_a|cc ]         |
+    o_row[1]   |         [      |   ]         |
 """
 
 from typing import NamedTuple

@@ -40,6 +40,9 @@ def around(size, kernel=(3, 3), dilation=(1, 1)):
     return Geometry.of(size, kernel, (1, 1), pads, dilation)
 
 
+WEIGHTS = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "PER_PROCESSOR": 2}
+
+
 def boxes_of(K, per=0, M=64):
     sizes = {"BLOCK_M": M, "BLOCK_N": 64, "BLOCK_K": K, "PIECES": 1, "PER_PROCESSOR": per, "FLATTEN": 0}
     return launch.force(conv_box=launch.Tile(sizes))
@@ -94,6 +97,21 @@ def test_a_call_is_not_replayed_of_others():
             both = torch.cat(x, 1)
             assert torch.equal(conv.forward(x, w, at, form="box")[0], conv.forward(both, w, at, form="box")[0])
             assert torch.equal(conv.grad_weight(x, dy, at, form="box"), conv.grad_weight(both, dy, at, form="box"))
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+@pytest.mark.parametrize(("kernel", "taps"), [((3, 3), 3), ((2, 1), 1)])
+def test_weight_gradients_are_those_of_the_joined_tensor(kernel, taps, exchanged):
+    at = around((5, 10), kernel)
+    x = halves(3, PART, 5, 10, exchanged=exchanged, dtype=torch.float16)
+    dy = image(3, 40, at.h.output, at.w.output, seed=6)
+    with launch.force(conv_box_grad_weight=launch.Tile(WEIGHTS | {"TAPS": taps})):
+        expected = conv.grad_weight(torch.cat(x, 1), dy, at, form="box")
+        launched = []
+        with launch.watch(lambda kernel, grid, args, meta, go: (launched.append(meta.get("PART")), go())):
+            dw = conv.grad_weight(x, dy, at, form="box")
+    assert PART in launched
+    assert torch.equal(dw, expected)
 
 
 @pytest.mark.parametrize("changed", [0, 1])

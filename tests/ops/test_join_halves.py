@@ -11,7 +11,7 @@ from minidl.autograd import grad, no_grad
 from minidl.compilation.capture import capture
 from minidl.compilation.rehearsal import rehearsal
 from minidl.kernels import conv
-from minidl.kernels.conv import boxed
+from minidl.kernels.conv import boxed, boxed_grad_weight
 from minidl.runtime import launch
 from minidl.runtime.cost_model import devices, selection
 from minidl.tensors import Tensor, default_device
@@ -32,7 +32,8 @@ def in_boxes(copied=False):
     first."""
     sizes = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "PIECES": 1, "PER_PROCESSOR": 0, "FLATTEN": 0}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(boxed, "estimate", lambda problem: 0.0)
+        for form in (boxed, boxed_grad_weight):
+            patched.setattr(form, "estimate", lambda problem: 0.0)
         if copied:
             patched.setattr(conv, "reads_concat_pair", lambda *_, **__: False)
         with launch.force(conv_box=launch.Tile(sizes)):

@@ -1,4 +1,4 @@
-"""The weight gradient in the "box" form: that of volumes of one slice (`cubes_grad_weight`)."""
+"""The weight gradient in the "box" form: that of one volume whose slices are the images (`cubes_grad_weight`)."""
 
 import torch
 
@@ -11,20 +11,27 @@ from minidl.kernels.conv.voxels import VolumeProblem
 NAME = "box"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = (cubes_grad_weight.FAMILY,)
-ONE_SLICE = Axis(1, 1, 1, 1, 0, 1)
+
+
+def _volume(problem: Problem) -> VolumeProblem:
+    return VolumeProblem(problem._replace(N=1), Axis(problem.N, 1, problem.N, 1, 0, 1))
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    return cubes_grad_weight.able(VolumeProblem(problem, ONE_SLICE)) or Unsupported("dtype, channels or strides")
+    return cubes_grad_weight.able(_volume(problem)) or Unsupported("dtype, channels or strides")
+
+
+def reads_concat_pair(problem: Problem) -> bool:
+    return cubes_grad_weight.reads_concat_pair(_volume(problem))
 
 
 def estimate(problem: Problem) -> float:
-    return cubes_grad_weight.estimate(VolumeProblem(problem, ONE_SLICE))
+    return cubes_grad_weight.estimate(_volume(problem))
 
 
 def prepare(problem: Problem) -> Shares:
-    return cubes_grad_weight.prepare(VolumeProblem(problem, ONE_SLICE))._replace(shape=problem.shape)
+    return cubes_grad_weight.prepare(_volume(problem))._replace(shape=problem.shape)
 
 
 def run(prepared: Shares, t: Tensors) -> torch.Tensor:
-    return prepared.run(t.w, t.x)
+    return prepared.run(t.w, t.x, t.swapped)

@@ -36,11 +36,14 @@ THIN_X, THIN_Y = 2.9, 1.6  # factors for voxels of at most 32 bytes, and for out
 
 @triton.jit
 def conv_cube_grad_weight_kernel(
-    p_dy, d_x, p_partial, parts, sizes,
+    p_dy, d_x, swapped, p_partial, parts, sizes,
     taps: tl.constexpr, box: tl.constexpr, tile: tl.constexpr,
-    EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    PART: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write partial [slots, groups * M, J * C]: the sums of this program's Q steps, per tile."""
+    """Write partial [slots, groups * M, J * C]: the sums of this program's Q steps, per tile.
+
+    With PART > 0, the channels of a half, d_x has an axis for the halves of one volume, exchanged if `swapped`.
+    """
     wait(EARLY)
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
@@ -99,6 +102,8 @@ def conv_cube_grad_weight_kernel(
                     i_slice = tl.where((x_d >= 0) & (x_d < sizes.D), n * sizes.D + x_d, sizes.N * sizes.D)
                     o_x = (at_w - x_w * taps.W.IN_STEP) * (parts.GROUPS * tile.C) + o_c
                     b_x = d_x.load([i_slice, x_h + q_h, phase, x_w + q_w, o_x])
+                elif PART:
+                    b_x = d_x.load([(c // PART) ^ swapped, x_d, tap_h + q_h, at_w + q_w, c % PART])
                 else:
                     b_x = d_x.load([n, x_d, tap_h + q_h, at_w + q_w, o_c])
                 b_x = tl.reshape(b_x, (VOXELS, BLOCK_N))
@@ -123,7 +128,8 @@ def able(cubes: VolumeProblem) -> bool:
         return False
     # Slices, values of a box of dy, and steps are counted in 32 bits.
     line, slices = _line(cubes), problem.N * max(cubes.counts[1], cubes.read[0])
-    values = line.box.TILE_N * math.prod(cubes.counts[1:]) * problem.groups * problem.M
+    reach = (line.box.TILE_N - 1) * cubes.counts[1] + line.box.TILE_D
+    values = reach * math.prod(cubes.counts[2:]) * problem.groups * problem.M
     return max(values, line.total, slices) < INT32_LIMIT
 
 
@@ -140,7 +146,7 @@ def _line(cubes: VolumeProblem) -> Line:
     """Return the line of all boxes with the fastest tile."""
     problem, row = cubes.problem, cubes.axes[2].kernel
     lines = []
-    for tile in problem.tiles(FAMILY, M=problem.M, N=problem.C, T=row):
+    for tile in problem.tiles(FAMILY, M=problem.M, N=problem.part or problem.C, T=row):
         box = voxels.box_shape(cubes, tile["BLOCK_K"])
         together = tile["TAPS"] if row % tile["TAPS"] == 0 else 1
         boxes = voxels.count_boxes(cubes.counts, box)
@@ -153,7 +159,8 @@ def prepare(cubes: VolumeProblem) -> Shares:
     problem, line = cubes.problem, _line(cubes)
     scalars = line.parts(problem), Sizes.of(cubes)
     meta = {
-        "taps": Taps.of(cubes), "box": line.box, "tile": line.constants(problem, cubes.taps), **problem.constants,
+        "taps": Taps.of(cubes), "box": line.box, "tile": line.constants(problem, cubes.taps),
+        "PART": problem.part, **problem.constants,
         **dependent_launch.options(target=problem.target), **line.tile.launch_options,
     }  # fmt: skip
     descriptors = (None, voxels.descriptor(cubes, line.box, line.tile["BLOCK_N"]))
@@ -164,4 +171,11 @@ def prepare(cubes: VolumeProblem) -> Shares:
 
 def run(cubes: VolumeProblem, prepared: Shares, t: Tensors) -> torch.Tensor:
     """Return dw from x and dy, [N, D, H, W, channels]."""
-    return prepared.run(t.w, t.x)
+    return prepared.run(t.w, t.x, None)
+
+
+def reads_concat_pair(cubes: VolumeProblem) -> bool:
+    """Return whether the channels of a tile are of one half of a `ConcatPair`, which is one volume without strides."""
+    problem = cubes.problem
+    aligned = problem.part * problem.dtype.itemsize % 16 == 0 == problem.part % _line(cubes).tile["BLOCK_N"]
+    return aligned and problem.N == problem.groups == max(cubes.strides) == 1

@@ -30,7 +30,7 @@ class TapStrides(NamedTuple):
 
 @triton.jit
 def conv_spread_kernel(
-    p_w, p_spread, M, OUT, WIDTH, S, rows, s_g, s_m, s_c, s_r, s_s,
+    p_w, p_spread, M, OUT, WIDTH, S, rows, strides,
     C: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write spread[r * S + s, c, g * M + m] = w of group g, output m, channel c and tap r, s; rows of WIDTH values."""
@@ -39,8 +39,8 @@ def conv_spread_kernel(
     o_o = tl.program_id(0) % tiles_o * BLOCK_N + tl.arange(0, BLOCK_N)
     o_k = tl.program_id(0) // tiles_o * BLOCK_M + tl.arange(0, BLOCK_M)
     j = o_k // C
-    o_w = (j // S).to(tl.int64) * s_r + j % S * s_s + o_k % C * s_c
-    o_channel = (o_o // M).to(tl.int64) * s_g + o_o % M * s_m
+    o_w = (j // S).to(tl.int64) * strides.s_r + j % S * strides.s_s + o_k % C * strides.s_c
+    o_channel = (o_o // M).to(tl.int64) * strides.s_g + o_o % M * strides.s_m
     m_w = (o_k < rows)[:, None] & (o_o < OUT)[None, :]
     b_w = tl.load(p_w + o_w[:, None] + o_channel[None, :], mask=m_w, other=0.0)  # [BLOCK_M, BLOCK_N]
     tl.store(p_spread + o_k.to(tl.int64)[:, None] * WIDTH + o_o[None, :], b_w, mask=m_w)
@@ -62,5 +62,5 @@ def prepare(problem: Problem, of: TapStrides) -> Copy:
     tile = problem.tile("conv_turn", floor=1, M=R * S * C, N=out)
     grid = launch.cdiv(R * S * C, tile["BLOCK_M"]) * launch.cdiv(out, tile["BLOCK_N"])
     meta = {"C": C, **dependent_launch.options(grid, problem.target), **tile.options}
-    scalars = (problem.M, out, width, S, R * S * C, *of[:5])
+    scalars = (problem.M, out, width, S, R * S * C, of)
     return Copy((R, S, C, width), launch.Prepared(conv_spread_kernel, (grid,), scalars, meta))

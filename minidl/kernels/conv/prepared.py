@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,7 +45,7 @@ class Shares(NamedTuple):
     shape: tuple[int, ...]
     sum: launch.Prepared | None = None
 
-    def run(self, dy: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    def run(self, dy: torch.Tensor, *others: Any) -> torch.Tensor:
         """Return the gradient: the partial sums of all shares, added in a fixed order."""
         dtype = dy.dtype if self.count == 1 else launch.acc_torch(dy.dtype)
         partial = torch.empty(self.count, math.prod(self.shape), dtype=dtype, device=dy.device)

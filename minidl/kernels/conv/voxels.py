@@ -203,6 +203,8 @@ def descriptor(cubes: VolumeProblem, box: tuple[int, ...], channels: int) -> Box
     """Return the descriptor of x for blocks of `channels` channels."""
     N, (D, H, W), width = cubes.problem.N, cubes.read, cubes.problem.groups * cubes.problem.C
     sizes: tuple[int, ...] = (N, D, H, W, width)
+    if cubes.problem.part:
+        sizes = (2, D, H, W, cubes.problem.part)
     if max(cubes.strides) > 1:
         _, h, w = cubes.strides
         sizes, box = (N * D, H // h, h, W // w, w * width), (1, box[2], 1, box[3])

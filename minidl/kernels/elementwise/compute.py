@@ -54,10 +54,8 @@ class Strides(NamedTuple):
 
 @triton.jit
 def load_range(p, start, o, m, SCALAR: tl.constexpr, ACC: tl.constexpr):
-    """Return a contiguous block [BLOCK_N] of an operand, or its single value; None if p is None."""
-    if p is None:
-        return None
-    elif SCALAR:
+    """Return a contiguous block [BLOCK_N] of an operand, or its single value."""
+    if SCALAR:
         return tl.load(p).to(ACC)
     else:
         return tl.load(p + start + o, mask=m, other=0).to(ACC)
@@ -70,8 +68,12 @@ def flat_kernel(p_a, p_b, p_c, p_y, N, SCALARS: tl.constexpr, operation: tl.cons
     o = tl.arange(0, BLOCK_N)
     m = o < tl.minimum(N - start, BLOCK_N).to(tl.int32)
     b_a = load_range(p_a, start, o, m, SCALARS & 1, operation.ACC_A)
-    b_b = load_range(p_b, start, o, m, SCALARS & 2, operation.ACC)
-    b_c = load_range(p_c, start, o, m, SCALARS & 4, operation.ACC)
+    b_b = None
+    b_c = None
+    if p_b is not None:
+        b_b = load_range(p_b, start, o, m, SCALARS & 2, operation.ACC)
+    if p_c is not None:
+        b_c = load_range(p_c, start, o, m, SCALARS & 4, operation.ACC)
     b_y = function(b_a, b_b, b_c, operation)
     tl.store(p_y + start + o, b_y.to(p_y.dtype.element_ty), mask=m)
 
@@ -86,11 +88,8 @@ def plane_pointers(p, strides, outer, o_m, o_n, OUTER: tl.constexpr):
 
 @triton.jit
 def load_tile(p, strides, outer, o_m, o_n, m, OUTER: tl.constexpr, ACC: tl.constexpr):
-    """Return a tile [BLOCK_M, BLOCK_N] of an operand; None if p is None."""
-    if p is None:
-        return None
-    else:
-        return tl.load(plane_pointers(p, strides, outer, o_m, o_n, OUTER), mask=m, other=0).to(ACC)
+    """Return a tile [BLOCK_M, BLOCK_N] of an operand."""
+    return tl.load(plane_pointers(p, strides, outer, o_m, o_n, OUTER), mask=m, other=0).to(ACC)
 
 
 @triton.jit
@@ -112,8 +111,12 @@ def tile_kernel(
     o_n = i_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     m = (o_m < planes.M) & (o_n < planes.N)
     b_a = load_tile(p_a, s_a, outer, o_m, o_n, m, OUTER, operation.ACC_A)
-    b_b = load_tile(p_b, s_b, outer, o_m, o_n, m, OUTER, operation.ACC)
-    b_c = load_tile(p_c, s_c, outer, o_m, o_n, m, OUTER, operation.ACC)
+    b_b = None
+    b_c = None
+    if p_b is not None:
+        b_b = load_tile(p_b, s_b, outer, o_m, o_n, m, OUTER, operation.ACC)
+    if p_c is not None:
+        b_c = load_tile(p_c, s_c, outer, o_m, o_n, m, OUTER, operation.ACC)
     b_y = function(b_a, b_b, b_c, operation)
     tl.store(plane_pointers(p_y, s_y, outer, o_m, o_n, OUTER), b_y.to(p_y.dtype.element_ty), mask=m)
 

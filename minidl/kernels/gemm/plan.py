@@ -28,10 +28,9 @@ def plan(problem: Problem) -> Product:
     copies = _copies(problem, form)
     a, b = (x if copy is None else copy.operand for x, copy in zip((problem.a, problem.b), copies, strict=True))
     problem = problem._replace(a=a, b=b)
-    in_tail = True if form == "tail" else None if problem.dtype.itemsize == 2 else False
     tile, split, in_tail = choice.choose(
         FAMILIES[form], problem.dtype, problem.precision, problem.shape(form == "pointer"), problem.split,
-        problem.target, problem.processors, in_tail,
+        problem.target, problem.processors, True if form == "tail" else None if problem.dtype.itemsize == 2 else False,
     )  # fmt: skip
     if in_tail and not problem.adds and launches.tiles_of(a.rows, b.columns, tile) % problem.processors:
         result = tail.prepare(problem, tile, split)
@@ -46,7 +45,7 @@ def plan(problem: Problem) -> Product:
 def tiled(problem: Problem, name: str, by_boxes: bool, tile: launch.Tile, split: int) -> Product:
     """Prepare a product of this tile in `split` shares of K, by boxes or by pointers."""
     (M, N, K), a, b = problem.sizes, problem.a, problem.b
-    tiles = launches.tiles_of(M, N, tile) * (1 if problem.batch is None else problem.batch)
+    tiles = launches.tiles_of(M, N, tile) * problem.matrices
     if by_boxes:
         programs = min(tiles * split, problem.processors * launches.at_a_time(problem.dtype, tile))
         scalars = None, Sizes(M, N, K, problem.values, split, programs)
@@ -70,7 +69,7 @@ def form_of(problem: Problem) -> str:
         raise ValueError(f"gemm: the {form} form needs two 2-D operands")
     if form == "vector" and 1 not in (M, N):
         raise ValueError(f"gemm: the vector form needs one row or one column, got {M} and {N}")
-    if form == "copied" and not (problem.flat and rows.can_copy(problem.a, dtype) and rows.can_copy(problem.b, dtype)):
+    if form == "copied" and not problem.copyable:
         raise ValueError(
             "gemm: the copied form needs two 2-D operands, not float64, with a contiguous axis, and tensor descriptors"
         )
@@ -83,7 +82,7 @@ def form_of(problem: Problem) -> str:
         raise ValueError(f"gemm: the parts form is for float32 in tf32x3, got {dtype} in {precision}")
     if form == "tail" and dtype.itemsize != 2:
         raise ValueError(f"gemm: the tail form is for float16 and bfloat16, got {dtype}")
-    return "pointer" if form == "vector" and problem.adds else form
+    return "pointer" if form == "vector" and problem.adds else form  # products are added in place by pointers
 
 
 def _fastest(problem: Problem) -> str:
@@ -92,7 +91,7 @@ def _fastest(problem: Problem) -> str:
     if thin.suits(problem):
         return "thin"
     if not problem.boxed:
-        return "copied" if problem.flat and problem.compiled and _copies_pay(problem) else "pointer"
+        return "copied" if problem.compiled and _copies_pay(problem) else "pointer"
     M, N, K = problem.sizes
     if problem.compiled and choice.in_one_block(problem.dtype, M, N, K):
         return "pointer"
@@ -102,12 +101,13 @@ def _fastest(problem: Problem) -> str:
 
 def _copies_pay(problem: Problem) -> bool:
     """Return whether copying operands without a box takes less time than pointers. Not measured for float32."""
-    a, b, dtype = problem.a, problem.b, problem.dtype
-    if dtype.itemsize != 2 or not (rows.can_copy(a, dtype) and rows.can_copy(b, dtype)):
-        return False
-    copied = sum(x.rows * x.columns for x in (a, b) if not x.has_box(dtype))
-    pays: bool = choice.copies_pay(dtype, problem.shape(True), copied, problem.target, problem.processors)
-    return pays
+    dtype = problem.dtype
+    copied = sum(x.rows * x.columns for x in (problem.a, problem.b) if not x.has_box(dtype))
+    return (
+        problem.copyable
+        and dtype.itemsize == 2
+        and bool(choice.copies_pay(dtype, problem.shape(True), copied, problem.target, problem.processors))
+    )
 
 
 def _copies(problem: Problem, form: str) -> tuple[Copy | None, Copy | None]:

@@ -21,7 +21,7 @@ from minidl.runtime.descriptors import Box
 class Product(plans.Plan):
     """One launch, or one that writes shares of K and one that adds them.
 
-    partial  shape of the shares, [shares, values of c] or longer
+    partial  shape of the shares, [shares, values of one]
     total    the sum of the shares with the epilogue; None if there is one share
     copies   of a and b, which are read in their place
     swapped  whether the kernel takes b first

@@ -45,9 +45,14 @@ class Problem(NamedTuple):
         return self.a.rows, self.b.columns, self.a.columns
 
     @property
+    def matrices(self) -> int:
+        """Return the number of products."""
+        return 1 if self.batch is None else self.batch
+
+    @property
     def values(self) -> int:
         """Return the number of values of c."""
-        return self.a.rows * self.b.columns * (1 if self.batch is None else self.batch)
+        return self.matrices * self.a.rows * self.b.columns
 
     @property
     def compiled(self) -> bool:
@@ -68,11 +73,17 @@ class Problem(NamedTuple):
         """Return whether descriptors can read both operands."""
         return self.flat and self.a.has_box(self.dtype) and self.b.has_box(self.dtype)
 
+    @property
+    def copyable(self) -> bool:
+        """Return whether descriptors can read both operands, or copies of them with aligned rows."""
+        in_order = None not in (self.a.transposed, self.b.transposed)
+        return self.flat and in_order and self.dtype != torch.float64
+
     def shape(self, by_pointers: bool) -> choice.Shape:
         """Return the sizes from which `choice` estimates the time."""
         M, N, K = self.sizes
         units = (self.a.at_once, self.b.t.at_once) if by_pointers else (8, 8)
-        return choice.Shape(M, N, K, 1 if self.batch is None else self.batch, (*units, unit(N)))
+        return choice.Shape(M, N, K, self.matrices, (*units, unit(N)))
 
     def tile(self, form: str, floor: int = 1) -> launch.Tile:
         """Return the first tile of a form's table."""

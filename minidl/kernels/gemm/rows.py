@@ -30,10 +30,6 @@ def gemm_rows_kernel(
     tl.store(p_y + o_m * width + o_k, b_x, mask=(o_m < ROWS) & (o_k < width))
 
 
-def can_copy(x: Operand, dtype: torch.dtype) -> bool:
-    return x.transposed is not None and dtype != torch.float64
-
-
 def aligned(x: Operand, dtype: torch.dtype, target: str) -> Copy | None:
     """Prepare an aligned copy of an operand along its contiguous axis; return None if a descriptor can read it."""
     if x.has_box(dtype):

@@ -5,14 +5,16 @@
 160 tiles are two rounds on 132 multiprocessors, and the second has 28 tiles. Split into 4 shares of K these become 112
 work items for 132 programs, and the second round takes a quarter of the time.
 
-    programs  0 1 2 ...                    131         A second launch adds the partial products in the order of the
-    round 1  | tiles 0 to 131, all of their K |        shares, so sums do not depend on scheduling. All tiles of a share
-    round 2  | share 0 of 28 tiles | 1 | 2 | 3 |       read the same blocks of K at the same time.
+    programs    0           28          56          84          112   131
+    round 1    | tiles 0 to 131, all of K                                |
+    round 2    | share 0   | share 1   | share 2   | share 3   |         |    of tiles 132 to 159
+
+A second launch adds the partial products in the order of the shares, so sums do not depend on scheduling. All tiles of
+a share read the same blocks of K at the same time.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -66,7 +68,7 @@ def gemm_tail_kernel(
 
 @triton.jit
 def gemm_tail_sum_kernel(
-    p_partial, p_bias, p_scale, p_c, p_z, sizes, full_tiles, tail_tiles,
+    p_partial, p_bias, p_scale, p_c, p_z, sizes, full_tiles,
     tile: tl.constexpr, epilogue: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Add the shares of ROWS rows of one tail tile in their order, then apply the epilogue."""
@@ -83,7 +85,7 @@ def gemm_tail_sum_kernel(
     b_acc = tl.zeros((ROWS, BLOCK_N), dtype=tile.ACC)
     for _ in tl.range(0, sizes.SPLIT, loop_unroll_factor=4):
         b_acc += tl.load(p_share)  # [ROWS, BLOCK_N]
-        p_share += tl.full((), SIZE, tl.int64) * tail_tiles
+        p_share += sizes.s_split
     store_tile(b_acc, p_bias, p_scale, p_c, p_z, m + row, n, M, N, epilogue, 1, low_m, low_n)
 
 
@@ -100,15 +102,16 @@ def prepare(problem: Problem, tile: launch.Tile, split: int) -> Tail:
     tiles, processors = launches.tiles_of(*problem.sizes[:2], tile), problem.processors
     tail_tiles = tiles % processors
     full_tiles = tiles - tail_tiles
-    partial = split, tail_tiles, tile["BLOCK_M"], tile["BLOCK_N"]
+    share = tail_tiles * tile["BLOCK_M"] * tile["BLOCK_N"]  # values
     programs = min(processors, full_tiles + tail_tiles * split)
-    scalars = Sizes(*problem.sizes, math.prod(partial[1:]), split, programs), full_tiles, tail_tiles
+    sizes = Sizes(*problem.sizes, share, split, programs)
     constants = boxes(problem, tile)
     descriptors = constants.pop("boxes")
     meta = options(problem, tile, problem.epilogue, **constants)
-    product = launch.Prepared(gemm_tail_kernel, (programs,), scalars, meta, descriptors)
-    sum_tile = launch.tile("gemm_sum", problem.dtype, target_=problem.target, S=1, total=math.prod(partial[1:]))
+    product = launch.Prepared(gemm_tail_kernel, (programs,), (sizes, full_tiles, tail_tiles), meta, descriptors)
+    sum_tile = launch.tile("gemm_sum", problem.dtype, target_=problem.target, S=1, total=share)
     rows = max(1, min(tile["BLOCK_M"], sum_tile["BLOCK"] // tile["BLOCK_N"]))
     grid = (tail_tiles * (tile["BLOCK_M"] // rows),)
-    total = launch.Prepared(gemm_tail_sum_kernel, grid, scalars, {**meta, "ROWS": rows, **sum_tile.launch_options})
-    return Tail("tail", product, partial, total)
+    sum_meta = {**meta, "ROWS": rows, **sum_tile.launch_options}
+    total = launch.Prepared(gemm_tail_sum_kernel, grid, (sizes, full_tiles), sum_meta)
+    return Tail("tail", product, (split, share), total)

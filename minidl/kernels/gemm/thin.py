@@ -3,12 +3,16 @@
 Tensor cores need extents of 16 or more, boxes need aligned rows, and tf32 needs both operands contiguous along K. Here
 operands are read in place: c[m, n] = sum over k of a[m, k] b[k, n], in blocks [BLOCK_K, BLOCK_M, BLOCK_N] of products.
 
-             b [BLOCK_K, 1, BLOCK_N]          K is the first axis of a block, so that the compiler gives neighbouring
-           +-----+                            threads neighbouring results and each thread a part of K: threads sum on
-          /     /|                            their own, and warps exchange sums once at the end. With K between M and
-       a +-----+ |  -> sum over K: c          N, or last, threads would exchange many more.
-         |     | +
-         +-----+    a [BLOCK_K, BLOCK_M, 1]
+           +----------+
+          /  b       /|     N        b_acc[k, m, n] = a[m, k] b[k, n], block after block of K;
+         +----------+ |              c = the sum of b_acc over its first axis
+      M  |          | +
+         | a        |/  K
+         +----------+
+
+K is the first axis of a block, so that the compiler gives neighbouring threads neighbouring results and each thread a
+part of K: threads sum on their own, and warps exchange sums once at the end. With K between M and N, or last, threads
+would exchange many more.
 """
 
 import torch
@@ -18,7 +22,7 @@ import triton.language as tl
 from minidl.kernels.gemm import launches
 from minidl.kernels.gemm.prepared import Product, strided
 from minidl.kernels.gemm.problem import Problem
-from minidl.kernels.gemm.tiled import store_tile
+from minidl.kernels.gemm.tiled import share_of_k, store_tile
 from minidl.runtime.dependent_launch import wait
 
 THIN = 16
@@ -56,15 +60,12 @@ def gemm_thin_kernel(
     tiles_n = tl.cdiv(N, BLOCK_N)
     m = tl.program_id(0) // tiles_n * BLOCK_M
     n = tl.program_id(0) % tiles_n * BLOCK_N
-    i_split = tl.program_id(1)
     o_m = m + tl.arange(0, BLOCK_M)
     o_n = n + tl.arange(0, BLOCK_N)
-    k_per_split = tl.cdiv(tl.cdiv(sizes.K, BLOCK_K), sizes.SPLIT) * BLOCK_K
-    start = i_split * k_per_split
-    end = tl.minimum(sizes.K, start + k_per_split)
-    o_k = start + tl.arange(0, BLOCK_K)
-    p_a += o_k.to(tl.int64)[:, None] * strides.ak + o_m.to(tl.int64)[None, :] * strides.am
-    p_b += o_k.to(tl.int64)[:, None] * strides.bk + o_n.to(tl.int64)[None, :] * strides.bn
+    start, end = share_of_k(sizes.K, sizes.SPLIT, BLOCK_K)
+    o_k = (start + tl.arange(0, BLOCK_K)).to(tl.int64)[:, None]
+    p_a += o_k * strides.ak + o_m.to(tl.int64)[None, :] * strides.am
+    p_b += o_k * strides.bk + o_n.to(tl.int64)[None, :] * strides.bn
     b_acc = tl.zeros((BLOCK_K, BLOCK_M, BLOCK_N), dtype=tile.ACC)
     for k in tl.range(start, end, BLOCK_K, num_stages=tile.STAGES):
         m_k = (k + tl.arange(0, BLOCK_K)) < end
@@ -73,7 +74,7 @@ def gemm_thin_kernel(
         b_acc += b_a[:, :, None] * b_b[:, None, :]
         p_a += tl.full((), BLOCK_K, tl.int64) * strides.ak
         p_b += tl.full((), BLOCK_K, tl.int64) * strides.bk
-    p_c += i_split.to(tl.int64) * sizes.s_split
+    p_c += tl.program_id(1).to(tl.int64) * sizes.s_split
     store_tile(tl.sum(b_acc, 0), p_bias, p_scale, p_c, p_z, m, n, M, N, epilogue, 1)
 
 

@@ -140,14 +140,8 @@ def clamped_tile(i_tile, M, N, tile: tl.constexpr):
 @triton.jit
 def load_boxes(d_a, d_b, m, n, k, tile: tl.constexpr):
     """Return the blocks of a [BLOCK_M, BLOCK_K] and b [BLOCK_K, BLOCK_N]."""
-    if tile.A_TRANSPOSED:
-        b_a = d_a.load([k, m]).T
-    else:
-        b_a = d_a.load([m, k])
-    if tile.B_TRANSPOSED:
-        b_b = d_b.load([n, k]).T
-    else:
-        b_b = d_b.load([k, n])
+    b_a = d_a.load([k, m]).T if tile.A_TRANSPOSED else d_a.load([m, k])
+    b_b = d_b.load([n, k]).T if tile.B_TRANSPOSED else d_b.load([k, n])
     return b_a, b_b
 
 
@@ -173,6 +167,14 @@ def store_tile(
 
 
 @triton.jit
+def share_of_k(K, SPLIT, BLOCK_K: tl.constexpr):
+    """Return where this program's share of K starts and ends; shares are the second axis of the grid."""
+    k_per_split = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
+    start = tl.program_id(1) * k_per_split
+    return start, tl.minimum(K, start + k_per_split)
+
+
+@triton.jit
 def load_masked(p_a, p_b, m_m, m_n, k, end, BLOCK_K: tl.constexpr):
     """Return the blocks of a and b from k on; values from `end` on are 0."""
     m_k = (k + tl.arange(0, BLOCK_K)) < end
@@ -188,24 +190,20 @@ def gemm_pointer_kernel(
 ):  # fmt: skip
     """Write a tile of c, or of a share, by pointers."""
     wait(EARLY)
-    M = as_multiple(sizes.M, tile.UNITS[0])
-    N = as_multiple(sizes.N, tile.UNITS[1])
-    K = as_multiple(sizes.K, tile.UNITS[2])
-    s_split = as_multiple(sizes.s_split, tile.UNITS[1])
-    s_am, s_ak = as_multiple(strides.am, tile.UNITS[3]), as_multiple(strides.ak, tile.UNITS[4])
-    s_bk, s_bn = as_multiple(strides.bk, tile.UNITS[5]), as_multiple(strides.bn, tile.UNITS[6])
+    UNITS: tl.constexpr = tile.UNITS
+    M, N, K = as_multiple(sizes.M, UNITS[0]), as_multiple(sizes.N, UNITS[1]), as_multiple(sizes.K, UNITS[2])
+    s_split = as_multiple(sizes.s_split, UNITS[1])
+    s_am, s_ak = as_multiple(strides.am, UNITS[3]), as_multiple(strides.ak, UNITS[4])
+    s_bk, s_bn = as_multiple(strides.bk, UNITS[5]), as_multiple(strides.bn, UNITS[6])
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     BLOCK_K: tl.constexpr = tile.BLOCK_K
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     i_batch = (tl.program_id(0) // tiles).to(tl.int64)
-    i_split = tl.program_id(1)
+    start, end = share_of_k(K, sizes.SPLIT, BLOCK_K)
     i_m, i_n = tile_position(tl.program_id(0) % tiles, M, N, BLOCK_M, BLOCK_N, tile.GROUP_M)
     o_m = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
     o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    k_per_split = tl.cdiv(tl.cdiv(K, BLOCK_K), sizes.SPLIT) * BLOCK_K
-    start = i_split * k_per_split
-    end = tl.minimum(K, start + k_per_split)
     o_k = (start + tl.arange(0, BLOCK_K)).to(tl.int64)
     p_a += i_batch * strides.ab + o_m.to(tl.int64)[:, None] * s_am + o_k[None, :] * s_ak
     p_b += i_batch * strides.bb + o_k[:, None] * s_bk + o_n.to(tl.int64)[None, :] * s_bn
@@ -226,7 +224,7 @@ def gemm_pointer_kernel(
             b_acc = tl.dot(b_a, b_b, b_acc, input_precision=tile.PRECISION, out_dtype=tile.ACC)
             p_a += tl.full((), BLOCK_K, tl.int64) * s_ak
             p_b += tl.full((), BLOCK_K, tl.int64) * s_bk
-    p_c += (i_split.to(tl.int64) * s_split) + i_batch * M * N
+    p_c += (tl.program_id(1).to(tl.int64) * s_split) + i_batch * M * N
     if epilogue.SAVE_Z:
         p_z += i_batch * M * N
     store_tile(b_acc, p_bias, p_scale, p_c, p_z, i_m * BLOCK_M, i_n * BLOCK_N, M, N, epilogue, tile.PIECES)
@@ -255,11 +253,12 @@ def gemm_tma_kernel(
     for i_work in tl.range(tl.program_id(0), work, sizes.PROGRAMS, flatten=tile.FLATTEN):
         i_split = i_work // tiles
         low_m, low_n, m, n = clamped_tile(i_work % tiles, M, N, tile)
+        PRECISION: tl.constexpr = tile.PRECISION
         b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
         # Every share has the same number of blocks: past the end of K the boxes are zeros.
         for i_k in range(blocks_per_split):
             b_a, b_b = load_boxes(d_a, d_b, m, n, (i_split * blocks_per_split + i_k) * tile.BLOCK_K, tile)
-            b_acc = float8.product(b_a, b_b, b_acc, tile.ACC, tile.PRECISION)
+            b_acc = float8.product(b_a, b_b, b_acc, tile.ACC, PRECISION)
         p_share = p_c + i_split.to(tl.int64) * s_split
         store_tile(b_acc, p_bias, p_scale, p_share, p_z, m, n, M, N, epilogue, tile.PIECES, low_m, low_n)
 

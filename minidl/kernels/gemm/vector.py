@@ -20,6 +20,7 @@ from minidl.kernels.gemm import launches
 from minidl.kernels.gemm.operands import units
 from minidl.kernels.gemm.prepared import Product, strided
 from minidl.kernels.gemm.problem import Problem
+from minidl.kernels.gemm.tiled import share_of_k
 from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 
@@ -40,14 +41,11 @@ def gemm_vector_kernel(
     s_am, s_ak = as_multiple(strides.am, tile.UNITS[3]), as_multiple(strides.ak, tile.UNITS[4])
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_K: tl.constexpr = tile.BLOCK_K
-    i_split = tl.program_id(1)
     o_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    k_per_split = tl.cdiv(tl.cdiv(K, BLOCK_K), sizes.SPLIT) * BLOCK_K
-    start = i_split * k_per_split
-    end = tl.minimum(K, start + k_per_split)
-    o_k = start + tl.arange(0, BLOCK_K)
-    p_a += o_m[:, None] * s_am + o_k.to(tl.int64)[None, :] * s_ak
-    p_x += o_k.to(tl.int64) * strides.bk
+    start, end = share_of_k(K, sizes.SPLIT, BLOCK_K)
+    o_k = (start + tl.arange(0, BLOCK_K)).to(tl.int64)
+    p_a += o_m[:, None] * s_am + o_k[None, :] * s_ak
+    p_x += o_k * strides.bk
     b_acc = tl.zeros((BLOCK_M, BLOCK_K), dtype=tile.ACC)
     for k in tl.range(start, end, BLOCK_K, num_stages=tile.STAGES):
         m_k = (k + tl.arange(0, BLOCK_K)) < end
@@ -63,7 +61,7 @@ def gemm_vector_kernel(
     if p_bias is not None:
         b_y += tl.load(p_bias + o_m * s_bias, mask=m_m, other=0.0).to(tile.ACC)
     b_y = save_or_add(b_y, p_z, o_m, m_m, epilogue.SAVE_Z)
-    p_y += i_split.to(tl.int64) * sizes.s_split + o_m
+    p_y += tl.program_id(1).to(tl.int64) * sizes.s_split + o_m
     tl.store(p_y, activate(b_y, epilogue.ACT, epilogue.SLOPE).to(p_y.dtype.element_ty), mask=m_m)
 
 

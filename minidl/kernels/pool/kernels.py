@@ -14,8 +14,9 @@ A program has BLOCK_P pixels x BLOCK_C channels of images [N, H, W, C]:
               . . . . .             first one
 """
 
+from __future__ import annotations
+
 import math
-from typing import Any
 
 import torch
 import triton
@@ -219,7 +220,6 @@ def avg_pool_spread_kernel(
 def plan(problem: Problem) -> launch.Prepared:
     """Return the launch, which takes x and y (maximum: and the taps or None), or back dy (and the taps) and dx."""
     at, (R, S) = problem.at, problem.at.kernel
-    fields: dict[str, Any]
     if not problem.back:
         kernels, numbered, taps, fields = (max_pool_kernel, avg_pool_kernel), at.output, (R, S), {"INSIDE": at.inside}
     elif at.disjoint:

@@ -35,12 +35,10 @@ from minidl.runtime.launch_cache.replay import replayed
 
 
 class Rows(NamedTuple):
-    """A tensor as rows: each of `images` has rows of `sizes`, of `channels` channels of S elements; see SPREAD."""
+    """A tensor as rows: each of `images` has rows of `sizes`; `spread` as SPREAD."""
 
     images: int
     sizes: Sizes
-    S: int
-    channels: int
     spread: bool
 
     @property
@@ -50,16 +48,16 @@ class Rows(NamedTuple):
     @property
     def of_channels(self) -> "Rows":
         """Each channel of an image as a row."""
-        G, _, s_image, _, s_run, _ = self.sizes
-        sizes = Sizes(G * self.channels, self.S, s_image, 1 if self.spread else self.S, s_run, 1)
-        return Rows(self.images, sizes, self.S, 1, self.spread)
+        G, _, S, channels, s_image, _, s_run, _ = self.sizes
+        sizes = Sizes(G * channels, S, S, 1, s_image, 1 if self.spread else S, s_run, 1)
+        return Rows(self.images, sizes, self.spread)
 
 
 def layers(x: torch.Tensor, dims: int) -> tuple[torch.Tensor, Rows]:
     """Return x, contiguous, with rows along its last `dims` dimensions."""
     L = x.shape[x.dim() - dims :].numel()
     images = x.shape[: x.dim() - dims].numel()
-    return x.contiguous(), Rows(images, Sizes(1, L, L, L, 0, L), 1, max(L, 1), spread=False)
+    return x.contiguous(), Rows(images, Sizes(1, L, 1, max(L, 1), L, L, 0, L), spread=False)
 
 
 def groups(x: torch.Tensor, count: int) -> tuple[torch.Tensor, Rows]:
@@ -67,8 +65,8 @@ def groups(x: torch.Tensor, count: int) -> tuple[torch.Tensor, Rows]:
     N, C = x.shape[:2]
     S, each = x.shape[2:].numel(), C // count
     if memory_layout.channels_last(x) and S > 1 and C > 1:
-        return x, Rows(N, Sizes(count, each * S, C * S, each, C, each), S, each, spread=True)
-    return x.contiguous(), Rows(N, Sizes(count, each * S, C * S, each * S, 0, 1), max(S, 1), each, spread=False)
+        return x, Rows(N, Sizes(count, each * S, S, each, C * S, each, C, each), spread=True)
+    return x.contiguous(), Rows(N, Sizes(count, each * S, max(S, 1), each, C * S, each * S, 0, 1), spread=False)
 
 
 class Normed(NamedTuple):
@@ -101,8 +99,8 @@ def forward(
     if not fits:
         launch.run(row_stats_kernel, grid[:1], x, mean, rstd, R, rows.sizes, **constants)
     launch.run(
-        row_norm_kernel, grid, x, *map(memory_layout.contiguous, (weight, bias)), y, mean, rstd, R, rows.sizes, rows.S,
-        rows.channels, **constants,
+        row_norm_kernel, grid, x, *map(memory_layout.contiguous, (weight, bias)), y, mean, rstd, R, rows.sizes,
+        **constants,
     )  # fmt: skip
     return Normed(y, mean, rstd)
 
@@ -118,22 +116,22 @@ def backward(
     """
     need_x, *need_affine = needs
     affine_dtype = x.dtype if weight is None else weight.dtype
-    G, L, *_ = rows.sizes
+    G, L, S, channels, *_ = rows.sizes
     dx = torch.empty_like(x) if need_x else None
     if x.numel() == 0:
-        C = G * rows.channels
+        C = G * channels
         return dx, *(torch.zeros(C, dtype=affine_dtype, device=x.device) if need else None for need in need_affine)
     if dy.stride() != x.stride():
         dy = torch.empty_like(x, dtype=dy.dtype).copy_(dy)
     weight = memory_layout.contiguous(weight)
     tile = launch.tile("row_norm_grad", x.dtype, M=rows.images, N=L)
-    layer = G == 1 and rows.S == 1
+    layer = G == 1 and S == 1
     adds = layer and any(need_affine)
     fits = tile["BLOCK_N"] >= L
     dw = db = g = gv = None
     if any(need_affine) and not layer:
         fits = False
-        g, gv = _sums(dy, x, rows.of_channels, rows.channels, None, mean, rstd, rms)
+        g, gv = _sums(dy, x, rows.of_channels, channels, None, mean, rstd, rms)
         dw, db = (reduce.sum_rows(s, affine_dtype) if need else None for s, need in ((gv, needs[1]), (g, needs[2])))
         g, gv = (_over_groups(s, rows, weight) for s in (g, gv))
     elif need_x and not fits:
@@ -146,8 +144,8 @@ def backward(
     ]
     if need_x or adds:
         launch.run(
-            row_norm_grad_kernel, grid, x, dy, weight, mean, rstd, g, gv, dx, *parts, rows.images, rows.sizes, rows.S,
-            rows.channels, per, **_constants(tile, rows, x.dtype, rms, fits),
+            row_norm_grad_kernel, grid, x, dy, weight, mean, rstd, g, gv, dx, *parts, rows.images, rows.sizes,
+            per, **_constants(tile, rows, x.dtype, rms, fits),
         )  # fmt: skip
     if layer:
         dw, db = (None if part is None else reduce.sum_rows(part, affine_dtype) for part in parts)
@@ -174,12 +172,12 @@ def _over_groups(sums, rows, weight):
     """Add sums per channel [images, C], times their weights, for each group."""
     if weight is not None:
         sums = elementwise.mul(sums, weight.to(sums.dtype))
-    return reduce.sum(sums.view(rows.count, rows.channels), 1)
+    return reduce.sum(sums.view(rows.count, rows.sizes.CHANNELS), 1)
 
 
 def depth(rows: Rows, dtype: torch.dtype) -> int:
     """Return the longest chain of additions in a sum over a row, forward or backward."""
-    G, L, *_ = rows.sizes
+    G, L, S, channels, *_ = rows.sizes
     blocks = [launch.tile(family, dtype, N=L)["BLOCK_N"] for family in ("row_norm", "row_norm_grad")]
     within = max(launch.cdiv(L, block) + min(block, block // 16 + 32) for block in blocks)
-    return min(L, within) + (rows.channels if rows.S > 1 or G > 1 else 0)
+    return min(L, within) + (channels if S > 1 or G > 1 else 0)

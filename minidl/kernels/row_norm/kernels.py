@@ -13,10 +13,15 @@ import triton.language as tl
 
 
 class Sizes(NamedTuple):
-    """G groups of L elements per image, with strides. With SPREAD a row is runs of RUN elements, s_run apart."""
+    """G rows of L elements per image, of CHANNELS channels of S elements, with strides.
+
+    With SPREAD a row is runs of RUN elements, s_run apart.
+    """
 
     G: int
     L: int
+    S: int
+    CHANNELS: int
     s_image: int
     s_group: int
     s_run: int
@@ -44,13 +49,13 @@ def offsets(o_m, o_n, sizes, SPREAD: tl.constexpr):
 
 
 @triton.jit
-def load_per_channel(p, o_m, o_n, m_mn, sizes, S, CHANNELS, tile: tl.constexpr):
+def load_per_channel(p, o_m, o_n, m_mn, sizes, tile: tl.constexpr):
     """Load the value of p for the channel of each element [BLOCK_M, BLOCK_N]; a row has CHANNELS channels."""
     if tile.SPREAD:
         o_c = o_n % sizes.RUN
     else:
-        o_c = o_n // S
-    o_c = (o_m % sizes.G * CHANNELS)[:, None] + o_c[None, :]
+        o_c = o_n // sizes.S
+    o_c = (o_m % sizes.G * sizes.CHANNELS)[:, None] + o_c[None, :]
     return tl.load(p + o_c, mask=m_mn, other=0.0).to(tile.ACC)
 
 
@@ -91,7 +96,7 @@ def row_stats_kernel(p_x, p_mean, p_rstd, R, sizes, EPS: tl.constexpr, tile: tl.
 
 @triton.jit
 def row_norm_kernel(
-    p_x, p_w, p_b, p_y, p_mean, p_rstd, R, sizes, S, CHANNELS, EPS: tl.constexpr, tile: tl.constexpr
+    p_x, p_w, p_b, p_y, p_mean, p_rstd, R, sizes, EPS: tl.constexpr, tile: tl.constexpr
 ):  # fmt: skip
     """Write BLOCK_N elements of BLOCK_M rows; with WHOLE a block has complete rows, and their statistics are stored."""
     L = sizes.L
@@ -113,9 +118,9 @@ def row_norm_kernel(
         b_rstd = tl.load(p_rstd + o_m, mask=m_m, other=0.0)
     b_y = b_d * b_rstd[:, None]
     if p_w is not None:
-        b_y *= load_per_channel(p_w, o_m, o_n, m_mn, sizes, S, CHANNELS, tile)
+        b_y *= load_per_channel(p_w, o_m, o_n, m_mn, sizes, tile)
     if p_b is not None:
-        b_y += load_per_channel(p_b, o_m, o_n, m_mn, sizes, S, CHANNELS, tile)
+        b_y += load_per_channel(p_b, o_m, o_n, m_mn, sizes, tile)
     tl.store(p_y + o_x, b_y.to(p_y.dtype.element_ty), mask=m_mn)
 
 
@@ -146,7 +151,7 @@ def row_sums_kernel(p_x, p_dy, p_w, p_mean, p_rstd, p_g, p_gv, R, sizes, PER_STA
 
 @triton.jit
 def row_norm_grad_kernel(
-    p_x, p_dy, p_w, p_mean, p_rstd, p_g, p_gv, p_dx, p_dw, p_db, images, sizes, S, CHANNELS, per, tile: tl.constexpr
+    p_x, p_dy, p_w, p_mean, p_rstd, p_g, p_gv, p_dx, p_dw, p_db, images, sizes, per, tile: tl.constexpr
 ):  # fmt: skip
     """Write dx of BLOCK_N elements of `per` rows, one group of `per` images, and their partial sums of dw and db.
 
@@ -177,7 +182,7 @@ def row_norm_grad_kernel(
         if p_dx is not None:
             b_g = b_dy
             if p_w is not None:
-                b_g *= load_per_channel(p_w, o_m, o_n, m_mn, sizes, S, CHANNELS, tile)
+                b_g *= load_per_channel(p_w, o_m, o_n, m_mn, sizes, tile)
             if tile.WHOLE:
                 b_mean_gv = tl.sum(b_g * b_v, axis=1) / L
             else:

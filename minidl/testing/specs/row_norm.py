@@ -149,7 +149,7 @@ def _grad_bound(parse: Callable[..., Rows], *positions: int) -> Callable[..., tu
             dx, dtype, size.expand_as(dx), terms_sum, terms_sum * (rstd + rstd_error), dy * V * at.rows.sizes.L
         )
         errors: list[torch.Tensor | None] = [None if grads[0] is None else dx.reshape(at.shape)]
-        count = at.rows.images * at.rows.S
+        count = at.rows.images * at.rows.sizes.S
         for k, (term, term_error) in enumerate(((dy * V, dy * v_error), (dy, torch.zeros_like(dy)))):
             if k + 1 >= len(grads) or grads[k + 1] is None:
                 errors.append(None)
@@ -169,7 +169,7 @@ def _grad_bound(parse: Callable[..., Rows], *positions: int) -> Callable[..., tu
 def _channels(at: Rows, terms: torch.Tensor) -> torch.Tensor:
     """Return the sums over images and the elements of each channel."""
     rows = at.rows
-    return terms.reshape(rows.images, rows.sizes.G * rows.channels, rows.S).sum((0, 2))
+    return terms.reshape(rows.images, rows.sizes.G * rows.sizes.CHANNELS, rows.sizes.S).sum((0, 2))
 
 
 def _parameters(make: Make, *shape: int) -> tuple[Any, Any]:
