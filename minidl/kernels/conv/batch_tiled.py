@@ -129,7 +129,6 @@ def conv_batch_tile(
         o_w = weights.start + j_h * weights.tap_h + j_w * weights.tap_w
     else:
         o_w = (j_h * inputs.S + j_w) * C
-    PRECISION: tl.constexpr = tile.PRECISION
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     # Distance in columns of w to the next tap in its row, and to the tap below.
     step_w = weights.tap_w if TURN or tile.ALL_TAPS else C

@@ -145,7 +145,6 @@ def conv_box_tile(
     # Distance in columns of w to the next tap in its row, and to the tap below.
     step_w = weights.tap_w if tile.TURN else taps.C
     step_h = weights.tap_h if tile.TURN else JW * taps.C
-    PRECISION: tl.constexpr = tile.PRECISION
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     for _ in range(taps.JH * JW * (taps.C // BLOCK_K)):
         # [BLOCK_M, BLOCK_K]

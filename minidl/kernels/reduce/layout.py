@@ -154,7 +154,8 @@ def reduced_pointers(p_x, o_r, sizes, tile: tl.constexpr):
         o_x = as_multiple(o_x, tile.ALIGN)
     p_x += o_x[:, None, None]
     if tile.COLUMNS and tile.BLOCK_K1 > 1:
-        p_x = tl.max_contiguous(p_x, [1, 2, tile.BLOCK_K2])
+        BLOCK_K2: tl.constexpr = tile.BLOCK_K2
+        p_x = tl.max_contiguous(p_x, [1, 2, BLOCK_K2])
     return p_x
 
 
