@@ -26,7 +26,6 @@ from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import INT32_LIMIT, Problem
 from minidl.kernels.conv.voxels import Cubes
 from minidl.runtime import dependent_launch, launch
-from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
 
 FAMILY = "conv_box_grad_weight"
@@ -143,16 +142,16 @@ def _counted(at: _Cut, cubes_: Cubes) -> int:
 
 def estimate(cubes_: Cubes) -> float:
     """Estimate microseconds."""
-    if cubes_.problem.paced:
-        return min(_microseconds(cubes_), _mirror_time(cubes_))
-    line = _cut(cubes_).line
-    return selection.of(cubes_.problem.target).launch * (line.tiles + line.programs)
+    if cubes_.problem.target == "interpreted":
+        line = _cut(cubes_).line
+        return costs.constants(cubes_.problem).launch * (line.tiles + line.programs)
+    return min(_microseconds(cubes_), _mirror_time(cubes_))
 
 
 def _microseconds(cubes_: Cubes) -> float:
     problem = cubes_.problem
     factor = THIN_X if problem.C < 32 else THIN_Y if problem.M <= 32 else 1.0
-    time = factor * box_line.microseconds(_cut(cubes_).line)
+    time = factor * box_line.microseconds(problem, _cut(cubes_).line)
     return costs.at_least(problem, time, voxels.moved(cubes_))
 
 
@@ -165,9 +164,9 @@ def _mirror_time(cubes_: Cubes) -> float:
 
 def _transpose_time(cubes_: Cubes) -> float:
     """Return the microseconds of transposing the gradient."""
-    problem, device = cubes_.problem, selection.of(cubes_.problem.target)
+    problem = cubes_.problem
     values = problem.groups * problem.M * problem.C * cubes_.taps
-    return device.launch + 2 * values * problem.dtype.itemsize / device.copy
+    return costs.copy_time(problem, 2 * values * problem.dtype.itemsize)
 
 
 def _transpose(problem: Problem, taps: int) -> Copy:
@@ -182,12 +181,12 @@ def _transpose(problem: Problem, taps: int) -> Copy:
 
 def _mirrors(cubes_: Cubes) -> bool:
     """Return whether the mirrored problem is faster."""
-    return cubes_.problem.paced and _mirror_time(cubes_) < _microseconds(cubes_)
+    return _mirror_time(cubes_) < _microseconds(cubes_)
 
 
 def _can_mirror(cubes_: Cubes) -> bool:
     """Return whether the mirrored problem is supported."""
-    return cubes_.problem.paced and max(cubes_.strides) == 1 and able(_mirror(cubes_))
+    return max(cubes_.strides) == 1 and able(_mirror(cubes_))
 
 
 def _mirror(cubes_: Cubes) -> Cubes:
@@ -256,7 +255,7 @@ def _cut(cubes_: Cubes) -> _Cut:
         together = tile["TAPS"] if row % tile["TAPS"] == 0 else 1
         boxes = voxels.count_boxes(cubes_.counts, box)
         options.append(_Cut(box, box_line.in_line(problem, tile, boxes, cubes_.taps, together)))
-    return min(options, key=lambda at: box_line.microseconds(at.line)) if problem.paced else options[0]
+    return min(options, key=lambda at: box_line.microseconds(problem, at.line))
 
 
 def run(prepared: Weights, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:

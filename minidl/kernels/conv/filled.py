@@ -146,9 +146,8 @@ def cost(problem: Problem, wider: Problem) -> float:
     filling = prepare(problem, wider)
     copies = [copy for copy in filling if copy is not None]
     values = sum(2.0 * torch.Size(copy.shape).numel() for copy in copies)
-    fixed = device.steps.fill if problem.paced else 0.0
-    rate = device.copy * (device.steps.filled if problem.paced else 1.0)
-    return len(copies) * (device.launch + fixed) + values * problem.dtype.itemsize / rate
+    size = values * problem.dtype.itemsize
+    return len(copies) * (device.launch + device.steps.fill) + size / (device.copy * device.steps.filled)
 
 
 def prepare(problem: Problem, wider: Problem) -> Filling:

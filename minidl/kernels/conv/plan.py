@@ -195,7 +195,8 @@ def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
         if not able:
             results.append((None, f"{label:<34} unable: {able}"))
             continue
-        time = form.estimate(counted) + costs.sum_time(counted)
+        time = costs.interpreted(counted, form) if problem.target == "interpreted" else form.estimate(counted)
+        time += costs.sum_time(counted)
         results.append((Plan(problem, form.NAME, time, problem.shape, form), label))
     parts = _in_parts(problem)
     if parts is not None:
@@ -241,7 +242,7 @@ def _in_parts(problem: Problem) -> Plan | None:
     cost = 0.0
     if problem.direction == TRANSPOSED:
         parts = [cheapest(problem._replace(direction=PHASE, phases=at)) for at in backward_phases(problem.geometry)]
-        cost = PHASE_LAUNCH * (len(parts) - 1) if problem.paced else 0.0
+        cost = PHASE_LAUNCH * (len(parts) - 1)
     elif problem.pool and min(problem.at.h.count, problem.at.v.count) > 1:
         parts = [cheapest(problem._replace(pool=None))]
         cost = costs.pool_time(problem._replace(N=problem.images))
@@ -253,7 +254,7 @@ def _in_parts(problem: Problem) -> Plan | None:
     if None in parts:
         return None
     name = "+".join(dict.fromkeys(part.name for part in parts))
-    factor = MANY_PHASES if problem.paced and len(parts) > filled.MOST_PHASES else 1.0
+    factor = MANY_PHASES if len(parts) > filled.MOST_PHASES else 1.0
     cost += factor * sum(part.microseconds for part in parts)
     return Plan(problem, name, cost, problem.shape, parts=tuple(parts))
 

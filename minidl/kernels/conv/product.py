@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 
-from minidl.kernels.conv import costs
 from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.problem import (
     FORWARD,
@@ -30,7 +29,6 @@ from minidl.kernels.conv.problem import (
 )
 from minidl.kernels.gemm import choice, fused_statistics, launches
 from minidl.runtime import launch
-from minidl.runtime.cost_model import selection
 
 NAME = "product"
 IN_PLACE = True
@@ -77,39 +75,17 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    """Estimate microseconds; channels that are read count in blocks of 16.
-
-    In the interpreter a step along K takes half as long as a tile: 0.2 to 0.6 ms.
-    """
-    K = 16 * launch.cdiv(_width(problem), 16)
-    products = _rows(problem) * K * (problem.M if problem.direction == GRAD_WEIGHT else costs.columns(problem))
     tile, split = _choice(problem)
-    if problem.paced:
-        time = choice.microseconds(*_shape(problem), tile, split, problem.processors, problem.target)
-        weight, by_descriptor, least = (
-            problem.direction == GRAD_WEIGHT,
-            _by_descriptors(problem),
-            min(problem.M, _width(problem)),
-        )
-        by_pointer = least < FEW_VALUES and not by_descriptor
-        if weight and by_pointer:
-            # 1x1 1120->5 at 21x21, 394 images: 236 us.
-            return costs.tile_time(problem, "product, weight", time)
-        time = costs.tile_time(problem, NAME, time)
-        if by_pointer:
-            time = max(selection.of(problem.target).launch, time - SOONER)
-        if time > SHORT and by_descriptor and not weight and problem.M < NARROWEST:
-            return time * costs.relative(problem, "product, narrow")
-        if time > SHORT and by_descriptor and least in (FEW_ROWS if weight else FEW):
-            return time * costs.relative(problem, "product, few channels")
-        # Rows not aligned to 4 bytes are written value by value. 322->391 at 82x82, 65 images: 1.09 ms.
-        odd = problem.direction != GRAD_WEIGHT and problem.M > MANY_OUTPUTS and problem.M % 2
-        return time * (costs.relative(problem, "product, odd") if odd else 1.0)
-    M, N, depth = _sizes(problem)
-    programs = launches.tiles_of(M, N, tile) * (1 + launch.cdiv(depth, tile["BLOCK_K"])) / 2
-    if problem.dtype.itemsize == 1 and _width(problem) < problem.M:
-        products *= WIDE_FLOAT8
-    return costs.microseconds(problem, NAME if _by_descriptors(problem) else "product, by pointers", products, programs)
+    family, shape = _shape(problem)
+    return choice.microseconds(
+        family, shape, tile, split, problem.processors, problem.target, dtype=problem.dtype, precision=problem.precision
+    )  # fmt: skip
+
+
+def programs(problem: Problem) -> float:
+    """Return the number of programs in the interpreter; a step along K takes half as long as one."""
+    (M, N, K), tile = _sizes(problem), _choice(problem)[0]
+    return launches.tiles_of(M, N, tile) * (1 + launch.cdiv(K, tile["BLOCK_K"])) / 2
 
 
 def statistics_bands(problem: Problem) -> int:

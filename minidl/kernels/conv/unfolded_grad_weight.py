@@ -154,7 +154,7 @@ def conv_unfolded_sum_kernel(
 def able(problem: Problem) -> bool | Unsupported:
     values = max(_side(problem, problem.read, problem.C), _side(problem, problem.written, problem.M))
     return (
-        (problem.paced or problem.target == "interpreted" or Unsupported("not 16 bits on sm_90"))
+        (problem.dtype.itemsize == 2 or problem.target == "interpreted" or Unsupported("not 16 bits"))
         and (problem.taps > 1 or Unsupported("one tap, which `product` computes"))
         and (min(problem.C, problem.M) >= FEWEST or Unsupported(f"fewer than {FEWEST} channels of a group"))
         and (all(channels * problem.dtype.itemsize % 16 == 0 for channels in (problem.C, problem.M))
@@ -172,10 +172,11 @@ def _side(problem: Problem, size: tuple[int, int], channels: int) -> int:
 
 
 def estimate(problem: Problem) -> float:
-    if problem.paced:
-        unsure = problem.groups > 1 or max(problem.at.h.in_step, problem.at.v.in_step) > 1
-        return costs.at_least(problem, MARGIN * (UNSURE if unsure else 1.0) * cut(problem).microseconds)
-    return pixel_grad_weight.estimate(problem)
+    unsure = problem.groups > 1 or max(problem.at.h.in_step, problem.at.v.in_step) > 1
+    return costs.at_least(problem, MARGIN * (UNSURE if unsure else 1.0) * cut(problem).microseconds)
+
+
+programs = pixel_grad_weight.programs
 
 
 class Cut(NamedTuple):
@@ -235,23 +236,22 @@ def _inside(problem: Problem) -> bool:
 def _split(problem: Problem, tile: launch.Tile, tiles: int, blocks: int, factor: float) -> tuple[int, int, float]:
     """Return (tiles that are not split, shares of the others, us)."""
     most = max(1, blocks // LEAST)
-    if not problem.paced:
-        count = max(1, min(2 * problem.processors // max(tiles, 1), most))
-        return (tiles, 1, 0.0) if count == 1 else (0, count, 0.0)
-    slots, step = tile_throughput.of_unfolded(tile)
-    device, fixed = problem.processors * slots, tile_throughput.rates().rounds["unfolded"]
+    rows, columns = tile["BLOCK_M"], tile["BLOCK_N"]
+    slots, step = tile_throughput.of(problem, rows, columns, f"unfolded {rows}x{columns}", loads=factor)
+    device, fixed = problem.processors * slots, costs.constants(problem).steps.rounds["unfolded"]
 
     def rounds(programs: int, blocks: int) -> float:
-        return launch.cdiv(programs, device) * (fixed + factor * tile_throughput.steps(blocks, tile["BLOCK_K"]) * step)
+        steps = tile_throughput.steps(problem, blocks, tile["BLOCK_K"])
+        return launch.cdiv(programs, device) * (fixed + steps * step)
 
     options = [(tiles, 1, rounds(tiles, blocks))]
     for unsplit in {0, tiles // device * device} - {tiles}:
         rest = tiles - unsplit
-        for target in {min(most, n * device // rest) for n in range(1, tile_throughput.MOST_ROUNDS)} - {0, 1}:
+        for target in {min(most, n * device // rest) for n in range(1, costs.MOST_ROUNDS)} - {0, 1}:
             share = launch.cdiv(blocks, target)
             count = launch.cdiv(blocks, share)
             time = rounds(unsplit, blocks) + rounds(rest * count, share)
-            time += tile_throughput.of_shares(count, rest * tile["BLOCK_M"] * tile["BLOCK_N"])
+            time += costs.shares_time(problem, count, rest * rows * columns)
             options.append((unsplit, count, time + ADDING * (1 + launch.cdiv(count - 1, TOGETHER.value)) / 2))
     return min(options, key=lambda at: (at[2], at[1]))
 

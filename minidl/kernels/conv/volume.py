@@ -24,14 +24,13 @@ import torch
 
 from minidl.kernels import check, conv
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import cubes, cubes_grad_weight, slices, voxels
+from minidl.kernels.conv import costs, cubes, cubes_grad_weight, slices, voxels
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.geometry import Axis, Phase, Volume
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
 from minidl.kernels.conv.stacks import is_identity, stack_slices
 from minidl.kernels.conv.voxels import Cubes
 from minidl.runtime import launch
-from minidl.runtime.cost_model import selection
 from minidl.runtime.launch_cache.replay import replayed
 
 # Factor on the estimate of "stack": on an H100 27 took 1.01 to 2.2 times it, 1.34 in geometric mean, boxes 1.09.
@@ -189,10 +188,9 @@ def _chosen_weight(problem: Problem, N: int, d: Axis, form: str | None) -> cubes
 def _stack_time(problem: Problem, N: int, d: Axis, back: bool) -> float:
     """Return the microseconds of the copies and convolutions of "stack"."""
     plane, M = problem.geometry, problem.M
-    device = selection.of(problem.target)
     # The weights are reordered, too: 14 MB in some 24 us on an H100.
     weights = d.kernel * plane.h.kernel * plane.w.kernel * problem.groups * problem.C * M * problem.dtype.itemsize
-    total = device.launch + 8 * weights / device.copy if problem.paced else 0.0
+    total = costs.copy_time(problem, 8 * weights)
     D, h, w = (d.output, plane.h.output, plane.w.output) if back else (d.size, plane.h.size, plane.w.size)
     for phase in d.backward() if back else [d.forward()]:
         images = problem._replace(N=N * phase.count, C=problem.C * len(phase.taps))
@@ -202,18 +200,18 @@ def _stack_time(problem: Problem, N: int, d: Axis, back: bool) -> float:
         total += _images_time(images, phase, D, h, w)
         if d.stride > 1 and back:
             written = images.N * plane.h.size * plane.w.size * problem.groups * M * problem.dtype.itemsize
-            total += device.launch + 2 * written / device.copy
+            total += costs.copy_time(problem, 2 * written)
     return total
 
 
 def _images_time(images: Problem, phase: Phase, D: int, h: int, w: int) -> float:
     """Return the microseconds of a convolution of stacked slices [h, w], including their copy."""
-    device, time = selection.of(images.target), plans.plan(images).microseconds
+    time = plans.plan(images).microseconds
     if is_identity(phase, D):
         return time
     # Bytes written, and partly read.
     copied = 1.5 * images.N * h * w * images.groups * images.C * images.dtype.itemsize
-    return (STACKED if images.paced else 1.0) * (time + device.launch + copied / device.copy)
+    return STACKED * (time + costs.copy_time(images, copied))
 
 
 def _run_cubes(
