@@ -206,11 +206,11 @@ def _shares(problem: Problem, tile: launch.Tile, together: int, parts: int, tile
     runs = launch.cdiv(problem.images * parts, tile["BLOCK_K"]) / parts
     columns = sum(w) / len(w) if together == 1 else problem.at.v.count
     blocks = math.ceil(max(1.0, sum(h) / len(h) * columns) * runs)
-    slots, step = tile_throughput.of_weight(problem, tile, together)
+    slots, step = tile_throughput.of_weight(problem, tile, together, "batch weight")
     # A lone program on a multiprocessor is faster.
     alone = costs.constants(problem).steps.alone["weight"] if tile["PER_PROCESSOR"] == 1 < slots else 1.0
     throughput = Throughput(tile["PER_PROCESSOR"], alone * step)
-    steps = tile_throughput.steps(problem, blocks, tile["BLOCK_K"])
+    steps = tile_throughput.steps(problem, blocks, tile["BLOCK_K"], boxes=True)
     if problem.image_bytes >= VAST and problem.images >= RUN:
         steps *= PAGES
     values = problem.groups * problem.M * problem.taps * problem.C

@@ -179,7 +179,7 @@ def estimate(problem: Problem) -> float:
     block = min(tile["BLOCK_K"], problem.C & -problem.C)
     tiles = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups * launch.cdiv(problem.images, tile["BLOCK_M"])
     tiles *= costs.outputs(problem) // problem.images
-    steps = tile_throughput.steps(problem, costs.taps_inside(problem) * problem.C / block, block)
+    steps = tile_throughput.steps(problem, costs.taps_inside(problem) * problem.C / block, block, boxes=True)
     steps *= costs.constants(problem).steps.pages if problem.image_bytes >= LARGE else 1.0
     work = costs.Work(tiles, steps, tile_throughput.of_runs(problem, tile), "batch")
     short = costs.constants(problem).steps.short_run if problem.images < FEWEST else 1.0

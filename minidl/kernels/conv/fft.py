@@ -121,7 +121,7 @@ def estimate(problem: Problem) -> float:
     cut, device = _cut(problem), costs.constants(problem)
     moved = cut.h.inputs * cut.w.inputs * problem.C + cut.h.tiles * cut.w.tiles * problem.M
     products = cut.h.tiles * cut.w.tiles * problem.M * problem.C * cut.h.blocks * cut.w.blocks
-    rate = device.products["float16"] * selection.rate(problem.target, problem.dtype, problem.precision)
+    rate = selection.rate(problem.target, problem.dtype, problem.precision)
     return device.launch + 3 * problem.N * cut.points**2 * (products + 32 * moved) / rate
 
 

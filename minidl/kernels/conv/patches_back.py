@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
+from minidl.kernels.conv import product
 from minidl.kernels.conv.problem import INT32_LIMIT, NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.kernels.gemm import choice, launches
 from minidl.kernels.gemm.tiled import split_columns, tile_position
@@ -113,9 +114,7 @@ def able(problem: Problem) -> bool | Unsupported:
 
 def estimate(problem: Problem) -> float:
     tile, shape = _choice(problem)
-    return choice.microseconds(
-        FAMILIES[0], shape, tile, 1, problem.processors, problem.target, dtype=problem.dtype, precision=problem.precision
-    )  # fmt: skip
+    return product.microseconds(problem, FAMILIES[0], shape, tile)
 
 
 def programs(problem: Problem) -> float:

@@ -36,17 +36,7 @@ FLOAT8 = True
 ADDED = 8
 DIRECTIONS = FORWARD, PHASE, GRAD_WEIGHT
 FAMILIES = ("gemm", "gemm_pointer")
-# Factor for float8 problems that write more channels than they read: boxes are faster there (`costs.FLOAT8`).
-WIDE_FLOAT8 = 1.15
-# These channel counts leave much of a tile empty: 24->144 at 56x56, 21 images, 28.9 us, and 17.8 forward; 40->240 at
-# 28x28, 30 and 340 images, 11.5 and 77 us backward, 1.1 and 1.9 TB/s.
-FEW = *range(8, 32), *range(33, 48)
-FEW_ROWS = range(8, 32)  # the same for the gradient of the weight, whose product has no rows of pixels
-NARROWEST = 4  # output channels; descriptors are slower with fewer: 12 launches
-FEW_VALUES = 24  # channels of a row; with fewer, read through pointers
-SOONER = 0.9  # us that such a product takes less than estimated: 69 launches, most of them small
-SHORT = 5.0  # us; shorter products do not slow down with few channels
-MANY_OUTPUTS = 64
+FASTER, SOONER = 0.9, 0.3  # time relative to the estimate of `gemm`, less SOONER us: drawn layers on an H200
 # Statistics are fused (`gemm.fused_statistics`) if K is at most this: two tiles then share a multiprocessor, and one is
 # summed while the other is read. us of a convolution with separate and with fused statistics, 256 images on an H100:
 # 64->256 at 56x56 417, 341; 256->128 330, 239; 128->512 at 28x28 216, 192; 256->1024 at 14x14 126, 118; 512->2048 at
@@ -76,10 +66,16 @@ def able(problem: Problem) -> bool | Unsupported:
 
 def estimate(problem: Problem) -> float:
     tile, split = _choice(problem)
-    family, shape = _shape(problem)
-    return choice.microseconds(
-        family, shape, tile, split, problem.processors, problem.target, dtype=problem.dtype, precision=problem.precision
+    return microseconds(problem, *_shape(problem), tile, split)
+
+
+def microseconds(problem: Problem, family: str, shape: choice.Shape, tile: launch.Tile, split: int = 1) -> float:
+    """Return the microseconds of a product."""
+    target, processors = problem.target, problem.processors
+    time = choice.microseconds(
+        family, shape, tile, split, processors, target, dtype=problem.dtype, precision=problem.precision
     )  # fmt: skip
+    return FASTER * time - SOONER
 
 
 def programs(problem: Problem) -> float:

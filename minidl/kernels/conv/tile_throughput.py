@@ -15,7 +15,7 @@ from minidl.runtime.cost_model.schema import Throughput
 
 FULL_BLOCK = 64  # values of K of a step
 LINE = 128  # bytes of a cache line
-LEAST_ROWS, LEAST_COLUMNS = 64, 32  # rows of a tensor-core instruction, and columns that take as long as fewer
+WGMMA_ROWS, LEAST_COLUMNS = 64, 32  # least rows of `wgmma`, and columns that take as long as fewer
 LARGE = 2**14  # accumulators of a tile, above which only one runs on a multiprocessor
 ACROSS = 1.4  # time of loads across K, relative to loads along K
 
@@ -30,8 +30,10 @@ def of(problem: Problem, rows: int, columns: int, *names: str, loads: float = 1.
             slots, step = device.tiles[name]
             return Throughput(slots, loads * step)
     slots = 1 if rows * columns > LARGE else 2
-    rate = device.gemm.gemm.operations * selection.rate(problem.target, problem.dtype, problem.precision)
-    products = slots * 2 * max(rows, LEAST_ROWS) * max(columns, LEAST_COLUMNS) * FULL_BLOCK / rate
+    rate = selection.rate(problem.target, problem.dtype, problem.precision) / problem.processors
+    # Tensor cores multiply tiles of fewer rows by `mma`, at half the rate of `wgmma`.
+    halved = rows < WGMMA_ROWS and (problem.dtype.itemsize <= 2 or problem.precision != "ieee")
+    products = slots * 2 * rows * (2 if halved else 1) * max(columns, LEAST_COLUMNS) * FULL_BLOCK / rate
     read = slots * (rows + columns) * FULL_BLOCK * problem.dtype.itemsize / device.steps.edges
     return Throughput(slots, max(products + device.gemm.gemm.wait, loads * read))
 
@@ -49,7 +51,7 @@ def of_runs(problem: Problem, tile: launch.Tile) -> Throughput:
 
 def of_boxes(problem: Problem, tile: launch.Tile) -> Throughput:
     """Return the throughput of a tile whose columns are boxes of pixels."""
-    rows, columns = max(LEAST_ROWS, tile["BLOCK_M"]), tile["BLOCK_N"]
+    rows, columns = max(WGMMA_ROWS, tile["BLOCK_M"]), tile["BLOCK_N"]
     return of(problem, rows, columns, f"box {rows}x{columns}x{tile.num_warps}")
 
 
@@ -63,7 +65,7 @@ def of_weight(problem: Problem, tile: launch.Tile, taps: int, *kinds: str, loads
 
 def steps(problem: Problem, blocks: float, block: int, boxes: bool = False) -> float:
     """Return the number of steps of 64 along K that take as long as `blocks` of length `block`."""
-    apart = 0.0 if boxes or problem.dtype.itemsize > 2 else selection.of(problem.target).steps.apart
+    apart = 0.0 if boxes else selection.of(problem.target).steps.apart
     return blocks * (apart + (1 - apart) * block / FULL_BLOCK)
 
 

@@ -34,11 +34,11 @@ def of(target: str) -> Constants:
 
 
 def rate(target: str, dtype: torch.dtype, precision: str) -> float:
-    """Return the rate of products of a dtype, relative to float16; `precision` is that of float32."""
-    if dtype.itemsize == 1:
-        return FLOAT8
+    """Return the products of a dtype per us, counted as two operations; `precision` is that of float32."""
     products = of(target).products
-    return products[precision if dtype == torch.float32 else str(dtype).removeprefix("torch.")] / products["float16"]
+    if dtype.itemsize == 1:
+        return FLOAT8 * products["float16"]
+    return products[precision if dtype == torch.float32 else str(dtype).removeprefix("torch.")]
 
 
 @contextlib.contextmanager
