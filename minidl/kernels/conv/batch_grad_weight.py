@@ -206,7 +206,7 @@ def _shares(problem: Problem, tile: launch.Tile, together: int, parts: int, tile
     runs = launch.cdiv(problem.images * parts, tile["BLOCK_K"]) / parts
     columns = sum(w) / len(w) if together == 1 else problem.at.v.count
     blocks = math.ceil(max(1.0, sum(h) / len(h) * columns) * runs)
-    slots, step = tile_throughput.of_weight(problem, tile, together, "batch weight")
+    slots, step = tile_throughput.of_weight(problem, tile, together, "run ")
     # A lone program on a multiprocessor is faster.
     alone = costs.constants(problem).steps.alone["weight"] if tile["PER_PROCESSOR"] == 1 < slots else 1.0
     throughput = Throughput(tile["PER_PROCESSOR"], alone * step)

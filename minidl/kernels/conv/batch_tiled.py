@@ -35,7 +35,7 @@ IN_PLACE = True
 FLOAT8 = True
 ADDED = 16
 LARGE = 2**20  # bytes of an image from which on a run touches many pages of memory
-FEWEST = 16  # images of a run; with fewer most of its rows are empty
+RUN = 64  # images of a run; with fewer its rows are partly empty
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_batch", "conv_batch_narrow")
 
@@ -182,7 +182,7 @@ def estimate(problem: Problem) -> float:
     steps = tile_throughput.steps(problem, costs.taps_inside(problem) * problem.C / block, block, boxes=True)
     steps *= costs.constants(problem).steps.pages if problem.image_bytes >= LARGE else 1.0
     work = costs.Work(tiles, steps, tile_throughput.of_runs(problem, tile), "batch")
-    short = costs.constants(problem).steps.short_run if problem.images < FEWEST else 1.0
+    short = costs.constants(problem).steps.short if problem.images < RUN else 1.0
     return costs.at_least(problem, short * costs.microseconds(problem, work))
 
 

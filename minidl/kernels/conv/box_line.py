@@ -65,7 +65,7 @@ def in_line(problem: Problem, tile: launch.Tile, boxes: int, taps: int, together
 
 def microseconds(problem: Problem, at: Line) -> float:
     """Return the microseconds of the products and sums; a program may write partial sums of two tiles."""
-    step = tile_throughput.of_weight(problem, at.tile, at.taps, "box weight").step
+    step = tile_throughput.of_weight(problem, at.tile, at.taps, "box ").step
     fixed = costs.constants(problem).steps.rounds["even"]
     time = tile_throughput.steps(problem, at.each, at.tile["BLOCK_K"]) * step
     if at.one_slot:

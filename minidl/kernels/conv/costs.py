@@ -108,6 +108,8 @@ def at_least(problem: Problem, time: float, size: int | None = None) -> float:
 
 def interpreted(problem: Problem, form: Any) -> float:
     """Return the microseconds of a form in the interpreter."""
+    if form.NAME not in INTERPRETED:
+        return float(form.estimate(problem))
     device, programs = constants(problem), form.programs(problem) if hasattr(form, "programs") else 1
     operations = 2 * outputs(problem) * problem.groups * taps(problem) * problem.C * problem.M
     return INTERPRETED[form.NAME] * (device.launch * (1 + programs) + operations / device.products["ieee"])

@@ -16,11 +16,12 @@ BITS = 31
 MANY_OUTPUTS = 64
 # Columns of a tile from which on strided pixels are read as fast as adjacent ones.
 WIDE_TILE = 256
-# Channels of groups with a separate cost factor.
+# Channels of groups that share the cache lines of a pixel.
 GROUP = 17, 32
 # Channels from which on taps are the inner loop.
 MANY_CHANNELS = 256
-POOLED = 2.0  # time with a pool
+POOLED = 3.0  # time with a pool, relative to that without
+GROUPS = 0.65  # time with groups of so many channels, relative to one group
 
 
 class Chosen(NamedTuple):
@@ -104,7 +105,9 @@ def options(problem: Problem, at: Chosen) -> dict[str, int]:
 
 
 def estimate(problem: Problem) -> float:
-    time = chosen(problem).microseconds
+    time, sizes = chosen(problem).microseconds, (problem.C, problem.M)
+    if problem.groups > 1 and GROUP[0] <= min(sizes) <= max(sizes) <= GROUP[1]:
+        time *= GROUPS
     return costs.at_least(problem, POOLED * time if problem.pool else time)
 
 

@@ -8,6 +8,8 @@ depends on the edges of a tile, not on its area. Measured tiles take 0.8 to 1.2 
 
 from __future__ import annotations
 
+import math
+
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
@@ -17,6 +19,7 @@ FULL_BLOCK = 64  # values of K of a step
 LINE = 128  # bytes of a cache line
 WGMMA_ROWS, LEAST_COLUMNS = 64, 32  # least rows of `wgmma`, and columns that take as long as fewer
 LARGE = 2**14  # accumulators of a tile, above which only one runs on a multiprocessor
+FAR, FARTHER = 512, 0.25  # channels per warpgroup from which on loads of boxes take longer, per factor of 2
 ACROSS = 1.4  # time of loads across K, relative to loads along K
 
 
@@ -40,25 +43,26 @@ def of(problem: Problem, rows: int, columns: int, *names: str, loads: float = 1.
 
 def of_pixels(problem: Problem, rows: int, columns: int, loads: float = 1.0) -> Throughput:
     """Return the throughput of a tile whose rows are pixels."""
-    return of(problem, rows, columns, f"{rows}x{columns}", loads=loads)
+    return of(problem, rows, columns, f"pixel {rows}x{columns}", loads=loads)
 
 
 def of_runs(problem: Problem, tile: launch.Tile) -> Throughput:
     """Return the throughput of a tile whose rows are images, read by descriptors."""
     rows, columns = tile["BLOCK_M"], tile["BLOCK_N"]
-    return of(problem, rows, columns, f"batch {rows}x{columns}", f"{rows}x{columns}")
+    return of(problem, rows, columns, f"run {rows}x{columns}", f"pixel {rows}x{columns}")
 
 
 def of_boxes(problem: Problem, tile: launch.Tile) -> Throughput:
     """Return the throughput of a tile whose columns are boxes of pixels."""
-    rows, columns = max(WGMMA_ROWS, tile["BLOCK_M"]), tile["BLOCK_N"]
-    return of(problem, rows, columns, f"box {rows}x{columns}x{tile.num_warps}")
+    rows, columns, warps = max(WGMMA_ROWS, tile["BLOCK_M"]), tile["BLOCK_N"], tile.num_warps
+    loads = 1 + FARTHER * max(0.0, math.log2(4 * problem.groups * problem.C / (warps * FAR)))
+    return of(problem, rows, columns, f"box {rows}x{columns}x{warps}", loads=loads)
 
 
 def of_weight(problem: Problem, tile: launch.Tile, taps: int, *kinds: str, loads: float = 1.0) -> Throughput:
     """Return the throughput of a weight gradient's tile with `taps` taps, whose operands lie across K."""
     rows, columns = tile["BLOCK_M"], tile["BLOCK_N"]
-    names = [f"{kind} {rows}x{columns}x{taps}" for kind in (*kinds, "weight")]
+    names = (f"weight {kind}{rows}x{columns}x{taps}" for kind in (*kinds, ""))
     loads *= 1.0 if problem.dtype.itemsize == 2 else ACROSS
     return of(problem, rows, columns * taps, *names, "weight", loads=loads)
 

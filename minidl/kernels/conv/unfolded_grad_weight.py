@@ -237,7 +237,7 @@ def _split(problem: Problem, tile: launch.Tile, tiles: int, blocks: int, factor:
     """Return (tiles that are not split, shares of the others, us)."""
     most = max(1, blocks // LEAST)
     rows, columns = tile["BLOCK_M"], tile["BLOCK_N"]
-    slots, step = tile_throughput.of(problem, rows, columns, f"unfolded {rows}x{columns}", loads=factor)
+    slots, step = tile_throughput.of(problem, rows, columns, f"weight unfolded {rows}x{columns}", loads=factor)
     device, fixed = problem.processors * slots, costs.constants(problem).steps.rounds["unfolded"]
 
     def rounds(programs: int, blocks: int) -> float:

@@ -43,7 +43,7 @@ class Steps(NamedTuple):
     flat          factor of loads for taps and channels as one axis, value by value; `flat_weight` for weight gradients,
                   `patches` times that if a patch is longer than a tile
     waited        factor of such steps with loads of 2 bytes, which no asynchronous copy has
-    short_run     factor of runs of fewer than 16 images; `short`: of weight gradients with fewer than 64
+    short, pages  factors of runs of fewer than 64 images, and of images of 1 MB or more, on many pages of memory
     narrow        factor by the bytes of one load
     across_lines  factor for rows that begin within a cache line
     rounds        us of a round in addition to its steps: the first blocks and the epilogue
@@ -63,7 +63,6 @@ class Steps(NamedTuple):
     patches: float
     strided: float
     pages: float
-    short_run: float
     short: float
     waited: float
     narrow: Mapping[int, float]
@@ -146,9 +145,9 @@ class Constants(NamedTuple):
     launch      us of one kernel
     copy        bytes read and written per us; `reached`: the share of it that tiles of products reach
     products    operations per us, by dtype or float32 precision
-    tiles       Throughput by BLOCK_M x BLOCK_N: "128x64" of pixels, "batch 128x128" of runs of images if different,
-                "box 128x128x8" of boxes with 8 warps, "weight 64x64x3" of weight gradients with 3 taps,
-                "box weight 128x64x3" and "unfolded 128x256" of these forms of them
+    tiles       Throughput by kind, BLOCK_M and BLOCK_N: "pixel 128x64"; "run 128x128" of images, if different from
+                pixels; "box 128x128x8" with 8 warps; "weight 64x64x3" of a weight gradient with 3 taps, "weight run",
+                "weight box" and "weight unfolded" of these forms of it, and "weight" of all others
     """
 
     launch: float
