@@ -25,7 +25,7 @@ NAME = "banded"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_banded_grad_weight", "conv_band")
 # Read time by bytes per load, relative to 16.
-LOADS, FOLD = 2.5, 4.0  # time of loads across K relative to loads along it; us of the launch that folds the bands
+LOADS, FOLD = 2.5, 4.0  # time of loads across K, relative to loads along it; us of folding the bands
 PIECES = {16: 1.0, 8: 1.2, 4: 3.0, 2: 6.0}
 
 

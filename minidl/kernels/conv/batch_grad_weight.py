@@ -29,9 +29,6 @@ FAMILIES = ("conv_batch_grad_weight",)
 PART = 2**19
 RUN = 64  # images, the BLOCK_K of most tiles
 LEAST = 8  # minimum steps of a share
-LEAST_RUN = 16  # minimum images for runs of parts of images
-VAST, PAGES = 3 * 2**20, 1.7  # bytes of an image whose runs touch too many pages of memory, and the factor on steps
-ROW_OF_TAPS = 128  # maximum channels of tiles with three taps
 
 
 @triton.jit
@@ -211,8 +208,6 @@ def _shares(problem: Problem, tile: launch.Tile, together: int, parts: int, tile
     alone = costs.constants(problem).steps.alone["weight"] if tile["PER_PROCESSOR"] == 1 < slots else 1.0
     throughput = Throughput(tile["PER_PROCESSOR"], alone * step)
     steps = tile_throughput.steps(problem, blocks, tile["BLOCK_K"], boxes=True)
-    if problem.image_bytes >= VAST and problem.images >= RUN:
-        steps *= PAGES
     values = problem.groups * problem.M * problem.taps * problem.C
     work = costs.Work(tiles, steps, throughput, "weight", values=values)
     shares = costs.in_shares(problem, work, blocks, LEAST)

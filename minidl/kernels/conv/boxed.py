@@ -35,13 +35,7 @@ OVERLAPS = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
 LEAST = 64  # rows of a tile
-# Boxes of this many images, in tensors larger than the L2 cache. 256->2048 at 33x33, 387 images: 7.9 ms.
-FEW_IMAGES, LARGE = 32, 50e6
-# Results stored per microsecond, one by one. 1x1 16->207, 381 images of 42x42: 356 us, of which 135 for products;
-# 32->939, 228 of 3x3: 7.7 and 2.9; 3x3 4->1695, 55 of 12x12: 44 and 17.
-VALUES = 3.5e5
 SMALL_PIECES = 8  # of a tile whose two results would fill the registers
-SOONEST = 0.6  # smallest factor on a tile's fixed time
 
 
 @triton.jit
@@ -197,8 +191,7 @@ def able(problem: Problem) -> bool | Unsupported:
 
 def estimate(problem: Problem) -> float:
     """Estimate microseconds, including the pixels of boxes that lie outside an image."""
-    stored = costs.outputs(problem) * problem.groups * problem.M / VALUES if costs.odd_rows(problem) else 0.0
-    return costs.at_least(problem, max(microseconds(problem, _tile(problem)), stored))
+    return costs.at_least(problem, microseconds(problem, _tile(problem)))
 
 
 def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:

@@ -1,9 +1,11 @@
 """Estimated microseconds of a convolution: the work of its launches, and the constants of a device.
 
-    time = rounds * (start + steps * step) + sum of shares + launches, and at least the time of the bytes that are moved
+    time = launch + rounds * (start + steps * step) + sum of shares, and at least the time of the bytes that are moved
 
-Tiles run in rounds of as many as fit on all multiprocessors (`tile_throughput`). A step is 64 values of K; a split K has
-shares, whose partial sums are added. In the interpreter programs run one after another and each takes as long.
+Tiles run in rounds of as many as fit on all multiprocessors (`tile_throughput`). A step is 64 values of K; if K is
+split, the partial sums of its shares are added. In the interpreter programs run one after another, each as long:
+
+    time = form's share * (launch * (1 + programs) + operations / rate)
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from minidl.runtime.cost_model.schema import Constants, Throughput
 
 MOST_ROUNDS = 13  # shares are tried for fewer rounds than this
 BOTH = 0.02  # share of the shorter of memory and product time that does not overlap
-ODD = 1.3
+ODD = 1.3  # time of rows of many values that are not aligned to 16 bytes and so stored one by one
 SOONEST = 1 / 3  # smallest part of a round's fixed time, for a few programs
 BAND = 1e5  # values of a band that are computed per us
 POOLED = 1.25  # time of a pool relative to a copy of its input

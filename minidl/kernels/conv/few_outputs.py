@@ -42,11 +42,6 @@ MOST = 4
 LARGEST = 64
 NARROWEST = 16  # minimum rows of a band
 
-# More input channels have a separate factor. 3x3 384->4 at 142x93, 145 images: 3.0 ms.
-MANY_CHANNELS = 128
-# Latencies per launch and per cached block, besides memory: 61 launches of 1 to 36 blocks.
-LAUNCH_WAITS, BLOCK_WAITS = 2.2, 0.17
-
 
 @triton.jit
 def conv_few_band_kernel(

@@ -11,17 +11,11 @@ from minidl.runtime import launch
 
 NAME = "pixel"
 FAMILIES = ("conv", "conv_flat")
-# Maximum taps of an axis with one mask bit per tap.
-BITS = 31
-MANY_OUTPUTS = 64
-# Columns of a tile from which on strided pixels are read as fast as adjacent ones.
-WIDE_TILE = 256
-# Channels of groups that share the cache lines of a pixel.
-GROUP = 17, 32
-# Channels from which on taps are the inner loop.
-MANY_CHANNELS = 256
+BITS = 31  # maximum taps of an axis with one mask bit per tap
+MANY_CHANNELS = 256  # channels from which on taps are the inner loop
 POOLED = 3.0  # time with a pool, relative to that without
-GROUPS = 0.65  # time with groups of so many channels, relative to one group
+# Channels of groups that share the cache lines of a pixel, and their time relative to that of one group.
+GROUP, GROUPS = (17, 32), 0.65
 
 
 class Chosen(NamedTuple):
@@ -50,7 +44,8 @@ def _with_shares(problem: Problem, tile: launch.Tile, C: int, JW: int, pixels: i
     blocks = launch.cdiv(taps * C, BLOCK_K) if is_flat else taps * max(1, C // BLOCK_K)
     across = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups
     count = launch.cdiv(pixels, tile["BLOCK_M"]) * across
-    split, work = 1, work_of(problem, Chosen(tile, C, JW, 1, 0.0), taps)._replace(tiles=count)
+    work = work_of(problem, Chosen(tile, C, JW, 1, 0.0), taps)._replace(tiles=count)
+    split = 1
     if not problem.pool and problem.at.h.out_step == problem.at.v.out_step == 1:
         target = max(1, min(work.throughput.slots * problem.processors // max(count, 1), blocks // 8))
         split = launch.cdiv(blocks, launch.cdiv(blocks, target))
@@ -71,8 +66,8 @@ def work_of(problem: Problem, at: Chosen, taps: float) -> costs.Work:
     rows, columns = at.tile["BLOCK_M"], at.tile["BLOCK_N"]
     if flat(C, len(problem.at.h.taps) * at.JW if problem.direction != TRANSPOSED else math.ceil(taps)):
         blocks, size = math.ceil(taps * C / BLOCK_K), C * problem.dtype.itemsize
-        # Asynchronous copies need 4 bytes or more: 2-byte loads are waited for in every step but the first.
-        if size % 8:
+        # Asynchronous copies need 4 bytes or more: loads of 2 are waited for in every step but the first.
+        if problem.dtype.itemsize < 4 and size % 8:
             blocks = 1 + (blocks - 1) * times.waited
         loads = times.flat if size % 16 else 1.0
         loads *= times.strided if problem.at.v.in_step > 1 else 1.0
