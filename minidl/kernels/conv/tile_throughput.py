@@ -69,8 +69,8 @@ def of_weight(problem: Problem, tile: launch.Tile, taps: int, *kinds: str, loads
 
 def steps(problem: Problem, blocks: float, block: int, boxes: bool = False) -> float:
     """Return the number of steps of 64 along K that take as long as `blocks` of length `block`."""
-    apart = 0.0 if boxes else selection.of(problem.target).steps.apart
-    return blocks * (apart + (1 - apart) * block / FULL_BLOCK)
+    fixed = 0.0 if boxes else selection.of(problem.target).steps.per_block
+    return blocks * (fixed + (1 - fixed) * block / FULL_BLOCK)
 
 
 def narrow(problem: Problem, channels: int) -> float:

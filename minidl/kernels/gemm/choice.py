@@ -108,7 +108,7 @@ def microseconds(
 ) -> float:  # fmt: skip
     """Return the estimated time in microseconds."""
     costs, (M, N, K, batch, units) = getattr(selection.of(target).gemm, family), shape
-    operations = costs.operations * selection.rate(target, dtype, precision) / selection.rate(target, torch.float16, "")
+    operations = costs.operations if dtype.itemsize == 2 else selection.rate(target, dtype, precision) / processors
     rows, columns, depth = tile["BLOCK_M"], tile["BLOCK_N"], tile["BLOCK_K"]
     count, blocks = launches.tiles_of(M, N, tile) * batch, launch.cdiv(K, depth)
     # Rounds: (busy programs, number of rounds, blocks of K).

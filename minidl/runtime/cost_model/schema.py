@@ -33,15 +33,15 @@ class Throughput(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Steps of programs, and rounds of all programs, for tiles of 16-bit convolutions.
+    """Steps of programs, and rounds of all programs, of convolutions.
 
     launch        us of a launch besides its rounds
     edges         bytes per us that one multiprocessor reads from L2 while all read, for tiles without measurements
     alone, last   factor of a step if fewer programs run on a multiprocessor than fit, by kind of round; for the last
                   round after full ones
-    apart         share of a step that does not depend on the length of the block of K, if read through pointers
+    per_block     share of a step that does not depend on the length of the block of K, if read through pointers
     flat          factor of loads for taps and channels as one axis, value by value; `flat_weight` for weight gradients,
-                  `patches` times that if a patch is longer than a tile
+                  `patches` times that if a patch is longer than a tile; `strided` times as long with a stride
     waited        factor of such steps with loads of 2 bytes, which no asynchronous copy has
     short, pages  factors of runs of fewer than 64 images, and of images of 1 MB or more, on many pages of memory
     narrow        factor by the bytes of one load
@@ -57,7 +57,7 @@ class Steps(NamedTuple):
     edges: float
     alone: Mapping[str, float]
     last: float
-    apart: float
+    per_block: float
     flat: float
     flat_weight: float
     patches: float

@@ -35,10 +35,10 @@ GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("gemm_pointer",), ("gemm.gemm_pointer.",)),
     (
         ("pixel_tiled", "pixel_back", "boxed", "paired_box", "batch_tiled", "batch_back"),
-        ("tiles.pixel", "tiles.run", "tiles.box", "steps.launch", "steps.edges", "steps.a", "steps.flat.",
-         "steps.strided", "steps.waited", "steps.pages", "steps.narrow.8", "steps.narrow.4", "steps.narrow.2",
-         "steps.shares", "steps.cached", "steps.uncached", "steps.rounds.pixel", "steps.rounds.flat", "steps.rounds.b",
-         "reached"),
+        ("tiles.pixel", "tiles.run", "tiles.box", "steps.launch", "steps.edges", "steps.alone", "steps.per_block",
+         "steps.flat.", "steps.strided", "steps.waited", "steps.pages", "steps.narrow.8", "steps.narrow.4",
+         "steps.narrow.2", "steps.shares", "steps.cached", "steps.uncached", "steps.rounds.pixel",
+         "steps.rounds.flat", "steps.rounds.b", "reached"),
     ),
     (
         ("pixel_grad_weight", "batch_grad_weight"),

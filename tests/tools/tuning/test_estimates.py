@@ -50,7 +50,8 @@ def test_known_constants_are_found_again_from_noisy_times(setup, drawn):
     """With an outlier in 50, as a device that others use has them; and what nothing says is not moved."""
     random, start = Random(0), selection.of("sm_90")
     known = schema.as_json(start)
-    moved = {("gemm", "gemm", "l2_all"): 0.8, ("gemm", "gemm_pointer", "loads"): 0.75, ("tiles", "pixel 128x64", 1): 1.25}
+    tile = "tiles", "pixel 128x64", 1
+    moved = {("gemm", "gemm", "l2_all"): 0.8, ("gemm", "gemm_pointer", "loads"): 0.75, tile: 1.25}
     others = {("tiles", name, 1): 1.2 for name in known["tiles"]}
     for path, times in (others | moved).items():
         fit._set(known, path, times * fit._get(known, path))
