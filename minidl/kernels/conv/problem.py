@@ -222,6 +222,11 @@ class Problem(NamedTuple):
         return launch.tiles_for(family, self.dtype, floor=16, precision=self.precision, target_=self.target, **shape)
 
     @property
+    def paced(self) -> bool:
+        """Return whether the time of tiles was measured (`tile_throughput`): 16-bit dtypes on sm_90."""
+        return self.dtype.itemsize == 2 and self.target == "sm_90"
+
+    @property
     def constants(self) -> dict[str, Any]:
         """Return a kernel's constants for the dtype of sums and the precision of products."""
         return {"ACC": launch.acc(self.dtype), "PRECISION": self.precision}

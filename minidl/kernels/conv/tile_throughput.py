@@ -28,7 +28,7 @@ def of(problem: Problem, rows: int, columns: int, *names: str, loads: float = 1.
 
     loads: how much longer its loads take than aligned ones of 16 bytes."""
     device = selection.of(problem.target)
-    for name in names if problem.dtype.itemsize == 2 else ():
+    for name in names if problem.paced else ():
         if name in device.tiles:
             slots, step = device.tiles[name]
             return Throughput(slots, loads * step)
@@ -63,7 +63,7 @@ def of_weight(problem: Problem, tile: launch.Tile, taps: int, *kinds: str, loads
     """Return the throughput of a weight gradient's tile with `taps` taps, whose operands lie across K."""
     rows, columns = tile["BLOCK_M"], tile["BLOCK_N"]
     names = (f"weight {kind}{rows}x{columns}x{taps}" for kind in (*kinds, ""))
-    loads *= 1.0 if problem.dtype.itemsize == 2 else ACROSS
+    loads *= 1.0 if problem.paced else ACROSS
     return of(problem, rows, columns * taps, *names, "weight", loads=loads)
 
 
