@@ -59,8 +59,8 @@ def test_every_device_of_the_package_has_constants_with_their_date_and_source():
         (lambda content: content["constants"]["tiles"].update({"64x64": [1.5, 1]}), "expected a number above 0"),
         (lambda content: content["constants"].update(steps=3), "steps is 3, expected an object"),
         (
-            lambda content: content.update(base="nvidia-h100", constants={"forms": {"fastest": 1}}),
-            "forms has fastest, known",
+            lambda content: content.update(base="nvidia-h100", constants={"steps": {"fastest": 1}}),
+            "steps has fastest, known",
         ),
         (lambda content: content.update(base="../h100"), "the base '../h100' is no device of the package"),
         (lambda content: content.update(figures={}), None),

@@ -14,6 +14,7 @@ NaN within the width of the band.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import bands, costs
+from minidl.kernels.conv import bands, costs, tile_throughput
 from minidl.kernels.conv.epilogue import pool_last
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
@@ -35,7 +36,7 @@ ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_band", "conv_banded")
 
-MANY_OUTPUTS = 32
+LOADS = 1.5  # time of loads of groups relative to loads of channels
 MANY_ROWS = 64  # of a band, above which a descriptor reads it: smaller bands stay in L1
 
 
@@ -210,28 +211,17 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    kind = "banded, pooled" if problem.pool else NAME
-    time = costs.microseconds(problem, kind, products(problem))
-    # Rows with many channels that do not start at a multiple of 4 bytes are stored value by value. 2x2 stride 2, 8->53
-    # at 242x242: 726 us.
-    if problem.paced and problem.M > MANY_OUTPUTS and problem.M % 2:
-        time *= costs.relative(problem, "banded, odd")
-    if two_bytes_apart(problem):
-        time *= costs.relative(problem, "banded, odd channels")
-    return costs.tile_time(problem, NAME, time)
-
-
-def two_bytes_apart(problem: Problem) -> bool:
-    """Return whether groups with a stride of 2 start at odd offsets, so that values are read one by one.
-
-    7x7 3->64 at 224x224, 256 images: 756 us for 442; strides of 4 are as estimated, those of 1 a quarter above."""
-    return problem.paced and problem.C % 2 == 1 and problem.at.v.in_step == 2
-
-
-def products(problem: Problem) -> float:
-    """Return the number of products, including zeros of the band and 128 for each value that is read."""
+    """Estimate microseconds, with the launch that computes the band."""
     G, KP, NP = groups_of(problem)
-    return costs.outputs(problem) * len(problem.at.h.taps) * KP * (NP + 128) / G
+    rows = costs.outputs(problem) // G
+    tile = problem.tile("conv_banded", M=rows, K=KP, N=NP)
+    block, height = min(tile["BLOCK_K"], KP), len(problem.at.h.taps)
+    steps = tile_throughput.steps(problem, height * launch.cdiv(KP, block), block)
+    # Groups may start at any value.
+    loads = LOADS * tile_throughput.narrow(problem, math.gcd(G * problem.at.v.in_step, problem.read[1]) * problem.C)
+    throughput = tile_throughput.of_pixels(problem, tile["BLOCK_M"], NP, loads)
+    work = costs.Work(launch.cdiv(rows, tile["BLOCK_M"]), steps, throughput, "flat")
+    return costs.at_least(problem, costs.microseconds(problem, work)) + costs.band_time(problem, height * KP * NP)
 
 
 def prepare(problem: Problem) -> Product:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import reduce
-from minidl.kernels.conv import banded, costs
+from minidl.kernels.conv import banded, costs, tile_throughput
 from minidl.kernels.conv.banded import Bands, group_of
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import GRAD_WEIGHT, Problem, Tensors, Unsupported
@@ -25,6 +25,7 @@ NAME = "banded"
 DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_banded_grad_weight", "conv_band")
 # Read time by bytes per load, relative to 16.
+LOADS, FOLD = 2.5, 4.0  # time of loads across K, relative to loads along it; us of folding the bands
 PIECES = {16: 1.0, 8: 1.2, 4: 3.0, 2: 6.0}
 
 
@@ -127,8 +128,7 @@ def cheapest(problem: Problem) -> tuple[Problem, bool]:
 
 
 def estimate(problem: Problem) -> float:
-    """Estimate microseconds with two more launches; small problems take 17 to 21 us."""
-    return costs.tile_time(problem, "banded, weight", _microseconds(cheapest(problem)[0]))
+    return _microseconds(cheapest(problem)[0])
 
 
 def _microseconds(problem: Problem) -> float:
@@ -136,13 +136,36 @@ def _microseconds(problem: Problem) -> float:
 
     5x5 16->8 at 90x90, 80 images, 73 us, 13->6 330; 3x3 16->8 at 265x265, 264 images, 1041, 11->1 3706.
     """
-    time = costs.microseconds(problem, NAME, banded.products(problem))
-    if not problem.paced:
-        return time
     G, KP, NP = banded.groups_of(problem)
     x, dy = (PIECES[_bytes(problem, values)] for values in _rows(problem, G))
-    # The gradient's rows are shorter.
-    return time * (KP * x + NP * (1 + dy) / 2) / (KP + NP)
+    loads = LOADS * (KP * x + NP * (1 + dy) / 2) / (KP + NP)  # the gradient's rows are shorter
+    at = _cut(problem, costs.outputs(problem) // G)
+    steps = tile_throughput.steps(problem, at.blocks, at.tile["BLOCK_M"])
+    throughput = tile_throughput.of(problem, at.tile["BLOCK_K"], NP, loads=loads)
+    values = len(problem.at.h.taps) * KP * NP
+    work = costs.Work(at.tiles, steps, throughput, "weight", at.shares, values)
+    return costs.at_least(problem, costs.microseconds(problem, work)) + costs.band_time(problem, values) + FOLD
+
+
+class _Cut(NamedTuple):
+    """The tile, the number of tiles of the bands, the blocks of rows, and the shares of these."""
+
+    tile: launch.Tile
+    tiles: int
+    blocks: int
+    shares: int
+
+
+def _cut(problem: Problem, rows: int) -> _Cut:
+    """Return the decomposition of `rows` groups of pixels."""
+    G, KP, NP = banded.groups_of(problem)
+    R = len(problem.at.h.taps)
+    distance = _bytes(problem, _rows(problem, G)[1])
+    tile = problem.tile("conv_banded_grad_weight", M=rows, K=R * KP, N=NP, APART=distance)
+    tiles = launch.cdiv(R * KP, tile["BLOCK_K"])
+    blocks = launch.cdiv(rows, tile["BLOCK_M"])
+    share = launch.cdiv(blocks, max(1, min(4 * problem.processors // tiles, blocks // 8)))
+    return _Cut(tile, tiles, blocks, launch.cdiv(blocks, share))
 
 
 def _rows(problem: Problem, G: int) -> tuple[int, int]:
@@ -172,12 +195,8 @@ def prepare(problem: Problem) -> Prepared:
     M, R, S, C = problem.shape
     bands = Bands.of(problem)
     rows, RK = problem.N * bands.QH * bands.GROUPS, R * bands.KP
-    distance = _bytes(problem, _rows(problem, bands.G)[1])
-    tile = problem.tile("conv_banded_grad_weight", M=rows, K=RK, N=bands.NP, APART=distance)
-    tiles = launch.cdiv(RK, tile["BLOCK_K"])
-    blocks = launch.cdiv(rows, tile["BLOCK_M"])
-    share = launch.cdiv(blocks, max(1, min(4 * problem.processors // tiles, blocks // 8)))
-    shares = launch.cdiv(blocks, share)
+    tile, tiles, blocks, shares = _cut(problem, rows)
+    share = launch.cdiv(blocks, shares)
     scalars = (rows, problem.read[0], problem.at.h.in_start, share * tile["BLOCK_M"])
     early = dependent_launch.options(target=problem.target)
     meta = {"bands": bands, **early, **tile.options}

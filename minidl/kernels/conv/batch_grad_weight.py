@@ -21,6 +21,7 @@ from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, Problem, Tensors, Unsupported
 from minidl.kernels.conv.records import Outputs, Taps
 from minidl.runtime import dependent_launch, launch
+from minidl.runtime.cost_model.schema import Throughput
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
 
@@ -32,9 +33,6 @@ FAMILIES = ("conv_batch_grad_weight",)
 PART = 2**19
 RUN = 64  # images, the BLOCK_K of most tiles
 LEAST = 8  # minimum steps of a share
-LEAST_RUN = 16  # minimum images for runs of parts of images
-MANY_IMAGES = 512
-ROW_OF_TAPS = 128  # maximum channels of tiles with three taps
 
 
 class GradWeightTile(NamedTuple):
@@ -165,22 +163,12 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    if problem.paced:
-        cut_ = cut(problem)
-        return costs.at_least(problem, costs.page_factor(problem, cut_.parts > 1) * cut_.shares.microseconds)
-    rows = problem.N * (parts_of(problem) if problem.C > ROW_OF_TAPS and problem.N >= LEAST_RUN else 1)
-    factor = costs.run_factor(problem, rows, costs.HALF_RUN)
-    tile = tile_of(problem)
-    # Tiles are partly empty with few channels.
-    channels = max(tile["BLOCK_M"] * launch.cdiv(problem.M, tile["BLOCK_M"]), RUN)
-    channels *= max(tile["BLOCK_N"] * launch.cdiv(problem.C, tile["BLOCK_N"]), RUN)
-    full = len(problem.at.v.taps) in (1, 3) and problem.M >= RUN
-    # 128@28 63 us, 320@64 of 2 images 600; few: 5x5 64->192 at 27x27, 165 images 665, 128->32 at 56x56, 116 images 259.
-    name = "batch, weight" if full or problem.N >= MANY_IMAGES else "batch, weight, few images"
-    products = costs.outputs(problem) * problem.groups * problem.taps * channels
-    if rows < costs.HALF_RUN:
-        name, products = NAME, costs.dense(problem, max(problem.C, RUN))
-    return factor * costs.microseconds(problem, name, products, costs.outputs(problem))
+    return costs.at_least(problem, cut(problem).shares.microseconds)
+
+
+def programs(problem: Problem) -> int:
+    """Return the number of programs in the interpreter."""
+    return costs.outputs(problem)
 
 
 def tile_of(problem: Problem) -> launch.Tile:
@@ -216,11 +204,11 @@ class Cut(NamedTuple):
     together: int
     parts: int
     tiles: int
-    shares: tile_throughput.Shares
+    shares: costs.Shares
 
 
 def cut(problem: Problem) -> Cut:
-    """Return the decomposition: enough shares for the device or, if `paced`, the fastest number of shares."""
+    """Return the decomposition with the fastest number of shares."""
     tile, taps = tile_of(problem), problem.taps
     together = tile["TAPS"] if len(problem.at.v.taps) == 3 else 1
     parts = parts_of(problem) if together == 1 else 1
@@ -229,24 +217,21 @@ def cut(problem: Problem) -> Cut:
     return Cut(tile, together, parts, tiles, _shares(problem, tile, together, parts, tiles))
 
 
-def _shares(problem: Problem, tile: launch.Tile, together: int, parts: int, tiles: int) -> tile_throughput.Shares:
+def _shares(problem: Problem, tile: launch.Tile, together: int, parts: int, tiles: int) -> costs.Shares:
     h, w = problem.geometry.h.inside(), problem.geometry.w.inside()
-    runs = launch.cdiv(problem.images, tile["BLOCK_K"])
-    work = max(1, max(h) * max(w)) * runs
-    if not problem.paced:
-        return tile_throughput.Shares(
-            max(1, min(tile["PER_PROCESSOR"] * problem.processors // tiles, work // LEAST)), 0.0
-        )
     runs = launch.cdiv(problem.images * parts, tile["BLOCK_K"]) / parts
     columns = sum(w) / len(w) if together == 1 else problem.at.v.count
     blocks = math.ceil(max(1.0, sum(h) / len(h) * columns) * runs)
-    throughput = tile_throughput.of_programs(tile, together)
+    slots, step = tile_throughput.of_weight(problem, tile, together, "run ")
+    # A lone program on a multiprocessor is faster.
+    alone = costs.constants(problem).steps.alone["weight"] if tile["PER_PROCESSOR"] == 1 < slots else 1.0
+    throughput = Throughput(tile["PER_PROCESSOR"], alone * step)
+    steps = tile_throughput.steps(problem, blocks, tile["BLOCK_K"], boxes=True)
     values = problem.groups * problem.M * problem.taps * problem.C
-    shares = tile_throughput.in_shares(
-        tiles, blocks, tile["BLOCK_K"], throughput, problem.processors, values, 1.0, LEAST
-    )
+    work = costs.Work(tiles, steps, throughput, "weight", values=values)
+    shares = costs.in_shares(problem, work, blocks, LEAST)
     # Partial runs: 4x4 stride 2, 256->512 at 16x16, 5 images, 26 us.
-    times = costs.relative(problem, "batch, weight, short") if problem.images < RUN else 1.0
+    times = costs.constants(problem).steps.short if problem.images < RUN else 1.0
     return shares._replace(microseconds=shares.microseconds * times)
 
 

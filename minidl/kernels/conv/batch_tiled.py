@@ -24,9 +24,7 @@ from minidl.kernels import float8
 from minidl.kernels.conv import costs, tile_throughput
 from minidl.kernels.conv.problem import (
     CORRELATIONS,
-    FORWARD,
     NO_BOXES,
-    PHASE,
     TRANSPOSED,
     Problem,
     Tensors,
@@ -35,7 +33,6 @@ from minidl.kernels.conv.problem import (
 from minidl.kernels.conv.records import Outputs, Taps, Weights
 from minidl.kernels.epilogue import finish
 from minidl.runtime import dependent_launch, launch
-from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
 
@@ -43,6 +40,8 @@ NAME = "batch"
 IN_PLACE = True
 FLOAT8 = True
 ADDED = 16
+LARGE = 2**20  # bytes of an image from which on a run touches many pages of memory
+RUN = 64  # images of a run; with fewer its rows are partly empty
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_batch", "conv_batch_narrow")
 
@@ -198,30 +197,20 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    if problem.paced:
-        tile = tile_of(problem)
-        block = min(tile["BLOCK_K"], problem.C & -problem.C)
-        tiles = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups * launch.cdiv(problem.images, tile["BLOCK_M"])
-        tiles *= costs.outputs(problem) // problem.images
-        steps = tile_throughput.steps(costs.taps_inside(problem) * problem.C / block, block) * costs.pages(problem)
-        throughput = tile_throughput.of_boxes(tile["BLOCK_M"], tile["BLOCK_N"])
-        time = tile_throughput.microseconds(tiles, steps, throughput, problem.processors, "batch")
-        short = costs.RUN if problem.direction == FORWARD else costs.HALF_RUN
-        if problem.images < costs.FEWEST:
-            time *= selection.of(problem.target).images.short_run
-        elif problem.images < short and problem.direction != PHASE and problem.geometry.w.stride > 1:
-            # 3x3 128->128 stride 2 at 56x56, 53 images: 54 us; back 1x1 1024->2048 at 14x14, 27 images: 39 us.
-            time *= costs.relative(problem, "batch, strided, short")
-        elif problem.images < costs.HALF_RUN:
-            # 3x3 128->54 at 16x16, 21 images: 18 us.
-            time *= costs.relative(problem, "batch, short")
-        return costs.at_least(problem, time)
-    products = costs.reading(problem) * costs.pages(problem) * costs.dense(problem)
-    if problem.dtype.itemsize == 1:
-        products *= costs.taps_inside(problem) / problem.taps
-    return costs.run_factor(problem, problem.images) * costs.microseconds(
-        problem, NAME, products, costs.outputs(problem)
-    )
+    tile = tile_of(problem)
+    block = min(tile["BLOCK_K"], problem.C & -problem.C)
+    tiles = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups * launch.cdiv(problem.images, tile["BLOCK_M"])
+    tiles *= costs.outputs(problem) // problem.images
+    steps = tile_throughput.steps(problem, costs.taps_inside(problem) * problem.C / block, block, boxes=True)
+    steps *= costs.constants(problem).steps.pages if problem.image_bytes >= LARGE else 1.0
+    work = costs.Work(tiles, steps, tile_throughput.of_runs(problem, tile), "batch")
+    short = costs.constants(problem).steps.short if problem.images < RUN else 1.0
+    return costs.at_least(problem, short * costs.microseconds(problem, work))
+
+
+def programs(problem: Problem) -> int:
+    """Return the number of programs in the interpreter."""
+    return costs.outputs(problem)
 
 
 def prepare(problem: Problem) -> launch.Prepared:

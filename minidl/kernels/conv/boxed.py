@@ -29,7 +29,6 @@ from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, Problem, Tensors
 from minidl.kernels.conv.records import Outputs, Taps, Weights
 from minidl.kernels.epilogue import affine, finish, split_columns
 from minidl.runtime import launch
-from minidl.runtime.cost_model import selection
 
 NAME = "box"
 IN_PLACE = True
@@ -205,15 +204,7 @@ def able(problem: Problem) -> bool | Unsupported:
 
 def estimate(problem: Problem) -> float:
     """Estimate microseconds, including the pixels of boxes that lie outside an image."""
-    h, v, tile = problem.at.h, problem.at.v, _tile(problem)
-    if problem.paced:
-        stored = costs.outputs(problem) * problem.groups * problem.M / VALUES if costs.odd_rows(problem) else 0.0
-        return costs.at_least(problem, max(microseconds(problem, tile), stored))
-    sizes = problem.N, h.count, v.count
-    box = shape_of_box(*sizes, tile["BLOCK_N"])
-    filled = math.prod(launch.cdiv(size, extent) * extent for size, extent in zip(sizes, box, strict=True))
-    filled /= math.prod(sizes)
-    return costs.microseconds(problem, NAME, filled * costs.reading(problem) * costs.dense(problem))
+    return costs.at_least(problem, microseconds(problem, _tile(problem)))
 
 
 def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
@@ -228,7 +219,7 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
     pieces = chosen["PIECES"]
     if problem.beside and chosen.num_warps == 8:
         pieces = SMALL_PIECES
-    elif problem.beside and problem.paced and chosen.num_warps == 4 and chosen["BLOCK_M"] > LEAST:
+    elif problem.beside and chosen.num_warps == 4 and chosen["BLOCK_M"] > LEAST:
         pieces = max(SMALL_PIECES, pieces)  # forced tiles; `_tile` chooses none such
     tiles = launch.cdiv(M, chosen["BLOCK_M"]) * groups
     tiles *= math.prod(launch.cdiv(size, extent) for size, extent in zip((N, h.count, v.count), box, strict=True))
@@ -281,20 +272,13 @@ def _tile(problem: Problem) -> launch.Tile:
 
 
 def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
-    """Return the microseconds of a `paced` problem with a tile, by default the best one."""
-    if tile is None:
-        tile = _tile(problem)
+    """Return the microseconds with a tile, by default the best one."""
+    tile = tile or _tile(problem)
     sizes = problem.images, problem.at.h.count, problem.at.v.count
     box = shape_of_box(*sizes, tile["BLOCK_N"])
     boxes = math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
     block = min(tile["BLOCK_K"], problem.C & -problem.C)
     tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
-    device = selection.of(tile_throughput.TARGET)
-    steps = tile_throughput.steps(problem.taps * problem.C / block, block, device.steps.apart_boxes)
-    throughput = tile_throughput.of_boxed(tile, problem.groups * problem.C)
-    if box[0] >= FEW_IMAGES and problem.images * problem.image_bytes > LARGE:
-        steps *= device.images.many
-    # Small tiles, alone on a multiprocessor, have less fixed time: 1x1 64->64 at 56x56, one image, 2.2 us.
-    size = tile["BLOCK_M"] * tile["BLOCK_N"] / tile_throughput.LARGE
-    fixed = min(1.0, SOONEST + (1 - SOONEST) * size) if tiles <= problem.processors else 1.0
-    return tile_throughput.microseconds(tiles, steps, throughput, problem.processors, "box", fixed)
+    steps = tile_throughput.steps(problem, problem.taps * problem.C / block, block, boxes=True)
+    throughput = tile_throughput.of_boxes(problem, tile)
+    return costs.microseconds(problem, costs.Work(tiles, steps, throughput, "box"))

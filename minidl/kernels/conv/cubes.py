@@ -24,7 +24,6 @@ from minidl.kernels.conv.problem import Tensors
 from minidl.kernels.conv.voxels import Sizes, Taps, VolumeProblem, voxels_of
 from minidl.kernels.epilogue import finish
 from minidl.runtime import launch
-from minidl.runtime.cost_model import selection
 from minidl.runtime.descriptors import Box
 
 NAME = "cube"
@@ -208,25 +207,15 @@ def able(cubes: VolumeProblem) -> bool:
 
 def estimate(cubes: VolumeProblem) -> float:
     """Estimate microseconds, as `boxed` does."""
-    problem, tile = cubes.problem, _tile(cubes)
-    if problem.paced:
-        return costs.at_least(problem, microseconds(cubes, tile), voxels.moved(cubes))
-    device = selection.of(problem.target)
-    boxes = voxels.count_boxes(cubes.counts, voxels.box_shape(cubes, tile["BLOCK_N"]))
-    products = boxes * tile["BLOCK_N"] * cubes.phase_count * problem.groups * cubes.each * problem.C
-    products *= costs.columns(problem)
-    rate = device.products[problem.precision if problem.dtype.itemsize == 4 else str(problem.dtype)[6:]]
-    return device.launch + device.forms["box"] * 2 * products / rate
+    return costs.at_least(cubes.problem, microseconds(cubes, _tile(cubes)), voxels.moved(cubes))
 
 
 def microseconds(cubes: VolumeProblem, tile: launch.Tile) -> float:
-    """Return the microseconds of a `paced` problem with a tile."""
-    problem, device = cubes.problem, selection.of(tile_throughput.TARGET)
-    block = voxels.block_of(problem, tile)
-    tiles = _count_tiles(cubes, tile)
-    steps = tile_throughput.steps(cubes.each * voxels.width(problem, block) / block, block, device.steps.apart_boxes)
-    throughput = tile_throughput.of_boxed(tile, problem.groups * problem.C)
-    return tile_throughput.microseconds(tiles, steps, throughput, problem.processors, "box")
+    """Return the microseconds with a tile."""
+    problem, block = cubes.problem, voxels.block_of(cubes.problem, tile)
+    steps = tile_throughput.steps(problem, cubes.each * voxels.width(problem, block) / block, block, boxes=True)
+    work = costs.Work(_count_tiles(cubes, tile), steps, tile_throughput.of_boxes(problem, tile), "box")
+    return costs.microseconds(problem, work)
 
 
 def prepare(cubes: VolumeProblem) -> launch.Prepared:

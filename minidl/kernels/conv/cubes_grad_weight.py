@@ -25,7 +25,6 @@ from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import INT32_LIMIT, Tensors
 from minidl.kernels.conv.voxels import Sizes, Taps, VolumeProblem, voxels_of
 from minidl.runtime import dependent_launch, launch
-from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
 
 __all__ = ["NAME", "able", "estimate", "prepare", "run"]
@@ -136,10 +135,10 @@ def able(cubes: VolumeProblem) -> bool:
 def estimate(cubes: VolumeProblem) -> float:
     """Estimate microseconds."""
     problem, line = cubes.problem, _line(cubes)
-    if problem.paced:
-        factor = THIN_X if problem.C < 32 else THIN_Y if problem.M <= 32 else 1.0
-        return costs.at_least(problem, factor * even_parts.microseconds(line), voxels.moved(cubes))
-    return selection.of(problem.target).launch * (line.tiles + line.programs)
+    if problem.target == "interpreted":
+        return costs.constants(problem).launch * (line.tiles + line.programs)
+    factor = THIN_X if problem.C < 32 else THIN_Y if problem.M <= 32 else 1.0
+    return costs.at_least(problem, factor * even_parts.microseconds(problem, line), voxels.moved(cubes))
 
 
 def _line(cubes: VolumeProblem) -> Line:
@@ -151,7 +150,7 @@ def _line(cubes: VolumeProblem) -> Line:
         together = tile["TAPS"] if row % tile["TAPS"] == 0 else 1
         boxes = voxels.count_boxes(cubes.counts, box)
         lines.append(even_parts.in_line(problem, box, tile, boxes, cubes.taps, together))
-    return min(lines, key=even_parts.microseconds) if problem.paced else lines[0]
+    return min(lines, key=lambda line: even_parts.microseconds(problem, line))
 
 
 def prepare(cubes: VolumeProblem) -> Shares:

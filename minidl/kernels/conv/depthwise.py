@@ -28,7 +28,6 @@ from minidl.kernels.conv.depthwise_weights import TapStrides
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, TRANSPOSED, Problem, Unsupported
 from minidl.runtime import dependent_launch, launch
-from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
 
 NAME = "depthwise"
@@ -235,21 +234,12 @@ def fits(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    cut = narrow.cut(problem)
-    if problem.paced:
-        return _paced(problem, cut)
-    taps = math.prod(axis.kernel / (axis.stride if problem.direction == TRANSPOSED else 1) for axis in cut.axes)
-    products = costs.outputs(problem) * problem.groups * problem.M * problem.C * taps
-    rounds = cut.grid * cut.rows * math.prod(cut.taps) * problem.C
-    return costs.channel_sums_time(problem, NAME, products, rounds)
-
-
-def _paced(problem: Problem, cut: narrow.Cut) -> float:
     """Estimate microseconds; off by a factor of 1.23 in the geometric mean of 351 drawn layers on H100s and H200s.
 
     A warp loads each row of x once for all rows of outputs that read it, and weights in place.
     """
-    times, (down, across) = selection.of(problem.target).channels, cut.taps
+    cut = narrow.cut(problem)
+    times, (down, across) = costs.constants(problem).channels, cut.taps
     stride = 1 if problem.direction == TRANSPOSED else problem.geometry.h.stride
     rows = min(cut.rows * down, (cut.rows - 1) * stride + down)
     read = rows * (1 if problem.M == problem.C == 1 else cut.vec)
@@ -257,9 +247,15 @@ def _paced(problem: Problem, cut: narrow.Cut) -> float:
     products = across * problem.C * down * cut.rows * cut.vec
     warps = launch.cdiv(cut.tile["BLOCK_K"], 32)
     program = times.program + warps * (times.load * (loads + cut.rows) + times.product * products)
-    memory_time = times.memory * costs.moved(problem) / selection.of(problem.target).copy
+    memory_time = costs.moved(problem) / costs.constants(problem).copy
     time = times.launch + max(memory_time, cut.grid * program / problem.processors) + times.wait * loads
     return time + (0.0 if cut.direct else times.ordered)
+
+
+def programs(problem: Problem) -> int:
+    """Return the number of programs in the interpreter, where each step along taps and rows takes as long as one."""
+    cut = narrow.cut(problem)
+    return 1 + cut.grid * cut.rows * math.prod(cut.taps) * problem.C
 
 
 def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Product:

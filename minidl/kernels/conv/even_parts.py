@@ -16,7 +16,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import tile_throughput
+from minidl.kernels.conv import costs, tile_throughput
 from minidl.kernels.conv.prepared import Shares
 from minidl.kernels.conv.problem import Problem
 from minidl.kernels.conv.voxels import BoxShape
@@ -153,17 +153,18 @@ def in_line(problem: Problem, box: BoxShape, tile: launch.Tile, boxes: int, taps
     device = tile["PER_PROCESSOR"] * problem.processors
     programs = max(1, min(device, tiles * boxes // LEAST))
     even = Line(box, tile, together, boxes, tiles, launch.cdiv(tiles * (PAUSE + boxes), programs), device)
-    return min(even, even._replace(each=PAUSE + boxes), key=microseconds) if problem.paced else even
+    return min(even, even._replace(each=PAUSE + boxes), key=lambda line: microseconds(problem, line))
 
 
-def microseconds(at: Line) -> float:
+def microseconds(problem: Problem, at: Line) -> float:
     """Return the microseconds of the products and sums; a program may write partial sums of two tiles."""
-    step, fixed = tile_throughput.of_box_weight(at.tile, at.taps).step, tile_throughput.rates().rounds["even"]
-    time = tile_throughput.steps(at.each, at.tile["BLOCK_K"]) * step
+    step = tile_throughput.of_weight(problem, at.tile, at.taps, "box ").step
+    fixed = costs.constants(problem).steps.rounds["even"]
+    time = tile_throughput.steps(problem, at.each, at.tile["BLOCK_K"]) * step
     if at.one_slot:
         return fixed + launch.cdiv(at.tiles, at.together) * time
     values = at.tile["BLOCK_M"] * at.tile["BLOCK_N"] * at.taps
-    return fixed + time + tile_throughput.of_shares(at.programs + at.tiles, values) + SLOT * at.slots
+    return fixed + time + costs.shares_time(problem, at.programs + at.tiles, values) + SLOT * at.slots
 
 
 def prepare(problem: Problem, line: Line, product: launch.Prepared, shape: tuple[int, ...]) -> Shares:

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import costs
+from minidl.kernels.conv import costs, tile_throughput
 from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.pixel_boxes import shape_of_box
 from minidl.kernels.conv.prepared import Copy, Product
@@ -42,11 +42,6 @@ MOST = 4
 # Maximum outputs of a group.
 LARGEST = 64
 NARROWEST = 16  # minimum rows of a band
-
-# More input channels have a separate factor. 3x3 384->4 at 142x93, 145 images: 3.0 ms.
-MANY_CHANNELS = 128
-# Latencies per launch and per cached block, besides memory: 61 launches of 1 to 36 blocks.
-LAUNCH_WAITS, BLOCK_WAITS = 2.2, 0.17
 
 
 class Cells(NamedTuple):
@@ -168,18 +163,13 @@ def able(problem: Problem) -> bool | Unsupported:
 
 def estimate(problem: Problem) -> float:
     groups = _groups(problem)
-    cells = groups.number[0] * groups.number[1]
-    time = costs.microseconds(problem, NAME, problem.N * cells * groups.NP * groups.K)
-    if not problem.paced:
-        return time
-    if groups.NP == NARROWEST:
-        # 3x3 1->64 at 572x572: 1.6 times as long with 1, 3, 11 and 41 images.
-        time *= costs.relative(problem, "few, narrow")
-    # A program waits for each block of K, with many channels on memory: 872->1 of one image took 90 us.
-    blocks = launch.cdiv(groups.K, 64)
-    if problem.C > MANY_CHANNELS:
-        return costs.tile_time(problem, NAME, costs.relative(problem, "few, many channels") * time, blocks)
-    return costs.tile_time(problem, NAME, time, LAUNCH_WAITS + blocks * BLOCK_WAITS)
+    cells = problem.N * groups.number[0] * groups.number[1]
+    tile = problem.tile("conv_few", N=cells, K=problem.C & -problem.C, M=problem.M)
+    block = min(tile["BLOCK_K"], problem.C & -problem.C)
+    steps = tile_throughput.steps(problem, groups.K / block, block, boxes=True)
+    throughput = tile_throughput.of_pixels(problem, tile["BLOCK_N"], groups.NP)
+    work = costs.Work(launch.cdiv(cells, tile["BLOCK_N"]), steps, throughput, "box")
+    return costs.at_least(problem, costs.microseconds(problem, work)) + costs.band_time(problem, groups.NP * groups.K)
 
 
 class Groups(NamedTuple):

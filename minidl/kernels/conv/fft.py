@@ -36,6 +36,7 @@ from minidl.kernels.conv.spectra import (
     conv_fft_product_kernel,
 )
 from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 NAME = "fft"
 DIRECTIONS = CORRELATIONS
@@ -117,10 +118,11 @@ def able(problem: Problem) -> bool | Unsupported:
 
 def estimate(problem: Problem) -> float:
     """Estimate microseconds with three real products per complex one, and 32 for each value of a spectrum."""
-    cut = _cut(problem)
+    cut, device = _cut(problem), costs.constants(problem)
     moved = cut.h.inputs * cut.w.inputs * problem.C + cut.h.tiles * cut.w.tiles * problem.M
     products = cut.h.tiles * cut.w.tiles * problem.M * problem.C * cut.h.blocks * cut.w.blocks
-    return costs.microseconds(problem, NAME, problem.N * cut.points**2 // 2 * 3 * (products + 32 * moved))
+    rate = selection.rate(problem.target, problem.dtype, problem.precision)
+    return device.launch + 3 * problem.N * cut.points**2 * (products + 32 * moved) / rate
 
 
 def _cut(problem: Problem, points: int | None = None) -> Cuts:

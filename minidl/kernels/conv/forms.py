@@ -6,7 +6,8 @@ A form is a module of this folder with
     DIRECTIONS the directions it supports
     FAMILIES   the tile tables it uses
     able(problem)      True, or `Unsupported` with the reason
-    estimate(problem)  microseconds, by `costs`; only for problems it supports
+    estimate(problem)  microseconds on a GPU, by `costs`; only for problems it supports
+    programs(problem)  optional: number of programs in the interpreter; else 1
     FLOAT8     optional: whether it reads 8-bit values, forward
     ADDED      optional: supports a sum before the activation if M is a multiple of this
     OVERLAPS   optional: whether it reads pixels that overlap in memory (`unshuffle`)

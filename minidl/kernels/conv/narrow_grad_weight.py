@@ -9,7 +9,6 @@ from minidl.kernels.conv import costs, narrow
 from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
-from minidl.runtime.cost_model import selection
 
 FAMILY = "conv_depthwise_grad_weight"
 # Maximum unrolled rows of taps of a program.
@@ -77,22 +76,12 @@ def rows_of(h: Axis, v: Axis, QH: int, most: int, columns: int, taps: tuple[int,
 
 
 def estimate(problem: Problem) -> float:
-    cut_ = cut(problem)
-    if problem.paced:
-        return _paced(problem, cut_)
-    products = costs.outputs(problem) * problem.groups * problem.M * problem.C * problem.taps
-    QH = narrow.image_sizes(problem, problem.geometry[:2])[1][0]
-    rows = cut_.tiles * cut_.rows + cut_.rest * (QH % cut_.rows)
-    rounds = cut_.parts * math.prod(cut_.taps) * rows * cut_.columns
-    return costs.channel_sums_time(problem, "depthwise, weight", products, rounds)
-
-
-def _paced(problem: Problem, cut_: Cut) -> float:
     """Estimate microseconds; off by a factor of 1.26 in the geometric mean of 160 drawn layers on H100s and H200s.
 
     A warp loads the rows of dy and x of a tile, in vectors if each channel has one output.
     """
-    times, tile = selection.of(problem.target).channels, cut_.tile
+    cut_ = cut(problem)
+    times, tile = costs.constants(problem).channels, cut_.tile
     h, v = problem.geometry[:2]
     pairs = problem.groups * problem.M * problem.C
     per_thread = max(1, tile["BLOCK_P"] * tile["BLOCK_C"] // (32 * tile.num_warps))
@@ -104,7 +93,13 @@ def _paced(problem: Problem, cut_: Cut) -> float:
     share += launch.cdiv(cut_.rest, shares)
     programs = cut_.parts * shares
     tiles = share * tile.num_warps * (times.load * loads + times.product * products)
-    tiles *= 1.0 if problem.M == problem.C == 1 else times.several
-    memory = times.weight_memory * costs.moved(problem) / selection.of(problem.target).copy
+    memory = costs.moved(problem) / costs.constants(problem).copy
     time = times.launch + max(memory, programs * (times.program + tiles) / problem.processors) + times.tile * share
     return time + (times.sum + shares * pairs * problem.taps / times.joined if shares > 1 else 0.0)
+
+
+def programs(problem: Problem) -> int:
+    """Return the number of programs in the interpreter, where each step along taps and rows takes as long as one."""
+    cut_, QH = cut(problem), narrow.image_sizes(problem, problem.geometry[:2])[1][0]
+    rows = cut_.tiles * cut_.rows + cut_.rest * (QH % cut_.rows)
+    return 1 + cut_.parts * math.prod(cut_.taps) * rows * cut_.columns

@@ -12,7 +12,6 @@ from minidl.kernels.conv.epilogue import repeated
 from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, PHASE, Phases, Problem, Tensors, Unsupported
-from minidl.runtime.cost_model import selection
 
 NAME = "pair"
 ADDED = 8
@@ -20,7 +19,6 @@ DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box", "conv_band")
 # Maximum output channels; two pixels then fill a tile.
 MOST = 64
-UNMEASURED = 1000  # factor that excludes the form from automatic choice
 
 
 def able(problem: Problem) -> bool | Unsupported:
@@ -41,11 +39,7 @@ def able(problem: Problem) -> bool | Unsupported:
 def estimate(problem: Problem) -> float:
     pairs = _pairs(problem)
     band = 2 * problem.M * len(problem.at.h.taps) * (len(problem.at.v.taps) + 1) * problem.C
-    extra = costs.band_time(problem, band) + selection.of(problem.target).launch
-    if problem.paced:
-        return costs.at_least(problem, boxed.microseconds(pairs)) + extra
-    # Without measured tiles the form is used on request only.
-    return UNMEASURED * boxed.estimate(pairs) + extra
+    return costs.at_least(problem, boxed.microseconds(pairs)) + costs.band_time(problem, band)
 
 
 def prepare(problem: Problem) -> Product:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import costs
+from minidl.kernels.conv import product
 from minidl.kernels.conv.problem import INT32_LIMIT, NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.kernels.epilogue import split_columns
 from minidl.kernels.gemm import choice, launches
@@ -116,11 +116,13 @@ def able(problem: Problem) -> bool | Unsupported:
 
 def estimate(problem: Problem) -> float:
     tile, shape = _choice(problem)
-    if problem.paced:
-        time = choice.microseconds(FAMILIES[0], shape, tile, 1, problem.processors, problem.target)
-        return costs.tile_time(problem, NAME, time)
-    programs = launches.tiles_of(shape.M, shape.N, tile) * (1 + launch.cdiv(shape.K, tile["BLOCK_K"])) / 2
-    return costs.microseconds(problem, NAME, costs.dense(problem), programs)
+    return product.microseconds(problem, FAMILIES[0], shape, tile)
+
+
+def programs(problem: Problem) -> float:
+    """Return the number of programs in the interpreter; a step along K takes half as long as one."""
+    tile, shape = _choice(problem)
+    return launches.tiles_of(shape.M, shape.N, tile) * (1 + launch.cdiv(shape.K, tile["BLOCK_K"])) / 2
 
 
 def prepare(problem: Problem) -> launch.Prepared:

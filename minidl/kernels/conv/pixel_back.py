@@ -15,7 +15,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, phase_weights, pixel_choice, tile_throughput
+from minidl.kernels.conv import costs, phase_weights, pixel_choice
 from minidl.kernels.conv.batch_back import phase_at, phase_of
 from minidl.kernels.conv.pixel_steps import PixelSizes
 from minidl.kernels.conv.pixel_tiled import conv_pixel_tile, tile_of
@@ -88,25 +88,23 @@ def estimate(problem: Problem) -> float:
     """Estimate microseconds by the tile of the phase with most taps, for the mean number of taps."""
     phase = _longest(problem)
     at = pixel_choice.chosen(phase)._replace(C=problem.C)  # undoes a merged row of taps
-    if not problem.paced:
-        return costs.microseconds(
-            problem, NAME, costs.outputs(problem) * pixel_choice.products(phase) * costs.taps(problem) / phase.taps,
-            pixel_choice.programs(phase),
-        )  # fmt: skip
-    steps, kind = pixel_choice.steps_of(problem, at, costs.taps(problem))
-    longest, _ = pixel_choice.steps_of(problem, at, phase.taps)
-    throughput = tile_throughput.of(at.tile)
+    work = pixel_choice.work_of(problem, at, costs.taps(problem))
     # Tiles of phases without taps only store: 1x1 stride 2, 256->512 backward to 56x56, 27 images, 27 us.
     with_taps, empty = (_tiles(problem, at.tile, taps) for taps in (True, False))
     time = 0.0
     if with_taps:
-        steps_per_tile = steps * (with_taps + empty) / with_taps
-        time = tile_throughput.microseconds(with_taps, steps_per_tile, throughput, problem.processors, kind)
-    if with_taps + empty > throughput.slots * problem.processors:
-        time += tile_throughput.microseconds(empty, 0.0, throughput, problem.processors, kind)
+        steps = work.steps * (with_taps + empty) / with_taps
+        time = costs.microseconds(problem, work._replace(tiles=with_taps, steps=steps))
+    if with_taps + empty > work.throughput.slots * problem.processors:
+        time += costs.microseconds(problem, work._replace(tiles=empty, steps=0.0))
     # 3x3 stride 2, 512->512 at 7x7, 2 images: one round, as long as its tiles of four taps, 14 us.
-    time = max(time, tile_throughput.microseconds(1, longest, throughput, problem.processors, kind))
-    return costs.at_least(problem, time + (0.0 if problem.in_place else tile_throughput.rates().turn))
+    time = max(time, costs.microseconds(problem, pixel_choice.work_of(problem, at, phase.taps)))
+    return costs.at_least(problem, time + (0.0 if problem.in_place else costs.constants(problem).steps.turn))
+
+
+def programs(problem: Problem) -> int:
+    """Return the number of programs in the interpreter."""
+    return pixel_choice.programs(_longest(problem))
 
 
 def prepare(problem: Problem) -> Product:

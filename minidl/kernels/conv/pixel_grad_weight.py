@@ -143,15 +143,10 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    if problem.paced:
-        time = chosen(problem).microseconds
-        # 3x3 in 32 groups of 32 channels at 7x7, 21 to 230 images: 1.4 to 2.1 times as long.
-        if pixel_choice.has_narrow_groups(problem):
-            time *= costs.relative(problem, "weight, pixel, groups")
-        return costs.at_least(problem, time)
-    return costs.microseconds(
-        problem, NAME, costs.outputs(problem) * pixel_choice.products(problem), pixel_choice.programs(problem)
-    )  # fmt: skip
+    return costs.at_least(problem, chosen(problem).microseconds)
+
+
+programs = pixel_choice.programs
 
 
 class Chosen(NamedTuple):
@@ -188,35 +183,26 @@ def chosen(problem: Problem) -> Chosen:
     tiles *= 1 if joined else launch.cdiv(taps, TAPS)
     block = tile["BLOCK_K"]
     blocks = launch.cdiv(pixels, block)
-    if not problem.paced:
-        # Only one program of eight warps runs on a multiprocessor.
-        programs = problem.processors * (1 if tile.num_warps == 8 else 2)
-        target = max(1, min(programs // max(tiles, 1), blocks // LEAST))
-        return Chosen(tile, TAPS, C, JW, joined, tiles, *_shares(blocks, block, target), 0.0)
     # Narrow rows take longer, but few channels are read.
-    dy_time = tile_throughput.narrow(problem.M, 2) * min(problem.M, tile["BLOCK_M"])
-    x_time = tile_throughput.narrow(C, 2) * min(C, tile["BLOCK_N"]) * TAPS
+    dy_time = tile_throughput.narrow(problem, problem.M) * min(problem.M, tile["BLOCK_M"])
+    x_time = tile_throughput.narrow(problem, C) * min(C, tile["BLOCK_N"]) * TAPS
     narrow = max(1.0, (dy_time + x_time) / (tile["BLOCK_M"] + tile["BLOCK_N"] * TAPS))
-    values = problem.groups * problem.M * problem.taps * problem.C
-    split = tile_throughput.in_shares(
-        tiles, blocks, block, tile_throughput.of_grad_weight(tile, TAPS), problem.processors, values,
-        _patch_factor(problem, tile, C, N) if joined else narrow, LEAST,
-        "flat" if joined else "weight",
+    loads = _patch_factor(problem, tile, C, N) if joined else narrow
+    throughput = tile_throughput.of_weight(problem, tile, TAPS, loads=loads)
+    work = costs.Work(
+        tiles, tile_throughput.steps(problem, blocks, block), throughput, "flat" if joined else "weight",
+        values=problem.groups * problem.M * problem.taps * problem.C,
     )  # fmt: skip
+    split = costs.in_shares(problem, work, blocks, LEAST)
     return Chosen(tile, TAPS, C, JW, joined, tiles, *_shares(blocks, block, split.count), split.microseconds)
 
 
 def _patch_factor(problem: Problem, tile: launch.Tile, C: int, values: int) -> float:
-    """Return the factor for patches of `values` values, addressed one by one, relative to contiguous channels.
-
-    168 drawn layers on H100s and H200s: 0.3 with 16 columns. 3 channels, 11x11 stride 4 at 224x224, 257 images: 982 us.
-    """
-    times = tile_throughput.rates().flat_weight * math.sqrt(tile["BLOCK_N"] / 128) * (tile["BLOCK_M"] / 128) ** 0.25
-    if C * problem.dtype.itemsize % 8 == 0:
-        return times * costs.relative(problem, "weight, pixel, eights")
-    if values > tile["BLOCK_N"] >= 128:
-        return times * costs.relative(problem, "weight, pixel, patches")
-    return times * (costs.relative(problem, "weight, pixel, strided") if problem.at.v.in_step > 1 else 1.0)
+    """Return the factor for patches of `values` values, addressed one by one, relative to contiguous channels."""
+    times, rows, columns = costs.constants(problem).steps, tile["BLOCK_M"], tile["BLOCK_N"]
+    patches = values > columns >= 128 and C * problem.dtype.itemsize % 8 > 0
+    size = math.sqrt(columns / 128) * (rows / 128) ** 0.25
+    return times.flat_weight * size * (times.patches if patches else 1.0)
 
 
 def prepare(problem: Problem) -> Shares:

@@ -158,6 +158,9 @@ def estimate(problem: Problem) -> float:
     return pixel_choice.estimate(problem)
 
 
+programs = pixel_choice.programs
+
+
 def prepare(problem: Problem) -> Prepared:
     h, v = problem.at.h, problem.at.v
     (H, W), (OH, OW) = problem.read, problem.written

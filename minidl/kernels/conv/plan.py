@@ -240,7 +240,8 @@ def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
             continue
         able = form.able(problem) and _reads(form, problem)
         if able:
-            time = form.estimate(counted) + costs.sum_time(counted)
+            time = costs.interpreted(counted, form) if problem.target == "interpreted" else form.estimate(counted)
+            time += costs.sum_time(counted)
             results.append((FormPlan(problem, time, form), form_label(form)))
         else:
             results.append((None, f"{form_label(form):<34} unable: {able}"))

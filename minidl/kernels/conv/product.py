@@ -17,7 +17,6 @@ from typing import NamedTuple
 import torch
 
 from minidl.kernels import gemm
-from minidl.kernels.conv import costs
 from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.problem import (
     FORWARD,
@@ -34,7 +33,6 @@ from minidl.kernels.gemm.operands import Operand, unit
 from minidl.kernels.gemm.plan import tiled
 from minidl.kernels.gemm.prepared import Product
 from minidl.runtime import launch
-from minidl.runtime.cost_model import selection
 
 NAME = "product"
 IN_PLACE = True
@@ -42,15 +40,7 @@ FLOAT8 = True
 ADDED = 8
 DIRECTIONS = FORWARD, PHASE, GRAD_WEIGHT
 FAMILIES = ("gemm", "gemm_pointer")
-# Factor for float8 problems that write more channels than they read: boxes are faster there (`costs.FLOAT8`).
-WIDE_FLOAT8 = 1.15
-FEW = *range(8, 32), *range(33, 48)  # channel counts that leave much of a tile empty
-FEW_ROWS = range(8, 32)  # the same for the gradient of the weight, whose product has no rows of pixels
-NARROWEST = 4  # output channels; descriptors are slower with fewer
-FEW_VALUES = 24  # channels of a row; with fewer, read through pointers
-SOONER = 0.9  # us that such a product takes less than estimated
-SHORT = 5.0  # us; shorter products do not slow down with few channels
-MANY_OUTPUTS = 64
+FASTER, SOONER = 0.9, 0.3  # time relative to the estimate of `gemm`, less SOONER us: drawn layers on an H200
 # Statistics are fused (`gemm.fused_statistics`) if K is at most this: two tiles then share a multiprocessor, and one is
 # summed while the other is read.
 MOST_FUSED = 512
@@ -77,35 +67,23 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    """Estimate microseconds; channels that are read count in blocks of 16.
-
-    In the interpreter a step along K takes half as long as a tile: 0.2 to 0.6 ms.
-    """
-    K = 16 * launch.cdiv(_width(problem), 16)
-    products = _rows(problem) * K * (problem.M if problem.direction == GRAD_WEIGHT else costs.columns(problem))
     tile, split = _choice(problem)
-    if problem.paced:
-        time = choice.microseconds(*_shape(problem), tile, split, problem.processors, problem.target)
-        weight, by_descriptor = problem.direction == GRAD_WEIGHT, _by_descriptors(problem)
-        least = min(problem.M, _width(problem))
-        by_pointer = least < FEW_VALUES and not by_descriptor
-        if weight and by_pointer:
-            return costs.tile_time(problem, "product, weight", time)
-        time = costs.tile_time(problem, NAME, time)
-        if by_pointer:
-            time = max(selection.of(problem.target).launch, time - SOONER)
-        if time > SHORT and by_descriptor and not weight and problem.M < NARROWEST:
-            return time * costs.relative(problem, "product, narrow")
-        if time > SHORT and by_descriptor and least in (FEW_ROWS if weight else FEW):
-            return time * costs.relative(problem, "product, few channels")
-        # Rows not aligned to 4 bytes are written value by value.
-        odd = problem.direction != GRAD_WEIGHT and problem.M > MANY_OUTPUTS and problem.M % 2
-        return time * (costs.relative(problem, "product, odd") if odd else 1.0)
-    M, N, depth = _sizes(problem)
-    programs = launches.tiles_of(M, N, tile) * (1 + launch.cdiv(depth, tile["BLOCK_K"])) / 2
-    if problem.dtype.itemsize == 1 and _width(problem) < problem.M:
-        products *= WIDE_FLOAT8
-    return costs.microseconds(problem, NAME if _by_descriptors(problem) else "product, by pointers", products, programs)
+    return microseconds(problem, *_shape(problem), tile, split)
+
+
+def microseconds(problem: Problem, family: str, shape: choice.Shape, tile: launch.Tile, split: int = 1) -> float:
+    """Return the microseconds of a product."""
+    target, processors = problem.target, problem.processors
+    time = choice.microseconds(
+        family, shape, tile, split, processors, target, dtype=problem.dtype, precision=problem.precision
+    )  # fmt: skip
+    return FASTER * time - SOONER
+
+
+def programs(problem: Problem) -> float:
+    """Return the number of programs in the interpreter; a step along K takes half as long as one."""
+    (M, N, K), tile = _sizes(problem), _choice(problem)[0]
+    return launches.tiles_of(M, N, tile) * (1 + launch.cdiv(K, tile["BLOCK_K"])) / 2
 
 
 def statistics_bands(problem: Problem) -> int:

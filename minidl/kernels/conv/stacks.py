@@ -18,13 +18,13 @@ import triton
 import triton.language as tl
 
 from minidl.kernels import conv
+from minidl.kernels.conv import costs
 from minidl.kernels.conv import plan as plans
 from minidl.kernels.conv.geometry import Phase
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors
 from minidl.kernels.conv.voxels import VolumeProblem
 from minidl.runtime import dependent_launch, launch
-from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
 
 STACKED = 1.25  # factor on the estimate of a stack
@@ -83,12 +83,11 @@ def name(problem: VolumeProblem) -> str:
 def estimate(problem: VolumeProblem) -> float:
     """Return the microseconds of the copies and convolutions of slices or a stack."""
     of_slices, (h, w, _) = problem.problem, problem.problem.geometry
-    device, M = selection.of(of_slices.target), of_slices.M
-    total = 0.0
-    if of_slices.direction != GRAD_WEIGHT and of_slices.paced:
+    M, total = of_slices.M, 0.0
+    if of_slices.direction != GRAD_WEIGHT:
         # The weights are reordered, too.
         weights = problem.taps * of_slices.groups * of_slices.C * M * of_slices.dtype.itemsize
-        total = device.launch + 8 * weights / device.copy
+        total = costs.copy_time(of_slices, 8 * weights)
     for phase in problem.depth_phases:
         images = of_slices._replace(N=of_slices.N * phase.count, C=of_slices.C * len(phase.taps))
         if problem.back:
@@ -96,18 +95,18 @@ def estimate(problem: VolumeProblem) -> float:
         total += _images_time(images, phase, *problem.read)
         if problem.d.stride > 1 and problem.back:
             written = images.N * h.size * w.size * of_slices.groups * M * of_slices.dtype.itemsize
-            total += device.launch + 2 * written / device.copy
+            total += costs.copy_time(of_slices, 2 * written)
     return total
 
 
 def _images_time(images: Problem, phase: Phase, D: int, h: int, w: int) -> float:
     """Return the microseconds of a convolution of stacked slices [h, w], including their copy."""
-    device, time = selection.of(images.target), plans.plan(images).microseconds
+    time = plans.plan(images).microseconds
     if is_identity(phase, D):
         return time
     # Bytes written, and partly read.
     copied = 1.5 * images.N * h * w * images.groups * images.C * images.dtype.itemsize
-    return (STACKED if images.paced else 1.0) * (time + device.launch + copied / device.copy)
+    return STACKED * (time + costs.copy_time(images, copied))
 
 
 def run(problem: VolumeProblem, t: Tensors) -> tuple[torch.Tensor, torch.Tensor | None]:

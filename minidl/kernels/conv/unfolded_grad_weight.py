@@ -38,11 +38,8 @@ ROWS = 64  # that a tensor core multiplies at least
 FEWEST = 16  # channels, on both sides
 TOGETHER = tl.constexpr(16)  # shares that are read at once
 VALUES = 512  # values that a program adds
+INSIDE = 0.88  # time of loads without masks
 ADDING = 3.0  # us of a launch, and of adding TOGETHER shares
-INSIDE = 0.88  # factor on a step without masks
-NARROW = 1.2  # factor on a step with fewer than 32 channels: 11->12 11x11, padded to 16, 1.0 to 1.1 us for 0.85
-MARGIN = 1.08  # the estimates are 0.86 to 1.2 of 70 measured times, and those of other forms are no better
-UNSURE = 1.15  # factor for groups and strides: estimates of 8 to 16 us were 0.86 to 0.89 of the measured times
 
 
 @triton.jit(do_not_specialize=["QH", "QW", "whole", "rest"])
@@ -131,7 +128,8 @@ def conv_unfolded_sum_kernel(
 def able(problem: Problem) -> bool | Unsupported:
     values = max(_side(problem, problem.read, problem.C), _side(problem, problem.written, problem.M))
     return (
-        (problem.paced or problem.target == "interpreted" or Unsupported("not 16 bits on sm_90"))
+        (problem.target == "interpreted" or (problem.dtype.itemsize == 2 and launch.boxes(problem.target))
+             or Unsupported("not 16 bits on sm_90"))
         and (problem.taps > 1 or Unsupported("one tap, which `product` computes"))
         and (min(problem.C, problem.M) >= FEWEST or Unsupported(f"fewer than {FEWEST} channels of a group"))
         and (all(channels * problem.dtype.itemsize % 16 == 0 for channels in (problem.C, problem.M))
@@ -149,10 +147,10 @@ def _side(problem: Problem, size: tuple[int, int], channels: int) -> int:
 
 
 def estimate(problem: Problem) -> float:
-    if problem.paced:
-        unsure = problem.groups > 1 or max(problem.at.h.in_step, problem.at.v.in_step) > 1
-        return costs.at_least(problem, MARGIN * (UNSURE if unsure else 1.0) * cut(problem).microseconds)
-    return pixel_grad_weight.estimate(problem)
+    return costs.at_least(problem, cut(problem).microseconds)
+
+
+programs = pixel_grad_weight.programs
 
 
 class Cut(NamedTuple):
@@ -199,8 +197,8 @@ def _cut(problem: Problem, tile: launch.Tile, swapped: bool, M: int, C: int, pix
     tiles = problem.groups * launch.cdiv(M, tile["BLOCK_M"])
     tiles *= launch.cdiv(problem.taps * launch.cdiv(C, unit), columns // unit)
     block, blocks = tile["BLOCK_K"], launch.cdiv(pixels, tile["BLOCK_K"])
-    factor = (INSIDE if not swapped and _inside(problem) else 1.0) * (NARROW if C < 2 * FEWEST else 1.0)
-    unsplit, count, time = _split(problem, tile, tiles, blocks, factor)
+    loads = INSIDE if not swapped and _inside(problem) else 1.0
+    unsplit, count, time = _split(problem, tile, tiles, blocks, loads)
     share = launch.cdiv(blocks, count)
     return Cut(tile, swapped, M, C, unit, pixels, tiles, unsplit, launch.cdiv(blocks, share), share * block, time)
 
@@ -209,26 +207,25 @@ def _inside(problem: Problem) -> bool:
     return all_inside(problem.at.h, problem.read[0]) and all_inside(problem.at.v, problem.read[1])
 
 
-def _split(problem: Problem, tile: launch.Tile, tiles: int, blocks: int, factor: float) -> tuple[int, int, float]:
+def _split(problem: Problem, tile: launch.Tile, tiles: int, blocks: int, loads: float) -> tuple[int, int, float]:
     """Return (tiles that are not split, shares of the others, us)."""
     most = max(1, blocks // LEAST)
-    if not problem.paced:
-        count = max(1, min(2 * problem.processors // max(tiles, 1), most))
-        return (tiles, 1, 0.0) if count == 1 else (0, count, 0.0)
-    slots, step = tile_throughput.of_unfolded(tile)
-    device, fixed = problem.processors * slots, tile_throughput.rates().rounds["unfolded"]
+    rows, columns = tile["BLOCK_M"], tile["BLOCK_N"]
+    slots, step = tile_throughput.of(problem, rows, columns, f"weight unfolded {rows}x{columns}", loads=loads)
+    device, fixed = problem.processors * slots, costs.constants(problem).steps.rounds["unfolded"]
 
     def rounds(programs: int, blocks: int) -> float:
-        return launch.cdiv(programs, device) * (fixed + factor * tile_throughput.steps(blocks, tile["BLOCK_K"]) * step)
+        steps = tile_throughput.steps(problem, blocks, tile["BLOCK_K"])
+        return launch.cdiv(programs, device) * (fixed + steps * step)
 
     options = [(tiles, 1, rounds(tiles, blocks))]
     for unsplit in {0, tiles // device * device} - {tiles}:
         rest = tiles - unsplit
-        for target in {min(most, n * device // rest) for n in range(1, tile_throughput.MOST_ROUNDS)} - {0, 1}:
+        for target in {min(most, n * device // rest) for n in range(1, costs.MOST_ROUNDS)} - {0, 1}:
             share = launch.cdiv(blocks, target)
             count = launch.cdiv(blocks, share)
             time = rounds(unsplit, blocks) + rounds(rest * count, share)
-            time += tile_throughput.of_shares(count, rest * tile["BLOCK_M"] * tile["BLOCK_N"])
+            time += costs.shares_time(problem, count, rest * rows * columns)
             options.append((unsplit, count, time + ADDING * (1 + launch.cdiv(count - 1, TOGETHER.value)) / 2))
     return min(options, key=lambda at: (at[2], at[1]))
 

@@ -64,7 +64,7 @@ def choose(
         tile = min(tiles, key=lambda tile: _rounds(dtype, shape, tile, processors))
         count = launches.tiles_of(M, N, tile) * batch
         return Choice(tile, launches.shares_of(count, K, tile, processors, split))
-    _, chosen = _best(family, tiles, shape, split, processors, target, tail)
+    _, chosen = _best(family, tiles, shape, split, processors, target, tail, dtype, precision)
     return chosen if chosen.tail else chosen._replace(tile=_trimmed(shape, chosen.tile, chosen.shares, processors))
 
 
@@ -89,20 +89,24 @@ def copies_pay(dtype: torch.dtype, shape: Shape, copied: int, target: str, proce
 
 def _best(
     family: str, tiles: tuple[launch.Tile, ...], shape: Shape, split: int | None, processors: int,
-    target: str, tail: bool | None = None,
+    target: str, tail: bool | None = None, dtype: torch.dtype = torch.float16, precision: str = "ieee",
 ) -> tuple[float, Choice]:  # fmt: skip
     choices = [one for tile in tiles for one in _choices(family, shape, tile, processors, split, tail)]
-    times = [microseconds(family, shape, one.tile, one.shares, processors, target, one.tail) for one in choices]
+    times = [
+        microseconds(family, shape, one.tile, one.shares, processors, target, one.tail, dtype, precision)
+        for one in choices
+    ]
     index = min(range(len(choices)), key=times.__getitem__)
     return times[index], choices[index]
 
 
 def microseconds(
     family: str, shape: Shape, tile: launch.Tile, split: int, processors: int, target: str = "sm_90",
-    tail: bool = False,
+    tail: bool = False, dtype: torch.dtype = torch.float16, precision: str = "ieee",
 ) -> float:  # fmt: skip
-    """Return the estimated time for 16-bit operands, in microseconds."""
+    """Return the estimated time in microseconds."""
     costs, (M, N, K, batch, units) = getattr(selection.of(target).gemm, family), shape
+    operations = costs.operations if dtype.itemsize == 2 else selection.rate(target, dtype, precision) / processors
     rows, columns, depth = tile["BLOCK_M"], tile["BLOCK_N"], tile["BLOCK_K"]
     count, blocks = launches.tiles_of(M, N, tile) * batch, launch.cdiv(K, depth)
     # Rounds: (busy programs, number of rounds, blocks of K).
@@ -115,14 +119,14 @@ def microseconds(
         full, last = divmod(rest * split, processors)
         rounds = [(processors, full_rounds, blocks), (processors, full, steps), (last, int(last > 0), steps)]
         count = rest  # tiles whose shares are added
-    products = 2 * max(rows, 64) * max(columns, 32) * depth / costs.operations
+    products = 2 * max(rows, 64) * max(columns, 32) * depth / operations
     if family == "gemm_pointer":
         step = max(products, (rows / units[0] + columns / units[1]) * depth / 32 / costs.loads)
         written = rows * columns / (4 if split > 1 else units[2]) / costs.written
         waiting = launch.cdiv(launch.cdiv(count * split, processors), max(1, WARPS // tile.num_warps))
         time = (full + (rest > 0)) * (steps * step + written) + waiting * (costs.program + steps * costs.wait)
     else:
-        read = (rows + columns) * depth * 2
+        read = (rows + columns) * depth * dtype.itemsize
         written = rows * columns / tile.num_warps * 4 * (1 + (split > 1)) / costs.written
         written *= 1 if split > 1 else 8 / units[2]
         time = 0.0
@@ -132,7 +136,7 @@ def microseconds(
             single = max(concurrent * products, products + costs.wait, concurrent * read / costs.l2)
             step = max(single, read * busy / costs.l2_all)
             time += number * ((costs.program + written) / concurrent + steps * step)
-    moved = 2 * batch * (M * K + K * N + M * N) / costs.memory + costs.program
+    moved = dtype.itemsize * batch * (M * K + K * N + M * N) / costs.memory + costs.program
     # Computation and memory traffic overlap, but not completely.
     time = costs.launch + (time**4 + moved**4) ** 0.25
     summed = count * rows * columns if tail else batch * M * N

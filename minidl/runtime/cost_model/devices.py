@@ -12,7 +12,7 @@ import errno
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,9 +148,6 @@ def scaled(constants: Constants, source: Figures, device: Figures) -> Constants:
     products = {name: rate * all_processors * by_type.get(name, tensor) for name, rate in constants.products.items()}
     longer = max(1.0, 1 / tensor) / clock
 
-    def slower(by_tile: Mapping[str, Throughput]) -> dict[str, Throughput]:
-        return {name: Throughput(throughput.slots, throughput.step * longer) for name, throughput in by_tile.items()}
-
     def product(rates: Any) -> Any:
         times = {"program": 1 / clock, "wait": 1 / clock, "written": clock, "operations": clock * tensor, "l2": clock,
                  "l2_all": all_processors, "loads": clock, "memory": memory, "shares": all_processors}  # fmt: skip
@@ -171,8 +168,7 @@ def scaled(constants: Constants, source: Figures, device: Figures) -> Constants:
         channels=channels._replace(
             joined=channels.joined * all_processors, **{name: getattr(channels, name) / clock for name in per_processor}
         ),
-        tiles=slower(constants.tiles), boxes=slower(constants.boxes), boxed=slower(constants.boxed),
-        weights=slower(constants.weights),
+        tiles={name: Throughput(slots, step * longer) for name, (slots, step) in constants.tiles.items()},
         gemm=Products(product(gemm.gemm), product(gemm.gemm_pointer), gemm.copy, gemm.copied * memory),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-TILES = "tiles", "boxes", "boxed", "weights"
+TILES = "tiles"
 
 
 class Figures(NamedTuple):
@@ -32,30 +32,21 @@ class Throughput(NamedTuple):
     step: float
 
 
-class Images(NamedTuple):
-    """Factors of time: for runs of too few images, too many memory pages, pixels of few bytes, boxes of many images."""
-
-    short_run: float
-    pages: float
-    narrow: float
-    many: float
-
-
 class Steps(NamedTuple):
-    """Steps of programs, and rounds of all programs, for tiles of 16-bit convolutions.
+    """Steps of programs, and rounds of all programs, of convolutions.
 
-    launch        us of a launch of the pixel forms
+    launch        us of a launch besides its rounds
     edges         bytes per us that one multiprocessor reads from L2 while all read, for tiles without measurements
     alone, last   factor of a step if fewer programs run on a multiprocessor than fit, by kind of round; for the last
                   round after full ones
-    apart         share of a step that does not depend on the length of the block of K; `apart_boxes` for boxes
-    flat          factor for taps and channels as one axis; `flat_values` value by value; `flat_weight` for weight
-                  gradients
+    per_block     share of a step that does not depend on the length of the block of K, if read through pointers
+    flat          factor of loads for taps and channels as one axis, value by value; `flat_weight` for weight gradients,
+                  `patches` times that if a patch is longer than a tile; `strided` times as long with a stride
+    waited        factor of such steps with loads of 2 bytes, which no asynchronous copy has
+    short, pages  factors of runs of fewer than 64 images, and of images of 1 MB or more, on many pages of memory
     narrow        factor by the bytes of one load
     across_lines  factor for rows that begin within a cache line
-    turned        factor for input gradients that read the weights without transposing them first
     rounds        us of a round in addition to its steps: the first blocks and the epilogue
-    farther       factor for boxes of pixels with twice as many channels
     turn, turns_from   us to transpose the weights; us of a launch from which transposing them first pays
     shares, cached, uncached   us to add partial sums; bytes per us of partial sums in L2 and in memory
     cache         bytes of partial sums that stay in L2
@@ -66,15 +57,16 @@ class Steps(NamedTuple):
     edges: float
     alone: Mapping[str, float]
     last: float
-    apart: float
-    apart_boxes: float
+    per_block: float
     flat: float
-    flat_values: float
     flat_weight: float
+    patches: float
+    strided: float
+    pages: float
+    short: float
+    waited: float
     narrow: Mapping[int, float]
     across_lines: float
-    turned: float
-    farther: float
     rounds: Mapping[str, float]
     turn: float
     turns_from: float
@@ -90,21 +82,16 @@ class Channels(NamedTuple):
     """The depthwise forms in 16 bits, which sum each channel separately.
 
     launch                   us of a launch
-    memory, weight_memory    factor of a copy of the bytes read and written; for the weight gradient
     program, load, product   us of a multiprocessor to start a program; for a load and for products of a warp
-    several                  factor of the weight gradient with several inputs or outputs
     wait, tile               us that a thread waits for a load; for a tile of the weight gradient
     ordered                  us to reorder the weights
     sum, joined              us to add partial sums, and the number of partial sums added per us
     """
 
     launch: float
-    memory: float
-    weight_memory: float
     program: float
     load: float
     product: float
-    several: float
     wait: float
     tile: float
     ordered: float
@@ -158,27 +145,18 @@ class Constants(NamedTuple):
     launch      us of one kernel
     copy        bytes read and written per us; `reached`: the share of it that tiles of products reach
     products    operations per us, by dtype or float32 precision
-    forms       cost of operations relative to `products`, by form of convolution
-    relative    factor of the estimate of another form
-    whole       factor and additional us of estimates that are not made from 16-bit tiles
-    tiles, boxes, boxed, weights   Throughput by BLOCK_M, BLOCK_N and, for the boxed form, warps; for weights, TAPS;
-                `boxes`: for runs of images, if different from `tiles`
+    tiles       Throughput by kind, BLOCK_M and BLOCK_N: "pixel 128x64"; "run 128x128" of images, if different from
+                pixels; "box 128x128x8" with 8 warps; "weight 64x64x3" of a weight gradient with 3 taps, "weight run",
+                "weight box" and "weight unfolded" of these forms of it, and "weight" of all others
     """
 
     launch: float
     copy: float
     reached: float
     products: Mapping[str, float]
-    forms: Mapping[str, float]
-    relative: Mapping[str, float]
-    whole: Mapping[str, tuple[float, float]]
-    images: Images
     steps: Steps
     channels: Channels
     tiles: Mapping[str, Throughput]
-    boxes: Mapping[str, Throughput]
-    boxed: Mapping[str, Throughput]
-    weights: Mapping[str, Throughput]
     gemm: Products
 
 
@@ -208,7 +186,7 @@ def merged(base: Any, changes: Any, name: str = "constants") -> Any:
     if not isinstance(base, dict) or not isinstance(changes, dict):
         return changes
     unknown = sorted(changes.keys() - base.keys())
-    if unknown and name not in TILES:
+    if unknown and name != TILES:
         raise ValueError(f"{name} has {', '.join(unknown)[:40]}, known: {', '.join(base)}")
     return {**base, **{key: merged(base.get(key), value, key) for key, value in changes.items()}}
 

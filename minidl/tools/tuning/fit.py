@@ -33,24 +33,20 @@ DIGITS = 4
 GROUPS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("gemm", "copied"), ("gemm.gemm.", "gemm.cop")),
     (("gemm_pointer",), ("gemm.gemm_pointer.",)),
-    (("product", "patches_back"), ("whole.product", "relative.product")),
     (
         ("pixel_tiled", "pixel_back", "boxed", "paired_box", "batch_tiled", "batch_back"),
-        ("tiles.", "boxes.", "boxed.", "steps.launch", "steps.edges", "steps.a", "steps.flat", "steps.flat_values",
-         "steps.narrow.8", "steps.narrow.4", "steps.narrow.2", "steps.turned", "steps.farther", "steps.shares",
-         "steps.cached", "steps.uncached", "steps.rounds.pixel", "steps.rounds.flat", "steps.rounds.b", "images.pages",
-         "images.many", "reached", "relative.pixel"),
+        ("tiles.pixel", "tiles.run", "tiles.box", "steps.launch", "steps.edges", "steps.alone", "steps.per_block",
+         "steps.flat.", "steps.strided", "steps.waited", "steps.pages", "steps.narrow.8", "steps.narrow.4",
+         "steps.narrow.2", "steps.shares", "steps.cached", "steps.uncached", "steps.rounds.pixel",
+         "steps.rounds.flat", "steps.rounds.b", "reached"),
     ),
     (
-        ("pixel_grad_weight", "batch_grad_weight", ),
-        ("weights.", "steps.flat_weight", "steps.rounds.weight", "steps.rounds.even", "relative.batch, weight",
-         "relative.weight"),
+        ("pixel_grad_weight", "batch_grad_weight"),
+        ("tiles.weight ", "steps.flat_weight", "steps.patches", "steps.short.", "steps.rounds.weight",
+         "steps.rounds.even"),
     ),
-    (("unfolded_grad_weight",), ("weights.unfolded",)),
-    (("banded",), ("whole.banded.", "relative.banded, odd")),
-    (("banded_grad_weight",), ("whole.banded, weight.", "relative.banded, weight")),
-    (("few_outputs",), ("forms.few", "whole.few.1", "relative.few")),
-    (("depthwise", "depthwise_grad_weight"), ("channels.", "forms.depthwise")),
+    (("unfolded_grad_weight",), ("tiles.weight unfolded",)),
+    (("depthwise", "depthwise_grad_weight"), ("channels.",)),
 )  # fmt: skip
 
 
@@ -148,7 +144,7 @@ def _best(trials: Iterable[Trial]) -> dict[tuple[str, int, str], float]:
 def _paths(constants: Any, prefix: Path = ()) -> Iterable[Path]:
     """Yield the paths of numbers that may change: not those of programs that run together, and none that is 0."""
     if isinstance(constants, int | float):
-        if constants > 0 and not (prefix[0] in schema.TILES and prefix[-1] == 0):
+        if constants > 0 and not (prefix[0] == schema.TILES and prefix[-1] == 0):
             yield prefix
         return
     for name, value in constants.items() if isinstance(constants, dict) else enumerate(constants):

@@ -50,7 +50,8 @@ def test_known_constants_are_found_again_from_noisy_times(setup, drawn):
     """With an outlier in 50, as a device that others use has them; and what nothing says is not moved."""
     random, start = Random(0), selection.of("sm_90")
     known = schema.as_json(start)
-    moved = {("gemm", "gemm", "l2_all"): 0.8, ("gemm", "gemm_pointer", "loads"): 0.75, ("tiles", "128x64", 1): 1.25}
+    tile = "tiles", "pixel 128x64", 1
+    moved = {("gemm", "gemm", "l2_all"): 0.8, ("gemm", "gemm_pointer", "loads"): 0.75, tile: 1.25}
     others = {("tiles", name, 1): 1.2 for name in known["tiles"]}
     for path, times in (others | moved).items():
         fit._set(known, path, times * fit._get(known, path))
@@ -64,7 +65,7 @@ def test_known_constants_are_found_again_from_noisy_times(setup, drawn):
     got = schema.as_json(found)
     for path, times in moved.items():  # held, they come about half of the way and more
         assert abs(math.log(fit._get(got, path) / fit._get(known, path))) < 0.6 * abs(math.log(times)), path
-    assert found.forms["pair"] == start.forms["pair"]
+    assert found.steps.fill == start.steps.fill
     before, after, best = (fit.score(setup, rows, constants) for constants in (start, found, true))
     assert after.error < before.error
     assert after.regret < best.regret + 0.02

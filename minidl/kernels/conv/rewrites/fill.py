@@ -135,9 +135,8 @@ class Fill(Rewrite):
         filling = self.prepare(problem, others)
         copies = [copy for copy in (filling.x, filling.w, filling.result) if copy is not None]
         values = sum(2.0 * torch.Size(copy.shape).numel() for copy in copies)
-        fixed = device.steps.fill if problem.paced else 0.0
-        rate = device.copy * (device.steps.filled if problem.paced else 1.0)
-        return times[0] + len(copies) * (device.launch + fixed) + values * problem.dtype.itemsize / rate
+        fixed, size = device.launch + device.steps.fill, values * problem.dtype.itemsize
+        return times[0] + len(copies) * fixed + size / (device.copy * device.steps.filled)
 
     def prepare(self, problem: Problem, others: Sequence[Problem]) -> Filling:
         (wider,) = others

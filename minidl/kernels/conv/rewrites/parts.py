@@ -29,8 +29,7 @@ class Phases(Rewrite, Conversion):
         return tuple(problem._replace(direction=PHASE, phases=at) for at in backward_phases(problem.geometry))
 
     def cost(self, problem: Problem, others: Sequence[Problem], times: Sequence[float]) -> float:
-        launches = PHASE_LAUNCH * (len(times) - 1) if problem.paced else 0.0
-        return launches + (MANY_PHASES if problem.paced and len(times) > MOST_PHASES else 1.0) * sum(times)
+        return PHASE_LAUNCH * (len(times) - 1) + (MANY_PHASES if len(times) > MOST_PHASES else 1.0) * sum(times)
 
     def prepare(self, problem: Problem, others: Sequence[Problem]) -> Conversion:
         return self

@@ -22,13 +22,12 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import activate
-from minidl.kernels.conv import costs, product, tile_throughput
+from minidl.kernels.conv import costs, product
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, TRANSPOSED, Operands, Problem, Unsupported
 from minidl.kernels.conv.rewrites.rewrite import Conversion, Result, Rewrite
 from minidl.kernels.epilogue import save_or_add
 from minidl.runtime import dependent_launch, launch
-from minidl.runtime.cost_model import selection
 from minidl.runtime.dependent_launch import wait
 
 # Products per pixel are padded to a multiple of this: rows not aligned to 16 bytes are written value by value.
@@ -151,8 +150,8 @@ class Taps(Rewrite):
         R, S, M = h.kernel, v.kernel, problem.M
         if groups > 1 or problem.pool:
             return Unsupported("groups, or a pool")
-        if not problem.paced and problem.form != self.name:
-            return Unsupported("a target without measured tiles")
+        if problem.target == "interpreted" and problem.form != self.name:
+            return Unsupported("nothing gained by the interpreter")
         if R * S == 1 or min(problem.C, M) == 0:
             return Unsupported("one tap, or no channels")
         back = problem.direction == TRANSPOSED
@@ -183,11 +182,11 @@ class Taps(Rewrite):
         (pointwise,), (time,) = others, times
         taps = problem.geometry.h.kernel * problem.geometry.w.kernel
         outputs = problem.N * math.prod(problem.written) * problem.M * problem.result.itemsize
-        device = selection.of(problem.target)
-        total = tile_throughput.of_shares(taps, _bytes(pointwise) // (4 * taps)) + outputs / device.copy
+        device = costs.constants(problem)
+        total = costs.shares_time(problem, taps, _bytes(pointwise) // (4 * taps)) + outputs / device.copy
         if problem.direction == FORWARD or taps * problem.M != pointwise.M or not problem.in_place:
             # 3x3 512->512 of one image of 7x7: 10.9 us, of which the copy of the weights is 4.
-            total += device.launch + 2.0 * taps * problem.C * problem.M * problem.dtype.itemsize / device.copy
+            total += costs.copy_time(problem, 2.0 * taps * problem.C * problem.M * problem.dtype.itemsize)
         return time + total + costs.sum_time(problem) + (WRITTEN * time if pointwise.form == product.NAME else 0.0)
 
     def prepare(self, problem: Problem, others: Sequence[Problem]) -> Conversion:
