@@ -217,8 +217,10 @@ def estimate(problem: Problem) -> float:
     tile = problem.tile("conv_banded", M=rows, K=KP, N=NP)
     block, height = min(tile["BLOCK_K"], KP), len(problem.at.h.taps)
     steps = tile_throughput.steps(problem, height * launch.cdiv(KP, block), block)
-    # Groups may start at any value.
-    loads = LOADS * tile_throughput.narrow(problem, math.gcd(G * problem.at.v.in_step, problem.read[1]) * problem.C)
+    # Groups may start at any value; strides of 2 then read one by one where the first group starts at an odd value.
+    v = problem.at.v
+    start = v.in_start if v.in_step == 2 else 0
+    loads = LOADS * tile_throughput.narrow(problem, math.gcd(G * v.in_step, problem.read[1], start) * problem.C)
     throughput = tile_throughput.of_pixels(problem, tile["BLOCK_M"], NP, loads)
     work = costs.Work(launch.cdiv(rows, tile["BLOCK_M"]), steps, throughput, "flat")
     return costs.at_least(problem, costs.microseconds(problem, work)) + costs.band_time(problem, height * KP * NP)

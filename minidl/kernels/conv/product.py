@@ -40,6 +40,9 @@ FLOAT8 = True
 ADDED = 8
 DIRECTIONS = FORWARD, PHASE, GRAD_WEIGHT
 FAMILIES = ("gemm", "gemm_pointer")
+FEW = *range(8, 32), *range(33, 48)  # channels that leave much of a tile empty
+FEW_ROWS = range(8, 32)  # the same for the gradient of the weight, whose product has no rows of pixels
+HALF_EMPTY, SHORT = 1.45, 5.0  # their factor on products of more than SHORT us
 FASTER, SOONER = 0.9, 0.3  # time relative to the estimate of `gemm`, less SOONER us: drawn layers on an H200
 # Statistics are fused (`gemm.fused_statistics`) if K is at most this: two tiles then share a multiprocessor, and one is
 # summed while the other is read.
@@ -68,7 +71,10 @@ def able(problem: Problem) -> bool | Unsupported:
 
 def estimate(problem: Problem) -> float:
     tile, split = _choice(problem)
-    return microseconds(problem, *_shape(problem), tile, split)
+    time = microseconds(problem, *_shape(problem), tile, split)
+    least, weight = min(problem.M, _width(problem)), problem.direction == GRAD_WEIGHT
+    few = least in (FEW_ROWS if weight else FEW) and time > SHORT and _by_descriptors(problem)
+    return time * (HALF_EMPTY if few else 1.0)
 
 
 def microseconds(problem: Problem, family: str, shape: choice.Shape, tile: launch.Tile, split: int = 1) -> float:
