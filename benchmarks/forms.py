@@ -41,6 +41,7 @@ FEWEST = 10  # rows of a group
 COURSES = (*(f"conv {name}" for name in tuple(BENCHMARK)[:4]), "transposed")
 # Forms that stay for another reason.
 REASONS = {
+    "boxed_grad_weight": "stays: U-Net's training takes 1.1 times as long without it",
     "fft": "stays: on request, for float32 with large kernels",
     "paired_box": "stays: layers of 64 channels of VGG-16, U-Net and DenseNet lose 5 to 55 %",
 }
