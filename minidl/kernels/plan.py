@@ -10,13 +10,8 @@ from typing import Any
 
 
 class Plan(abc.ABC):
-    """The launches of a problem. A plan holds no tensors, so that all calls of its problem share it.
-
-    name  the form, as a caller requests it
-    """
-
-    name: str
+    """The launches of a problem. A plan holds no tensors, so that all calls of its problem share it."""
 
     @abc.abstractmethod
-    def run(self, *tensors: Any) -> Any:
+    def run(self, *tensors: Any, **options: Any) -> Any:
         """Launch on these tensors."""

@@ -881,7 +881,7 @@ def test_no_images_and_no_channels():
 
 
 def test_sums_of_every_form_that_takes_them():
-    assert {form for form in forms.FORMS if hasattr(form, "ADDED")} == set(SUMS)
+    assert {form for form in forms.FORMS if forms.abilities(form).added} == set(SUMS)
 
 
 @pytest.mark.parametrize("form", SUMS, ids=lambda form: form.__name__.rpartition(".")[2])

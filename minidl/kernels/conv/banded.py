@@ -32,7 +32,6 @@ from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
 
 NAME = "banded"
-ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_band", "conv_banded")
 

@@ -103,9 +103,6 @@ def estimate(problem: Problem) -> float:
     return batch_tiled.estimate(problem)
 
 
-programs = batch_tiled.programs
-
-
 def prepare(problem: Problem) -> Product:
     h, v, groups = problem.geometry
     N, M, C = problem.N, problem.M, problem.C

@@ -37,9 +37,6 @@ from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
 
 NAME = "batch"
-IN_PLACE = True
-FLOAT8 = True
-ADDED = 16
 LARGE = 2**20  # bytes of an image from which on a run touches many pages of memory
 RUN = 64  # images of a run; with fewer its rows are partly empty
 DIRECTIONS = CORRELATIONS

@@ -31,10 +31,6 @@ from minidl.kernels.epilogue import affine, finish, split_columns
 from minidl.runtime import launch
 
 NAME = "box"
-IN_PLACE = True
-FLOAT8 = True
-ADDED = 16
-OVERLAPS = True
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
 LEAST = 64  # rows of a tile

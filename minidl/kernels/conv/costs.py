@@ -11,7 +11,8 @@ split, the partial sums of its shares are added. In the interpreter programs run
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from minidl.kernels.conv.geometry import Axis
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem
@@ -78,7 +79,7 @@ def shares_time(problem: Problem, shares: int, values: float) -> float:
 class Shares(NamedTuple):
     """The number of shares of a sum, and their total microseconds."""
 
-    count: int
+    shares: int
     microseconds: float
 
 
@@ -108,13 +109,11 @@ def at_least(problem: Problem, time: float, size: int | None = None) -> float:
     return max(time, memory) + BOTH * min(time, memory)
 
 
-def interpreted(problem: Problem, form: Any) -> float:
-    """Return the microseconds of a form in the interpreter."""
-    if form.NAME not in INTERPRETED:
-        return float(form.estimate(problem))
-    device, programs = constants(problem), form.programs(problem) if hasattr(form, "programs") else 1
+def interpreted(problem: Problem, name: str, programs: Callable[[Problem], float]) -> float:
+    """Return the microseconds of a form of INTERPRETED in the interpreter."""
+    device = constants(problem)
     operations = 2 * outputs(problem) * problem.groups * taps(problem) * problem.C * problem.M
-    return INTERPRETED[form.NAME] * (device.launch * (1 + programs) + operations / device.products["ieee"])
+    return INTERPRETED[name] * (device.launch * (1 + programs(problem)) + operations / device.products["ieee"])
 
 
 def outputs(problem: Problem) -> int:

@@ -252,9 +252,6 @@ def estimate(problem: Problem) -> float:
     return narrow_grad_weight.estimate(problem)
 
 
-programs = narrow_grad_weight.programs
-
-
 def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Shares:
     """Prepare the launches; with a depth, images are slices of volumes."""
     h, v = problem.at.h, problem.at.v

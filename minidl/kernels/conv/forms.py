@@ -1,29 +1,10 @@
-"""The forms of a convolution, each a module of this folder.
-
-A form is a module of this folder with
-
-    NAME       its public name; modules that share a name are variants of one form
-    DIRECTIONS the directions it supports
-    FAMILIES   the tile tables it uses
-    able(problem)      True, or `Unsupported` with the reason
-    estimate(problem)  microseconds on a GPU, by `costs`; only for problems it supports
-    programs(problem)  optional: number of programs in the interpreter; else 1
-    FLOAT8     optional: whether it reads 8-bit values, forward
-    ADDED      optional: supports a sum before the activation if M is a multiple of this
-    OVERLAPS   optional: whether it reads pixels that overlap in memory (`unshuffle`)
-    reads_concat_pair(problem)  optional: whether it reads two joined tensors in place
-    statistics_bands(problem)   optional: number of row bands whose statistics the kernel returns; 0 for none
-    prepare(problem)   tiles, grids, flags, scalars and descriptors: everything `run` needs except tensors
-    run(prepared, tensors)
-
-and an entry in FORMS.
-"""
+"""The forms of a convolution, each a module of this folder with the names of `Form`, and what each can do."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 from minidl.kernels.conv import (
     banded,
@@ -37,26 +18,109 @@ from minidl.kernels.conv import (
     depthwise_grad_weight,
     few_outputs,
     fft,
+    narrow_grad_weight,
     paired_box,
     patches_back,
     pixel_back,
+    pixel_choice,
     pixel_grad_weight,
     pixel_tiled,
     product,
     unfolded_grad_weight,
 )
-from minidl.kernels.conv.rewrites import REWRITES
+from minidl.kernels.conv.problem import Problem, Tensors, Unsupported
+from minidl.kernels.conv.rewrites import REWRITES as REWRITES
 from minidl.runtime import launch
 
-FORMS: tuple[Any, ...] = (
-    pixel_tiled, boxed, batch_tiled, paired_box, banded, fft, product, patches_back, few_outputs, batch_back,
-    pixel_back, depthwise, pixel_grad_weight, batch_grad_weight, boxed_grad_weight, unfolded_grad_weight,
-    banded_grad_weight, depthwise_grad_weight,
-)  # fmt: skip
+
+class Form(Protocol):
+    """The interface of a form's module.
+
+    NAME, DIRECTIONS, FAMILIES  its public name, which variants share; the directions it supports; its tile tables
+    """
+
+    __name__: str
+    NAME: str
+
+    @property
+    def DIRECTIONS(self) -> tuple[str, ...]: ...  # noqa: N802
+
+    @property
+    def FAMILIES(self) -> tuple[str, ...]: ...  # noqa: N802
+
+    def able(self, problem: Problem) -> bool | Unsupported:
+        """Return True, or the reason why not."""
+
+    def estimate(self, problem: Problem) -> float:
+        """Return the microseconds of a problem that it supports, on a GPU."""
+
+    def prepare(self, problem: Problem) -> Any:
+        """Return everything that `run` needs except tensors: tiles, grids, records and descriptors."""
+
+    @property
+    def run(self) -> Callable[[Any, Tensors], Any]: ...
+
+
+def _one(problem: Problem) -> float:
+    return 1
+
+
+def _none(problem: Problem) -> int:
+    return 0
+
+
+class Abilities(NamedTuple):
+    """What a form can do besides.
+
+    in_place           reads backward weights as they are, if they are `Problem.in_place`
+    float8             reads 8-bit values, forward
+    added              supports a sum before the activation if M is a multiple of this; 0: none
+    overlaps           reads pixels that overlap in memory (`unshuffle`)
+    reads_concat_pair  whether it reads two joined tensors in place
+    statistics_bands   the number of row bands whose statistics the kernel returns
+    programs           the number of programs in the interpreter
+    """
+
+    in_place: bool = False
+    float8: bool = False
+    added: int = 0
+    overlaps: bool = False
+    reads_concat_pair: Callable[[Problem], bool | int] = _none
+    statistics_bands: Callable[[Problem], int] = _none
+    programs: Callable[[Problem], float] = _one
+
+
+# In the order in which `explain` lists them.
+ABILITIES: dict[Form, Abilities] = {
+    pixel_tiled: Abilities(in_place=True, added=8, programs=pixel_choice.programs),
+    boxed: Abilities(True, True, added=16, overlaps=True, reads_concat_pair=boxed.reads_concat_pair),
+    batch_tiled: Abilities(in_place=True, float8=True, added=16, programs=batch_tiled.programs),
+    paired_box: Abilities(added=8, reads_concat_pair=paired_box.reads_concat_pair),
+    banded: Abilities(added=8),
+    fft: Abilities(),
+    product: Abilities(True, True, 8, statistics_bands=product.statistics_bands, programs=product.programs),
+    patches_back: Abilities(programs=patches_back.programs),
+    few_outputs: Abilities(),
+    batch_back: Abilities(programs=batch_tiled.programs),
+    pixel_back: Abilities(programs=pixel_back.programs),
+    depthwise: Abilities(programs=depthwise.programs),
+    pixel_grad_weight: Abilities(programs=pixel_choice.programs),
+    batch_grad_weight: Abilities(programs=batch_grad_weight.programs),
+    boxed_grad_weight: Abilities(reads_concat_pair=boxed_grad_weight.reads_concat_pair),
+    unfolded_grad_weight: Abilities(programs=pixel_choice.programs),
+    banded_grad_weight: Abilities(),
+    depthwise_grad_weight: Abilities(programs=narrow_grad_weight.programs),
+}
+FORMS: tuple[Form, ...] = tuple(ABILITIES)
+
+
+def abilities(form: Form) -> Abilities:
+    """Return what a form can do; nothing more than its interface for a form that is not listed."""
+    return ABILITIES.get(form, Abilities())
 
 
 @contextlib.contextmanager
-def among(*modules: Any) -> Iterator[None]:
+def among(*modules: Form) -> Iterator[None]:
     """Restrict plans to these form modules within a context; for measurements, as modules may share a name."""
     global FORMS  # noqa: PLW0603
     before, FORMS = FORMS, modules

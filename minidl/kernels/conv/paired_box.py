@@ -14,7 +14,6 @@ from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, PHASE, Phases, Problem, Tensors, Unsupported
 
 NAME = "pair"
-ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box", "conv_band")
 # Maximum output channels; two pixels then fill a tile.

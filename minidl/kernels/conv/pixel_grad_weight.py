@@ -146,9 +146,6 @@ def estimate(problem: Problem) -> float:
     return costs.at_least(problem, chosen(problem).microseconds)
 
 
-programs = pixel_choice.programs
-
-
 class Chosen(NamedTuple):
     """The tile, its TAPS, channels and columns of taps and whether these are one axis (`joined`), the number of tiles,
     the pixels of a share, and the number of shares."""
@@ -194,7 +191,7 @@ def chosen(problem: Problem) -> Chosen:
         values=problem.groups * problem.M * problem.taps * problem.C,
     )  # fmt: skip
     split = costs.in_shares(problem, work, blocks, LEAST)
-    return Chosen(tile, TAPS, C, JW, joined, tiles, *_shares(blocks, block, split.count), split.microseconds)
+    return Chosen(tile, TAPS, C, JW, joined, tiles, *_shares(blocks, block, split.shares), split.microseconds)
 
 
 def _patch_factor(problem: Problem, tile: launch.Tile, C: int, values: int) -> float:

@@ -36,8 +36,6 @@ from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
 NAME = pixel_choice.NAME
-IN_PLACE = True
-ADDED = 8
 DIRECTIONS = CORRELATIONS
 FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
 
@@ -158,9 +156,6 @@ def estimate(problem: Problem) -> float:
     return pixel_choice.estimate(problem)
 
 
-programs = pixel_choice.programs
-
-
 def prepare(problem: Problem) -> Prepared:
     h, v = problem.at.h, problem.at.v
     (H, W), (OH, OW) = problem.read, problem.written
@@ -191,9 +186,10 @@ def prepare(problem: Problem) -> Prepared:
     )  # fmt: skip
     if at.split == 1:
         return Prepared(product, (1, total), None)
-    flags = {**problem.flags("POOL"), "SPLIT": at.split, "ACC": tile.ACC}
-    width = problem.groups * problem.M
-    total_sum = launches.summed(problem.dtype, width, total, flags, problem.target, problem.batch_invariant)
+    width, epilogue = problem.groups * problem.M, problem.epilogue._replace(POOL=0)
+    total_sum = launches.sum_of_shares(
+        problem.dtype, width, total, at.split, epilogue, problem.target, problem.batch_invariant
+    )  # fmt: skip
     return Prepared(product, (at.split, total), total_sum)
 
 

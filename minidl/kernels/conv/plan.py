@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
+from minidl.kernels import plan as plans
 from minidl.kernels.conv import costs, forms, phase_weights, pixel_choice, pixel_tiled
+from minidl.kernels.conv.forms import Form, abilities
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import (
     DIRECTION_NAMES,
@@ -29,6 +31,7 @@ from minidl.kernels.conv.problem import (
 from minidl.kernels.conv.rewrites import Conversion, Rewrite
 from minidl.runtime import launch
 
+NO_PAIR = Unsupported("a ConcatPair, which this form does not read")
 _logger = logging.getLogger("minidl")
 Result = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -46,7 +49,7 @@ class UnableError(ValueError):
 
 
 @dataclass(frozen=True)
-class Plan(abc.ABC):
+class Plan(plans.Plan):
     """How to run a problem, with its estimated time."""
 
     problem: Problem
@@ -79,7 +82,7 @@ class FormPlan(Plan):
     bands    number of bands whose statistics are returned as z
     """
 
-    form: Any
+    form: Form
     prepared: Any = None
     reorder: Copy | None = None
     bands: int = 0
@@ -94,7 +97,7 @@ class FormPlan(Plan):
 
     def prepare(self) -> Plan:
         problem, form = self.problem, self.form
-        in_place = problem.in_place and getattr(form, "IN_PLACE", False)
+        in_place = problem.in_place and abilities(form).in_place
         if in_place and form is pixel_tiled:
             in_place = not pixel_choice.turns(problem, self.microseconds)
         if problem.direction == PHASE and not in_place:
@@ -173,8 +176,8 @@ def plan(problem: Problem) -> Plan:
         if in_place is not None and in_place.microseconds <= best.microseconds + _join_time(problem):
             best = in_place
         problem = problem._replace(concat_pair=best.problem.concat_pair)
-    if problem.statistics and isinstance(best, FormPlan) and hasattr(best.form, "statistics_bands"):
-        bands = best.form.statistics_bands(problem)
+    if problem.statistics and isinstance(best, FormPlan):
+        bands = abilities(best.form).statistics_bands(problem)
         best = dataclasses.replace(best, problem=problem if bands else best.problem, bands=bands)
     return best.prepare()
 
@@ -232,15 +235,16 @@ def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
     for form in forms.FORMS:
         if problem.direction not in form.DIRECTIONS or problem.form not in (None, form.NAME):
             continue
-        if problem.dtype.itemsize == 1 and not getattr(form, "FLOAT8", False):
+        can = abilities(form)
+        # With other M the sum would be read value by value, and the addresses would spill registers.
+        if problem.added and (can.added == 0 or problem.M % can.added):
             continue
-        if problem.added and not _adds(form, problem):
+        if (problem.dtype.itemsize == 1 and not can.float8) or (problem.pitches and not can.overlaps):
             continue
-        if problem.pitches and not getattr(form, "OVERLAPS", False):
-            continue
-        able = form.able(problem) and _reads(form, problem)
+        able = form.able(problem) and (not problem.concat_pair or can.reads_concat_pair(problem) or NO_PAIR)
         if able:
-            time = costs.interpreted(counted, form) if problem.target == "interpreted" else form.estimate(counted)
+            interpreted = problem.target == "interpreted" and form.NAME in costs.INTERPRETED
+            time = costs.interpreted(counted, form.NAME, can.programs) if interpreted else form.estimate(counted)
             time += costs.sum_time(counted)
             results.append((FormPlan(problem, time, form), form_label(form)))
         else:
@@ -254,18 +258,6 @@ def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
 def cheapest(problem: Problem) -> Plan | None:
     """Return the cheapest plan without prepared launches; None if no form is able."""
     return min((each for each, _ in candidates(problem) if each is not None), key=_microseconds, default=None)
-
-
-def _adds(form: Any, problem: Problem) -> bool:
-    """Return whether a form adds a tensor. With other M it would be read value by value, and the addresses would
-    spill registers (64->41 1x1 in tiles of 128x128: 3.4 KB)."""
-    return hasattr(form, "ADDED") and problem.M % form.ADDED == 0
-
-
-def _reads(form: Any, problem: Problem) -> bool | Unsupported:
-    """Return whether a form that supports the problem also reads x in place."""
-    reads = not problem.concat_pair or (hasattr(form, "reads_concat_pair") and form.reads_concat_pair(problem))
-    return reads or Unsupported("a ConcatPair, which this form does not read")
 
 
 def _by_rewrite(problem: Problem, rewrite: Rewrite) -> list[tuple[Plan | None, str]]:
@@ -282,6 +274,6 @@ def _by_rewrite(problem: Problem, rewrite: Rewrite) -> list[tuple[Plan | None, s
     return [(result, result.label)]
 
 
-def form_label(form: Any) -> str:
+def form_label(form: Form) -> str:
     """Return the name of a form and of its module."""
     return f"{form.NAME}: {form.__name__.rpartition('.')[2]}"

@@ -11,8 +11,7 @@ from minidl.kernels import activation
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv.epilogue import POOLS
 from minidl.kernels.conv.geometry import Geometry, Phase
-from minidl.kernels.epilogue import Epilogue
-from minidl.kernels.gemm.tiled import ADDED, STATISTICS
+from minidl.kernels.epilogue import ADDED, STATISTICS, Epilogue
 from minidl.runtime import launch
 from minidl.runtime.descriptors import ConcatPair
 
@@ -242,15 +241,6 @@ class Problem(NamedTuple):
         return {"ACC": launch.acc(self.dtype), "PRECISION": self.precision}
 
     @property
-    def taps_read(self) -> dict[str, int]:
-        """Return the constants by which a kernel addresses the inputs of an output."""
-        h, v = self.at.h, self.at.v
-        return {
-            "C": self.C, "JH": len(h.taps), "JW": len(v.taps),
-            "IN_STEP_H": h.in_step, "IN_STEP_W": v.in_step, "IN_TAP_H": h.in_tap, "IN_TAP_W": v.in_tap,
-        }  # fmt: skip
-
-    @property
     def part(self) -> int:
         """Return the channels of one half of a `ConcatPair`; 0 if x is one tensor."""
         return self.C // 2 if self.concat_pair else 0
@@ -261,16 +251,6 @@ class Problem(NamedTuple):
         name, slope = activation.parse(self.act)
         save_z = STATISTICS.value if self.statistics else ADDED.value if self.added else int(self.preactivation)
         return Epilogue(activation.CODES[name], slope, save_z, POOLS[self.pool])
-
-    def flags(self, *without: str) -> dict[str, Any]:
-        """Return a kernel's constants of the epilogue, except those named in `without`."""
-        name, slope = activation.parse(self.act)
-        save_z = STATISTICS.value if self.statistics else ADDED.value if self.added else self.preactivation
-        constants = {
-            "HAS_BIAS": self.bias, "HAS_SCALE": self.scale, "ACT": activation.CODES[name], "SLOPE": slope,
-            "SAVE_Z": save_z, "POOL": POOLS[self.pool],
-        }  # fmt: skip
-        return {name: value for name, value in constants.items() if name not in without}
 
     def __str__(self) -> str:
         h, w = self.geometry.h, self.geometry.w

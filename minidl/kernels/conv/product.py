@@ -35,9 +35,6 @@ from minidl.kernels.gemm.prepared import Product
 from minidl.runtime import launch
 
 NAME = "product"
-IN_PLACE = True
-FLOAT8 = True
-ADDED = 8
 DIRECTIONS = FORWARD, PHASE, GRAD_WEIGHT
 FAMILIES = ("gemm", "gemm_pointer")
 FEW = *range(8, 32), *range(33, 48)  # channels that leave much of a tile empty

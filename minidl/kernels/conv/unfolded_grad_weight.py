@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.kernels.conv import costs, pixel_grad_weight, tile_throughput
+from minidl.kernels.conv import costs, tile_throughput
 from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
 from minidl.kernels.conv.records import Taps
 from minidl.kernels.conv.unfolded_tiles import UnfoldedTile, positions, tile_at
@@ -148,9 +148,6 @@ def _side(problem: Problem, size: tuple[int, int], channels: int) -> int:
 
 def estimate(problem: Problem) -> float:
     return costs.at_least(problem, cut(problem).microseconds)
-
-
-programs = pixel_grad_weight.programs
 
 
 class Cut(NamedTuple):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from minidl.kernels import activation
 from minidl.kernels.epilogue import Epilogue
 from minidl.kernels.gemm.tiled import SumTile, gemm_sum_kernel
 from minidl.runtime import dependent_launch, launch
@@ -26,20 +23,6 @@ def sum_of_shares(
         **dependent_launch.options(target=target), **tile.launch_options,
     }  # fmt: skip
     return launch.Prepared(gemm_sum_kernel, (launch.cdiv(total, tile["BLOCK"]),), (N, total), meta)
-
-
-def summed(
-    dtype: torch.dtype, N: int, total: int, flags: dict[str, Any], target: str | None = None, in_order: bool = False
-) -> launch.Prepared:  # fmt: skip
-    """Prepare `sum_of_shares` for the flags of an epilogue and SPLIT."""
-    epilogue = Epilogue(flags["ACT"], flags["SLOPE"], int(flags["SAVE_Z"]))
-    return sum_of_shares(dtype, N, total, flags["SPLIT"], epilogue, target or launch.target(), in_order)
-
-
-def bare(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags of a share, without the epilogue, which follows the sum."""
-    shared = {name: value for name, value in flags.items() if name != "HAS_SCALE"}
-    return {**shared, "HAS_BIAS": False, "ACT": activation.NONE, "SAVE_Z": False}
 
 
 def at_a_time(dtype: torch.dtype, tile: launch.Tile) -> int:

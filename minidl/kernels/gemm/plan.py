@@ -33,7 +33,7 @@ def plan(problem: Problem) -> Product:
         problem.target, problem.processors, True if form == "tail" else None if problem.dtype.itemsize == 2 else False,
     )  # fmt: skip
     if in_tail and not problem.adds and launches.tiles_of(a.rows, b.columns, tile) % problem.processors:
-        result = tail.prepare(problem, tile, split)
+        result: Product = tail.prepare(problem, tile, split)
     elif form == "parts":
         result = parts.prepare(problem, tile, split)
     else:

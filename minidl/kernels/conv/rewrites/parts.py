@@ -89,5 +89,6 @@ class Sum(Rewrite, Conversion):
         return f"{parts[0]}, then a sum"
 
     def run(self, problem: Problem, plans: Sequence[Any], operands: Operands) -> Result:
+        assert operands.added is not None
         y, _ = plans[0].run(operands._replace(added=None))
         return elementwise.add_act(y, operands.added, problem.act), None
