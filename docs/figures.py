@@ -137,7 +137,8 @@ def values() -> dict[str, Any]:
     }
     by_name: dict[str, Any] = {
         "copy": f"{COPY:.2f}", "matrix": f"{MATRIX:.0f}", "multiply_adds": f"{SCALAR:.0f}",
-        "card": "an {device} with torch {torch} and Triton {triton}".format(**conv), "day": conv["date"], "day_of_rows": bench["date"],
+        "card": "an {device} with torch {torch} and Triton {triton}".format(**conv), "day": conv["date"],
+        "day_of_rows": bench["date"],
         "row": {_slug(name): _row(row) for name, row in rows.items()},
         "forms": _drawn_table(drawn, "conv", "forward", by_form=True),
         **{f"{of}_drawn": _drawn_table(drawn, of, None) for of in ("gemm", "softmax", "norm")},
