@@ -11,9 +11,9 @@ A call is described by a `Problem` (problem.py). `plan` (plan.py) chooses the fo
 time, once per problem. Forms: `batch` for many images and channels; `box` for few or large images; `pair` for up to 64
 output channels; `product` for 1x1 kernels; `banded` for few input channels; `few` for few output channels of a
 transposed convolution; `depthwise` for groups of one or a few channels; `unfolded` for weight gradients; `pixel` for
-every shape; `fft` on request only. The rewrites `fill`, `taps`, `columns` and `unshuffle` compute the problem by another
-convolution. `explain` reports each estimate and the choice; MINIDL_EXPLAIN=1 in the environment logs this report for
-every new problem.
+every shape; `fft` on request only. The rewrites `fill`, `taps`, `columns` and `unshuffle` compute the problem by
+another convolution. `explain` reports each estimate and the choice; MINIDL_EXPLAIN=1 in the environment logs this
+report for every new problem.
 
 Read geometry, problem, records, forms and plan, then pixel_tiled, batch_tiled and boxed, then rewrites. costs and
 tile_throughput have the estimates.
