@@ -32,8 +32,7 @@ Panel = tuple[str, tuple[int, int], Sequence[tuple[float, float, float, float]],
 # The rungs of the worklogs, in order.
 GEMM_RUNGS = ("one output per program", "tiled", "grouped", "pipelined", "TMA, persistent", "minidl.kernels.gemm")
 CONV_RUNGS = (
-    "one output per program", "tiled", "matrix form", "batch-tiled", "banded", "banded" + POOLED, "the band held",
-    "two rows of outputs, with ReLU", "pairs of pixels",
+    "one output per program", "tiled", "matrix form", "batch-tiled", "banded", "banded" + POOLED,
 )  # fmt: skip
 # What one program reads and, in the last panel, writes: a sentence and panels.
 PROGRAMS: dict[str, tuple[str, Sequence[Panel]]] = {
@@ -68,16 +67,10 @@ PROGRAMS: dict[str, tuple[str, Sequence[Panel]]] = {
         ("w as a band", (10, 16), [(g, g, 1, 7) for g in range(10)], "band r for the upper,|r - 1 for the lower row"),
         ("y, pooled: 33 x 33", (33, 33), [(6, 9, 5, 1)], "5 pixels by|12 channels"),
     ]),
-    "conv_two_rows": ("Ten outputs and the ten below them, all of their inputs as one K.", [
-        ("x, an image", (36, 36), [(6, 9, 8, 4)], "8 rows of 16 values:|one K of 128"),
-        ("w, on chip", (20, 24), [*((g, g, 1, 7) for g in range(10)), *((10 + g, 4 + g, 1, 7) for g in range(10))],
-         "the band of both rows,|read once for all tiles"),
-        ("y, 66 x 66 pixels", (33, 33), [(6, 9, 5, 1)], "2 rows of 10 pixels|by 12 channels"),
-    ]),
-    "conv_paired": ("Pairs of pixels as one of twice the channels.", [
-        ("x, pairs of an image", (6, 12), [(1, 3, 3, 5)], "128 images: 5 rows of|3 pairs of 64 values"),
+    "conv_paired": ("Two neighboring outputs as one of twice the channels, 32 to 64 channels, 5x5 at 12x12.", [
+        ("x, an image", (12, 12), [(2, 3, 6, 5)], "5 x 6 pixels of|32 channels, once"),
         ("w as a band", (2, 6), [(0, 0, 1, 5), (1, 1, 1, 5)], "a sixth of it is zeros"),
-        ("y, pairs", (4, 8), [(1, 3, 1, 1)], "one pair of|64 channels"),
+        ("y, pairs", (4, 8), [(1, 3, 1, 1)], "two pixels of|64 channels"),
     ]),
     "gemm_one": ("One output per program.", [
         ("A", (16, 16), [(0, 5, 16, 0.5)], "a row: 4096"), ("B", (16, 16), [(9, 0, 0.5, 16)], "a column: 4096"),
@@ -132,18 +125,20 @@ def values() -> dict[str, Any]:
     """Return every value that a page may insert, by name."""
     gemm = _read("gemm-ladder-nvidia-h200.json")
     conv = _read("convolution-ladder-nvidia-h200.json")
-    rows = {row["row"]: row for row in _read("nvidia-h200.json")["rows"]}
+    bench = _read("nvidia-h200.json")
+    rows = {row["row"]: row for row in bench["rows"]}
     drawn = {card: _read(f"drawn-nvidia-{card.lower()}.json")["rows"] for card in ("H100", "H200")}
     ladders = {
         "gemm": Ladder(
             "the matrix product", GEMM_RUNGS, gemm["steps"], _gemm_bytes(gemm["size"]), 2.0 * gemm["size"] ** 3
         ),
-        "few": _of_layer(conv, rows, "1 to 12, 7x7 at 72x72", 1, 12, 72, 7),
-        "many": _of_layer(conv, rows, "32 to 64, 5x5 at 12x12", 32, 64, 12, 5),
+        "few": _of_layer(conv, "1 to 12, 7x7 at 72x72", 1, 12, 72, 7),
+        "many": _of_layer(conv, "32 to 64, 5x5 at 12x12", 32, 64, 12, 5),
     }
     by_name: dict[str, Any] = {
         "copy": f"{COPY:.2f}", "matrix": f"{MATRIX:.0f}", "multiply_adds": f"{SCALAR:.0f}",
         "card": "an {device} with torch {torch} and Triton {triton}".format(**conv), "day": conv["date"],
+        "day_of_rows": bench["date"],
         "row": {_slug(name): _row(row) for name, row in rows.items()},
         "forms": _drawn_table(drawn, "conv", "forward", by_form=True),
         **{f"{of}_drawn": _drawn_table(drawn, of, None) for of in ("gemm", "softmax", "norm")},
@@ -232,9 +227,7 @@ def _gemm_bytes(size: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _of_layer(
-    results: dict[str, Any], rows: dict[str, Any], layer: str, C: int, M: int, size: int, kernel: int
-) -> Ladder:
+def _of_layer(results: dict[str, Any], layer: str, C: int, M: int, size: int, kernel: int) -> Ladder:
     N = 10_000
     steps = results["layers"][layer][str(N)]
     out, K = size - kernel + 1, kernel**2 * C
@@ -251,15 +244,8 @@ def _of_layer(
     G, KP, NP = _group(C, M, kernel, out // 2 * 2)
     pairs = N * (out // 2) * math.ceil(out // 2 * 2 / G)
     requested["banded, with ReLU and pool"] = pairs * (kernel + 1) * KP * (1 + 2 * NP / 64) * HALF + results_bytes / 4
-    flop = 2.0 * pixels * M * K
-    row = next(row for name, row in rows.items() if name.startswith(f"conv {C}->{M} "))
-    last = CONV_RUNGS[7 if C == 1 else 8]
-    if C == 1:  # ten outputs and the ten below them share one K of 128, whose band is read once
-        requested[last] = N * math.ceil(out / 2) * math.ceil(out / 10) * 128 * HALF + results_bytes
-    else:  # 128 images at a pair of outputs, which together have half a tap more
-        requested[last] = pixels / 2 / tile * K * (kernel + 1) / kernel * (tile + 2 * M) * HALF + results_bytes
-    steps = {**steps, last: {"ms": row["ours_ms"], "tflops": flop / row["ours_ms"] / 1e9}}
-    return Ladder(f"{layer} pixels", CONV_RUNGS, steps, {n: b for n, b in requested.items() if n in steps}, flop)
+    requested = {name: size for name, size in requested.items() if name in steps}
+    return Ladder(f"{layer} pixels", CONV_RUNGS, steps, requested, 2.0 * pixels * M * K)
 
 
 def _group(C: int, M: int, S: int, width: int) -> tuple[int, int, int]:

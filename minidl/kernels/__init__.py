@@ -1,6 +1,6 @@
 """All arithmetic of minidl: Triton kernels and their launchers on plain torch tensors, a chapter per file or folder.
 
-Read `elementwise`, `softmax`, `reduce`, `gemm` and `norm` first, then `conv`.
+Read `elementwise`, `softmax`, `reduce` and `norm` first, then `plan`, `epilogue` and `gemm`, then `conv`.
 """
 
 import importlib.util

@@ -211,8 +211,8 @@ def conv2d(
     the activation, in the same kernel if no gradient is recorded. scale, only without a gradient: a factor per output
     channel, as of a folded batch norm; for float16 and bfloat16 it and the bias may be float32.
 
-    With few channels the product has zeros between the weights, and some forms take two rows at once. NaN or infinity
-    in input or weight may then spread to neighbouring outputs in the same rows and in one row above or below.
+    With few channels the product has zeros between the weights. NaN or infinity in input or weight may then spread to
+    neighbouring outputs in the same rows and, with strides, in rows above or below.
 
     form: None takes the fastest direct form for the shape. "fft", for stride and dilation 1, convolves by Fourier
     transforms: for float32 with 64 channels or more and kernels of 5x5 or more 2 to 8 times as fast (H200). Its error

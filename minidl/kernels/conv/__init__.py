@@ -7,14 +7,16 @@ Shapes are torch's. Memory is channels-last ([N, H, W, C]): a tensor in `torch.c
 other is copied once, and results are channels-last. The gradient of the input is the transposed convolution. The
 gradients of a transposed convolution are the convolution and the gradient of the weight with x and dy exchanged.
 
-A call is described by a `Problem` (problem.py). `plan` (plan.py) chooses the form with the lowest estimated time, once
-per problem. Forms: `batch` for many images and channels; `pair` for many images and fewer channels; `box` for few or
-large images; `product` for 1x1 kernels; `banded` for few input channels; `few` and `merge` for few output channels of
-a transposed convolution; `depthwise` for groups of one or a few channels; `pixel` for every shape; `fft` on request
-only. `fill`, `columns` and `taps` rewrite the problem as another convolution. `explain` reports each estimate and the
-choice; MINIDL_EXPLAIN=1 in the environment logs this report for every new problem.
+A call is described by a `Problem` (problem.py). `plan` (plan.py) chooses the form or rewrite with the lowest estimated
+time, once per problem. Forms: `batch` for many images and channels; `box` for few or large images; `pair` for up to 64
+output channels; `product` for 1x1 kernels; `banded` for few input channels; `few` for few output channels of a
+transposed convolution; `depthwise` for groups of one or a few channels; `unfolded` for weight gradients; `pixel` for
+every shape; `fft` on request only. The rewrites `fill`, `taps`, `columns` and `unshuffle` compute the problem by
+another convolution. `explain` reports each estimate and the choice; MINIDL_EXPLAIN=1 in the environment logs this
+report for every new problem.
 
-Read geometry, problem, forms and plan, then pixel_tiled, batch_tiled and boxed; costs has the estimates.
+Read geometry, problem, records, forms and plan, then pixel_tiled, batch_tiled and boxed, then rewrites. costs and
+tile_throughput have the estimates.
 """
 
 import itertools
