@@ -200,7 +200,7 @@ def conv2d(
     dilation: Pair = 1, groups: int = 1, act: Activation = None, *, scale: Tensor | None = None,
     pool: str | None = None, form: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return act(scale * conv(input, weight) + bias), the cross-correlation called convolution, in one kernel.
+    """Return act(scale * conv(input, weight) + bias), the cross-correlation called convolution.
 
     Shapes: x [N, C, H, W], weight [M, C / groups, R, S], bias and scale [M] -> [N, M, OH, OW], all without N for one
     image, with OH = (H + 2 padding - dilation (R - 1) - 1) // stride + 1, in x's dtype. Memory is channels-last inside:

@@ -170,7 +170,8 @@ def transposed(
     """Return (y, z) of the transposed convolution of x [N, groups * M, OH, OW]: y [N, groups * C, H, W].
 
     geometry and w [groups * M, C, R, S] belong to the convolution from y to x, whose input gradient this is. z, and
-    bias and scale [groups * C], are as in `forward`.
+    bias and scale [groups * C], are as in `forward`. The code below and the `Problem` name channels by their use here:
+    C are read and M are written.
     """
     check_arguments("conv_transpose2d", x, w, bias, scale)
     check_form(form)

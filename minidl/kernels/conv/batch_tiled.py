@@ -162,7 +162,9 @@ def conv_batch_kernel(
     d_x, d_w, d_wide, p_bias, p_scale, p_y, p_z, H, W, outputs, weights, rounds,
     taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Run one tile per program, or persistent programs, which with WIDE merge the first pairs of tiles."""
+    """Run one tile per program, or persistent programs, which with WIDE merge the first pairs of tiles.
+
+    rounds: the numbers of all tiles, of pairs that are merged, and of programs."""
     wait(EARLY)
     inputs = Inputs(H, W, taps.JH, taps.JW)
     tiles, wide_tiles, programs = rounds

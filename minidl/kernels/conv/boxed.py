@@ -34,13 +34,7 @@ NAME = "box"
 DIRECTIONS = CORRELATIONS
 FAMILIES = ("conv_box",)
 LEAST = 64  # rows of a tile
-# Boxes of this many images, in tensors larger than the L2 cache. 256->2048 at 33x33, 387 images: 7.9 ms.
-FEW_IMAGES, LARGE = 32, 50e6
-# Results stored per microsecond, one by one. 1x1 16->207, 381 images of 42x42: 356 us, of which 135 for products;
-# 32->939, 228 of 3x3: 7.7 and 2.9; 3x3 4->1695, 55 of 12x12: 44 and 17.
-VALUES = 3.5e5
 SMALL_PIECES = 8  # of a tile whose two results would fill the registers
-SOONEST = 0.6  # smallest factor on a tile's fixed time
 
 
 class BoxTile(NamedTuple):
@@ -50,9 +44,10 @@ class BoxTile(NamedTuple):
     PER_PROCESSOR  persistent programs per multiprocessor, 0 for one program per tile
     FLATTEN        whether the loop over tiles and the loop of a tile are one
     TURN           whether d_w is [groups * C, taps * M]
-    STORE_BOX      whether the descriptor d_y stores the box
+    STORE_BOX      whether the descriptor d_y stores the box; otherwise d_y is None, and p_y points to y
     PAIRS          whether outputs are pairs of neighbouring pixels and d_x has an axis for the two (`paired_box`)
     PART           channels of one half of a `ConcatPair`, 0 for one tensor
+    ACC, PRECISION dtype of the sums, and how products are computed
     """
 
     BLOCK_M: int

@@ -1,4 +1,8 @@
-"""The weight gradient in the "box" form: that of one volume whose slices are the images (`cubes_grad_weight`)."""
+"""The weight gradient in the "box" form: that of one volume whose slices are the images (`cubes_grad_weight`).
+
+The images become the depth of the volume, with a 1 x R x S kernel, so that a box of K may span images. dy is
+`Tensors.w`.
+"""
 
 import torch
 

@@ -1,9 +1,10 @@
 """Estimated microseconds of a convolution: the work of its launches, and the constants of a device.
 
-    time = launch + rounds * (start + steps * step) + sum of shares, and at least the time of the bytes that are moved
+    time = launch + rounds * (fixed + steps * step) + sum of shares, and at least the time of the bytes that are moved
 
-Tiles run in rounds of as many as fit on all multiprocessors (`tile_throughput`). A step is 64 values of K; if K is
-split, the partial sums of its shares are added. In the interpreter programs run one after another, each as long:
+Tiles run in rounds of as many as fit on all multiprocessors (`tile_throughput`); the steps of a last round that leaves
+some idle are shorter by the factor `alone` or `last`. A step is 64 values of K; if K is split, the partial sums of its
+shares are added. In the interpreter programs run one after another, each as long:
 
     time = form's share * (launch * (1 + programs) + operations / rate)
 """
@@ -26,7 +27,7 @@ ODD = 1.3  # time of rows of many values that are not aligned to 16 bytes and so
 SOONEST = 1 / 3  # smallest part of a round's fixed time, for a few programs
 BAND = 1e5  # values of a band that are computed per us
 POOLED = 1.25  # time of a pool relative to a copy of its input
-# Time of a form in the interpreter relative to boxes, and the time of one program relative to a launch.
+# Time of a form in the interpreter relative to boxes.
 INTERPRETED = {
     "few": 0.9, "product": 0.9, "box": 1.0, "depthwise": 1.0, "banded": 1.35, "pixel": 1.9, "unfolded": 1.9,
     "batch": 2.5, "fft": 2.5, "pair": 1000.0,
@@ -38,7 +39,7 @@ class Work(NamedTuple):
 
     tiles, steps  the number of tiles, and the steps of each
     throughput    of a tile
-    kind          of its rounds: how long the first blocks and the epilogue take
+    kind          of its rounds: how long the first blocks and the epilogue take; a key of `schema.Steps.rounds`
     shares        the shares of K, and the `values` of the result that they add
     """
 

@@ -106,9 +106,14 @@ def conv_even_parts_sum_kernel(
 
 
 class Line(NamedTuple):
-    """Tiles of the gradient with `taps` taps and `boxes` steps of a box; a program runs `each` of the `total` steps.
+    """How the steps of all tiles are divided among programs.
 
-    `together` programs run at once; a tile has at most `slots` programs.
+    box, tile        the box of a step, and the tile
+    taps             taps of a tile
+    boxes            steps of a tile, after PAUSE idle ones
+    tiles            tiles of the gradient
+    each             steps of a program
+    together         programs that run at once
     """
 
     box: BoxShape
@@ -150,7 +155,7 @@ def in_line(problem: Problem, box: BoxShape, tile: launch.Tile, boxes: int, taps
     Each tile has one program, or as many programs as fit on the device divide the line equally."""
     tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
     tiles *= taps // together
-    device = tile["PER_PROCESSOR"] * problem.processors
+    device = max(1, tile["PER_PROCESSOR"]) * problem.processors
     programs = max(1, min(device, tiles * boxes // LEAST))
     even = Line(box, tile, together, boxes, tiles, launch.cdiv(tiles * (PAUSE + boxes), programs), device)
     return min(even, even._replace(each=PAUSE + boxes), key=lambda line: microseconds(problem, line))

@@ -57,7 +57,8 @@ def run(prepared: Product, t: Tensors) -> None:
 
 
 def _pairs(problem: Problem) -> Problem:
-    """Return the problem whose outputs are pairs of twice the channels; its inputs are single pixels."""
+    """Return the problem whose outputs are pairs of twice the channels, with phases of its own; inputs are single
+    pixels."""
     h, v, read, (OH, OW) = problem.at
     across = Phase(0, 1, v.count // 2, v.in_start, 1, 1, tuple(range(len(v.taps) + 1)))
     return problem._replace(direction=PHASE, M=2 * problem.M, strides=(), phases=Phases(h, across, read, (OH, OW // 2)))

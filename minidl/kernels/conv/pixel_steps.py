@@ -9,7 +9,7 @@ import triton.language as tl
 class PixelSizes(NamedTuple):
     """Run-time numbers of a pair of phases with `pixels` outputs; the first reads (in_h, in_w) and is (out_h, out_w).
 
-    w_start, w_tap_h, w_tap_w  the first tap of w, and the distances to the next one down and across
+    w_start, w_tap_h, w_tap_w  the first tap of w, and the distances to the next one down and across, in taps
     s_split                    distance between the partial sums of shares
     depth                      JH * JW * C; as a constant, ptxas 12.8 miscompiles the division of o_k
     """

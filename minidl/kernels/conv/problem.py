@@ -39,7 +39,8 @@ NO_BOXES = Unsupported("no tensor descriptors for x and w here, or for this devi
 
 
 class Phases(NamedTuple):
-    """A vertical phase h and a horizontal phase v, from an image of size `written` to one of size `read`."""
+    """A phase h along the height and a phase v along the width, from outputs of size `written` to inputs of size
+    `read`."""
 
     h: Phase
     v: Phase
@@ -82,17 +83,20 @@ class Operands(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One call of `forward`, `transposed`, `grad_input` or `grad_weight`, or one backward phase.
+    """One call of `forward`, `transposed`, `grad_input` or `grad_weight`, or one pair of phases.
 
-    direction  FORWARD, TRANSPOSED (also the gradient of the input), GRAD_WEIGHT, or PHASE: one pair of backward phases
+    direction  FORWARD, TRANSPOSED (also the gradient of the input), GRAD_WEIGHT, or PHASE: the pair in `phases`, into
+               which `rewrites.parts` splits TRANSPOSED problems
     geometry   of the convolution, also for backward directions
     N          images
-    C, M       channels per group of the tensor that is read and of the result; of input and output for GRAD_WEIGHT
-    precision  of float32 products: "ieee", "tf32x3" or "tf32"; "ieee" for other dtypes, except for spectra (fft)
+    C, M       channels per group of the tensor that is read and of the result: backward, of dy and dx; of input and
+               output for GRAD_WEIGHT
+    precision  of float32 products: "ieee", "tf32x3" or "tf32"; "ieee" for 16 bits, except for spectra (fft);
+               that of float8 products
     bias, scale, act, pool, preactivation   the epilogue, as in `forward`
     aligned    whether x (and the output's gradient) starts at a multiple of 16 bytes
     w_aligned  whether the weights do
-    strides    of the weights [groups * M, C, R, S] for backward directions
+    strides    of the weights [groups * C, M, R, S] for backward directions; () if they are in the order of the phase
     form       name of the requested form; None for the cheapest
     batch_invariant  whether an image's result must not depend on the number of images (not GRAD_WEIGHT)
     target, processors   the tile table in use and the number of multiprocessors
@@ -152,7 +156,7 @@ class Problem(NamedTuple):
 
     @property
     def at(self) -> Phases:
-        """Return the phases from outputs to inputs; for FORWARD and GRAD_WEIGHT those of the convolution."""
+        """Return the phases from outputs to inputs, without `phases` those of the convolution: not for TRANSPOSED."""
         return self.phases or _forward(self.geometry)
 
     @property

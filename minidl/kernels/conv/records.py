@@ -3,8 +3,9 @@
     x [N, H, W, GROUPS * C]                      y [N, OH, OW, GROUPS * M]
     in + q IN_STEP + j IN_TAP, taps j  ------->  out + q OUT_STEP              along each axis
 
-q counts the outputs of a phase (`geometry.Phase`). Fields in upper case of `Taps` are constants, those of `Outputs` and
-`Weights` are run-time numbers.
+q counts the outputs of a phase (`geometry.Phase`). All fields of `Taps` are constants; those of `Outputs` and `Weights`
+are run-time numbers. An example: the gradient of the input of a 3x3 convolution with padding 1, by weights [C, R, S, M]
+in place, has the taps (2, 1, 0) along each axis, so Weights(8 M, -3 M, -M) and Outputs.in_h = -1.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Outputs(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The first tap in a row of w and the distances to the next tap down and across, for weights read in place."""
+    """The first tap in a row of w and the distances to the next tap down and across, in values: for backward weights
+    that are read in place."""
 
     start: int
     tap_h: int

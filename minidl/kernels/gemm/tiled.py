@@ -77,9 +77,9 @@ class GemmTile(NamedTuple):
     """
 
     BLOCK_M: int
-    BLOCK_K: int
     ACC: Any
     BLOCK_N: int = 1
+    BLOCK_K: int = 1
     PRECISION: str = "ieee"
     GROUP_M: int = 1
     PIECES: int = 1

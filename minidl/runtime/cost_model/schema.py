@@ -192,13 +192,13 @@ def merged(base: Any, changes: Any, name: str = "constants") -> Any:
 
 
 def _parsed(kind: Any, value: Any, name: str) -> Any:
-    """Convert a JSON value to `kind`: named tuples, numbers above 0 (0 is allowed in `whole`), mappings of these.
+    """Convert a JSON value to `kind`: named tuples, numbers above 0, mappings of these.
 
     Raises ValueError that names the part with another type.
     """
     if kind in (float, int):
         number = type(value) in (int, float) and math.isfinite(value) and value == kind(value)
-        if not number or value < 0 or (value == 0 and ", whole, " not in name):
+        if not number or value <= 0:
             raise _type_error(value, name, "a number above 0")
         return kind(value)
     if kind is Throughput or typing.get_origin(kind) is tuple:

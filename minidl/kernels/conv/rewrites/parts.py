@@ -42,7 +42,7 @@ class Phases(Rewrite, Conversion):
         x, w, bias, scale, _ = operands
         y = torch.empty(problem.shape, dtype=problem.result, device=x.device)
         z = torch.empty_like(y) if problem.preactivation else None
-        for plan in plans:
+        for plan in plans:  # of forms, as no rewrite takes a PHASE
             plan.write(Tensors(x, w, y, bias, scale, z))
         return y, z
 
