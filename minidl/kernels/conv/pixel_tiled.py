@@ -11,9 +11,10 @@ y  [N, OH, OW, groups * M]   bias, scale  [groups * M]
      |                       |  v               |
 
 at(q, j) = in_start + q in_step + j in_tap along each axis (`geometry.Phase`). Patches are never written to memory: the
-row addresses are computed once, with a bit per tap that says whether its input is inside the image, and each tap adds one offset to all of them. With few
-channels, where one tap would leave most of a K block empty, taps and channels form a single axis (FLAT), at the cost of
-index arithmetic per element. If there are few tiles, K is split into shares that are added in a fixed order.
+row addresses are computed once, with a bit per tap that says whether its input is inside the image, and each tap adds
+one offset to all of them. With few channels, where one tap would leave most of a K block empty, taps and channels form
+a single axis (FLAT), at the cost of index arithmetic per element. If there are few tiles, K is split into shares that
+are added in a fixed order.
 """
 
 from __future__ import annotations
