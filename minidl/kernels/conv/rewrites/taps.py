@@ -150,8 +150,8 @@ class Taps(Rewrite):
         R, S, M = h.kernel, v.kernel, problem.M
         if groups > 1 or problem.pool:
             return Unsupported("groups, or a pool")
-        if problem.target == "interpreted" and problem.form != self.name:
-            return Unsupported("nothing gained by the interpreter")
+        if not problem.paced and problem.form != self.name:
+            return Unsupported("a target without measured tiles")
         if R * S == 1 or min(problem.C, M) == 0:
             return Unsupported("one tap, or no channels")
         back = problem.direction == TRANSPOSED

@@ -86,8 +86,8 @@ class Unshuffle(Rewrite):
         h, v, groups = problem.geometry
         if problem.direction != FORWARD or problem.pool or problem.pitches:
             return Unsupported("not forward, a pool, or an unshuffled problem")
-        if problem.target == "interpreted" and problem.form != self.name:
-            return Unsupported("nothing gained by the interpreter")
+        if not problem.paced and problem.form != self.name:
+            return Unsupported("a target without measured tiles")
         if groups > 1 or max(h.dilation, v.dilation) > 1:
             return Unsupported("groups or a dilation")
         V, row = _row_values(problem)
