@@ -34,7 +34,12 @@ def jobs(command: str, arch: int) -> list[Job]:
 
 
 def _job(fields: dict[str, Any], arch: int) -> Job:
-    constants = [[path, []] for path, value in fields["constants"] if _OF_ALL_CONSTANTS or isinstance(value, str)]
+    # The fields of a record of numbers have none.
+    constants = [
+        [path, []]
+        for path, value in fields["constants"]
+        if len(path) == 1 and (_OF_ALL_CONSTANTS or isinstance(value, str))
+    ]
     return Job(**{**fields, "arch": arch, "attributes": sorted([*fields["attributes"], *constants])})
 
 
