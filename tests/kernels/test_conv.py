@@ -318,7 +318,7 @@ def test_three_taps_of_a_row_that_lie_apart_in_the_weight_gradient():
 @pytest.mark.parametrize("form", ["pixel", "banded"])
 def test_positions_counted_in_64_bits(form, monkeypatch):
     """As where there are 2^31 of them."""
-    for module in (pixel_choice, pixel_tiled, pixel_grad_weight, banded, banded_grad_weight):
+    for module in (pixel_choice, pixel_tiled, pixel_grad_weight, banded):
         monkeypatch.setattr(module, "INT32_LIMIT", 1)
     small = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}, 4, 1)
     bands = launch.Tile({"BLOCK_M": 16, "BLOCK_K": 16}, 4, 1)
@@ -327,7 +327,7 @@ def test_positions_counted_in_64_bits(form, monkeypatch):
 
 
 def test_shares_of_the_weight_gradient_of_bands_counted_in_64_bits(monkeypatch):
-    monkeypatch.setattr(banded_grad_weight, "INT32_LIMIT", 1)
+    monkeypatch.setattr(banded, "INT32_LIMIT", 1)
     monkeypatch.setattr(launch, "processors", lambda: 4)
     p = Problem((8, 1, 4, (33, 5), (1, 3), (1, 1), (0, 1), (1, 1), 1))
     grids = []
