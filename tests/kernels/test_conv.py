@@ -38,6 +38,7 @@ from minidl.kernels.conv.pixel_boxes import shape_of_box
 from minidl.kernels.conv.pixel_steps import pixel
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Unsupported
 from minidl.kernels.conv.problem import Problem as Described
+from minidl.kernels.conv.rewrites import parts
 from minidl.kernels.conv.rewrites.fill import Fill
 from minidl.kernels.conv.rewrites.parts import Sum
 from minidl.runtime import launch
@@ -1113,7 +1114,7 @@ def test_which_convolutions_go_in_pairs(C, M, padding, form):
 
 def test_bands_that_can_pool_do_it_in_their_kernel(monkeypatch):
     p = Problem((2, 1, 16, (12, 14), (5, 5), (1, 1), (0, 0), (1, 1), 1))
-    monkeypatch.setattr(plan.pools, "max_pool2d", lambda *_: pytest.fail("a second kernel"))
+    monkeypatch.setattr(parts.pools, "max_pool2d", lambda *_: pytest.fail("a second kernel"))
     y, _ = conv.forward(p.x, p.w, p.geometry, pool="max")
     assert torch.equal(y.double(), F.max_pool2d(p.y, 2))
 

@@ -7,11 +7,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minidl.kernels import conv
-from minidl.kernels.conv import depthwise, depthwise_grad_weight, narrow, narrow_grad_weight
+from minidl.kernels.conv import depthwise_grad_weight, narrow, narrow_grad_weight
 from minidl.kernels.conv.geometry import Axis, Geometry
 from minidl.runtime import launch
 from minidl.testing.memory import GuardedAllocations
 from tests.kernels.transposed import whole
+from tests.launches import replace_run
 
 BOTH = pytest.mark.parametrize("direct", [True, False], ids=["as they lie", "in order"])
 numbers = st.tuples(st.integers(1, 5), st.integers(1, 5))
@@ -120,12 +121,8 @@ def test_walks_back_take_nothing_of_taps_that_they_do_not_have(stride, dilation,
 @pytest.mark.parametrize("direct", [True, False])
 def test_all_walks_back_are_one_launch(direct, setting, monkeypatch):
     setting(DIRECT=2**60 if direct else 0)
-    names, run = [], depthwise.launch.run
-    monkeypatch.setattr(
-        depthwise.launch,
-        "run",
-        lambda kernel, *args, **meta: (names.append(kernel.__name__), run(kernel, *args, **meta)),
-    )
+    names, run = [], launch.run
+    replace_run(monkeypatch, lambda kernel, *args, **meta: (names.append(kernel.__name__), run(kernel, *args, **meta)))
     p = Drawn(2, 6, 1, 1, (9, 9), (3, 3), (2, 2), (1, 1), (1, 1))
     assert torch.equal(conv.grad_input(p.dy, p.w, p.geometry, form="depthwise").double(), p.dx)
     assert names == ["conv_spread_kernel"] * (not direct) + ["conv_depthwise_kernel"]
