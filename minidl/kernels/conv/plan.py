@@ -29,11 +29,11 @@ from minidl.kernels.conv.problem import (
     Unsupported,
 )
 from minidl.kernels.conv.rewrites import Conversion, Rewrite
+from minidl.kernels.conv.rewrites.rewrite import Result
 from minidl.runtime import launch
 
 NO_PAIR = Unsupported("a ConcatPair, which this form does not read")
 _logger = logging.getLogger("minidl")
-Result = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class UnableError(ValueError):

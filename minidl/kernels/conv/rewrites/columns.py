@@ -15,10 +15,10 @@ from typing import Any
 
 from minidl.kernels.conv.epilogue import repeated
 from minidl.kernels.conv.problem import TRANSPOSED, Operands, Problem, Unsupported
-from minidl.kernels.conv.rewrites.rewrite import Conversion, Result, Rewrite
+from minidl.kernels.conv.rewrites.rewrite import DirectRewrite, Result
 
 
-class Columns(Rewrite, Conversion):
+class Columns(DirectRewrite):
     """`stride` columns of y as channels."""
 
     name = "columns"
@@ -39,9 +39,6 @@ class Columns(Rewrite, Conversion):
 
     def cost(self, problem: Problem, others: Sequence[Problem], times: Sequence[float]) -> float:
         return times[0]
-
-    def prepare(self, problem: Problem, others: Sequence[Problem]) -> Conversion:
-        return self
 
     def run(self, problem: Problem, plans: Sequence[Any], operands: Operands) -> Result:
         count = problem.geometry.w.stride

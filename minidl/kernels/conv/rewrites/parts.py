@@ -12,7 +12,7 @@ from minidl.kernels import pool as pools
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.problem import PHASE, TRANSPOSED, Operands, Problem, Tensors, Unsupported, backward_phases
 from minidl.kernels.conv.rewrites.fill import MOST_PHASES
-from minidl.kernels.conv.rewrites.rewrite import Conversion, Result, Rewrite
+from minidl.kernels.conv.rewrites.rewrite import DirectRewrite, Result
 
 # us to launch each phase after the first.
 PHASE_LAUNCH = 1.5
@@ -20,7 +20,7 @@ PHASE_LAUNCH = 1.5
 MANY_PHASES = 1.2
 
 
-class Phases(Rewrite, Conversion):
+class Phases(DirectRewrite):
     """A transposed convolution as one convolution of stride 1 for each backward phase, which writes its outputs."""
 
     def others(self, problem: Problem) -> tuple[Problem, ...] | Unsupported:
@@ -30,9 +30,6 @@ class Phases(Rewrite, Conversion):
 
     def cost(self, problem: Problem, others: Sequence[Problem], times: Sequence[float]) -> float:
         return PHASE_LAUNCH * (len(times) - 1) + (MANY_PHASES if len(times) > MOST_PHASES else 1.0) * sum(times)
-
-    def prepare(self, problem: Problem, others: Sequence[Problem]) -> Conversion:
-        return self
 
     def label(self, parts: Sequence[str]) -> str:
         forms = "+".join(dict.fromkeys(parts))
@@ -47,7 +44,7 @@ class Phases(Rewrite, Conversion):
         return y, z
 
 
-class Pool(Rewrite, Conversion):
+class Pool(DirectRewrite):
     """A convolution, then the 2x2 pool of its result."""
 
     def others(self, problem: Problem) -> tuple[Problem, ...] | Unsupported:
@@ -57,9 +54,6 @@ class Pool(Rewrite, Conversion):
 
     def cost(self, problem: Problem, others: Sequence[Problem], times: Sequence[float]) -> float:
         return costs.pool_time(problem) + times[0]
-
-    def prepare(self, problem: Problem, others: Sequence[Problem]) -> Conversion:
-        return self
 
     def label(self, parts: Sequence[str]) -> str:
         return f"{parts[0]}, then a pool"
@@ -71,7 +65,7 @@ class Pool(Rewrite, Conversion):
         return pooled.permute(0, 2, 3, 1), None
 
 
-class Sum(Rewrite, Conversion):
+class Sum(DirectRewrite):
     """A convolution, then the sum with another tensor and the activation."""
 
     def others(self, problem: Problem) -> tuple[Problem, ...] | Unsupported:
@@ -81,9 +75,6 @@ class Sum(Rewrite, Conversion):
 
     def cost(self, problem: Problem, others: Sequence[Problem], times: Sequence[float]) -> float:
         return costs.sum_time(problem, separate=True) + times[0]
-
-    def prepare(self, problem: Problem, others: Sequence[Problem]) -> Conversion:
-        return self
 
     def label(self, parts: Sequence[str]) -> str:
         return f"{parts[0]}, then a sum"

@@ -48,3 +48,10 @@ class Rewrite(abc.ABC):
     def label(self, parts: Sequence[str]) -> str:
         """Return the chain of steps, from the labels of the other problems' plans."""
         return f"{self.name}, {parts[0]}"
+
+
+class DirectRewrite(Rewrite, Conversion):
+    """A rewrite with nothing to prepare, which converts the tensors itself."""
+
+    def prepare(self, problem: Problem, others: Sequence[Problem]) -> Conversion:
+        return self
