@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,22 @@ def jobs(command: str, arch: int) -> list[Job]:
 
 
 def _job(fields: dict[str, Any], arch: int) -> Job:
-    # The fields of a record of numbers have none.
-    constants = [
-        [path, []]
-        for path, value in fields["constants"]
-        if len(path) == 1 and (_OF_ALL_CONSTANTS or isinstance(value, str))
-    ]
-    return Job(**{**fields, "arch": arch, "attributes": sorted([*fields["attributes"], *constants])})
+    constants = [(path, value) for path, value in fields["constants"] if len(path) == 1]
+    paths = (
+        [path for path, _ in constants]
+        if _OF_ALL_CONSTANTS
+        else [inner for path, value in constants for inner in _strings(path, value)]
+    )
+    return Job(**{**fields, "arch": arch, "attributes": sorted([*fields["attributes"], *([path, []] for path in paths)])})
+
+
+def _strings(path: list[int], value: Any) -> Iterator[list[int]]:
+    """Yield the paths of the strings in a constant, those of a record's fields included."""
+    if isinstance(value, str):
+        yield path
+    elif isinstance(value, dict) and "record" in value:
+        for i, field in enumerate(value["fields"].values()):
+            yield from _strings([*path, i], field)
 
 
 def write(target: str, by_command: dict[str, list[Job]]) -> None:
@@ -55,7 +65,7 @@ def write(target: str, by_command: dict[str, list[Job]]) -> None:
 
 def _fields(job: Job) -> dict[str, Any]:
     constants = [path for path, _ in job.constants]
-    return {
-        **job.as_json(),
-        "attributes": [[path, properties] for path, properties in job.attributes if path not in constants],
-    }
+    attributes = [
+        [path, properties] for path, properties in job.attributes if path not in constants and path[:1] not in constants
+    ]
+    return {**job.as_json(), "attributes": attributes}

@@ -99,13 +99,17 @@ def conv_cube_tile(
     # Distance between taps in a row of the weights.
     row_w = out.M if tile.TURN else BLOCKS * BLOCK_K if out.GROUPS == 1 else taps.C
     if PHASES > 1:
+        # Triton 3.6 takes no field of a record that is a record itself as an argument.
+        D: tl.constexpr = taps.D
+        H: tl.constexpr = taps.H
+        W: tl.constexpr = taps.W
         i_w = i_tile % taps.W.STRIDE
         i_h = i_tile // taps.W.STRIDE % taps.H.STRIDE
         i_d = i_tile // (taps.W.STRIDE * taps.H.STRIDE) % taps.D.STRIDE
         i_tile = i_tile // PHASES
-        first_d, in_d, taps_d = taps_of_phase(i_d, in_d, taps.D)
-        first_h, in_h, taps_h = taps_of_phase(i_h, in_h, taps.H)
-        first_w, in_w, taps_w = taps_of_phase(i_w, in_w, taps.W)
+        first_d, in_d, taps_d = taps_of_phase(i_d, in_d, D)
+        first_h, in_h, taps_h = taps_of_phase(i_h, in_h, H)
+        first_w, in_w, taps_w = taps_of_phase(i_w, in_w, W)
         o_w = ((first_d * taps.H.J + first_h) * taps.W.J + first_w) * row_w
     m = i_tile % tiles_m * BLOCK_M
     i_group = i_tile // tiles_m % out.GROUPS
