@@ -41,7 +41,9 @@ def _job(fields: dict[str, Any], arch: int) -> Job:
         if _OF_ALL_CONSTANTS
         else [inner for path, value in constants for inner in _strings(path, value)]
     )
-    return Job(**{**fields, "arch": arch, "attributes": sorted([*fields["attributes"], *([path, []] for path in paths)])})
+    return Job(
+        **{**fields, "arch": arch, "attributes": sorted([*fields["attributes"], *([path, []] for path in paths)])}
+    )
 
 
 def _strings(path: list[int], value: Any) -> Iterator[list[int]]:

@@ -24,7 +24,7 @@ from minidl.kernels import memory_layout
 from minidl.kernels.cross_entropy.kernels import Form, cross_entropy_kernel, cross_entropy_loop_kernel, scale_kernel
 from minidl.kernels.cross_entropy.targets import check_arguments, divisor_parts
 from minidl.kernels.loss_total import write_total
-from minidl.kernels.softmax.rows import Plan, in_shape, rows_of
+from minidl.kernels.softmax.rows import RowsPlan, in_shape, rows_of
 from minidl.runtime import dependent_launch, launch
 
 # Programs sum the weights of all targets themselves, which saves a launch, if together they read at most this many
@@ -103,9 +103,11 @@ def cross_entropy_parts(
     return CrossEntropy(loss, grad, divisor if defer else None)
 
 
-def _launch(plan: Plan, tensors: tuple[torch.Tensor | None, ...], ignore_index: int, count: int, form: Form) -> None:
+def _launch(
+    plan: RowsPlan, tensors: tuple[torch.Tensor | None, ...], ignore_index: int, count: int, form: Form
+) -> None:
     kernel = cross_entropy_kernel if plan.fits else cross_entropy_loop_kernel
-    launch.run(kernel, plan.grid, *tensors, plan.sizes, ignore_index, count, form=form, tile=plan.tile, **plan.options)
+    plan.run(kernel, *tensors, plan.sizes, ignore_index, count, form=form)
 
 
 def in_place(

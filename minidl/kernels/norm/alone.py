@@ -140,10 +140,9 @@ def normalised(
     statistics = Statistics(*(torch.empty(C, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2)))
     old, batches = ((None, None), None) if buffers is None else (buffers[:2], buffers.batches)
     updated = [contiguous(buffer) for buffer in old]
-    launch.run(
-        batch_norm_alone_kernel, plan.grid, rows, y, *statistics, *map(contiguous, (weight, bias)), *updated, batches,
-        plan.sizes, EPS=float(eps), MOMENTUM=float(momentum), tile=plan.tile, epilogue=epilogue_of(act),
-        OPAQUE=_opaque(x), **plan.options,
+    plan.run(
+        batch_norm_alone_kernel, rows, y, *statistics, *map(contiguous, (weight, bias)), *updated, batches, plan.sizes,
+        EPS=float(eps), MOMENTUM=float(momentum), epilogue=epilogue_of(act), OPAQUE=_opaque(x),
     )  # fmt: skip
     copy_back(old, updated)
     return shaped(y, x.shape), statistics
@@ -163,9 +162,8 @@ def normalised_grad(
         None if vector is None else torch.empty(x.shape[1], dtype=vector.dtype, device=x.device)
         for vector in (weight, bias)
     )
-    launch.run(
-        batch_norm_grad_alone_kernel, plan.grid, rows_dy, rows, rows_so_far, dx, dweight, dbias, *with_,
-        contiguous(weight), contiguous(bias), sizes, tile=plan.tile, epilogue=epilogue_of(act), OPAQUE=_opaque(x),
-        **plan.options,
+    plan.run(
+        batch_norm_grad_alone_kernel, rows_dy, rows, rows_so_far, dx, dweight, dbias, *with_, contiguous(weight),
+        contiguous(bias), sizes, epilogue=epilogue_of(act), OPAQUE=_opaque(x),
     )  # fmt: skip
     return shaped(dx, x.shape), dweight, dbias

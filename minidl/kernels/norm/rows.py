@@ -13,6 +13,7 @@ import triton.language as tl
 from minidl.kernels import activation, check, reduce
 from minidl.kernels.activation import Activation
 from minidl.kernels.epilogue import Epilogue
+from minidl.kernels.plan import LaunchPlan
 from minidl.kernels.reduce import as_multiple
 from minidl.runtime import dependent_launch, launch
 
@@ -116,17 +117,8 @@ class Problem(NamedTuple):
     processors: int
 
 
-class Plan(NamedTuple):
-    """The grid of a launch, its argument records, and its options."""
-
-    grid: tuple[int, ...]
-    sizes: Sizes
-    tile: Tile
-    options: dict[str, Any]
-
-
 @launch.cached
-def plan(problem: Problem) -> Plan:
+def plan(problem: Problem) -> LaunchPlan:
     """Programs have a tile ("norm", "norm_grad"), a band ("norm_stats", "norm_sums"), or all rows ("norm_alone")."""
     family, M, C, s_x, dtype, target, _ = problem
     sizes = Sizes(M, C, s_x)
@@ -143,10 +135,10 @@ def plan(problem: Problem) -> Plan:
         grid = tiles_c, launch.cdiv(M, sizes.band)
     else:
         grid = (launch.cdiv(M, record.BLOCK_M) * tiles_c,)
-    return Plan(grid, sizes, record, {**dependent_launch.options(target=target), **tile.launch_options})
+    return LaunchPlan(grid, sizes, record, {**dependent_launch.options(target=target), **tile.launch_options})
 
 
-def plan_of(family: str, rows: torch.Tensor) -> Plan:
+def plan_of(family: str, rows: torch.Tensor) -> LaunchPlan:
     """Return the plan of a launch for rows [M, C]."""
     M, C = rows.shape
     return plan(Problem(family, M, C, rows.stride(0), rows.dtype, launch.target(), launch.processors()))
@@ -172,7 +164,7 @@ def depth(M: int, C: int, dtype: torch.dtype, family: str) -> int:
     return max(launch.cdiv(rows, lanes) + (lanes if dtype == torch.float64 else 2) for lanes, rows in pairs)
 
 
-def _dense_plan(M: int, C: int, dtype: torch.dtype, family: str) -> Plan:
+def _dense_plan(M: int, C: int, dtype: torch.dtype, family: str) -> LaunchPlan:
     return plan(Problem(family, M, C, C, dtype, launch.target(), launch.processors()))
 
 

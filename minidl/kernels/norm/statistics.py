@@ -241,9 +241,7 @@ def batch_statistics(
     if fused_statistics is None:
         bands, band = plan.grid[1], plan.sizes.band
         means, m2s = (torch.empty(bands, C, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2))
-        launch.run(
-            batch_norm_stats_kernel, plan.grid, rows, means, m2s, batches, plan.sizes, tile=plan.tile, **plan.options
-        )  # fmt: skip
+        plan.run(batch_norm_stats_kernel, rows, means, m2s, batches, plan.sizes)
     else:
         tile = launch.tile("norm_handed", x.dtype, C=C)
         count = len(fused_statistics)

@@ -68,9 +68,9 @@ def normalise(
     rows = strided_rows(x)
     y = rows.new_empty(rows.shape)
     plan = plan_of("norm", rows)
-    launch.run(
-        batch_norm_kernel, plan.grid, rows, None if added is None else rows_of(added), y, *with_, contiguous(weight),
-        contiguous(bias), plan.sizes, tile=plan.tile, epilogue=epilogue_of(act), **plan.options,
+    plan.run(
+        batch_norm_kernel, rows, None if added is None else rows_of(added), y, *with_, contiguous(weight),
+        contiguous(bias), plan.sizes, epilogue=epilogue_of(act),
     )  # fmt: skip
     return shaped(y, x.shape)
 
@@ -221,9 +221,9 @@ def normalise_grad(
         partial = torch.empty(bands, 2, C, dtype=acc, device=x.device)
         rows_more, rows_y = (None if extra is None else rows_of(extra) for extra in (more, y))
         rows_dz = None if more is None and y is None else rows.new_empty(M, C)
-        launch.run(
-            batch_norm_sums_kernel, plan.grid, rows_dy, rows_more, rows, rows_y, rows_dz, partial, *vectors, plan.sizes,
-            tile=plan.tile, epilogue=epilogue, **plan.options,
+        plan.run(
+            batch_norm_sums_kernel, rows_dy, rows_more, rows, rows_y, rows_dz, partial, *vectors, plan.sizes,
+            epilogue=epilogue,
         )  # fmt: skip
         sums = (reduce.sum_rows(partial.view(bands, 2 * C)) if bands != 1 else partial).view(2, C)
         if rows_dz is not None:
@@ -235,9 +235,9 @@ def normalise_grad(
         dx = rows.new_empty(M, C)
         rows_so_far = None if so_far is None else strided_rows(so_far)
         sizes = plan.sizes._replace(s_so_far=0 if rows_so_far is None else rows_so_far.stride(0))
-        launch.run(
-            batch_norm_grad_kernel, plan.grid, rows_dy, rows, rows_so_far, dx, sums, dweight, dbias, *vectors, sizes,
-            tile=plan.tile, epilogue=epilogue, TRAINING=training, **plan.options,
+        plan.run(
+            batch_norm_grad_kernel, rows_dy, rows, rows_so_far, dx, sums, dweight, dbias, *vectors, sizes,
+            epilogue=epilogue, TRAINING=training,
         )  # fmt: skip
         dx = shaped(dx, x.shape)
     if sums is not None and dweight is not None and dbias is not None and (dx is None or M == 0):

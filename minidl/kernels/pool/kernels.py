@@ -95,11 +95,13 @@ def avg_pool_kernel(
     tl.store(p_y + o_y, (b_y * b_share[:, None]).to(p_y.dtype.element_ty), mask=m_y)
 
 
-@triton.jit
-def gather(
-    p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window: tl.constexpr, tile: tl.constexpr
+@triton.jit(do_not_specialize=SIZES)
+def pool_grad_kernel(
+    p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
+    window: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write dx of pixels; p_i is None for means."""
+    wait(EARLY)
     C = C_V * tile.VEC
     o_n, o_h, o_w, o_c, m_p, m_c, o_x, m_x = pixels(P, C, H, W, by_h, by_w, tile)
     if window.ADAPTIVE:
@@ -143,28 +145,12 @@ def gather(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def max_pool_grad_kernel(
+def pool_spread_kernel(
     p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
     window: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    wait(EARLY)
-    gather(p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window, tile)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def avg_pool_grad_kernel(
-    p_dy, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
-    window: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    wait(EARLY)
-    gather(p_dy, None, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window, tile)
-
-
-@triton.jit
-def spread(
-    p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window: tl.constexpr, tile: tl.constexpr
-):  # fmt: skip
     """Write dx of disjoint windows; p_i is None for means."""
+    wait(EARLY)
     C = C_V * tile.VEC
     rows = tl.cdiv(H + pad_h, window.STRIDE_H)
     columns = tl.cdiv(W + pad_w, window.STRIDE_W)
@@ -198,35 +184,18 @@ def spread(
         tl.store(p_t, b_dx.to(p_dx.dtype.element_ty), mask=m_t[:, None] & m_c[None, :])
 
 
-@triton.jit(do_not_specialize=SIZES)
-def max_pool_spread_kernel(
-    p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
-    window: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    wait(EARLY)
-    spread(p_dy, p_i, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window, tile)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def avg_pool_spread_kernel(
-    p_dy, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w,
-    window: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    wait(EARLY)
-    spread(p_dy, None, p_dx, P, C_V, by_h, by_w, H, W, OH, OW, pad_h, pad_w, window, tile)
-
-
 @launch.cached
 def plan(problem: Problem) -> launch.Prepared:
-    """Return the launch, which takes x and y (maximum: and the taps or None), or back dy (and the taps) and dx."""
+    """Return the launch. It takes x, y (maximum: and the taps or None), or back dy, the taps (mean: None) and dx."""
     at, (R, S) = problem.at, problem.at.kernel
     if not problem.back:
-        kernels, numbered, taps, fields = (max_pool_kernel, avg_pool_kernel), at.output, (R, S), {"INSIDE": at.inside}
+        kernel, numbered, taps = avg_pool_kernel if problem.mean else max_pool_kernel, at.output, (R, S)
+        fields = {"INSIDE": at.inside}
     elif at.disjoint:
-        kernels, numbered, taps = (max_pool_spread_kernel, avg_pool_spread_kernel), at.blocks, at.stride
+        kernel, numbered, taps = pool_spread_kernel, at.blocks, at.stride
         fields = {"EXACT": at.exact}
     else:
-        kernels, numbered, taps = (max_pool_grad_kernel, avg_pool_grad_kernel), at.size, at.near
+        kernel, numbered, taps = pool_grad_kernel, at.size, at.near
         fields = {"NEAR_H": at.near[0], "NEAR_W": at.near[1]}
     if problem.mean:
         fields |= {"DIVISOR": at.divisor or (R * S if at.full else 0), "PADDED": at.padded}
@@ -243,7 +212,7 @@ def plan(problem: Problem) -> launch.Prepared:
     sizes = P, C // vector, *map(reciprocal, numbered), *at.size, *at.output, *at.padding
     grid = launch.cdiv(P, tile["BLOCK_P"]), launch.cdiv(C, tile["BLOCK_C"])
     meta = {"window": window, "tile": block, **dependent_launch.options(target=problem.target), **tile.launch_options}
-    return launch.Prepared(kernels[problem.mean], grid, sizes, meta)
+    return launch.Prepared(kernel, grid, sizes, meta)
 
 
 def last(x: torch.Tensor) -> torch.Tensor:
@@ -296,5 +265,5 @@ def avg_pool2d(x: torch.Tensor, at: Windows) -> torch.Tensor:
 def avg_pool2d_grad(dy: torch.Tensor, at: Windows) -> torch.Tensor:
     """Return dx [N, C, H, W] from dy [N, C, OH, OW]."""
     prepared, dx = _plan(dy, at, mean=True, back=True)
-    prepared.run(last(dy), dx)
+    prepared.run(last(dy), None, dx)
     return dx.permute(0, 3, 1, 2)

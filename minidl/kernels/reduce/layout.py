@@ -16,6 +16,7 @@ A plan depends on shape, strides, dtype and device alone, and is cached.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.division import as_multiple
+from minidl.kernels.plan import LaunchPlan
 from minidl.runtime import launch
 
 LOWEST_INTEGER = tl.constexpr(-(2**63))
@@ -159,26 +161,23 @@ def reduced_pointers(p_x, o_r, sizes, tile: tl.constexpr):
     return p_x
 
 
-class Plan(NamedTuple):
-    """The launch of a reduction of x to K outputs: grid (blocks, shares), and elements of R per share.
+@dataclass(frozen=True, slots=True)
+class ReducePlan(LaunchPlan):
+    """The launch of a reduction of x to K outputs: grid (blocks, shares), and `share` elements of R per share.
 
     order   the permutation in which x is copied, None if it is read in place
     """
 
     order: tuple[int, ...] | None
     K: int
-    sizes: Sizes
-    tile: ReduceTile
-    grid: tuple[int, int]
     share: int
-    options: dict[str, int]
 
     def source(self, x: torch.Tensor) -> torch.Tensor:
         """Return the tensor that the kernel reads, x or a copy."""
         return x if self.order is None else x.permute(self.order).contiguous()
 
 
-def plan(x: torch.Tensor, axes: Sequence[int], shares: int | None = None) -> Plan:
+def plan(x: torch.Tensor, axes: Sequence[int], shares: int | None = None) -> ReducePlan:
     """Return the plan that reduces `axes` of x in `shares` shares of R, or in the best number if None."""
     return _plan(x.shape, x.stride(), x.dtype, tuple(axes), shares, launch.target(), launch.processors())
 
@@ -187,7 +186,7 @@ def plan(x: torch.Tensor, axes: Sequence[int], shares: int | None = None) -> Pla
 def _plan(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, axes: tuple[int, ...], shares: int | None,
     target: str, processors: int,
-) -> Plan:  # fmt: skip
+) -> ReducePlan:  # fmt: skip
     outputs = [i for i in range(len(shape)) if i not in axes]
     k, r = (_levels([(shape[i], strides[i]) for i in part]) for part in (outputs, axes))
     K, R = (math.prod(shape[i] for i in part) for part in (outputs, axes))
@@ -211,7 +210,7 @@ def _plan(
     block = ReduceTile(columns and s_k2 == 1, align, R % align == 0, len(r), block_k1, block_r, block_k2)
     programs, blocks = launch.cdiv(sizes.K1, block_k1) * launch.cdiv(K2, block_k2), launch.cdiv(R, block_r)
     share = launch.cdiv(blocks, shares or shares_of(blocks, programs, processors)) * block_r
-    return Plan(order, K, sizes, block, (programs, launch.cdiv(R, share)), share, tile.launch_options)
+    return ReducePlan((programs, launch.cdiv(R, share)), sizes, block, tile.launch_options, order, K, share)
 
 
 def _alignment(dtype: torch.dtype, *steps: int) -> int:

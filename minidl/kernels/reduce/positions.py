@@ -15,7 +15,7 @@ import triton.language as tl
 from minidl.kernels import memory_layout
 from minidl.kernels.division import as_multiple
 from minidl.kernels.reduce.layout import (
-    Plan,
+    ReducePlan,
     extreme_value,
     largest,
     load_extreme,
@@ -97,13 +97,13 @@ def fill(
 
 
 def _run(
-    at: Plan, x: torch.Tensor, of_shares: torch.Tensor | None, values: torch.Tensor | None, positions: torch.Tensor,
-    smallest: bool,
+    plan: ReducePlan, x: torch.Tensor, of_shares: torch.Tensor | None, values: torch.Tensor | None,
+    positions: torch.Tensor, smallest: bool,
 ) -> None:  # fmt: skip
-    launch.run(
-        argmax_kernel, at.grid, at.source(x), of_shares, values, positions, at.sizes, at.share,
-        SMALLEST=smallest, LONG=at.share >= MANY, ACC=launch.acc(x.dtype) if x.is_floating_point() else tl.int64,
-        tile=at.tile, **dependent_launch.options(), **at.options,
+    plan.run(
+        argmax_kernel, plan.source(x), of_shares, values, positions, plan.sizes, plan.share,
+        SMALLEST=smallest, LONG=plan.share >= MANY, ACC=launch.acc(x.dtype) if x.is_floating_point() else tl.int64,
+        **dependent_launch.options(),
     )  # fmt: skip
 
 

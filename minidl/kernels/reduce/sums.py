@@ -15,7 +15,7 @@ import triton.language as tl
 
 from minidl.kernels.division import as_multiple
 from minidl.kernels.reduce.layout import (
-    Plan,
+    ReducePlan,
     block_sizes,
     extreme_value,
     largest,
@@ -113,12 +113,12 @@ def fill(
 
 
 def _run(
-    at: Plan, x: torch.Tensor, m: torch.Tensor | None, y: torch.Tensor, count: int, op: tl.constexpr,
+    plan: ReducePlan, x: torch.Tensor, m: torch.Tensor | None, y: torch.Tensor, count: int, op: tl.constexpr,
     finish: tl.constexpr, acc: torch.dtype,
 ) -> None:  # fmt: skip
-    launch.run(
-        reduce_kernel, at.grid, at.source(x), m, y, at.sizes, at.share, count,
-        OP=op, FINISH=finish, ACC=_ACC[acc], tile=at.tile, **dependent_launch.options(), **at.options,
+    plan.run(
+        reduce_kernel, plan.source(x), m, y, plan.sizes, plan.share, count,
+        OP=op, FINISH=finish, ACC=_ACC[acc], **dependent_launch.options(),
     )  # fmt: skip
 
 

@@ -229,7 +229,7 @@ def _forward(op: str, x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     kernel, constants = softmax_kernel, {}
     if not plan.fits:
         kernel, constants = softmax_loop_kernel, {"OPAQUE": x.element_size() == 2 and not launch.INTERPRETED}
-    launch.run(kernel, plan.grid, rows, y, plan.sizes, tile=plan.tile, LOG=log, **constants, **plan.options)
+    plan.run(kernel, rows, y, plan.sizes, LOG=log, **constants)
     return in_shape(y, flat.shape, axis).view(x.shape)
 
 
@@ -247,7 +247,7 @@ def _backward(op: str, dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -
     (dy_rows, y_rows), plan = rows_of("softmax_grad", axis, dy.reshape(flat.shape), flat)
     dx = torch.empty_like(y_rows)
     kernel = softmax_grad_kernel if plan.fits else softmax_grad_loop_kernel
-    launch.run(kernel, plan.grid, dy_rows, y_rows, dx, plan.sizes, tile=plan.tile, LOG=log, **plan.options)
+    plan.run(kernel, dy_rows, y_rows, dx, plan.sizes, LOG=log)
     return in_shape(dx, flat.shape, axis).view(y.shape)
 
 

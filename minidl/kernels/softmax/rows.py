@@ -7,6 +7,7 @@ Tensors are [outer, N, inner], as R = outer * inner rows of N elements. A block 
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.activation import exponential
+from minidl.kernels.plan import LaunchPlan
 from minidl.kernels.reduce import as_multiple
 from minidl.runtime import dependent_launch, launch
 
@@ -168,22 +170,19 @@ class Problem(NamedTuple):
     target: str
 
 
-class Plan(NamedTuple):
-    """How to launch a kernel of the family, for rows that fit a block, or of its loop.
+@dataclass(frozen=True, slots=True)
+class RowsPlan(LaunchPlan):
+    """The launch of a kernel of the family, if `fits` for rows that fit a block, else of its loop.
 
     copied  whether tensors are copied to contiguous rows [R, N, 1]
     """
 
     fits: bool
     copied: bool
-    grid: tuple[int, ...]
-    sizes: Sizes | LoopSizes
-    tile: Block | Loop
-    options: dict[str, int]
 
 
 @launch.cached
-def plan(problem: Problem) -> Plan:
+def plan(problem: Problem) -> RowsPlan:
     family, (outer, N, inner), strides, dtype, target = problem
     R = outer * inner
     tile = launch.tile(family, dtype, M=R, N=N)
@@ -208,16 +207,16 @@ def plan(problem: Problem) -> Plan:
         rows = ((first, last if inner > 1 else first, along) for first, along, last in (x, y))
         sizes = Sizes(R, N, inner, *next(rows), *next(rows))
         early = dependent_launch.options(1 if family == "cross_entropy" else grid[0], target)
-        return Plan(True, copied, grid, sizes, record, {**early, **tile.launch_options})
+        return RowsPlan(grid, sizes, record, {**early, **tile.launch_options}, True, copied)
     # If vector loads are narrower, but all tensors are misaligned alike, loops start at a row's first multiple of 16 B.
     ends_apart = align < most and 2 * most <= N and (R == 1 or (x[0] - N) % most == 0)
     record = tile.record(Loop, ALIGN=most if ends_apart else align, ENDS=ends_apart, ACC=acc)
     if "BLOCK_KEPT" in tile.sizes and not ends_apart and R % record.BLOCK_M == 0 and N >= record.BLOCK_KEPT:
         record = record._replace(WHOLE=(N - record.BLOCK_KEPT) % record.BLOCK_N == 0)
-    return Plan(False, copied, grid, LoopSizes(R, N, x[0]), record, tile.launch_options)
+    return RowsPlan(grid, LoopSizes(R, N, x[0]), record, tile.launch_options, False, copied)
 
 
-def rows_of(family: str, axis: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], Plan]:
+def rows_of(family: str, axis: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], RowsPlan]:
     """Return tensors of one shape as [outer, N, inner] with rows along `axis`, views if possible, and their plan."""
     shape = tensors[0].shape
     outer, N, inner = shape[:axis].numel(), shape[axis], shape[axis + 1 :].numel()
