@@ -9,6 +9,7 @@ Only lanes whose mask is set are read or written; other lanes get `other`. There
 
 import ctypes
 import math
+from typing import Any
 
 from triton.runtime import interpreter
 
@@ -31,7 +32,7 @@ def install() -> None:
     builder.create_descriptor_load = _box_load(builder.create_descriptor_load)
 
 
-class Outer(interpreter.TensorHandle):
+class Outer(interpreter.TensorHandle):  # type: ignore[misc] # without types
     """Pointers rows[i] + columns[j] in bytes, i over all axes but the last; `data` is computed on demand."""
 
     def __init__(self, rows, columns, lead, dtype):
@@ -62,7 +63,7 @@ def _parts(data):
 
 
 # The results for the latest blocks of offsets: kernels add one block to several pointers.
-_latest_offsets = []
+_latest_offsets: list[Any] = []
 
 
 def note_sum(data, left, right):
@@ -219,7 +220,7 @@ def _rows_of(ptrs, mask, dtype, value=None):
 
 
 # As `_latest_offsets`, for masks: several loads and stores use one mask.
-_masks = []
+_masks: list[Any] = []
 
 
 def _rows_and_columns(mask):

@@ -8,6 +8,7 @@ convolution 2.1 s instead of 4.5).
 """
 
 import math
+from typing import Any
 
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
@@ -28,9 +29,9 @@ _UNCHANGED = (_FLOATS | _BITS) - {"fp16"}
 ARITHMETIC, COMPARISON = "arithmetic", "comparison"
 # The limit of numbers cached as blocks, because a loop has new ones forever.
 MAX_CONSTANTS = 4096
-_constants = {}
+_constants: dict[Any, Any] = {}
 # Lists that collect the operands that the interpreter creates while a number is cached.
-_listeners = []
+_listeners: list[Any] = []
 
 
 def install() -> None:
@@ -78,7 +79,7 @@ _SCALAR_SHAPE = tl.tuple([]), tl.constexpr(1)
 def _cache_types() -> None:
     """Cache block types: one object per shape and element type."""
     kind, make = tl.block_type, tl.block_type.__init__
-    types = {}
+    types: dict[Any, Any] = {}
 
     def new(cls, element_ty, shape, *rest):
         if cls is not kind:
@@ -204,7 +205,7 @@ def _common_shape(left, right):
 
 
 # A cache by pairs of shapes.
-_common_shapes = {}
+_common_shapes: dict[Any, Any] = {}
 
 
 def _add_offsets(original):

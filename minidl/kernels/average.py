@@ -8,6 +8,7 @@ The kernel reads a table of addresses: one launch for each of ResNet-50's 267 te
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -63,7 +64,7 @@ class Averages:
                 )
             if average.numel():
                 by_kind.setdefault((average.dtype, value.dtype), []).append((average, value))
-        self._launches = []
+        self._launches: list[tuple[Any, ...]] = []
         for (dtype, _), pairs in by_kind.items():
             tile = launch.tile("elementwise", dtype, N=max(average.numel() for average, _ in pairs))
             table = [[a.data_ptr(), v.data_ptr(), a.numel(), 0] for a, v in pairs]

@@ -84,7 +84,7 @@ def forward(
         raise ValueError(f"conv2d: unknown pool {pool!r}, expected 'max', 'avg' or None")
     if pool and preactivation:
         raise ValueError("conv2d: preactivation cannot be combined with pool; pool afterwards")
-    if statistics and not (scale is act is pool is added is None and not preactivation):
+    if statistics and (preactivation or any(value is not None for value in (scale, act, pool, added))):
         raise ValueError("conv2d: statistics requires an epilogue of at most a bias")
     if added is not None:
         _check_added(like, added, (like.shape[0], len(w), geometry.h.output, geometry.w.output), pool or preactivation)

@@ -205,7 +205,7 @@ def able(problem: Problem) -> bool | Unsupported:
         and (problem.at.v.in_tap == 1 or Unsupported("a dilation"))
         and (problem.at.h.out_step == problem.at.v.out_step == 1 or Unsupported("a stride between outputs"))
         and (near(problem) or Unsupported("rows too far apart for 32-bit offsets"))
-        and (groups_of(problem) is not None or Unsupported("too many channels for two pixels in a band"))
+        and (groups_of(problem)[0] > 0 or Unsupported("too many channels for two pixels in a band"))
     )  # fmt: skip
 
 
@@ -250,10 +250,10 @@ def run(prepared: Product, t: Tensors) -> None:
     prepared.run(t)
 
 
-def groups_of(problem: Problem) -> tuple[int, int, int] | None:
-    """Return (G, KP, NP) as `band` does; None if no group of two or more pixels is worthwhile."""
+def groups_of(problem: Problem) -> tuple[int, int, int]:
+    """Return (G, KP, NP) as `band` does; zeros if no group of two or more pixels is worthwhile."""
     v = problem.at.v
-    return bands.band(problem.C, problem.M, len(v.taps), v.in_step, v.count, problem.pool is not None)
+    return bands.band(problem.C, problem.M, len(v.taps), v.in_step, v.count, problem.pool is not None) or (0, 0, 0)
 
 
 def near(problem: Problem) -> bool:

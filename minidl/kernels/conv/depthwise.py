@@ -275,7 +275,7 @@ def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Product:
         first, s_q = first + depth.phase.taps[0] * s_slice, depth.phase.tap_step * s_slice
     vectors = out // cut.vec
     sizes = DepthwiseSizes(
-        problem.N * cut.count[1] * vectors, vectors, *cut.count, *cut.read, *cut.written,
+        problem.N * cut.counts[1] * vectors, vectors, *cut.counts, *cut.read, *cut.written,
         *(axis.padding for axis in cut.axes),
     )  # fmt: skip
     down, across = (narrow.AxisTaps.of(*axis, back) for axis in zip(cut.axes, cut.phases, cut.periods, strict=True))

@@ -194,6 +194,7 @@ def run(prepared: Prepared, t: Tensors) -> None:
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.float32, device=t.x.device)
 
+    assert t.y is not None  # only GRAD_WEIGHT has none
     g = empty(prepared.points, prepared.points)
     prepared.matrix.run(g)
     w_f = empty(*prepared.w)

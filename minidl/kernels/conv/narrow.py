@@ -34,7 +34,7 @@ class Cut(NamedTuple):
     read, written  sizes of the images, as `image_sizes` returns them
     phases         number of backward phases, down and across
     periods        distance between taps of a phase
-    count          maximum number of output rows and columns of a phase
+    counts         maximum number of output rows and columns of a phase
     rows           output rows of a program
     direct, vec    whether weights are read in place, and values per load
     taps           rows and columns of taps of a phase
@@ -47,7 +47,7 @@ class Cut(NamedTuple):
     written: tuple[int, int]
     phases: tuple[int, int]
     periods: tuple[int, int]
-    count: tuple[int, int]
+    counts: tuple[int, int]
     tile: launch.Tile
     rows: int
     direct: bool

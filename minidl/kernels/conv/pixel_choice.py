@@ -65,7 +65,8 @@ def work_of(problem: Problem, at: Chosen, taps: float) -> costs.Work:
     C, BLOCK_K, times = at.C, at.tile["BLOCK_K"], costs.constants(problem).steps
     rows, columns = at.tile["BLOCK_M"], at.tile["BLOCK_N"]
     if flat(C, len(problem.at.h.taps) * at.JW if problem.direction != TRANSPOSED else math.ceil(taps)):
-        blocks, size = math.ceil(taps * C / BLOCK_K), C * problem.dtype.itemsize
+        blocks: float = math.ceil(taps * C / BLOCK_K)
+        size = C * problem.dtype.itemsize
         # Asynchronous copies need 4 bytes or more: loads of 2 are waited for in every step but the first.
         if problem.dtype.itemsize < 4 and size % 8:
             blocks = 1 + (blocks - 1) * times.waited

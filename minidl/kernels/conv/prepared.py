@@ -38,19 +38,19 @@ class Product(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """A launch that sums a gradient of `shape` in `count` shares, and one that adds these (None: that of `gemm`)."""
+    """A launch that sums a gradient of `shape` in `number` shares, and one that adds these (None: that of `gemm`)."""
 
     launch: launch.Prepared
-    count: int
+    number: int
     shape: tuple[int, ...]
     sum: launch.Prepared | None = None
 
     def run(self, dy: torch.Tensor, *others: Any) -> torch.Tensor:
         """Return the gradient: the partial sums of all shares, added in a fixed order."""
-        dtype = dy.dtype if self.count == 1 else launch.acc_torch(dy.dtype)
-        partial = torch.empty(self.count, math.prod(self.shape), dtype=dtype, device=dy.device)
+        dtype = dy.dtype if self.number == 1 else launch.acc_torch(dy.dtype)
+        partial = torch.empty(self.number, math.prod(self.shape), dtype=dtype, device=dy.device)
         self.launch.run(dy, *others, partial)
-        if self.sum is None or self.count == 1:
+        if self.sum is None or self.number == 1:
             return gemm.sum_shares(partial, dy.dtype).view(self.shape)
         total = torch.empty(self.shape, dtype=dy.dtype, device=dy.device)
         self.sum.run(partial, total)

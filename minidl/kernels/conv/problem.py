@@ -59,7 +59,7 @@ class Tensors(NamedTuple):
     bias, scale  [groups * M]
     """
 
-    x: torch.Tensor | ConcatPair
+    x: Any
     w: torch.Tensor
     y: torch.Tensor | None = None
     bias: torch.Tensor | None = None
@@ -75,7 +75,7 @@ class Tensors(NamedTuple):
 class Operands(NamedTuple):
     """The arguments of a plan: x, w, bias and scale as in `Tensors`, and the tensor to add, shaped like the result."""
 
-    x: torch.Tensor | ConcatPair
+    x: Any
     w: torch.Tensor
     bias: torch.Tensor | None = None
     scale: torch.Tensor | None = None

@@ -31,12 +31,12 @@ STACKED = 1.25  # factor on the estimate of a stack
 
 
 class Sizes(NamedTuple):
-    """`rows` rows of the copy of D slices of `pixels` pixels to `count` images of a phase."""
+    """`rows` rows of the copy of D slices of `pixels` pixels to `images` images of a phase."""
 
     rows: int
     D: int
     pixels: int
-    count: int
+    images: int
     in_start: int
     in_step: int
     in_tap: int
@@ -59,8 +59,8 @@ def conv_stack_kernel(
     o_group = o_row // J
     o_pixel = o_group // GROUPS
     o_image = o_pixel // sizes.pixels
-    n = o_image // sizes.count
-    d = sizes.in_start + (o_image - n * sizes.count) * sizes.in_step + o_row % J * sizes.in_tap
+    n = o_image // sizes.images
+    d = sizes.in_start + (o_image - n * sizes.images) * sizes.in_step + o_row % J * sizes.in_tap
     m_row = (o_row < sizes.rows) & (d >= 0) & (d < sizes.D)
     o_x = ((n * sizes.D + d) * sizes.pixels + o_pixel % sizes.pixels) * (GROUPS * C) + o_group % GROUPS * C
     m_c = o_c < C

@@ -165,7 +165,8 @@ class Taps(NamedTuple):
             common = math.gcd(stride, dilation)
             inverse = pow(dilation // common, -1, stride // common)
             taps.append(AxisTaps(axis.kernel, step, phase.in_tap, stride, stride // common, inverse, dilation))
-        return Taps(cubes.problem.C, *taps, max(cubes.strides) > 1)
+        d, h, w = taps
+        return Taps(cubes.problem.C, d, h, w, max(cubes.strides) > 1)
 
 
 class BoxShape(NamedTuple):

@@ -136,11 +136,13 @@ def cross_entropy_grad_(
     dy is one number on the device, or the gradient of each row's loss; None means 1.
     """
     each = dy is not None and dy.dim() > 0
+    if dy is not None and each:
+        dy = dy.contiguous()
     axis, n = min(1, grad.dim() - 1), grad.numel()
     inner = 1 if memory_layout.channels_last(grad) else grad.shape[axis + 1 :].numel()
     tile = launch.tile("loss", grad.dtype, N=n)
     launch.run(
-        scale_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), grad, dy.contiguous() if each else dy, divisor, n,
+        scale_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), grad, dy, divisor, n,
         grad.shape[axis], inner, EACH=each, ACC=launch.acc(grad.dtype),
         **dependent_launch.options(), **tile.options,
     )  # fmt: skip

@@ -83,12 +83,9 @@ def gemm(
         None if a.dim() == 2 else len(a), form, split, target=launch.target(), processors=launch.processors(),
     )  # fmt: skip
     product = plan(problem)
-    if onto is not None:
-        c = z = onto
-    else:
-        dtype = launch.acc_torch(a.dtype) if wide else a.dtype
-        c = torch.empty(*a.shape[:-1], b.shape[-1], dtype=dtype, device=a.device)
-        z = torch.empty_like(c) if preactivation else None
+    dtype = launch.acc_torch(a.dtype) if wide else a.dtype
+    c = torch.empty(*a.shape[:-1], b.shape[-1], dtype=dtype, device=a.device) if onto is None else onto
+    z = torch.empty_like(c) if preactivation and onto is None else onto
     product.run(a, b, bias, None, c, z)
     return (c, z) if preactivation and z is not None else c
 

@@ -129,7 +129,7 @@ def plan(problem: Problem) -> LaunchPlan:
     tiles_c = launch.cdiv(C, record.BLOCK_C)
     if family == "norm_alone":
         record = record._replace(STEPS=triton.next_power_of_2(launch.cdiv(M, record.BLOCK_M)))
-        grid = (tiles_c,)
+        grid: tuple[int, ...] = (tiles_c,)
     elif family in ("norm_stats", "norm_sums"):
         sizes = sizes._replace(band=reduce.band(M, tiles_c, record.BLOCK_M))
         grid = tiles_c, launch.cdiv(M, sizes.band)

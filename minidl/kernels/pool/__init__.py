@@ -17,7 +17,8 @@ each window writes its pixels. Read `geometry` and `problem` first, then `kernel
 import torch
 
 from minidl.kernels import check
-from minidl.kernels.pool.geometry import Pair, Windows, adaptive_windows, windows
+from minidl.kernels.check import Pair
+from minidl.kernels.pool.geometry import Windows, adaptive_windows, windows
 from minidl.kernels.pool.kernels import avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad
 
 __all__ = [

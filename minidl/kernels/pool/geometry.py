@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from minidl.kernels.check import Pair, pair
 from minidl.runtime import launch
@@ -124,8 +125,10 @@ def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[in
     sizes = tuple(output_size) if isinstance(output_size, list | tuple) else (output_size, output_size)
     if len(sizes) != 2:
         raise TypeError(f"{op}: output_size is {output_size!r}, expected an integer or a pair")
-    filled_in = tuple(size[axis] if value is None else value for axis, value in enumerate(sizes))
-    output = pair(op, "output_size", filled_in if None in sizes else output_size, 0)
+    requested: Any = output_size
+    if None in sizes:
+        requested = [whole if value is None else value for value, whole in zip(sizes, size, strict=True)]
+    output = pair(op, "output_size", requested, 0)
     if 0 in size:
         raise ValueError(f"{op}: the image is {size[0]} x {size[1]}, expected a height and width of 1 or more")
     kernel = largest_window(size[0], output[0]), largest_window(size[1], output[1])

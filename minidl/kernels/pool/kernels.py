@@ -17,6 +17,7 @@ A program has BLOCK_P pixels x BLOCK_C channels of images [N, H, W, C]:
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -190,7 +191,7 @@ def plan(problem: Problem) -> launch.Prepared:
     at, (R, S) = problem.at, problem.at.kernel
     if not problem.back:
         kernel, numbered, taps = avg_pool_kernel if problem.mean else max_pool_kernel, at.output, (R, S)
-        fields = {"INSIDE": at.inside}
+        fields: dict[str, Any] = {"INSIDE": at.inside}
     elif at.disjoint:
         kernel, numbered, taps = pool_spread_kernel, at.blocks, at.stride
         fields = {"EXACT": at.exact}

@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     spread: bool
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         return self.images * self.sizes.G
 
     @property
@@ -86,7 +86,7 @@ def forward(
 
     They may have another dtype than x. The result has `out_dtype`, or x's dtype if it is None.
     """
-    R = rows.count
+    R = rows.total
     y = torch.empty_like(x, dtype=out_dtype)
     mean, rstd = (torch.empty(R, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2))
     if x.numel() == 0:
@@ -119,8 +119,10 @@ def backward(
     G, L, S, channels, *_ = rows.sizes
     dx = torch.empty_like(x) if need_x else None
     if x.numel() == 0:
-        C = G * channels
-        return dx, *(torch.zeros(C, dtype=affine_dtype, device=x.device) if need else None for need in need_affine)
+        dw, db = (
+            torch.zeros(G * channels, dtype=affine_dtype, device=x.device) if need else None for need in need_affine
+        )
+        return dx, dw, db
     if dy.stride() != x.stride():
         dy = torch.empty_like(x, dtype=dy.dtype).copy_(dy)
     weight = memory_layout.contiguous(weight)
@@ -155,9 +157,9 @@ def backward(
 def _sums(dy, x, rows, per, weight, mean, rstd, rms):
     """Return the sums of g and g v of each row, [images, G]; `per` rows share mean and rstd."""
     g, gv = (torch.empty(rows.images, rows.sizes.G, dtype=mean.dtype, device=x.device) for _ in range(2))
-    tile = launch.tile("row_norm_grad", x.dtype, M=rows.count, N=rows.sizes.L)
+    tile = launch.tile("row_norm_grad", x.dtype, M=rows.total, N=rows.sizes.L)
     launch.run(
-        row_sums_kernel, (launch.cdiv(rows.count, tile["BLOCK_M"]),), x, dy, weight, mean, rstd, g, gv, rows.count,
+        row_sums_kernel, (launch.cdiv(rows.total, tile["BLOCK_M"]),), x, dy, weight, mean, rstd, g, gv, rows.total,
         rows.sizes, per, **_constants(tile, rows, x.dtype, rms, False),
     )  # fmt: skip
     return g, gv
@@ -172,7 +174,7 @@ def _over_groups(sums, rows, weight):
     """Add sums per channel [images, C], times their weights, for each group."""
     if weight is not None:
         sums = elementwise.mul(sums, weight.to(sums.dtype))
-    return reduce.sum(sums.view(rows.count, rows.sizes.CHANNELS), 1)
+    return reduce.sum(sums.view(rows.total, rows.sizes.CHANNELS), 1)
 
 
 def depth(rows: Rows, dtype: torch.dtype) -> int:

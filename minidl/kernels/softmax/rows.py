@@ -203,17 +203,17 @@ def plan(problem: Problem) -> RowsPlan:
     if fits:
         levels = 2 if outer > 1 and inner > 1 else 1
         per_warp = lanes(align, tile, x[1] != 1 or y[1] != 1)
-        record = tile.record(Block, LEVELS=levels, ALIGN=align, LANES=per_warp, ACC=acc)
+        block = tile.record(Block, LEVELS=levels, ALIGN=align, LANES=per_warp, ACC=acc)
         rows = ((first, last if inner > 1 else first, along) for first, along, last in (x, y))
         sizes = Sizes(R, N, inner, *next(rows), *next(rows))
         early = dependent_launch.options(1 if family == "cross_entropy" else grid[0], target)
-        return RowsPlan(grid, sizes, record, {**early, **tile.launch_options}, True, copied)
+        return RowsPlan(grid, sizes, block, {**early, **tile.launch_options}, True, copied)
     # If vector loads are narrower, but all tensors are misaligned alike, loops start at a row's first multiple of 16 B.
     ends_apart = align < most and 2 * most <= N and (R == 1 or (x[0] - N) % most == 0)
-    record = tile.record(Loop, ALIGN=most if ends_apart else align, ENDS=ends_apart, ACC=acc)
-    if "BLOCK_KEPT" in tile.sizes and not ends_apart and R % record.BLOCK_M == 0 and N >= record.BLOCK_KEPT:
-        record = record._replace(WHOLE=(N - record.BLOCK_KEPT) % record.BLOCK_N == 0)
-    return RowsPlan(grid, LoopSizes(R, N, x[0]), record, tile.launch_options, False, copied)
+    loop = tile.record(Loop, ALIGN=most if ends_apart else align, ENDS=ends_apart, ACC=acc)
+    if "BLOCK_KEPT" in tile.sizes and not ends_apart and R % loop.BLOCK_M == 0 and N >= loop.BLOCK_KEPT:
+        loop = loop._replace(WHOLE=(N - loop.BLOCK_KEPT) % loop.BLOCK_N == 0)
+    return RowsPlan(grid, LoopSizes(R, N, x[0]), loop, tile.launch_options, False, copied)
 
 
 def rows_of(family: str, axis: int, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], RowsPlan]:
@@ -221,7 +221,7 @@ def rows_of(family: str, axis: int, *tensors: torch.Tensor) -> tuple[list[torch.
     shape = tensors[0].shape
     outer, N, inner = shape[:axis].numel(), shape[axis], shape[axis + 1 :].numel()
     rows = [t.reshape(outer, N, inner) for t in tensors]
-    strides = tuple(t.stride() for t in rows)
+    strides: Any = tuple(t.stride() for t in rows)
     chosen = plan(Problem(family, (outer, N, inner), strides, tensors[0].dtype, launch.target()))
     if chosen.copied:
         rows = [t.transpose(1, 2).reshape(outer * inner, N, 1).contiguous() for t in rows]

@@ -282,8 +282,8 @@ class Update:
         for grad in grads:
             if grad is not None:
                 yield from (grad.rows, grad.values) if isinstance(grad, Rows) else (grad,)
-        for tensors in (self.masters, *self.states.values()):
-            yield from (tensor for tensor in tensors if tensor is not None)
+        everything: list[Sequence[torch.Tensor | None]] = [self.masters, *self.states.values()]
+        yield from (tensor for tensors in everything for tensor in tensors if tensor is not None)
 
 
 def _in_order(

@@ -14,23 +14,23 @@ from minidl.runtime.launch_cache import fast_launch
 
 def start_of(x: torch.Tensor) -> int:
     """Return the bytes of memory before the first value of x. (An empty tensor has no address.)"""
-    return x.storage_offset() * x.itemsize
+    return int(x.storage_offset()) * x.itemsize
 
 
 class Location(NamedTuple):
-    """A tensor in the memory of an input or buffer of the call: `offset` bytes after the first value of `index`."""
+    """A tensor in the memory of input or buffer number `base` of the call, `offset` bytes after its first value."""
 
-    index: int
+    base: int
     offset: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
 
     def of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        base = tensors[self.index]
-        start = start_of(base) + self.offset
-        x = torch.empty(0, dtype=self.dtype, device=base.device)
-        return x.set_(base.untyped_storage(), start // self.dtype.itemsize, self.size, self.stride)
+        tensor = tensors[self.base]
+        start = start_of(tensor) + self.offset
+        x = torch.empty(0, dtype=self.dtype, device=tensor.device)
+        return x.set_(tensor.untyped_storage(), start // self.dtype.itemsize, self.size, self.stride)
 
 
 class RecordedLaunch(NamedTuple):
@@ -99,18 +99,18 @@ def _launch(recorded: RecordedLaunch, stream: int, addresses: list[int]) -> None
     if unpacked is None:
         args = list(recorded.args)
         for i, location in recorded.tensors:
-            args[i] = addresses[location.index] + location.offset
+            args[i] = addresses[location.base] + location.offset
         for i, location in recorded.descriptors:
-            args[i] = fast_launch.at_address(recorded.args[i], addresses[location.index] + location.offset)
+            args[i] = fast_launch.at_address(recorded.args[i], addresses[location.base] + location.offset)
         assert recorded.compiled is not None
         recorded.compiled.launch(recorded.grid, stream, args)
         return
     args = unpacked.args.copy()
     for i, location in recorded.tensors:
-        args[unpacked.position[i]] = addresses[location.index] + location.offset
+        args[unpacked.position[i]] = addresses[location.base] + location.offset
     for i, location in recorded.descriptors:
         args[unpacked.position[i]] = unpacked.descriptor(
-            i, recorded.args[i], addresses[location.index] + location.offset
+            i, recorded.args[i], addresses[location.base] + location.offset
         )
     unpacked.launch(recorded.grid, stream, args)
 

@@ -64,7 +64,7 @@ class _Allocations(TorchDispatchMode):
     """Collects the buffers that torch allocates for this thread, and notes operations that cannot be replayed."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.buffers: list[torch.Tensor] = []
         self.has_other_operations = False
 
@@ -139,8 +139,8 @@ def _plan_memory(
     uses: dict[int, list[int]] = {}
     for number, recorded in enumerate(launches):
         for _, location in (*recorded.tensors, *recorded.descriptors):
-            if location.index >= first and location.index not in results:
-                uses.setdefault(location.index, []).append(number)
+            if location.base >= first and location.base not in results:
+                uses.setdefault(location.base, []).append(number)
     begins, ends = _overlapped([(numbers[0], numbers[-1], buffers[i - first]) for i, numbers in uses.items()])
     begin_of = dict(zip(uses, begins, strict=True))
     index_of = {index: first + i for i, index in enumerate(outputs)}
@@ -151,9 +151,9 @@ def _plan_memory(
         allocations.append(((max(ends),), (1,), torch.uint8, buffers[next(iter(uses)) - first].device))
 
     def relocate(location: Location) -> Location:
-        if location.index in begin_of:
-            return location._replace(index=first + len(outputs), offset=begin_of[location.index] + location.offset)
-        return location._replace(index=index_of.get(location.index, location.index))
+        if location.base in begin_of:
+            return location._replace(base=first + len(outputs), offset=begin_of[location.base] + location.offset)
+        return location._replace(base=index_of.get(location.base, location.base))
 
     return tuple(allocations), relocate
 
@@ -191,11 +191,11 @@ def _template(
             if x is result:
                 return index
         location = locate(result)
-        index = location.index - len(inputs)
+        index = location.base - len(inputs)
         if index >= 0 and location.offset == 0 and location.dtype == buffers[index].dtype:
             layout = result.shape, result.stride()
             if _is_dense(result, buffers[index]) and layouts.setdefault(id(buffers[index]), layout) == layout:
-                return location.index
+                return location.base
         return location
     if isinstance(result, tuple | list):
         return map_items(result, lambda item: _template(item, locate, inputs, buffers, layouts))
@@ -219,7 +219,7 @@ def _indices(template: Any) -> Iterator[int]:
     if isinstance(template, int):
         yield template
     elif isinstance(template, Location):
-        yield template.index
+        yield template.base
     else:
         for item in template or ():
             yield from _indices(item)
@@ -229,7 +229,7 @@ def _relocated(template: Any, relocate: Callable[[Location], Location]) -> Any:
     if template is None:
         return None
     if isinstance(template, int):
-        return relocate(Location(template, 0, (), (), torch.uint8)).index
+        return relocate(Location(template, 0, (), (), torch.uint8)).base
     if isinstance(template, Location):
         return relocate(template)
     return map_items(template, lambda item: _relocated(item, relocate))

@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 def _layers(x: torch.Tensor, shape: Any, w: Any = None, b: Any = None, eps: float = 1e-5, rms: bool = False) -> Rows:
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     _, rows = kernels.layers(x, len(sizes))
-    flat = x.reshape(rows.count, rows.sizes.L)
+    flat = x.reshape(rows.total, rows.sizes.L)
     w, b = (torch.full_like(flat, v) if t is None else t.reshape(1, -1).expand_as(flat) for t, v in ((w, 1), (b, 0)))
     return Rows(flat, w, b, eps, rms, rows, x.shape)
 
@@ -48,7 +48,7 @@ def _rms(x: torch.Tensor, shape: Any, w: Any = None, eps: float = 2.0**-20) -> R
 
 def _groups(x: torch.Tensor, groups: int, w: Any = None, b: Any = None, eps: float = 1e-5) -> Rows:
     _, rows = kernels.groups(x.contiguous(), groups)
-    flat = x.reshape(rows.count, rows.sizes.L)
+    flat = x.reshape(rows.total, rows.sizes.L)
     shape = [1, -1, *(1 for _ in x.shape[2:])]
     w, b = (
         torch.full_like(flat, v) if t is None else t.view(shape).expand(x.shape).reshape(flat.shape)

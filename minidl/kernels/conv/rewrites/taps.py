@@ -158,7 +158,7 @@ class Taps(Rewrite):
         if any(axis.dilation % axis.stride if not back else min(axis.stride, axis.dilation) > 1 for axis in (h, v)):
             return Unsupported("a stride that skips taps, or backward a dilation with a stride")
         H, W = problem.read
-        axes = [Axis(H, 1, H, 1, 0, 1), Axis(W, 1, W, 1, 0, 1)] if back else [_strided(h), _strided(v)]
+        axes = (Axis(H, 1, H, 1, 0, 1), Axis(W, 1, W, 1, 0, 1)) if back else (_strided(h), _strided(v))
         pitch = UNIT * launch.cdiv(R * S * M, UNIT)
         # Backward, weights without padding are read in place.
         aligned = problem.w_aligned or not back or pitch > R * S * M
