@@ -2,9 +2,10 @@
 
     z = scale b_acc + bias (+ addend)     y = act(z)     for a block b_acc of y [rows, GROUPS * N]
 
-A block has any rows o_row of y, and neighbouring columns of a group, from n on; those from N on are not stored:
+A block has any rows o_row of y, and neighbouring columns of a group from `column` on; those from `columns` on are not
+stored:
 
-                group 0   n    N  group 1
+             group 0   column  columns  group 1
     o_row[0]   |         [   b_a|cc ]         |
     o_row[1]   |         [      |   ]         |
 """
@@ -39,13 +40,13 @@ class Epilogue(NamedTuple):
 
 
 @triton.jit
-def affine(b_acc, p_bias, p_scale, n, N, i_group):
-    """Return scale * b_acc + bias of a block [rows, columns from n on], of group i_group of N columns."""
-    o_n = n + tl.arange(0, b_acc.shape[1])
+def affine(b_acc, p_bias, p_scale, column, columns, i_group):
+    """Return scale * b_acc + bias of a block [rows, from `column` on], of group i_group of that many columns."""
+    o_n = column + tl.arange(0, b_acc.shape[1])
     if p_scale is not None:
-        b_acc *= tl.load(p_scale + i_group * N + o_n, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
+        b_acc *= tl.load(p_scale + i_group * columns + o_n, mask=o_n < columns, other=0.0).to(b_acc.dtype)[None, :]
     if p_bias is not None:
-        b_acc += tl.load(p_bias + i_group * N + o_n, mask=o_n < N, other=0.0).to(b_acc.dtype)[None, :]
+        b_acc += tl.load(p_bias + i_group * columns + o_n, mask=o_n < columns, other=0.0).to(b_acc.dtype)[None, :]
     return b_acc
 
 
@@ -68,31 +69,32 @@ def split_columns(b_x):
 
 @triton.jit
 def finish(
-    b_acc, p_bias, p_scale, p_y, p_z, o_row, m_row, n, N, i_group, GROUPS,
-    epilogue: tl.constexpr, PIECES: tl.constexpr, low_n=None,
+    b_acc, p_bias, p_scale, p_y, p_z, o_row, m_row, column, columns, i_group, GROUPS,
+    epilogue: tl.constexpr, PIECES: tl.constexpr, low=None,
 ):  # fmt: skip
-    """Apply the epilogue to a block [rows, columns from n on] and store it at rows o_row, where m_row, of y.
+    """Apply the epilogue to a block [rows, from `column` on] and store it at rows o_row, where m_row, of y.
 
     PIECES (a power of two) of the columns are stored serially, with less shared memory and fewer registers. Columns
-    before low_n belong to another block, which stores them. Without epilogue (None) only scale and bias are applied.
+    before low belong to another block, which stores them. Without epilogue (None) only scale and bias are applied.
     """
     if PIECES == 1:
-        b_acc = affine(b_acc, p_bias, p_scale, n, N, i_group)
-        o_n = n + tl.arange(0, b_acc.shape[1])
-        m_n = o_n < N
-        if low_n is not None:
-            m_n = (o_n >= low_n) & m_n
+        b_acc = affine(b_acc, p_bias, p_scale, column, columns, i_group)
+        o_n = column + tl.arange(0, b_acc.shape[1])
+        m_n = o_n < columns
+        if low is not None:
+            m_n = (o_n >= low) & m_n
         m_y = m_row[:, None] & m_n[None, :]
-        o_y = (o_row * (GROUPS * N))[:, None] + (i_group * N + o_n)[None, :]
+        o_y = (o_row * (GROUPS * columns))[:, None] + (i_group * columns + o_n)[None, :]
         if epilogue is not None:
             b_acc = activate(save_or_add(b_acc, p_z, o_y, m_y, epilogue.SAVE_Z), epilogue.ACT, epilogue.SLOPE)
         tl.store(p_y + o_y, stored(b_acc, p_y.dtype.element_ty), mask=m_y)
     else:
         b_left, b_right = split_columns(b_acc)
         finish(
-            b_left, p_bias, p_scale, p_y, p_z, o_row, m_row, n, N, i_group, GROUPS, epilogue, PIECES // 2, low_n
+            b_left, p_bias, p_scale, p_y, p_z, o_row, m_row, column, columns, i_group, GROUPS,
+            epilogue, PIECES // 2, low,
         )  # fmt: skip
         finish(
-            b_right, p_bias, p_scale, p_y, p_z, o_row, m_row, n + b_left.shape[1], N, i_group, GROUPS,
-            epilogue, PIECES // 2, low_n,
+            b_right, p_bias, p_scale, p_y, p_z, o_row, m_row, column + b_left.shape[1], columns, i_group, GROUPS,
+            epilogue, PIECES // 2, low,
         )  # fmt: skip

@@ -40,13 +40,18 @@ class Convolution(Function):
     @classmethod
     def run(
         cls, op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, geometry: Any,
-        act: Activation, form: str | None = None,
+        act: Activation, form: str | None = None, pool: str | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return the result, recorded if a gradient is needed. Raises ValueError for a scale with a gradient."""
+        """Return the result, recorded if a gradient is needed; `pool` is for `conv2d`.
+
+        Raises ValueError for a scale with a gradient.
+        """
         if records_gradient(op, x, weight, bias, scale):
-            return cls.apply(x, weight, bias, geometry, act, form)
+            y = cls.apply(x, weight, bias, geometry, act, form)
+            return y if pool is None else pools.max_pool2d(y, 2) if pool == "max" else pools.avg_pool2d(y, 2)
         bias_data, scale_data = (None if t is None else t.data for t in (bias, scale))
-        return Tensor(cls.infer(x.data, weight.data, geometry, bias_data, act, scale=scale_data, form=form))
+        options = {} if pool is None else {"pool": pool}
+        return Tensor(cls.infer(x.data, weight.data, geometry, bias_data, act, scale=scale_data, form=form, **options))
 
     @classmethod
     def infer(cls, *args: Any, **options: Any) -> torch.Tensor:
@@ -86,7 +91,7 @@ class Convolution(Function):
         if dy.stride(-1) != 1:
             dy = dy.contiguous()
         saved = dy if saved is None else conv.channels_last(saved)
-        # Channels of a concatenated tensor have gaps between rows; the bias or activation gradient copies them.
+        # dy may be some channels of a larger gradient, with gaps between rows; then the result is contiguous.
         dz, db = bias_act.bias_act_grad(dy, saved, None, ctx.act, ctx.from_output, want_bias=want_bias)
         assert dz is not None
         return dz.contiguous().movedim(-1, 1), db
@@ -129,69 +134,72 @@ class JoinedConv2d(Conv2d):
 
 
 class DeferredConv(Deferred):
-    """A convolution, perhaps transposed, which an activation can be fused with; without a recorded gradient also a
-    batch
-    norm with running statistics and, unless transposed, a sum. Two tensors x are concatenated along the channels."""
+    """A deferred convolution, perhaps transposed. An activation can be fused with it; if no gradient is recorded, also
+    a batch norm with running statistics and, unless transposed, a sum.
+
+    x: one tensor, or two that are concatenated along their channels
+    """
 
     def __init__(
-        self, function: type[Convolution], kernel: Callable[..., Any], shape: tuple[int, ...], x: tuple[Tensor, ...],
-        weight: Tensor, bias: Tensor | None, geometry: Geometry, scale: Tensor | None = None, act: Activation = None,
+        self, function: type[Convolution], shape: tuple[int, ...], x: tuple[Tensor, ...], weight: Tensor,
+        bias: Tensor | None, geometry: Geometry, scale: Tensor | None = None, act: Activation = None,
         added: Tensor | None = None,
     ) -> None:  # fmt: skip
         wants = any(t.requires_grad for t in (*x, weight, bias) if t is not None)
         super().__init__(shape, weight.dtype, weight.device, wants, *x, weight, bias, scale, added)
-        self.inputs = function, kernel, shape, x, weight, bias, geometry
+        self.function, self.x, self.weight, self.bias, self.geometry = function, x, weight, bias, geometry
         self.scale, self.act, self.added = scale, act, added
         self.statistics: list[torch.Tensor | None] | None = None
 
     def compute(self) -> Tensor:
-        function, kernel, _, x, weight, bias, geometry = self.inputs
+        x = self.x
         if len(x) == 2 and not self._reads(ConcatPair(*(t.data for t in x))):
             x = (Cat.apply(1, *x),)  # the form chosen for an activation or a sum does not read pairs
         if self.requires_grad:
-            function = function if len(x) == 1 else JoinedConv2d
-            return function.apply(*x, weight, bias, geometry, self.act, None, self.statistics)
+            function = self.function if len(x) == 1 else JoinedConv2d
+            return function.apply(*x, self.weight, self.bias, self.geometry, self.act, None, self.statistics)
         more = {} if self.added is None else {"added": self.added.data}
         values = x[0].data if len(x) == 1 else ConcatPair(*(t.data for t in x))
-        y, _ = kernel(
-            values, weight.data, geometry, None if bias is None else bias.data, self.act,
-            scale=None if self.scale is None else self.scale.data, **more,
-        )  # fmt: skip
-        return Tensor(y)
+        bias, scale = (None if t is None else t.data for t in (self.bias, self.scale))
+        return Tensor(self.function.infer(values, self.weight.data, self.geometry, bias, self.act, scale=scale, **more))
 
     def _reads(self, concat_pair: ConcatPair) -> bool:
         """Return whether the kernel of this convolution reads both tensors without a copy."""
-        *_, weight, conv_bias, geometry = self.inputs
-        bias, scale, added = (None if t is None else t.data for t in (conv_bias, self.scale, self.added))
+        bias, scale, added = (None if t is None else t.data for t in (self.bias, self.scale, self.added))
         return conv.reads_concat_pair(
-            concat_pair, weight.data, geometry, bias, self.act, scale=scale, added=added,
+            concat_pair, self.weight.data, self.geometry, bias, self.act, scale=scale, added=added,
             preactivation=self.requires_grad and self.statistics is None and keeps_z(self.act),
             statistics=self.statistics is not None,
         )  # fmt: skip
 
     def keep_statistics(self) -> list[torch.Tensor | None] | None:
-        if self.inputs[0] is Conv2d and self.requires_grad and self.act is None:
+        if self.function is Conv2d and self.requires_grad and self.act is None:
             self.statistics = []
         return self.statistics
 
     def with_act(self, act: Activation) -> Deferred | None:
-        return DeferredConv(*self.inputs, self.scale, act, self.added) if self.act is None else None
+        return self._replaced(self.scale, act, self.added) if self.act is None else None
 
     def with_sum(self, other: Any) -> Deferred | None:
         recorded = self.requires_grad or (is_grad_enabled() and other.requires_grad)
-        if recorded or self.act is not None or self.added is not None or self.inputs[0] is not Conv2d:
+        if recorded or self.act is not None or self.added is not None or self.function is not Conv2d:
             return None
-        return DeferredConv(*self.inputs, self.scale, None, other)
+        return self._replaced(self.scale, None, other)
 
     def with_norm(self, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
         needs_gradient = is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
         has_epilogue = any(each is not None for each in (self.act, self.scale, self.added))
         if self.requires_grad or needs_gradient or has_epilogue:
             return None
-        function, kernel, shape, x, w, conv_bias, geometry = self.inputs
-        shift, factor, offset = (None if t is None else t.data for t in (conv_bias, weight, bias))
+        shift, factor, offset = (None if t is None else t.data for t in (self.bias, weight, bias))
         scale, bias = map(Tensor, folds.fold(self.dtype, shift, mean.data, var.data, factor, offset, eps))
-        return DeferredConv(function, kernel, shape, x, w, bias, geometry, scale)
+        return DeferredConv(self.function, self.shape, self.x, self.weight, bias, self.geometry, scale)
+
+    def _replaced(self, scale: Tensor | None, act: Activation, added: Tensor | None) -> DeferredConv:
+        """Return the same convolution with another epilogue."""
+        return DeferredConv(
+            self.function, self.shape, self.x, self.weight, self.bias, self.geometry, scale, act, added
+        )  # fmt: skip
 
 
 @one_or_many(4)
@@ -217,7 +225,7 @@ def conv2d(
     form: None takes the fastest direct form for the shape. "fft", for stride and dilation 1, convolves by Fourier
     transforms: for float32 with 64 channels or more and kernels of 5x5 or more 2 to 8 times as fast (H200). Its error
     is relative to the largest values of the image, not to each result, and NaN and infinity spread over a tile of
-    pixels.
+    pixels. Gradients take their fastest form, except with "fft".
 
     Raises ValueError for shapes that do not fit, a kernel larger than the padded image, or a scale with a gradient;
     TypeError for different dtypes and for settings that are not whole numbers. Source: Dumoulin and Visin, arXiv
@@ -242,17 +250,8 @@ def conv2d(
             x = (input,)
             conv.check_arguments("conv2d", input.data, *plain)
         shape = input.shape[0], weight.shape[0], geometry.h.output, geometry.w.output
-        return Tensor._of_deferred(DeferredConv(Conv2d, conv.forward, shape, x, weight, bias, geometry))
-    if not records_gradient("conv2d", input, weight, bias, scale):
-        y, _ = conv.forward(
-            input.data, weight.data, geometry, None if bias is None else bias.data, act,
-            scale=None if scale is None else scale.data, pool=pool, form=form,
-        )  # fmt: skip
-        return Tensor(y)
-    result = Conv2d.apply(input, weight, bias, geometry, act, form)
-    if pool is None:
-        return result
-    return pools.max_pool2d(result, 2) if pool == "max" else pools.avg_pool2d(result, 2)
+        return Tensor._of_deferred(DeferredConv(Conv2d, shape, x, weight, bias, geometry))
+    return Conv2d.run("conv2d", input, weight, bias, scale, geometry, act, form, pool)
 
 
 def records_gradient(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> bool:

@@ -26,7 +26,7 @@ def sizes_of(op: str, x: Any, weight: Any, groups: int) -> tuple[tuple[int, ...]
             f"{op}: input has shape {list(x.shape)}, weight {list(weight.shape)}; expected [N, C, {SHAPES[axes]}] and "
             f"weight [{channels}, {KERNELS[axes]}]"
         )
-    # A cache takes 1.0 and True for 1.
+    # 1.0 and True are refused here: a cache of plans cannot tell them from 1.
     if isinstance(groups, bool) or not hasattr(groups, "__index__") or groups < 1:
         raise ValueError(f"{op}: groups is {groups!r}, expected a whole number of 1 or more")
     size, kernel = tuple(x.shape[2:]), tuple(weight.shape[2:])

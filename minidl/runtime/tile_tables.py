@@ -30,7 +30,7 @@ def _chosen() -> str | None:
 CHOSEN = _chosen()
 # The allowed values of sizes that are not block sizes: with another number of pieces, say, a product would be wrong.
 FLAGS = {
-    "PIECES": (1, 2, 4), "FLATTEN": (0, 1), "TAPS": (1, 3), "WIDE": (0, 1),
+    "PIECES": (1, 2, 4), "FLATTEN": (0, 1), "TAPS": (1, 3), "DOUBLE": (0, 1),
     "PER_PROCESSOR": (0, 1, 2, 4), "GROUP_M": (1, 4, 8, 16),
 }  # fmt: skip
 _PARTS = {"when", "tile", "warps", "stages", "or"}

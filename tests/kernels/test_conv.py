@@ -294,7 +294,7 @@ SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1}
     ],
 )
 def test_more_than_a_tile_of_channels_and_images(form, family, sizes, shape):
-    tiles = {family: launch.Tile({**SMALL, **sizes}, 8, 3), "conv_turn": launch.Tile({"BLOCK_M": 32, "BLOCK_N": 64})}
+    tiles = {family: launch.Tile({**SMALL, **sizes}, 8, 3), "conv_reorder": launch.Tile({"BLOCK_M": 32, "BLOCK_N": 64})}
     with launch.force(**tiles):
         wanted = {"forward", "epilogue", "grad_input"}
         assert wanted == set(Problem(shape).check(form, lambda name: name in wanted))
@@ -389,7 +389,7 @@ def tiles_of_forms():
         "conv_box": "box", "conv_box_grad_weight": "box",
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
         "conv_back": "batch", "conv_depthwise": "depthwise",
-        "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill", "conv_turn": "pixel",
+        "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill", "conv_reorder": "pixel",
         "conv_unshuffle": "unshuffle",
     }  # fmt: skip
     seen, elsewhere = set(), ("conv_fft", "conv_few", "conv_taps", "gemm")
@@ -411,7 +411,7 @@ def test_copies_of_more_than_a_tile(form, monkeypatch):
     for rows, columns in ((4, 4), (2, 16)):
         tile = launch.Tile({"BLOCK_M": rows, "BLOCK_N": columns}, 4, 3)
         single = launch.Tile({"BLOCK_M": rows * columns}, 4, 3)
-        with launch.force(conv_turn=tile, conv_fill=tile, conv_unshuffle=single):
+        with launch.force(conv_reorder=tile, conv_fill=tile, conv_unshuffle=single):
             assert Problem(SHAPES[form]).check(form)
             if form == "depthwise":  # a last tile with one column, and one that is full
                 rest = (5, 4), (3, 2), (1, 1), (1, 0), (1, 1)
@@ -704,7 +704,7 @@ def test_weights_read_as_they_are_on_the_way_back(kernel, stride, dilation, grou
     """float16 weights in channels-last memory are not turned round for the gradient of the input."""
     p = Problem((5, 40, 64, (8, 9), kernel, stride, (1, 2), dilation, groups), dtype=torch.float16)
     w = p.w.to(memory_format=torch.channels_last)
-    monkeypatch.setattr(phase_weights, "conv_turn_kernel", None)
+    monkeypatch.setattr(phase_weights, "conv_reorder_kernel", None)
     for form in ("batch", "box"):
         assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form=form), p.dx.to(w.dtype))
 

@@ -123,8 +123,8 @@ def test_shares_of_the_pixels_of_the_gradient(many, monkeypatch):
 @pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((2, 1), (1, 1)), ((1, 2), (1, 2))])
 def test_weights_are_read_as_they_lie_on_the_way_back(stride, dilation, channels, monkeypatch):
     """Where launches are too short for another one before them: tap by tap, or taps and channels as one."""
-    monkeypatch.setattr(pixel_choice, "turns", lambda *_: False)
-    monkeypatch.setattr(phase_weights, "conv_turn_kernel", None)
+    monkeypatch.setattr(pixel_choice, "pays_to_reorder", lambda *_: False)
+    monkeypatch.setattr(phase_weights, "conv_reorder_kernel", None)
     p = Problem((1, *channels, (4, 5), (2, 3), stride, (1, 1), dilation, 2), dtype=torch.float16)
     w = p.w.to(memory_format=torch.channels_last)
     with forced():
@@ -135,7 +135,7 @@ def test_weights_are_read_as_they_lie_on_the_way_back(stride, dilation, channels
 def test_weights_are_turned_in_tiles_that_are_full(M):
     """And in one with a single column."""
     p = Problem((1, 4, M, (3, 3), (2, 2), (1, 1), (0, 0), (1, 1), 2))
-    with launch.force(conv_turn=launch.Tile({"BLOCK_M": 4, "BLOCK_N": 4}, 4, 3)):
+    with launch.force(conv_reorder=launch.Tile({"BLOCK_M": 4, "BLOCK_N": 4}, 4, 3)):
         assert torch.equal(conv.grad_input(p.dy, p.w, p.geometry, form="pixel").double(), p.dx)
 
 

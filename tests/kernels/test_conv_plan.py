@@ -349,7 +349,7 @@ def test_the_cheapest_is_taken(monkeypatch):
     assert plan.plan(problem).name == "box"
 
 
-SUMS = ("BLOCK_K", "PRECISION", "ACC", "KP", "NP", "G", "GH", "GW", "TURN", "FLAT")
+SUMS = ("BLOCK_K", "PRECISION", "ACC", "KP", "NP", "G", "GH", "GW", "W_IN_PLACE", "FLAT")
 
 
 @pytest.mark.parametrize("target", ["sm_90", "sm_80", "interpreted"])

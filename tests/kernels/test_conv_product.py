@@ -240,7 +240,7 @@ def test_weights_are_read_as_they_are_on_the_way_back(dtype, monkeypatch):
     if dtype.itemsize != 2:
         pytest.skip("turned for tensor cores")
     p = Problem(SHAPES["1x1"], dtype=dtype)
-    monkeypatch.setattr(phase_weights, "conv_turn_kernel", None)
+    monkeypatch.setattr(phase_weights, "conv_reorder_kernel", None)
     w = p.w.to(memory_format=torch.channels_last)
     assert torch.equal(conv.grad_input(p.dy, w, p.geometry, form="product"), p.dx.to(dtype))
 

@@ -167,11 +167,10 @@ def transposed(
     precision: str | None = None,
     batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return (y, z) of the transposed convolution of x [N, groups * M, OH, OW]: y [N, groups * C, H, W].
+    """Return (y, z) of the transposed convolution of x [N, groups * C, OH, OW]: y [N, groups * M, H, W].
 
-    geometry and w [groups * M, C, R, S] belong to the convolution from y to x, whose input gradient this is. z, and
-    bias and scale [groups * C], are as in `forward`. The code below and the `Problem` name channels by their use here:
-    C are read and M are written.
+    C channels are read and M are written, as in every `Problem`. geometry and w [groups * C, M, R, S] belong to the
+    convolution from y to x, whose input gradient this is. z, and bias and scale [groups * M], are as in `forward`.
     """
     check_arguments("conv_transpose2d", x, w, bias, scale)
     check_form(form)
@@ -182,8 +181,9 @@ def transposed(
         C, x, w = groups, x.new_zeros(*x.shape[:3], groups), w.new_zeros(groups, M, R, S)
     problem = Problem(
         TRANSPOSED, geometry, x.shape[0], C // groups, M, x.dtype, precision or _precision(x, form),
-        bias is not None, scale is not None, act, None, preactivation, x.data_ptr() % 16 == 0, w.data_ptr() % 16 == 0,
-        w.stride(), form, batch_invariant, launch.target(), launch.processors(),
+        bias=bias is not None, scale=scale is not None, act=act, preactivation=preactivation,
+        aligned=x.data_ptr() % 16 == 0, w_aligned=w.data_ptr() % 16 == 0, strides=w.stride(), form=form,
+        batch_invariant=batch_invariant, target=launch.target(), processors=launch.processors(),
     )  # fmt: skip
     return _run(problem, x, w, bias, scale)
 

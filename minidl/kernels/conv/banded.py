@@ -67,13 +67,13 @@ class Bands(NamedTuple):
     @staticmethod
     def of(problem: Problem) -> Bands:
         """Return the bands of a problem that `able` supports."""
-        h, v, (H, W), _ = problem.at
+        down, across, (H, W), _ = problem.at
         G, KP, NP = groups_of(problem)
-        q_h, q_w = (h.count // 2 * 2, v.count // 2 * 2) if problem.pool else (h.count, v.count)
+        q_h, q_w = (down.count // 2 * 2, across.count // 2 * 2) if problem.pool else (down.count, across.count)
         groups = launch.cdiv(q_w, G)
         return Bands(
-            q_h, q_w, G, groups, problem.M, len(h.taps), W * problem.C, v.in_start * problem.C,
-            v.in_step * problem.C, h.in_step, h.in_tap, KP, NP, not all_inside(h, H),
+            q_h, q_w, G, groups, problem.M, len(down.taps), W * problem.C, across.in_start * problem.C,
+            across.in_step * problem.C, down.in_step, down.in_tap, KP, NP, not all_inside(down, H),
             problem.N * q_h * groups >= INT32_LIMIT, **problem.constants,
         )  # fmt: skip
 
@@ -202,8 +202,8 @@ def conv_banded_kernel(
 def able(problem: Problem) -> bool | Unsupported:
     return (
         ((problem.groups == 1 and problem.M > 0) or Unsupported("more than one group"))
-        and (problem.at.v.in_tap == 1 or Unsupported("a dilation"))
-        and (problem.at.h.out_step == problem.at.v.out_step == 1 or Unsupported("a stride between outputs"))
+        and (problem.at.across.in_tap == 1 or Unsupported("a dilation"))
+        and (problem.at.down.out_step == problem.at.across.out_step == 1 or Unsupported("a stride between outputs"))
         and (near(problem) or Unsupported("rows too far apart for 32-bit offsets"))
         and (groups_of(problem)[0] > 0 or Unsupported("too many channels for two pixels in a band"))
     )  # fmt: skip
@@ -214,19 +214,19 @@ def estimate(problem: Problem) -> float:
     G, KP, NP = groups_of(problem)
     rows = costs.outputs(problem) // G
     tile = problem.tile("conv_banded", M=rows, K=KP, N=NP)
-    block, height = min(tile["BLOCK_K"], KP), len(problem.at.h.taps)
+    block, height = min(tile["BLOCK_K"], KP), len(problem.at.down.taps)
     steps = tile_throughput.steps(problem, height * launch.cdiv(KP, block), block)
     # Groups may start at any value; strides of 2 then read one by one where the first group starts at an odd value.
-    v = problem.at.v
-    start = v.in_start if v.in_step == 2 else 0
-    loads = LOADS * tile_throughput.narrow(problem, math.gcd(G * v.in_step, problem.read[1], start) * problem.C)
+    across = problem.at.across
+    start = across.in_start if across.in_step == 2 else 0
+    loads = LOADS * tile_throughput.narrow(problem, math.gcd(G * across.in_step, problem.read[1], start) * problem.C)
     throughput = tile_throughput.of_pixels(problem, tile["BLOCK_M"], NP, loads)
     work = costs.Work(launch.cdiv(rows, tile["BLOCK_M"]), steps, throughput, "flat")
-    return costs.at_least(problem, costs.microseconds(problem, work)) + costs.band_time(problem, height * KP * NP)
+    return costs.launch_time(problem, costs.microseconds(problem, work)) + costs.band_time(problem, height * KP * NP)
 
 
 def prepare(problem: Problem) -> Product:
-    h, H = problem.at.h, problem.read[0]
+    h, H = problem.at.down, problem.read[0]
     at = Bands.of(problem)
     per_image = at.QH * at.GROUPS
     rows = problem.N * per_image
@@ -252,11 +252,13 @@ def run(prepared: Product, t: Tensors) -> None:
 
 def groups_of(problem: Problem) -> tuple[int, int, int]:
     """Return (G, KP, NP) as `band` does; zeros if no group of two or more pixels is worthwhile."""
-    v = problem.at.v
-    return bands.band(problem.C, problem.M, len(v.taps), v.in_step, v.count, problem.pool is not None) or (0, 0, 0)
+    across = problem.at.across
+    return bands.band(
+        problem.C, problem.M, len(across.taps), across.in_step, across.count, problem.pool is not None
+    ) or (0, 0, 0)
 
 
 def near(problem: Problem) -> bool:
     """Return whether 32 bits count the values of x [N, H, W, C] between the first and the last row of a filter."""
-    h = problem.at.h
-    return len(h.taps) * h.in_tap * problem.read[1] * problem.C < 2**31
+    down = problem.at.down
+    return len(down.taps) * down.in_tap * problem.read[1] * problem.C < 2**31

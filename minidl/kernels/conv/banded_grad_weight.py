@@ -142,9 +142,9 @@ def _microseconds(problem: Problem) -> float:
     at = _cut(problem, costs.outputs(problem) // G)
     steps = tile_throughput.steps(problem, at.blocks, at.tile["BLOCK_M"])
     throughput = tile_throughput.of(problem, at.tile["BLOCK_K"], NP, loads=loads)
-    values = len(problem.at.h.taps) * KP * NP
+    values = len(problem.at.down.taps) * KP * NP
     work = costs.Work(at.tiles, steps, throughput, "weight", at.shares, values)
-    return costs.at_least(problem, costs.microseconds(problem, work)) + costs.band_time(problem, values) + FOLD
+    return costs.launch_time(problem, costs.microseconds(problem, work)) + costs.band_time(problem, values) + FOLD
 
 
 class _Cut(NamedTuple):
@@ -159,7 +159,7 @@ class _Cut(NamedTuple):
 def _cut(problem: Problem, rows: int) -> _Cut:
     """Return the decomposition of `rows` groups of pixels."""
     G, KP, NP = banded.groups_of(problem)
-    R = len(problem.at.h.taps)
+    R = len(problem.at.down.taps)
     distance = _bytes(problem, _rows(problem, G)[1])
     tile = problem.tile("conv_banded_grad_weight", M=rows, K=R * KP, N=NP, APART=distance)
     tiles = launch.cdiv(R * KP, tile["BLOCK_K"])
@@ -170,8 +170,8 @@ def _cut(problem: Problem, rows: int) -> _Cut:
 
 def _rows(problem: Problem, G: int) -> tuple[int, int]:
     """Return the greatest common divisor of the row offsets of x, and of dy, in values."""
-    v, C, M = problem.at.v, problem.C, problem.M
-    return math.gcd(v.in_start * C, G * v.in_step * C, problem.read[1] * C), math.gcd(G * M, v.count * M)
+    across, C, M = problem.at.across, problem.C, problem.M
+    return math.gcd(across.in_start * C, G * across.in_step * C, problem.read[1] * C), math.gcd(G * M, across.count * M)
 
 
 def _bytes(problem: Problem, values: int) -> int:
@@ -197,7 +197,7 @@ def prepare(problem: Problem) -> Prepared:
     rows, RK = problem.N * bands.QH * bands.GROUPS, R * bands.KP
     tile, tiles, blocks, shares = _cut(problem, rows)
     share = launch.cdiv(blocks, shares)
-    scalars = (rows, problem.read[0], problem.at.h.in_start, share * tile["BLOCK_M"])
+    scalars = (rows, problem.read[0], problem.at.down.in_start, share * tile["BLOCK_M"])
     early = dependent_launch.options(target=problem.target)
     meta = {"bands": bands, **early, **tile.options}
     total = M * R * S * C

@@ -27,15 +27,15 @@ from minidl.runtime.dependent_launch import wait
 def conv_band_kernel(
     p_w, p_band, total, M, G,
     SC: tl.constexpr, STEP: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
-    TURNED: tl.constexpr, POOL: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+    TRANSPOSED_BAND: tl.constexpr, POOL: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write band [R, KP, NP] (TURNED: [NP, R, KP]) of w [M, R, SC], SC = S * C; adjacent pixels are STEP values apart.
+    """Write band [R, KP, NP], or [NP, R, KP], of w [M, R, SC], SC = S * C; adjacent pixels are STEP values apart.
 
     A column is (pixel, m), with POOL (pair of pixels, m, pixel of the pair).
     """
     wait(EARLY)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if TURNED:
+    if TRANSPOSED_BAND:
         k = o % KP
         r = o // KP % R
         column = o // (KP * R)
@@ -81,11 +81,11 @@ def prepare(problem: Problem, G: int, KP: int, NP: int, *, transposed: bool = Fa
 
     If the problem has a pool, columns are in pairs of pixels.
     """
-    M, C, R, S = problem.M, problem.C, len(problem.at.h.taps), len(problem.at.v.taps)
+    M, C, R, S = problem.M, problem.C, len(problem.at.down.taps), len(problem.at.across.taps)
     total = R * KP * NP
     tile = problem.tile("conv_band", floor=1, total=total)
     meta = {
-        "SC": S * C, "STEP": problem.at.v.in_step * C, "R": R, "KP": KP, "NP": NP, "TURNED": transposed,
+        "SC": S * C, "STEP": problem.at.across.in_step * C, "R": R, "KP": KP, "NP": NP, "TRANSPOSED_BAND": transposed,
         "POOL": problem.pool is not None and not transposed,
         **dependent_launch.options(target=problem.target), **tile.options,
     }  # fmt: skip

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import batch_tiled, phase_weights
-from minidl.kernels.conv.batch_tiled import BatchTile, Inputs, block_of, conv_batch_tile
+from minidl.kernels.conv.batch_tiled import BatchTile, Inputs, conv_batch_tile
 from minidl.kernels.conv.prepared import Product
 from minidl.kernels.conv.problem import NO_BOXES, TRANSPOSED, Problem, Tensors, Unsupported
 from minidl.kernels.conv.records import Outputs, Taps, Weights
@@ -21,7 +21,7 @@ from minidl.runtime.descriptors import Box
 
 NAME = "batch"
 DIRECTIONS = (TRANSPOSED,)
-FAMILIES = ("conv_back", "conv_batch_narrow", "conv_turn")
+FAMILIES = ("conv_back", "conv_batch_narrow", "conv_reorder")
 
 
 @triton.jit
@@ -67,8 +67,8 @@ def conv_back_kernel(
     STRIDE_H: tl.constexpr = taps.OUT_STEP_H
     STRIDE_W: tl.constexpr = taps.OUT_STEP_W
     N, _, _, OH, OW, M, GROUPS, _, _, _, _ = outputs
-    R = inputs.R
-    S = inputs.S
+    R = inputs.taps_h
+    S = inputs.taps_w
     i_tile = tl.program_id(0)
     across = tl.cdiv(M, tile.BLOCK_N) * GROUPS * tl.cdiv(N, tile.BLOCK_M)
     # Tiles are runs of images, so phases are counted in pixels of one image.
@@ -87,11 +87,11 @@ def conv_back_kernel(
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    h, v = problem.geometry.h, problem.geometry.w
+    down, across = problem.geometry.h, problem.geometry.w
     return (
-        (h.stride * v.stride > 1 or Unsupported("a stride of 1"))
+        (down.stride * across.stride > 1 or Unsupported("a stride of 1"))
         and (
-            (h.dilation == v.dilation == 1 and max(h.stride, v.stride) <= 4)
+            (down.dilation == across.dilation == 1 and max(down.stride, across.stride) <= 4)
             or Unsupported("a dilation, or a stride above 4")
         )
         and (problem.C % 32 == 0 or Unsupported("input channels that are not a multiple of 32"))
@@ -104,36 +104,36 @@ def estimate(problem: Problem) -> float:
 
 
 def prepare(problem: Problem) -> Product:
-    h, v, groups = problem.geometry
+    down, across, groups = problem.geometry
     N, M, C = problem.N, problem.M, problem.C
     H, W = problem.read
     # A short K does not hide wide epilogues.
     family = "conv_batch_narrow" if problem.dtype != torch.float32 and C % 64 else "conv_back"
-    chosen = problem.tile(family, M=problem.images, N=M, K=C & -C, pixels=h.size * v.size)
+    chosen = problem.tile(family, M=problem.images, N=M, K=C & -C, pixels=down.size * across.size)
     options = chosen.launch_options
     if problem.preactivation:
         options["num_warps"] = 8  # with 4, two results and their addresses would spill
-    turn = problem.in_place
+    in_place = problem.in_place
     tile = chosen.record(
-        BatchTile, BLOCK_K=block_of(problem, chosen), TURN=turn, ALL_TAPS=True, PER_PROCESSOR=0, FLATTEN=False, WIDE=0,
-        **problem.constants,
+        BatchTile, BLOCK_K=problem.block(chosen), W_IN_PLACE=in_place, ALL_TAPS=True, PER_PROCESSOR=0,
+        FLATTEN=False, DOUBLE=False, **problem.constants,
     )  # fmt: skip
-    tiles = launch.cdiv(M, tile.BLOCK_N) * groups * launch.cdiv(N, tile.BLOCK_M) * h.size * v.size
+    tiles = launch.cdiv(M, tile.BLOCK_N) * groups * launch.cdiv(N, tile.BLOCK_M) * down.size * across.size
     # Weights are [.., R, S, last].
-    last = M if turn else C
+    last = M if in_place else C
     meta = {
-        "taps": Taps(C, 0, 0, 1, 1, 1, 1, h.stride, v.stride),  # each phase has its own number of taps
-        "padding": (h.padding, v.padding), "epilogue": problem.epilogue, "tile": tile,
+        "taps": Taps(C, 0, 0, 1, 1, 1, 1, down.stride, across.stride),  # each phase has its own number of taps
+        "padding": (down.padding, across.padding), "epilogue": problem.epilogue, "tile": tile,
         **dependent_launch.options(target=problem.target), **options,
     }  # fmt: skip
-    outputs = Outputs(N, 0, 0, h.size, v.size, M, groups, 0, 0, 0, 0)
-    scalars = Inputs(H, W, h.kernel, v.kernel), outputs, Weights(0, v.kernel * last, last)
+    outputs = Outputs(N, 0, 0, down.size, across.size, M, groups, 0, 0, 0, 0)
+    scalars = Inputs(H, W, down.kernel, across.kernel), outputs, Weights(0, across.kernel * last, last)
     descriptors = (
         Box.of_rows(N, H * W * groups * C, (tile.BLOCK_M, tile.BLOCK_K)),
-        batch_tiled.weights(problem, turn, tile.BLOCK_K, tile.BLOCK_N),
+        batch_tiled.weights(problem, in_place, tile.BLOCK_K, tile.BLOCK_N),
     )
     return Product(
-        None if turn or not problem.strides else phase_weights.prepare(problem, h.forward(), v.forward()),
+        None if in_place or not problem.strides else phase_weights.prepare(problem, down.forward(), across.forward()),
         launch.Prepared(conv_back_kernel, (tiles,), scalars, meta, descriptors),
     )
 

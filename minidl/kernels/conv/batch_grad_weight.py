@@ -163,7 +163,7 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    return costs.at_least(problem, cut(problem).shares.microseconds)
+    return costs.launch_time(problem, cut(problem).shares.microseconds)
 
 
 def programs(problem: Problem) -> int:
@@ -172,8 +172,10 @@ def programs(problem: Problem) -> int:
 
 
 def tile_of(problem: Problem) -> launch.Tile:
-    h, v = problem.at.h, problem.at.v
-    return problem.tile("conv_batch_grad_weight", M=problem.M, N=problem.C, K=problem.N, pixels=h.count * v.count)
+    down, across = problem.at.down, problem.at.across
+    return problem.tile(
+        "conv_batch_grad_weight", M=problem.M, N=problem.C, K=problem.N, pixels=down.count * across.count
+    )
 
 
 def prepare(problem: Problem) -> Shares:
@@ -204,23 +206,23 @@ class Cut(NamedTuple):
     together: int
     parts: int
     tiles: int
-    shares: costs.Shares
+    shares: costs.Split
 
 
 def cut(problem: Problem) -> Cut:
     """Return the decomposition with the fastest number of shares."""
     tile, taps = tile_of(problem), problem.taps
-    together = tile["TAPS"] if len(problem.at.v.taps) == 3 else 1
+    together = tile["TAPS"] if len(problem.at.across.taps) == 3 else 1
     parts = parts_of(problem) if together == 1 else 1
     tiles = launch.cdiv(problem.C, tile["BLOCK_N"]) * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
     tiles *= taps // together
     return Cut(tile, together, parts, tiles, _shares(problem, tile, together, parts, tiles))
 
 
-def _shares(problem: Problem, tile: launch.Tile, together: int, parts: int, tiles: int) -> costs.Shares:
+def _shares(problem: Problem, tile: launch.Tile, together: int, parts: int, tiles: int) -> costs.Split:
     h, w = problem.geometry.h.inside(), problem.geometry.w.inside()
     runs = launch.cdiv(problem.images * parts, tile["BLOCK_K"]) / parts
-    columns = sum(w) / len(w) if together == 1 else problem.at.v.count
+    columns = sum(w) / len(w) if together == 1 else problem.at.across.count
     blocks = math.ceil(max(1.0, sum(h) / len(h) * columns) * runs)
     slots, step = tile_throughput.of_weight(problem, tile, together, "run ")
     # A lone program on a multiprocessor is faster.
@@ -241,7 +243,7 @@ def run(prepared: Shares, t: Tensors) -> torch.Tensor:
 
 def parts_of(problem: Problem) -> int:
     """Return the fewest parts of an image that are small and fill a run, with taps reading adjacent parts at most."""
-    h, (H, W), (QH, QW) = problem.at.h, problem.read, problem.written
+    h, (H, W), (QH, QW) = problem.at.down, problem.read, problem.written
     reach = max(-h.in_start, h.in_start + (len(h.taps) - 1) * h.in_tap)
     parts, size = 1, max(H * W * problem.C, QH * QW * problem.M) * problem.groups * problem.dtype.itemsize
     while (size > PART * parts or problem.N * parts < RUN) and (

@@ -43,7 +43,7 @@ class BoxTile(NamedTuple):
     PIECES         parts in which the channels are stored
     PER_PROCESSOR  persistent programs per multiprocessor, 0 for one program per tile
     FLATTEN        whether the loop over tiles and the loop of a tile are one
-    TURN           whether d_w is [groups * C, taps * M]
+    W_IN_PLACE     whether d_w is [groups * C, taps * M], whose blocks are transposed, else [groups * M, taps * C]
     STORE_BOX      whether the descriptor d_y stores the box; otherwise d_y is None, and p_y points to y
     PAIRS          whether outputs are pairs of neighbouring pixels and d_x has an axis for the two (`paired_box`)
     PART           channels of one half of a `ConcatPair`, 0 for one tensor
@@ -59,7 +59,7 @@ class BoxTile(NamedTuple):
     PIECES: int
     PER_PROCESSOR: int
     FLATTEN: bool
-    TURN: bool
+    W_IN_PLACE: bool
     STORE_BOX: bool
     PAIRS: bool
     PART: int
@@ -71,7 +71,8 @@ class BoxTile(NamedTuple):
 def finish_box(
     b_acc, p_bias, p_scale, d_y, n, h, w, m, M, epilogue: tl.constexpr, tile: tl.constexpr, PIECES: tl.constexpr
 ):  # fmt: skip
-    """Apply the epilogue to a block [pixels, channels from m on] and store it by the descriptor of y, in PIECES."""
+    """Apply the epilogue to a block [pixels, channels from m on], as `epilogue.finish`, and store it by the descriptor
+    of y, in PIECES."""
     SHAPE: tl.constexpr = (tile.TILE_N, tile.TILE_H, tile.TILE_W, b_acc.shape[1])
     if PIECES == 1:
         b_acc = affine(b_acc, p_bias, p_scale, m, M, 0)
@@ -87,8 +88,8 @@ def finish_box(
 def load_box(d_x, swapped, n, x_h, x_w, c, tile: tl.constexpr):
     """Return the inputs [BLOCK_K, BLOCK_N] of a box at (n, x_h, x_w), channels c.
 
-    The halves of a pair are exchanged if `swapped`; pixels of a pair then share the channel axis, as a descriptor has
-    at most five axes.
+    swapped: the second half of the `ConcatPair` lies first in memory. Both pixels of PAIRS then share the last axis, as
+    a descriptor has at most five axes.
     """
     if tile.PART:
         half = c // tile.PART
@@ -127,31 +128,32 @@ def conv_box_tile(
     q_w = i_box % tiles_w * tile.TILE_W
     q_h = i_box // tiles_w % tiles_h * tile.TILE_H
     n = i_box // (tiles_w * tiles_h) * tile.TILE_N
-    o_w = weights.start + m if tile.TURN else 0 * m
+    o_tap = weights.start + m if tile.W_IN_PLACE else 0 * m  # a tensor, as a constant cannot change in a loop
     c = i_group * taps.C
     j_w = 0
     x_h = outputs.in_h + q_h
     x_w = outputs.in_w + q_w * (2 if tile.PAIRS else 1)
-    # Distance in columns of w to the next tap in its row, and to the tap below.
-    step_w = weights.tap_w if tile.TURN else taps.C
-    step_h = weights.tap_h if tile.TURN else JW * taps.C
+    # o_tap is a column of w; distances to the next tap in its row, and to the tap below.
+    step_w = weights.tap_w if tile.W_IN_PLACE else taps.C
+    step_h = weights.tap_h if tile.W_IN_PLACE else JW * taps.C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     for _ in range(taps.JH * JW * (taps.C // BLOCK_K)):
         # [BLOCK_M, BLOCK_K]
-        b_w = d_w.load([c, o_w]).T if tile.TURN else d_w.load([i_group * M + m, o_w])
+        b_w = d_w.load([c, o_tap]).T if tile.W_IN_PLACE else d_w.load([i_group * M + m, o_tap])
         b_x = load_box(d_x, swapped, n, x_h, x_w, c, tile)  # [BLOCK_K, BLOCK_N]
         b_acc = float8.product(b_w, b_x, b_acc, tile.ACC, PRECISION)
-        # Taps are the inner loop, so that concurrent programs share inputs in L2.
+        # The next tap; at the end of a row back and one row down; after the last tap back to the first one, with the
+        # next channels. Taps are the inner loop, so that concurrent programs share inputs in L2.
         j_w += 1
-        row = j_w == JW
-        x_w += taps.IN_TAP_W - tl.where(row, JW * taps.IN_TAP_W, 0)
-        x_h += tl.where(row, taps.IN_TAP_H, 0)
-        o_w += step_w + tl.where(row, step_h - JW * step_w, 0)
-        every = x_h == outputs.in_h + q_h + taps.JH * taps.IN_TAP_H
-        x_h -= tl.where(every, taps.JH * taps.IN_TAP_H, 0)
-        o_w -= tl.where(every, taps.JH * step_h - (0 if tile.TURN else BLOCK_K), 0)
-        c += tl.where(every, BLOCK_K, 0)
-        j_w = tl.where(row, 0, j_w)
+        row_ends = j_w == JW
+        x_w += taps.IN_TAP_W - tl.where(row_ends, JW * taps.IN_TAP_W, 0)
+        x_h += tl.where(row_ends, taps.IN_TAP_H, 0)
+        o_tap += step_w + tl.where(row_ends, step_h - JW * step_w, 0)
+        taps_end = x_h == outputs.in_h + q_h + taps.JH * taps.IN_TAP_H
+        x_h -= tl.where(taps_end, taps.JH * taps.IN_TAP_H, 0)
+        o_tap -= tl.where(taps_end, taps.JH * step_h - (0 if tile.W_IN_PLACE else BLOCK_K), 0)
+        c += tl.where(taps_end, BLOCK_K, 0)
+        j_w = tl.where(row_ends, 0, j_w)
     if tile.STORE_BOX:
         finish_box(b_acc.T, p_bias, p_scale, d_y, n, q_h, q_w, m, M, epilogue, tile, tile.PIECES)
         return
@@ -183,39 +185,41 @@ def conv_box_kernel(
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    h, v = problem.at.h, problem.at.v
+    down, across = problem.at.down, problem.at.across
     return (
         (problem.pool is None or Unsupported("a pool"))
         and ((problem.C % 32 == 0 and problem.groups * problem.C * problem.dtype.itemsize % 16 == 0)
              or Unsupported("input channels that are not a multiple of 32"))
-        and (h.in_step == v.in_step == 1 or Unsupported("a stride, or outputs without taps"))
+        and (down.in_step == across.in_step == 1 or Unsupported("a stride, or outputs without taps"))
         and ((problem.x_boxes and problem.w_boxes) or NO_BOXES)
     )  # fmt: skip
 
 
 def estimate(problem: Problem) -> float:
     """Estimate microseconds, including the pixels of boxes that lie outside an image."""
-    return costs.at_least(problem, microseconds(problem, _tile(problem)))
+    return costs.launch_time(problem, microseconds(problem, tile_of(problem)))
 
 
 def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
     """Prepare the launch; with `pairs`, outputs of the problem are pairs of pixels and inputs single pixels."""
-    h, v = problem.at.h, problem.at.v
+    down, across = problem.at.down, problem.at.across
     (H, W), (OH, OW) = problem.read, problem.written
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
-    chosen = _tile(problem)
+    chosen = tile_of(problem)
     options = chosen.launch_options
-    block = min(chosen["BLOCK_K"], C & -C)  # boxes end where a group's channels end
-    box = shape_of_box(N, h.count, v.count, chosen["BLOCK_N"])
+    block = problem.block(chosen)
+    box = shape_of_box(N, down.count, across.count, chosen["BLOCK_N"])
     pieces = chosen["PIECES"]
     if problem.beside and chosen.num_warps == 8:
         pieces = SMALL_PIECES
     elif problem.beside and chosen.num_warps == 4 and chosen["BLOCK_M"] > LEAST:
-        pieces = max(SMALL_PIECES, pieces)  # forced tiles; `_tile` chooses none such
+        pieces = max(SMALL_PIECES, pieces)  # forced tiles, and the interpreter's
     tiles = launch.cdiv(M, chosen["BLOCK_M"]) * groups
-    tiles *= math.prod(launch.cdiv(size, extent) for size, extent in zip((N, h.count, v.count), box, strict=True))
-    programs = chosen["PER_PROCESSOR"] * problem.processors
-    persistent = tiles > programs > 0  # persistent programs of one tile each start later than others
+    tiles *= math.prod(
+        launch.cdiv(size, extent) for size, extent in zip((N, down.count, across.count), box, strict=True)
+    )
+    resident = chosen["PER_PROCESSOR"] * problem.processors
+    persistent = tiles > resident > 0  # persistent programs of one tile each start later than others
     if persistent and problem.added and chosen["PER_PROCESSOR"] == 1 and problem.taps * C == block:
         # With a single step the loop over tiles also prefetches the added tensor, into shared memory.
         options["num_stages"] = min(chosen.num_stages, 3)
@@ -223,7 +227,7 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
     tile = chosen.record(
         BoxTile, BLOCK_K=block, TILE_N=box[0], TILE_H=box[1], TILE_W=box[2], PIECES=pieces,
         PER_PROCESSOR=chosen["PER_PROCESSOR"] * persistent, FLATTEN=chosen["FLATTEN"] * persistent,
-        TURN=problem.in_place, STORE_BOX=stores_y, PAIRS=pairs, PART=problem.part, **problem.constants,
+        W_IN_PLACE=problem.in_place, STORE_BOX=stores_y, PAIRS=pairs, PART=problem.part, **problem.constants,
     )  # fmt: skip
     piece = max(tile.BLOCK_M // pieces, 16 // problem.result.itemsize)
     descriptors = (
@@ -232,10 +236,10 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
         else pairs_box(N, H, W, C, [*box, 1, block])
         if pairs
         else images_box(N, H, W, groups * C, [*box, block], problem.pitches),
-        batch_tiled.weights(problem, tile.TURN, block, tile.BLOCK_M),
+        batch_tiled.weights(problem, tile.W_IN_PLACE, block, tile.BLOCK_M),
         images_box(N, OH, OW, M, [*box, piece]) if stores_y else None,
     )
-    grid = programs if persistent else tiles
+    grid = resident if persistent else tiles
     scalars = Outputs.of(problem), Weights.of(problem), tiles, grid
     meta = {"taps": Taps.of(problem), "epilogue": problem.epilogue, "tile": tile, **options}
     return launch.Prepared(conv_box_kernel, (grid,), scalars, meta, descriptors)
@@ -248,13 +252,14 @@ def run(prepared: launch.Prepared, t: Tensors) -> None:
 
 def reads_concat_pair(problem: Problem) -> bool:
     """Return whether every block of channels lies in one half."""
-    block = min(_tile(problem)["BLOCK_K"], problem.C & -problem.C)
+    block = problem.block(tile_of(problem))
     return problem.groups == 1 and not problem.pitches and problem.part % block == 0
 
 
-def _tile(problem: Problem) -> launch.Tile:
-    h, v, C = problem.at.h, problem.at.v, problem.C
-    tiles = problem.tiles("conv_box", M=problem.M, N=problem.images * h.count * v.count, K=C & -C)
+def tile_of(problem: Problem) -> launch.Tile:
+    """Return the fastest of the tiles for a problem, by estimate."""
+    down, across, C = problem.at.down, problem.at.across, problem.C
+    tiles = problem.tiles("conv_box", M=problem.M, N=problem.images * down.count * across.count, K=C & -C)
     if len(tiles) == 1:
         return tiles[0]
     # Four warps lack registers for two results of a large tile.
@@ -262,13 +267,12 @@ def _tile(problem: Problem) -> launch.Tile:
     return min(fitting, key=lambda tile: microseconds(problem, tile))
 
 
-def microseconds(problem: Problem, tile: launch.Tile | None = None) -> float:
-    """Return the microseconds with a tile, by default the best one."""
-    tile = tile or _tile(problem)
-    sizes = problem.images, problem.at.h.count, problem.at.v.count
+def microseconds(problem: Problem, tile: launch.Tile) -> float:
+    """Return the microseconds of the rounds with a tile."""
+    sizes = problem.images, problem.at.down.count, problem.at.across.count
     box = shape_of_box(*sizes, tile["BLOCK_N"])
     boxes = math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
-    block = min(tile["BLOCK_K"], problem.C & -problem.C)
+    block = problem.block(tile)
     tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
     steps = tile_throughput.steps(problem, problem.taps * problem.C / block, block, boxes=True)
     throughput = tile_throughput.of_boxes(problem, tile)

@@ -77,14 +77,14 @@ def shares_time(problem: Problem, shares: int, values: float) -> float:
     return times.shares + 2 * size / (times.cached if size < times.cache else times.uncached) if shares > 1 else 0.0
 
 
-class Shares(NamedTuple):
-    """The number of shares of a sum, and their total microseconds."""
+class Split(NamedTuple):
+    """The number of shares of a sum, and the microseconds of all."""
 
     shares: int
     microseconds: float
 
 
-def in_shares(problem: Problem, work: Work, blocks: int, least: int) -> Shares:
+def in_shares(problem: Problem, work: Work, blocks: int, least: int) -> Split:
     """Return the fastest split of a weight gradient's `blocks` into shares of at least `least` blocks.
 
     Candidates fill the device once or several times: 72 tiles alone leave half of 132 multiprocessors idle.
@@ -94,15 +94,18 @@ def in_shares(problem: Problem, work: Work, blocks: int, least: int) -> Shares:
     counts = {1} | {min(most, max(1, rounds * device // max(work.tiles, 1))) for rounds in range(1, MOST_ROUNDS)}
     options = []
     for count in sorted({launch.cdiv(blocks, launch.cdiv(blocks, count)) for count in counts}):
+        # `microseconds` divides the steps by the shares, and the longest share has the rounded-up number of blocks.
         longest = work.steps * launch.cdiv(blocks, count) / blocks * count
-        options.append(Shares(count, microseconds(problem, work._replace(steps=longest, shares=count))))
+        options.append(Split(count, microseconds(problem, work._replace(steps=longest, shares=count))))
     return min(options, key=lambda option: option.microseconds)
 
 
-def at_least(problem: Problem, time: float, size: int | None = None) -> float:
-    """Return `time`, but at least the time of moving `size` bytes (default: the problem's).
+def launch_time(problem: Problem, time: float, size: int | None = None) -> float:
+    """Return the microseconds of a launch with rounds of `time`, which moves `size` bytes (default: the problem's).
 
-    A share of the shorter time is added, so that of two memory-bound launches the one with less work is cheaper."""
+    That is the launch itself and its rounds (longer if rows are stored value by value), but at least the time of the
+    bytes. A share of the shorter one is added, so that of two memory-bound launches the one with less work is cheaper.
+    """
     device = constants(problem)
     time *= ODD if odd_rows(problem) and problem.M > 64 and problem.direction != GRAD_WEIGHT else 1.0
     time += device.steps.launch
@@ -121,7 +124,7 @@ def outputs(problem: Problem) -> int:
     """Return the number of output pixels of all images."""
     if problem.direction == TRANSPOSED:
         return problem.N * problem.geometry.h.size * problem.geometry.w.size
-    return problem.N * problem.at.h.count * problem.at.v.count
+    return problem.N * problem.at.down.count * problem.at.across.count
 
 
 def taps(problem: Problem) -> float:

@@ -5,7 +5,7 @@
 
 As in `boxed`, with one more axis (`voxels` has a drawing): blocks are zero outside the volume. Taps are the inner loop,
 channels the outer one. All backward phases are one launch, in which a program determines its phase (`taps_of_phase`);
-channels-last weights are read in place (TURN).
+channels-last weights are read in place (W_IN_PLACE).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Tile(NamedTuple):
     """Constants of a tile: BLOCK_M channels of a box, in steps of BLOCK_K channels of x, stored in PIECES.
 
     PER_PROCESSOR, FLATTEN  0, or persistent programs per multiprocessor, and whether their loops are one
-    TURN                    whether weights are [GROUPS * C, taps, M], in place of [GROUPS * M, taps, C]
+    W_IN_PLACE                    whether weights are [GROUPS * C, taps, M], in place of [GROUPS * M, taps, C]
     """
 
     BLOCK_M: int
@@ -57,7 +57,7 @@ class Tile(NamedTuple):
     PIECES: int
     PER_PROCESSOR: int
     FLATTEN: int
-    TURN: bool
+    W_IN_PLACE: bool
     ACC: Any
     PRECISION: str
 
@@ -97,7 +97,7 @@ def conv_cube_tile(
     taps_w = taps.W.J
     o_w = 0 * i_tile
     # Distance between taps in a row of the weights.
-    row_w = out.M if tile.TURN else BLOCKS * BLOCK_K if out.GROUPS == 1 else taps.C
+    row_w = out.M if tile.W_IN_PLACE else BLOCKS * BLOCK_K if out.GROUPS == 1 else taps.C
     if PHASES > 1:
         # Triton 3.6 takes no field of a record that is a record itself as an argument.
         D: tl.constexpr = taps.D
@@ -118,7 +118,7 @@ def conv_cube_tile(
     q_h = i_box // tiles_w % tiles_h * box.TILE_H
     q_d = i_box // (tiles_w * tiles_h) % tiles_d * box.TILE_D
     n = i_box // (tiles_w * tiles_h * tiles_d) * box.TILE_N
-    if tile.TURN:
+    if tile.W_IN_PLACE:
         o_w += m
     c = i_group * taps.C
     j_w = 0
@@ -131,7 +131,7 @@ def conv_cube_tile(
     if PHASES > 1:
         tl.assume(steps > 0)
     for _ in range(steps):
-        b_w = d_w.load([c, o_w]).T if tile.TURN else d_w.load([i_group * out.M + m, o_w])  # [BLOCK_M, BLOCK_K]
+        b_w = d_w.load([c, o_w]).T if tile.W_IN_PLACE else d_w.load([i_group * out.M + m, o_w])  # [BLOCK_M, BLOCK_K]
         if taps.STRIDED:
             i_slice = tl.where((x_d >= 0) & (x_d < sizes.D), n * sizes.D + x_d, sizes.N * sizes.D)
             # Division that rounds negative values down.
@@ -162,7 +162,7 @@ def conv_cube_tile(
             o_w += (tl.where(plane, taps.D.PERIOD, 0) - tl.where(every, taps_d * taps.D.PERIOD, 0)) * row_d
         else:
             o_w += row_w - tl.where(every, taps.D.J * taps.H.J * taps.W.J * row_w, 0)
-        if not tile.TURN:
+        if not tile.W_IN_PLACE:
             o_w += tl.where(every, BLOCK_K, 0)
         c += tl.where(every, BLOCK_K, 0)
     v_n, v_d, v_h, v_w = voxels_of(box)
@@ -205,13 +205,13 @@ def able(cubes: VolumeProblem) -> bool:
     problem = cubes.problem
     padded = problem.groups == 1 and problem.C > voxels.LEAST_BLOCK and cubes.strides[2] == 1
     multiple = problem.C % voxels.LEAST_BLOCK == 0 or padded
-    row = cubes.taps * (problem.M if cubes.turn else voxels.width(problem, voxels.LEAST_BLOCK))
+    row = cubes.taps * (problem.M if cubes.in_place else voxels.width(problem, voxels.LEAST_BLOCK))
     return multiple and problem.M > 0 and voxels.in_boxes(cubes) and problem.boxes(row)
 
 
 def estimate(cubes: VolumeProblem) -> float:
     """Estimate microseconds, as `boxed` does."""
-    return costs.at_least(cubes.problem, microseconds(cubes, _tile(cubes)), voxels.moved(cubes))
+    return costs.launch_time(cubes.problem, microseconds(cubes, _tile(cubes)), voxels.moved(cubes))
 
 
 def microseconds(cubes: VolumeProblem, tile: launch.Tile) -> float:
@@ -233,12 +233,14 @@ def prepare(cubes: VolumeProblem) -> launch.Prepared:
         persistent = 0  # persistent programs with one tile each start later, as in `boxed`
     per_processor, flatten = (tile["PER_PROCESSOR"], tile["FLATTEN"]) if persistent else (0, 0)
     out = Outputs(*cubes.written, M, groups, tiles, persistent or tiles)  # type: ignore[call-arg]
-    constants = Tile(tile["BLOCK_M"], block, tile["PIECES"], per_processor, flatten, cubes.turn, **problem.constants)
+    constants = Tile(
+        tile["BLOCK_M"], block, tile["PIECES"], per_processor, flatten, cubes.in_place, **problem.constants
+    )
     meta = {
         "taps": Taps.of(cubes), "box": box, "tile": constants, "epilogue": problem.epilogue, **tile.launch_options,
     }  # fmt: skip
     d_w = Box.of_rows(groups * M, cubes.taps * voxels.width(problem, block), (tile["BLOCK_M"], block))
-    if cubes.turn:
+    if cubes.in_place:
         d_w = Box.of_rows(groups * C, cubes.taps * M, (block, tile["BLOCK_M"]))
     descriptors = voxels.descriptor(cubes, box, block), d_w
     return launch.Prepared(conv_cube_kernel, (out.programs,), (Sizes.of(cubes), out), meta, descriptors)
@@ -252,12 +254,12 @@ def run(cubes: VolumeProblem, prepared: launch.Prepared, t: Tensors) -> None:
 def weights(w: torch.Tensor, cubes: VolumeProblem) -> torch.Tensor:
     """Return the weights [groups * M, C, Q, R, S] of a convolution in the order that the launch reads."""
     problem = cubes.problem
-    if cubes.back and not cubes.turn:
+    if cubes.back and not cubes.in_place:
         ordered = w.unflatten(0, (problem.groups, -1)).permute(0, 2, 3, 4, 5, 1).flatten(0, 1)
     else:
         ordered = w.permute(0, 2, 3, 4, 1)
     channels = voxels.width(problem, voxels.block_of(problem, _tile(cubes)))
-    if cubes.turn or channels == problem.C:
+    if cubes.in_place or channels == problem.C:
         return ordered.contiguous()
     padded = torch.zeros(*ordered.shape[:-1], channels, dtype=w.dtype, device=w.device)
     padded[..., : problem.C].copy_(ordered)

@@ -138,7 +138,7 @@ def estimate(cubes: VolumeProblem) -> float:
     if problem.target == "interpreted":
         return costs.constants(problem).launch * (line.tiles + line.programs)
     factor = THIN_X if problem.C < 32 else THIN_Y if problem.M <= 32 else 1.0
-    return costs.at_least(problem, factor * even_parts.microseconds(problem, line), voxels.moved(cubes))
+    return costs.launch_time(problem, factor * even_parts.microseconds(problem, line), voxels.moved(cubes))
 
 
 def _line(cubes: VolumeProblem) -> Line:

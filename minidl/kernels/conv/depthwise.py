@@ -32,7 +32,7 @@ from minidl.runtime.dependent_launch import wait
 
 NAME = "depthwise"
 DIRECTIONS = FORWARD, TRANSPOSED
-FAMILIES = (narrow.FAMILY, "conv_turn")
+FAMILIES = (narrow.FAMILY, "conv_reorder")
 # Input channels per output, whose loop is unrolled.
 MOST_CHANNELS = 4
 
@@ -221,12 +221,12 @@ def able(problem: Problem) -> bool | Unsupported:
 def fits(problem: Problem) -> bool | Unsupported:
     """Return whether groups are narrow enough, and sizes small enough, for the depthwise kernels."""
     (H, W), (OH, OW) = problem.read, problem.written
-    h, v, _ = problem.geometry
+    down, across, _ = problem.geometry
     if problem.groups == 1 or problem.C > MOST_CHANNELS:
         return Unsupported(f"more than {MOST_CHANNELS} channels to a sum, or one group")
-    reach = (v.kernel - 1) * v.dilation  # offsets start this far outside the image
+    reach = (across.kernel - 1) * across.dilation  # offsets start this far outside the image
     images = max((H * W + reach) * problem.C, OH * OW * problem.M) * problem.groups
-    weights = h.kernel * v.kernel * problem.C * problem.groups * problem.M
+    weights = down.kernel * across.kernel * problem.C * problem.groups * problem.M
     row = problem.N * max(W, OW) * problem.groups * problem.M
     if max(images, weights, row) >= INT32_LIMIT:
         return Unsupported("images or weights with more values than 32 bits count")

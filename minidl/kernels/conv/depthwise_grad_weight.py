@@ -254,10 +254,9 @@ def estimate(problem: Problem) -> float:
 
 def prepare(problem: Problem, depth: narrow.Depth | None = None) -> Shares:
     """Prepare the launches; with a depth, images are slices of volumes."""
-    h, v = problem.at.h, problem.at.v
     (H, W), (QH, QW) = narrow.image_sizes(problem, problem.geometry[:2])
     cut = narrow_grad_weight.cut(problem)
-    shape, first = problem.shape, FirstInput(h.in_start, v.in_start)
+    shape, first = problem.shape, FirstInput(problem.at.down.in_start, problem.at.across.in_start)
     if depth is not None:
         cut = cut._replace(parts=cut.parts * depth.kernel)
         shape = shape[0], depth.kernel, *shape[1:]

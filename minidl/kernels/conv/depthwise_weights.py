@@ -59,7 +59,7 @@ def prepare(problem: Problem, of: TapStrides) -> Copy:
     """Return the copy to [R, S, C, groups * M], in rows of a multiple of 16 values, from weights with strides `of`."""
     R, S, C, out = problem.geometry.h.kernel, problem.geometry.w.kernel, problem.C, problem.groups * problem.M
     width = 16 * launch.cdiv(out, 16)
-    tile = problem.tile("conv_turn", floor=1, M=R * S * C, N=out)
+    tile = problem.tile("conv_reorder", floor=1, M=R * S * C, N=out)
     grid = launch.cdiv(R * S * C, tile["BLOCK_M"]) * launch.cdiv(out, tile["BLOCK_N"])
     meta = {"C": C, **dependent_launch.options(grid, problem.target), **tile.options}
     scalars = (problem.M, out, width, S, R * S * C, of)

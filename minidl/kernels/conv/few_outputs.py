@@ -149,11 +149,11 @@ def conv_few_kernel(
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    h, v, groups = problem.geometry
+    down, across, groups = problem.geometry
     return (
-        (groups == h.dilation == v.dilation == 1 or Unsupported("more than one group, or a dilation"))
+        (groups == down.dilation == across.dilation == 1 or Unsupported("more than one group, or a dilation"))
         and (
-            (1 <= problem.M <= MOST and problem.M * h.stride * v.stride <= LARGEST)
+            (1 <= problem.M <= MOST and problem.M * down.stride * across.stride <= LARGEST)
             or Unsupported("too many output channels")
         )
         and (problem.C % 16 == 0 or Unsupported("input channels that are not a multiple of 16"))
@@ -165,11 +165,13 @@ def estimate(problem: Problem) -> float:
     groups = _groups(problem)
     cells = problem.N * groups.number[0] * groups.number[1]
     tile = problem.tile("conv_few", N=cells, K=problem.C & -problem.C, M=problem.M)
-    block = min(tile["BLOCK_K"], problem.C & -problem.C)
+    block = problem.block(tile)
     steps = tile_throughput.steps(problem, groups.K / block, block, boxes=True)
     throughput = tile_throughput.of_pixels(problem, tile["BLOCK_N"], groups.NP)
     work = costs.Work(launch.cdiv(cells, tile["BLOCK_N"]), steps, throughput, "box")
-    return costs.at_least(problem, costs.microseconds(problem, work)) + costs.band_time(problem, groups.NP * groups.K)
+    return costs.launch_time(problem, costs.microseconds(problem, work)) + costs.band_time(
+        problem, groups.NP * groups.K
+    )
 
 
 class Groups(NamedTuple):
@@ -184,36 +186,38 @@ class Groups(NamedTuple):
 
 
 def _groups(problem: Problem) -> Groups:
-    h, v, _ = problem.geometry
-    cells = -(-h.size // h.stride), -(-v.size // v.stride)
-    reach = window(h)[1], window(v)[1]
-    GH, GW = group((h.output, v.output), reach, cells, LARGEST // (problem.M * h.stride * v.stride))
+    down, across, _ = problem.geometry
+    cells = -(-down.size // down.stride), -(-across.size // across.stride)
+    reach = window(down)[1], window(across)[1]
+    GH, GW = group((down.output, across.output), reach, cells, LARGEST // (problem.M * down.stride * across.stride))
     window_size = GH + reach[0] - 1, GW + reach[1] - 1
-    NP = max(NARROWEST, triton.next_power_of_2(GH * h.stride * GW * v.stride * problem.M))
+    NP = max(NARROWEST, triton.next_power_of_2(GH * down.stride * GW * across.stride * problem.M))
     number = -(-cells[0] // GH), -(-cells[1] // GW)
     return Groups(GH, GW, window_size, number, NP, window_size[0] * window_size[1] * problem.C)
 
 
 def prepare(problem: Problem) -> Product:
-    h, v, _ = problem.geometry
+    down, across, _ = problem.geometry
     N, C, M = problem.N, problem.C, problem.M
     H, W = problem.read
-    chosen = problem.tile("conv_few", N=problem.images * -(-h.size // h.stride) * -(-v.size // v.stride), K=C & -C, M=M)
+    chosen = problem.tile(
+        "conv_few", N=problem.images * -(-down.size // down.stride) * -(-across.size // across.stride), K=C & -C, M=M
+    )
     GH, GW, window_size, number, NP, K = _groups(problem)
-    low_h, low_w = window(h)[0], window(v)[0]
+    low_h, low_w = window(down)[0], window(across)[0]
     cells = Cells(
-        C, M, GH * h.stride, GW * v.stride, h.stride, v.stride, GH, GW, *window_size,
+        C, M, GH * down.stride, GW * across.stride, down.stride, across.stride, GH, GW, *window_size,
         FIRST_H=low_h // GH, FIRST_W=low_w // GW, LOW_H=low_h % GH, LOW_W=low_w % GW,
     )  # fmt: skip
-    first = h.padding - low_h * h.stride, v.padding - low_w * v.stride
+    first = down.padding - low_h * down.stride, across.padding - low_w * across.stride
     block = problem.tile("conv_band", floor=1, total=NP * K)
     band = launch.Prepared(
         conv_few_band_kernel, (launch.cdiv(NP * K, block["BLOCK"]),),
-        (NP * K, K, C, M, h.kernel, v.kernel, problem.strides, first), {"cells": cells, **block.options},
+        (NP * K, K, C, M, down.kernel, across.kernel, problem.strides, first), {"cells": cells, **block.options},
     )  # fmt: skip
     box = shape_of_box(N, *number, chosen["BLOCK_N"])
     tiles = [launch.cdiv(size, extent) for size, extent in zip((N, *number), box, strict=True)]
-    block_k = min(chosen["BLOCK_K"], C & -C)
+    block_k = problem.block(chosen)
     tile = chosen.record(
         FewTile, NP=NP, BLOCK_K=block_k, TILE_N=box[0], TILE_H=box[1], TILE_W=box[2], **problem.constants
     )
@@ -223,7 +227,7 @@ def prepare(problem: Problem) -> Product:
         Box((N, H // GH, GH, W // GW, GW * C), strides, (box[0], box[1], 1, box[2], block_k)),
         Box.of_rows(NP, K, (NP, block_k)),
     )
-    scalars = N, h.size, v.size, *tiles[1:]
+    scalars = N, down.size, across.size, *tiles[1:]
     return Product(Copy((NP, K), band), launch.Prepared(conv_few_kernel, (math.prod(tiles),), scalars, meta, boxes))
 
 

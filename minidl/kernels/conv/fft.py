@@ -105,8 +105,8 @@ def cheapest(outputs: tuple[int, int], kernel: tuple[int, int], C: int, M: int, 
 
 def able(problem: Problem) -> bool | Unsupported:
     """Return whether the problem is supported: requested, with a stride and dilation of 1."""
-    h, v = problem.at.h, problem.at.v
-    plain = all(phase.in_step == phase.in_tap == phase.out_step == 1 for phase in (h, v))
+    down, across = problem.at.down, problem.at.across
+    plain = all(phase.in_step == phase.in_tap == phase.out_step == 1 for phase in (down, across))
     return (
         (problem.form == NAME or Unsupported("used on request only: its error bound is one of norms"))
         and (plain or Unsupported("a stride or dilation"))
@@ -126,8 +126,8 @@ def estimate(problem: Problem) -> float:
 
 
 def _cut(problem: Problem, points: int | None = None) -> Cuts:
-    h, v = problem.at.h, problem.at.v
-    return cheapest((h.count, v.count), (len(h.taps), len(v.taps)), problem.C, problem.M, points)
+    down, across = problem.at.down, problem.at.across
+    return cheapest((down.count, across.count), (len(down.taps), len(across.taps)), problem.C, problem.M, points)
 
 
 class Pass(NamedTuple):
@@ -157,7 +157,7 @@ def prepare(problem: Problem, points: int | None = None) -> Prepared:
     if points not in (None, *POINTS):
         raise ValueError(f"fft: got tiles of {points} points, expected one of {POINTS}")
     N, C, M = problem.N, problem.C, problem.M
-    h, v = problem.at.h, problem.at.v
+    down, across = problem.at.down, problem.at.across
     cut = _cut(problem, points)
     T, F = cut.points, cut.points**2 // 2
     taps = cut.h.blocks * cut.w.blocks
@@ -175,14 +175,14 @@ def prepare(problem: Problem, points: int | None = None) -> Prepared:
         tile = _tile(problem, n * M, T)
         inverse = launch.Prepared(
             conv_fft_inverse_kernel, (tiles * launch.cdiv(n * M, tile["BLOCK_V"] // T**2),),
-            (n * M, M, (h.count, v.count), (cut.h.step, cut.w.step), cut.w.tiles, tiles * n * M),
+            (n * M, M, (down.count, across.count), (cut.h.step, cut.w.step), cut.w.tiles, tiles * n * M),
             {"T": T, "PRECISION": problem.precision, "epilogue": problem.epilogue, **tile.options},
         )  # fmt: skip
         transform = _transform(
-            problem, cut, (n, *problem.read, C), (cut.h.inputs, cut.w.inputs), (T, T), (h.in_start, v.in_start)
+            problem, cut, (n, *problem.read, C), (cut.h.inputs, cut.w.inputs), (T, T), (down.in_start, across.in_start)
         )
         passes.append(Pass(first, n, (2, F, inputs, n, C), (2, F, tiles, n, M), transform, product, inverse))
-    shape = M, len(h.taps), len(v.taps), C
+    shape = M, len(down.taps), len(across.taps), C
     blocks, taps_of_block = (cut.h.blocks, cut.w.blocks), (cut.h.taps, cut.w.taps)
     return Prepared(
         T, launch.Prepared(conv_fft_matrix_kernel, (1,), (), {"T": T, "num_warps": 4}), (2, F, taps, M, C),

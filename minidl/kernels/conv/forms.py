@@ -69,8 +69,12 @@ def _none(problem: Problem) -> int:
     return 0
 
 
+def _never(problem: Problem, microseconds: float) -> bool:
+    return False
+
+
 class Abilities(NamedTuple):
-    """What a form can do besides.
+    """What a form can do beyond `Form`.
 
     in_place           reads backward weights as they are, if they are `Problem.in_place`
     float8             reads 8-bit values, forward
@@ -79,6 +83,7 @@ class Abilities(NamedTuple):
     reads_concat_pair  whether it reads two joined tensors in place
     statistics_bands   the number of row bands whose statistics the kernel returns
     programs           the number of programs in the interpreter
+    reorders           whether copying `in_place` weights into its order first pays in a launch of these microseconds
     """
 
     in_place: bool = False
@@ -88,17 +93,31 @@ class Abilities(NamedTuple):
     reads_concat_pair: Callable[[Problem], bool | int] = _none
     statistics_bands: Callable[[Problem], int] = _none
     programs: Callable[[Problem], float] = _one
+    reorders: Callable[[Problem, float], bool] = _never
+
+    def covers(self, problem: Problem) -> bool | Unsupported:
+        """Return whether a form of these abilities has what a problem asks for beyond its shape."""
+        # With other M the sum would be read value by value, and the addresses would spill registers.
+        if problem.added and (self.added == 0 or problem.M % self.added):
+            return Unsupported(f"a sum, unless with a multiple of {self.added} channels" if self.added else "a sum")
+        if problem.dtype.itemsize == 1 and not self.float8:
+            return Unsupported("float8")
+        return not problem.pitches or self.overlaps or Unsupported("pixels that overlap in memory")
 
 
 # In the order in which `explain` lists them.
 ABILITIES: dict[Form, Abilities] = {
-    pixel_tiled: Abilities(in_place=True, added=8, programs=pixel_choice.programs),
-    boxed: Abilities(True, True, added=16, overlaps=True, reads_concat_pair=boxed.reads_concat_pair),
+    pixel_tiled: Abilities(
+        in_place=True, added=8, programs=pixel_choice.programs, reorders=pixel_choice.pays_to_reorder
+    ),
+    boxed: Abilities(in_place=True, float8=True, added=16, overlaps=True, reads_concat_pair=boxed.reads_concat_pair),
     batch_tiled: Abilities(in_place=True, float8=True, added=16, programs=batch_tiled.programs),
     paired_box: Abilities(added=8, reads_concat_pair=paired_box.reads_concat_pair),
     banded: Abilities(added=8),
     fft: Abilities(),
-    product: Abilities(True, True, 8, statistics_bands=product.statistics_bands, programs=product.programs),
+    product: Abilities(
+        in_place=True, float8=True, added=8, statistics_bands=product.statistics_bands, programs=product.programs
+    ),
     patches_back: Abilities(programs=patches_back.programs),
     few_outputs: Abilities(),
     batch_back: Abilities(programs=batch_tiled.programs),

@@ -130,15 +130,20 @@ class Depth(NamedTuple):
 
 def cut(problem: Problem) -> Cut:
     """Return the decomposition of a forward or transposed problem (all phases)."""
-    (down, h), (across, v) = cropped(problem.geometry.h), cropped(problem.geometry.w)
+    (down, height), (across, width) = cropped(problem.geometry.h), cropped(problem.geometry.w)
     back, out = problem.direction == TRANSPOSED, problem.groups * problem.M
-    read, (OH, OW) = image_sizes(problem, (h, v))
-    phases = (min(h.stride, h.size), min(v.stride, v.size)) if back else (1, 1)
-    QH, QW = (launch.cdiv(OH, h.stride), launch.cdiv(OW, v.stride)) if back else (OH, OW)
-    periods = (_period(h), _period(v)) if back else (1, 1)
-    JH, JW = launch.cdiv(h.kernel, periods[0]), launch.cdiv(v.kernel, periods[1])
+    read, (OH, OW) = image_sizes(problem, (height, width))
+    phases = (min(height.stride, height.size), min(width.stride, width.size)) if back else (1, 1)
+    QH, QW = (launch.cdiv(OH, height.stride), launch.cdiv(OW, width.stride)) if back else (OH, OW)
+    periods = (_period(height), _period(width)) if back else (1, 1)
+    JH, JW = launch.cdiv(height.kernel, periods[0]), launch.cdiv(width.kernel, periods[1])
     tile = problem.tile(
-        FAMILY, floor=1, R=QH, K=problem.images * QW * out, T=h.kernel * v.kernel, S=1 if back else h.stride
+        FAMILY,
+        floor=1,
+        R=QH,
+        K=problem.images * QW * out,
+        T=height.kernel * width.kernel,
+        S=1 if back else height.stride,
     )
     # The weights of single taps lie in order.
     single = problem.geometry.h.kernel * problem.geometry.w.kernel * problem.C == 1
@@ -157,7 +162,7 @@ def cut(problem: Problem) -> Cut:
     unrolled = unrolled and JH * JW <= FEW_TAPS and rows * JH * JW * per_thread <= MOST_PRODUCTS
     tiles = launch.cdiv(QH, rows) * launch.cdiv(problem.N * QW * (out // vec), tile["BLOCK_K"])
     return Cut(
-        (h, v), (down, across), read, (OH, OW), phases, periods, (QH, QW), tile, rows, direct, vec, (JH, JW),
+        (height, width), (down, across), read, (OH, OW), phases, periods, (QH, QW), tile, rows, direct, vec, (JH, JW),
         step, JW if unrolled else 1, math.prod(phases) * tiles,
     )  # fmt: skip
 

@@ -39,10 +39,10 @@ class Cut(NamedTuple):
 
 
 def cut(problem: Problem) -> Cut:
-    h, v = problem.geometry[:2]
-    _, (QH, QW) = narrow.image_sizes(problem, (h, v))
-    pairs, JH, JW = problem.groups * problem.M * problem.C, h.kernel, v.kernel
-    tile = problem.tile(FAMILY, floor=1, R=QH, P=problem.N * QW, C=pairs, T=JH * JW, S=h.stride)
+    height, width = problem.geometry[:2]
+    _, (QH, QW) = narrow.image_sizes(problem, (height, width))
+    pairs, JH, JW = problem.groups * problem.M * problem.C, height.kernel, width.kernel
+    tile = problem.tile(FAMILY, floor=1, R=QH, P=problem.N * QW, C=pairs, T=JH * JW, S=height.stride)
     compiled = problem.target != "interpreted"
     per_thread = max(1, tile["BLOCK_P"] * tile["BLOCK_C"] // (32 * tile.num_warps)) if compiled else 1
     most = MOST_VALUES // per_thread // (1 if problem.M == problem.C == 1 else 2)
@@ -51,26 +51,26 @@ def cut(problem: Problem) -> Cut:
 
     def live(columns: int) -> int:
         """Return the live values of a thread: sums, the rows of dy that use a row of x, and that row."""
-        _, step, tap, _ = narrow.overlap(h, 2, down)
+        _, step, tap, _ = narrow.overlap(height, 2, down)
         rows = min(tile["BLOCK_R"], (down - 1) * tap // step + 1)
-        return per_thread * (down * across + rows * columns + narrow.overlap(v, columns, across)[3])
+        return per_thread * (down * across + rows * columns + narrow.overlap(width, columns, across)[3])
 
     columns = max(n for n in range(1, tile["BLOCK_W"] + 1) if n == 1 or (QW % n == 0 and live(n) <= MOST_LIVE))
-    rows = rows_of(h, v, QH, tile["BLOCK_R"], columns, (down, across))
+    rows = rows_of(height, width, QH, tile["BLOCK_R"], columns, (down, across))
     parts = launch.cdiv(pairs, tile["BLOCK_C"]) * launch.cdiv(JH, down) * launch.cdiv(JW, across)
     blocks = launch.cdiv(problem.N * (QW // columns), tile["BLOCK_P"])
     rest = blocks if QH % rows else 0
     return Cut(tile, (down, across), rows, columns, parts, blocks * (QH // rows), rest)
 
 
-def rows_of(h: Axis, v: Axis, QH: int, most: int, columns: int, taps: tuple[int, int]) -> int:
+def rows_of(height: Axis, width: Axis, QH: int, most: int, columns: int, taps: tuple[int, int]) -> int:
     """Return the rows of a tile with the fewest loads and products; QH may leave a smaller last tile."""
-    across = narrow.overlap(v, columns, taps[1])[3]
+    across = narrow.overlap(width, columns, taps[1])[3]
 
     def cost(rows: int) -> float:
         if rows == 0:
             return 0.0
-        return rows * columns * (math.prod(taps) + 1.5) + 1.5 * across * narrow.overlap(h, rows, taps[0])[3]
+        return rows * columns * (math.prod(taps) + 1.5) + 1.5 * across * narrow.overlap(height, rows, taps[0])[3]
 
     return min(range(1, most + 1), key=lambda rows: (QH // rows * cost(rows) + cost(QH % rows), rows))
 
@@ -82,11 +82,11 @@ def estimate(problem: Problem) -> float:
     """
     cut_ = cut(problem)
     times, tile = costs.constants(problem).channels, cut_.tile
-    h, v = problem.geometry[:2]
+    down, across = problem.geometry[:2]
     pairs = problem.groups * problem.M * problem.C
     per_thread = max(1, tile["BLOCK_P"] * tile["BLOCK_C"] // (32 * tile.num_warps))
     vec = min(per_thread, narrow.vector(pairs, problem)) if problem.M == problem.C == 1 else 1
-    inputs = narrow.overlap(h, cut_.rows, cut_.taps[0])[3] * narrow.overlap(v, cut_.columns, cut_.taps[1])[3]
+    inputs = narrow.overlap(down, cut_.rows, cut_.taps[0])[3] * narrow.overlap(across, cut_.columns, cut_.taps[1])[3]
     loads = per_thread * (cut_.rows * cut_.columns + inputs) / vec
     products = per_thread * cut_.rows * cut_.columns * math.prod(cut_.taps)
     share, shares = cut_.in_shares(problem.processors)

@@ -21,28 +21,29 @@ MOST = 64
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    h, v = problem.at.h, problem.at.v
+    down, across = problem.at.down, problem.at.across
     return (
         (problem.groups == 1 or Unsupported("more than one group"))
         and (problem.pool is None or Unsupported("a pool"))
-        and (h.in_step == v.in_step == v.in_tap == h.out_step == v.out_step == 1 or Unsupported("a stride or dilation"))
-        and (problem.read[1] % 2 == v.count % 2 == 0 or Unsupported("an odd number of columns"))
-        and (len(v.taps) > 1 or Unsupported("one column of taps"))
+        and (down.in_step == across.in_step == across.in_tap == down.out_step == across.out_step == 1
+             or Unsupported("a stride or dilation"))
+        and (problem.read[1] % 2 == across.count % 2 == 0 or Unsupported("an odd number of columns"))
+        and (len(across.taps) > 1 or Unsupported("one column of taps"))
         and ((problem.C % 32 == 0 and problem.C * problem.dtype.itemsize % 16 == 0)
              or Unsupported("input channels that are not a multiple of 32"))
         and (0 < problem.M <= MOST or Unsupported("output channels that fill a tile"))
-        and ((problem.x_boxes and problem.boxes((len(v.taps) + 1) * problem.C)) or NO_BOXES)
+        and ((problem.x_boxes and problem.boxes((len(across.taps) + 1) * problem.C)) or NO_BOXES)
     )  # fmt: skip
 
 
 def estimate(problem: Problem) -> float:
     pairs = _pairs(problem)
-    band = 2 * problem.M * len(problem.at.h.taps) * (len(problem.at.v.taps) + 1) * problem.C
-    return costs.at_least(problem, boxed.microseconds(pairs)) + costs.band_time(problem, band)
+    band = 2 * problem.M * len(problem.at.down.taps) * (len(problem.at.across.taps) + 1) * problem.C
+    return costs.launch_time(problem, boxed.microseconds(pairs, boxed.tile_of(pairs))) + costs.band_time(problem, band)
 
 
 def prepare(problem: Problem) -> Product:
-    reach = (len(problem.at.v.taps) + 1) * problem.C
+    reach = (len(problem.at.across.taps) + 1) * problem.C
     band = bands.prepare(problem, 2, reach, 2 * problem.M, transposed=True)
     return Product(band, boxed.prepare(_pairs(problem), pairs=True))
 
@@ -60,6 +61,8 @@ def run(prepared: Product, t: Tensors) -> None:
 def _pairs(problem: Problem) -> Problem:
     """Return the problem whose outputs are pairs of twice the channels, with phases of its own; inputs are single
     pixels."""
-    h, v, read, (OH, OW) = problem.at
-    across = Phase(0, 1, v.count // 2, v.in_start, 1, 1, tuple(range(len(v.taps) + 1)))
-    return problem._replace(direction=PHASE, M=2 * problem.M, strides=(), phases=Phases(h, across, read, (OH, OW // 2)))
+    down, across, read, (OH, OW) = problem.at
+    pairs = Phase(0, 1, across.count // 2, across.in_start, 1, 1, tuple(range(len(across.taps) + 1)))
+    return problem._replace(
+        direction=PHASE, M=2 * problem.M, strides=(), phases=Phases(down, pairs, read, (OH, OW // 2))
+    )

@@ -92,17 +92,17 @@ def conv_patches_kernel(
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    h, v, groups = problem.geometry
+    down, across, groups = problem.geometry
     adjacent = all(
         axis.kernel == axis.stride and axis.padding == 0 and axis.dilation == 1
-        and axis.size == axis.output * axis.kernel for axis in (h, v)
+        and axis.size == axis.output * axis.kernel for axis in (down, across)
     )  # fmt: skip
     return (
         (problem.pool is None or Unsupported("a pool"))
         and (groups == 1 or Unsupported("more than one group"))
-        and ((adjacent and h.stride * v.stride > 1) or Unsupported("patches that are not adjacent"))
-        and (0 < _patches(problem) * h.kernel < INT32_LIMIT or Unsupported("no patches, or more than 32 bits count"))
-        and (v.size * max(problem.C, problem.M) * h.kernel < INT32_LIMIT or Unsupported("too many rows for 32 bits"))
+        and ((adjacent and down.stride * across.stride > 1) or Unsupported("patches that are not adjacent"))
+        and (0 < _patches(problem) * down.kernel < INT32_LIMIT or Unsupported("no patches, or more than 32 bits count"))
+        and (across.size * max(problem.C, problem.M) * down.kernel < INT32_LIMIT or Unsupported("rows beyond 32 bits"))
         and (min(problem.C, problem.M) > 0 or Unsupported("no channels"))
         and (_in_order(problem) or Unsupported("weights that are not contiguous along the channels"))
         and (_row(problem) % 16 == 0 or Unsupported("rows of a patch that are not a multiple of 16 bytes"))
@@ -126,20 +126,20 @@ def programs(problem: Problem) -> float:
 
 
 def prepare(problem: Problem) -> launch.Prepared:
-    h, v, _ = problem.geometry
+    down, across, _ = problem.geometry
     tile, _ = _choice(problem)
     patches, N, K = _patches(problem), _columns(problem), problem.C
     programs = min(launches.tiles_of(patches, N, tile), problem.processors)
     meta = {
         "epilogue": problem.epilogue,
-        "tile": tile.record(GemmTile, **problem.constants), "WIDTH": v.kernel * problem.M,
+        "tile": tile.record(GemmTile, **problem.constants), "WIDTH": across.kernel * problem.M,
         **dependent_launch.options(target=problem.target), **tile.launch_options,
     }  # fmt: skip
     descriptors = (
         Box.of_rows(patches, K, (tile["BLOCK_M"], tile["BLOCK_K"])),
         Box.of_rows(K, N, (tile["BLOCK_K"], tile["BLOCK_N"])),
     )
-    scalars = (patches, N, K, problem.M, (v.output, h.kernel), programs)
+    scalars = (patches, N, K, problem.M, (across.output, down.kernel), programs)
     return launch.Prepared(conv_patches_kernel, (programs,), scalars, meta, descriptors)
 
 
@@ -148,8 +148,8 @@ def run(prepared: launch.Prepared, t: Tensors) -> None:
 
 
 def _patches(problem: Problem) -> int:
-    h, v, _ = problem.geometry
-    return problem.N * h.output * v.output
+    down, across, _ = problem.geometry
+    return problem.N * down.output * across.output
 
 
 def _row(problem: Problem) -> int:
@@ -158,15 +158,15 @@ def _row(problem: Problem) -> int:
 
 
 def _columns(problem: Problem) -> int:
-    h, v, _ = problem.geometry
-    return h.kernel * v.kernel * problem.M
+    down, across, _ = problem.geometry
+    return down.kernel * across.kernel * problem.M
 
 
 def _in_order(problem: Problem) -> bool:
     """Return whether the weights are contiguous as [C, R, S, M]."""
-    h, v, _ = problem.geometry
-    sizes, M = (problem.C, problem.M, h.kernel, v.kernel), problem.M
-    expected = h.kernel * v.kernel * M, 1, v.kernel * M, M
+    down, across, _ = problem.geometry
+    sizes, M = (problem.C, problem.M, down.kernel, across.kernel), problem.M
+    expected = down.kernel * across.kernel * M, 1, across.kernel * M, M
     return len(problem.strides) == 4 and all(
         size == 1 or stride == value for size, stride, value in zip(sizes, problem.strides, expected, strict=True)
     )

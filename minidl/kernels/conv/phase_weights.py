@@ -12,11 +12,11 @@ from minidl.runtime import launch
 
 
 @triton.jit
-def conv_turn_kernel(
+def conv_reorder_kernel(
     p_w, p_turned, M, C, s_m, s_c, s_r, s_s, first_r, step_r, first_s, step_s,
     JH: tl.constexpr, JW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write turned[g * C + c, j, m] = w[g * M + m, c, tap j]: one group, tap and block of channels per program."""
+    """Write reordered[g * C + c, j, m] = w[g * M + m, c, tap j]: one group, tap and block of channels per program."""
     tiles_m = tl.cdiv(M, BLOCK_N)
     tiles_c = tl.cdiv(C, BLOCK_M)
     o_m = tl.program_id(0) % tiles_m * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -32,16 +32,17 @@ def conv_turn_kernel(
     tl.store(p_turned + o_row[:, None] + o_m[None, :], b_w, mask=m_cm)
 
 
-def prepare(problem: Problem, h: Phase, v: Phase) -> Copy:
+def prepare(problem: Problem, down: Phase, across: Phase) -> Copy:
     """Return the copy from w [groups * M, C, R, S] in any strides to [groups * C, JH, JW, M] for phases h and v."""
     # A backward problem writes the channels that the convolution reads.
-    M, C, JH, JW = problem.C, problem.M, len(h.taps), len(v.taps)
-    tile = problem.tile("conv_turn", floor=1, M=C, N=M)
+    M, C, JH, JW = problem.C, problem.M, len(down.taps), len(across.taps)
+    tile = problem.tile("conv_reorder", floor=1, M=C, N=M)
     grid = launch.cdiv(M, tile["BLOCK_N"]) * launch.cdiv(C, tile["BLOCK_M"]) * JH * JW * problem.groups
     return Copy(
         (problem.groups * C, JH, JW, M),
         launch.Prepared(
-            conv_turn_kernel, (grid,), (M, C, *problem.strides, h.taps[0], h.tap_step, v.taps[0], v.tap_step),
+            conv_reorder_kernel, (grid,),
+            (M, C, *problem.strides, down.taps[0], down.tap_step, across.taps[0], across.tap_step),
             {"JH": JH, "JW": JW, **tile.options},
         ),
     )  # fmt: skip

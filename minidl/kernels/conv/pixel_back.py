@@ -27,7 +27,7 @@ from minidl.runtime.dependent_launch import wait
 
 NAME = pixel_choice.NAME
 DIRECTIONS = (TRANSPOSED,)
-FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
+FAMILIES = (*pixel_choice.FAMILIES, "conv_reorder")
 # Maximum number of phases, which the kernel enumerates.
 MOST = 16
 
@@ -74,12 +74,12 @@ def conv_pixel_back_kernel(
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    h, v = problem.geometry.h, problem.geometry.w
+    down, across = problem.geometry.h, problem.geometry.w
     return (
-        (h.stride * v.stride > 1 or Unsupported("a stride of 1"))
-        and (h.dilation == v.dilation == 1 or Unsupported("a dilation"))
-        and (h.stride * v.stride <= MOST or Unsupported("more than 16 phases"))
-        and (max(h.kernel, v.kernel) < pixel_choice.BITS or Unsupported("more taps than there are bits"))
+        (down.stride * across.stride > 1 or Unsupported("a stride of 1"))
+        and (down.dilation == across.dilation == 1 or Unsupported("a dilation"))
+        and (down.stride * across.stride <= MOST or Unsupported("more than 16 phases"))
+        and (max(down.kernel, across.kernel) < pixel_choice.BITS or Unsupported("more taps than there are bits"))
         and (_values(problem) < INT32_LIMIT or Unsupported("more values than 32 bits count"))
     )  # fmt: skip
 
@@ -99,7 +99,7 @@ def estimate(problem: Problem) -> float:
         time += costs.microseconds(problem, work._replace(tiles=empty, steps=0.0))
     # 3x3 stride 2, 512->512 at 7x7, 2 images: one round, as long as its tiles of four taps, 14 us.
     time = max(time, costs.microseconds(problem, pixel_choice.work_of(problem, at, phase.taps)))
-    return costs.at_least(problem, time + (0.0 if problem.in_place else costs.constants(problem).steps.turn))
+    return costs.launch_time(problem, time + (0.0 if problem.in_place else costs.constants(problem).steps.reorder))
 
 
 def programs(problem: Problem) -> int:
@@ -108,22 +108,22 @@ def programs(problem: Problem) -> int:
 
 
 def prepare(problem: Problem) -> Product:
-    h, v, _ = problem.geometry
+    down, across, _ = problem.geometry
     time = estimate(problem._replace(N=problem.images))
-    turn = problem.in_place and not pixel_choice.turns(problem, time)
+    in_place = problem.in_place and not pixel_choice.pays_to_reorder(problem, time)
     phase = _longest(problem)
     at = pixel_choice.chosen(phase)
-    JH, JW = len(phase.at.h.taps), len(phase.at.v.taps)
-    taps = Taps(problem.C, JH, JW, 1, 1, 1, 1, h.stride, v.stride)
-    empty = h.kernel < h.stride or v.kernel < v.stride
-    tile = tile_of(problem, at, taps, TURN=turn, W_TAPS=h.kernel * v.kernel, PHASES=True, EMPTY=empty)
-    sizes = BackSizes(problem.N, *problem.read, h.kernel, v.kernel)
+    JH, JW = len(phase.at.down.taps), len(phase.at.across.taps)
+    taps = Taps(problem.C, JH, JW, 1, 1, 1, 1, down.stride, across.stride)
+    empty = down.kernel < down.stride or across.kernel < across.stride
+    tile = tile_of(problem, at, taps, W_IN_PLACE=in_place, W_TAPS=down.kernel * across.kernel, PHASES=True, EMPTY=empty)
+    sizes = BackSizes(problem.N, *problem.read, down.kernel, across.kernel)
     return Product(
-        None if turn else phase_weights.prepare(problem, h.forward(), v.forward()),
+        None if in_place else phase_weights.prepare(problem, down.forward(), across.forward()),
         launch.Prepared(
-            conv_pixel_back_kernel, (_tiles(problem, at.tile),), (h.size, v.size, sizes),
+            conv_pixel_back_kernel, (_tiles(problem, at.tile),), (down.size, across.size, sizes),
             {
-                "PADDING_H": h.padding, "PADDING_W": v.padding,
+                "PADDING_H": down.padding, "PADDING_W": across.padding,
                 "taps": taps, "tile": tile, "epilogue": problem.epilogue,
                 **dependent_launch.options(target=problem.target), **at.tile.launch_options,
             },
@@ -143,13 +143,13 @@ def _values(problem: Problem) -> int:
 
 def _longest(problem: Problem) -> Problem:
     """Return the problem of the phase with most taps, with reordered weights."""
-    phases = max(backward_phases(problem.geometry), key=lambda at: len(at.h.taps) * len(at.v.taps))
+    phases = max(backward_phases(problem.geometry), key=lambda at: len(at.down.taps) * len(at.across.taps))
     return problem._replace(direction=PHASE, phases=phases, strides=())
 
 
 def _tiles(problem: Problem, tile: launch.Tile, taps: bool | None = None) -> int:
     """Return the number of tiles of all phases, or of those with or without taps."""
     across = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups
-    phases = [at for at in backward_phases(problem.geometry) if taps in (None, at.h.reached * at.v.reached > 0)]
-    counts = [at.h.count * at.v.count for at in phases]
+    phases = [at for at in backward_phases(problem.geometry) if taps in (None, at.down.reached * at.across.reached > 0)]
+    counts = [at.down.count * at.across.count for at in phases]
     return across * sum(launch.cdiv(problem.N * count, tile["BLOCK_M"]) for count in counts)

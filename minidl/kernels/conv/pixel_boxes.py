@@ -50,5 +50,5 @@ def shape_of_box(N: int, height: int, width: int, pixels: int) -> tuple[int, int
 
 def stores_boxes(problem: Problem) -> bool:
     """Return whether boxes of outputs can be stored by a descriptor of y [N, OH, OW, groups * M]."""
-    dense = problem.at.h.out_step == problem.at.v.out_step == problem.groups == 1
+    dense = problem.at.down.out_step == problem.at.across.out_step == problem.groups == 1
     return dense and problem.M * problem.result.itemsize % 16 == 0 and not problem.beside

@@ -31,7 +31,7 @@ class Chosen(NamedTuple):
 def chosen(problem: Problem) -> Chosen:
     """Return the tile and number of shares with the lowest estimated time, for `problem.images`."""
     C, JW = run_of_taps(problem)
-    taps = len(problem.at.h.taps) * JW
+    taps = len(problem.at.down.taps) * JW
     is_flat = flat(C, taps)
     pixels = problem.images * image(problem)
     tiles = problem.tiles("conv_flat" if is_flat else "conv", M=pixels, N=problem.M, K=taps * C if is_flat else C)
@@ -40,13 +40,13 @@ def chosen(problem: Problem) -> Chosen:
 
 
 def _with_shares(problem: Problem, tile: launch.Tile, C: int, JW: int, pixels: int, is_flat: bool) -> Chosen:
-    BLOCK_K, taps = tile["BLOCK_K"], len(problem.at.h.taps) * JW
+    BLOCK_K, taps = tile["BLOCK_K"], len(problem.at.down.taps) * JW
     blocks = launch.cdiv(taps * C, BLOCK_K) if is_flat else taps * max(1, C // BLOCK_K)
     across = launch.cdiv(problem.M, tile["BLOCK_N"]) * problem.groups
     count = launch.cdiv(pixels, tile["BLOCK_M"]) * across
     work = work_of(problem, Chosen(tile, C, JW, 1, 0.0), taps)._replace(tiles=count)
     split = 1
-    if not problem.pool and problem.at.h.out_step == problem.at.v.out_step == 1:
+    if not problem.pool and problem.at.down.out_step == problem.at.across.out_step == 1:
         target = max(1, min(work.throughput.slots * problem.processors // max(count, 1), blocks // 8))
         split = launch.cdiv(blocks, launch.cdiv(blocks, target))
     options = []
@@ -56,7 +56,7 @@ def _with_shares(problem: Problem, tile: launch.Tile, C: int, JW: int, pixels: i
     time, split = min(options)
     steps = costs.constants(problem).steps
     if problem.direction == PHASE and not problem.in_place:
-        time += steps.turn
+        time += steps.reorder
     return Chosen(tile, C, JW, split, time)
 
 
@@ -64,14 +64,14 @@ def work_of(problem: Problem, at: Chosen, taps: float) -> costs.Work:
     """Return the work of one tile for `taps` taps."""
     C, BLOCK_K, times = at.C, at.tile["BLOCK_K"], costs.constants(problem).steps
     rows, columns = at.tile["BLOCK_M"], at.tile["BLOCK_N"]
-    if flat(C, len(problem.at.h.taps) * at.JW if problem.direction != TRANSPOSED else math.ceil(taps)):
+    if flat(C, len(problem.at.down.taps) * at.JW if problem.direction != TRANSPOSED else math.ceil(taps)):
         blocks: float = math.ceil(taps * C / BLOCK_K)
         size = C * problem.dtype.itemsize
         # Asynchronous copies need 4 bytes or more: loads of 2 are waited for in every step but the first.
         if problem.dtype.itemsize < 4 and size % 8:
             blocks = 1 + (blocks - 1) * times.waited
         loads = times.flat if size % 16 else 1.0
-        loads *= times.strided if problem.at.v.in_step > 1 else 1.0
+        loads *= times.strided if problem.at.across.in_step > 1 else 1.0
         throughput = tile_throughput.of_pixels(problem, rows, columns, loads)
         return costs.Work(1, tile_throughput.steps(problem, blocks, BLOCK_K), throughput, "flat")
     rest = tile_throughput.steps(problem, taps, rest_of(C, at.tile)) if C % BLOCK_K else 0.0
@@ -82,19 +82,19 @@ def work_of(problem: Problem, at: Chosen, taps: float) -> costs.Work:
     return costs.Work(1, steps, tile_throughput.of_pixels(problem, rows, columns, loads), "pixel")
 
 
-def turns(problem: Problem, microseconds: float) -> bool:
+def pays_to_reorder(problem: Problem, microseconds: float) -> bool:
     """Return whether a launch is long enough to reorder backward weights first.
 
     256->256 at 14x14, 506 images: 211 us in place of 180.
     """
-    return problem.target == "interpreted" or microseconds >= costs.constants(problem).steps.turns_from
+    return problem.target == "interpreted" or microseconds >= costs.constants(problem).steps.reorder_from
 
 
 def estimate(problem: Problem) -> float:
     time, sizes = chosen(problem).microseconds, (problem.C, problem.M)
     if problem.groups > 1 and GROUP[0] <= min(sizes) <= max(sizes) <= GROUP[1]:
         time *= GROUPS
-    return costs.at_least(problem, POOLED * time if problem.pool else time)
+    return costs.launch_time(problem, POOLED * time if problem.pool else time)
 
 
 def programs(problem: Problem) -> int:
@@ -107,8 +107,8 @@ def programs(problem: Problem) -> int:
 
 def image(problem: Problem) -> int:
     """Return the output pixels of an image; with a pool only those of complete windows."""
-    h, v = problem.at.h, problem.at.v
-    return (h.count // 2 * 2) * (v.count // 2 * 2) if problem.pool else h.count * v.count
+    down, across = problem.at.down, problem.at.across
+    return (down.count // 2 * 2) * (across.count // 2 * 2) if problem.pool else down.count * across.count
 
 
 def rest_of(C: int, tile: launch.Tile) -> int:
@@ -119,8 +119,8 @@ def rest_of(C: int, tile: launch.Tile) -> int:
 
 def run_of_taps(problem: Problem) -> tuple[int, int]:
     """Return channels and columns of taps; a row of taps with contiguous inputs inside the image counts as one tap."""
-    v, columns = problem.at.v, len(problem.at.v.taps)
-    contiguous = problem.groups == 1 == v.in_tap and all_inside(v, problem.read[1]) and not problem.in_place
+    across, columns = problem.at.across, len(problem.at.across.taps)
+    contiguous = problem.groups == 1 == across.in_tap and all_inside(across, problem.read[1]) and not problem.in_place
     return (columns * problem.C, 1) if contiguous else (problem.C, columns)
 
 
@@ -129,10 +129,13 @@ def wide(problem: Problem) -> bool:
     H, W = problem.read
     ends = [
         max(size, phase.in_start + (phase.count - 1) * phase.in_step + (len(phase.taps) - 1) * phase.in_tap)
-        for phase, size in ((problem.at.h, H), (problem.at.v, W))
+        for phase, size in ((problem.at.down, H), (problem.at.across, W))
     ]
     values = ((problem.N - 1) * H + ends[0] + 1) * W + ends[1]
-    return max(values * problem.groups * problem.C, problem.N * problem.at.h.count * problem.at.v.count) >= INT32_LIMIT
+    return (
+        max(values * problem.groups * problem.C, problem.N * problem.at.down.count * problem.at.across.count)
+        >= INT32_LIMIT
+    )
 
 
 def flat(C: int, taps: int) -> bool:

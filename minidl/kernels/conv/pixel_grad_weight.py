@@ -143,7 +143,7 @@ def able(problem: Problem) -> bool | Unsupported:
 
 
 def estimate(problem: Problem) -> float:
-    return costs.at_least(problem, chosen(problem).microseconds)
+    return costs.launch_time(problem, chosen(problem).microseconds)
 
 
 class Chosen(NamedTuple):
@@ -164,9 +164,9 @@ class Chosen(NamedTuple):
 def chosen(problem: Problem) -> Chosen:
     """Return the decomposition of the gradient."""
     C, JW = pixel_choice.run_of_taps(problem)
-    taps = len(problem.at.h.taps) * JW
+    taps = len(problem.at.down.taps) * JW
     joined = pixel_choice.flat(C, taps)
-    pixels = problem.N * problem.at.h.count * problem.at.v.count
+    pixels = problem.N * problem.at.down.count * problem.at.across.count
     N = taps * C if joined else C
     # Three taps at once spill with rows not aligned to 8 bytes, 2 KB with odd ones: 33->9 in 8 groups, 12 images of
     # 11x11, 304 us.
@@ -203,24 +203,27 @@ def _patch_factor(problem: Problem, tile: launch.Tile, C: int, values: int) -> f
 
 
 def prepare(problem: Problem) -> Shares:
-    h, v = problem.at.h, problem.at.v
+    down, across = problem.at.down, problem.at.across
     H, W = problem.read
     at = chosen(problem)
-    image = h.count * v.count
+    image = down.count * across.count
     pixels = problem.N * image
     sizes = GradWeightSizes(
-        pixels, H, W, h.in_start, v.in_start, reciprocal(min(image, INT32_LIMIT)), reciprocal(v.count), at.share
+        pixels, H, W, down.in_start, across.in_start, reciprocal(min(image, INT32_LIMIT)), reciprocal(across.count),
+        at.share,
     )  # fmt: skip
     tile = at.tile.record(
         PixelTile, GROUPS=problem.groups, M=problem.M, CHANNELS=problem.groups * problem.C,
         WIDE=pixel_choice.wide(problem) or pixels * problem.groups * problem.M >= INT32_LIMIT,
-        LONG=image >= INT32_LIMIT, FLAT=at.joined, INSIDE=all_inside(h, H) and all_inside(v, W),
+        LONG=image >= INT32_LIMIT, FLAT=at.joined, INSIDE=all_inside(down, H) and all_inside(across, W),
         **problem.constants, TAPS=at.TAPS,
     )  # fmt: skip
     constants = {"taps": Taps.of(problem)._replace(C=at.C, JW=at.JW), "tile": tile}
     options = {**dependent_launch.options(target=problem.target), **at.tile.launch_options}
     grid = at.tiles, at.shares
-    product = launch.Prepared(conv_pixel_grad_weight_kernel, grid, (h.count, v.count, sizes), constants | options)
+    product = launch.Prepared(
+        conv_pixel_grad_weight_kernel, grid, (down.count, across.count, sizes), constants | options
+    )
     return Shares(product, at.shares, problem.shape)
 
 

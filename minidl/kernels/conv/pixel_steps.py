@@ -34,7 +34,7 @@ class PixelTile(NamedTuple):
     """Constants of a launch; channels beyond a multiple of BLOCK_K are added last, in blocks of BLOCK_REST.
 
     GROUPS, M     groups, and output channels of a group; CHANNELS: input channels of all groups
-    W_TAPS, TURN  taps of a row of w: w is [GROUPS * M, W_TAPS, C], with TURN [GROUPS * C, W_TAPS, M]
+    W_TAPS, W_IN_PLACE  taps of a row of w: w is [GROUPS * M, W_TAPS, C], with W_IN_PLACE [GROUPS * C, W_TAPS, M]
     FLAT          taps and channels are one axis
     INSIDE        every tap of every output is inside the image
     MARKED        masks are bits per tap
@@ -60,7 +60,7 @@ class PixelTile(NamedTuple):
     TAPS: int = 1
     SPLIT: int = 1
     W_TAPS: int = 0
-    TURN: bool = False
+    W_IN_PLACE: bool = False
     INSIDE: bool = False
     MARKED: bool = True
     WIDE: bool = False
@@ -153,7 +153,7 @@ def add_blocks(
             m_wc &= (o_c < taps.C)[:, None]
         o_tap = (r * taps.IN_TAP_H * sizes.W + s * taps.IN_TAP_W).to(rows.o_x.dtype) * tile.CHANNELS
         tap = sizes.w_start + r * sizes.w_tap_h + s * sizes.w_tap_w
-        if tile.TURN:
+        if tile.W_IN_PLACE:
             o_wc = o_c.to(tl.int64) * (tile.W_TAPS * tile.M) + tap * tile.M
         else:
             o_wc = tap * taps.C + o_c
@@ -175,7 +175,7 @@ def add_flat(b_acc, i, rows, p_w, o_w, m_m, JW, depth, sizes, taps: tl.constexpr
     m_x = rows.m_row[:, None] & (h >= 0) & (h < sizes.H) & (w >= 0) & (w < sizes.W) & (o_k < depth)[None, :]
     o_tap = (t_h * sizes.W + t_w).to(rows.o_x.dtype) * tile.CHANNELS + o_k % taps.C
     tap = sizes.w_start + j // JW * sizes.w_tap_h + j % JW * sizes.w_tap_w
-    if tile.TURN:
+    if tile.W_IN_PLACE:
         o_wk = (o_k % taps.C).to(tl.int64) * (tile.W_TAPS * tile.M) + tap * tile.M
     else:
         o_wk = tap * taps.C + o_k % taps.C

@@ -38,7 +38,7 @@ from minidl.runtime.dependent_launch import wait
 
 NAME = pixel_choice.NAME
 DIRECTIONS = CORRELATIONS
-FAMILIES = (*pixel_choice.FAMILIES, "conv_turn")
+FAMILIES = (*pixel_choice.FAMILIES, "conv_reorder")
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def conv_pixel_tile(
     if not tile.WIDE:
         n = n.to(tl.int32)
     o_x = ((n * sizes.H + x_h) * sizes.W + x_w) * tile.CHANNELS
-    if tile.TURN:
+    if tile.W_IN_PLACE:
         p_w += i_group * taps.C * (tile.W_TAPS * tile.M)
         o_w = o_m.to(tl.int64)
     else:
@@ -158,28 +158,31 @@ def estimate(problem: Problem) -> float:
 
 
 def prepare(problem: Problem) -> Prepared:
-    h, v = problem.at.h, problem.at.v
+    down, across = problem.at.down, problem.at.across
     (H, W), (OH, OW) = problem.read, problem.written
-    at, turn = pixel_choice.chosen(problem), problem.in_place
+    at, in_place = pixel_choice.chosen(problem), problem.in_place
     taps = Taps.of(problem)._replace(C=at.C, JW=at.JW)
     first_tap, row_taps = (0, at.JW, 1), taps.JH * at.JW
-    if turn:
+    if in_place:
         S = problem.geometry.w.kernel
-        first_tap, row_taps = (h.taps[0] * S + v.taps[0], h.tap_step * S, v.tap_step), problem.geometry.h.kernel * S
+        first_tap, row_taps = (
+            (down.taps[0] * S + across.taps[0], down.tap_step * S, across.tap_step),
+            problem.geometry.h.kernel * S,
+        )
     pixels = problem.N * pixel_choice.image(problem)
     total = pixels * problem.groups * problem.M
     sizes = PixelSizes(
-        pixels, H, W, OH, OW, h.in_start, v.in_start, h.out_start, v.out_start, *first_tap, total,
+        pixels, H, W, OH, OW, down.in_start, across.in_start, down.out_start, across.out_start, *first_tap, total,
         taps.JH * at.JW * at.C,
     )  # fmt: skip
     tile = tile_of(
-        problem, at, taps, TURN=turn, W_TAPS=row_taps, WIDE=pixel_choice.wide(problem),
-        LONG=h.count * v.count >= INT32_LIMIT, INSIDE=all_inside(h, H) and all_inside(v, W),
+        problem, at, taps, W_IN_PLACE=in_place, W_TAPS=row_taps, WIDE=pixel_choice.wide(problem),
+        LONG=down.count * across.count >= INT32_LIMIT, INSIDE=all_inside(down, H) and all_inside(across, W),
         MARKED=max(taps.JH, at.JW) <= pixel_choice.BITS, TAPS_INNER=pixel_choice.taps_inner(problem), SPLIT=at.split,
     )  # fmt: skip
-    across = launch.cdiv(problem.M, tile.BLOCK_N) * problem.groups
+    tiles_n = launch.cdiv(problem.M, tile.BLOCK_N) * problem.groups
     product = launch.Prepared(
-        conv_pixel_kernel, (launch.cdiv(pixels, tile.BLOCK_M) * across, at.split), (h.count, v.count, sizes),
+        conv_pixel_kernel, (launch.cdiv(pixels, tile.BLOCK_M) * tiles_n, at.split), (down.count, across.count, sizes),
         {
             "taps": taps, "tile": tile, "epilogue": problem.epilogue if at.split == 1 else Epilogue(),
             **dependent_launch.options(target=problem.target), **at.tile.launch_options,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from minidl.kernels import plan as plans
-from minidl.kernels.conv import costs, forms, phase_weights, pixel_choice, pixel_tiled
+from minidl.kernels.conv import costs, forms, phase_weights
 from minidl.kernels.conv.forms import Form, abilities
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import (
@@ -97,11 +97,10 @@ class FormPlan(Plan):
 
     def prepare(self) -> Plan:
         problem, form = self.problem, self.form
-        in_place = problem.in_place and abilities(form).in_place
-        if in_place and form is pixel_tiled:
-            in_place = not pixel_choice.turns(problem, self.microseconds)
+        can = abilities(form)
+        in_place = problem.in_place and can.in_place and not can.reorders(problem, self.microseconds)
         if problem.direction == PHASE and not in_place:
-            reorder = phase_weights.prepare(problem, problem.at.h, problem.at.v)
+            reorder = phase_weights.prepare(problem, problem.at.down, problem.at.across)
             return dataclasses.replace(self, reorder=reorder, prepared=form.prepare(problem._replace(strides=())))
         return dataclasses.replace(self, prepared=form.prepare(problem))
 
@@ -150,11 +149,6 @@ class RewritePlan(Plan):
     def run(self, operands: Operands) -> Result:
         assert self.conversion is not None
         return self.conversion.run(self.problem, self.parts, operands)
-
-
-def takes(problem: Problem) -> bool:
-    """Return whether any form supports a problem."""
-    return cheapest(problem) is not None
 
 
 @launch.cached
@@ -227,21 +221,18 @@ def _microseconds(candidate: Plan) -> float:
 
 
 def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
-    """Return (plan, label) of every form and rewrite.
+    """Return (plan, label) of every form and rewrite of the problem's direction and requested form.
 
-    Plans have an estimate but no prepared launches; if a form is unable the plan is None and the label says why."""
+    Plans have an estimate but no prepared launches; if a form is unable the plan is None and the label says why.
+    """
     results: list[tuple[Plan | None, str]] = []
     counted = problem._replace(N=problem.images)
     for form in forms.FORMS:
         if problem.direction not in form.DIRECTIONS or problem.form not in (None, form.NAME):
             continue
         can = abilities(form)
-        # With other M the sum would be read value by value, and the addresses would spill registers.
-        if problem.added and (can.added == 0 or problem.M % can.added):
-            continue
-        if (problem.dtype.itemsize == 1 and not can.float8) or (problem.pitches and not can.overlaps):
-            continue
-        able = form.able(problem) and (not problem.concat_pair or can.reads_concat_pair(problem) or NO_PAIR)
+        pair = bool(not problem.concat_pair or can.reads_concat_pair(problem)) or NO_PAIR
+        able = can.covers(problem) and form.able(problem) and pair
         if able:
             interpreted = problem.target == "interpreted" and form.NAME in costs.INTERPRETED
             time = costs.interpreted(counted, form.NAME, can.programs) if interpreted else form.estimate(counted)

@@ -39,11 +39,11 @@ NO_BOXES = Unsupported("no tensor descriptors for x and w here, or for this devi
 
 
 class Phases(NamedTuple):
-    """A phase h along the height and a phase v along the width, from outputs of size `written` to inputs of size
-    `read`."""
+    """A phase down the columns of an image and one across its rows, from outputs of size `written` to inputs of size
+    `read`, both (height, width)."""
 
-    h: Phase
-    v: Phase
+    down: Phase
+    across: Phase
     read: tuple[int, int]
     written: tuple[int, int]
 
@@ -96,14 +96,14 @@ class Problem(NamedTuple):
     bias, scale, act, pool, preactivation   the epilogue, as in `forward`
     aligned    whether x (and the output's gradient) starts at a multiple of 16 bytes
     w_aligned  whether the weights do
-    strides    of the weights [groups * C, M, R, S] for backward directions; () if they are in the order of the phase
+    strides    in values, of the weights [groups * C, M, R, S] for backward directions; () in the order of the phase
     form       name of the requested form; None for the cheapest
     batch_invariant  whether an image's result must not depend on the number of images (not GRAD_WEIGHT)
     target, processors   the tile table in use and the number of multiprocessors
     phases     the pair of phases of a PHASE; None for other directions
     out        dtype of the result; None for `dtype`
     added      whether a tensor shaped like the result is added before the activation (FORWARD)
-    pitches    strides of x between rows and between pixels whose channels overlap; () otherwise
+    pitches    strides of x, in values, between rows and between pixels whose channels overlap; () otherwise
     statistics whether to return statistics of the tiles if that is faster (FORWARD with at most a bias)
     concat_pair  whether x is two tensors of half the channels, read in place by forms with `reads_concat_pair`
     """
@@ -172,7 +172,7 @@ class Problem(NamedTuple):
         if self.direction == TRANSPOSED:
             return self.geometry.h.size, self.geometry.w.size
         if self.pool:
-            return self.at.h.count // 2, self.at.v.count // 2
+            return self.at.down.count // 2, self.at.across.count // 2
         return self.at.written
 
     @property
@@ -185,7 +185,7 @@ class Problem(NamedTuple):
     @property
     def taps(self) -> int:
         """Return the number of taps of an output, in a backward phase a subset of the filter's; all for GRAD_WEIGHT."""
-        return len(self.at.h.taps) * len(self.at.v.taps)
+        return len(self.at.down.taps) * len(self.at.across.taps)
 
     @property
     def image_bytes(self) -> int:
@@ -234,8 +234,12 @@ class Problem(NamedTuple):
         """Return the tiles among which an estimate chooses, as `launch.tiles_for` does."""
         return launch.tiles_for(family, self.dtype, floor=16, precision=self.precision, target_=self.target, **shape)
 
+    def block(self, tile: launch.Tile) -> int:
+        """Return BLOCK_K: at most that of the tile, and so that a block ends at a pixel's last channel."""
+        return min(tile["BLOCK_K"], self.C & -self.C)
+
     @property
-    def paced(self) -> bool:
+    def has_measured_tiles(self) -> bool:
         """Return whether the time of tiles was measured (`tile_throughput`): 16-bit dtypes on sm_90."""
         return self.dtype.itemsize == 2 and self.target == "sm_90"
 
@@ -274,15 +278,15 @@ class Problem(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _forward(geometry: Geometry) -> Phases:
-    h, v = geometry.h, geometry.w
-    return Phases(h.forward(), v.forward(), (h.size, v.size), (h.output, v.output))
+    down, across = geometry.h, geometry.w
+    return Phases(down.forward(), across.forward(), (down.size, across.size), (down.output, across.output))
 
 
 def backward_phases(geometry: Geometry) -> list[Phases]:
     """Return the pairs of phases from inputs to outputs, one per vertical and horizontal remainder."""
-    h, v = geometry.h, geometry.w
-    sizes = (h.output, v.output), (h.size, v.size)
-    return [Phases(down, across, *sizes) for down in h.backward() for across in v.backward()]
+    height, width = geometry.h, geometry.w
+    sizes = (height.output, width.output), (height.size, width.size)
+    return [Phases(down, across, *sizes) for down in height.backward() for across in width.backward()]
 
 
 def all_inside(phase: Phase, size: int) -> bool:
@@ -295,6 +299,6 @@ def taps_of(problem: Problem) -> tuple[int, int, int]:
     """Return, in values, the offset of the first tap in a row of w and the distances to the next tap down and across.
 
     w is [groups * C, R, S, M] if read in place, else [groups * M, JH, JW, C], where kernels ignore the result."""
-    h, v, M = problem.at.h, problem.at.v, problem.M
-    row = (problem.geometry.w.kernel if problem.in_place else len(v.taps)) * M
-    return h.taps[0] * row + v.taps[0] * M, h.tap_step * row, v.tap_step * M
+    down, across, M = problem.at.down, problem.at.across, problem.M
+    row = (problem.geometry.w.kernel if problem.in_place else len(across.taps)) * M
+    return down.taps[0] * row + across.taps[0] * M, down.tap_step * row, across.tap_step * M

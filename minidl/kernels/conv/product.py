@@ -123,10 +123,10 @@ def run(prepared: Prepared, t: Tensors) -> torch.Tensor | None:
 
 def _reads_in_order(problem: Problem) -> bool:
     """Return whether the inputs of an output are contiguous, directly followed by those of the next output."""
-    h, v, (H, W), written = problem.at
+    down, across, (H, W), written = problem.at
     # Several rows of taps interleave with the columns of an image, unless there is a single column of outputs.
-    in_order = len(h.taps) == 1 or v.count == 1
-    return in_order and _is_contiguous(h, H) and _is_contiguous(v, W) and (h.count, v.count) == written
+    in_order = len(down.taps) == 1 or across.count == 1
+    return in_order and _is_contiguous(down, H) and _is_contiguous(across, W) and (down.count, across.count) == written
 
 
 def _is_contiguous(phase: Phase, size: int) -> bool:
@@ -141,7 +141,7 @@ def _one_tap(problem: Problem) -> bool:
 
 
 def _rows(problem: Problem) -> int:
-    return problem.N * problem.at.h.count * problem.at.v.count
+    return problem.N * problem.at.down.count * problem.at.across.count
 
 
 def _width(problem: Problem) -> int:

@@ -31,9 +31,10 @@ class Taps(NamedTuple):
     @staticmethod
     def of(problem: Problem) -> Taps:
         """Return the taps of a problem's pair of phases."""
-        h, v = problem.at.h, problem.at.v
+        down, across = problem.at.down, problem.at.across
         return Taps(
-            problem.C, len(h.taps), len(v.taps), h.in_step, v.in_step, h.in_tap, v.in_tap, h.out_step, v.out_step
+            problem.C, len(down.taps), len(across.taps), down.in_step, across.in_step, down.in_tap, across.in_tap,
+            down.out_step, across.out_step,
         )  # fmt: skip
 
 
@@ -56,10 +57,10 @@ class Outputs(NamedTuple):
     @staticmethod
     def of(problem: Problem) -> Outputs:
         """Return the outputs of a problem's pair of phases."""
-        h, v = problem.at.h, problem.at.v
+        down, across = problem.at.down, problem.at.across
         return Outputs(
-            problem.N, h.count, v.count, *problem.written, problem.M, problem.groups,
-            h.in_start, v.in_start, h.out_start, v.out_start,
+            problem.N, down.count, across.count, *problem.written, problem.M, problem.groups,
+            down.in_start, across.in_start, down.out_start, across.out_start,
         )  # fmt: skip
 
 

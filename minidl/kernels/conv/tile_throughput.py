@@ -1,8 +1,9 @@
 """The throughput of a tile: measured in 16 bits, otherwise the longer of its products and of its edges, read from L2.
 
-    step = max(slots * 2 * rows * columns * 64 / rate + wait, slots * (rows + columns) * 64 * bytes / bandwidth of L2)
+    step = max(slots * 2 * rows * columns * 64 / rate + wait, slots * (rows + columns) * 64 * bytes / edges)
 
-With 16 bits the bandwidth of L2, 7 to 11e12 bytes per second on an H100, is the bottleneck, so the time of a step
+in microseconds, with the operations (rate) and bytes (edges) per microsecond of one multiprocessor. With 16 bits the
+bandwidth of L2, 7 to 11e12 bytes per second of a whole H100, is the bottleneck, so the time of a step
 depends on the edges of a tile, not on its area. Measured tiles take 0.8 to 1.2 times this estimate.
 """
 
@@ -26,9 +27,10 @@ ACROSS = 1.4  # time of loads across K, relative to loads along K
 def of(problem: Problem, rows: int, columns: int, *names: str, loads: float = 1.0) -> Throughput:
     """Return the throughput of a tile, measured under the first of `names` that has it.
 
-    loads: how much longer its loads take than aligned ones of 16 bytes."""
+    loads: how much longer its loads take than aligned ones of 16 bytes: a factor of a measured step, or of an estimated
+    step's reads."""
     device = selection.of(problem.target)
-    for name in names if problem.paced else ():
+    for name in names if problem.has_measured_tiles else ():
         if name in device.tiles:
             slots, step = device.tiles[name]
             return Throughput(slots, loads * step)
@@ -63,7 +65,7 @@ def of_weight(problem: Problem, tile: launch.Tile, taps: int, *kinds: str, loads
     """Return the throughput of a weight gradient's tile with `taps` taps, whose operands lie across K."""
     rows, columns = tile["BLOCK_M"], tile["BLOCK_N"]
     names = (f"weight {kind}{rows}x{columns}x{taps}" for kind in (*kinds, ""))
-    loads *= 1.0 if problem.paced else ACROSS
+    loads *= 1.0 if problem.has_measured_tiles else ACROSS
     return of(problem, rows, columns * taps, *names, "weight", loads=loads)
 
 

@@ -141,13 +141,13 @@ def able(problem: Problem) -> bool | Unsupported:
 
 def _side(problem: Problem, size: tuple[int, int], channels: int) -> int:
     """Return the values of x or dy, including offsets of taps outside it."""
-    h, v = problem.geometry.h, problem.geometry.w
-    reach = (h.kernel * h.dilation + 1) * (size[1] + v.kernel * v.dilation)
+    down, across = problem.geometry.h, problem.geometry.w
+    reach = (down.kernel * down.dilation + 1) * (size[1] + across.kernel * across.dilation)
     return (problem.N * size[0] * size[1] + reach) * problem.groups * channels if problem.N else 0
 
 
 def estimate(problem: Problem) -> float:
-    return costs.at_least(problem, cut(problem).microseconds)
+    return costs.launch_time(problem, cut(problem).microseconds)
 
 
 class Cut(NamedTuple):
@@ -180,9 +180,9 @@ def cut(problem: Problem) -> Cut:
 
 def sides(problem: Problem) -> list[tuple[bool, int, int, int]]:
     """Return the possible (swapped, rows, channels of columns, pixels of an image)."""
-    h, v = problem.at.h, problem.at.v
-    options = [(False, problem.M, problem.C, h.count * v.count)]
-    if h.in_step == v.in_step == 1:
+    down, across = problem.at.down, problem.at.across
+    options = [(False, problem.M, problem.C, down.count * across.count)]
+    if down.in_step == across.in_step == 1:
         options.append((True, problem.C, problem.M, math.prod(problem.read)))
     return options
 
@@ -201,7 +201,7 @@ def _cut(problem: Problem, tile: launch.Tile, swapped: bool, M: int, C: int, pix
 
 
 def _inside(problem: Problem) -> bool:
-    return all_inside(problem.at.h, problem.read[0]) and all_inside(problem.at.v, problem.read[1])
+    return all_inside(problem.at.down, problem.read[0]) and all_inside(problem.at.across, problem.read[1])
 
 
 def _split(problem: Problem, tile: launch.Tile, tiles: int, blocks: int, loads: float) -> tuple[int, int, float]:
@@ -238,7 +238,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(problem: Problem) -> Prepared:
-    h, v, groups, at = problem.at.h, problem.at.v, problem.groups, cut(problem)
+    down, across, groups, at = problem.at.down, problem.at.across, problem.groups, cut(problem)
     (H, W), (QH, QW) = (problem.written, problem.read) if at.swapped else (problem.read, problem.written)
     sign = -1 if at.swapped else 1
     rest = at.tiles - at.unsplit
@@ -246,10 +246,10 @@ def prepare(problem: Problem) -> Prepared:
         UnfoldedTile, GROUPS=groups, M=at.M, UNIT=at.unit, INSIDE=not at.swapped and _inside(problem),
         SWAPPED=at.swapped, **problem.constants,
     )  # fmt: skip
-    taps = Taps.of(problem)._replace(C=at.C, IN_TAP_H=sign * h.in_tap, IN_TAP_W=sign * v.in_tap)
+    taps = Taps.of(problem)._replace(C=at.C, IN_TAP_H=sign * down.in_tap, IN_TAP_W=sign * across.in_tap)
     meta = {"taps": taps, "tile": tile, **dependent_launch.options(target=problem.target)}
     scalars = QH, QW, at.unsplit, max(rest, 1)
-    start = sign * h.in_start, sign * v.in_start
+    start = sign * down.in_start, sign * across.in_start
     pixels = at.pixels, at.share, (H, W), start, (reciprocal(QH * QW), reciprocal(QW))
     product = launch.Prepared(
         conv_unfolded_grad_weight_kernel, (at.unsplit + rest * at.shares,),

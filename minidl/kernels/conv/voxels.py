@@ -34,13 +34,13 @@ class VolumeProblem(NamedTuple):
 
     problem  direction, channels, dtype, epilogue and device; N counts volumes, and the geometry is that of slices
     d        the depth axis
-    turn     whether weights of TRANSPOSED are read in place, as [groups * C, taps, M]
+    in_place     whether weights of TRANSPOSED are read in place, as [groups * C, taps, M]
     form     name of the requested form; None for the fastest
     """
 
     problem: Problem
     d: Axis
-    turn: bool = False
+    in_place: bool = False
     form: str | None = None
 
     @property

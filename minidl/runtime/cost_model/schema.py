@@ -47,7 +47,8 @@ class Steps(NamedTuple):
     narrow        factor by the bytes of one load
     across_lines  factor for rows that begin within a cache line
     rounds        us of a round in addition to its steps: the first blocks and the epilogue
-    turn, turns_from   us to transpose the weights; us of a launch from which transposing them first pays
+    reorder       us to reorder the weights
+    reorder_from  us of a launch from which reordering the weights first pays
     shares, cached, uncached   us to add partial sums; bytes per us of partial sums in L2 and in memory
     cache         bytes of partial sums that stay in L2
     fill, filled  us of a small copy without its launch; the share of a copy's rate that rows of odd lengths reach
@@ -68,8 +69,8 @@ class Steps(NamedTuple):
     narrow: Mapping[int, float]
     across_lines: float
     rounds: Mapping[str, float]
-    turn: float
-    turns_from: float
+    reorder: float
+    reorder_from: float
     shares: float
     cached: float
     uncached: float

@@ -26,7 +26,7 @@ from minidl.testing.specs.conv_cases import draw_conv, draw_transposed
 
 FAMILIES = (
     "conv", "conv_flat", "conv_grad_weight", "conv_band", "conv_banded", "conv_banded_grad_weight",
-    "conv_turn", "conv_depthwise", "conv_depthwise_grad_weight",
+    "conv_reorder", "conv_depthwise", "conv_depthwise_grad_weight",
 )  # fmt: skip
 # The most products that a compiled kernel adds in one step, with the pixels of the bands added after it; and the
 # fewest channels or pixels that a step covers.
@@ -173,7 +173,7 @@ CONV2D = Convolution(ops.conv2d, F.conv2d).spec(
 
 CONV_TRANSPOSE2D = Convolution(ops.conv_transpose2d, F.conv_transpose2d, transposed=True).spec(
     inputs=partial(draw_transposed, 2),
-    families=("conv_turn", "conv_few"),
+    families=("conv_reorder", "conv_few"),
     examples={
         "few outputs": tensors((2, 16, 5, 6), (16, 3, 5, 5), (3,), extra=(2, 2, 1, 1, 1, "tanh")),
         "many channels": tensors((3, 32, 4, 5), (32, 20, 4, 4), (20,), extra=(2, 1, 0, 1, 1, "relu")),
@@ -223,7 +223,7 @@ CONV1D = Convolution(ops.conv1d, F.conv1d).spec(
 
 CONV_TRANSPOSE1D = Convolution(ops.conv_transpose1d, F.conv_transpose1d, transposed=True).spec(
     inputs=partial(draw_transposed, 1),
-    families=("conv_turn",),
+    families=("conv_reorder",),
     examples={"upsampling": tensors((2, 16, 9), (16, 8, 4), (8,), extra=(2, 1, 0, 1, 1, "relu"))},
     bad=(
         refuses(ValueError, r"input has shape \[3\].* expected \[N, C, L\]", (3,), (3, 4, 1)),

@@ -256,7 +256,7 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "conv_banded_grad_weight": (products.convolution, "banded", "weight"),
         "conv_depthwise": (products.depthwise,),
         "conv_depthwise_grad_weight": (products.depthwise, "weight"),
-        "conv_turn": (products.transposed_convolution, "pixel"),
+        "conv_reorder": (products.transposed_convolution, "pixel"),
         "conv_few": (products.transposed_convolution, "few"),
         "conv_fft conv_fft_product": (products.convolution, "fft"),
     }.items()

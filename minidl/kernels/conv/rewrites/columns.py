@@ -26,15 +26,15 @@ class Columns(DirectRewrite):
     def others(self, problem: Problem) -> tuple[Problem, ...] | Unsupported:
         if problem.direction != TRANSPOSED:
             return Unsupported("not transposed")
-        h, v, groups = problem.geometry
-        s = v.stride
-        if s == 1 or groups > 1 or v.dilation > 1:
+        height, width, groups = problem.geometry
+        s = width.stride
+        if s == 1 or groups > 1 or width.dilation > 1:
             return Unsupported("a stride of 1, groups, or a dilation")
-        if v.kernel % s or v.padding % s or v.size % s:
+        if width.kernel % s or width.padding % s or width.size % s:
             return Unsupported("a kernel, a padding or a width that the stride does not divide")
-        across = v._replace(size=v.size // s, kernel=v.kernel // s, stride=1, padding=v.padding // s)
+        across = width._replace(size=width.size // s, kernel=width.kernel // s, stride=1, padding=width.padding // s)
         S, M = across.kernel, s * problem.M
-        geometry, strides = problem.geometry._replace(w=across), (h.kernel * S * M, 1, S * M, M)
+        geometry, strides = problem.geometry._replace(w=across), (height.kernel * S * M, 1, S * M, M)
         return (problem._replace(M=M, geometry=geometry, strides=strides, form=None),)
 
     def cost(self, problem: Problem, others: Sequence[Problem], times: Sequence[float]) -> float:

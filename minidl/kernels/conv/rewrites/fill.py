@@ -105,8 +105,8 @@ class Fill(Rewrite):
             return Unsupported("nothing gained with float64, or by the interpreter")
         if problem.pool:
             return Unsupported("a pool")
-        if problem.direction == TRANSPOSED and not _has_few_phases(problem):
-            return Unsupported("more phases than two strides of 2 have")
+        if problem.direction == TRANSPOSED and (most := _most_phases(problem)) is not None:
+            return Unsupported(f"more than {most} backward phases")
         unit = 16 // problem.dtype.itemsize
         groups, C, M = problem.groups, problem.C, problem.M
         merged = _merged_groups(groups, max(C, M))
@@ -167,10 +167,12 @@ class Fill(Rewrite):
         return Filling(x, _copy(problem, shape, padded, wider.groups * wider_group * taps, row, group), None)
 
 
-def _has_few_phases(problem: Problem) -> bool:
-    """Return whether there are few backward phases, or one launch computes them all (`pixel_back`)."""
-    h, v = problem.geometry.h, problem.geometry.w
-    return h.stride * v.stride <= (MOST_PHASES if h.dilation * v.dilation > 1 else 4 * MOST_PHASES)
+def _most_phases(problem: Problem) -> int | None:
+    """Return the number of backward phases that is worth filling, if the problem has more; without a dilation one
+    launch computes all of them (`pixel_back`)."""
+    down, across = problem.geometry.h, problem.geometry.w
+    most = MOST_PHASES if down.dilation * across.dilation > 1 else 4 * MOST_PHASES
+    return most if down.stride * across.stride > most else None
 
 
 def _copy(

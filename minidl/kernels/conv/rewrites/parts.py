@@ -48,7 +48,7 @@ class Pool(DirectRewrite):
     """A convolution, then the 2x2 pool of its result."""
 
     def others(self, problem: Problem) -> tuple[Problem, ...] | Unsupported:
-        if not problem.pool or min(problem.at.h.count, problem.at.v.count) < 2:
+        if not problem.pool or min(problem.at.down.count, problem.at.across.count) < 2:
             return Unsupported("no window to pool")
         return (problem._replace(pool=None),)
 

@@ -146,26 +146,28 @@ class Taps(Rewrite):
     def others(self, problem: Problem) -> tuple[Problem, ...] | Unsupported:
         if problem.direction not in (FORWARD, TRANSPOSED):
             return Unsupported("neither forward nor transposed")
-        h, v, groups = problem.geometry
-        R, S, M = h.kernel, v.kernel, problem.M
+        down, across, groups = problem.geometry
+        R, S, M = down.kernel, across.kernel, problem.M
         if groups > 1 or problem.pool:
             return Unsupported("groups, or a pool")
-        if not problem.paced and problem.form != self.name:
-            return Unsupported("a target without measured tiles")
+        if not problem.has_measured_tiles and problem.form != self.name:
+            return Unsupported("no measured tiles for this dtype and target")
         if R * S == 1 or min(problem.C, M) == 0:
             return Unsupported("one tap, or no channels")
         back = problem.direction == TRANSPOSED
-        if any(axis.dilation % axis.stride if not back else min(axis.stride, axis.dilation) > 1 for axis in (h, v)):
+        if any(
+            axis.dilation % axis.stride if not back else min(axis.stride, axis.dilation) > 1 for axis in (down, across)
+        ):
             return Unsupported("a stride that skips taps, or backward a dilation with a stride")
         H, W = problem.read
-        axes = (Axis(H, 1, H, 1, 0, 1), Axis(W, 1, W, 1, 0, 1)) if back else (_strided(h), _strided(v))
+        axes = (Axis(H, 1, H, 1, 0, 1), Axis(W, 1, W, 1, 0, 1)) if back else (_strided(down), _strided(across))
         pitch = UNIT * launch.cdiv(R * S * M, UNIT)
         # Backward, weights without padding are read in place.
         aligned = problem.w_aligned or not back or pitch > R * S * M
         pointwise = problem._replace(
             geometry=Geometry(*axes), M=pitch, bias=False, scale=False, act=None, preactivation=False, added=False,
             w_aligned=aligned, strides=(pitch, 1, pitch, pitch) if back else (), out=launch.acc_torch(problem.dtype),
-            form=product.NAME if back or h.stride == v.stride == 1 else None,
+            form=product.NAME if back or down.stride == across.stride == 1 else None,
         )  # fmt: skip
         if (
             pointwise.N * min(pointwise.written) < 1
@@ -191,17 +193,17 @@ class Taps(Rewrite):
 
     def prepare(self, problem: Problem, others: Sequence[Problem]) -> Conversion:
         (pointwise,) = others
-        h, v, _ = problem.geometry
+        height, width, _ = problem.geometry
         back = problem.direction == TRANSPOSED
         (H, W), (OH, OW) = pointwise.written, problem.written
         total = problem.N * OH * OW * problem.M
         tile = launch.tile("conv_taps", problem.dtype, target_=problem.target, total=total)
         grid = launch.cdiv(total, tile["BLOCK"])
-        down, across = (_sum_steps(axis, back) for axis in (h, v))
+        down, across = (_sum_steps(axis, back) for axis in (height, width))
         steps = (step for pair in zip(down, across, strict=True) for step in pair)
         # Many waiting programs would occupy the product's slots.
         meta = {
-            "sums": Sums(problem.M, pointwise.M, h.kernel, v.kernel, *steps), "epilogue": problem.epilogue,
+            "sums": Sums(problem.M, pointwise.M, height.kernel, width.kernel, *steps), "epilogue": problem.epilogue,
             "ACC": launch.acc(problem.dtype),
             **dependent_launch.options(grid * tile.num_warps, problem.target), **tile.options,
         }  # fmt: skip

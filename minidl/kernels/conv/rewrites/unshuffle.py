@@ -83,21 +83,21 @@ class Unshuffle(Rewrite):
     name, families = "unshuffle", ("conv_unshuffle",)
 
     def others(self, problem: Problem) -> tuple[Problem, ...] | Unsupported:
-        h, v, groups = problem.geometry
+        height, width, groups = problem.geometry
         if problem.direction != FORWARD or problem.pool or problem.pitches:
             return Unsupported("not forward, a pool, or an unshuffled problem")
-        if not problem.paced and problem.form != self.name:
-            return Unsupported("a target without measured tiles")
-        if groups > 1 or max(h.dilation, v.dilation) > 1:
+        if not problem.has_measured_tiles and problem.form != self.name:
+            return Unsupported("no measured tiles for this dtype and target")
+        if groups > 1 or max(height.dilation, width.dilation) > 1:
             return Unsupported("groups or a dilation")
         V, row = _row_values(problem)
         if V > MOST or row > LONGEST:
             return Unsupported("more values per row than a descriptor block has")
-        down, across = _side(h), _side(v)
-        axes = Axis(down.places, down.taps, h.output, 1, 0, 1), Axis(v.output, 1, v.output, 1, 0, 1)
+        down, across = _side(height), _side(width)
+        axes = Axis(down.places, down.taps, height.output, 1, 0, 1), Axis(width.output, 1, width.output, 1, 0, 1)
         return (problem._replace(
             C=row, geometry=Geometry(*axes, 1), form=None, aligned=True, w_aligned=True,
-            pitches=(_columns(v, across, row // V) * V, V),
+            pitches=(_columns(width, across, row // V) * V, V),
         ),)  # fmt: skip
 
     def cost(self, problem: Problem, others: Sequence[Problem], times: Sequence[float]) -> float:
@@ -108,26 +108,26 @@ class Unshuffle(Rewrite):
         return times[0] + 2 * device.launch + values * problem.dtype.itemsize / (device.reached * device.copy)
 
     def prepare(self, problem: Problem, others: Sequence[Problem]) -> Conversion:
-        (h, v, _), (H, W) = problem.geometry, problem.read
-        down, across, (V, row) = _side(h), _side(v), _row_values(problem)
+        (height, width, _), (H, W) = problem.geometry, problem.read
+        down, across, (V, row) = _side(height), _side(width), _row_values(problem)
         columns = others[0].pitches[0] // V
         return Unshuffling(
             _copy(problem, (problem.N, down.places, columns, V), H, W, down.before, across.before),
             _copy(
-                problem, (problem.M, down.taps, row // V, V), h.kernel, v.kernel, down.before_weights,
+                problem, (problem.M, down.taps, row // V, V), height.kernel, width.kernel, down.before_weights,
                 across.before_weights,
             ),
         )  # fmt: skip
 
 
 def _copy(problem: Problem, shape: tuple[int, ...], H: int, W: int, before_h: int, before_w: int) -> Copy:
-    h, v, _ = problem.geometry
+    down, across, _ = problem.geometry
     count, PH, PW, V = shape
     places = count * PH * PW
     tile = problem.tile("conv_unshuffle", floor=1, M=places, N=V)
     grid = launch.cdiv(places, tile["BLOCK_M"])
     meta = {
-        "C": problem.C, "FILLED": _padded_channels(problem), "STEP_H": h.stride, "STEP_W": v.stride, "V": V,
+        "C": problem.C, "FILLED": _padded_channels(problem), "STEP_H": down.stride, "STEP_W": across.stride, "V": V,
         **dependent_launch.options(grid, problem.target), **tile.options,
     }  # fmt: skip
     scalars = (places, PH, PW, H, W, before_h, before_w)
@@ -154,6 +154,6 @@ def _padded_channels(problem: Problem) -> int:
 
 def _row_values(problem: Problem) -> tuple[int, int]:
     """Return the values of an unshuffled pixel, and those that an output reads per row."""
-    h, v, _ = problem.geometry
-    V = max(LEAST, triton.next_power_of_2(h.stride * v.stride * _padded_channels(problem)))
-    return V, max(ROW, triton.next_power_of_2(_side(v).taps) * V)
+    down, across, _ = problem.geometry
+    V = max(LEAST, triton.next_power_of_2(down.stride * across.stride * _padded_channels(problem)))
+    return V, max(ROW, triton.next_power_of_2(_side(across).taps) * V)
