@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from minidl.kernels import conv
-from minidl.kernels.conv import phase_weights, pixel_back, pixel_choice, pixel_grad_weight, pixel_tiled, plan
+from minidl.kernels.conv import forms, phase_weights, pixel_back, pixel_choice, pixel_grad_weight, pixel_tiled, plan
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED
 from minidl.kernels.conv.rewrites.fill import Fill
@@ -124,6 +124,8 @@ def test_shares_of_the_pixels_of_the_gradient(many, monkeypatch):
 def test_weights_are_read_as_they_lie_on_the_way_back(stride, dilation, channels, monkeypatch):
     """Where launches are too short for another one before them: tap by tap, or taps and channels as one."""
     monkeypatch.setattr(pixel_choice, "pays_to_reorder", lambda *_: False)
+    abilities = forms.ABILITIES[pixel_tiled]._replace(reorders=lambda *_: False)
+    monkeypatch.setitem(forms.ABILITIES, pixel_tiled, abilities)
     monkeypatch.setattr(phase_weights, "conv_reorder_kernel", None)
     p = Problem((1, *channels, (4, 5), (2, 3), stride, (1, 1), dilation, 2), dtype=torch.float16)
     w = p.w.to(memory_format=torch.channels_last)

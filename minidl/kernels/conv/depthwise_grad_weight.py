@@ -199,12 +199,12 @@ def conv_depthwise_grad_weight_kernel(
     b_sums = ()
     for _ in tl.static_range(ROWS * TAPS):
         b_sums += (tl.zeros((BLOCK_P, BLOCK_C), dtype=tile.ACC),)
-    whole = sizes.QH // BLOCK_R
+    full_tiles = sizes.QH // BLOCK_R
     i_first = tl.program_id(1) * sizes.share
     for i_tile in range(i_first, tl.minimum(i_first + sizes.share, tiles)):
-        o_p = i_tile // whole * BLOCK_P + tl.arange(0, BLOCK_P)
+        o_p = i_tile // full_tiles * BLOCK_P + tl.arange(0, BLOCK_P)
         b_sums = add_tile(
-            b_sums, p_x, p_dy, i_tile % whole * BLOCK_R, o_p, o_c, first, sizes,
+            b_sums, p_x, p_dy, i_tile % full_tiles * BLOCK_R, o_p, o_c, first, sizes,
             taps, depth, down, across, tile, BLOCK_R,
         )  # fmt: skip
     if tile.REST > 0:

@@ -42,12 +42,12 @@ INSIDE = 0.88  # time of loads without masks
 ADDING = 3.0  # us of a launch, and of adding TOGETHER shares
 
 
-@triton.jit(do_not_specialize=["QH", "QW", "whole", "rest"])
+@triton.jit(do_not_specialize=["QH", "QW", "full_tiles", "rest"])
 def conv_unfolded_grad_weight_kernel(
-    p_dy, p_x, p_dw, p_partial, QH, QW, whole, rest, pixels, share, image, start, reciprocals,
+    p_dy, p_x, p_dw, p_partial, QH, QW, full_tiles, rest, pixels, share, image, start, reciprocals,
     taps: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Sum a tile in each of the first `whole` programs; in others a share of the pixels of the `rest` tiles.
+    """Sum a tile in each of the first `full_tiles` programs; in others a share of the pixels of the `rest` tiles.
 
     partial [shares, rest, BLOCK_M, BLOCK_N]
     """
@@ -57,11 +57,11 @@ def conv_unfolded_grad_weight_kernel(
     H, W = image
     in_h, in_w = start
     by_image, by_row = reciprocals
-    i_rest = tl.program_id(0) - whole
-    is_whole = i_rest < 0
-    i_tile = tl.where(is_whole, tl.program_id(0), whole + i_rest % rest)
-    first = tl.where(is_whole, 0, i_rest // rest * share)
-    end = tl.where(is_whole, pixels, tl.minimum(first + share, pixels))
+    i_rest = tl.program_id(0) - full_tiles
+    is_full = i_rest < 0
+    i_tile = tl.where(is_full, tl.program_id(0), full_tiles + i_rest % rest)
+    first = tl.where(is_full, 0, i_rest // rest * share)
+    end = tl.where(is_full, pixels, tl.minimum(first + share, pixels))
     i_group, m, j, o_c = tile_at(i_tile, taps, tile)
     o_m = m + tl.arange(0, BLOCK_M)
     m_m = o_m < tile.M
@@ -92,7 +92,7 @@ def conv_unfolded_grad_weight_kernel(
             m_x &= (h >= 0) & (h < H) & (w >= 0) & (w < W)
         b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_K, BLOCK_N]
         b_acc = tl.dot(b_dy.T, b_x, b_acc, input_precision=tile.PRECISION, out_dtype=tile.ACC)
-    if is_whole:
+    if is_full:
         o_w, m_w = positions(i_group, o_m, j, o_c, taps, tile)
         tl.store(p_dw + o_w, b_acc.to(p_dw.dtype.element_ty), mask=m_w)
     else:
@@ -101,9 +101,9 @@ def conv_unfolded_grad_weight_kernel(
         tl.store(p_partial + o, b_acc.to(p_partial.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["whole", "rest"])
+@triton.jit(do_not_specialize=["full_tiles", "rest"])
 def conv_unfolded_sum_kernel(
-    p_partial, p_dw, whole, rest, shares, taps: tl.constexpr, tile: tl.constexpr, ROWS: tl.constexpr,
+    p_partial, p_dw, full_tiles, rest, shares, taps: tl.constexpr, tile: tl.constexpr, ROWS: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """Add the shares of ROWS rows of a remaining tile, in order."""
@@ -111,7 +111,7 @@ def conv_unfolded_sum_kernel(
     PIECES: tl.constexpr = tile.BLOCK_M // ROWS
     i_rest = tl.program_id(0) // PIECES
     row = tl.program_id(0) % PIECES * ROWS
-    i_group, m, j, o_c = tile_at(whole + i_rest, taps, tile)
+    i_group, m, j, o_c = tile_at(full_tiles + i_rest, taps, tile)
     o = (row + tl.arange(0, ROWS))[:, None] * tile.BLOCK_N + tl.arange(0, tile.BLOCK_N)[None, :]
     p_partial += tl.cast(i_rest, tl.int64) * (tile.BLOCK_M * tile.BLOCK_N)
     step = tl.cast(rest, tl.int64) * (tile.BLOCK_M * tile.BLOCK_N)
