@@ -156,7 +156,7 @@ class Captured(Generic[T]):
     def rehearse(self, inputs: tuple[Any, ...]) -> None:
         """Run the step as its first calls do, without counting the call."""
         device = check_inputs(inputs, self._kinds, self._key)
-        with self._numbered(_Recording(), device) if _has_graphs(device) or launch.recording() else _inside():
+        with self._numbered(_Recording(), device) if _has_graphs(device) or launch.for_other_target() else _inside():
             self._step(*map(_clone, inputs))
 
     def __get__(self, instance: object, owner: type | None = None) -> Captured[T]:

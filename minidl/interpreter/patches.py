@@ -61,11 +61,12 @@ _language: list[tuple[Any, dict[str, Any]]] = []
 
 def _save_language() -> None:
     """Save the attributes of the language's modules and classes."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("triton.language")]
+    # Copies: other threads may be importing.
+    modules = [module for name, module in sys.modules.copy().items() if name.startswith("triton.language")]
     classes = {
         value
         for module in modules
-        for value in vars(module).values()
+        for value in vars(module).copy().values()
         if isinstance(value, type) and value.__module__.startswith("triton.language")
     }
     # A class whose own __new__ is deleted would no longer accept arguments.

@@ -197,7 +197,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _warn_skipped(self) -> None:
         # Recorded launches count nothing, and their tensors may have no memory.
-        if self.warns and self.skip_nonfinite and not launch.recording() and self._skips.warn(type(self).__name__):
+        warns = self.warns and self.skip_nonfinite and not launch.for_other_target()
+        if warns and self._skips.warn(type(self).__name__):
             self.warns = False
 
     def _prepare_replay(self) -> None:

@@ -6,8 +6,8 @@ This module has only imports. The package's docstring says which module defines 
 
 from minidl.runtime.kernel_launch import NO_BFLOAT16 as NO_BFLOAT16, NO_CPU as NO_CPU, cdiv as cdiv, run as run
 from minidl.runtime.launch_hooks import (
-    before_changes as before_changes, handed_over as handed_over, record as record, recording as recording,
-    runs as runs, settle as settle, settled_by as settled_by, watch as watch,
+    before_changes as before_changes, for_other_target as for_other_target, handed_over as handed_over,
+    record as record, runs as runs, settle as settle, settled_by as settled_by, watch as watch,
 )  # fmt: skip
 from minidl.runtime.launch_tape import note_indirect as note_indirect
 from minidl.runtime.precision import (

@@ -96,6 +96,6 @@ def runs() -> bool:
     return recorder() is None
 
 
-def recording() -> bool:
+def for_other_target() -> bool:
     """Return whether this thread's launches are recorded for another target."""
     return target() is not None

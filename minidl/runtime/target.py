@@ -51,7 +51,7 @@ def processors() -> int:
 
     Offline compilation uses 132 (an H100 or H200). The interpreter runs programs one after another: 1.
     """
-    if launch_hooks.recording():
+    if launch_hooks.for_other_target():
         return 132
     return 1 if INTERPRETED else _multiprocessors()
 
@@ -63,4 +63,4 @@ def _multiprocessors() -> int:
 
 def is_gpu(device: torch.device) -> bool:
     """Return whether launches on a device are for a GPU; while launches are recorded for another target, all are."""
-    return device.type == "cuda" or launch_hooks.recording()
+    return device.type == "cuda" or launch_hooks.for_other_target()

@@ -94,7 +94,7 @@ def test_launches_are_recorded_of_one_thread():
 
     def computes():
         ready.wait(60)
-        found = launch.handed_over(), launch.runs(), launch.recording(), ops.exp(x).data
+        found = launch.handed_over(), launch.runs(), launch.for_other_target(), ops.exp(x).data
         ready.wait(60)
         return found
 
@@ -130,7 +130,7 @@ def test_tiles_of_another_target_are_of_one_thread():
                 assert (launch.target(), launch.processors()) == (target, 132)
 
     def own():
-        return {(launch.target(), launch.processors(), launch.recording()) for _ in range(2000)}
+        return {(launch.target(), launch.processors(), launch.for_other_target()) for _ in range(2000)}
 
     expected = {(launch.target(), launch.processors(), False)}
     assert at_once(lambda: targets("sm_80"), lambda: targets("sm_90"), own)[2] == expected

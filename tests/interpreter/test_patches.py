@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minidl.interpreter import memory, operators
+from minidl.interpreter import memory, operators, patches
 from minidl.runtime import launch
 from tests.kernels import operands
 
@@ -30,6 +32,28 @@ def test_operators_give_the_same_bits_types_and_errors_as_the_interpreters_own()
     assert {label: (outcome, expected[label]) for label, outcome in found.items() if outcome != expected[label]} == {}
     errors = sum(isinstance(outcome, str) for outcome in found.values())
     assert 0 < errors < len(found) / 2
+
+
+def test_the_language_is_saved_while_another_thread_imports(monkeypatch):
+    monkeypatch.setattr(patches, "_language", [])
+    monkeypatch.setattr(tl.block_type, "__new__", tl.block_type.__new__)  # `_save_language` replaces it
+    stopped = threading.Event()
+
+    def import_modules():
+        while not stopped.is_set():
+            for number in range(100):
+                sys.modules[f"imported_{number}"] = types.ModuleType("imported")
+            for number in range(100):
+                del sys.modules[f"imported_{number}"]
+
+    importing = threading.Thread(target=import_modules)
+    importing.start()
+    try:
+        for _ in range(300):
+            patches._save_language()
+    finally:
+        stopped.set()
+        importing.join()
 
 
 def test_types_of_blocks_are_one_object_for_each_shape_and_element():

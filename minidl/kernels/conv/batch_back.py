@@ -6,7 +6,6 @@ from its index: with rho = (input + padding) mod stride along one axis, the taps
 smaller rho has as many taps or one more.
 """
 
-import torch
 import triton
 import triton.language as tl
 
@@ -107,9 +106,7 @@ def prepare(problem: Problem) -> Product:
     down, across, groups = problem.geometry
     N, M, C = problem.N, problem.M, problem.C
     H, W = problem.read
-    # A short K does not hide wide epilogues.
-    family = "conv_batch_narrow" if problem.dtype != torch.float32 and C % 64 else "conv_back"
-    chosen = problem.tile(family, M=problem.images, N=M, K=C & -C, pixels=down.size * across.size)
+    chosen = batch_tiled.family_tile(problem, "conv_back", down.size * across.size)
     options = chosen.launch_options
     if problem.preactivation:
         options["num_warps"] = 8  # with 4, two results and their addresses would spill

@@ -251,10 +251,14 @@ def prepare(problem: Problem) -> launch.Prepared:
 
 
 def tile_of(problem: Problem) -> launch.Tile:
+    return family_tile(problem, "conv_batch", costs.outputs(problem) // max(problem.N, 1))
+
+
+def family_tile(problem: Problem, family: str, pixels: int) -> launch.Tile:
+    """Return the tile of a family for images of `pixels` outputs."""
     C = problem.C
-    # A short K does not hide wide epilogues.
-    family = "conv_batch_narrow" if problem.dtype.itemsize == 2 and C % 64 else "conv_batch"
-    pixels = costs.outputs(problem) // max(problem.N, 1)
+    if problem.dtype.itemsize == 2 and C % 64:
+        family = "conv_batch_narrow"  # a short K does not hide wide epilogues
     return problem.tile(family, M=problem.images, N=problem.M, K=C & -C, pixels=pixels)
 
 

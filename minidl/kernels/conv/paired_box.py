@@ -54,7 +54,7 @@ def reads_concat_pair(problem: Problem) -> bool:
 
 def run(prepared: Product, t: Tensors) -> None:
     assert prepared.weights is not None
-    doubled = t._replace(w=prepared.weights.of(t.w), bias=repeated(t.bias), scale=repeated(t.scale))
+    doubled = t._replace(w=prepared.weights.run(t.w), bias=repeated(t.bias), scale=repeated(t.scale))
     boxed.run(prepared.launch, doubled)
 
 

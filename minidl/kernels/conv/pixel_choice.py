@@ -15,7 +15,7 @@ BITS = 31  # maximum taps of an axis with one mask bit per tap
 MANY_CHANNELS = 256  # channels from which on taps are the inner loop
 POOLED = 3.0  # time with a pool, relative to that without
 # Channels of groups that share the cache lines of a pixel, and their time relative to that of one group.
-GROUP, GROUPS = (17, 32), 0.65
+NARROW_GROUP, NARROW_GROUP_TIME = (17, 32), 0.65
 
 
 class Chosen(NamedTuple):
@@ -92,8 +92,8 @@ def pays_to_reorder(problem: Problem, microseconds: float) -> bool:
 
 def estimate(problem: Problem) -> float:
     time, sizes = chosen(problem).microseconds, (problem.C, problem.M)
-    if problem.groups > 1 and GROUP[0] <= min(sizes) <= max(sizes) <= GROUP[1]:
-        time *= GROUPS
+    if problem.groups > 1 and NARROW_GROUP[0] <= min(sizes) <= max(sizes) <= NARROW_GROUP[1]:
+        time *= NARROW_GROUP_TIME
     return costs.launch_time(problem, POOLED * time if problem.pool else time)
 
 

@@ -118,7 +118,7 @@ class FormPlan(Plan):
 
     def write(self, tensors: Tensors) -> None:
         """Write y, and z if there is one; of a phase, the outputs that it computes."""
-        weights = tensors.w if self.reorder is None else self.reorder.of(tensors.w)
+        weights = tensors.w if self.reorder is None else self.reorder.run(tensors.w)
         self.form.run(self.prepared, tensors._replace(w=weights))
 
 

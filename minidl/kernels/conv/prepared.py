@@ -18,7 +18,7 @@ class Copy(NamedTuple):
     shape: tuple[int, ...]
     launch: launch.Prepared
 
-    def of(self, w: torch.Tensor) -> torch.Tensor:
+    def run(self, w: torch.Tensor) -> torch.Tensor:
         """Return the contiguous copy of w."""
         out = torch.empty(self.shape, dtype=w.dtype, device=w.device)
         self.launch.run(w, out)
@@ -33,7 +33,7 @@ class Product(NamedTuple):
 
     def run(self, t: Tensors) -> None:
         """Write y, and z if there is one."""
-        w = t.w if self.weights is None else self.weights.of(t.w)
+        w = t.w if self.weights is None else self.weights.run(t.w)
         self.launch.run(t.x, w, t.bias, t.scale, t.y, t.z)
 
 

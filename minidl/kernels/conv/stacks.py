@@ -164,7 +164,7 @@ def stack_slices(x: torch.Tensor, phase: Phase, groups: int) -> torch.Tensor:
     if is_identity(phase, D):
         return x.flatten(0, 1)
     shape = N * phase.count, H, W, channels * J
-    return _stacking(shape, D, phase, groups, x.dtype, launch.target()).of(x)
+    return _stacking(shape, D, phase, groups, x.dtype, launch.target()).run(x)
 
 
 @launch.cached

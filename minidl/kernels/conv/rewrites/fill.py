@@ -85,12 +85,12 @@ class Filling(Conversion):
         if problem.direction == TRANSPOSED:
             # [groups * C, M, R, S] as the kernel counts its rows, in the order [groups * C, R, S, M].
             w = w.permute(0, 2, 3, 1).contiguous()
-        weights = w if self.w is None else self.w.of(w)
+        weights = w if self.w is None else self.w.run(w)
         if problem.direction == TRANSPOSED:
             weights = weights.permute(0, 3, 1, 2)
-        y, z = plans[0].run(operands._replace(x=x if self.x is None else self.x.of(x), w=weights))
+        y, z = plans[0].run(operands._replace(x=x if self.x is None else self.x.run(x), w=weights))
         # Without a copy the gradient of the weight may have further rows.
-        return (y[: problem.shape[0]] if self.result is None else self.result.of(y)), z
+        return (y[: problem.shape[0]] if self.result is None else self.result.run(y)), z
 
 
 class Fill(Rewrite):

@@ -64,7 +64,7 @@ class Unshuffling(Conversion):
     w: Copy
 
     def run(self, problem: Problem, plans: Sequence[Any], operands: Operands) -> Result:
-        result: Result = plans[0].run(operands._replace(x=self.x.of(operands.x), w=self.w.of(operands.w)))
+        result: Result = plans[0].run(operands._replace(x=self.x.run(operands.x), w=self.w.run(operands.w)))
         return result
 
 
