@@ -166,11 +166,6 @@ def estimate(problem: Problem) -> float:
     return costs.launch_time(problem, cut(problem).shares.microseconds)
 
 
-def programs(problem: Problem) -> int:
-    """Return the number of programs in the interpreter."""
-    return costs.outputs(problem)
-
-
 def tile_of(problem: Problem) -> launch.Tile:
     down, across = problem.at.down, problem.at.across
     return problem.tile(

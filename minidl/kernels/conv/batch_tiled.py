@@ -217,11 +217,6 @@ def estimate(problem: Problem) -> float:
     return costs.launch_time(problem, short * costs.microseconds(problem, work))
 
 
-def programs(problem: Problem) -> int:
-    """Return the number of programs in the interpreter."""
-    return costs.outputs(problem)
-
-
 def prepare(problem: Problem) -> launch.Prepared:
     down, across, (H, W), _ = problem.at
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups

@@ -166,14 +166,23 @@ def plan(problem: Problem) -> Plan:
         # Without logging configured, only warnings are shown.
         _logger.warning("%s", explain(problem))
     if problem.concat_pair:
-        in_place = cheapest(problem._replace(statistics=False))
-        if in_place is not None and in_place.microseconds <= best.microseconds + _join_time(problem):
-            best = in_place
-        problem = problem._replace(concat_pair=best.problem.concat_pair)
-    if problem.statistics and isinstance(best, FormPlan):
-        bands = abilities(best.form).statistics_bands(problem)
-        best = dataclasses.replace(best, problem=problem if bands else best.problem, bands=bands)
+        best = _reading_in_place(problem, best)
+    if problem.statistics:
+        best = _with_statistics(problem._replace(concat_pair=best.problem.concat_pair), best)
     return best.prepare()
+
+
+def _reading_in_place(problem: Problem, joined: Plan) -> Plan:
+    """Return the plan that reads a `ConcatPair` in place, or `joined` if that and concatenating first is faster."""
+    in_place = cheapest(problem._replace(statistics=False))
+    slower = in_place is None or in_place.microseconds > joined.microseconds + _join_time(problem)
+    return joined if in_place is None or slower else in_place
+
+
+def _with_statistics(problem: Problem, best: Plan) -> Plan:
+    """Return the plan with statistics of bands as z, if its form returns them."""
+    bands = abilities(best.form).statistics_bands(problem) if isinstance(best, FormPlan) else 0
+    return dataclasses.replace(best, problem=problem, bands=bands) if isinstance(best, FormPlan) and bands else best
 
 
 def _join_time(problem: Problem) -> float:
