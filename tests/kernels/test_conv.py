@@ -271,7 +271,7 @@ def test_a_delta_filter_returns_the_input(form, C):
 
 
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "PER_PROCESSOR": 0, "FLATTEN": 0, "PIECES": 1}
-LOW = {"BLOCK_M": 16, "BLOCK_K": 32, "WIDE": 0}
+LOW = {"BLOCK_M": 16, "BLOCK_K": 32, "DOUBLE": 0}
 SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1}
 
 
@@ -285,10 +285,10 @@ SMALL_GRAD = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "PER_PROCESSOR": 1}
         # Rows far apart, from one block of channels to the next; pairs of columns in two boxes.
         ("box", "conv_box", {}, (2, 32, 32, (5, 4), (3, 1), (1, 1), (2, 0), (2, 1), 1)),
         ("pair", "conv_box", {"BLOCK_N": 16}, (1, 32, 32, (1, 64), (1, 3), (1, 1), (0, 1), (1, 1), 1)),
-        ("batch", "conv_batch", {"WIDE": 0}, (2, 64, 96, (5, 4), (3, 3), (1, 1), (2, 2), (1, 1), 1)),
-        ("batch", "conv_batch", {"WIDE": 0}, (2, 32, 96, (5, 6), (3, 2), (1, 1), (3, 2), (2, 2), 2)),
+        ("batch", "conv_batch", {"DOUBLE": 0}, (2, 64, 96, (5, 4), (3, 3), (1, 1), (2, 2), (1, 1), 1)),
+        ("batch", "conv_batch", {"DOUBLE": 0}, (2, 32, 96, (5, 6), (3, 2), (1, 1), (3, 2), (2, 2), 2)),
         # More images than a tile has.
-        ("batch", "conv_batch", {"WIDE": 0}, (67, 32, 96, (4, 7), (2, 3), (1, 1), (0, 0), (1, 1), 2)),
+        ("batch", "conv_batch", {"DOUBLE": 0}, (67, 32, 96, (4, 7), (2, 3), (1, 1), (0, 0), (1, 1), 2)),
         # Three runs of images; the first column is read by the second tap.
         ("batch", "conv_batch", LOW, (35, 32, 32, (1, 1), (1, 2), (1, 1), (0, 2), (1, 2), 1)),
     ],
@@ -638,14 +638,14 @@ def test_pairs_of_tiles_as_one_of_twice_the_channels(processors, groups, monkeyp
 
     def spy(kernel, grid, *args, **meta):
         if kernel is batch_tiled.conv_batch_kernel:
-            constants.append(meta["tile"].WIDE)
+            constants.append(meta["tile"].DOUBLE)
         run(kernel, grid, *args, **meta)
 
     replace_run(monkeypatch, spy)
     sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "PIECES": 1, "PER_PROCESSOR": 1, "FLATTEN": 0}
     dtype = torch.float32 if processors in (1, 7) else torch.float16
     p = Problem((33, 64, 64, (2, 3), (3, 2), (1, 1), (1, 1), (1, 1), groups), dtype=dtype)
-    with launch.force(conv_batch=launch.Tile({**sizes, "WIDE": 1})):
+    with launch.force(conv_batch=launch.Tile({**sizes, "DOUBLE": 1})):
         p.check("batch", lambda name: name != "grad_weight")
     assert set(constants) == {int(processors < 1000)}
 
