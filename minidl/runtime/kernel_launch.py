@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from minidl.common import locks
 from minidl.interpreter import patches
-from minidl.runtime import cache_keys, launch_hooks, launch_tape
+from minidl.runtime import cache_keys, kernel_source, launch_hooks, launch_tape
 from minidl.runtime.launch_cache import fast_launch
 from minidl.runtime.target import INTERPRETED
 
@@ -31,6 +31,8 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 
 if INTERPRETED:
     patches.speed_up()
+else:
+    kernel_source.install()
 
 
 def cdiv(a: int, b: int) -> int:
