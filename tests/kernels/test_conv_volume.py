@@ -176,7 +176,7 @@ def test_a_tile_with_more_slots_than_are_read_at_once(monkeypatch):
     x, dy = (t.movedim(1, -1).contiguous() for t in (p.x, p.dy))
     with launch.force(conv_box_grad_weight=tile):
         plan = volume.plan(volume.problem_of(GRAD_WEIGHT, x, dy, p.volume, "cube"))
-        assert plan.prepared.count > even_parts.TOGETHER.value + 1
+        assert plan.prepared.number > even_parts.TOGETHER.value + 1
         assert torch.equal(plan.run(x, dy)[0].movedim(-1, 1), p.dw.half())
 
 

@@ -42,7 +42,7 @@ PRODUCTS: dict[str, Callable[[Arguments], int]] = {
     "conv_box_kernel": lambda a: a["N"] * a["QH"] * a["QW"] * _taps(a),
     "conv_batch_grad_weight_kernel": lambda a: a["N"] * a["QH"] * a["QW"] * _taps(a),
     "conv_unfolded_grad_weight_kernel": lambda a: a["pixels"] * _taps(a),
-    "conv_back_kernel": lambda a: a["N"] * a["H"] * a["W"] * a["GROUPS"] * a["M"] * a["C"] * a["R"] * a["S"],
+    "conv_back_kernel": lambda a: a["N"] * a["H"] * a["W"] * a["GROUPS"] * a["M"] * a["C"] * a["taps_h"] * a["taps_w"],
 }
 
 
