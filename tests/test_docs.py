@@ -26,6 +26,19 @@ DOCS = [page for page in PAGES if page.parent.name == "docs"]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
+INCLUDED = re.compile(r"literalinclude\} (\S+)\n((?::.*\n)*)")
+
+
+@each_page
+def test_included_sources_have_the_lines_where_they_begin_and_end(page):
+    for path, options in INCLUDED.findall(page.read_text()):
+        lines = (page.parent / path).read_text().splitlines()
+        for option, text in re.findall(r"^:(start-at|end-at): (.*)$", options, re.MULTILINE):
+            found = [number for number, line in enumerate(lines) if text.strip('"') in line]
+            assert found, f"{path} has no line with {text}"
+            lines = lines[found[0] :] if option == "start-at" else lines[: found[0] + 1]
+
+
 def of_page(page):
     """The words of every command that a page shows, in blocks and in lines; pipes and assignments taken apart."""
     inline = [shlex.split(code) for code in re.findall(r"`((?:minidl|make|python -m) [^`]+)`", prose(page))]

@@ -63,6 +63,5 @@ def _pairs(problem: Problem) -> Problem:
     pixels."""
     down, across, read, (OH, OW) = problem.at
     pairs = Phase(0, 1, across.count // 2, across.in_start, 1, 1, tuple(range(len(across.taps) + 1)))
-    return problem._replace(
-        direction=PHASE, M=2 * problem.M, strides=(), phases=Phases(down, pairs, read, (OH, OW // 2))
-    )
+    phases = Phases(down, pairs, read, (OH, OW // 2))
+    return problem._replace(direction=PHASE, M=2 * problem.M, strides=(), phases=phases)
