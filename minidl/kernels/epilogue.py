@@ -41,7 +41,7 @@ class Epilogue(NamedTuple):
 
 @triton.jit
 def affine(b_acc, p_bias, p_scale, column, columns, i_group):
-    """Return scale * b_acc + bias of a block [rows, from `column` on], of group i_group of that many columns."""
+    """Return scale * b_acc + bias of a block [rows, from `column` on] of group i_group, which has `columns` columns."""
     o_n = column + tl.arange(0, b_acc.shape[1])
     if p_scale is not None:
         b_acc *= tl.load(p_scale + i_group * columns + o_n, mask=o_n < columns, other=0.0).to(b_acc.dtype)[None, :]

@@ -225,7 +225,8 @@ def conv2d(
     form: None takes the fastest direct form for the shape. "fft", for stride and dilation 1, convolves by Fourier
     transforms: for float32 with 64 channels or more and kernels of 5x5 or more 2 to 8 times as fast (H200). Its error
     is relative to the largest values of the image, not to each result, and NaN and infinity spread over a tile of
-    pixels. Gradients take their fastest form, except with "fft".
+    pixels. Gradients take their fastest form; with "fft" and stride 1 that of
+    the input uses Fourier transforms as well.
 
     Raises ValueError for shapes that do not fit, a kernel larger than the padded image, or a scale with a gradient;
     TypeError for different dtypes and for settings that are not whole numbers. Source: Dumoulin and Visin, arXiv

@@ -6,7 +6,7 @@ Read in this order:
 2. `tiles` (block sizes, warps and stages) with `tile_tables` and `cost_model`
 3. `kernel_launch` (run a kernel), `descriptors` and `prepared_launch` (a launch without its tensors)
 4. `launch_hooks` (launches recorded or watched), `launch_tape` (launches recorded while they run)
-5. `launch_cache` (launches repeated without Python), `dependent_launch`, `cache_keys`, `streams`
+5. `launch_cache` (launches repeated without Python), `dependent_launch`, `cache_keys`, `kernel_source`, `streams`
 
 Importing this package decides where kernels run: compiled with a CUDA device, else in Triton's interpreter on the CPU.
 Triton reads the decision when it is imported, so it is made here, before any kernel module. A value of TRITON_INTERPRET

@@ -28,8 +28,9 @@ def source_lines(function: Any) -> tuple[list[str], int]:
 
     Raises OSError if there is no source.
     """
-    if isinstance(function, FunctionType) and function.__module__.startswith(PACKAGE):
+    if _is_ours(function):
         code = function.__code__
+        linecache.checkcache(code.co_filename)  # a reloaded module may have changed
         lines = linecache.getlines(code.co_filename, function.__globals__)
         last = max(_last_lines(code), default=0)
         if code.co_firstlineno <= last <= len(lines):
@@ -39,9 +40,21 @@ def source_lines(function: Any) -> tuple[list[str], int]:
     return inspect.getsourcelines(function)
 
 
+def _is_ours(function: Any) -> bool:
+    """Whether a function is of this package, and no wrapper of another one, whose lines `inspect` would return."""
+    return (
+        isinstance(function, FunctionType)
+        and (function.__module__ or "").startswith(PACKAGE)
+        and not hasattr(function, "__wrapped__")
+    )
+
+
 def _last_lines(code: CodeType) -> Iterator[int]:
-    """Yield the last line of each instruction, those of nested functions included; none if Python kept none."""
-    yield from (end for _, end, _, _ in code.co_positions() if end is not None)
+    """Yield the last line of each instruction, those of nested functions included.
+
+    There are none without columns: Python was told to keep no positions, and gives the first line as the last.
+    """
+    yield from (end for _, end, column, _ in code.co_positions() if end is not None and column is not None)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _last_lines(constant)

@@ -7,7 +7,7 @@ from minidl.compilation.first_call import delayed_launches
 from minidl.kernels import conv
 from minidl.kernels.conv import costs, forms, plan
 from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.kernels.conv.problem import FORWARD, Problem
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Problem
 from minidl.runtime import launch, records
 from minidl.runtime.cost_model import devices, selection
 from minidl.runtime.descriptors import FAR, ConcatPair
@@ -195,3 +195,19 @@ def test_halves_are_joined_where_a_copy_is_cheaper(monkeypatch):
         found = plan.plan(problem)
         assert not found.problem.concat_pair
         assert found.name == "pixel"
+
+
+@pytest.mark.parametrize("target", launch.TARGETS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("direction", [FORWARD, GRAD_WEIGHT])
+@pytest.mark.parametrize("channels", [(128, 64), (64, 200), (12, 5)])
+def test_every_target_has_a_plan_for_two_tensors(target, dtype, direction, channels):
+    """Targets without tensor descriptors have no tiles of the forms that read two tensors: they are joined there."""
+    C, M = channels
+    problem = Problem(
+        direction, around((32, 32)), 8, C, M, dtype, precision="ieee", target=target, processors=100, concat_pair=True,
+        statistics=direction == FORWARD,
+    )  # fmt: skip
+    reads = plan.plan(problem).problem.concat_pair
+    assert reads in ((False,) if target == "sm_80" else (False, True))
+    assert "box" in plan.explain(problem)

@@ -1,7 +1,9 @@
 """Triton gets the lines of kernels that `inspect` finds."""
 
+import functools
 import importlib
 import inspect
+import os
 import pkgutil
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from types import FunctionType, ModuleType
 
 import pytest
 
-import minidl.kernels
+import minidl.kernels.check
 from minidl.runtime import kernel_source
 
 SOURCE = """
@@ -68,12 +70,43 @@ def test_other_functions_are_left_to_inspect():
         kernel_source.source_lines(namespace["without_a_file"])
 
 
-def test_python_without_positions_falls_back_to_inspect():
-    code = "from minidl.kernels.softmax import softmax_kernel; print(len(softmax_kernel.src))"
-    lengths = {
-        subprocess.run(
-            [sys.executable, *flags, "-c", code], capture_output=True, check=True, env={"TRITON_INTERPRET": "0"}
-        ).stdout
-        for flags in ((), ("-X", "no_debug_ranges"))
-    }
-    assert len(lengths) == 1
+def test_functions_without_a_module_and_wrappers_are_left_to_inspect(tmp_path, monkeypatch):
+    path = tmp_path / "lines.py"
+    path.write_text(SOURCE)
+    namespace = {}
+    exec(compile(SOURCE, str(path), "exec"), namespace)
+    assert namespace["plain"].__module__ in (None, "builtins")
+    assert kernel_source.source_lines(namespace["plain"])[0] == ["def plain(x):\n", "    return x\n"]
+
+    @functools.wraps(minidl.kernels.check.floating)
+    def wrapper():
+        pass
+
+    assert kernel_source.source_lines(wrapper) == inspect.getsourcelines(minidl.kernels.check.floating)
+
+
+def test_a_module_that_is_loaded_again_has_its_new_lines(tmp_path, monkeypatch):
+    path = tmp_path / "lines.py"
+    for number in (1, 2):
+        path.write_text(f"def kernel():\n    return {number}{number * ' '}\n")
+        namespace = {"__name__": "minidl.lines"}
+        exec(compile(path.read_text(), str(path), "exec"), namespace)
+        assert f"return {number}" in kernel_source.source_lines(namespace["kernel"])[0][1]
+
+
+SOURCES = """
+import hashlib
+from minidl.kernels.conv.cubes import conv_cube_tile
+from minidl.kernels.conv.boxed import conv_box_kernel
+conv_cube_tile.parse()
+print(hashlib.sha256((conv_cube_tile.src + conv_box_kernel.src).encode()).hexdigest())
+"""
+
+
+def test_python_without_positions_falls_back_to_inspect(tmp_path):
+    sources = set()
+    for number, flags in enumerate(((), ("-X", "no_debug_ranges"))):
+        environment = {"TRITON_INTERPRET": "0", "PYTHONPYCACHEPREFIX": str(tmp_path / str(number))}
+        command = [sys.executable, *flags, "-c", SOURCES]
+        sources.add(subprocess.run(command, capture_output=True, check=True, env=os.environ | environment).stdout)
+    assert len(sources) == 1

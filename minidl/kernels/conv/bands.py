@@ -29,7 +29,9 @@ def conv_band_kernel(
     SC: tl.constexpr, STEP: tl.constexpr, R: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr,
     TRANSPOSED_BAND: tl.constexpr, POOL: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write band [R, KP, NP], or [NP, R, KP], of w [M, R, SC], SC = S * C; adjacent pixels are STEP values apart.
+    """Write band [R, KP, NP], or with TRANSPOSED_BAND [NP, R, KP], of w [M, R, SC], SC = S * C.
+
+    Adjacent pixels are STEP values apart.
 
     A column is (pixel, m), with POOL (pair of pixels, m, pixel of the pair).
     """

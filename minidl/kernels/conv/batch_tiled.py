@@ -64,7 +64,7 @@ class BatchTile(NamedTuple):
     """BLOCK_M images and BLOCK_N channels, in steps of BLOCK_K input channels.
 
     PIECES         parts in which the channels are stored
-    W_IN_PLACE     whether d_w is [groups * C, taps * M], whose blocks are transposed, else [groups * M, taps * C]
+    W_IN_PLACE     whether d_w is [groups * C, taps * M], else [groups * M, taps * C], whose blocks are transposed
     ALL_TAPS       whether d_w also has taps of other phases, as it has with W_IN_PLACE
     PER_PROCESSOR  persistent programs per multiprocessor, 0 for one program per tile
     FLATTEN        whether the loop over tiles and the loop of a tile are one
@@ -225,7 +225,7 @@ def prepare(problem: Problem) -> launch.Prepared:
     tiles = launch.cdiv(M, block_n) * groups * launch.cdiv(N, chosen["BLOCK_M"]) * down.count * across.count
     resident = per_processor * problem.processors
     programs = min(tiles, resident) if resident else tiles
-    # Only full waves of double tiles: single ones balance the last wave.
+    # Only full rounds of double tiles: single tiles balance the last round.
     doubles = chosen["DOUBLE"] and resident and M % (2 * block_n) == 0
     double_tiles = tiles // 2 // resident * resident if doubles else 0
     tile = chosen.record(

@@ -78,7 +78,7 @@ def shares_time(problem: Problem, shares: int, values: float) -> float:
 
 
 class Split(NamedTuple):
-    """The number of shares of a sum, and the microseconds of all."""
+    """The number of shares of a sum, and the microseconds of the rounds and of adding the shares."""
 
     shares: int
     microseconds: float

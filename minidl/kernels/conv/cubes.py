@@ -49,7 +49,7 @@ class Tile(NamedTuple):
     """Constants of a tile: BLOCK_M channels of a box, in steps of BLOCK_K channels of x, stored in PIECES.
 
     PER_PROCESSOR, FLATTEN  0, or persistent programs per multiprocessor, and whether their loops are one
-    W_IN_PLACE                    whether weights are [GROUPS * C, taps, M], in place of [GROUPS * M, taps, C]
+    W_IN_PLACE              whether weights are [GROUPS * C, taps, M], in place of [GROUPS * M, taps, C]
     """
 
     BLOCK_M: int

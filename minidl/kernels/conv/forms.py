@@ -97,7 +97,7 @@ class Abilities(NamedTuple):
     reorders: Callable[[Problem, float], bool] = _never
 
     def covers(self, problem: Problem) -> bool | Unsupported:
-        """Return whether a form of these abilities has what a problem asks for beyond its shape."""
+        """Return whether a form with these abilities supports what the problem needs besides its shape."""
         # With other M the sum would be read value by value, and the addresses would spill registers.
         if problem.added and (self.added == 0 or problem.M % self.added):
             return Unsupported(f"a sum, unless with a multiple of {self.added} channels" if self.added else "a sum")

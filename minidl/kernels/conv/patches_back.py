@@ -102,7 +102,7 @@ def able(problem: Problem) -> bool | Unsupported:
         and (groups == 1 or Unsupported("more than one group"))
         and ((adjacent and down.stride * across.stride > 1) or Unsupported("patches that are not adjacent"))
         and (0 < _patches(problem) * down.kernel < INT32_LIMIT or Unsupported("no patches, or more than 32 bits count"))
-        and (across.size * max(problem.C, problem.M) * down.kernel < INT32_LIMIT or Unsupported("rows beyond 32 bits"))
+        and (across.size * max(problem.C, problem.M) * down.kernel < INT32_LIMIT or Unsupported("rows over 32 bits"))
         and (min(problem.C, problem.M) > 0 or Unsupported("no channels"))
         and (_in_order(problem) or Unsupported("weights that are not contiguous along the channels"))
         and (_row(problem) % 16 == 0 or Unsupported("rows of a patch that are not a multiple of 16 bytes"))

@@ -13,7 +13,7 @@ from minidl.runtime import launch
 
 @triton.jit
 def conv_reorder_kernel(
-    p_w, p_turned, M, C, s_m, s_c, s_r, s_s, first_r, step_r, first_s, step_s,
+    p_w, p_reordered, M, C, s_m, s_c, s_r, s_s, first_r, step_r, first_s, step_s,
     JH: tl.constexpr, JW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write reordered[g * C + c, j, m] = w[g * M + m, c, tap j]: one group, tap and block of channels per program."""
@@ -29,11 +29,11 @@ def conv_reorder_kernel(
         p_w + o_c.to(tl.int64)[:, None] * s_c + o_m.to(tl.int64)[None, :] * s_m, mask=m_cm, other=0.0
     )  # [BLOCK_M, BLOCK_N]
     o_row = ((i_group * C + o_c) * (JH * JW) + j) * M
-    tl.store(p_turned + o_row[:, None] + o_m[None, :], b_w, mask=m_cm)
+    tl.store(p_reordered + o_row[:, None] + o_m[None, :], b_w, mask=m_cm)
 
 
 def prepare(problem: Problem, down: Phase, across: Phase) -> Copy:
-    """Return the copy from w [groups * M, C, R, S] in any strides to [groups * C, JH, JW, M] for phases h and v."""
+    """Return the copy from w [groups * M, C, R, S] in any strides to [groups * C, JH, JW, M] for a pair of phases."""
     # A backward problem writes the channels that the convolution reads.
     M, C, JH, JW = problem.C, problem.M, len(down.taps), len(across.taps)
     tile = problem.tile("conv_reorder", floor=1, M=C, N=M)

@@ -34,7 +34,7 @@ class PixelTile(NamedTuple):
     """Constants of a launch; channels beyond a multiple of BLOCK_K are added last, in blocks of BLOCK_REST.
 
     GROUPS, M     groups, and output channels of a group; CHANNELS: input channels of all groups
-    W_TAPS, W_IN_PLACE  taps of a row of w: w is [GROUPS * M, W_TAPS, C], with W_IN_PLACE [GROUPS * C, W_TAPS, M]
+    W_TAPS        taps of a row of w [GROUPS * M, W_TAPS, C], or with W_IN_PLACE [GROUPS * C, W_TAPS, M]
     FLAT          taps and channels are one axis
     INSIDE        every tap of every output is inside the image
     MARKED        masks are bits per tap

@@ -230,7 +230,8 @@ def _microseconds(candidate: Plan) -> float:
 
 
 def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
-    """Return (plan, label) of every form and rewrite of the problem's direction and requested form.
+    """Return (plan, label) of every form and rewrite of the problem's direction and requested form; a problem
+    with pitches or a concat pair has no named rewrites.
 
     Plans have an estimate but no prepared launches; if a form is unable the plan is None and the label says why.
     """
@@ -240,8 +241,9 @@ def candidates(problem: Problem) -> list[tuple[Plan | None, str]]:
         if problem.direction not in form.DIRECTIONS or problem.form not in (None, form.NAME):
             continue
         can = abilities(form)
-        pair = bool(not problem.concat_pair or can.reads_concat_pair(problem)) or NO_PAIR
-        able = can.covers(problem) and form.able(problem) and pair
+        able = can.covers(problem) and form.able(problem)
+        if able and problem.concat_pair:
+            able = bool(can.reads_concat_pair(problem)) or NO_PAIR
         if able:
             interpreted = problem.target == "interpreted" and form.NAME in costs.INTERPRETED
             time = costs.interpreted(counted, form.NAME, can.programs) if interpreted else form.estimate(counted)

@@ -96,7 +96,7 @@ class Problem(NamedTuple):
     bias, scale, act, pool, preactivation   the epilogue, as in `forward`
     aligned    whether x (and the output's gradient) starts at a multiple of 16 bytes
     w_aligned  whether the weights do
-    strides    in values, of the weights [groups * C, M, R, S] for backward directions; () in the order of the phase
+    strides    in values, of the weights [groups * C, M, R, S] for backward directions; () if in phase order
     form       name of the requested form; None for the cheapest
     batch_invariant  whether an image's result must not depend on the number of images (not GRAD_WEIGHT)
     target, processors   the tile table in use and the number of multiprocessors

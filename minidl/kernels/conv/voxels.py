@@ -34,7 +34,7 @@ class VolumeProblem(NamedTuple):
 
     problem  direction, channels, dtype, epilogue and device; N counts volumes, and the geometry is that of slices
     d        the depth axis
-    in_place     whether weights of TRANSPOSED are read in place, as [groups * C, taps, M]
+    in_place whether weights of TRANSPOSED are read in place, as [groups * C, taps, M]
     form     name of the requested form; None for the fastest
     """
 

@@ -127,7 +127,7 @@ def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[in
         raise TypeError(f"{op}: output_size is {output_size!r}, expected an integer or a pair")
     requested: Any = output_size
     if None in sizes:
-        requested = [extent if value is None else value for value, extent in zip(sizes, size, strict=True)]
+        requested = tuple(extent if value is None else value for value, extent in zip(sizes, size, strict=True))
     output = pair(op, "output_size", requested, 0)
     if 0 in size:
         raise ValueError(f"{op}: the image is {size[0]} x {size[1]}, expected a height and width of 1 or more")

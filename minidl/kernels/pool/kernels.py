@@ -9,9 +9,9 @@ A program has BLOCK_P pixels x BLOCK_C channels of images [N, H, W, C]:
     forward   p p p p p     an output reads its window, R x S taps from (oh, ow) stride - padding
               p[x x x]x     p: padding, masked
               p[x x x]x
-    gradient  . . . . .     gather: a pixel x reads the NEAR_H x NEAR_W windows that may contain it
-              .[.[x].].     spread: if windows are disjoint, a window writes the STRIDE_H x STRIDE_W pixels from its
-              . . . . .             first one
+    gradient  . . . . .     `pool_grad_kernel`: a pixel x reads the NEAR_H x NEAR_W windows that may contain it
+              .[.[x].].     `pool_spread_kernel`: if windows are disjoint, a window writes the STRIDE_H x STRIDE_W
+              . . . . .     pixels from its first one
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowsPlan(LaunchPlan):
-    """The launch of a kernel of the family, if `fits` for rows that fit a block, else of its loop.
+    """The launch of a kernel of the family: the one for rows that fit a block if `fits`, else the one with a loop.
 
     copied  whether tensors are copied to contiguous rows [R, N, 1]
     """

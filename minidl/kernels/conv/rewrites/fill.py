@@ -168,8 +168,10 @@ class Fill(Rewrite):
 
 
 def _most_phases(problem: Problem) -> int | None:
-    """Return the number of backward phases that is worth filling, if the problem has more; without a dilation one
-    launch computes all of them (`pixel_back`)."""
+    """Return the largest number of backward phases that is worth filling if the problem has more, else None.
+
+    Without a dilation one launch computes all phases (`pixel_back`), so more of them are worth it.
+    """
     down, across = problem.geometry.h, problem.geometry.w
     most = MOST_PHASES if down.dilation * across.dilation > 1 else 4 * MOST_PHASES
     return most if down.stride * across.stride > most else None
