@@ -168,6 +168,22 @@ def test_scikit_learn_is_not_imported_beside_torch():
     assert bare == []
 
 
+def test_files_and_kernels_stay_short():
+    """At most 300 lines in a file, and 16 parameters of a kernel: more of them are argument records."""
+    long, wide, kernels = {}, {}, 0
+    for path in modules(ROOT / "minidl").values():
+        text = path.read_text()
+        if (lines := len(text.splitlines())) > 300:
+            long[str(path)] = lines
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(d) for d in node.decorator_list):
+                kernels += 1
+                if (parameters := len(node.args.args)) > 16:
+                    wide[node.name] = parameters
+    assert kernels > 250
+    assert (long, wide) == ({}, {})
+
+
 SLOW_TORCH = """
 import sys, threading, time
 from minidl.common import import_lock

@@ -197,9 +197,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _warn_skipped(self) -> None:
         # Recorded launches count nothing, and their tensors may have no memory.
-        warns = self.warns and self.skip_nonfinite and not launch.for_other_target()
-        if warns and self._skips.warn(type(self).__name__):
-            self.warns = False
+        if self.warns and self.skip_nonfinite and not launch.for_other_target():
+            self.warns = not self._skips.warn(type(self).__name__)
 
     def _prepare_replay(self) -> None:
         """Do the host's part of `step` before a graph that contains it is replayed."""

@@ -293,12 +293,3 @@ def all_inside(phase: Phase, size: int) -> bool:
     """Return whether every tap of every output reads inside [0, size)."""
     last = phase.in_start + (phase.count - 1) * phase.in_step + (len(phase.taps) - 1) * phase.in_tap
     return phase.in_start >= 0 and last < size
-
-
-def taps_of(problem: Problem) -> tuple[int, int, int]:
-    """Return, in values, the offset of the first tap in a row of w and the distances to the next tap down and across.
-
-    w is [groups * C, R, S, M] if read in place, else [groups * M, JH, JW, C], where kernels ignore the result."""
-    down, across, M = problem.at.down, problem.at.across, problem.M
-    row = (problem.geometry.w.kernel if problem.in_place else len(across.taps)) * M
-    return down.taps[0] * row + across.taps[0] * M, down.tap_step * row, across.tap_step * M

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from minidl.kernels.conv.problem import Problem, taps_of
+from minidl.kernels.conv.problem import Problem
 
 
 class Taps(NamedTuple):
@@ -65,8 +65,10 @@ class Outputs(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The first tap in a row of w and the distances to the next tap down and across, in values: for backward weights
-    that are read in place."""
+    """In values, the offset of the first tap in a row of w and the distances to the next tap down and across.
+
+    w is [groups * C, R, S, M] if read in place, else [groups * M, JH, JW, C], where kernels ignore them.
+    """
 
     start: int
     tap_h: int
@@ -74,5 +76,7 @@ class Weights(NamedTuple):
 
     @staticmethod
     def of(problem: Problem) -> Weights:
-        """Return them counted in values, as `taps_of` does."""
-        return Weights(*taps_of(problem))
+        """Return those of a problem's pair of phases."""
+        down, across, M = problem.at.down, problem.at.across, problem.M
+        row = (problem.geometry.w.kernel if problem.in_place else len(across.taps)) * M
+        return Weights(down.taps[0] * row + across.taps[0] * M, down.tap_step * row, across.tap_step * M)
