@@ -34,9 +34,9 @@ def test_included_sources_have_the_lines_where_they_begin_and_end(page):
     for path, options in INCLUDED.findall(page.read_text()):
         lines = (page.parent / path).read_text().splitlines()
         for option, text in re.findall(r"^:(start-at|end-at): (.*)$", options, re.MULTILINE):
-            found = [number for number, line in enumerate(lines) if text.strip('"') in line]
-            assert found, f"{path} has no line with {text}"
-            lines = lines[found[0] :] if option == "start-at" else lines[: found[0] + 1]
+            matches = [number for number, line in enumerate(lines) if text.strip('"') in line]
+            assert matches, f"{path} has no line with {text}"
+            lines = lines[matches[0] :] if option == "start-at" else lines[: matches[0] + 1]
 
 
 def of_page(page):

@@ -47,7 +47,7 @@ def _job(fields: dict[str, Any], arch: int) -> Job:
 
 
 def _strings(path: list[int], value: Any) -> Iterator[list[int]]:
-    """Yield the paths of the strings in a constant, those of a record's fields included."""
+    """Yield the paths of the strings in a constant, also in the fields of a record."""
     if isinstance(value, str):
         yield path
     elif isinstance(value, dict) and "record" in value:

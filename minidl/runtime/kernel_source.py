@@ -50,9 +50,9 @@ def _is_ours(function: Any) -> bool:
 
 
 def _last_lines(code: CodeType) -> Iterator[int]:
-    """Yield the last line of each instruction, those of nested functions included.
+    """Yield the last line of each instruction, also of nested functions.
 
-    There are none without columns: Python was told to keep no positions, and gives the first line as the last.
+    Without columns Python keeps no positions and gives the first line as the last, so nothing is yielded.
     """
     yield from (end for _, end, column, _ in code.co_positions() if end is not None and column is not None)
     for constant in code.co_consts:

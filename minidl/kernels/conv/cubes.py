@@ -232,7 +232,8 @@ def prepare(cubes: VolumeProblem) -> launch.Prepared:
     if tiles <= persistent:
         persistent = 0  # persistent programs with one tile each start later, as in `boxed`
     per_processor, flatten = (tile["PER_PROCESSOR"], tile["FLATTEN"]) if persistent else (0, 0)
-    out = Outputs(*cubes.written, M, groups, tiles, persistent or tiles)  # type: ignore[call-arg]
+    OD, OH, OW = cubes.written
+    out = Outputs(OD, OH, OW, M, groups, tiles, persistent or tiles)
     constants = Tile(
         tile["BLOCK_M"], block, tile["PIECES"], per_processor, flatten, cubes.in_place, **problem.constants
     )

@@ -175,14 +175,16 @@ def plan(problem: Problem) -> Plan:
 def _reading_in_place(problem: Problem, joined: Plan) -> Plan:
     """Return the plan that reads a `ConcatPair` in place, or `joined` if that and concatenating first is faster."""
     in_place = cheapest(problem._replace(statistics=False))
-    slower = in_place is None or in_place.microseconds > joined.microseconds + _join_time(problem)
-    return joined if in_place is None or slower else in_place
+    if in_place is None or in_place.microseconds > joined.microseconds + _join_time(problem):
+        return joined
+    return in_place
 
 
 def _with_statistics(problem: Problem, best: Plan) -> Plan:
     """Return the plan with statistics of bands as z, if its form returns them."""
-    bands = abilities(best.form).statistics_bands(problem) if isinstance(best, FormPlan) else 0
-    return dataclasses.replace(best, problem=problem, bands=bands) if isinstance(best, FormPlan) and bands else best
+    if isinstance(best, FormPlan) and (bands := abilities(best.form).statistics_bands(problem)):
+        return dataclasses.replace(best, problem=problem, bands=bands)
+    return best
 
 
 def _join_time(problem: Problem) -> float:

@@ -38,7 +38,7 @@ class Product(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """A launch that sums a gradient of `shape` in `number` shares, and one that adds these (None: that of `gemm`)."""
+    """One launch sums a gradient of `shape` in `number` shares, another adds the shares (None: that of `gemm`)."""
 
     launch: launch.Prepared
     number: int

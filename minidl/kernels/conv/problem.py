@@ -235,7 +235,7 @@ class Problem(NamedTuple):
         return launch.tiles_for(family, self.dtype, floor=16, precision=self.precision, target_=self.target, **shape)
 
     def block(self, tile: launch.Tile) -> int:
-        """Return BLOCK_K: at most that of the tile, and so that a block ends at a pixel's last channel."""
+        """Return BLOCK_K, at most that of the tile: a power of two that divides C, so blocks end with a pixel."""
         return min(tile["BLOCK_K"], self.C & -self.C)
 
     @property

@@ -76,7 +76,7 @@ class Weights(NamedTuple):
 
     @staticmethod
     def of(problem: Problem) -> Weights:
-        """Return those of a problem's pair of phases."""
+        """Return the offset and the distances of a problem's pair of phases."""
         down, across, M = problem.at.down, problem.at.across, problem.M
         row = (problem.geometry.w.kernel if problem.in_place else len(across.taps)) * M
         return Weights(down.taps[0] * row + across.taps[0] * M, down.tap_step * row, across.tap_step * M)
