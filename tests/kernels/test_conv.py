@@ -56,6 +56,7 @@ SHAPES = {
     "pixel": (2, 5, 7, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 2),
     "batch": (3, 32, 24, (6, 7), (3, 3), (1, 2), (1, 1), (1, 1), 1),
     "box": (3, 32, 32, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "split": (3, 32, 32, (6, 7), (3, 3), (1, 1), (1, 1), (1, 1), 1),
     "pair": (3, 32, 24, (6, 8), (3, 5), (1, 1), (1, 2), (1, 1), 1),
     "banded": (2, 3, 6, (8, 19), (3, 5), (2, 1), (1, 2), (1, 1), 1),
     "depthwise": (3, 1, 2, (9, 8), (3, 2), (2, 1), (1, 2), (1, 2), 5),
@@ -201,6 +202,8 @@ def test_every_form_gives_the_same_integers(form, shape, seed):
 @FORMS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_each_form_does_all_that_it_is_for(form, dtype):
+    if form == "split" and dtype != torch.float32:
+        pytest.skip("float32 alone has two parts")
     done = Problem(SHAPES[form], dtype=dtype).check(form)
     assert {"forward", "epilogue", "preactivation"} <= set(done)
     assert "grad_input" in done or form in ("banded", "batch", "pair", "unshuffle")
@@ -390,12 +393,13 @@ def tiles_of_forms():
         "conv_batch": "batch", "conv_batch_narrow": "batch", "conv_batch_grad_weight": "batch",
         "conv_back": "batch", "conv_depthwise": "depthwise",
         "conv_depthwise_grad_weight": "depthwise", "conv_fill": "fill", "conv_reorder": "pixel",
-        "conv_unshuffle": "unshuffle",
+        "conv_unshuffle": "unshuffle", "conv_split": "split", "conv_split_across": "split", "conv_split_box": "split",
+        "conv_split_grad_weight": "split",
     }  # fmt: skip
     seen, elsewhere = set(), ("conv_fft", "conv_few", "conv_taps", "gemm")
     for family in (family for family in conv.FAMILIES if not family.startswith(elsewhere)):
         for name in launch.table(family) if launch.INTERPRETED else [launch.target()]:
-            for dtype in (torch.float32, torch.float16):
+            for dtype in (torch.float32,) if "split" in family else (torch.float32, torch.float16):
                 for tile in launch.tiles(family, name, dtype):
                     key = (family, *tile.sizes.items()) if launch.INTERPRETED else (family, dtype, str(tile))
                     if key not in seen:
@@ -425,7 +429,7 @@ TELLING = ("epilogue", "max", "grad_input", "grad_weight")
 
 def served(family):
     """Chooses what runs a tile of the family: `check` takes it."""
-    if family.endswith("grad_weight"):
+    if family.endswith(("grad_weight", "across")):
         return lambda name: name == "grad_weight"
     return lambda name: name != "grad_weight" or family == "conv_band"
 
@@ -448,6 +452,7 @@ def test_every_tile_of_every_form(family, form, dtype, tile):
             "pixel": (6, 40, 150, (9, 8), (3, 2), (1, 1), (1, 0), (2, 3), 1),
             "batch": (129, 64, 136, (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
             "box": (3, 64, 136, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
+            "split": (3, 64, 136, (9, 17), (3, 2), (1, 1), (1, 1), (1, 2), 1),
             "banded": (9, 4, 24, (9, 40), (3, 3), (1, 1), (1, 1), (1, 1), 1),
             "pair": (129, 32, 64, (6, 8), (3, 5), (1, 1), (0, 0), (1, 1), 1),
             "depthwise": (3, 1, 1, (9, 24), (3, 3), (1, 1), (1, 1), (1, 1), 64),
@@ -1121,7 +1126,7 @@ def test_bands_that_can_pool_do_it_in_their_kernel(monkeypatch):
 
 def test_refusals():
     p = Problem(SHAPES["pixel"])
-    with pytest.raises(ValueError, match="unknown form 'fast'; known: pixel, box, batch, pair, banded"):
+    with pytest.raises(ValueError, match="unknown form 'fast'; known: pixel, box, batch, pair, split, banded"):
         conv.forward(p.x, p.w, p.geometry, form="fast")
     with pytest.raises(conv.UnableError, match="the banded form does not support this shape; use one of: pixel"):
         conv.forward(p.x, p.w, p.geometry, form="banded")

@@ -220,7 +220,7 @@ def estimate(problem: Problem) -> float:
     across = problem.at.across
     start = across.in_start if across.in_step == 2 else 0
     loads = LOADS * tile_throughput.narrow(problem, math.gcd(G * across.in_step, problem.read[1], start) * problem.C)
-    throughput = tile_throughput.of_pixels(problem, tile["BLOCK_M"], NP, loads)
+    throughput = tile_throughput.of_pixels(problem, tile["BLOCK_M"], NP, loads, "banded")
     work = costs.Work(launch.cdiv(rows, tile["BLOCK_M"]), steps, throughput, "flat")
     return costs.launch_time(problem, costs.microseconds(problem, work)) + costs.band_time(problem, height * KP * NP)
 

@@ -141,7 +141,7 @@ def _microseconds(problem: Problem) -> float:
     loads = LOADS * (KP * x + NP * (1 + dy) / 2) / (KP + NP)  # the gradient's rows are shorter
     at = _cut(problem, costs.outputs(problem) // G)
     steps = tile_throughput.steps(problem, at.blocks, at.tile["BLOCK_M"])
-    throughput = tile_throughput.of(problem, at.tile["BLOCK_K"], NP, loads=loads)
+    throughput = tile_throughput.of(problem, at.tile["BLOCK_K"], NP, "weight banded ", loads=loads)
     values = len(problem.at.down.taps) * KP * NP
     work = costs.Work(at.tiles, steps, throughput, "weight", at.shares, values)
     return costs.launch_time(problem, costs.microseconds(problem, work)) + costs.band_time(problem, values) + FOLD

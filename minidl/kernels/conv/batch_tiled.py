@@ -257,13 +257,15 @@ def family_tile(problem: Problem, family: str, pixels: int) -> launch.Tile:
     return problem.tile(family, M=problem.images, N=problem.M, K=C & -C, pixels=pixels)
 
 
-def weights(problem: Problem, in_place: bool, block_k: int, block_n: int) -> Box:
-    """Return the descriptor of w [groups * M, JH, JW, C] or, with `in_place`, of all weights [groups * C, R, S, M]."""
+def weights(problem: Problem, in_place: bool, block_k: int, block_n: int, parts: int = 1) -> Box:
+    """Return the descriptor of w [groups * M, JH, JW, C] or, with `in_place`, of all weights [groups * C, R, S, M].
+
+    parts: copies of w, one after the other."""
     if in_place:
         row = problem.geometry.h.kernel * problem.geometry.w.kernel * problem.M
         return Box.of_rows(problem.groups * problem.C, row, (block_k, block_n))
     taps = problem.taps if problem.direction != TRANSPOSED else problem.geometry.h.kernel * problem.geometry.w.kernel
-    return Box.of_rows(problem.groups * problem.M, taps * problem.C, (block_n, block_k))
+    return Box.of_rows(parts * problem.groups * problem.M, taps * problem.C, (block_n, block_k))
 
 
 def run(prepared: launch.Prepared, t: Tensors) -> None:

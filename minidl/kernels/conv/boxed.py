@@ -24,9 +24,17 @@ import triton.language as tl
 from minidl.kernels import float8
 from minidl.kernels.activation import activate
 from minidl.kernels.conv import batch_tiled, costs, tile_throughput
-from minidl.kernels.conv.pixel_boxes import concat_pair_box, images_box, pairs_box, shape_of_box, stores_boxes
+from minidl.kernels.conv.pixel_boxes import (
+    concat_pair_box,
+    images_box,
+    load_box,
+    pairs_box,
+    shape_of_box,
+    stores_boxes,
+)
 from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, Problem, Tensors, Unsupported
 from minidl.kernels.conv.records import Outputs, Taps, Weights
+from minidl.kernels.conv.split import INFINITY, not_finite, split_product
 from minidl.kernels.epilogue import affine, finish, split_columns
 from minidl.runtime import launch
 
@@ -47,6 +55,7 @@ class BoxTile(NamedTuple):
     STORE_BOX      whether the descriptor d_y stores the box; otherwise d_y is None, and p_y points to y
     PAIRS          whether outputs are pairs of neighbouring pixels and d_x has an axis for the two (`paired_box`)
     PART           channels of one half of a `ConcatPair`, 0 for one tensor
+    SPLIT          whether x and w are parts, of which lo follow hi (`split_box`)
     ACC, PRECISION dtype of the sums, and how products are computed
     """
 
@@ -63,6 +72,7 @@ class BoxTile(NamedTuple):
     STORE_BOX: bool
     PAIRS: bool
     PART: int
+    SPLIT: bool
     ACC: Any
     PRECISION: str
 
@@ -85,49 +95,16 @@ def finish_box(
 
 
 @triton.jit
-def load_box(d_x, swapped, n, x_h, x_w, c, tile: tl.constexpr):
-    """Return the inputs [BLOCK_K, BLOCK_N] of a box at (n, x_h, x_w), channels c.
-
-    swapped: the second half of the `ConcatPair` lies first in memory. Both pixels of PAIRS then share the last axis, as
-    a descriptor has at most five axes.
-    """
-    if tile.PART:
-        half = c // tile.PART
-        at_c = c - half * tile.PART
-        if tile.PAIRS:
-            b_box = d_x.load([half ^ swapped, n, x_h, x_w >> 1, (x_w & 1) * tile.PART + at_c])
-        else:
-            b_box = d_x.load([half ^ swapped, n, x_h, x_w, at_c])
-    elif tile.PAIRS:
-        b_box = d_x.load([n, x_h, x_w >> 1, x_w & 1, c])
-    else:
-        b_box = d_x.load([n, x_h, x_w, c])
-    BLOCK_N: tl.constexpr = tile.BLOCK_N
-    BLOCK_K: tl.constexpr = tile.BLOCK_K
-    return tl.reshape(b_box, (BLOCK_N, BLOCK_K)).T
-
-
-@triton.jit
-def conv_box_tile(
-    i_tile, d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, swapped, outputs, weights,
-    taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr,
+def box_sum(
+    d_x, d_w, swapped, n, q_h, q_w, m, i_group, again, outputs, weights,
+    taps: tl.constexpr, tile: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_M channels of a box of outputs."""
+    """Return the sum [BLOCK_M, BLOCK_N] of all blocks of K, in two parts with SPLIT; if `again` is 0, zeros."""
     JW: tl.constexpr = taps.JW
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     BLOCK_K: tl.constexpr = tile.BLOCK_K
-    PRECISION: tl.constexpr = tile.PRECISION
-    M = outputs.M
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_w = tl.cdiv(outputs.QW, tile.TILE_W)
-    tiles_h = tl.cdiv(outputs.QH, tile.TILE_H)
-    m = i_tile % tiles_m * BLOCK_M
-    i_group = i_tile // tiles_m % outputs.GROUPS
-    i_box = i_tile // (tiles_m * outputs.GROUPS)
-    q_w = i_box % tiles_w * tile.TILE_W
-    q_h = i_box // tiles_w % tiles_h * tile.TILE_H
-    n = i_box // (tiles_w * tiles_h) * tile.TILE_N
+    STEPS: tl.constexpr = taps.JH * JW * (taps.C // BLOCK_K)
     o_tap = weights.start + m if tile.W_IN_PLACE else 0 * m  # a tensor, as a constant cannot change in a loop
     c = i_group * taps.C
     j_w = 0
@@ -137,11 +114,16 @@ def conv_box_tile(
     step_w = weights.tap_w if tile.W_IN_PLACE else taps.C
     step_h = weights.tap_h if tile.W_IN_PLACE else JW * taps.C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
-    for _ in range(taps.JH * JW * (taps.C // BLOCK_K)):
+    for _ in range(STEPS if again is None else STEPS * again):
         # [BLOCK_M, BLOCK_K]
-        b_w = d_w.load([c, o_tap]).T if tile.W_IN_PLACE else d_w.load([i_group * M + m, o_tap])
+        b_w = d_w.load([c, o_tap]).T if tile.W_IN_PLACE else d_w.load([i_group * outputs.M + m, o_tap])
         b_x = load_box(d_x, swapped, n, x_h, x_w, c, tile)  # [BLOCK_K, BLOCK_N]
-        b_acc = float8.product(b_w, b_x, b_acc, tile.ACC, PRECISION)
+        if SPLIT:
+            b_w_lo = d_w.load([(outputs.GROUPS + i_group) * outputs.M + m, o_tap])
+            b_x_lo = load_box(d_x, swapped, outputs.N + n, x_h, x_w, c, tile)
+            b_acc = split_product(b_w, b_w_lo, b_x, b_x_lo, b_acc, tile.ACC)
+        else:
+            b_acc = float8.product(b_w, b_x, b_acc, tile.ACC, tile.PRECISION)
         # The next tap; at the end of a row back and one row down; after the last tap back to the first one, with the
         # next channels. Taps are the inner loop, so that concurrent programs share inputs in L2.
         j_w += 1
@@ -154,6 +136,32 @@ def conv_box_tile(
         o_tap -= tl.where(taps_end, taps.JH * step_h - (0 if tile.W_IN_PLACE else BLOCK_K), 0)
         c += tl.where(taps_end, BLOCK_K, 0)
         j_w = tl.where(row_ends, 0, j_w)
+    return b_acc
+
+
+@triton.jit
+def conv_box_tile(
+    i_tile, d_x, d_w, d_y, p_bias, p_scale, p_y, p_z, swapped, outputs, weights,
+    taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """Compute BLOCK_M channels of a box of outputs."""
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    M = outputs.M
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_w = tl.cdiv(outputs.QW, tile.TILE_W)
+    tiles_h = tl.cdiv(outputs.QH, tile.TILE_H)
+    m = i_tile % tiles_m * BLOCK_M
+    i_group = i_tile // tiles_m % outputs.GROUPS
+    i_box = i_tile // (tiles_m * outputs.GROUPS)
+    q_w = i_box % tiles_w * tile.TILE_W
+    q_h = i_box // tiles_w % tiles_h * tile.TILE_H
+    n = i_box // (tiles_w * tiles_h) * tile.TILE_N
+    b_acc = box_sum(d_x, d_w, swapped, n, q_h, q_w, m, i_group, None, outputs, weights, taps, tile, tile.SPLIT)
+    if tile.SPLIT:
+        again = not_finite(b_acc)
+        b_hi = box_sum(d_x, d_w, swapped, n, q_h, q_w, m, i_group, again, outputs, weights, taps, tile, False)
+        b_acc = tl.where(tl.abs(b_acc) < INFINITY, b_acc, b_hi)
     if tile.STORE_BOX:
         finish_box(b_acc.T, p_bias, p_scale, d_y, n, q_h, q_w, m, M, epilogue, tile, tile.PIECES)
         return
@@ -200,12 +208,13 @@ def estimate(problem: Problem) -> float:
     return costs.launch_time(problem, microseconds(problem, tile_of(problem)))
 
 
-def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
-    """Prepare the launch; with `pairs`, outputs of the problem are pairs of pixels and inputs single pixels."""
+def prepare(problem: Problem, pairs: bool = False, split: bool = False) -> launch.Prepared:
+    """Prepare the launch; with `pairs`, outputs of the problem are pairs of pixels and inputs single pixels; with
+    `split`, x and the weights are in two parts."""
     down, across = problem.at.down, problem.at.across
     (H, W), (OH, OW) = problem.read, problem.written
     N, M, C, groups = problem.N, problem.M, problem.C, problem.groups
-    chosen = tile_of(problem)
+    chosen = tile_of(problem, split)
     options = chosen.launch_options
     block = problem.block(chosen)
     box = shape_of_box(N, down.count, across.count, chosen["BLOCK_N"])
@@ -227,7 +236,8 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
     tile = chosen.record(
         BoxTile, BLOCK_K=block, TILE_N=box[0], TILE_H=box[1], TILE_W=box[2], PIECES=pieces,
         PER_PROCESSOR=chosen["PER_PROCESSOR"] * persistent, FLATTEN=chosen["FLATTEN"] * persistent,
-        W_IN_PLACE=problem.in_place, STORE_BOX=stores_y, PAIRS=pairs, PART=problem.part, **problem.constants,
+        W_IN_PLACE=problem.in_place, STORE_BOX=stores_y, PAIRS=pairs, PART=problem.part, SPLIT=split,
+        **(problem.constants | ({"PRECISION": "tf32"} if split else {})),
     )  # fmt: skip
     piece = max(tile.BLOCK_M // pieces, 16 // problem.result.itemsize)
     descriptors = (
@@ -235,8 +245,8 @@ def prepare(problem: Problem, pairs: bool = False) -> launch.Prepared:
         if problem.concat_pair
         else pairs_box(N, H, W, C, [*box, 1, block])
         if pairs
-        else images_box(N, H, W, groups * C, [*box, block], problem.pitches),
-        batch_tiled.weights(problem, tile.W_IN_PLACE, block, tile.BLOCK_M),
+        else images_box((1 + split) * N, H, W, groups * C, [*box, block], problem.pitches),
+        batch_tiled.weights(problem, tile.W_IN_PLACE, block, tile.BLOCK_M, parts=1 + split),
         images_box(N, OH, OW, M, [*box, piece]) if stores_y else None,
     )
     grid = resident if persistent else tiles
@@ -256,24 +266,25 @@ def reads_concat_pair(problem: Problem) -> bool:
     return problem.groups == 1 and not problem.pitches and problem.part % block == 0
 
 
-def tile_of(problem: Problem) -> launch.Tile:
+def tile_of(problem: Problem, split: bool = False) -> launch.Tile:
     """Return the fastest of the tiles for a problem, by estimate."""
     down, across, C = problem.at.down, problem.at.across, problem.C
-    tiles = problem.tiles("conv_box", M=problem.M, N=problem.images * down.count * across.count, K=C & -C)
+    family = "conv_split_box" if split else "conv_box"
+    tiles = problem.tiles(family, M=problem.M, N=problem.images * down.count * across.count, K=C & -C)
     if len(tiles) == 1:
         return tiles[0]
     # Four warps lack registers for two results of a large tile.
     fitting = [tile for tile in tiles if not problem.beside or tile.num_warps == 8 or tile["BLOCK_M"] <= LEAST]
-    return min(fitting, key=lambda tile: microseconds(problem, tile))
+    return min(fitting, key=lambda tile: microseconds(problem, tile, split))
 
 
-def microseconds(problem: Problem, tile: launch.Tile) -> float:
-    """Return the microseconds of the rounds with a tile."""
+def microseconds(problem: Problem, tile: launch.Tile, split: bool = False) -> float:
+    """Return the microseconds of the rounds with a tile; with `split`, of operands in two parts."""
     sizes = problem.images, problem.at.down.count, problem.at.across.count
     box = shape_of_box(*sizes, tile["BLOCK_N"])
     boxes = math.prod(launch.cdiv(size, extent) for size, extent in zip(sizes, box, strict=True))
     block = problem.block(tile)
     tiles = boxes * launch.cdiv(problem.M, tile["BLOCK_M"]) * problem.groups
     steps = tile_throughput.steps(problem, problem.taps * problem.C / block, block, boxes=True)
-    throughput = tile_throughput.of_boxes(problem, tile)
+    throughput = tile_throughput.of_split(problem, tile) if split else tile_throughput.of_boxes(problem, tile)
     return costs.microseconds(problem, costs.Work(tiles, steps, throughput, "box"))

@@ -167,7 +167,7 @@ def estimate(problem: Problem) -> float:
     tile = problem.tile("conv_few", N=cells, K=problem.C & -problem.C, M=problem.M)
     block = problem.block(tile)
     steps = tile_throughput.steps(problem, groups.K / block, block, boxes=True)
-    throughput = tile_throughput.of_pixels(problem, tile["BLOCK_N"], groups.NP)
+    throughput = tile_throughput.of_pixels(problem, tile["BLOCK_N"], groups.NP, kind="few")
     work = costs.Work(launch.cdiv(cells, tile["BLOCK_N"]), steps, throughput, "box")
     return costs.launch_time(problem, costs.microseconds(problem, work)) + costs.band_time(
         problem, groups.NP * groups.K

@@ -27,6 +27,8 @@ from minidl.kernels.conv import (
     pixel_grad_weight,
     pixel_tiled,
     product,
+    split_box,
+    split_grad_weight,
     unfolded_grad_weight,
 )
 from minidl.kernels.conv.problem import Problem, Tensors, Unsupported
@@ -114,6 +116,7 @@ ABILITIES: dict[Form, Abilities] = {
     boxed: Abilities(in_place=True, float8=True, added=16, overlaps=True, reads_concat_pair=boxed.reads_concat_pair),
     batch_tiled: Abilities(in_place=True, float8=True, added=16, programs=costs.outputs),
     paired_box: Abilities(added=8, reads_concat_pair=paired_box.reads_concat_pair),
+    split_box: Abilities(),
     banded: Abilities(added=8),
     fft: Abilities(),
     product: Abilities(
@@ -127,6 +130,7 @@ ABILITIES: dict[Form, Abilities] = {
     pixel_grad_weight: Abilities(programs=pixel_choice.programs),
     batch_grad_weight: Abilities(programs=costs.outputs),
     boxed_grad_weight: Abilities(reads_concat_pair=boxed_grad_weight.reads_concat_pair),
+    split_grad_weight: Abilities(),
     unfolded_grad_weight: Abilities(programs=pixel_choice.programs),
     banded_grad_weight: Abilities(),
     depthwise_grad_weight: Abilities(programs=narrow_grad_weight.programs),
@@ -154,4 +158,5 @@ def among(*modules: Form) -> Iterator[None]:
 
 def names() -> tuple[str, ...]:
     """Return the names accepted by `form=`."""
-    return (*dict.fromkeys(form.NAME for form in FORMS), *(rewrite.name for rewrite in REWRITES if rewrite.name))
+    rewrites = [rewrite.name for rewrite in REWRITES if rewrite.name]
+    return tuple(dict.fromkeys([*(form.NAME for form in FORMS), *rewrites]))

@@ -1,7 +1,11 @@
-"""Tensor descriptors for boxes of pixels, and the box shape that covers an image's outputs with the least waste."""
+"""Tensor descriptors for boxes of pixels, loads of boxes, and the box shape that covers an image's outputs with the
+least waste."""
 
 import functools
 from collections.abc import Sequence
+
+import triton
+import triton.language as tl
 
 from minidl.kernels.conv.problem import Problem
 from minidl.runtime import launch
@@ -25,6 +29,29 @@ def concat_pair_box(N: int, H: int, W: int, C: int, block: Sequence[int], pairs:
     if pairs:
         W, part = W // 2, C
     return Box((2, N, H, W, part), (0, H * row, row, part, 1), (1, *block))
+
+
+@triton.jit
+def load_box(d_x, swapped, n, x_h, x_w, c, tile: tl.constexpr):
+    """Return the inputs [BLOCK_K, BLOCK_N] of a box at (n, x_h, x_w), channels c.
+
+    swapped: the second half of the `ConcatPair` lies first in memory. Both pixels of PAIRS then share the last axis, as
+    a descriptor has at most five axes.
+    """
+    if tile.PART:
+        half = c // tile.PART
+        at_c = c - half * tile.PART
+        if tile.PAIRS:
+            b_box = d_x.load([half ^ swapped, n, x_h, x_w >> 1, (x_w & 1) * tile.PART + at_c])
+        else:
+            b_box = d_x.load([half ^ swapped, n, x_h, x_w, at_c])
+    elif tile.PAIRS:
+        b_box = d_x.load([n, x_h, x_w >> 1, x_w & 1, c])
+    else:
+        b_box = d_x.load([n, x_h, x_w, c])
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    BLOCK_K: tl.constexpr = tile.BLOCK_K
+    return tl.reshape(b_box, (BLOCK_N, BLOCK_K)).T
 
 
 @functools.lru_cache(maxsize=4096)

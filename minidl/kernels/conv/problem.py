@@ -244,6 +244,11 @@ class Problem(NamedTuple):
         return self.dtype.itemsize == 2 and self.target == "sm_90"
 
     @property
+    def splits(self) -> bool:
+        """Return whether float32 products are three tf32 products, for which forms were measured too."""
+        return self.dtype == torch.float32 and self.precision == "tf32x3" and self.target == "sm_90"
+
+    @property
     def constants(self) -> dict[str, Any]:
         """Return a kernel's constants for the dtype of sums and the precision of products."""
         return {"ACC": launch.acc(self.dtype), "PRECISION": self.precision}

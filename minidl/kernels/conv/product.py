@@ -33,6 +33,7 @@ from minidl.kernels.gemm.operands import Operand, unit
 from minidl.kernels.gemm.plan import tiled
 from minidl.kernels.gemm.prepared import Product
 from minidl.runtime import launch
+from minidl.runtime.cost_model import selection
 
 NAME = "product"
 DIRECTIONS = FORWARD, PHASE, GRAD_WEIGHT
@@ -80,7 +81,8 @@ def microseconds(problem: Problem, family: str, shape: choice.Shape, tile: launc
     time = choice.microseconds(
         family, shape, tile, split, processors, target, dtype=problem.dtype, precision=problem.precision
     )  # fmt: skip
-    return FASTER * time - SOONER
+    splits = selection.of(target).steps.splits["product"] if problem.splits else 1.0
+    return FASTER * splits * time - SOONER
 
 
 def programs(problem: Problem) -> float:

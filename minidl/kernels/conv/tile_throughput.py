@@ -2,7 +2,8 @@
 
     step = max(slots * 2 * rows * columns * 64 / rate + wait, slots * (rows + columns) * 64 * bytes / edges)
 
-in microseconds, with the operations (rate) and bytes (edges) per microsecond of one multiprocessor. With 16 bits the
+in microseconds, with the operations (rate) and bytes (edges) per microsecond of one multiprocessor. Kernels that split
+float32 blocks into tf32 parts (`tf32x3`) take `splits` times as long, a measured factor of their kind. With 16 bits the
 bandwidth of L2, 7 to 11e12 bytes per second of a whole H100, is the bottleneck, so the time of a step
 depends on the edges of a tile, not on its area. Measured tiles take 0.8 to 1.2 times this estimate.
 """
@@ -40,12 +41,17 @@ def of(problem: Problem, rows: int, columns: int, *names: str, loads: float = 1.
     halved = rows < WGMMA_ROWS and (problem.dtype.itemsize <= 2 or problem.precision != "ieee")
     products = slots * 2 * rows * (2 if halved else 1) * max(columns, LEAST_COLUMNS) * FULL_BLOCK / rate
     read = slots * (rows + columns) * FULL_BLOCK * problem.dtype.itemsize / device.steps.edges
+    kind = names[0].rpartition(" ")[0] if names else ""
+    if problem.splits:
+        return Throughput(
+            slots, device.steps.splits.get(kind, 1.0) * loads * max(products + device.gemm.gemm.wait, read)
+        )
     return Throughput(slots, max(products + device.gemm.gemm.wait, loads * read))
 
 
-def of_pixels(problem: Problem, rows: int, columns: int, loads: float = 1.0) -> Throughput:
-    """Return the throughput of a tile whose rows are pixels."""
-    return of(problem, rows, columns, f"pixel {rows}x{columns}", loads=loads)
+def of_pixels(problem: Problem, rows: int, columns: int, loads: float = 1.0, kind: str = "pixel") -> Throughput:
+    """Return the throughput of a tile whose rows are pixels, in a form of a kind of its own or of any kind."""
+    return of(problem, rows, columns, *(f"{each} {rows}x{columns}" for each in (kind, "pixel")), loads=loads)
 
 
 def of_runs(problem: Problem, tile: launch.Tile) -> Throughput:
@@ -59,6 +65,13 @@ def of_boxes(problem: Problem, tile: launch.Tile) -> Throughput:
     rows, columns, warps = max(WGMMA_ROWS, tile["BLOCK_M"]), tile["BLOCK_N"], tile.num_warps
     loads = 1 + FARTHER * max(0.0, math.log2(4 * problem.groups * problem.C / (warps * FAR)))
     return of(problem, rows, columns, f"box {rows}x{columns}x{warps}", loads=loads)
+
+
+def of_split(problem: Problem, tile: launch.Tile) -> Throughput:
+    """Return the throughput of a tile whose operands are in two parts each (`split`)."""
+    rate = selection.rate(problem.target, problem.dtype, problem.precision) / problem.processors
+    products = 2 * tile["BLOCK_M"] * tile["BLOCK_N"] * FULL_BLOCK / rate
+    return Throughput(1, products + selection.of(problem.target).gemm.gemm.wait)
 
 
 def of_weight(problem: Problem, tile: launch.Tile, taps: int, *kinds: str, loads: float = 1.0) -> Throughput:

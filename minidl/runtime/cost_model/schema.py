@@ -49,6 +49,7 @@ class Steps(NamedTuple):
     rounds        us of a round in addition to its steps: the first blocks and the epilogue
     reorder       us to reorder the weights
     reorder_from  us of a launch from which reordering the weights first pays
+    splits        factor of a step whose blocks the kernel splits into tf32 parts (`tf32x3`), by kind of tile
     shares, cached, uncached   us to add partial sums; bytes per us of partial sums in L2 and in memory
     cache         bytes of partial sums that stay in L2
     fill, filled  us of a small copy without its launch; the share of a copy's rate that rows of odd lengths reach
@@ -77,6 +78,7 @@ class Steps(NamedTuple):
     cache: float
     fill: float
     filled: float
+    splits: Mapping[str, float]
 
 
 class Channels(NamedTuple):

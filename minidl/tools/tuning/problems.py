@@ -252,6 +252,8 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "conv_back": (products.transposed_convolution, "batch"),
         "conv_box": (products.convolution, "box"),
         "conv_box_grad_weight": (products.convolution, "box", "weight"),
+        "conv_split conv_split_box": (products.convolution, "split"),
+        "conv_split_across conv_split_grad_weight": (products.convolution, "split", "weight"),
         "conv_band conv_banded": (products.convolution, "banded"),
         "conv_banded_grad_weight": (products.convolution, "banded", "weight"),
         "conv_depthwise": (products.depthwise,),

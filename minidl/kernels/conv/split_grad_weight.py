@@ -1,0 +1,200 @@
+"""The "split" weight gradient: float32 in two tf32 parts, of which channels are rows and pixels the K of a GEMM.
+
+    dy  [2, M, places]                x  [2, columns of taps * C, places]
+    m | .. dy(place) .. |   x   (j_w, c) | .. x(place, shifted by j_w; + j_h rows) .. |^T   ->   partial[share, m, j, c]
+
+Tensor cores read tf32 along K alone, so the copies that split (`split`) also put the pixels of a channel side by side,
+in places that are the same for x and dy. Boxes begin at a multiple of 16 bytes: x is copied once for each column of
+taps, and a row of taps is a distance of whole rows, whose lengths are multiples of 4. An image has as many rows of
+zeros as taps reach beyond it. With a stride s down, x is also copied once for each remainder of its rows modulo s.
+
+Such zeros of dy are multiplied by x, so a non-finite pixel of the first or last rows or columns gives NaN for its
+channel.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from minidl.kernels.conv import costs, split, tile_throughput
+from minidl.kernels.conv.prepared import Copy, Shares
+from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, Problem, Tensors, Unsupported
+from minidl.kernels.conv.records import Taps
+from minidl.kernels.conv.split import Places, not_finite, split_product
+from minidl.runtime import dependent_launch, launch
+from minidl.runtime.dependent_launch import wait
+from minidl.runtime.descriptors import Box
+
+NAME = "split"
+DIRECTIONS = (GRAD_WEIGHT,)
+FAMILIES = ("conv_split_grad_weight", "conv_split_across")
+
+LEAST = 8  # minimum steps of a share
+MOST = 2**31  # maximum bytes of the parts
+FAR = tl.constexpr(2**16)  # strides added to a tap's distance, so that its division rounds down
+
+
+class Grid(NamedTuple):
+    """M output channels in each of GROUPS groups; rows of `width` places; `steps` of a share; the first row `in_h` of
+    taps, and the remainders of rows."""
+
+    M: int
+    GROUPS: int
+    width: int
+    steps: int
+    in_h: int
+    remainders: int
+
+
+class SplitTile(NamedTuple):
+    """BLOCK_M output channels x BLOCK_N columns of taps and channels, in steps of BLOCK_K places."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    ACC: Any
+
+
+@triton.jit
+def conv_split_grad_weight_kernel(
+    d_dy, d_x, p_partial, grid, taps: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    """Write partial [shares, groups * M, JH * JW * C]."""
+    wait(EARLY)
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    BLOCK_K: tl.constexpr = tile.BLOCK_K
+    JH: tl.constexpr = taps.JH
+    N: tl.constexpr = taps.JW * taps.C
+    tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    STEP: tl.constexpr = taps.IN_STEP_H
+    M, GROUPS, width, steps, in_h, remainders = grid
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    j = tl.program_id(0) % JH
+    n = tl.program_id(0) // JH % tiles_n * BLOCK_N
+    m = tl.program_id(0) // (JH * tiles_n) % tiles_m * BLOCK_M
+    i_group = tl.program_id(0) // (JH * tiles_n * tiles_m) % GROUPS
+    i_share = tl.program_id(0) // (JH * tiles_n * tiles_m * GROUPS)
+    tap = in_h + j * taps.IN_TAP_H + FAR * STEP
+    k = i_share * steps * BLOCK_K
+    k_x = k + (tap // STEP - FAR) * width
+    o_m = i_group * M + m
+    o_n = (tap % STEP * GROUPS + i_group) * N + n
+    lo_m = GROUPS * M
+    lo_n = remainders * GROUPS * N
+    b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
+    tl.assume(steps > 0)
+    for i in range(steps):
+        b_dy = d_dy.load([o_m, k + i * BLOCK_K])  # [BLOCK_M, BLOCK_K]
+        b_dy_lo = d_dy.load([lo_m + o_m, k + i * BLOCK_K])
+        b_x = d_x.load([o_n, k_x + i * BLOCK_K]).T  # [BLOCK_K, BLOCK_N]
+        b_x_lo = d_x.load([lo_n + o_n, k_x + i * BLOCK_K]).T
+        b_acc = split_product(b_dy, b_dy_lo, b_x, b_x_lo, b_acc, tile.ACC)
+    b_hi = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
+    for i in range(steps * not_finite(b_acc)):
+        b_x = d_x.load([o_n, k_x + i * BLOCK_K]).T
+        b_dy = d_dy.load([o_m, k + i * BLOCK_K])
+        b_hi = tl.dot(b_dy, b_x, b_hi, input_precision="tf32", out_dtype=tile.ACC)
+    b_acc = tl.where(tl.abs(b_acc) < split.INFINITY, b_acc, b_hi)
+    r_m = m + tl.arange(0, BLOCK_M)
+    r_n = n + tl.arange(0, BLOCK_N)
+    p_partial += i_share.to(tl.int64) * (GROUPS * M) * (JH * N)
+    p_partial += (i_group * M + r_m).to(tl.int64)[:, None] * (JH * N) + j * N + r_n[None, :]
+    tl.store(p_partial, b_acc, mask=(r_m < M)[:, None] & (r_n < N)[None, :])
+
+
+class Prepared(NamedTuple):
+    """The copies of dy and of x to parts, and the product."""
+
+    dy: Copy
+    x: Copy
+    product: Shares
+
+
+def able(problem: Problem) -> bool | Unsupported:
+    supported = split.able(problem)
+    if not supported:
+        return supported
+    x, dy = _places(problem)
+    size = 2 * problem.dtype.itemsize * (x.rows + dy.rows) * x.pitch
+    return (problem.boxes(x.pitch) or NO_BOXES) and (size <= MOST or Unsupported("parts of more than 2 GiB"))
+
+
+def estimate(problem: Problem) -> float:
+    x, dy = _places(problem)
+    written = 2 * problem.dtype.itemsize * (x.rows + dy.rows) * x.pitch
+    copies = costs.copy_time(problem, written) + costs.copy_time(problem, costs.moved(problem))
+    return copies + costs.launch_time(problem, _cut(problem).microseconds, written)
+
+
+def prepare(problem: Problem) -> Prepared:
+    x, dy = _places(problem)
+    tile, shares = tile_of(problem), _cut(problem).shares
+    steps = launch.cdiv(launch.cdiv(x.length, tile["BLOCK_K"]), shares)
+    grid = Grid(problem.M, problem.groups, x.width, steps, problem.at.down.in_start - x.first_h, x.remainders)
+    meta = {
+        "taps": Taps.of(problem), "tile": tile.record(SplitTile, ACC=launch.acc(problem.dtype)),
+        **dependent_launch.options(target=problem.target), **tile.launch_options,
+    }  # fmt: skip
+    boxes = (
+        Box((2 * dy.rows, dy.length), (dy.pitch, 1), (tile["BLOCK_M"], tile["BLOCK_K"])),
+        Box((2 * x.rows, x.length), (x.pitch, 1), (tile["BLOCK_N"], tile["BLOCK_K"])),
+    )
+    product = launch.Prepared(conv_split_grad_weight_kernel, (_tiles(problem, tile) * shares,), (grid,), meta, boxes)
+    copies = split.prepare_across(problem, dy), split.prepare_across(problem, x)
+    return Prepared(*copies, Shares(product, shares, problem.shape))
+
+
+def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
+    return prepared.product.run(prepared.dy.run(t.w), prepared.x.run(t.x))
+
+
+def tile_of(problem: Problem) -> launch.Tile:
+    """Return the fastest of the tiles for a problem, by estimate."""
+    columns = len(problem.at.across.taps) * problem.C
+    rows = max(problem.M, tile_throughput.WGMMA_ROWS)
+    tiles = problem.tiles("conv_split_grad_weight", M=rows, N=max(columns, tile_throughput.LEAST_COLUMNS))
+    return min(tiles, key=lambda tile: _shares(problem, tile).microseconds)
+
+
+def _tiles(problem: Problem, tile: launch.Tile) -> int:
+    columns = len(problem.at.across.taps) * problem.C
+    tiles = launch.cdiv(problem.M, tile["BLOCK_M"]) * launch.cdiv(columns, tile["BLOCK_N"])
+    return tiles * len(problem.at.down.taps) * problem.groups
+
+
+def _cut(problem: Problem) -> costs.Split:
+    """Return the fastest number of shares of the fastest tile."""
+    return _shares(problem, tile_of(problem))
+
+
+def _shares(problem: Problem, tile: launch.Tile) -> costs.Split:
+    """Return the fastest number of shares of a tile."""
+    blocks = launch.cdiv(_places(problem)[0].length, tile["BLOCK_K"])
+    steps = tile_throughput.steps(problem, blocks, tile["BLOCK_K"], boxes=True)
+    values = problem.groups * problem.M * problem.taps * problem.C
+    throughput = tile_throughput.of_split(problem, tile)
+    work = costs.Work(_tiles(problem, tile), steps, throughput, "weight", values=values)
+    return costs.in_shares(problem, work, blocks, LEAST)
+
+
+def _places(problem: Problem) -> tuple[Places, Places]:
+    """Return the places of x and of dy."""
+    down, across = problem.at.down, problem.at.across
+    (H, W), (OH, OW) = problem.read, problem.written
+    # A single row of taps has one remainder, in which x begins.
+    first, remainders = (0, down.in_step) if len(down.taps) > 1 else (down.in_start % down.in_step, 1)
+    starts = [down.in_start - first + j * down.in_tap for j in range(len(down.taps))]
+    above, below = min(starts) // down.in_step, max(starts) // down.in_step
+    height = max(launch.cdiv(H - first, down.in_step) - min(above, 0), OH + max(below, 0))
+    width = launch.cdiv(OW, 4) * 4
+    pitch = problem.N * height * width
+    x = Places(
+        problem.N, H, W, problem.groups, problem.C, height, width, first, down.in_step, remainders,
+        across.in_start, across.in_step, across.in_tap, len(across.taps), pitch,
+    )  # fmt: skip
+    return x, Places(problem.N, OH, OW, problem.groups, problem.M, height, width, 0, 1, 1, 0, 1, 1, 1, pitch)
