@@ -104,6 +104,7 @@ def box_sum(
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     BLOCK_K: tl.constexpr = tile.BLOCK_K
+    PRECISION: tl.constexpr = tile.PRECISION
     STEPS: tl.constexpr = taps.JH * JW * (taps.C // BLOCK_K)
     o_tap = weights.start + m if tile.W_IN_PLACE else 0 * m  # a tensor, as a constant cannot change in a loop
     c = i_group * taps.C
@@ -123,7 +124,7 @@ def box_sum(
             b_x_lo = load_box(d_x, swapped, outputs.N + n, x_h, x_w, c, tile)
             b_acc = split_product(b_w, b_w_lo, b_x, b_x_lo, b_acc, tile.ACC)
         else:
-            b_acc = float8.product(b_w, b_x, b_acc, tile.ACC, tile.PRECISION)
+            b_acc = float8.product(b_w, b_x, b_acc, tile.ACC, PRECISION)
         # The next tap; at the end of a row back and one row down; after the last tap back to the first one, with the
         # next channels. Taps are the inner loop, so that concurrent programs share inputs in L2.
         j_w += 1

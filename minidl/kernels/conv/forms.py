@@ -116,7 +116,7 @@ ABILITIES: dict[Form, Abilities] = {
     boxed: Abilities(in_place=True, float8=True, added=16, overlaps=True, reads_concat_pair=boxed.reads_concat_pair),
     batch_tiled: Abilities(in_place=True, float8=True, added=16, programs=costs.outputs),
     paired_box: Abilities(added=8, reads_concat_pair=paired_box.reads_concat_pair),
-    split_box: Abilities(),
+    split_box: Abilities(overlaps=True),
     banded: Abilities(added=8),
     fft: Abilities(),
     product: Abilities(

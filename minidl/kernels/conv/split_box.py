@@ -38,8 +38,9 @@ def estimate(problem: Problem) -> float:
 
 def prepare(problem: Problem) -> Prepared:
     H, W = problem.read
+    row = problem.pitches[0] if problem.pitches else W * problem.groups * problem.C
     return Prepared(
-        split.prepare(problem, (problem.N, H, W, problem.groups * problem.C)),
+        split.prepare(problem, (problem.N, H, row)),
         split.prepare(problem, (problem.groups * problem.M, problem.taps * problem.C)),
         boxed.prepare(problem, split=True),
     )
