@@ -47,15 +47,16 @@ class Comparison(NamedTuple):
 
 
 def comparisons(results: Drawn) -> Iterator[Comparison]:
-    """Yield the convolutions of a file. Raises ConfigError for a device without constants, or another dtype."""
+    """Yield the convolutions of a file. Raises ConfigError for a device without constants."""
     device, dtype = results.machine["device"], results.about["dtype"]
     entry = devices.of_name(device)
-    if entry is None or dtype not in ("float16", "bfloat16"):
-        raise ConfigError(f"rows of {dtype} on {device}: expected float16 or bfloat16 on a device that has constants")
+    if entry is None:
+        raise ConfigError(f"rows on {device}: expected a device that has constants")
     constants, figures = entry
+    itemsize = getattr(torch, dtype).itemsize
     for row in results.measured:
         if row["of"] in KINDS and isinstance(row.get("plan"), str):
-            shape = drawn.draw(row["of"], results.about["seed"], row["index"])
+            shape = drawn.draw(row["of"], results.about["seed"], row["index"], itemsize)
             if str(shape) != row["shape"] or row["direction"] not in drawn_conv.DIRECTIONS:
                 raise ConfigError(f"the row {row['name']} has the shape {row['shape']}, but its seed draws {shape}")
             yield _comparison(row, shape, getattr(torch, dtype), constants, int(figures.processors))

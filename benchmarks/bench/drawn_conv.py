@@ -34,7 +34,7 @@ FORMS = forms.names()
 MANY = 2**16
 # A form that takes this many times as long as the chosen one, plus the time of a launch, is timed only once.
 SLOW = 4.0
-LAUNCH_MS = 0.5
+LAUNCH_MS = 2.0
 
 
 class Layer(drawn_conv.Layer):

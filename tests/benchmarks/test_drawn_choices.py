@@ -11,6 +11,7 @@ from minidl.errors import ConfigError
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 TIMED = RESULTS / "drawn-regret-nvidia-h200.json"
+TIMED_FLOAT32 = RESULTS / "drawn-regret-float32-nvidia-h200.json"
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,13 @@ def test_the_regret_of_shapes_that_were_timed_in_every_form(timed):
     regrets = [one.regret for one in timed if one.regret]
     assert len(regrets) >= 100
     assert statistics.geometric_mean(regrets) <= 1.04
+
+
+def test_the_regret_of_float32():
+    """1.199 when they were measured; one form of one row was timed with its launch, 32 times its time."""
+    regrets = [one.regret for one in drawn_choices.comparisons(drawn_results.load(TIMED_FLOAT32)) if one.regret]
+    assert len(regrets) >= 95
+    assert statistics.geometric_mean(regrets) <= 1.13
 
 
 @pytest.mark.parametrize("of", ["conv", "conv1d", "conv_transpose"])
@@ -49,12 +57,10 @@ def test_the_tables(timed, capsys):
             drawn_choices.main(arguments)
 
 
-@pytest.mark.parametrize(("change", "message"), [({"device": "NVIDIA T4"}, "float16 on NVIDIA T4"), ({}, "float32 on")])
-def test_other_devices_and_dtypes_are_refused(change, message, tmp_path):
-    content = json.loads(TIMED.read_text()) | change
-    content["drawn"] |= {} if change else {"dtype": "float32"}
+def test_other_devices_are_refused(tmp_path):
+    content = json.loads(TIMED.read_text()) | {"device": "NVIDIA T4"}
     (tmp_path / "other.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match="rows on NVIDIA T4: expected a device that has constants"):
         list(drawn_choices.comparisons(drawn_results.load(tmp_path / "other.json")))
 
 

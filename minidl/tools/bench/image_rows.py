@@ -23,7 +23,7 @@ DEVICE = "cuda"
 LAST = torch.channels_last
 # By layer: the goals of the forward pass and of the gradient of the weight.
 GOALS = dict(zip(BENCHMARK, (
-    (4.3, 2.5), (3.0, 2.0), (1.8, 2.0), (1.05, 1.1), (1.15, 1.2), (1.02, 1.1), (1.05, 1.2), (1.12, 1.0), (1.03, 1.0),
+    (4.3, 2.5), (3.0, 2.0), (1.8, 2.0), (1.1, 1.1), (1.15, 1.2), (1.02, 1.1), (1.05, 1.2), (1.12, 1.0), (1.03, 1.0),
 ), strict=True))  # fmt: skip
 RELU_INCLUDED = tuple(BENCHMARK)[:3]
 
