@@ -270,8 +270,9 @@ def reads_concat_pair(problem: Problem) -> bool:
 def tile_of(problem: Problem, split: bool = False) -> launch.Tile:
     """Return the fastest of the tiles for a problem, by estimate."""
     down, across, C = problem.at.down, problem.at.across, problem.C
-    family = "conv_split_box" if split else "conv_box"
-    tiles = problem.tiles(family, M=problem.M, N=problem.images * down.count * across.count, K=C & -C)
+    # Parts are multiplied by `wgmma` alone, whose tiles have at least 64 rows.
+    family, M = ("conv_split_box", max(problem.M, tile_throughput.WGMMA_ROWS)) if split else ("conv_box", problem.M)
+    tiles = problem.tiles(family, M=M, N=problem.images * down.count * across.count, K=C & -C)
     if len(tiles) == 1:
         return tiles[0]
     # Four warps lack registers for two results of a large tile.

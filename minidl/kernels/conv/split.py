@@ -96,11 +96,12 @@ def conv_split_kernel(p_x, p_parts, total, EARLY: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def conv_split_across_kernel(
-    p_x, p_parts, places, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    p_x, p_parts, part, places, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Write parts [2, remainders, groups, columns, C, places], hi and lo of x [N, H, W, groups * C], see `Places`."""
+    """Write parts [2, remainders, groups, columns, C, places], hi and lo of x [N, H, W, groups * C], see `Places`; the
+    parts are `part` values apart."""
     wait(EARLY)
-    N, H, W, GROUPS, C, height, width, first_h, step_h, remainders, first_w, step_w, tap_w, columns, pitch = places
+    N, H, W, GROUPS, C, height, width, first_h, step_h, _, first_w, step_w, tap_w, columns, pitch = places
     count = N * height * width
     tiles = tl.cdiv(GROUPS * C, BLOCK_N)
     o_p = tl.program_id(0) // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -118,7 +119,7 @@ def conv_split_across_kernel(
     o_to = o_to.to(tl.int64)[:, None] * pitch + o_p[None, :]
     m_to = m_c[:, None] & (o_p < count)[None, :]
     tl.store(p_parts + o_to, b_hi.T, mask=m_to)
-    tl.store(p_parts + (remainders * GROUPS * columns * C).to(tl.int64) * pitch + o_to, b_lo.T, mask=m_to)
+    tl.store(p_parts + part + o_to, b_lo.T, mask=m_to)
 
 
 def able(problem: Problem) -> bool | Unsupported:
@@ -149,5 +150,6 @@ def prepare_across(problem: Problem, places: Places) -> Copy:
     grid = launch.cdiv(places.length, tile["BLOCK_M"]) * launch.cdiv(channels, tile["BLOCK_N"])
     copies = places.remainders * places.columns
     meta = {**dependent_launch.options(grid * copies, problem.target), **tile.options}
+    scalars = places.rows * places.pitch, places
     shape = 2, places.rows, places.pitch
-    return Copy(shape, launch.Prepared(conv_split_across_kernel, (grid, copies), (places,), meta))
+    return Copy(shape, launch.Prepared(conv_split_across_kernel, (grid, copies), scalars, meta))

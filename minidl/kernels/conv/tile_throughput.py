@@ -70,7 +70,8 @@ def of_boxes(problem: Problem, tile: launch.Tile) -> Throughput:
 def of_split(problem: Problem, tile: launch.Tile) -> Throughput:
     """Return the throughput of a tile whose operands are in two parts each (`split`)."""
     rate = selection.rate(problem.target, problem.dtype, problem.precision) / problem.processors
-    products = 2 * tile["BLOCK_M"] * tile["BLOCK_N"] * FULL_BLOCK / rate
+    rows, columns = max(WGMMA_ROWS, tile["BLOCK_M"]), max(LEAST_COLUMNS, tile["BLOCK_N"])
+    products = 2 * rows * columns * FULL_BLOCK / rate
     return Throughput(1, products + selection.of(problem.target).gemm.gemm.wait)
 
 
