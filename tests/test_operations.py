@@ -40,6 +40,7 @@ WITHOUT_RECORD: dict[str, str] = {
         "the record of sin",
     ),
     "fmod": "the record of remainder",
+    **dict.fromkeys((*ops.composed.__all__, *ops.margins.__all__), "tests/ops/test_composed.py"),
     **dict.fromkeys(
         (
             "adaptive_avg_pool1d",

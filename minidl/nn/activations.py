@@ -51,6 +51,32 @@ class ELU(_InPlace):
         self.alpha = alpha
 
 
+class CELU(_InPlace):
+    """x where it is above 0, else alpha (exp(x / alpha) - 1)."""
+
+    _op, _shown = staticmethod(ops.celu), ("alpha",)
+
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        super().__init__(inplace)
+        self.alpha = alpha
+
+
+class SELU(_InPlace):
+    """1.0507 ELU(x) with an alpha of 1.6733, see `ops.selu`."""
+
+    _op = staticmethod(ops.selu)
+
+
+class Threshold(_InPlace):
+    """x where it is above `threshold`, else `value`."""
+
+    _op, _shown = staticmethod(ops.threshold), ("threshold", "value")
+
+    def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
+        super().__init__(inplace)
+        self.threshold, self.value = threshold, value
+
+
 class SiLU(_InPlace):
     """x * sigmoid(x)."""
 
@@ -114,6 +140,44 @@ class Tanh(OperationLayer):
     _op = staticmethod(ops.tanh)
 
 
+class Softsign(OperationLayer):
+    """x / (1 + |x|)."""
+
+    _op = staticmethod(ops.softsign)
+
+
+class Tanhshrink(OperationLayer):
+    """x - tanh(x)."""
+
+    _op = staticmethod(ops.tanhshrink)
+
+
+class Hardshrink(OperationLayer):
+    """x where |x| is above lambd, else 0."""
+
+    _op, _shown = staticmethod(ops.hardshrink), ("lambd",)
+
+    def __init__(self, lambd: float = 0.5) -> None:
+        super().__init__()
+        self.lambd = lambd
+
+
+class Softshrink(Hardshrink):
+    """x moved by lambd towards 0, at most to 0."""
+
+    _op = staticmethod(ops.softshrink)
+
+
+class GLU(OperationLayer):
+    """a sigmoid(b) of the two halves a and b along `dim`."""
+
+    _op, _shown = staticmethod(ops.glu), ("dim",)
+
+    def __init__(self, dim: int = -1) -> None:
+        super().__init__()
+        self.dim = dim
+
+
 class GELU(OperationLayer):
     """Gaussian error linear unit; approximate "none" or "tanh"."""
 
@@ -174,3 +238,9 @@ class LogSoftmax(Softmax):
     """The logarithm of `Softmax`."""
 
     _op = staticmethod(ops.log_softmax)
+
+
+class Softmin(Softmax):
+    """`Softmax` of -x."""
+
+    _op = staticmethod(ops.softmin)

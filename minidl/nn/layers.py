@@ -135,6 +135,19 @@ class Unflatten(OperationLayer):
         self.dim, self.unflattened_size = dim, tuple(unflattened_size)
 
 
+class PairwiseDistance(Module):
+    """The p-norms of differences of vectors, see `ops.pairwise_distance`."""
+
+    _shown = ("norm", "eps", "keepdim")
+
+    def __init__(self, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> None:
+        super().__init__()
+        self.norm, self.eps, self.keepdim = p, eps, keepdim
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return ops.pairwise_distance(x1, x2, self.norm, self.eps, self.keepdim)
+
+
 class CosineSimilarity(Module):
     """The cosines of the angles between vectors along `dim`, see `ops.cosine_similarity`."""
 

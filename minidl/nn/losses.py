@@ -14,14 +14,18 @@ from minidl.tensors import Tensor
 Weight = Tensor | torch.Tensor | None
 
 
-class _Loss(Module):
-    """A loss, `_op`, of an input and a target; size_average and reduce are torch's older reduction settings."""
+class Reduction(Module):
+    """The base of losses, `_op`; size_average and reduce are torch's older reduction settings."""
 
     _op: Callable[..., Tensor]
 
     def __init__(self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> None:
         super().__init__()
         self.reduction = named_reduction(size_average, reduce, reduction)
+
+
+class Loss(Reduction):
+    """A loss of an input and a target."""
 
     def _weights(self, **weights: Weight) -> None:
         for name, weight in weights.items():
@@ -31,19 +35,19 @@ class _Loss(Module):
         return type(self)._op(input, target, **{name: getattr(self, name) for name in (*self._shown, *self._buffers)})
 
 
-class MSELoss(_Loss):
+class MSELoss(Loss):
     """(input - target)^2. Shapes: two equal shapes -> [], or the same shape for reduction "none"."""
 
     _op, _shown = staticmethod(ops.mse_loss), ("reduction",)
 
 
-class L1Loss(_Loss):
+class L1Loss(Loss):
     """|input - target|. Shapes as `MSELoss`."""
 
     _op, _shown = staticmethod(ops.l1_loss), ("reduction",)
 
 
-class SmoothL1Loss(_Loss):
+class SmoothL1Loss(Loss):
     """d^2 / (2 beta) where d = |input - target| is below beta, else d - beta / 2. Shapes as `MSELoss`."""
 
     _op, _shown = staticmethod(ops.smooth_l1_loss), ("reduction", "beta")
@@ -55,7 +59,7 @@ class SmoothL1Loss(_Loss):
         self.beta = beta
 
 
-class HuberLoss(_Loss):
+class HuberLoss(Loss):
     """d^2 / 2 where d = |input - target| is at most delta, else delta (d - delta / 2). Shapes as `MSELoss`."""
 
     _op, _shown = staticmethod(ops.huber_loss), ("reduction", "delta")
@@ -65,7 +69,7 @@ class HuberLoss(_Loss):
         self.delta = delta
 
 
-class KLDivLoss(_Loss):
+class KLDivLoss(Loss):
     """target (log target - input) of logarithms of probabilities; "batchmean" divides the sum by the first size."""
 
     _op, _shown = staticmethod(ops.kl_div), ("reduction", "log_target")
@@ -78,7 +82,7 @@ class KLDivLoss(_Loss):
         self.log_target = log_target
 
 
-class BCELoss(_Loss):
+class BCELoss(Loss):
     """Binary cross-entropy of probabilities. `weight` is a factor for each element. Shapes as `MSELoss`."""
 
     _op, _shown = staticmethod(ops.binary_cross_entropy), ("reduction",)
@@ -91,7 +95,7 @@ class BCELoss(_Loss):
         self._weights(weight=weight)
 
 
-class BCEWithLogitsLoss(_Loss):
+class BCEWithLogitsLoss(Loss):
     """Binary cross-entropy of logits; `pos_weight` is a factor for the positive term. Otherwise as `BCELoss`."""
 
     _op, _shown = staticmethod(ops.binary_cross_entropy_with_logits), ("reduction",)
@@ -104,7 +108,7 @@ class BCEWithLogitsLoss(_Loss):
         self._weights(weight=weight, pos_weight=pos_weight)
 
 
-class NLLLoss(_Loss):
+class NLLLoss(Loss):
     """-weight[target] input[target] of logarithms of probabilities.
 
     Shapes: [N] and [], [R, N] and [R], or [R, N, ...] and [R, ...] -> [], or the target's for reduction "none".
@@ -121,7 +125,7 @@ class NLLLoss(_Loss):
         self._weights(weight=weight)
 
 
-class CrossEntropyLoss(_Loss):
+class CrossEntropyLoss(Loss):
     """Cross-entropy of softmax(input) and classes or probabilities. Shapes as `NLLLoss`; probabilities have input's."""
 
     _op, _shown = staticmethod(ops.cross_entropy), ("ignore_index", "reduction", "label_smoothing")

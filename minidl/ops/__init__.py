@@ -15,6 +15,7 @@ from minidl.ops import (
     batchnorm,
     bitwise,
     compare,
+    composed,
     conditional,
     conv,
     conv_grad,  # noqa: F401 (gives convolutions their recorded gradients)
@@ -29,6 +30,7 @@ from minidl.ops import (
     linear_loss,
     lookup,
     loss,
+    margins,
     pool,
     powers,
     rearrange,
@@ -48,6 +50,7 @@ from minidl.ops.arguments import checked
 from minidl.ops.batchnorm import *
 from minidl.ops.bitwise import *
 from minidl.ops.compare import *
+from minidl.ops.composed import *
 from minidl.ops.conditional import *
 from minidl.ops.contraction import einsum
 from minidl.ops.conv import *
@@ -62,6 +65,7 @@ from minidl.ops.linalg import *
 from minidl.ops.linear_loss import *
 from minidl.ops.lookup import *
 from minidl.ops.loss import *
+from minidl.ops.margins import *
 from minidl.ops.pool import *
 from minidl.ops.powers import *
 from minidl.ops.random import dropout, dropout2d, rand, randn
@@ -83,6 +87,7 @@ __all__ += activation.__all__
 __all__ += batchnorm.__all__
 __all__ += bitwise.__all__
 __all__ += compare.__all__
+__all__ += composed.__all__
 __all__ += conditional.__all__
 __all__ += conv.__all__
 __all__ += conv_sequence.__all__
@@ -96,6 +101,7 @@ __all__ += linalg.__all__
 __all__ += linear_loss.__all__
 __all__ += lookup.__all__
 __all__ += loss.__all__
+__all__ += margins.__all__
 __all__ += pool.__all__
 __all__ += powers.__all__
 __all__ += rearrange.__all__

@@ -29,7 +29,7 @@ def test_a_form_that_cannot_take_the_shape():
     x, w = Tensor(numbers(2, 8, 9, 9)), Tensor(numbers(8, 8, 3, 3))
     with pytest.raises(ValueError, match="the fft form does not support this shape; use one of: pixel"):
         ops.conv2d(x, w, stride=2, form="fft")
-    with pytest.raises(ValueError, match="unknown form 'winograd'; known: pixel, box, batch, pair, banded, fft"):
+    with pytest.raises(ValueError, match="unknown form 'winograd'; known: pixel, box, batch, pair, split, banded, fft"):
         ops.conv2d(x, w, form="winograd")
     with pytest.raises(ValueError, match=r"unknown form \['fft'\]; known"):
         ops.conv2d(x, w, form=["fft"])

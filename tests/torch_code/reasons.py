@@ -11,6 +11,7 @@ UNCOMPARED = {
 # Reasons by (name, beginning of the difference), which are regular expressions.
 REASONS = {
     (r"ops\.linear_cross_entropy", "RuntimeError: div"): "torch's chunks reject class weights that require a gradient",
+    (r"ops\.triplet_margin_with_distance_loss", r"torch\.nn\.functional"): "the samples pass torch's own functions",
     (r"ops\.(eq|ne|lt|le|gt|ge|maximum|minimum)", "accepted"): "either operand may be a number",
     (r"ops\.(amax|amin)", "accepted"): "65 dimensions; torch supports 64",
     (r"ops\.max_pool1d", "accepted"): "a sequence without channels",
@@ -28,6 +29,26 @@ OWN = {
 
 # Names that torch has without samples.
 WITHOUT_DATA = {
+    **{
+        f"ops.{name}": f"another name of `{operation}`"
+        for name, operation in {
+            "absolute": "abs",
+            "concat": "cat",
+            "concatenate": "cat",
+            "divide": "div",
+            "greater": "gt",
+            "greater_equal": "ge",
+            "less": "lt",
+            "less_equal": "le",
+            "multiply": "mul",
+            "negative": "neg",
+            "not_equal": "ne",
+            "subtract": "sub",
+        }.items()
+    },
+    "nn.PairwiseDistance": "`ops.pairwise_distance` as a layer",
+    "nn.TripletMarginLoss": "`ops.triplet_margin_loss` as a layer",
+    "nn.TripletMarginWithDistanceLoss": "`ops.triplet_margin_with_distance_loss` as a layer",
     "nn.Module": "the base class of layers",
     "nn.Parameter": "a trainable leaf",
     "nn.SyncBatchNorm": "`nn.BatchNorm2d` if there is one shard",
@@ -47,9 +68,14 @@ SIGNATURES = {
     "nn.ConvTranspose1d.forward": "output_size is not built: give output_padding",
     "nn.ConvTranspose2d.forward": "output_size is not built: give output_padding",
     "nn.Hardtanh.__init__": "min_value and max_value are torch's old names",
+    "nn.PoissonNLLLoss.forward": "torch says log_input here, and input in the function",
     "nn.RMSNorm.forward": "torch says x here, and input everywhere else",
     "ops.normalize": "no out: results are new tensors",
+    "ops.concatenate": "dim, as `ops.cat`",
     "ops.norm": "no dtype: convert before",
+    "ops.rot90": "the comma in dims=(0, 1) of torch's documentation",
+    "ops.true_divide": "input, as `ops.div`",
+    "Tensor.true_divide": "other, as `Tensor.div`",
 }
 # Differences from the documentation of some versions of torch.
 BY_VERSION = dict.fromkeys(

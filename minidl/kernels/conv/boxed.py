@@ -96,10 +96,10 @@ def finish_box(
 
 @triton.jit
 def box_sum(
-    d_x, d_w, swapped, n, q_h, q_w, m, i_group, again, outputs, weights,
+    d_x, d_w, swapped, n, q_h, q_w, m, i_group, times, outputs, weights,
     taps: tl.constexpr, tile: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Return the sum [BLOCK_M, BLOCK_N] of all blocks of K, in two parts with SPLIT; if `again` is 0, zeros."""
+    """Return the sum [BLOCK_M, BLOCK_N] of all blocks of K, in two parts with SPLIT; if `times` is 0, zeros."""
     JW: tl.constexpr = taps.JW
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
@@ -115,7 +115,7 @@ def box_sum(
     step_w = weights.tap_w if tile.W_IN_PLACE else taps.C
     step_h = weights.tap_h if tile.W_IN_PLACE else JW * taps.C
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
-    for _ in range(STEPS if again is None else STEPS * again):
+    for _ in range(STEPS if times is None else STEPS * times):
         # [BLOCK_M, BLOCK_K]
         b_w = d_w.load([c, o_tap]).T if tile.W_IN_PLACE else d_w.load([i_group * outputs.M + m, o_tap])
         b_x = load_box(d_x, swapped, n, x_h, x_w, c, tile)  # [BLOCK_K, BLOCK_N]
@@ -160,8 +160,8 @@ def conv_box_tile(
     n = i_box // (tiles_w * tiles_h) * tile.TILE_N
     b_acc = box_sum(d_x, d_w, swapped, n, q_h, q_w, m, i_group, None, outputs, weights, taps, tile, tile.SPLIT)
     if tile.SPLIT:
-        again = not_finite(b_acc)
-        b_hi = box_sum(d_x, d_w, swapped, n, q_h, q_w, m, i_group, again, outputs, weights, taps, tile, False)
+        times = not_finite(b_acc)
+        b_hi = box_sum(d_x, d_w, swapped, n, q_h, q_w, m, i_group, times, outputs, weights, taps, tile, False)
         b_acc = tl.where(tl.abs(b_acc) < INFINITY, b_acc, b_hi)
     if tile.STORE_BOX:
         finish_box(b_acc.T, p_bias, p_scale, d_y, n, q_h, q_w, m, M, epilogue, tile, tile.PIECES)
